@@ -1,0 +1,1 @@
+"""Federated learning for clients that are nothing alike."""

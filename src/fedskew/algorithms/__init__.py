@@ -1,0 +1,1 @@
+"""One method, one small frozen class."""

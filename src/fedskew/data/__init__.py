@@ -1,0 +1,1 @@
+"""Read a data set into arrays; the catalogue of known sets."""

@@ -1,0 +1,102 @@
+"""What every reader returns and everything else works on: rows with labels and, perhaps, groups, in three parts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.errors import FedskewError
+from fedskew.registry import Registry
+from fedskew.streams import Ints, Stream
+
+Features: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Examples: features (float32, one entry of the first axis a row), labels 0 … K-1, and a group number a row or None."""
+
+    x: Features
+    y: Ints
+    group: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Ints) -> "Rows":
+        """The rows at these positions, in this order."""
+        return Rows(self.x[index], self.y[index], None if self.group is None else self.group[index])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in memory.
+
+    ``classes`` names the labels and ``groups`` the group numbers; ``features`` names the columns of a table (empty for
+    images); ``notes`` says what the reader decided on the user's behalf (filled values, a split of its own, a partial file).
+    """
+
+    name: str
+    train: Rows
+    test: Rows
+    classes: tuple[str, ...]
+    validation: Rows | None = None
+    groups: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for part, rows in (("train", self.train), ("test", self.test), ("validation", self.validation)):
+            if rows is not None:
+                _check_rows(f"{self.name}: {part}", rows, len(self.classes), len(self.groups), self.train.x.shape[1:])
+        if len(self.train) == 0:
+            raise FedskewError(f"{self.name}: there are no training rows")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row's features."""
+        return self.train.x.shape[1:]
+
+    def hold_out(self, share: float, seed: int) -> "Dataset":
+        """Move a stratified share of the training rows into the validation part (paper 001: 12,000 of 60,000)."""
+        if self.validation is not None:
+            raise FedskewError(f"{self.name} already has validation rows; leave the validation share at 0")
+        kept, held = stratified(self.train.y, share, Stream(seed, "validation"))
+        return replace(self, train=self.train.take(kept), validation=self.train.take(held))
+
+
+def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[int, ...]) -> None:
+    if rows.x.shape[0] != len(rows.y):
+        raise FedskewError(f"{where}: {rows.x.shape[0]} rows of features but {len(rows.y)} labels")
+    if rows.x.shape[1:] != shape or not shape:
+        raise FedskewError(f"{where}: features of shape {rows.x.shape[1:]}, expected {shape or 'at least one feature'}")
+    if rows.x.dtype != np.float32 or rows.y.dtype != np.int64:
+        raise FedskewError(f"{where}: dtypes {rows.x.dtype}/{rows.y.dtype}, expected float32 features and int64 labels")
+    if len(rows.y) and not 0 <= rows.y.min() <= rows.y.max() < classes:
+        raise FedskewError(f"{where}: labels from {rows.y.min()} to {rows.y.max()}, expected 0 … {classes - 1}")
+    # The sum of finite float32 values overflows only far beyond real data, and costs no copy of x.
+    if not np.isfinite(np.sum(rows.x, dtype=np.float64)):
+        bad = int(np.argmin(np.isfinite(rows.x.reshape(len(rows.y), -1)).all(axis=1)))
+        raise FedskewError(f"{where}: row {bad} holds NaN or infinity; clean it or let a table reader fill missing values")
+    if rows.group is not None and (
+        len(rows.group) != len(rows.y) or (len(rows.y) and not 0 <= rows.group.min() <= rows.group.max() < groups)
+    ):
+        raise FedskewError(f"{where}: group numbers do not match the {groups} group names")
+
+
+def stratified(y: Ints, share: float, stream: Stream) -> tuple[Ints, Ints]:
+    """Row numbers (kept, held out): ``share`` of every class is held out, rounded so that the total is right too."""
+    if not 0 < share < 1:
+        raise FedskewError(f"a held-out share of {share:g} is out of range, it must be > 0 and < 1")
+    order = stream.permutation(len(y))
+    by_class = order[np.argsort(y[order], kind="stable")]
+    # Class after class, row i is held out when the running total i*share crosses a whole number: exact in every class to one.
+    ticks = np.floor(np.arange(1, len(y) + 1) * share + 1e-9).astype(np.int64)
+    held = np.diff(ticks, prepend=0) > 0
+    return np.sort(by_class[~held]), np.sort(by_class[held])
+
+
+Reader: TypeAlias = Callable[..., Dataset]
+datasets: Registry[Reader] = Registry("data set", "fedskew.data")

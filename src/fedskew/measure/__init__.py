@@ -1,0 +1,1 @@
+"""How fair, how good."""

@@ -1,0 +1,1 @@
+"""A small zoo of nn.Modules."""

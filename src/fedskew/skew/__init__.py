@@ -1,0 +1,1 @@
+"""Cut one data set into unlike clients."""
