@@ -82,8 +82,15 @@ def _type_name(kind: Any) -> str:
         return " or ".join(_type_name(part) for part in get_args(kind))
     if get_origin(kind) is tuple:
         return f"a list of {_type_name(get_args(kind)[0])} (a+b+c)"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
-    return names.get(kind, getattr(kind, "__name__", str(kind)))
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        type(None): "none",
+        Mapping: "a table",
+    }
+    return names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
 
 
 def _show(value: Any) -> str:
@@ -117,9 +124,11 @@ def _convert(value: Any, kind: Any) -> Any:
         if isinstance(value, float) and not value.is_integer():
             raise ValueError(value)
         return int(value)
-    if kind in (float, str):
-        return kind(value)
-    if not isinstance(value, kind):
+    if kind is float:
+        return float(value)
+    if kind is str and isinstance(value, (int, float)):
+        return str(value)
+    if not isinstance(value, origin or kind):
         raise TypeError(value)
     return value
 
@@ -140,7 +149,9 @@ def options_of(thing: Callable[..., Any]) -> dict[str, Option]:
     """The options of a function (its keyword-only parameters) or of a dataclass (its fields)."""
     target = thing.__init__ if is_dataclass(thing) else thing
     hints = get_type_hints(target, include_extras=True)
-    documented = argument_help(inspect.getdoc(thing) or "")
+    documented: dict[str, str] = {}
+    for source in reversed(inspect.getmro(thing)) if isinstance(thing, type) else [thing]:
+        documented |= argument_help(inspect.cleandoc(source.__doc__ or ""))  # a derived class repeats only what it changes
     keyword_kinds = (inspect.Parameter.KEYWORD_ONLY,)
     if is_dataclass(thing):
         keyword_kinds += (inspect.Parameter.POSITIONAL_OR_KEYWORD,)  # type: ignore[assignment]

@@ -1,0 +1,134 @@
+"""FedAvgM, FedAdam, FedYogi, FedAdagrad: the server treats the mean change as a gradient and uses an optimiser of its own."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedskew.algorithms.base import Tensors, Tree, algorithms
+from fedskew.algorithms.fedavg import FedAvg
+from fedskew.registry import PartialShare, Positive
+
+
+@algorithms.register("fedavgm")
+@dataclass(frozen=True)
+class FedAvgM(FedAvg):
+    """FedAvg with momentum on the server (Hsu et al. 2019): ``m <- beta m + delta; w <- w + server_lr m``.
+
+    ``beta = 0, server_lr = 1`` is FedAvg.
+
+    Args:
+        server_lr: learning rate of the server
+        beta: momentum of the server
+
+    >>> mean = {"delta": {"w": torch.tensor([1.0])}}
+    >>> FedAvgM(beta=0.5).step({"w": torch.tensor([0.0])}, {"momentum": {"w": torch.tensor([4.0])}}, mean)
+    ({'w': tensor([3.])}, {'momentum': {'w': tensor([3.])}})
+    """
+
+    server_lr: Annotated[float, Positive] = 1.0
+    beta: Annotated[float, PartialShare] = 0.9
+
+    def init(self, weights: Tensors) -> Tree:
+        """Momentum starts at zero."""
+        return {"momentum": {name: torch.zeros_like(weight) for name, weight in weights.items()}}
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+        """Heavy-ball step."""
+        momentum = {name: self.beta * server["momentum"][name] + delta for name, delta in mean["delta"].items()}
+        moved = {name: weight + self.server_lr * momentum[name] for name, weight in weights.items()}
+        return moved, {"momentum": momentum}
+
+
+@dataclass(frozen=True)
+class _Adaptive(FedAvg):
+    """Reddi et al. 2021, Algorithm 2: ``m <- beta1 m + (1 - beta1) delta; w <- w + server_lr m / (sqrt(v) + tau)``."""
+
+    server_lr: Annotated[float, Positive] = 0.01
+    beta1: Annotated[float, PartialShare] = 0.9
+    tau: Annotated[float, Positive] = 1e-3
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        """The new ``v`` from the old one and the squared change."""
+        raise NotImplementedError
+
+    def init(self, weights: Tensors) -> Tree:
+        """``m`` starts at 0 and ``v`` at tau^2, the least value the paper allows."""
+        return {
+            "mean": {name: torch.zeros_like(weight) for name, weight in weights.items()},
+            "square": {name: torch.full_like(weight, self.tau**2) for name, weight in weights.items()},
+        }
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+        """Adaptive step, without bias correction, as printed."""
+        delta = mean["delta"]
+        m = {name: self.beta1 * server["mean"][name] + (1 - self.beta1) * change for name, change in delta.items()}
+        v = {name: self.second_moment(server["square"][name], change.square()) for name, change in delta.items()}
+        moved = {name: weight + self.server_lr * m[name] / (v[name].sqrt() + self.tau) for name, weight in weights.items()}
+        return moved, {"mean": m, "square": v}
+
+
+@algorithms.register("fedadam")
+@dataclass(frozen=True)
+class FedAdam(_Adaptive):
+    """Adam on the server (Reddi et al. 2021, Algorithm 2): ``v <- beta2 v + (1 - beta2) delta^2``.
+
+    Args:
+        server_lr: learning rate of the server
+        beta1: decay of the mean change
+        tau: degree of adaptivity, added to the square root
+        beta2: decay of the mean squared change
+
+    >>> FedAdam(beta2=0.5).second_moment(torch.tensor(4.0), torch.tensor(1.0))
+    tensor(2.5000)
+    """
+
+    beta2: Annotated[float, PartialShare] = 0.99
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        """Exponential mean of the squares."""
+        return self.beta2 * v + (1 - self.beta2) * squared
+
+
+@algorithms.register("fedyogi")
+@dataclass(frozen=True)
+class FedYogi(_Adaptive):
+    """Yogi on the server (Reddi et al. 2021, Algorithm 2): ``v <- v - (1 - beta2) delta^2 sign(v - delta^2)``.
+
+    Args:
+        server_lr: learning rate of the server
+        beta1: decay of the mean change
+        tau: degree of adaptivity, added to the square root
+        beta2: how slowly the mean squared change follows
+
+    >>> FedYogi(beta2=0.5).second_moment(torch.tensor(4.0), torch.tensor(1.0))
+    tensor(3.5000)
+    """
+
+    beta2: Annotated[float, PartialShare] = 0.99
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        """Additive steps towards the squares."""
+        return v - (1 - self.beta2) * squared * torch.sign(v - squared)
+
+
+@algorithms.register("fedadagrad")
+@dataclass(frozen=True)
+class FedAdagrad(_Adaptive):
+    """Adagrad on the server (Reddi et al. 2021, Algorithm 2): ``v <- v + delta^2``, with ``beta1 = 0`` by default as there.
+
+    Args:
+        server_lr: learning rate of the server
+        beta1: decay of the mean change
+        tau: degree of adaptivity, added to the square root
+
+    >>> FedAdagrad().second_moment(torch.tensor(4.0), torch.tensor(1.0))
+    tensor(5.)
+    """
+
+    beta1: Annotated[float, PartialShare] = 0.0
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        """Sum of the squares."""
+        return v + squared

@@ -1,0 +1,59 @@
+"""What one client's step costs in arithmetic and memory: the input of the rules that choose stacks, threads and chunk sizes."""
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+_RowCost = tuple[int, int, bool]
+_known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
+
+# Weights, start, gradient, momentum, payload and a temporary; activations with their gradients and a temporary.
+_COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 6, 3
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One client, one batch."""
+
+    multiplications_per_step: int  # forward pass only
+    bytes_per_client: int
+    convolutions: bool
+
+
+def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:
+    """Count one row through the model (once a model), and scale to a batch."""
+    if model not in _known:
+        _known[model] = _count_row(model, x[:1])
+    multiplications, activations, convolutions = _known[model]
+    weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    row = x[0].numel() + activations
+    memory = _COPIES_OF_WEIGHTS * weights + _COPIES_OF_ACTIVATIONS * batch * row * x.element_size()
+    return Cost(multiplications * batch, memory, convolutions)
+
+
+def _count_row(model: nn.Module, row: Tensor) -> _RowCost:
+    multiplications, activations, convolutions = 0, 0, False
+
+    def count(module: nn.Module, _: object, output: object) -> None:
+        nonlocal multiplications, activations, convolutions
+        if not isinstance(output, Tensor):
+            return
+        activations += output.numel()
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() > 1:
+            convolutions |= weight.dim() > 2
+            multiplications += weight.numel() * output[0, 0].numel()
+
+    handles = [module.register_forward_hook(count) for module in model.modules() if not list(module.children())]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(row)
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    return multiplications, activations, convolutions

@@ -1,0 +1,53 @@
+"""Device, precision and threads of a run: the only module that speaks of them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fedskew.errors import FedskewError
+from fedskew.streams import bits
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` is the GPU when there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise FedskewError(f"device={name} is not a device: use cpu, cuda, cuda:0 … or auto") from None
+    if device.type not in ("cpu", "cuda"):
+        raise FedskewError(f"device={name} is not supported: use cpu, cuda, cuda:0 … or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise FedskewError(
+            f"device={name} asked for, but this machine has {torch.cuda.device_count()} CUDA devices: use device=cpu"
+        )
+    return device
+
+
+def default_threads() -> int:
+    """As many as the process may really use; more are ruinous for small tensors."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def computing(threads: int) -> Iterator[None]:
+    """Same bits on every repeat: fixed threads, full float32 and deterministic convolutions; all restored afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def random_layers(device: torch.device, seed: int, round: int) -> Iterator[None]:
+    """Layers that draw numbers themselves (dropout) repeat for a seed and a round; the user's generators stay as they were."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(bits(seed, "dropout", round)[0] >> 1))
+        yield

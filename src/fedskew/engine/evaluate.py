@@ -1,0 +1,132 @@
+"""How good: loss and accuracy of the global model and of each client's own, on all rows, on a sample, on a client's rows."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedskew.algorithms.base import Tensors
+from fedskew.data.dataset import Rows
+from fedskew.skew.federation import Federation
+from fedskew.skew.partition import Partition
+from fedskew.streams import Floats, Ints, Stream
+
+OWN_TESTED = 20  # clients of a round whose own models are tried on the whole test set
+FINAL_TESTED = 200  # likewise after the last round
+FINAL_CLIENTS = 10_000  # clients scored on their own rows after the last round
+
+OwnModel: TypeAlias = Callable[[int], Tensors]
+
+_VALUES_PER_BATCH = 4 << 20  # numbers of input in one forward pass; keeps activations in tens of megabytes
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss and accuracy over some rows."""
+
+    loss: float
+    accuracy: float
+
+
+@torch.no_grad()
+def row_scores(model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, rows: Tensor | None = None) -> tuple[Floats, Floats]:
+    """Loss and 1.0 for right, 0.0 for wrong, of every row (all of them, or those at ``rows``), in evaluation mode."""
+    total = len(y) if rows is None else len(rows)
+    size = max(1, min(8192, _VALUES_PER_BATCH // max(1, x[0].numel())))
+    losses, right = [], []
+    training = model.training
+    model.eval()
+    try:
+        for first in range(0, total, size):
+            chosen = slice(first, first + size) if rows is None else rows[first : first + size]
+            logits, labels = functional_call(model, tensors, (x[chosen],)), y[chosen]
+            losses.append(F.cross_entropy(logits, labels, reduction="none"))
+            right.append(logits.argmax(1) == labels)
+    finally:
+        model.train(training)
+    return torch.cat(losses).double().cpu().numpy(), torch.cat(right).double().cpu().numpy()
+
+
+def score(model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, rows: Tensor | None = None) -> Score:
+    """Means over the rows."""
+    losses, right = row_scores(model, tensors, x, y, rows)
+    return Score(float(losses.mean()), float(right.mean()))
+
+
+def client_scores(
+    model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, rows_by_client: Iterable[Ints]
+) -> tuple[Floats, Floats]:
+    """Mean loss and accuracy of one model on each client's rows; NaN for a client without rows."""
+    pieces = list(rows_by_client)
+    sizes = np.array([len(piece) for piece in pieces])
+    if sizes.sum() == 0:
+        return np.full(len(pieces), np.nan), np.full(len(pieces), np.nan)
+    losses, right = row_scores(model, tensors, x, y, torch.from_numpy(np.concatenate(pieces)).to(y.device))
+    owner = np.repeat(np.arange(len(pieces)), sizes)
+    with np.errstate(invalid="ignore"):
+        mean_loss, accuracy = (np.bincount(owner, weights=values, minlength=len(pieces)) / sizes for values in (losses, right))
+    return mean_loss, accuracy
+
+
+class Evaluator:
+    """The data on the device and a model to put weights into; ``own`` gives a client's model where clients keep parts of it."""
+
+    def __init__(self, fed: Federation, model: nn.Module, x: Tensor, y: Tensor, eval_rows: int | None, seed: int) -> None:
+        self.fed, self.model, self.x, self.y, self.seed = fed, model, x, y, seed
+        parts = (("validation", fed.validation), ("test", fed.test))
+        self._parts = {name: self._place(rows) for name, rows in parts if rows is not None and len(rows)}
+        held = fed.partition.rows
+        if eval_rows is not None and eval_rows < len(held):
+            held = held[np.sort(Stream(seed, "evaluation").sample(len(held), eval_rows))]
+        self._train_rows = torch.from_numpy(held).to(y.device)
+
+    def _place(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(rows.x).to(self.x), torch.from_numpy(rows.y).to(self.y.device)
+
+    def parts(self, personal: bool) -> list[str]:
+        """Whose scores the table of rounds has: the global model on up to three parts, own models on the test rows."""
+        return ["train", *self._parts, *(["own_test"] if personal and "test" in self._parts else [])]
+
+    def scores(self, state: Tensors, own: OwnModel | None, chosen: Ints) -> dict[str, Score]:
+        """The scores of a round, by part."""
+        result = {"train": score(self.model, state, self.x, self.y, self._train_rows)}
+        result |= {name: score(self.model, state, x, y) for name, (x, y) in self._parts.items()}
+        if own and "test" in self._parts:
+            tested = [self._own_test(own, int(client)) for client in chosen[:OWN_TESTED]]
+            result["own_test"] = Score(float(np.mean([s.loss for s in tested])), float(np.mean([s.accuracy for s in tested])))
+        return result
+
+    def _own_test(self, own: OwnModel, client: int) -> Score:
+        return score(self.model, own(client), *self._parts["test"])
+
+    def on_own_rows(self, state: Tensors, own: OwnModel | None, clients: Ints, split: Partition) -> tuple[Floats, Floats]:
+        """Loss and accuracy of the model that each client uses, on its rows in ``split``."""
+        rows = [split.of(int(client)) for client in clients]
+        if own is None:
+            return client_scores(self.model, state, self.x, self.y, rows)
+        each = [
+            client_scores(self.model, own(int(client)), self.x, self.y, [mine])
+            for client, mine in zip(clients, rows, strict=True)
+        ]
+        return np.concatenate([loss for loss, _ in each]), np.concatenate([accuracy for _, accuracy in each])
+
+    def final(self, state: Tensors, own: OwnModel | None) -> list[dict[str, Any]]:
+        """One line a client (a random sample above 10,000) about the model it ends with."""
+        clients = np.arange(self.fed.clients)
+        if len(clients) > FINAL_CLIENTS:
+            clients = np.sort(Stream(self.seed, "final").sample(len(clients), FINAL_CLIENTS))
+        loss, accuracy = self.on_own_rows(state, own, clients, self.fed.held_out or self.fed.partition)
+        lines: list[dict[str, Any]] = [
+            {"client": int(c), "rows": int(self.fed.partition.sizes[c]), "loss": float(a), "accuracy": float(b)}
+            for c, a, b in zip(clients, loss, accuracy, strict=True)
+        ]
+        if own and "test" in self._parts:
+            tested = lines if len(lines) <= FINAL_TESTED else lines[:: -(-len(lines) // FINAL_TESTED)]
+            for line in tested:
+                line["own_test_accuracy"] = self._own_test(own, line["client"]).accuracy
+        return lines

@@ -1,0 +1,46 @@
+"""Named tensors, one client's or stacked over clients: the few operations that engines need on them."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fedskew.algorithms.base import Tensors, Tree
+
+
+def stacked(tensors: Tensors, count: int) -> Tensors:
+    """``count`` copies of every tensor on a new first axis."""
+    return {name: value.expand(count, *value.shape).clone() for name, value in tensors.items()}
+
+
+def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
+    """The clients at ``index`` of a stacked tree."""
+    return {part: {name: value[index] for name, value in tensors.items()} for part, tensors in tree.items()}
+
+
+def unsqueezed(tree: Tree) -> Tree:
+    """One client's tree as a stack of one."""
+    return {part: {name: value.unsqueeze(0) for name, value in tensors.items()} for part, tensors in tree.items()}
+
+
+def without(tree: Tree, names: frozenset[str]) -> Tree:
+    """The tree less the tensors of these names in every part."""
+    return {part: {name: value for name, value in tensors.items() if name not in names} for part, tensors in tree.items()}
+
+
+def size_in_bytes(tree: Tree) -> int:
+    """What a tree weighs on the wire."""
+    return sum(value.numel() * value.element_size() for tensors in tree.values() for value in tensors.values())
+
+
+def finite_clients(trees: Iterable[Tree]) -> Tensor:
+    """For every client of the stacked trees, whether all of its numbers are finite."""
+    verdict: Tensor | None = None
+    for tree in trees:
+        for tensors in tree.values():
+            for value in tensors.values():
+                # A sum is finite only if all terms are; it costs one pass and no mask as large as the tensor.
+                fine = torch.isfinite(value.flatten(1).sum(1, dtype=torch.float64) if value.dim() > 1 else value)
+                verdict = fine if verdict is None else verdict & fine
+    assert verdict is not None, "a client sent nothing at all"
+    return verdict
