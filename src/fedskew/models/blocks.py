@@ -1,0 +1,65 @@
+"""Pieces that the models share; all of them work under ``torch.func`` (nothing in place, no branching on values)."""
+
+from typing import Literal, TypeAlias
+
+from torch import Tensor, nn
+
+Norm: TypeAlias = Literal["batch", "group"]
+
+_CHANNELS_A_GROUP = 16  # Wu and He 2018, table 3: as good as 32 groups, and safe for narrow layers
+
+
+def groups_of(channels: int) -> int:
+    """How many groups a GroupNorm over this many channels has: at least 16 channels in each, where there are 16.
+
+    A group of one channel over one pixel would normalise every value to zero; a fixed number of groups comes to that.
+
+    >>> [groups_of(channels) for channels in (4, 16, 64, 512)]
+    [1, 1, 4, 32]
+    """
+    most = max(1, channels // _CHANNELS_A_GROUP)
+    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
+
+
+def normaliser(norm: Norm, channels: int, *, image: bool = True) -> nn.Module:
+    """The normalisation layer of that kind, for images or for flat features."""
+    if norm == "group":
+        return nn.GroupNorm(groups_of(channels), channels)
+    return nn.BatchNorm2d(channels) if image else nn.BatchNorm1d(channels)
+
+
+def conv_norm(inputs: int, outputs: int, norm: Norm, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
+    """Convolution and normalisation; without a bias, which the normalisation would take away again."""
+    conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return [conv, normaliser(norm, outputs)]
+
+
+class Residual(nn.Module):
+    """``after(shortcut(x) + body(x))``."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module | None = None, after: nn.Module | None = None) -> None:
+        super().__init__()
+        self.body = body
+        self.shortcut = shortcut or nn.Identity()
+        self.after = after or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both ways."""
+        total: Tensor = self.after(self.shortcut(x) + self.body(x))
+        return total
+
+
+class GlobalMax(nn.Module):
+    """Largest value of each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From (batch, channels, height, width) to (batch, channels)."""
+        return x.amax((2, 3))
+
+
+class GlobalMean(nn.Module):
+    """Mean value of each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From (batch, channels, height, width) to (batch, channels)."""
+        return x.mean((2, 3))

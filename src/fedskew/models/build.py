@@ -1,0 +1,45 @@
+"""From what the user wrote to a model whose first weights depend on the seed and on nothing else."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from fedskew.errors import FedskewError
+from fedskew.models.base import Shape, models
+from fedskew.registry import Choice
+from fedskew.streams import bits
+
+ModelSpec: TypeAlias = str | Mapping[str, Any] | Choice | nn.Module | Callable[[Shape, int], nn.Module]
+
+
+def build(spec: ModelSpec, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """The model that ``spec`` says, on the CPU; the global random generators are neither read nor moved.
+
+    ``spec`` is a name with options (``"mlp:hidden=128+64"``), a table, a choice, a function of (shape, classes) that
+    returns a module, or a module: that one is returned as it is, with the weights it has.
+
+    >>> build("mlp:hidden=32", (8, 8), 10, seed=0).head
+    Linear(in_features=32, out_features=10, bias=True)
+    """
+    if isinstance(spec, nn.Module):
+        return spec
+    if classes < 1 or not shape or min(shape) < 1:
+        raise FedskewError(f"no model fits rows of shape {shape} and {classes} classes: both must be at least 1")
+    make = _maker(spec)
+    # Only the CPU's generator is forked and seeded: torch.manual_seed would reset the GPUs' generators as well.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(int(bits(seed, "weights")[0]))
+        model = make(shape, classes)
+    if not isinstance(model, nn.Module):
+        raise FedskewError(f"a model function must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _maker(spec: str | Mapping[str, Any] | Choice | Callable[[Shape, int], nn.Module]) -> Callable[[Shape, int], object]:
+    if callable(spec):
+        return spec
+    choice = models.choose(spec)
+    builder = models.get(choice.name)
+    return lambda shape, classes: builder(shape, classes, **choice.options)

@@ -1,0 +1,111 @@
+"""Small convolutional models: for images (papers 000, 002 and 003), for FEMNIST as in LEAF, and for sensor signals."""
+
+from typing import Annotated
+
+from torch import nn
+
+from fedskew.models.base import Network, Shape, image_shape, models, signal_shape
+from fedskew.registry import AtLeastOne, NonNegative
+
+
+def _dense(inputs: int, units: int) -> tuple[list[nn.Module], int]:
+    """A dense layer with ReLU, or nothing for 0 units; and the width after it."""
+    return ([nn.Linear(inputs, units), nn.ReLU()], units) if units else ([], inputs)
+
+
+def _image_network(name: str, shape: Shape, classes: int, kernel: int, width: int, hidden: int) -> Network:
+    """Two convolutions of ``width`` and twice ``width`` channels that keep the size, each with ReLU and a halving."""
+    channels, height, across = image_shape(name, shape, 4)
+    dense, last = _dense(2 * width * (height // 4) * (across // 4), hidden)
+    features = nn.Sequential(
+        nn.Conv2d(channels, width, kernel, padding=kernel // 2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, kernel, padding=kernel // 2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        *dense,
+    )
+    return Network(features, last, classes)
+
+
+@models.register("cnn")
+def cnn(
+    shape: Shape,
+    classes: int,
+    /,
+    *,
+    width: Annotated[int, AtLeastOne] = 32,
+    hidden: Annotated[int, NonNegative] = 0,
+) -> Network:
+    """Two 3x3 convolutions with ReLU and max-pooling, then one dense layer: the CIFAR-10 net of paper 003.
+
+    The paper gives no widths and says "a fully connected dense layer": read as the head itself, after 32 and 64 channels.
+
+    >>> sum(p.numel() for p in cnn((3, 32, 32), 10).parameters())
+    60362
+
+    Args:
+        width: channels of the first convolution; the second has twice as many
+        hidden: units of another dense layer before the head, 0 for none
+    """
+    return _image_network("cnn", shape, classes, 3, width, hidden)
+
+
+@models.register("leaf-cnn")
+def leaf_cnn(
+    shape: Shape,
+    classes: int,
+    /,
+    *,
+    width: Annotated[int, AtLeastOne] = 32,
+    hidden: Annotated[int, AtLeastOne] = 2048,
+) -> Network:
+    """LEAF's FEMNIST net: two 5x5 convolutions (32, 64) with max-pooling, 2,048 dense units, the head; no drop-out.
+
+    Caldas et al. 2018, ``models/femnist/cnn.py`` of their repository; the net that paper 003 names for FEMNIST.
+
+    >>> sum(p.numel() for p in leaf_cnn((1, 28, 28), 62).parameters())
+    6603710
+
+    Args:
+        width: channels of the first convolution; the second has twice as many
+        hidden: units of the dense layer before the head
+    """
+    return _image_network("leaf-cnn", shape, classes, 5, width, hidden)
+
+
+@models.register("har-cnn")
+def har_cnn(
+    shape: Shape,
+    classes: int,
+    /,
+    *,
+    width: Annotated[int, AtLeastOne] = 32,
+    hidden: Annotated[int, NonNegative] = 128,
+) -> Network:
+    """Two convolutions of length 9 along time with ReLU and max-pooling, a dense layer, the head: for sensor windows.
+
+    UCI-HAR's raw windows are (9, 128): nine signals, 128 readings.
+
+    >>> sum(p.numel() for p in har_cnn((9, 128), 6).parameters())
+    284166
+
+    Args:
+        width: channels of the first convolution; the second has twice as many
+        hidden: units of the dense layer before the head, 0 for none
+    """
+    channels, length = signal_shape("har-cnn", shape, 4)
+    dense, last = _dense(2 * width * (length // 4), hidden)
+    features = nn.Sequential(
+        nn.Conv1d(channels, width, 9, padding=4),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Conv1d(width, 2 * width, 9, padding=4),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Flatten(),
+        *dense,
+    )
+    return Network(features, last, classes)

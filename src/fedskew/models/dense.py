@@ -1,0 +1,71 @@
+"""Models that flatten their input: logistic regression, the multi-layer perceptron, and the wide table net of paper 004."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Annotated
+
+from torch import nn
+
+from fedskew.models.base import Network, Shape, models
+from fedskew.models.blocks import Norm, normaliser
+from fedskew.registry import AtLeastOne
+
+
+def _network(shape: Shape, hidden: Sequence[int], classes: int, layer: Callable[[int, int], list[nn.Module]]) -> Network:
+    """Flatten, then one ``layer`` from each width to the next."""
+    widths = [math.prod(shape), *hidden]
+    layers = [part for inputs, outputs in pairwise(widths) for part in layer(inputs, outputs)]
+    return Network(nn.Sequential(nn.Flatten(), *layers), widths[-1], classes)
+
+
+@models.register("logreg")
+def logreg(shape: Shape, classes: int, /) -> Network:
+    """Logistic regression: one linear layer on the flattened row (paper 001).
+
+    >>> sum(p.numel() for p in logreg((1, 28, 28), 10).parameters())
+    7850
+    """
+    return _network(shape, (), classes, lambda inputs, outputs: [])
+
+
+@models.register("mlp")
+def mlp(shape: Shape, classes: int, /, *, hidden: Annotated[tuple[int, ...], AtLeastOne] = (128, 64)) -> Network:
+    """Linear layers with ReLU between them, on the flattened row.
+
+    >>> sum(p.numel() for p in mlp((561,), 6).parameters())  # 561-128-64-6
+    80582
+
+    Args:
+        hidden: width of each hidden layer
+    """
+    return _network(shape, hidden, classes, lambda inputs, outputs: [nn.Linear(inputs, outputs), nn.ReLU()])
+
+
+@models.register("tabular")
+def tabular(
+    shape: Shape,
+    classes: int,
+    /,
+    *,
+    hidden: Annotated[tuple[int, ...], AtLeastOne] = (1024, 512, 256, 128, 64),
+    norm: Norm = "batch",
+) -> Network:
+    """Linear layers with normalisation and ReLU: the table net of paper 004 (section 5), 1024-512-256-128-64.
+
+    The paper tried several activations and drop-out rates and does not say which its tables have: ReLU and none here.
+
+    Args:
+        hidden: width of each hidden layer
+        norm: kind of normalisation
+    """
+    return _network(
+        shape,
+        hidden,
+        classes,
+        lambda inputs, outputs: [
+            nn.Linear(inputs, outputs, bias=False),
+            normaliser(norm, outputs, image=False),
+            nn.ReLU(),
+        ],
+    )

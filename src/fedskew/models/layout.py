@@ -1,0 +1,76 @@
+"""Which names of a model's state are weights, buffers, normalisation or head: what norm policies and messages go by."""
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fedskew.errors import FedskewError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names as in ``named_parameters`` and ``named_buffers``; a layer's set holds its parameters and its buffers alike."""
+
+    parameters: frozenset[str]
+    buffers: frozenset[str]
+    batch_norm: frozenset[str]
+    group_norm: frozenset[str]
+    layer_norm: frozenset[str]  # RMSNorm too
+    instance_norm: frozenset[str]
+    head: frozenset[str]
+
+    @property
+    def norm(self) -> frozenset[str]:
+        """Of every normalisation layer, whatever its kind."""
+        return self.batch_norm | self.group_norm | self.layer_norm | self.instance_norm
+
+
+def layout(model: nn.Module) -> Layout:
+    """The layout of any module, at any depth of nesting.
+
+    >>> net = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), nn.Linear(3, 2))
+    >>> sorted(layout(net).batch_norm)[:3], sorted(layout(net).head)
+    (['0.1.bias', '0.1.num_batches_tracked', '0.1.running_mean'], ['1.bias', '1.weight'])
+    """
+    return Layout(
+        parameters=frozenset(name for name, _ in model.named_parameters()),
+        buffers=frozenset(name for name, _ in model.named_buffers()),
+        batch_norm=_names(model, _BatchNorm),
+        group_norm=_names(model, nn.GroupNorm),
+        layer_norm=_names(model, nn.LayerNorm, nn.RMSNorm),
+        instance_norm=_names(model, _InstanceNorm),
+        head=_head_names(model),
+    )
+
+
+def head_module(model: nn.Module) -> nn.Module:
+    """The layer that turns the representation into logits: the attribute ``head``, else the last ``nn.Linear``."""
+    head = getattr(model, "head", None)
+    if isinstance(head, nn.Module):
+        return head
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise FedskewError(f"{type(model).__name__} has no attribute 'head' and no nn.Linear: name its last layer 'head'")
+    return linear[-1]
+
+
+def _names(model: nn.Module, *kinds: type[nn.Module]) -> frozenset[str]:
+    return frozenset(
+        name for prefix, module in model.named_modules() if isinstance(module, kinds) for name in _within(prefix, module)
+    )
+
+
+def _head_names(model: nn.Module) -> frozenset[str]:
+    """Empty for a model without a head: only the algorithms that need one ask for it, with ``head_module``."""
+    try:
+        head = head_module(model)
+    except FedskewError:
+        return frozenset()
+    return frozenset(name for prefix, module in model.named_modules() if module is head for name in _within(prefix, module))
+
+
+def _within(prefix: str, module: nn.Module) -> list[str]:
+    parts = (module.named_parameters(prefix), module.named_buffers(prefix))
+    return [name for part in parts for name, _ in part]

@@ -1,0 +1,138 @@
+"""Residual networks for small images: ResNet-9, ResNet-18 and ResNet-20 (paper 002), with BatchNorm or GroupNorm."""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.models.base import Network, Shape, image_shape, models
+from fedskew.models.blocks import GlobalMax, GlobalMean, Norm, Residual, conv_norm
+from fedskew.registry import AtLeastOne
+
+
+def _conv(inputs: int, outputs: int, norm: Norm) -> nn.Sequential:
+    return nn.Sequential(*conv_norm(inputs, outputs, norm), nn.ReLU())
+
+
+def _twice(channels: int, norm: Norm) -> Residual:
+    return Residual(nn.Sequential(_conv(channels, channels, norm), _conv(channels, channels, norm)))
+
+
+@models.register("resnet9")
+def resnet9(
+    shape: Shape,
+    classes: int,
+    /,
+    *,
+    width: Annotated[int, AtLeastOne] = 64,
+    norm: Norm = "batch",
+) -> Network:
+    """ResNet-9 of the DAWNBench entries, the CIFAR net of paper 002 (with BatchNorm, and with GroupNorm in table VI).
+
+    Convolutions of 64, 128, 256 and 512 channels, the last three halved by max-pooling, with a residual pair after the
+    second and the fourth; global maximum; head. The entries' fixed factor 1/8 on the logits is left out.
+
+    >>> sum(p.numel() for p in resnet9((3, 32, 32), 10).parameters())
+    6573130
+
+    Args:
+        width: channels of the first convolution; the others are multiples of it
+        norm: kind of normalisation
+    """
+    channels, _, _ = image_shape("resnet9", shape, 8)
+    features = nn.Sequential(
+        _conv(channels, width, norm),
+        _conv(width, 2 * width, norm),
+        nn.MaxPool2d(2),
+        _twice(2 * width, norm),
+        _conv(2 * width, 4 * width, norm),
+        nn.MaxPool2d(2),
+        _conv(4 * width, 8 * width, norm),
+        nn.MaxPool2d(2),
+        _twice(8 * width, norm),
+        GlobalMax(),
+    )
+    return Network(features, 8 * width, classes)
+
+
+class _Subsample(nn.Module):
+    """He et al.'s shortcut A: every second pixel, the new channels zero; it has no weights."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__()
+        self.more = more
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x[:, :, ::2, ::2]
+        return torch.nn.functional.pad(kept, (0, 0, 0, 0, 0, self.more))
+
+
+def _basic(inputs: int, outputs: int, norm: Norm, *, project: bool) -> Residual:
+    """He et al.'s basic block; it halves the image where the channels grow."""
+    stride = 1 if inputs == outputs else 2
+    body = nn.Sequential(*conv_norm(inputs, outputs, norm, stride), nn.ReLU(), *conv_norm(outputs, outputs, norm))
+    if inputs == outputs:
+        return Residual(body, after=nn.ReLU())
+    projection = nn.Sequential(*conv_norm(inputs, outputs, norm, stride, kernel=1))
+    return Residual(body, projection if project else _Subsample(outputs - inputs), nn.ReLU())
+
+
+def _stages(channels: int, widths: tuple[int, ...], depth: int, norm: Norm, *, project: bool) -> nn.Sequential:
+    """A 3x3 stem, then for each width ``depth`` basic blocks, then the global mean."""
+    layers: list[nn.Module] = [_conv(channels, widths[0], norm)]
+    before = widths[0]
+    for width in widths:
+        for _ in range(depth):
+            layers.append(_basic(before, width, norm, project=project))
+            before = width
+    return nn.Sequential(*layers, GlobalMean())
+
+
+@models.register("resnet18")
+def resnet18(
+    shape: Shape,
+    classes: int,
+    /,
+    *,
+    width: Annotated[int, AtLeastOne] = 64,
+    norm: Norm = "batch",
+) -> Network:
+    """ResNet-18 for small images: a 3x3 stem of stride 1 and no max-pooling (paper 002's Tiny-ImageNet net).
+
+    He et al. 2016, four stages of two basic blocks with projection shortcuts.
+
+    >>> sum(p.numel() for p in resnet18((3, 32, 32), 10).parameters())
+    11173962
+
+    Args:
+        width: channels of the first stage; they double at each of the next three
+        norm: kind of normalisation
+    """
+    channels, _, _ = image_shape("resnet18", shape, 4)
+    features = _stages(channels, (width, 2 * width, 4 * width, 8 * width), 2, norm, project=True)
+    return Network(features, 8 * width, classes)
+
+
+@models.register("resnet20")
+def resnet20(
+    shape: Shape,
+    classes: int,
+    /,
+    *,
+    width: Annotated[int, AtLeastOne] = 16,
+    norm: Norm = "batch",
+) -> Network:
+    """ResNet-20 of He et al. 2016 (section 4.2) for CIFAR; the net on which paper 002 meets FedTAN.
+
+    Three stages of three basic blocks with shortcuts that have no weights (their option A).
+
+    >>> sum(p.numel() for p in resnet20((3, 32, 32), 10).parameters())
+    269722
+
+    Args:
+        width: channels of the first stage; they double at each of the next two
+        norm: kind of normalisation
+    """
+    channels, _, _ = image_shape("resnet20", shape, 4)
+    features = _stages(channels, (width, 2 * width, 4 * width), 3, norm, project=False)
+    return Network(features, 4 * width, classes)
