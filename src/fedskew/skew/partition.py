@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -29,11 +30,10 @@ class Partition:
     @classmethod
     def from_owner(cls, owner: Ints, clients: int) -> "Partition":
         """Every row to the client that owns it, rows in stored order within a client."""
+        if len(owner) and not 0 <= owner.min() <= owner.max() < clients:
+            row = int(np.argmax((owner < 0) | (owner >= clients)))
+            raise FedskewError(f"row {row} belongs to client {owner[row]}, but the clients are 0 … {clients - 1}")
         sizes = np.bincount(owner, minlength=clients)
-        if len(sizes) > clients:
-            raise FedskewError(
-                f"row {int(np.argmax(owner))} belongs to client {int(owner.max())} but there are {clients} clients"
-            )
         narrow = owner.astype(np.min_scalar_type(clients))  # 8- and 16-bit keys sort several times faster
         rows = np.argsort(narrow, kind="stable")
         return cls(rows, np.concatenate([[0], np.cumsum(sizes)]))
@@ -69,13 +69,15 @@ class Partition:
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
             raise FedskewError(
-                f"client {empty[0]} has no rows ({len(empty)} of {self.clients} clients have none): use fewer clients or a milder skew"
+                f"client {empty[0]} has no rows ({len(empty)} of {self.clients} clients have none): "
+                "use fewer clients or a milder skew"
             )
-        if len(self.rows) and not 0 <= self.rows.min() <= self.rows.max() < population:
-            raise FedskewError(f"the partition names row {self.rows.max()}, but there are only {population} rows")
+        stray = self.rows[(self.rows < 0) | (self.rows >= population)]
+        if len(stray):
+            raise FedskewError(f"the partition names row {stray[0]}, but the rows are 0 … {population - 1}")
         if not overlap:
             held = np.bincount(self.rows, minlength=population)
-            if held.min() != 1 or held.max() != 1:
+            if np.any(held != 1):
                 row = int(np.argmax(held != 1))
                 raise FedskewError(f"row {row} is held by {held[row]} clients; every row must belong to exactly one")
         return self
@@ -96,18 +98,22 @@ class Partition:
 
     def save(self, path: Path) -> None:
         """Write both arrays to a compressed ``.npz``."""
-        np.savez_compressed(path, rows=self.rows, offsets=self.offsets)
+        with path.open("wb") as file:  # given a name instead, NumPy would change its ending
+            np.savez_compressed(file, rows=self.rows, offsets=self.offsets)
 
     @classmethod
     def load(cls, path: Path) -> "Partition":
         """Read what ``save`` wrote."""
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                return cls(stored["rows"], stored["offsets"])
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                rows, offsets = stored["rows"].astype(np.int64), stored["offsets"].astype(np.int64)
         except FileNotFoundError:
             raise FedskewError(f"there is no partition file {path}") from None
-        except (OSError, ValueError, KeyError, EOFError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as problem:
             raise FedskewError(f"{path} is not a partition file: {problem}") from None
+        if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(rows) or np.any(np.diff(offsets) < 0):
+            raise FedskewError(f"{path} is not a partition file: its offsets do not cover its {len(rows)} rows")
+        return cls(rows, offsets)
 
 
 Skew: TypeAlias = Callable[..., Partition]  # (rows: Rows, clients: int, stream: Stream, *, options) -> Partition

@@ -1,0 +1,20 @@
+"""The cut without skew, to compare with: shuffled rows in equal parts."""
+
+import numpy as np
+
+from fedskew.skew.deal import check_clients
+from fedskew.skew.partition import Partition, Rows, Stream, skews
+
+
+@skews.register("iid")
+def iid(rows: Rows, clients: int, stream: Stream, /) -> Partition:
+    """All clients alike: the rows are shuffled and dealt out evenly.
+
+    >>> y = np.array([0, 0, 0, 1, 1])
+    >>> iid(Rows(np.zeros((5, 1), np.float32), y), 2, Stream(0, "demo")).sizes.tolist()
+    [3, 2]
+    """
+    check_clients("iid", len(rows), clients)
+    owner = np.empty(len(rows), dtype=np.int64)
+    owner[stream.permutation(len(rows))] = np.arange(len(rows)) % clients
+    return Partition.from_owner(owner, clients)

@@ -1,0 +1,266 @@
+"""Properties of every skew: complete, disjoint, repeatable, no client left empty, and each one's own promise."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedskew.errors import FedskewError
+from fedskew.skew.cut import split_rows
+from fedskew.skew.partition import Partition, Rows, Stream, skews
+
+alphas = st.sampled_from([1e-300, 1e-6, 0.01, 0.1, 0.5, 1.0, 10.0, 1e6, 1e300])
+seeds = st.integers(0, 2**63)
+
+
+def rows_of(y: np.ndarray, group: np.ndarray | None = None) -> Rows:
+    features = np.random.default_rng(0).standard_normal((len(y), 4), dtype=np.float32)
+    return Rows(features, np.asarray(y, np.int64), group)
+
+
+@st.composite
+def labels(draw: st.DrawFn, most_rows: int = 120) -> np.ndarray:
+    """Labels with gaps and very unlike counts."""
+    kinds = draw(st.lists(st.integers(0, 11), min_size=1, max_size=6, unique=True))
+    return np.array(draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=most_rows)))
+
+
+def table(partition: Partition, y: np.ndarray) -> np.ndarray:
+    counts = partition.counts(y, int(y.max()) + 1)
+    return counts[:, np.bincount(y) > 0]
+
+
+@settings(deadline=None, max_examples=150)
+@given(labels(), st.data(), alphas, seeds)
+def test_dirichlet_and_quantity_always_end_and_keep_every_row_once(y: np.ndarray, data: st.DataObject, alpha: float, seed: int):
+    clients = data.draw(st.integers(1, len(y)))
+    min_size = data.draw(st.integers(1, len(y) // clients))
+    options = data.draw(st.sampled_from([{"name": "dirichlet"}, {"name": "dirichlet", "balance": True}, {"name": "quantity"}]))
+    spec = options | {"alpha": alpha, "min_size": min_size}
+    partition = split_rows(spec, rows_of(y), clients, seed)
+    assert sorted(partition.rows.tolist()) == list(range(len(y)))
+    assert partition.clients == clients
+    assert partition.sizes.min() >= min_size
+    assert partition == split_rows(spec, rows_of(y), clients, seed)
+
+
+@settings(deadline=None, max_examples=150)
+@given(labels(), st.data(), seeds)
+def test_classes_gives_exactly_k_labels_and_deals_each_evenly(y: np.ndarray, data: st.DataObject, seed: int):
+    counts = np.bincount(y)
+    counts = counts[counts > 0]
+    k = data.draw(st.integers(1, len(counts)))
+    clients = data.draw(st.integers(-(-len(counts) // k), max(len(y), len(counts))))
+    assume(np.minimum(counts, clients).sum() >= clients * k)
+    partition = split_rows(f"classes:k={k}", rows_of(y), clients, seed)
+    held = table(partition, y)
+    assert sorted(partition.rows.tolist()) == list(range(len(y)))
+    assert np.all((held > 0).sum(axis=1) == k)
+    for column in held.T:
+        shares = column[column > 0]
+        assert shares.max() - shares.min() <= 1
+    holders = (held > 0).sum(axis=0)
+    full = holders == np.minimum(counts, clients)
+    assert np.all(holders[full] <= holders.max())
+    if not full.all():
+        assert holders.max() - holders[~full].min() <= 1
+    assert partition == split_rows(f"classes:k={k}", rows_of(y), clients, seed)
+
+
+@settings(deadline=None, max_examples=100)
+@given(labels(), st.data(), alphas, st.sampled_from(["alike", "unlike"]), seeds)
+def test_two_class_dirichlet_gives_two_labels(y: np.ndarray, data: st.DataObject, alpha: float, sizes: str, seed: int):
+    counts = np.bincount(y)
+    counts = counts[counts > 0]
+    assume(len(counts) > 1)
+    clients = data.draw(st.integers(-(-len(counts) // 2), len(y)))
+    assume(np.minimum(counts, clients).sum() >= clients * 2)
+    spec = {"name": "two-class-dirichlet", "alpha": alpha, "sizes": sizes}
+    partition = split_rows(spec, rows_of(y), clients, seed)
+    assert sorted(partition.rows.tolist()) == list(range(len(y)))
+    assert np.all((table(partition, y) > 0).sum(axis=1) == 2)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.data(), seeds)
+def test_iid_sizes_are_even(count: int, data: st.DataObject, seed: int):
+    clients = data.draw(st.integers(1, count))
+    partition = split_rows("iid", rows_of(np.zeros(count)), clients, seed)
+    assert partition.sizes.max() - partition.sizes.min() <= 1
+    assert sorted(partition.rows.tolist()) == list(range(count))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 15), min_size=1, max_size=80), st.data(), seeds)
+def test_natural_never_splits_a_group(group: list[int], data: st.DataObject, seed: int):
+    groups = np.array(group)
+    present = np.unique(groups)
+    rows = rows_of(np.zeros(len(groups)), groups)
+    alone = split_rows("natural", rows, None, seed)
+    assert [np.unique(groups[alone.of(client)]).tolist() for client in range(alone.clients)] == [[name] for name in present]
+    assert alone == split_rows("natural", rows, len(present), seed) == split_rows("natural", rows, 0, seed)
+    clients = data.draw(st.integers(1, len(present)))
+    merged = split_rows("natural", rows, clients, seed)
+    assert merged.clients == clients
+    holders = [len({client for client in range(clients) if name in groups[merged.of(client)]}) for name in present]
+    assert holders == [1] * len(present)
+    # Largest first to the least loaded: the gap between two clients is never more than the largest group.
+    assert merged.sizes.max() - merged.sizes.min() <= np.bincount(groups).max()
+
+
+BALANCED = rows_of(np.repeat(np.arange(10), 100), np.repeat(np.arange(50), 20))
+
+
+@pytest.mark.parametrize("spec", ["iid", "dirichlet", "quantity", "classes:k=3", "two-class-dirichlet"])
+def test_the_seed_changes_the_cut(spec: str):
+    cuts = {split_rows(spec, BALANCED, 20, seed).digest for seed in range(5)}
+    assert len(cuts) == 5
+
+
+def test_every_skew_ends_with_a_checked_partition():
+    for name in skews:
+        required = {option.name: 2 for option in skews.options(name).values() if option.required}
+        assert len(split_rows({"name": name, **required}, BALANCED, 10, seed=3).rows) == 1000
+
+
+def test_iid_shuffles():
+    mixed = table(split_rows("iid", BALANCED, 10, seed=0), BALANCED.y)
+    assert mixed.min() > 0  # labels are stored in order: contiguous blocks would give one label a client
+
+
+def test_dirichlet_shares_have_the_mean_and_variance_of_a_dirichlet():
+    clients, alpha = 5, 0.5
+    shares = np.stack(
+        [table(split_rows(f"dirichlet:alpha={alpha}", BALANCED, clients, seed), BALANCED.y) / 100 for seed in range(300)]
+    )
+    assert np.allclose(shares.mean(axis=(0, 2)), 1 / clients, atol=0.015)
+    variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    assert shares.var() == pytest.approx(variance, rel=0.05)
+
+
+def test_rounding_favours_nobody():
+    """One row a class and equal shares: whole rows must go to all clients equally often, which plain rounding fails."""
+    rows = rows_of(np.arange(40))
+    totals = sum(split_rows("dirichlet:alpha=1e9", rows, 4, seed).sizes for seed in range(200))
+    assert np.allclose(totals / totals.sum(), 0.25, atol=0.02)
+
+
+def test_huge_alpha_gives_equal_mixtures():
+    held = table(split_rows("dirichlet:alpha=1e6", BALANCED, 10, seed=1), BALANCED.y)
+    assert np.abs(held - 10).max() <= 1
+    sizes = split_rows("quantity:alpha=1e9", BALANCED, 10, seed=1).sizes
+    assert np.abs(sizes - 100).max() <= 1
+
+
+def test_tiny_alpha_puts_a_class_on_one_client():
+    partition = split_rows("dirichlet:alpha=1e-6", BALANCED, 10, seed=1)
+    held = table(partition, BALANCED.y)
+    assert np.all(held.max(axis=0) >= 100 - 10)  # all but what fills up the empty clients
+    sizes = split_rows("quantity:alpha=1e-6", BALANCED, 10, seed=1).sizes
+    assert sorted(sizes.tolist()) == [1] * 9 + [991]
+
+
+def test_filling_up_takes_from_the_largest_only():
+    free = split_rows("dirichlet:alpha=0.3", BALANCED, 20, seed=4)
+    filled = split_rows("dirichlet:alpha=0.3,min_size=30", BALANCED, 20, seed=4)
+    assert free.sizes.min() < 30
+    grown = free.sizes < filled.sizes
+    shrunk = free.sizes > filled.sizes
+    assert np.all(filled.sizes[grown] == 30)
+    assert filled.sizes[shrunk].max() - filled.sizes[shrunk].min() <= 1
+    assert filled.sizes[~grown & ~shrunk].max() <= filled.sizes[shrunk].max()
+    for client in np.flatnonzero(~shrunk):
+        assert set(free.of(client)) <= set(filled.of(client))
+
+
+def test_balance_stops_at_the_equal_share():
+    """A client is over its share by one class's deal at most, as it gets nothing once it is full."""
+    free = split_rows("dirichlet:alpha=0.1", BALANCED, 10, seed=2)
+    balanced = split_rows("dirichlet:alpha=0.1,balance=true", BALANCED, 10, seed=2)
+    assert balanced.sizes.max() < 100 + 100
+    assert balanced.sizes.std() < free.sizes.std()
+
+
+def test_labels_are_held_at_random():
+    """Over many seeds all pairs of labels occur equally often among clients with two of five labels."""
+    rows = rows_of(np.repeat(np.arange(5), 40))
+    pairs = np.zeros((5, 5))
+    for seed in range(300):
+        held = (table(split_rows("classes:k=2", rows, 10, seed), rows.y) > 0).astype(int)
+        pairs += held.T @ held
+    off = pairs[~np.eye(5, dtype=bool)] / (300 * 10)
+    assert np.allclose(off, 1 / 10, atol=0.015)
+
+
+def test_two_class_sizes():
+    rows = rows_of(np.repeat(np.arange(10), 4800))
+    alike = split_rows("two-class-dirichlet", rows, 250, seed=0)
+    unlike = split_rows("two-class-dirichlet:sizes=unlike", rows, 250, seed=0)
+    assert alike.sizes.std() / 192 < 0.15
+    assert unlike.sizes.std() / 192 > 0.7
+    shares = table(alike, rows.y).max(axis=1) / alike.sizes
+    # The larger part of a Dirichlet(1/2, 1/2) has mean 1/2 + 1/pi.
+    assert shares.mean() == pytest.approx(0.5 + 1 / np.pi, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("spec", "clients", "says"),
+    [
+        ("iid", 1001, "1000 rows are too few for 1001 clients with at least 1 each: use at most 1000 clients"),
+        ("iid", 0, "0 clients asked for, at least 1"),
+        ("quantity", -1, "at least 1 is needed"),
+        ("dirichlet:alpha=0", 5, "alpha=0 is out of range, it must be > 0"),
+        ("dirichlet:alpha=-1", 5, "alpha=-1 is out of range"),
+        ("dirichlet:alpha=nan", 5, "out of range"),
+        ("dirichlet:min_size=11", 100, "use at most 90 clients or min_size <= 10"),
+        ("dirichlet:min_size=2000", 1, "use more rows or min_size <= 1000"),
+        ("quantity:min_size=501", 2, "use at most 1 clients or min_size <= 500"),
+        ("classes", 5, "needs k="),
+        ("classes:k=11", 5, "11 labels a client, but the data has only 10"),
+        ("classes:k=2", 4, "cannot hold all 10 labels: use at least 5 clients or k >= 3"),
+        ("classes:k=2", 600, "use at most 500 clients or choose a smaller k"),
+        ("two-class-dirichlet", 4, "cannot hold all 10 labels: use at least 5 clients"),
+        ("two-class-dirichlet", 501, "use at most 500 clients"),
+        ("natural", 51, "51 clients, but the data has 50 groups: use 1 to 50 clients"),
+        ("natural", -2, "use 1 to 50 clients, or 0"),
+        ("dirichlt", 5, "did you mean 'dirichlet'"),
+        (3, 5, "written as text or as a table"),
+        (lambda rows, clients, stream: [1], 5, "must return a Partition, got list"),
+        (lambda rows, clients, stream: Partition.from_lists([np.arange(5)]), 5, "row 5 is held by 0 clients"),
+    ],
+)
+def test_the_impossible_is_refused_in_one_line(spec, clients: int, says: str):
+    with pytest.raises(FedskewError) as caught:
+        split_rows(spec, BALANCED, clients, seed=0)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_number_of_clients_fits():
+    with pytest.raises(FedskewError, match="leave the rarest labels out or choose a smaller k"):
+        split_rows("classes:k=3", rows_of(np.arange(10)), 4, seed=0)
+
+
+def test_one_label_is_too_few_for_two():
+    with pytest.raises(FedskewError, match="2 labels a client, but the data has only 1"):
+        split_rows("two-class-dirichlet", rows_of(np.zeros(9)), 3, seed=0)
+
+
+def test_natural_needs_groups():
+    with pytest.raises(FedskewError, match="the data has no groups"):
+        split_rows("natural", rows_of(np.zeros(9)), 3, seed=0)
+
+
+def test_a_function_is_a_skew():
+    def halves(rows: Rows, clients: int, stream: Stream) -> Partition:
+        assert stream.purpose == "partition"
+        return Partition.from_owner(np.arange(len(rows)) * clients // len(rows), clients)
+
+    assert split_rows(halves, BALANCED, 4, seed=0).sizes.tolist() == [250] * 4
+
+
+def test_many_clients_cost_little():
+    """A table of clients x rows would need 20 billion cells here."""
+    rows = rows_of(np.arange(200_000) % 10)
+    for spec in ("iid", "dirichlet:alpha=0.1", "quantity", "classes:k=1", "two-class-dirichlet"):
+        assert split_rows(spec, rows, 100_000, seed=0).clients == 100_000
