@@ -133,19 +133,19 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Settings as TOML: plain values first, then a table for each choice; what is None is left out."""
-    plain = [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None and not isinstance(value, Mapping)]
+    """Settings as TOML: plain values first, then a table for each choice; None is written as "none"."""
+    plain = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
     tables = []
     for key, value in values.items():
         if isinstance(value, Mapping):
-            body = [f"{name} = {_toml(entry)}" for name, entry in value.items() if entry is not None]
+            body = [f"{name} = {_toml(entry)}" for name, entry in value.items()]
             tables.append("\n".join(["", f"[{key}]", *body]))
     return "\n".join([*plain, *tables]) + "\n"
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: '"none"'}[value]
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, (tuple, list)):
