@@ -22,7 +22,7 @@ from fedskew.data.convert import from_arrays
 from fedskew.data.dataset import Dataset
 from fedskew.engine.schedule import schedules
 from fedskew.engine.training import RoundResult, Training
-from fedskew.errors import FedskewError, unknown
+from fedskew.errors import FedskewError, Interrupted, unknown
 from fedskew.fleet.uniform import fleets
 from fedskew.models.base import models
 from fedskew.models.build import ModelSpec, build
@@ -292,7 +292,17 @@ def _check_output(module: nn.Module, fed: Federation) -> None:
 def _drive(
     training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], config: Mapping[str, Any], watch: Watcher | None
 ) -> Run:
-    """Round after round to the end, recording each before the next begins."""
+    """Round after round to the end; Ctrl-C leaves a run that can be resumed."""
+    try:
+        _run_rounds(training, disk, tables, watch)
+        return _finish(training, disk, tables, config)
+    except KeyboardInterrupt:
+        done = f"interrupted after round {training.round} of {training.settings.rounds}"
+        raise Interrupted(f"{done}; go on with: fedskew resume {disk.path}" if disk else done) from None
+
+
+def _run_rounds(training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], watch: Watcher | None) -> None:
+    """Every round is recorded before the next begins."""
     settings = training.settings
     events = _tensorboard(disk) if settings.tensorboard else None
     while training.round < settings.rounds:
@@ -312,7 +322,6 @@ def _drive(
             events(result)
         if watch:
             watch(result, settings.rounds)
-    return _finish(training, disk, tables, config)
 
 
 def _finish(training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], config: Mapping[str, Any]) -> Run:

@@ -8,6 +8,10 @@ class FedskewError(ValueError):
     """Bad input or an impossible request; the message names the value and the fix, and fits on one line."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a run; the message says how to go on."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedskewError:
     """Error for a name that is not registered, with the nearest known name first.
 

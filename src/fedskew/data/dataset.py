@@ -1,8 +1,8 @@
 """What every reader returns and everything else works on: rows with labels and, perhaps, groups, in three parts."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def strata(self) -> Ints:
+        """What a fair split keeps in proportion: the label, and the group inside each label."""
+        return self.y if self.group is None or not len(self.y) else self.y * (self.group.max() + 1) + self.group
+
     def take(self, index: Ints) -> "Rows":
         """The rows at these positions, in this order."""
         return Rows(self.x[index], self.y[index], None if self.group is None else self.group[index])
@@ -36,6 +41,7 @@ class Dataset:
 
     ``classes`` names the labels and ``groups`` the group numbers; ``features`` names the columns of a table (empty for
     images); ``notes`` says what the reader decided on the user's behalf (filled values, a split of its own, a partial file).
+    ``recipe`` holds the settings that load the same rows again; it is empty for arrays that came from Python.
     """
 
     name: str
@@ -46,6 +52,7 @@ class Dataset:
     groups: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for part, rows in (("train", self.train), ("test", self.test), ("validation", self.validation)):
@@ -60,11 +67,43 @@ class Dataset:
         return self.train.x.shape[1:]
 
     def hold_out(self, share: float, seed: int) -> "Dataset":
-        """Move a stratified share of the training rows into the validation part (paper 001: 12,000 of 60,000)."""
+        """Move a stratified share of the training rows into the validation part (paper 001: 12,000 of 60,000).
+
+        The features stay as they are, so a standardisation that was fitted before has seen the rows held out here;
+        ``load(..., validation=share)`` draws the same rows before anything is fitted.
+        """
         if self.validation is not None:
             raise FedskewError(f"{self.name} already has validation rows; leave the validation share at 0")
-        kept, held = stratified(self.train.y, share, Stream(seed, "validation"))
+        kept, held = Split("validation", share, seed).rows(self.name, self.train.strata)
         return replace(self, train=self.train.take(kept), validation=self.train.take(held))
+
+
+@dataclass(frozen=True)
+class Split:
+    """A share of the rows to set aside as the test or validation part, drawn from a named seed."""
+
+    part: str
+    share: float
+    seed: int
+
+    @property
+    def stream(self) -> Stream:
+        """The random numbers of this split."""
+        return Stream(self.seed, self.part)
+
+    def rows(self, name: str, strata: Ints) -> tuple[Ints, Ints]:
+        """Row numbers (kept, held out), in proportion within every stratum."""
+        kept, held = stratified(strata, self.share, self.stream)
+        if not len(kept) or not len(held):
+            raise FedskewError(f"{name}: a {self.part} share of {self.share:g} of {len(strata)} rows leaves one part empty")
+        return kept, held
+
+
+class Raw(Protocol):
+    """Rows as read, nothing split or fitted yet: what a reader returns so that every fit sees training rows only."""
+
+    def build(self, name: str, validation: Split | None) -> Dataset:
+        """Split, fit on the training rows, and convert."""
 
 
 def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[int, ...]) -> None:
@@ -98,5 +137,5 @@ def stratified(y: Ints, share: float, stream: Stream) -> tuple[Ints, Ints]:
     return np.sort(by_class[~held]), np.sort(by_class[held])
 
 
-Reader: TypeAlias = Callable[..., Dataset]
+Reader: TypeAlias = Callable[..., Raw | Dataset]
 datasets: Registry[Reader] = Registry("data set", "fedskew.data")

@@ -47,7 +47,7 @@ class MaskedBatchNorm(nn.Module):
     def _masked(self, x: Tensor) -> Tensor:
         over = [0, *range(2, x.dim())]
         channels = (1, -1) + (1,) * (x.dim() - 2)
-        real = torch.ones_like(x[:, 0].flatten(1)[:, 0]) if self.mask.rows is None else self.mask.rows
+        real = torch.ones_like(x.flatten(1)[:, 0]) if self.mask.rows is None else self.mask.rows
         real = real.view(-1, *(1,) * (x.dim() - 1))
         count = real.sum() * x[0, 0].numel()
         mean = (x * real).sum(over) / count
@@ -56,7 +56,9 @@ class MaskedBatchNorm(nn.Module):
         self._track(mean.detach(), variance.detach() * count / (count - 1))
         result = centred * torch.rsqrt(variance + self.eps).view(channels)
         if self.weight is not None:
-            result = result * self.weight.view(channels) + self.bias.view(channels)
+            result = result * self.weight.view(channels)
+        if self.bias is not None:
+            result = result + self.bias.view(channels)
         return result
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:
@@ -73,10 +75,12 @@ def maskable(model: nn.Module) -> tuple[nn.Module, Mask]:
     result, mask = copy.deepcopy(model), Mask()
     if isinstance(result, _BatchNorm):
         return MaskedBatchNorm(result, mask), mask
+    replaced: dict[nn.Module, nn.Module] = {}  # a layer that is used in two places stays one layer
     for parent in list(result.modules()):
-        for name, child in parent.named_children():
+        for name, child in list(parent._modules.items()):  # named_children would skip the second place
             if isinstance(child, _BatchNorm):
-                setattr(parent, name, MaskedBatchNorm(child, mask))
+                replaced.setdefault(child, MaskedBatchNorm(child, mask))
+                setattr(parent, name, replaced[child])
     return result, mask
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -65,6 +65,8 @@ def train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Pla
             correct_sum += (logits.argmax(1) == labels).sum()
         seen += count
     with torch.no_grad():
+        # The worker's weights go on to the next client; what the hooks make of these must not.
+        view = replace(view, params={name: value.detach().clone() for name, value in params.items()})
         return _finish(job, view, buffers, state, plan, loss_sum / seen, correct_sum / seen)
 
 
@@ -77,7 +79,7 @@ def _finish(
     everything = {**view.params, **buffers}
     own: Tree = prefixed(job.algorithm.memo(view), MEMO)
     if job.kept:
-        own["kept"] = {name: everything[name].detach().clone() for name in sorted(job.kept)}
+        own["kept"] = {name: everything[name].clone() for name in sorted(job.kept)}
     if job.algorithm.keeps_optimizer:
         own |= prefixed(state, OPTIMIZER)
     payload = without(unsqueezed(job.algorithm.payload(view)), job.kept)

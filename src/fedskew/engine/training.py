@@ -68,7 +68,8 @@ class Training:
         self.server = algorithm.init(self._shared())
         self.store = ClientStore(self._fresh_client())
         self.round = 0
-        self.evaluator = Evaluator(fed, self.model, x, y, settings.eval_rows, settings.seed)
+        # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
+        self.evaluator = Evaluator(fed, copy.deepcopy(self.model), x, y, settings.eval_rows, settings.seed)
 
     def _shared(self) -> Tensors:
         return {name: value for name, value in self.params.items() if name not in self.job.kept}

@@ -1,0 +1,446 @@
+"""The command line: run, resume, list, data. Help and options come from the registries; nothing here trains."""
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedskew import __version__
+from fedskew.config import Experiment, read_file
+from fedskew.errors import FedskewError, Interrupted, unknown
+from fedskew.registry import Option, Registry, options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fedskew.api import Watcher
+    from fedskew.report.summary import Row
+    from fedskew.several import Member
+
+app = typer.Typer(help="Federated learning for clients that are nothing alike.", no_args_is_help=True, add_completion=False)
+data_app = typer.Typer(help="The data sets: which are there, whether they are sound, how to get them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Entry point: what users can put right ends in one line and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except (FedskewError, click.ClickException) as problem:
+        message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
+        print(f"fedskew: {' '.join(message.split())}", file=sys.stderr)
+        code = 2
+    except Interrupted as problem:
+        print(f"\nfedskew: {problem}", file=sys.stderr)
+        code = 130
+    except (KeyboardInterrupt, click.Abort):
+        print("\nfedskew: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+# -- run and resume ----------------------------------------------------------------------------------------------------
+
+
+def run(
+    file: Path | None,
+    algorithm: list[str] | None,
+    seeds: str | None,
+    folder: Path | None,
+    as_json: bool,
+    **given: str | bool | None,
+) -> None:
+    """Train one method, or several, on one data set cut into clients.
+
+    A SPEC is a name, or a name with options: dirichlet:alpha=0.2,min_size=5. Everything can also stand in a TOML file; what
+    is given here goes before it.
+    """
+    values = read_file(file) if file else {}
+    values |= {name: value for name, value in given.items() if value is not None}
+    asked = algorithm or values.pop("algorithm", "fedavg")
+    algorithms: list[Any] = list(asked) if isinstance(asked, (list, tuple)) else [asked]
+    if seeds is not None and "seed" in values and given.get("seed") is not None:
+        raise FedskewError(f"--seed {values['seed']} clashes with --seeds {seeds}: give one of them")
+    from fedskew import api, several
+
+    if seeds is None and len(algorithms) == 1:
+        experiment = Experiment(**{**values, "algorithm": algorithms[0]})
+        with _progress([api.spell(experiment.algorithm)], experiment.rounds) as watch:
+            done = api.run_experiment(experiment, folder=folder, watch=watch(api.spell(experiment.algorithm)))
+        assert done.folder is not None
+        _tell([api.spell(experiment.algorithm)], [done.summary], done.folder, done.summary, as_json)
+        return
+    seed_list = several.parse_seeds(seeds) if seeds is not None else [int(values.pop("seed", 0))]
+    values.pop("seed", None)
+    wanted = several.members(values, [api.spell(entry) for entry in algorithms], seed_list)
+    place = folder or _fresh_group(values)
+    several.create(place, wanted)
+    _run_group(place, wanted, as_json)
+
+
+def _options_as_parameters() -> list[inspect.Parameter]:
+    """Every setting of an experiment as an option; text on the way in, converted and checked by the experiment itself."""
+    result = []
+    options = options_of(Experiment)
+    for panel, names in _PANELS.items():
+        for option in (options[name] for name in names):
+            flag, text = "--" + option.name.replace("_", "-"), option.type is not bool
+            look: dict[str, Any] = {"help": _help(option), "rich_help_panel": panel, "show_default": False}
+            kind = typer.Option(flag, metavar=_metavar(option) if text else None, **look)
+            annotation: Any = Annotated[str | None, kind] if text else Annotated[bool | None, kind]
+            result.append(inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return result
+
+
+_PANELS = {
+    "Data and clients": ("data", "skew", "clients", "validation", "client_test", "split_seed"),
+    "Training": (
+        "model", "rounds", "per_round", "sampling", "epochs", "batch_size", "lr", "schedule", "optimizer", "momentum",
+        "weight_decay", "nesterov", "norm", "seed",
+    ),
+    "Execution and record": (
+        "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows", "checkpoint_every", "tensorboard",
+    ),
+}  # fmt: skip
+
+
+def _metavar(option: Option) -> str:
+    if option.name in ("data", "skew", "model", "schedule", "fleet"):
+        return "SPEC"
+    return {"a whole number": "N", "a number": "X", "a whole number or none": "N"}.get(option.type_name(), "TEXT")
+
+
+def _help(option: Option) -> str:
+    kind = option.type_name()
+    choices = f" ({kind.removeprefix('one of ')})" if kind.startswith("one of ") else ""
+    default = "" if option.default is None or option.type is bool else f" \\[{option.default}]"
+    return f"{option.help}{choices}{default}"
+
+
+def _command(function: Any, own: Mapping[str, tuple[Any, Any]], extra: Sequence[inspect.Parameter]) -> None:
+    """Register a command whose options are put together from the settings."""
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
+        for name, (kind, default) in own.items()
+    ]
+    function.__signature__ = inspect.Signature([*parameters, *extra])
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, *extra]}
+    app.command()(function)
+
+
+_command(
+    run,
+    {
+        "file": (Annotated[Path | None, typer.Argument(help="experiment in TOML", show_default=False)], None),
+        "algorithm": (
+            Annotated[
+                list[str] | None,
+                typer.Option(
+                    "--algorithm",
+                    metavar="SPEC",
+                    help="method (fedskew list algorithms); several to compare them",
+                ),
+            ],
+            None,
+        ),
+        "seeds": (Annotated[str | None, typer.Option("--seeds", metavar="0-4", help="several seeds: mean and spread")], None),
+        "folder": (
+            Annotated[Path | None, typer.Option("--folder", help="where to write; a fresh one under runs/ when left out")],
+            None,
+        ),
+        "as_json": (Annotated[bool, typer.Option("--json", help="print the summary as JSON, the last line of stdout")], False),
+    },
+    _options_as_parameters(),
+)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run, or of several")],
+    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, the last line of stdout")] = False,
+) -> None:
+    """Go on with a run after a crash, Ctrl-C or kill -9: same bits as if it had never stopped."""
+    from fedskew import api, several
+    from fedskew.report.folder import CONFIG, RunFolder
+
+    if (folder / several.GROUP).is_file():
+        _run_group(folder, several.read(folder), as_json)
+        return
+    RunFolder.open(folder)
+    config = read_file(folder / CONFIG)
+    name = api.spell(config["algorithm"])
+    with _progress([name], int(config["rounds"])) as watch:
+        done = api.resume(folder, watch=watch(name))
+    _tell([name], [done.summary], folder, done.summary, as_json)
+
+
+def _fresh_group(values: Mapping[str, Any]) -> Path:
+    from fedskew.api import spell
+
+    words = [spell(values.get(name, getattr(Experiment, name))).split(":")[0].replace("/", "_") for name in ("data", "skew")]
+    base, number = Path("runs") / "-".join(["compare", *words]), 2
+    place = base
+    while place.exists():
+        place, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return place
+
+
+def _run_group(place: Path, wanted: "list[Member]", as_json: bool) -> None:
+    from fedskew import several
+
+    rounds = wanted[0].experiment().rounds
+    with _progress([member.name for member in wanted], rounds) as watch:
+        try:
+            summaries = several.run_all(place, wanted, lambda member: watch(member.name))
+        except Interrupted:
+            raise Interrupted(f"interrupted; go on with: fedskew resume {place}") from None
+    means = several.means(wanted, summaries)
+    _tell(
+        [member.algorithm for member in wanted],
+        summaries,
+        place,
+        {"folder": str(place), "runs": summaries, "means": means},
+        as_json,
+    )
+
+
+# -- what the user sees -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(names: Sequence[str], rounds: int) -> "Iterator[Any]":
+    """A bar on a terminal; a line now and then without one. Yields a function: name of a run -> its watcher."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda name: _plain_watcher(name)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    width = max(map(len, names))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bars:
+
+        def watcher(name: str) -> "Watcher":
+            task = bars.add_task(name.ljust(width), total=rounds, state="")
+
+            def watch(result: Any, rounds: int) -> None:
+                bars.update(task, completed=result.round["round"], total=rounds, state=_state(result.round))
+
+            return watch
+
+        yield watcher
+
+
+def _plain_watcher(name: str) -> "Watcher":
+    def watch(result: Any, rounds: int) -> None:
+        number = result.round["round"]
+        if number == rounds or number % max(1, rounds // 10) == 0:
+            print(f"{name}: round {number}/{rounds}  {_state(result.round)}", file=sys.stderr, flush=True)
+
+    return watch
+
+
+def _state(row: "Row") -> str:
+    words = [f"local loss {row['local_loss']:.3f}"]
+    for part, name in (("test", "test accuracy"), ("own_test", "own models")):
+        if row.get(f"{part}_accuracy") is not None:
+            words.append(f"{name} {row[f'{part}_accuracy']:.1%}")
+    if row["excluded"]:
+        words.append(f"{row['excluded']} excluded")
+    return "  ".join(words)
+
+
+_COLUMNS = {
+    "test_accuracy_last": ("test last", 100, 1),
+    "test_accuracy_best": ("test best", 100, 1),
+    "own_test_accuracy_mean": ("own test", 100, 1),
+    "client_accuracy_worst_10_percent": ("worst 10 %", 100, 1),
+    "rounds_to_90_percent_of_last_test_accuracy": ("to 90 %", 1, 0),
+    "gini_of_client_weights": ("Gini", 1, 3),
+    "bytes": ("MB", 1e-6, 1),
+    "seconds": ("s", 1, 1),
+}
+_LEGEND = (
+    "test: accuracy of the global model on the test rows, after the last and in the best round; own test: of the clients' own "
+    "models there; worst 10 %: mean accuracy of the worst clients on their own rows; to 90 %: rounds until 90 % of the last test "
+    "accuracy; Gini of the clients' weights; MB both ways; accuracies in %"
+)
+
+
+def _tell(methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, result: Mapping[str, Any], as_json: bool) -> None:
+    """The table at the end, the folder, and JSON when asked for."""
+    console = Console(stderr=as_json, highlight=False)
+    rows = [{**row, "bytes": row["bytes_down"] + row["bytes_up"]} for row in summaries]
+    shown = {key: look for key, look in _COLUMNS.items() if any(row.get(key) is not None for row in rows)}
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column("method", overflow="fold")
+    for title, _, _ in shown.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    for method in dict.fromkeys(methods):
+        mine = [row for name, row in zip(methods, rows, strict=True) if name == method]
+        table.add_row(
+            method, *(_mean([row.get(key) for row in mine], scale, digits) for key, (_, scale, digits) in shown.items())
+        )
+    console.print()
+    console.print(table)
+    console.print(f"[dim]{_LEGEND}[/dim]")
+    excluded = sum(row["excluded_updates"] for row in summaries)
+    if excluded:
+        console.print(f"{excluded} updates were NaN or infinite and were left out (column excluded of rounds.csv)")
+    console.print(f"\nrun folder: {folder}", soft_wrap=True)
+    if as_json:
+        print(json.dumps(result))
+
+
+def _mean(values: Sequence[Any], scale: float, digits: int) -> str:
+    numbers = [scale * value for value in values if value is not None]
+    if not numbers:
+        return "-"
+    mean = sum(numbers) / len(numbers)
+    if len(numbers) == 1:
+        return f"{mean:.{digits}f}"
+    spread = (sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)) ** 0.5
+    return f"{mean:.{digits}f} ± {spread:.{digits}f}"
+
+
+# -- list ----------------------------------------------------------------------------------------------------------------
+
+
+def _registries() -> dict[str, Registry[Any]]:
+    from fedskew.algorithms.base import algorithms
+    from fedskew.data.dataset import datasets
+    from fedskew.engine.schedule import schedules
+    from fedskew.fleet.uniform import fleets
+    from fedskew.models.base import models
+    from fedskew.skew.partition import skews
+
+    return {
+        "algorithms": algorithms,
+        "skews": skews,
+        "data": datasets,
+        "models": models,
+        "fleets": fleets,
+        "schedules": schedules,
+    }
+
+
+@app.command("list")
+def list_things(
+    kind: Annotated[
+        str | None, typer.Argument(help="algorithms, skews, data, models, fleets or schedules; all when left out")
+    ] = None,
+) -> None:
+    """What there is to choose from, with every option, its default and a line of help."""
+    registries = _registries()
+    if kind is not None and kind not in registries:
+        raise unknown("kind", kind, registries)
+    console = Console(highlight=False)
+    for title, registry in registries.items():
+        if kind in (None, title):
+            console.print(f"[bold]{title}[/bold]")
+            for name in registry:
+                _list_one(console, registry, name)
+            console.print()
+
+
+def _list_one(console: Console, registry: Registry[Any], name: str) -> None:
+    console.print(f"  [bold cyan]{name}[/bold cyan]  {_escape(registry.summary(name))}", soft_wrap=True)
+    for option in registry.options(name).values():
+        default = "required" if option.required else f"default {_plain(option.default)}"
+        bounds = f", {option.bounds}" if option.bounds else ""
+        console.print(
+            f"      {option.name}=  {_escape(option.help)} ({_escape(option.type_name())}{bounds}; {_escape(default)})",
+            soft_wrap=True,
+        )
+
+
+def _plain(value: Any) -> str:
+    return (
+        "+".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
+    )
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+# -- data ----------------------------------------------------------------------------------------------------------------
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """Every known data set: is it there, can it be fetched, under which licence."""
+    from fedskew.data.catalogue import listing
+    from fedskew.data.source import root
+
+    console = Console(highlight=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    for title in ("name", "here", "fetch", "what", "licence"):
+        table.add_column(title, overflow="fold")
+    for entry in listing():
+        table.add_row(entry.name, entry.state, "yes" if entry.fetchable else "", _escape(entry.summary), _escape(entry.licence))
+    console.print(table)
+    console.print(f"\ndata folder: {root()} (set FEDSKEW_DATA to change it)", soft_wrap=True)
+
+
+@data_app.command("check")
+def data_check(name: Annotated[str, typer.Argument(help="a data set, with options if it needs them")]) -> None:
+    """Read a data set whole and say what is in it."""
+    from fedskew.data.catalogue import check
+
+    facts = check(name)
+    console = Console(highlight=False)
+    console.print(f"[bold]{_escape(facts.name)}[/bold]", soft_wrap=True)
+    rows = ", ".join(f"{count:,} {part}" for part, count in facts.rows.items())
+    console.print(f"  rows      {rows}\n  shape     {facts.shape}\n  groups    {facts.groups or 'none'}")
+    shown = [f"{label} {count:,}" for label, count in list(facts.classes.items())[:20]]
+    more = f" … and {len(facts.classes) - 20} more" if len(facts.classes) > 20 else ""
+    console.print(f"  classes   {len(facts.classes)}: {_escape(', '.join(shown))}{more}", soft_wrap=True)
+    if facts.licence:
+        console.print(f"  licence   {_escape(facts.licence)}", soft_wrap=True)
+    for note in facts.notes:
+        console.print(f"  note      {_escape(note)}", soft_wrap=True)
+
+
+@data_app.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="a data set")]) -> None:
+    """Download a data set from its publisher, checked and resumable."""
+    from fedskew.data.download import fetch
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        paths = fetch(name)
+    else:
+        from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        with Progress(TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn(), console=console) as bars:
+            tasks: dict[str, Any] = {}
+
+            def show(file: str, done: int, total: int | None) -> None:
+                if file not in tasks:
+                    tasks[file] = bars.add_task(file, total=total)
+                bars.update(tasks[file], completed=done, total=total)
+
+            paths = fetch(name, show)
+    for path in paths:
+        print(path)

@@ -1,0 +1,117 @@
+"""Load a data set by its name or path, list the known ones, and say what is in one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedskew.data.dataset import Dataset, Split, datasets
+from fedskew.data.source import sources
+from fedskew.errors import FedskewError
+from fedskew.registry import Choice, parse
+
+_BY_ENDING = {".csv": "csv", ".csv.gz": "csv", ".parquet": "parquet", ".npz": "npz"}
+
+
+def choose(spec: str | Mapping[str, Any] | Choice) -> Choice:
+    """A spelling of a data set as a validated choice; a file or folder name stands for the reader of its kind.
+
+    >>> str(choose("my.csv:label=y,drop=id+time"))
+    'csv:path=my.csv,label=y,drop=id+time'
+    """
+    if isinstance(spec, str):
+        spec = parse(spec, datasets.kind)
+    if isinstance(spec, Mapping) and isinstance(spec.get("name"), str):
+        spec = Choice(spec["name"], {key: value for key, value in spec.items() if key != "name"})
+    if isinstance(spec, Choice) and spec.name not in datasets:
+        reader = _reader_of(spec.name)
+        if reader:
+            spec = Choice(reader, {"path": spec.name, **spec.options})
+    return datasets.choose(spec)
+
+
+def _reader_of(path: str) -> str | None:
+    for ending, reader in _BY_ENDING.items():
+        if path.lower().endswith(ending):
+            return reader
+    return "images" if Path(path).expanduser().is_dir() else None
+
+
+def load(spec: str | Mapping[str, Any] | Choice, *, validation: float = 0.0, seed: int = 0) -> Dataset:
+    """Read a data set: ``load("digits")``, ``load("csv:path=my.csv,label=y")``, ``load("my.csv:label=y")``.
+
+    Args:
+        spec: a name with options (text or table), or a path: .csv, .parquet, .npz or a folder of images
+        validation: share of the training rows to hold out, drawn before anything is fitted
+        seed: seed of that choice
+
+    >>> data = load("digits", validation=0.25)
+    >>> len(data.train), len(data.validation), len(data.test), data.shape
+    (1079, 359, 359, (1, 8, 8))
+    """
+    if not 0 <= validation < 1:
+        raise FedskewError(f"a validation share of {validation:g} is out of range, it must be >= 0 and < 1")
+    choice = choose(spec)
+    read = datasets.get(choice.name)(**choice.options)
+    if isinstance(read, Dataset):
+        result = replace(read, name=str(choice))
+        return result.hold_out(validation, seed) if validation else result
+    return read.build(str(choice), Split("validation", validation, seed) if validation else None)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A known data set as ``fedskew data list`` shows it."""
+
+    name: str
+    summary: str
+    state: Literal["present", "partly", "missing", "own"]  # own: a reader of the user's files
+    fetchable: bool
+    licence: str
+
+
+def listing() -> list[Entry]:
+    """All data sets and readers, by name."""
+    return [_entry(name) for name in datasets]
+
+
+def _entry(name: str) -> Entry:
+    source = sources.get(name)
+    if source is None:
+        return Entry(name, datasets.summary(name), "own", False, "")
+    missing = source.missing()
+    state: Literal["present", "partly", "missing"] = "present"
+    if missing:
+        state = "missing" if len(missing) == len(source.files) else "partly"
+    return Entry(name, datasets.summary(name), state, bool(source.downloads), source.licence)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is in a data set, as ``fedskew data check`` shows it."""
+
+    name: str
+    licence: str
+    rows: dict[str, int]  # part -> rows
+    shape: tuple[int, ...]
+    classes: dict[str, int]  # class -> training rows
+    groups: int
+    notes: tuple[str, ...]
+
+
+def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
+    """Load a data set and say what is in it; whatever is wrong with it is raised."""
+    data = load(spec)
+    source = sources.get(choose(spec).name)
+    counts = np.bincount(data.train.y, minlength=len(data.classes)).tolist()
+    return Facts(
+        name=data.name,
+        licence=source.licence if source else "",
+        rows={"train": len(data.train), "test": len(data.test)},
+        shape=data.shape,
+        classes=dict(zip(data.classes, counts, strict=True)),
+        groups=len(data.groups),
+        notes=data.notes,
+    )

@@ -1,0 +1,161 @@
+"""Arrays, tensors and data frames that are already in memory into a data set."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedskew.data.arrays import Arrays, Numbers, everything
+from fedskew.data.dataset import Dataset, Rows, Split
+from fedskew.data.table import need_column, number_groups, number_labels
+from fedskew.errors import FedskewError
+from fedskew.streams import Ints
+
+if TYPE_CHECKING:
+    from fedskew.data.table import Column
+
+
+@dataclass(frozen=True)
+class Loose:
+    """Rows whose labels and groups still have the user's names."""
+
+    x: Numbers
+    y: "Column"
+    group: "Column | None"
+    features: tuple[str, ...]
+
+
+def from_arrays(
+    data: Any,
+    *,
+    test: Any = None,
+    label: str | None = None,
+    group: str | None = None,
+    test_share: float = 0.2,
+    split_seed: int = 0,
+    validation: float = 0.0,
+    seed: int = 0,
+    standardize: bool = False,
+    name: str = "arrays",
+) -> Dataset:
+    """A data set from ``(x, y)``, ``(x, y, group)`` or a data frame with ``label=`` (and perhaps ``group=``).
+
+    The arrays may be NumPy's, PyTorch's or pandas'. The first axis of x is the rows, the second the columns or channels.
+    Values are taken as they are unless ``standardize`` asks for mean 0 and deviation 1 over the training rows.
+
+    Args:
+        data: the rows
+        test: the test rows in the same form; None: a share of the rows is held out, in proportion within every class
+        label: the column of a data frame that holds the class
+        group: the column of a data frame that says whom a row belongs to
+        test_share: the share that is held out when there are no test rows
+        split_seed: seed of that split
+        validation: share of the training rows to hold out for validation
+        seed: seed of that choice
+        standardize: bring every column or channel to mean 0 and deviation 1
+        name: what to call it in reports
+
+    >>> rows = from_arrays(([[0.0], [1.0], [2.0], [3.0]], ["cat", "dog", "cat", "dog"]), test_share=0.5)
+    >>> rows.classes, len(rows.train), len(rows.test)
+    (('cat', 'dog'), 2, 2)
+    """
+    train = part_from(name, _unpack(name, data, label, group))
+    tested = None if test is None else part_from(f"{name}: test", _unpack(name, test, label, group))
+    rows, classes, groups = split_parts(name, train, tested)
+    raw = Arrays(
+        train=rows[0],
+        test=Split("test", test_share, split_seed) if tested is None else rows[1],
+        classes=classes,
+        groups=groups,
+        features=train.features,
+        scaled=everything(train.x) if standardize else None,
+    )
+    return raw.build(name, Split("validation", validation, seed) if validation else None)
+
+
+def _unpack(name: str, data: Any, label: str | None, group: str | None) -> tuple[Any, ...]:
+    if hasattr(data, "columns"):
+        return _unpack_frame(name, data, label, group)
+    if label is not None or group is not None:
+        raise FedskewError(f"{name}: label= and group= name columns of a data frame; give arrays as (x, y, group)")
+    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+        raise FedskewError(f"{name}: expected (x, y), (x, y, group) or a data frame with label=, got {type(data).__name__}")
+    return tuple(data)
+
+
+def _unpack_frame(name: str, frame: Any, label: str | None, group: str | None) -> tuple[Any, ...]:
+    if label is None:
+        raise FedskewError(f"{name}: a data frame needs label=, the column that holds the class")
+    need_column(name, label, frame.columns)
+    x = frame.drop(columns=[label])
+    if group is None:
+        return x, frame[label]
+    need_column(name, group, x.columns)
+    return x.drop(columns=[group]), frame[label], frame[group]
+
+
+def part_from(name: str, parts: tuple[Any, ...]) -> Loose:
+    """Check the rows that a user gave: numbers without gaps, as many labels (and groups) as rows."""
+    import pandas as pd
+
+    features = tuple(str(column) for column in parts[0].columns) if hasattr(parts[0], "columns") else ()
+    x = _features(name, parts[0])
+    named = []
+    for what, values in zip(("labels", "groups"), parts[1:], strict=False):
+        flat = _plain(values)
+        if flat.ndim == 2 and flat.shape[1] == 1:
+            flat = flat[:, 0]
+        if flat.ndim != 1:
+            raise FedskewError(f"{name}: {what} of shape {flat.shape}, expected one number or name a row")
+        if len(flat) != len(x):
+            raise FedskewError(f"{name}: {len(x)} rows of features but {len(flat)} {what}")
+        named.append(pd.Series(flat))
+    return Loose(x, named[0], named[1] if len(named) > 1 else None, features)
+
+
+def _plain(values: Any) -> Numbers:
+    """As a NumPy array; a tensor is known by its methods, so that PyTorch need not be imported."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    elif hasattr(values, "numpy"):
+        values = values.numpy()
+    return np.asarray(values)
+
+
+def _features(name: str, values: Any) -> Numbers:
+    if hasattr(values, "columns"):
+        for column, kind in zip(values.columns, values.dtypes, strict=True):
+            if getattr(kind, "kind", "O") not in "biuf":
+                raise FedskewError(f"{name}: column {column!r} is {kind}, not numbers; encode it or read it with a csv file")
+    try:
+        x = _plain(values)
+    except ValueError:
+        raise FedskewError(f"{name}: the rows of x have different lengths; make them equal") from None
+    except TypeError as error:  # a tensor type that NumPy does not have
+        raise FedskewError(f"{name}: x cannot be read: {error}") from None
+    if x.dtype.kind not in "biuf":
+        raise FedskewError(f"{name}: x holds {x.dtype} values, not numbers; encode text as numbers first")
+    if x.ndim < 2:
+        raise FedskewError(f"{name}: x of shape {x.shape} has no features; use shape (rows, 1) for a single feature")
+    if x.size == 0:
+        raise FedskewError(f"{name}: x of shape {x.shape} is empty")
+    return x.astype(np.uint8) if x.dtype.kind == "b" else x
+
+
+def split_parts(name: str, train: Loose, test: Loose | None) -> tuple[list[Rows], tuple[str, ...], tuple[str, ...]]:
+    """The parts with numbered labels and groups, and the names of both."""
+    parts = [train] if test is None else [train, test]
+    for part in parts:
+        if part.x.shape[1:] != train.x.shape[1:]:
+            raise FedskewError(f"{name}: test rows of shape {part.x.shape[1:]}, training rows of shape {train.x.shape[1:]}")
+        if (part.group is None) != (train.group is None):
+            raise FedskewError(f"{name}: only one of the training and the test part has groups; give both or none")
+    labels, classes = number_labels(name, "y", [part.y for part in parts])
+    groups: list[Ints | None] = [None] * len(parts)
+    names: tuple[str, ...] = ()
+    if train.group is not None:
+        numbers, names = number_groups(name, "group", [part.group for part in parts if part.group is not None])
+        groups = list(numbers)
+    return [Rows(part.x, y, group) for part, y, group in zip(parts, labels, groups, strict=True)], classes, names

@@ -1,0 +1,138 @@
+"""MNIST and its relatives in the idx format: mnist, fashion-mnist, and qmnist's writers of the MNIST digits."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.data.arrays import Arrays, Numbers
+from fedskew.data.dataset import Rows
+from fedskew.data.source import Download, Source, find, read_bytes, register
+from fedskew.errors import FedskewError
+from fedskew.streams import Ints
+
+_FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
+_TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+def _downloads(
+    folder: str, addresses: tuple[str, ...], files: tuple[str, ...], checksums: tuple[str, ...]
+) -> tuple[Download, ...]:
+    return tuple(
+        Download(f"{folder}/{file}", tuple(address + file for address in addresses), f"md5:{md5}")
+        for file, md5 in zip(files, checksums, strict=True)
+    )
+
+
+_MNIST = _downloads(
+    "mnist",
+    # The publisher's own server has long refused downloads; PyTorch's copy has the same checksums.
+    ("https://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
+    _FILES,
+    (
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+)
+_FASHION_MNIST = _downloads(
+    "fashion-mnist",
+    ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    _FILES,
+    (
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+)
+_QMNIST = _downloads(
+    "qmnist",
+    ("https://raw.githubusercontent.com/facebookresearch/qmnist/master/",),
+    ("qmnist-train-labels-idx2-int.gz", "qmnist-test-labels-idx2-int.gz"),
+    ("0058f8dd561b90ffdd0f734c6a30e5e4", "5b5b05890a5e13444e108efe57b788aa"),
+)
+
+
+def _source(licence: str, downloads: tuple[Download, ...]) -> Source:
+    return Source(licence, files=tuple(download.path for download in downloads), downloads=downloads)
+
+
+@register("mnist", _source("commonly stated as CC BY-SA 3.0; LeCun, Cortes, Burges", _MNIST))
+def mnist() -> Arrays:
+    """Handwritten digits, 28x28 grey, 60,000 + 10,000, published split."""
+    return _images("mnist", "mnist", tuple("0123456789"))
+
+
+@register("fashion-mnist", _source("MIT; Xiao, Rasul, Vollgraf 2017", _FASHION_MNIST))
+def fashion_mnist() -> Arrays:
+    """Articles of clothing, 28x28 grey, 60,000 + 10,000, published split."""
+    return _images("fashion-mnist", "fashion-mnist", _FASHION)
+
+
+@register("qmnist", _source("BSD style; Yadav, Bottou 2019 (images: MNIST)", _MNIST + _QMNIST))
+def qmnist() -> Arrays:
+    """MNIST with the writer of every digit as its group: natural clients.
+
+    The images and the split are MNIST's; the writers come from the QMNIST label files (column 2). Other people wrote the
+    test digits (297) than the training digits (539), so no writer is in both parts.
+    """
+    images = _images("qmnist", "mnist", tuple("0123456789"))
+    train, test = images.train, images.test
+    assert isinstance(test, Rows)
+    writers = [
+        _writers("qmnist/qmnist-train-labels-idx2-int.gz", train.y),
+        _writers("qmnist/qmnist-test-labels-idx2-int.gz", test.y),  # the first 10,000 of its 60,000 are MNIST's
+    ]
+    names, numbers = np.unique(np.concatenate(writers), return_inverse=True)
+    return Arrays(
+        train=Rows(train.x, train.y, numbers[: len(train)].astype(np.int64)),
+        test=Rows(test.x, test.y, numbers[len(train) :].astype(np.int64)),
+        classes=images.classes,
+        groups=tuple(str(name) for name in names),
+        scaled=images.scaled,
+        full_scale=images.full_scale,
+        notes=("groups are writers; no writer is in both the training and the test part",),
+    )
+
+
+def _images(name: str, folder: str, classes: tuple[str, ...]) -> Arrays:
+    paths = [find(name, f"{folder}/{file}") for file in _FILES]
+    parts = []
+    for images, labels in (paths[:2], paths[2:]):
+        x, y = read_idx(images, 3), read_idx(labels, 1).astype(np.int64)
+        if len(x) != len(y):
+            raise FedskewError(f"{name}: {len(x)} images in {images} but {len(y)} labels in {labels}")
+        if len(y) and y.max() >= len(classes):
+            raise FedskewError(f"{name}: {labels} holds the label {y.max()}, expected 0 … {len(classes) - 1}")
+        parts.append(Rows(x[:, None], y))
+    return Arrays(parts[0], parts[1], classes, scaled=np.ones(1, dtype=np.bool_), full_scale=255)
+
+
+def _writers(file: str, y: Ints) -> Ints:
+    path = find("qmnist", file)
+    table = read_idx(path, 2)
+    if len(table) < len(y) or table.shape[1] < 3:
+        raise FedskewError(f"qmnist: {path} holds {table.shape} numbers, expected at least {(len(y), 3)}")
+    if not np.array_equal(table[: len(y), 0], y):
+        raise FedskewError(f"qmnist: the classes in {path} are not those of the files in mnist/: get both again")
+    return table[: len(y), 2].astype(np.int64)
+
+
+def read_idx(path: Path, dimensions: int) -> Numbers:
+    """The array of an idx file: two zero bytes, a type, the number of dimensions, their sizes, the values."""
+    content = read_bytes(path)
+    start = 4 + 4 * dimensions
+    if len(content) < start or content[:2] != b"\0\0" or content[2] not in _TYPES or content[3] != dimensions:
+        raise FedskewError(f"{path} is not an idx file with {dimensions} dimensions: it begins with {content[:4].hex(' ')}")
+    shape = [int(size) for size in np.frombuffer(content, dtype=">u4", offset=4, count=dimensions)]
+    kind = _TYPES[content[2]]
+    expected = math.prod(shape) * kind.itemsize
+    if len(content) - start != expected:
+        raise FedskewError(
+            f"{path} holds {len(content) - start} bytes of values, expected {expected}: it is cut off or damaged"
+        )
+    return np.frombuffer(content, dtype=kind, offset=start).reshape(shape)

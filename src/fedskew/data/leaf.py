@@ -1,0 +1,75 @@
+"""FEMNIST as LEAF writes it: JSON files with the digits and letters of every writer."""
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.data.arrays import Arrays
+from fedskew.data.dataset import Rows
+from fedskew.data.source import Source, find, reading, register
+from fedskew.errors import FedskewError
+
+# LEAF numbers digits first, then capital, then small letters.
+_CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+
+
+@register(
+    "femnist",
+    Source(
+        "BSD 2-clause (LEAF), images: NIST SD 19, public domain; Caldas et al. 2018",
+        files=("femnist/train", "femnist/test"),
+        manual=(
+            "clone https://github.com/TalwalkarLab/leaf, run ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample in data/femnist, "
+            "and copy its data/train and data/test folders of .json files to {root}/femnist/train and {root}/femnist/test"
+        ),
+    ),
+)
+def femnist() -> Arrays:
+    """Handwritten digits and letters in 62 classes, 28x28 grey, with the writer as group (LEAF json)."""
+    folders = [find("femnist", f"femnist/{part}") for part in ("train", "test")]
+    parts = [_read(folder) for folder in folders]
+    names = sorted({writer for _, _, writers in parts for writer, _ in writers})
+    number = {name: position for position, name in enumerate(names)}
+    train, test = (
+        Rows(x, y, np.repeat([number[writer] for writer, _ in writers], [count for _, count in writers]).astype(np.int64))
+        for x, y, writers in parts
+    )
+    return Arrays(train, test, _CLASSES, groups=tuple(names), scaled=np.ones(1, dtype=np.bool_))
+
+
+def _read(folder: Path) -> tuple[Any, Any, list[tuple[str, int]]]:
+    """Images, labels and (writer, rows) of all files of a folder."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise FedskewError(f"femnist: there are no .json files in {folder}")
+    images, labels, writers = [], [], []
+    for file in files:
+        for writer, x, y in _writers(file):
+            images.append(x)
+            labels.append(y)
+            writers.append((writer, len(y)))
+    return np.concatenate(images), np.concatenate(labels), writers
+
+
+def _writers(file: Path) -> list[tuple[str, Any, Any]]:
+    with reading(file):
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise FedskewError(f"{file} is not whole JSON (line {error.lineno}, column {error.colno}): get it again") from None
+    try:
+        return [(writer, *_writer(content["user_data"][writer])) for writer in content["users"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise FedskewError(f"{file} is not LEAF's FEMNIST: users with 784 pixels x and labels y expected ({error})") from None
+
+
+def _writer(data: dict[str, Any]) -> tuple[Any, Any]:
+    x, y = np.asarray(data["x"], dtype=np.float32).reshape(-1, 1, 28, 28), np.asarray(data["y"], dtype=np.int64)
+    if len(x) != len(y):
+        raise ValueError(f"{len(x)} images but {len(y)} labels")
+    if len(y) and not 0 <= y.min() <= y.max() < len(_CLASSES):
+        raise ValueError(f"label {y.max()}")
+    return x, y

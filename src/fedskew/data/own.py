@@ -1,0 +1,205 @@
+"""Readers of the user's own data: CSV, Parquet and NPZ files (a folder of images is in images.py)."""
+
+import csv as text_table
+import warnings
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.data.arrays import Arrays, everything
+from fedskew.data.convert import part_from, split_parts
+from fedskew.data.dataset import Split, datasets
+from fedskew.data.source import TestShare, reading
+from fedskew.data.table import Table, need_column
+from fedskew.errors import FedskewError
+from fedskew.registry import AtLeastOne, NonNegative
+
+if TYPE_CHECKING:
+    from fedskew.data.table import Frame
+
+Separator = Literal["comma", "semicolon", "tab", "space"]
+_SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " "}
+
+
+@datasets.register("csv")
+@datasets.register("parquet")
+def table(
+    *,
+    path: str,
+    label: str,
+    group: str | None = None,
+    drop: tuple[str, ...] = (),
+    categorical: tuple[str, ...] = (),
+    test: TestShare = 0.2,
+    test_path: str | None = None,
+    split_seed: int = 0,
+    standardize: bool = True,
+    max_categories: Annotated[int, AtLeastOne] = 64,
+    window: Annotated[int, NonNegative] = 0,
+    stride: Annotated[int, NonNegative] = 0,
+    separator: Separator = "comma",
+) -> Table:
+    """Your own table: a CSV file with a header line (may be gzipped) or a Parquet file.
+
+    Text columns become one feature a category, missing numbers the training median; whatever is fitted is fitted on
+    training rows only.
+
+    Args:
+        path: the file
+        label: column with the class
+        group: column with whom a row belongs to (person, device, site): natural clients
+        drop: columns to leave out, a+b+c
+        categorical: columns to read as categories although they hold numbers, a+b+c
+        test: share of the rows held out for test, in proportion within every class (and group)
+        test_path: a second file with the test rows, instead of a split
+        split_seed: seed of the split
+        standardize: bring numeric columns to mean 0 and deviation 1
+        max_categories: features for one text column at most; the rarest categories are pooled
+        window: rows of one window of a time series, 0 for none; the split then keeps groups whole, or cuts the series once
+        stride: rows from one window to the next, 0 for as many as the window has
+        separator: what stands between the columns of a CSV file
+    """
+    return Table(
+        train=read_table(Path(path).expanduser(), drop, separator),
+        test=(
+            Split("test", test, split_seed) if test_path is None else read_table(Path(test_path).expanduser(), drop, separator)
+        ),
+        label=label,
+        group=group,
+        standardize=standardize,
+        categorical=categorical,
+        max_categories=max_categories,
+        window=window,
+        stride=stride,
+    )
+
+
+@datasets.register("npz")
+def npz(
+    *,
+    path: str,
+    test: TestShare = 0.2,
+    test_path: str | None = None,
+    split_seed: int = 0,
+    standardize: bool = True,
+) -> Arrays:
+    """Your own arrays: an NPZ file with x, y and perhaps group (and x_test, y_test, group_test).
+
+    The first axis of x is the rows, the second the columns of a table or the channels of images and signals.
+
+    Args:
+        path: the file
+        test: share of the rows held out for test, in proportion within every class (and group)
+        test_path: a second file with the test rows, instead of a split
+        split_seed: seed of the split
+        standardize: bring every column or channel to mean 0 and deviation 1
+    """
+    file = Path(path).expanduser()
+    arrays = read_npz(file)
+    train = part_from(str(file), _pick(file, arrays, ""))
+    tested = None
+    if test_path is not None:
+        test_file = Path(test_path).expanduser()
+        tested = part_from(str(test_file), _pick(test_file, read_npz(test_file), ""))
+    elif "x_test" in arrays:
+        tested = part_from(str(file), _pick(file, arrays, "_test"))
+    rows, classes, groups = split_parts(str(file), train, tested)
+    return Arrays(
+        train=rows[0],
+        test=rows[1] if tested else Split("test", test, split_seed),
+        classes=classes,
+        groups=groups,
+        features=train.features,
+        scaled=everything(train.x) if standardize else None,
+    )
+
+
+def read_table(path: Path, drop: Iterable[str] = (), separator: Separator = "comma") -> "Frame":
+    """A CSV or Parquet file, told apart by their first bytes, without the dropped columns."""
+    with reading(path), path.open("rb") as file:
+        start = file.read(4)
+    frame = read_parquet(path, drop) if start == b"PAR1" else read_csv(path, drop, separator)
+    if not len(frame):
+        raise FedskewError(f"{path} has no rows")
+    return frame
+
+
+def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma") -> "Frame":
+    """A CSV file with a header line, without the dropped columns."""
+    import pandas as pd
+
+    sign = _SEPARATORS[separator]
+    with reading(path), warnings.catch_warnings():
+        # More fields than the header has are otherwise cut away with a warning only.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            frame = pd.read_csv(path, sep=sign, index_col=False, low_memory=False)
+        except pd.errors.EmptyDataError:
+            raise FedskewError(f"{path} is empty") from None
+        except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+            raise FedskewError(f"{path} is not a regular table: {' '.join(str(error).split())}") from None
+    _refuse_short_end(path, sign, len(frame.columns))
+    for column in drop:
+        need_column(str(path), column, frame.columns)
+    return frame.drop(columns=list(drop))
+
+
+def _refuse_short_end(path: Path, sign: str, columns: int) -> None:
+    """A file that was cut off ends in a short line, which would pass for missing values."""
+    if path.suffix != ".csv":
+        return  # a compressed file knows by itself that it was cut off
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - (1 << 16)))
+        lines = file.read().decode(errors="replace").rstrip("\r\n").splitlines()
+    if len(lines) < 2 or '"' in lines[-1]:
+        return  # quotes may span lines, so the last one proves nothing
+    fields = len(next(text_table.reader([lines[-1]], delimiter=sign), []))
+    if fields < columns:
+        raise FedskewError(f"{path}: the last line has {fields} of {columns} columns, so the file is cut off: get it again")
+
+
+def read_parquet(path: Path, drop: Iterable[str] = ()) -> "Frame":
+    """A Parquet file without the dropped columns."""
+    try:
+        import pyarrow
+        from pyarrow import parquet as files
+    except ImportError:
+        raise FedskewError("Parquet files need pyarrow: pip install 'fedskew[parquet]'") from None
+    with reading(path):
+        try:
+            header = files.read_schema(path).names
+            for column in drop:
+                need_column(str(path), column, header)
+            table = files.read_table(path, columns=[column for column in header if column not in set(drop)])
+        except pyarrow.ArrowException as error:
+            raise FedskewError(f"{path} is not a Parquet file or damaged: {' '.join(str(error).split())}") from None
+        frame: Frame = table.to_pandas()
+    return frame.reset_index(drop=True)
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an NPZ file; pickled objects are refused."""
+    with reading(path):
+        try:
+            with path.open("rb") as file:
+                archive = np.load(file, allow_pickle=False)
+                if not isinstance(archive, np.lib.npyio.NpzFile):
+                    raise FedskewError(f"{path} is a single array, not an .npz archive: use numpy.savez")
+                return {name: archive[name] for name in archive.files}
+        except FedskewError:
+            raise
+        except (ValueError, zipfile.BadZipFile, KeyError) as error:
+            why = "it holds Python objects (dtype object), which are never unpickled" if "pickle" in str(error) else "damaged"
+            raise FedskewError(f"{path} is not a readable .npz archive: {why}") from None
+
+
+def _pick(path: Path, arrays: dict[str, NDArray[Any]], ending: str) -> tuple[NDArray[Any], ...]:
+    for name in ("x", "y"):
+        if name + ending not in arrays:
+            raise FedskewError(f"{path} has no array {name + ending!r}, it holds {', '.join(sorted(arrays)) or 'nothing'}")
+    return tuple(arrays[name + ending] for name in ("x", "y", "group") if name + ending in arrays)

@@ -1,0 +1,127 @@
+"""Where the files of a known data set lie under the data root, and how to get them when they do not."""
+
+import gzip
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from fedskew.data.dataset import Reader, datasets
+from fedskew.errors import FedskewError
+from fedskew.registry import Bounds
+
+TestShare: TypeAlias = Annotated[float, Bounds(0, 1, above=True, below=True)]
+
+
+@dataclass(frozen=True)
+class Download:
+    """One published file: its place under the data root (for an archive: the folder it unpacks to) and its checksum.
+
+    The addresses are tried in order: the publisher's own, then copies that the same checksum vouches for.
+    """
+
+    path: str
+    urls: tuple[str, ...]
+    checksum: str  # "sha256:…" or "md5:…", whichever is published
+    archive: str = ""  # file name of the .zip or .tar.gz to unpack; empty: the file is kept as it is
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a known data set needs on disk and under which terms it may be used."""
+
+    licence: str
+    files: tuple[str, ...] = ()  # paths under the data root; a .gz may also lie there unpacked
+    instead: tuple[str, ...] = ()  # other files that serve as well
+    downloads: tuple[Download, ...] = ()
+    manual: str = ""  # for what cannot be fetched: what to get from where; {root} is the data root
+
+    def missing(self) -> tuple[str, ...]:
+        """The files that are not there."""
+        if self.instead and all(is_there(path) for path in self.instead):
+            return ()
+        return tuple(path for path in self.files if not is_there(path))
+
+
+sources: dict[str, Source] = {}
+
+
+def register(name: str, source: Source) -> Callable[[Reader], Reader]:
+    """Decorator: make a reader available as ``name``, with its source."""
+
+    def keep(reader: Reader) -> Reader:
+        sources[name] = source
+        return datasets.register(name)(reader)
+
+    return keep
+
+
+def root() -> Path:
+    """The folder of all data sets: ``FEDSKEW_DATA``, or ``fedskew`` in the platform's user cache."""
+    chosen = os.environ.get("FEDSKEW_DATA")
+    return Path(chosen).expanduser() if chosen else _user_cache(sys.platform) / "fedskew"
+
+
+def _user_cache(platform: str) -> Path:
+    if platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _at(relative: str) -> Path | None:
+    path = root() / relative
+    for candidate in (path, path.with_suffix("")) if path.suffix == ".gz" else (path,):
+        if candidate.exists():
+            return candidate
+    return None
+
+
+def is_there(relative: str) -> bool:
+    """Whether a file or folder lies under the data root, packed or unpacked."""
+    return _at(relative) is not None
+
+
+def find(name: str, relative: str, otherwise: str = "") -> Path:
+    """A file or folder of a known data set, packed or unpacked, or an error that says how to get it."""
+    path = _at(relative)
+    if path is None:
+        raise FedskewError(f"{name}: {root() / relative} is not there; {how_to_get(name)}{otherwise}")
+    return path
+
+
+def how_to_get(name: str) -> str:
+    """What to do for the files of a known data set."""
+    source = sources[name]
+    return f"run: fedskew data fetch {name}" if source.downloads else source.manual.format(root=root())
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a file is read into one line that names the file."""
+    try:
+        yield
+    except FedskewError:
+        raise
+    except FileNotFoundError:
+        raise FedskewError(f"{path} is not there") from None
+    except (EOFError, zlib.error):
+        raise FedskewError(f"{path} is cut off or damaged: get it again") from None
+    except UnicodeDecodeError as error:
+        raise FedskewError(f"{path} is not UTF-8 text (byte {error.start}): convert it") from None
+    except OSError as error:
+        raise FedskewError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, decompressed when it is gzipped."""
+    with reading(path):
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    if not content:
+        raise FedskewError(f"{path} is empty: get it again")
+    return content
