@@ -22,6 +22,11 @@ class Arrived:
     weights: Floats
 
 
+def sound_clients(updates: Updates) -> Tensor:
+    """Which clients of a stack sent and kept finite numbers only; a client that was not sound keeps its old state."""
+    return finite_clients([updates.payload, {"buffers": updates.buffers}, updates.own], len(updates.report.clients))
+
+
 class WeightedMean:
     """Adds up updates stack by stack, so that a round never holds more than one stack in memory."""
 
@@ -33,14 +38,13 @@ class WeightedMean:
 
     def add(self, updates: Updates) -> Arrived:
         """Weigh a stack and add it; clients with NaN or infinite numbers get weight 0 and are left out."""
-        fine = finite_clients([updates.payload, {"buffers": updates.buffers}, updates.own])
-        keep = np.flatnonzero(fine.cpu().numpy())
         report = updates.report
+        keep = np.flatnonzero(sound_clients(updates).numpy())
         weights = np.zeros(len(report.clients))
         if len(keep) == len(report.clients):
             sound = updates
         else:
-            index = torch.from_numpy(keep).to(fine.device)
+            index = torch.from_numpy(keep)
             sound = Updates(
                 _some(report, keep),
                 rows_of(updates.payload, index),

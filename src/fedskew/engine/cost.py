@@ -13,6 +13,11 @@ _known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
 _COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 6, 3
 
 
+# Measured on two cores (benchmarks/rule.py): below this, a second thread gains nothing, and costs much when it must wait for a
+# core; above it, threads pay. Forward multiplications of one client's step.
+THREADS_PAY_ABOVE = 1_000_000
+
+
 @dataclass(frozen=True)
 class Cost:
     """One client, one batch."""
@@ -20,6 +25,10 @@ class Cost:
     multiplications_per_step: int  # forward pass only
     bytes_per_client: int
     convolutions: bool
+
+    def threads(self, cores: int) -> int:
+        """How many CPU threads to use."""
+        return cores if self.multiplications_per_step > THREADS_PAY_ABOVE else 1
 
 
 def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from fedskew.errors import FedskewError
@@ -27,8 +28,8 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def default_threads() -> int:
-    """As many as the process may really use; more are ruinous for small tensors."""
+def usable_cores() -> int:
+    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -45,9 +46,13 @@ def computing(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def random_layers(device: torch.device, seed: int, round: int) -> Iterator[None]:
-    """Layers that draw numbers themselves (dropout) repeat for a seed and a round; the user's generators stay as they were."""
+def random_layers(device: torch.device, seed: int, round: int, client: int) -> Iterator[None]:
+    """Layers that draw numbers themselves (dropout) repeat for a client in a round; the user's generators stay as they were."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(bits(seed, "dropout", round)[0] >> 1))
+        word = int(bits(seed, "dropout", round, client)[0] >> np.uint64(1))
+        torch.default_generator.manual_seed(word)  # torch.manual_seed would reset the generators of all GPUs as well
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(word)
         yield

@@ -1,5 +1,6 @@
-"""What stays the same over all rounds of a run, and what an engine gives back."""
+"""What stays the same over all rounds of a run, and what an engine takes and gives back; server and lone client share it."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,15 +9,35 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.algorithms.base import Algorithm, Report, Tensors, Tree
+from fedskew.config import Settings
+from fedskew.data.dataset import Rows
+from fedskew.engine.device import pick_device
+from fedskew.engine.norm import check_layers
 from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
+from fedskew.models.layout import layout
 from fedskew.skew.partition import Partition
 from fedskew.streams import Ints
+
+MEMO, OPTIMIZER = "memo.", "optimizer."
+
+
+def parts(own: Tree, prefix: str) -> Tree:
+    """The parts of ``own`` under a prefix, by their plain names."""
+    return {name.removeprefix(prefix): tensors for name, tensors in own.items() if name.startswith(prefix)}
+
+
+def prefixed(tree: Tree, prefix: str) -> Tree:
+    """The inverse of ``parts``."""
+    return {prefix + name: tensors for name, tensors in tree.items()}
 
 
 @dataclass(frozen=True)
 class Job:
-    """The model, the data on its device, the method and the local optimiser."""
+    """The model, the data on its device, the method and the local optimiser.
+
+    The data may be everybody's, or only one client's: then ``first`` is that client's number and the partition has one client.
+    """
 
     model: nn.Module
     x: Tensor
@@ -26,11 +47,40 @@ class Job:
     optimizer: Optimizer
     kept: frozenset[str]  # names that never leave a client
     seed: int
+    first: int = 0  # number of the partition's first client
 
     def rows(self, clients: Ints, positions: Ints) -> Tensor:
         """Row numbers of the data, on the data's device, for positions ``[..., client, slot]`` of these clients."""
-        rows = self.partition.rows[self.partition.offsets[clients][:, None] + positions]
+        rows = self.partition.rows[self.partition.offsets[clients - self.first][:, None] + positions]
         return torch.from_numpy(rows).to(self.y.device)
+
+
+def make_job(
+    model: nn.Module, rows: Rows, partition: Partition, algorithm: Algorithm, settings: Settings, first: int = 0
+) -> Job:
+    """A job for the device and the precision of the settings; the model that was passed in stays as it is."""
+    check_layers(model)
+    algorithm.check(optimizer=settings.optimizer)
+    device, dtype = pick_device(settings.device), getattr(torch, settings.dtype)
+    names = layout(model)
+    kept = frozenset(algorithm.kept(names)) | (names.batch_norm if settings.norm == "local" else frozenset())
+    optimizer = Optimizer(settings.optimizer, settings.momentum, settings.weight_decay, settings.nesterov)
+    x, y = torch.from_numpy(rows.x).to(device, dtype), torch.from_numpy(rows.y).to(device)
+    own_model = copy.deepcopy(model).to(device=device, dtype=dtype)
+    return Job(own_model, x, y, partition, algorithm, optimizer, kept, settings.seed, first)
+
+
+def fresh_client(job: Job) -> Tree:
+    """What a client holds for itself before its first round; made from the model as it is before the first round of all."""
+    params, buffers = dict(job.model.named_parameters()), dict(job.model.named_buffers())
+    everything = {name: value.detach().clone() for name, value in {**params, **buffers}.items()}
+    weights = {name: everything[name] for name in params}
+    tree = prefixed(job.algorithm.remember({name: value for name, value in weights.items() if name not in job.kept}), MEMO)
+    if job.kept:
+        tree["kept"] = {name: everything[name] for name in sorted(job.kept)}
+    if job.algorithm.keeps_optimizer:
+        tree |= prefixed(job.optimizer.init(weights, stacked=False), OPTIMIZER)
+    return tree
 
 
 @dataclass(frozen=True)
@@ -62,18 +112,8 @@ class Engine(Protocol):
     """Runs the local work of a round; the only thing that knows how clients are executed."""
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
-        """Execute the plan; yields each client once, alone or in stacks, in any order."""
+        """Execute the plan; yields each client once, alone or in stacks.
+
+        The order is the engine's, but must be the same every time: sums in another order differ in their last bits.
+        """
         ...
-
-
-MEMO, OPTIMIZER = "memo.", "optimizer."
-
-
-def parts(own: Tree, prefix: str) -> Tree:
-    """The parts of ``own`` under a prefix, by their plain names."""
-    return {name.removeprefix(prefix): tensors for name, tensors in own.items() if name.startswith(prefix)}
-
-
-def prefixed(tree: Tree, prefix: str) -> Tree:
-    """The inverse of ``parts``."""
-    return {prefix + name: tensors for name, tensors in tree.items()}

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedskew.algorithms.base import Report, Tensors, Tree, View
+from fedskew.engine.device import random_layers
 from fedskew.engine.job import MEMO, OPTIMIZER, Job, Start, Updates, parts, prefixed
 from fedskew.engine.plan import Plan
 from fedskew.engine.trees import unsqueezed, without
@@ -35,6 +36,11 @@ class Sequential:
 
 def train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan) -> Updates:
     """The work of the plan's only client for one round; ``worker`` is a model to work in, its content does not matter."""
+    with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0])):
+        return _train_client(worker, job, start, own, plan)
+
+
+def _train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan) -> Updates:
     algorithm, params, buffers = job.algorithm, cast(Tensors, dict(worker.named_parameters())), dict(worker.named_buffers())
     begin = {**start.params, **start.buffers, **own.get("kept", {})}
     with torch.no_grad():
@@ -57,7 +63,7 @@ def train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Pla
         labels = job.y[batch]
         logits = worker(job.x[batch])
         loss = F.cross_entropy(logits, labels)
-        grads = torch.autograd.grad(algorithm.objective(loss, view), list(params.values()))
+        grads = torch.autograd.grad(algorithm.objective(loss, view), list(params.values()), materialize_grads=True)
         with torch.no_grad():
             corrected = algorithm.correct(dict(zip(params, grads, strict=True)), view)
             job.optimizer.step_(params, corrected, state, lr)

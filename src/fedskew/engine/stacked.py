@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedskew.algorithms.base import Report, Tensors, Tree, View
 from fedskew.engine.cost import Cost, measure_cost
+from fedskew.engine.device import random_layers
 from fedskew.engine.job import MEMO, OPTIMIZER, Job, Start, Updates, parts, prefixed
 from fedskew.engine.norm import maskable
 from fedskew.engine.plan import Plan
@@ -40,7 +41,10 @@ class Stacked:
         for first in range(0, len(by_steps), room):
             members = by_steps[first : first + room]
             index = torch.from_numpy(members).to(job.y.device)
-            yield _Stack(job, start, rows_of(start.own, index), plan.only(members)).run()
+            stack = _Stack(job, start, rows_of(start.own, index), plan.only(members))
+            with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[members[0]])):
+                done = stack.run()
+            yield done
 
 
 def stacking_pays(cost: Cost, device: str, clients: int) -> bool:

@@ -40,7 +40,7 @@ class ClientStore:
 
     def put(self, clients: Ints, tree: Tree) -> None:
         """Replace their trees."""
-        if not self:
+        if not self or not len(clients):
             return
         for client in clients.tolist():
             self._slot.setdefault(client, len(self._slot))
@@ -59,11 +59,11 @@ class ClientStore:
         if not self._slot:
             return {}
         used = len(self._slot)
-        flat = {f"{part}/{name}": value[:used] for part, ts in self._held.items() for name, value in ts.items()}
+        flat = {f"{part}/{name}": value[:used].clone() for part, ts in self._held.items() for name, value in ts.items()}
         return {"clients": torch.tensor(self.clients), **flat}
 
     def restore(self, state: Tensors) -> None:
         """The inverse of ``state``."""
         if state:
             self._slot = {client: slot for slot, client in enumerate(state["clients"].tolist())}
-            self._held = {part: {name: state[f"{part}/{name}"] for name in ts} for part, ts in self.fresh.items()}
+            self._held = {part: {name: state[f"{part}/{name}"].cpu().clone() for name in ts} for part, ts in self.fresh.items()}

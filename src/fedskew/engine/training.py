@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedskew.algorithms.base import Algorithm, Roster, Tensors, Tree
+from fedskew.algorithms.base import Algorithm, Roster, Tensors
 from fedskew.config import Settings
 from fedskew.engine.aggregate import Arrived, WeightedMean
-from fedskew.engine.device import computing, default_threads, pick_device, random_layers
+from fedskew.engine.cost import measure_cost
+from fedskew.engine.device import computing, usable_cores
 from fedskew.engine.evaluate import Evaluator, OwnModel, Score
-from fedskew.engine.job import MEMO, OPTIMIZER, Engine, Job, Start, prefixed
-from fedskew.engine.norm import check_layers, has_batch_norm
-from fedskew.engine.optimizer import Optimizer
+from fedskew.engine.job import Engine, Start, fresh_client, make_job
+from fedskew.engine.norm import has_batch_norm
 from fedskew.engine.plan import Plan
 from fedskew.engine.schedule import schedules
 from fedskew.engine.sequential import Sequential
@@ -24,7 +24,6 @@ from fedskew.engine.store import ClientStore
 from fedskew.engine.trees import size_in_bytes
 from fedskew.errors import FedskewError
 from fedskew.fleet.uniform import fleets
-from fedskew.models.layout import layout
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
 from fedskew.streams import Stream
@@ -47,48 +46,30 @@ class Training:
         self, fed: Federation, model: nn.Module, algorithm: Algorithm, settings: Settings, engine: Engine | None = None
     ) -> None:
         self.fed, self.settings, self.algorithm = fed, settings, algorithm
-        self.device = pick_device(settings.device)
-        dtype = getattr(torch, settings.dtype)
-        check_layers(model)
-        algorithm.check(optimizer=settings.optimizer)
-        self.model = copy.deepcopy(model).to(device=self.device, dtype=dtype)
         self.engine = engine or _engine(settings)
-        self.threads = settings.threads or default_threads()
         self.schedule, self.fleet = schedules.choose(settings.schedule), fleets.choose(settings.fleet)
         self.trained_on = algorithm.arrange(fed.partition)
         self.per_round = _clients_a_round(settings, self.trained_on, fed.clients)
         self.least = _least_batch(model, self.trained_on, settings.batch_size)
-        names = layout(model)
-        kept = frozenset(algorithm.kept(names)) | (names.batch_norm if settings.norm == "local" else frozenset())
-        optimizer = Optimizer(settings.optimizer, settings.momentum, settings.weight_decay, settings.nesterov)
-        x, y = torch.from_numpy(fed.train.x).to(self.device, dtype), torch.from_numpy(fed.train.y).to(self.device)
-        self.job = Job(self.model, x, y, self.trained_on, algorithm, optimizer, kept, settings.seed)
+        self.job = make_job(model, fed.train, self.trained_on, algorithm, settings)
+        self.model, self.device = self.job.model, self.job.x.device
+        self.threads = settings.threads or measure_cost(self.model, self.job.x, settings.batch_size).threads(usable_cores())
         self.params: Tensors = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
         self.server = algorithm.init(self._shared())
-        self.store = ClientStore(self._fresh_client())
+        self.store = ClientStore(fresh_client(self.job))
         self.round = 0
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
-        self.evaluator = Evaluator(fed, copy.deepcopy(self.model), x, y, settings.eval_rows, settings.seed)
+        self.evaluator = Evaluator(fed, copy.deepcopy(self.model), self.job.x, self.job.y, settings.eval_rows, settings.seed)
 
     def _shared(self) -> Tensors:
         return {name: value for name, value in self.params.items() if name not in self.job.kept}
-
-    def _fresh_client(self) -> Tree:
-        """What a client holds for itself before its first round."""
-        everything = {**self.params, **self.buffers}
-        tree = prefixed(self.algorithm.remember(self._shared()), MEMO)
-        if self.job.kept:
-            tree["kept"] = {name: everything[name] for name in sorted(self.job.kept)}
-        if self.algorithm.keeps_optimizer:
-            tree |= prefixed(self.job.optimizer.init(self.params, stacked=False), OPTIMIZER)
-        return tree
 
     # -- one round ------------------------------------------------------------------------------------------------------
 
     def advance(self) -> RoundResult:
         """Run the next round and say what happened."""
-        with computing(self.threads), random_layers(self.device, self.settings.seed, self.round):
+        with computing(self.threads):
             return self._advance()
 
     def _advance(self) -> RoundResult:
@@ -219,11 +200,11 @@ def _engine(settings: Settings) -> Engine:
 
 
 def _clients_a_round(settings: Settings, trained_on: Partition, clients: int) -> int:
-    if settings.per_round is None or trained_on.clients == 1:
+    if settings.per_round is None:
         return trained_on.clients
     if settings.per_round > clients:
         raise FedskewError(f"per_round={settings.per_round} is more than the {clients} clients: use at most {clients}")
-    return settings.per_round
+    return min(settings.per_round, trained_on.clients)
 
 
 def _least_batch(model: nn.Module, trained_on: Partition, batch_size: int) -> int:

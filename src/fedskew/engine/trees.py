@@ -15,7 +15,11 @@ def stacked(tensors: Tensors, count: int) -> Tensors:
 
 def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
     """The clients at ``index`` of a stacked tree."""
-    return {part: {name: value[index] for name, value in tensors.items()} for part, tensors in tree.items()}
+
+    def pick(value: Tensor) -> Tensor:
+        return value[index.to(value.device) if isinstance(index, Tensor) else index]
+
+    return {part: {name: pick(value) for name, value in tensors.items()} for part, tensors in tree.items()}
 
 
 def unsqueezed(tree: Tree) -> Tree:
@@ -33,14 +37,13 @@ def size_in_bytes(tree: Tree) -> int:
     return sum(value.numel() * value.element_size() for tensors in tree.values() for value in tensors.values())
 
 
-def finite_clients(trees: Iterable[Tree]) -> Tensor:
-    """For every client of the stacked trees, whether all of its numbers are finite."""
-    verdict: Tensor | None = None
+def finite_clients(trees: Iterable[Tree], count: int) -> Tensor:
+    """For each of the ``count`` clients of the stacked trees, whether all of its numbers are finite."""
+    verdict = torch.ones(count, dtype=torch.bool)
     for tree in trees:
         for tensors in tree.values():
             for value in tensors.values():
                 # A sum is finite only if all terms are; it costs one pass and no mask as large as the tensor.
                 fine = torch.isfinite(value.flatten(1).sum(1, dtype=torch.float64) if value.dim() > 1 else value)
-                verdict = fine if verdict is None else verdict & fine
-    assert verdict is not None, "a client sent nothing at all"
-    return verdict
+                verdict = verdict.to(fine.device) & fine
+    return verdict.cpu()

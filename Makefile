@@ -1,0 +1,37 @@
+# fedskew: `make run` trains on the embedded data, `make test` runs every test; both set themselves up.
+VENV := .venv
+BIN := $(VENV)/bin
+# Real data for the tests, if a copy is at hand; what is skipped without it is said at the end of `make test`.
+STAGED := ../shared/data
+DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
+
+.PHONY: run test check bench clean
+
+run: $(VENV)/.core
+	$(BIN)/fedskew run --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
+	    --algorithm fedavg --algorithm fedprox:mu=0.1 --seed 0
+
+test: $(VENV)/.dev check
+	@if [ -z "$(FEDSKEW_DATA)" ] && [ -x $(STAGED)/unpack ]; then $(BIN)/python $(STAGED)/unpack "$(DATA)"; fi
+	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs --cov --cov-report=term --cov-fail-under=90
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	FEDSKEW_DATA="$(DATA)" $(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .data .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || python3 -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
