@@ -23,12 +23,15 @@ def choose(spec: str | Mapping[str, Any] | Choice) -> Choice:
     """
     if isinstance(spec, str):
         spec = parse(spec, datasets.kind)
-    if isinstance(spec, Mapping) and isinstance(spec.get("name"), str):
-        spec = Choice(spec["name"], {key: value for key, value in spec.items() if key != "name"})
-    if isinstance(spec, Choice) and spec.name not in datasets:
-        reader = _reader_of(spec.name)
+    if isinstance(spec, Choice):
+        spec = {"name": spec.name, **spec.options}
+    path = spec.get("name") if isinstance(spec, Mapping) else None
+    if isinstance(path, str) and path not in datasets:
+        reader = _reader_of(path)
+        if reader and "path" in spec:
+            raise FedskewError(f"{path} is a path already; leave out path={spec['path']}")
         if reader:
-            spec = Choice(reader, {"path": spec.name, **spec.options})
+            spec = {"name": reader, "path": path} | {key: value for key, value in spec.items() if key != "name"}
     return datasets.choose(spec)
 
 

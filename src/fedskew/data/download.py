@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 from fedskew.data.dataset import datasets
-from fedskew.data.source import Download, how_to_get, is_there, root, sources
+from fedskew.data.source import Download, how_to_get, is_there, reading, root, sources
 from fedskew.errors import FedskewError
 from fedskew.registry import parse
 
@@ -189,7 +189,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _matches(path: Path, checksum: str) -> bool:
     kind, _, expected = checksum.partition(":")
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, kind).hexdigest() == expected
 
 

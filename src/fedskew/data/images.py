@@ -34,9 +34,8 @@ class Picture(NamedTuple):
         "none stated, research use; Li et al. ICCV 2017",
         files=tuple(f"PACS/{domain}" for domain in _DOMAINS),
         manual=(
-            "download the PACS images (linked from https://sketchx.eecs.qmul.ac.uk/downloads/ as Deeper, Broader and Artier "
-            "Domain Generalization) and unpack them as {root}/PACS/<domain>/<class>/*.jpg with the domains "
-            + ", ".join(_DOMAINS)
+            "download https://drive.google.com/open?id=1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE (linked from the Dassl.pytorch "
+            "project) and put its images as {root}/PACS/<domain>/<class>/*.jpg with the domains " + ", ".join(_DOMAINS)
         ),
     ),
 )
@@ -140,9 +139,8 @@ def images(
     if test_path is None and parted:
         test_path, folder = str(folder / "test"), folder / "train"
         notes = ("the folders train and test are taken as the split",)
-    train, tested = (None if part is None else _layout(Path(part).expanduser(), layout) for part in (folder, test_path))
-    assert train is not None
-    return _arrays(train, tested or Split("test", test, split_seed), size, color, notes)
+    tested = Split("test", test, split_seed) if test_path is None else _layout(Path(test_path).expanduser(), layout)
+    return _arrays(_layout(folder, layout), tested, size, color, notes)
 
 
 def _layout(folder: Path, layout: str) -> list[Picture]:

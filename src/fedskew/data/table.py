@@ -69,7 +69,7 @@ class Table:
             classes=classes,
             groups=group_names,
             features=tuple(feature for encoder in encoders for feature in encoder.features),
-            notes=self.notes + self._notes(encoders, frames),
+            notes=self.notes + self._notes(encoders, frames, len(group_names)),
         )
 
     def _parts(self, name: str, y: Ints, group: Ints | None, validation: Split | None) -> tuple[Ints, Ints | None, Ints | None]:
@@ -108,10 +108,10 @@ class Table:
             raise FedskewError(f"{where}: no {self.window} consecutive rows for one window; choose a smaller window=")
         return result
 
-    def _notes(self, encoders: "list[Numeric | Categories]", frames: "list[Frame]") -> tuple[str, ...]:
+    def _notes(self, encoders: "list[Numeric | Categories]", frames: "list[Frame]", groups: int) -> tuple[str, ...]:
         notes = []
         if isinstance(self.test, Split):
-            notes.append(self._split_note(self.test))
+            notes.append(self._split_note(self.test, groups))
         scaled = sum(isinstance(encoder, Numeric) for encoder in encoders) if self.standardize else 0
         if scaled:
             notes.append(f"{scaled} numeric columns standardised with the mean and deviation of the training rows")
@@ -129,10 +129,10 @@ class Table:
             )
         return tuple(notes)
 
-    def _split_note(self, split: Split) -> str:
+    def _split_note(self, split: Split, groups: int) -> str:
         if not self.window:
             return split_note(split)
-        how = "whole groups" if self.group else "the end of the series"
+        how = "whole groups" if groups > 1 else "the end of the series"
         return f"no published split: {how} (a share of about {split.share:g}) held out for test, no window lies in two parts"
 
 
@@ -232,7 +232,10 @@ def _encode(frame: "Frame", encoders: "list[Numeric | Categories]") -> Features:
 
 def _finite(column: "Column") -> NDArray[np.float64]:
     """The numbers of a column, NaN where one is missing or infinite."""
-    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    try:
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError):  # only a test table gets here: the kind of a column is that of the training table
+        raise FedskewError(f"column {column.name!r} holds numbers in the training table but text in the test table") from None
     return np.where(np.isinf(values), np.nan, values)
 
 
@@ -295,7 +298,7 @@ def number_labels(name: str, what: str, parts: "list[Column]") -> tuple[list[Int
     for part in parts:
         if pd.api.types.is_float_dtype(part.dtype):
             values = part.to_numpy(dtype=np.float64, na_value=np.nan)
-            broken = values[np.isfinite(values) & (values != np.floor(values))]
+            broken = values[~np.isnan(values) & ((values != np.floor(values)) | np.isinf(values))]
             if len(broken):
                 raise FedskewError(
                     f"{name}: {what} holds {broken[0]:g}, labels must be whole numbers or text: round or bin them"
@@ -315,6 +318,8 @@ def number_groups(name: str, what: str, parts: "list[Column]") -> tuple[list[Int
         if missing.any():
             count, first = int(missing.sum()), int(np.argmax(missing))
             raise FedskewError(f"{name}: {what} is missing in {count} rows (first: row {first}); fill or remove them")
+    if len({pd.api.types.is_numeric_dtype(part.dtype) for part in parts}) > 1:  # 1 here and "1" there are the same
+        parts = [part.map(_text) for part in parts]
     whole = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
     codes, values = pd.factorize(whole)
     try:
