@@ -1,0 +1,14 @@
+"""``make bench``: every benchmark, or those named: ``python -m benchmarks engines scale rule``."""
+
+import sys
+
+from benchmarks import engines, rule, scale
+
+BENCHMARKS = {"engines": engines.main, "scale": scale.main, "rule": rule.main}
+DEFAULT = ("engines", "scale")
+
+for name in sys.argv[1:] or DEFAULT:
+    if name not in BENCHMARKS:
+        sys.exit(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}")
+    print(f"\n== {name}: {(sys.modules[BENCHMARKS[name].__module__].__doc__ or '').splitlines()[0]}", flush=True)
+    BENCHMARKS[name]()

@@ -1,0 +1,53 @@
+"""Stacked engine against sequential: seconds a round, interleaved in one process; peak memory of each in its own."""
+
+import subprocess
+import sys
+import time
+from statistics import median
+
+from benchmarks.workloads import ALL, Workload, peak_megabytes
+from fedskew.engine.job import Engine
+from fedskew.engine.sequential import Sequential
+from fedskew.engine.stacked import Stacked
+
+ENGINES: dict[str, Engine] = {"sequential": Sequential(), "stacked": Stacked()}
+
+
+def main(rounds: int = 7) -> None:
+    print(f"{'workload':76} {'sequential':>12} {'stacked':>12} {'ratio':>7} {'wanted':>7}  peak MB sequential / stacked")
+    for number, workload in enumerate(ALL):
+        seconds = {name: median(times) for name, times in _interleaved(workload, rounds).items()}
+        ratio = seconds["sequential"] / seconds["stacked"]
+        memory = [_peak_of_process(number, name) for name in ENGINES]
+        verdict = "" if ratio >= workload.wanted else "  SHORT"
+        times = f"{seconds['sequential'] * 1e3:9.1f} ms {seconds['stacked'] * 1e3:9.1f} ms"
+        ratios = f"{ratio:6.1f}x {workload.wanted:6.1f}x"
+        print(f"{workload.title:76} {times} {ratios}  {memory[0]:.0f} / {memory[1]:.0f}{verdict}", flush=True)
+
+
+def _interleaved(workload: Workload, rounds: int) -> dict[str, list[float]]:
+    fed = workload.federation()
+    trainings = {name: workload.training(fed, engine) for name, engine in ENGINES.items()}
+    times: dict[str, list[float]] = {name: [] for name in ENGINES}
+    for number in range(rounds + 1):
+        for name, training in trainings.items():
+            began = time.perf_counter()
+            training.advance()
+            if number:  # the first round warms up
+                times[name].append(time.perf_counter() - began)
+    return times
+
+
+def _peak_of_process(number: int, engine: str) -> float:
+    """Peak resident memory of a fresh process that trains two rounds."""
+    command = [sys.executable, "-m", "benchmarks.engines", str(number), engine]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+if __name__ == "__main__":
+    chosen = ALL[int(sys.argv[1])]
+    run = chosen.training(chosen.federation(), ENGINES[sys.argv[2]])
+    run.advance()
+    run.advance()
+    print(peak_megabytes())

@@ -1,0 +1,44 @@
+"""A million clients: cutting 10,000,000 rows into 1,000,000 clients, and a round on 100 of them beside one among 1,000."""
+
+import time
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from benchmarks.workloads import TINY, peak_megabytes
+from fedskew.data.dataset import Rows
+from fedskew.skew.cut import split_rows
+
+ROWS, CLIENTS = 10_000_000, 1_000_000
+
+
+def main() -> None:
+    y = np.random.default_rng(0).integers(0, 10, ROWS)
+    rows = Rows(np.zeros((ROWS, 1), dtype=np.float32), y)
+    for spec in ("iid", "dirichlet:alpha=0.5", "quantity:alpha=1", "classes:k=2"):
+        began = time.perf_counter()
+        partition = split_rows(spec, rows, CLIENTS, seed=0)
+        seconds = time.perf_counter() - began
+        size = f"{partition.clients:,} clients over {ROWS:,} rows"
+        print(f"{spec:22} {size}: {seconds:5.1f} s, peak {peak_megabytes() / 1e3:.2f} GB (wanted: 30 s, 4 GB)", flush=True)
+    del rows, y, partition
+    _rounds()
+
+
+def _rounds() -> None:
+    """The same 100 clients of 10 rows a round, out of 1,000 and out of 1,000,000."""
+    trainings = {}
+    for clients in (1_000, CLIENTS):
+        workload = replace(TINY, clients=clients, rows=10, shape=(20,), settings={"per_round": 100, "batch_size": 5, "lr": 0.1})
+        trainings[clients] = workload.training(workload.federation(), None)
+    times: dict[int, list[float]] = {clients: [] for clients in trainings}
+    for number in range(31):
+        for clients, training in trainings.items():
+            began = time.perf_counter()
+            training.advance()
+            if number:
+                times[clients].append(time.perf_counter() - began)
+    few, many = (median(times[clients]) for clients in trainings)
+    ratio = f"{many / few:.2f}x; peak {peak_megabytes() / 1e3:.2f} GB"
+    print(f"a round on 100 clients: {few * 1e3:.2f} ms among 1,000, {many * 1e3:.2f} ms among 1,000,000: {ratio}")

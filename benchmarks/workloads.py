@@ -1,0 +1,78 @@
+"""The workloads: shapes and settings of the papers' experiments, on random numbers so that they need no download."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fedskew.algorithms.base import Algorithm
+from fedskew.algorithms.fedavg import FedAvg
+from fedskew.config import Settings
+from fedskew.data.dataset import Dataset, Rows
+from fedskew.engine.job import Engine
+from fedskew.engine.training import Training
+from fedskew.models.build import build
+from fedskew.skew.federation import Federation
+from fedskew.skew.partition import Partition
+
+NEVER = 10**9  # rounds to plan for, and rounds between evaluations: only training is timed
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Clients of equal size, unless ``ragged``: then sizes are drawn between half and one and a half times ``rows``."""
+
+    title: str
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    rows: int
+    settings: dict[str, Any]
+    wanted: float  # the least ratio of sequential to stacked time that we promise
+    ragged: bool = False
+
+    def federation(self) -> Federation:
+        """The same random rows every time."""
+        rng = np.random.default_rng(0)
+        low, high = (self.rows // 2, self.rows * 3 // 2) if self.ragged else (self.rows, self.rows)
+        sizes = rng.integers(low, high + 1, self.clients)
+        x = rng.standard_normal((int(sizes.sum()), *self.shape), dtype=np.float32)
+        y = rng.integers(0, self.classes, len(x))
+        names = tuple(map(str, range(self.classes)))
+        data = Dataset(self.title, Rows(x, y), Rows(x[:1], y[:1]), names)
+        return Federation(data, Partition(np.arange(len(x)), np.concatenate([[0], np.cumsum(sizes)])))
+
+    def training(self, fed: Federation, engine: Engine | None, algorithm: Algorithm | None = None, **settings: Any) -> Training:
+        """Ready for its first round."""
+        chosen = Settings(**{"rounds": NEVER, "eval_every": NEVER, **self.settings, **settings})
+        model: nn.Module = build(self.model, self.shape, self.classes, seed=0)
+        return Training(fed, model, algorithm or FedAvg(), chosen, engine)
+
+
+TINY = Workload(
+    "1000 clients of 60x10 logistic regression, 200 a round",
+    "logreg", (60,), 10, 1000, 64, {"per_round": 200, "batch_size": 16, "lr": 0.1}, 15.0,
+)  # fmt: skip
+MNIST = Workload(
+    "MNIST logistic regression, 250 clients, 20 a round, 3 epochs (paper 001)",
+    "logreg", (1, 28, 28), 10, 250, 192,
+    {"per_round": 20, "epochs": 3, "batch_size": 20, "lr": 0.03, "momentum": 0.9}, 3.0, True,
+)  # fmt: skip
+HAR = Workload(
+    "UCI-HAR MLP 561-128-64-6, 10 clients, 5 epochs",
+    "mlp", (561,), 6, 10, 735, {"epochs": 5, "batch_size": 64, "lr": 1e-3, "momentum": 0.9}, 1.2, True,
+)  # fmt: skip
+CIFAR = Workload(
+    "CIFAR-10 CNN, 30 clients, 10 a round",
+    "cnn", (3, 32, 32), 10, 30, 250, {"per_round": 10, "batch_size": 32, "lr": 0.01}, 1.0, True,
+)  # fmt: skip
+ALL = (TINY, MNIST, HAR, CIFAR)
+
+
+def peak_megabytes() -> float:
+    """Peak resident memory of this process (Linux); unlike getrusage, not inherited from the one that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1e3
