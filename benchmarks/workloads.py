@@ -47,7 +47,8 @@ class Workload:
 
     def training(self, fed: Federation, engine: Engine | None, algorithm: Algorithm | None = None, **settings: Any) -> Training:
         """Ready for its first round."""
-        chosen = Settings(**{"rounds": NEVER, "eval_every": NEVER, **self.settings, **settings})
+        fixed = {"rounds": NEVER, "eval_every": NEVER, "device": "cpu"}
+        chosen = Settings(**{**fixed, **self.settings, **settings})
         model: nn.Module = build(self.model, self.shape, self.classes, seed=0)
         return Training(fed, model, algorithm or FedAvg(), chosen, engine)
 

@@ -1,5 +1,6 @@
 """Everything that can be set, once: types, bounds, defaults and help for Python, TOML files and the command line alike."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -37,7 +38,7 @@ class Settings:
         memory: gigabytes that a stack of clients may take
         seed: of the first weights, the choice of clients and the batches
         eval_every: rounds between two evaluations; the last round always has one
-        eval_rows: training rows on which the global model's training loss is measured; a fixed random sample, all when left out
+        eval_rows: training rows on which the global model's training loss is measured; a fixed random sample, or none for all
         checkpoint_every: rounds between two checkpoints
         tensorboard: also write TensorBoard events into the run folder
     """
@@ -123,12 +124,16 @@ def read_file(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
         raise FedskewError(f"{path} is not a TOML file: {problem}") from None
     known = {field.name for field in fields(Experiment)}
-    result = {key.replace("-", "_"): value for key, value in content.items()}
-    for key, value in result.items():
+    result: dict[str, Any] = {}
+    for written, value in content.items():
+        key = written.replace("-", "_")
+        if key in result:
+            raise FedskewError(f"{path}: {key} is given twice")
         if key not in known:
             raise unknown(f"setting in {path}", key, known)
         if isinstance(value, dict) and key not in CHOICES:
             raise FedskewError(f"{path}: {key} takes a single value, not a table")
+        result[key] = value
     return result
 
 
@@ -147,8 +152,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: '"none"'}[value]
     if isinstance(value, (int, float)):
-        return repr(value)
+        return repr(value if isinstance(value, int) else float(value))  # NumPy's numbers print with their type
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(_toml(entry) for entry in value) + "]"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's, less this one

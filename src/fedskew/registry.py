@@ -28,7 +28,7 @@ class Bounds:
         """Whether the value is finite and inside."""
         low = value > self.low if self.above else value >= self.low
         high = value < self.high if self.below else value <= self.high
-        return low and high and math.isfinite(value)
+        return low and high and abs(value) < math.inf  # a whole number may be too large for math.isfinite
 
     def __str__(self) -> str:
         low = "" if self.low == -math.inf else f"{'>' if self.above else '>='} {self.low:g}"
@@ -66,7 +66,7 @@ class Option:
         """``value`` (text from the command line, or a typed value) as this option's type, inside its bounds."""
         try:
             result = _convert(value, self.type)
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, OverflowError):
             raise FedskewError(f"{where}: {self.name}={_show(value)} is not {self.type_name()}") from None
         numbers = result if isinstance(result, tuple) else (result,)
         for number in numbers:
@@ -102,7 +102,7 @@ _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """``value`` as ``kind``; raises TypeError, KeyError or ValueError when it is not one."""
+    """``value`` as ``kind``; raises TypeError, KeyError, ValueError or OverflowError when it is not one."""
     origin = get_origin(kind)
     if origin is Annotated:
         return _convert(value, get_args(kind)[0])
@@ -140,7 +140,7 @@ def _convert_union(value: Any, kinds: tuple[Any, ...]) -> Any:
         if kind is not type(None):
             try:
                 return _convert(value, kind)
-            except (TypeError, KeyError, ValueError):
+            except (TypeError, KeyError, ValueError, OverflowError):
                 continue
     raise ValueError(value)
 
@@ -208,11 +208,12 @@ class Choice:
     options: Mapping[str, Any]
 
     def __str__(self) -> str:
-        given = ",".join(f"{key}={_spell(value)}" for key, value in self.options.items())
+        given = ",".join(f"{key}={spelled(value)}" for key, value in self.options.items())
         return f"{self.name}:{given}" if given else self.name
 
 
-def _spell(value: Any) -> str:
+def spelled(value: Any) -> str:
+    """An option's value as it is written on the command line."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     return "+".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
@@ -299,9 +300,19 @@ class Registry(Generic[T]):
         elif isinstance(spec, Mapping) and isinstance(spec.get("name"), str):
             choice = Choice(spec["name"], {key.replace("-", "_"): value for key, value in spec.items() if key != "name"})
         else:
-            raise FedskewError(f"a {self.kind} is written as text or as a table with a name, got {_show(spec)}")
+            raise FedskewError(f"{self.kind} {_show(spec)}: write it as text, name:key=value, or as a table with a name")
         thing = self.get(choice.name)
         return Choice(choice.name, validate(thing, choice.options, f"{self.kind} {choice.name}"))
+
+    def full(self, choice: Choice) -> Choice:
+        """The choice with every option, defaults too: what a record of it needs."""
+        known = self.options(choice.name)
+        return Choice(choice.name, {name: choice.options.get(name, option.default) for name, option in known.items()})
+
+    def brief(self, choice: Choice) -> Choice:
+        """The choice without the options that are at their defaults: what a reader needs."""
+        known = self.options(choice.name)
+        return Choice(choice.name, {key: value for key, value in choice.options.items() if value != known[key].default})
 
     def name_of(self, thing: Any) -> str | None:
         """The name under which a class or function is registered, if it is."""

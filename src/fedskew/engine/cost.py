@@ -6,6 +6,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from fedskew.engine.norm import has_batch_norm
+
 _RowCost = tuple[int, int, bool]
 _known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
 
@@ -13,9 +15,11 @@ _known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
 _COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 6, 3
 
 
-# Measured on two cores (benchmarks/rule.py): below this, a second thread gains nothing, and costs much when it must wait for a
-# core; above it, threads pay. Forward multiplications of one client's step.
-THREADS_PAY_ABOVE = 1_000_000
+# Measured on two quiet cores (python -m benchmarks rule), in forward multiplications of one client's step. A stack saves the
+# overhead of many small operations; where arithmetic dominates, a loop over clients keeps its data in cache and wins.
+STACK_DENSE_BELOW, STACK_CONVOLUTIONS_BELOW = 30_000_000, 5_000_000
+# Of all clients of a round together: below this a second thread gains nothing, and costs much when it must wait for a core.
+THREADS_PAY_ABOVE = 3_000_000
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,20 @@ class Cost:
     multiplications_per_step: int  # forward pass only
     bytes_per_client: int
     convolutions: bool
+    batch_norm: bool
 
-    def threads(self, cores: int) -> int:
-        """How many CPU threads to use."""
-        return cores if self.multiplications_per_step > THREADS_PAY_ABOVE else 1
+    def stacking_pays(self, clients: int) -> bool:
+        """Whether a CPU is faster with all clients at once than with one after the other."""
+        limit = STACK_CONVOLUTIONS_BELOW if self.convolutions else STACK_DENSE_BELOW
+        return clients > 1 and self.multiplications_per_step < limit
+
+    def channels_last(self) -> bool:
+        """Whether a loop over clients is faster on images laid out pixel by pixel: with convolutions, not with BatchNorm."""
+        return self.convolutions and not self.batch_norm
+
+    def threads(self, clients: int, cores: int) -> int:
+        """How many CPU threads to use for rounds of so many clients."""
+        return cores if self.multiplications_per_step * clients > THREADS_PAY_ABOVE else 1
 
 
 def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:
@@ -39,7 +53,7 @@ def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:
     weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     row = x[0].numel() + activations
     memory = _COPIES_OF_WEIGHTS * weights + _COPIES_OF_ACTIVATIONS * batch * row * x.element_size()
-    return Cost(multiplications * batch, memory, convolutions)
+    return Cost(multiplications * batch, memory, convolutions, has_batch_norm(model))
 
 
 def _count_row(model: nn.Module, row: Tensor) -> _RowCost:

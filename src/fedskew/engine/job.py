@@ -15,6 +15,7 @@ from fedskew.engine.device import pick_device
 from fedskew.engine.norm import check_layers
 from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
+from fedskew.errors import FedskewError
 from fedskew.models.layout import layout
 from fedskew.skew.partition import Partition
 from fedskew.streams import Ints
@@ -63,16 +64,25 @@ def make_job(
     algorithm.check(optimizer=settings.optimizer)
     device, dtype = pick_device(settings.device), getattr(torch, settings.dtype)
     names = layout(model)
+    moving = {*trainable(model), *dict(model.named_buffers())}
     kept = frozenset(algorithm.kept(names)) | (names.batch_norm if settings.norm == "local" else frozenset())
     optimizer = Optimizer(settings.optimizer, settings.momentum, settings.weight_decay, settings.nesterov)
     x, y = torch.from_numpy(rows.x).to(device, dtype), torch.from_numpy(rows.y).to(device)
     own_model = copy.deepcopy(model).to(device=device, dtype=dtype)
-    return Job(own_model, x, y, partition, algorithm, optimizer, kept, settings.seed, first)
+    return Job(own_model, x, y, partition, algorithm, optimizer, kept & moving, settings.seed, first)
+
+
+def trainable(model: nn.Module) -> Tensors:
+    """The parameters that training moves; frozen ones (``requires_grad=False``) stay as they are and are never sent."""
+    found: Tensors = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    if not found:
+        raise FedskewError(f"{type(model).__name__} has nothing to train: no parameter has requires_grad=True")
+    return found
 
 
 def fresh_client(job: Job) -> Tree:
     """What a client holds for itself before its first round; made from the model as it is before the first round of all."""
-    params, buffers = dict(job.model.named_parameters()), dict(job.model.named_buffers())
+    params, buffers = trainable(job.model), dict(job.model.named_buffers())
     everything = {name: value.detach().clone() for name, value in {**params, **buffers}.items()}
     weights = {name: everything[name] for name in params}
     tree = prefixed(job.algorithm.remember({name: value for name, value in weights.items() if name not in job.kept}), MEMO)

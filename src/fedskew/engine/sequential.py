@@ -3,16 +3,15 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedskew.algorithms.base import Report, Tensors, Tree, View
+from fedskew.algorithms.base import Report, Tree, View
 from fedskew.engine.device import random_layers
-from fedskew.engine.job import MEMO, OPTIMIZER, Job, Start, Updates, parts, prefixed
+from fedskew.engine.job import MEMO, OPTIMIZER, Job, Start, Updates, parts, prefixed, trainable
 from fedskew.engine.plan import Plan
 from fedskew.engine.trees import unsqueezed, without
 
@@ -41,7 +40,7 @@ def train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Pla
 
 
 def _train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan) -> Updates:
-    algorithm, params, buffers = job.algorithm, cast(Tensors, dict(worker.named_parameters())), dict(worker.named_buffers())
+    algorithm, params, buffers = job.algorithm, trainable(worker), dict(worker.named_buffers())
     begin = {**start.params, **start.buffers, **own.get("kept", {})}
     with torch.no_grad():
         for name, value in {**params, **buffers}.items():
@@ -55,7 +54,8 @@ def _train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Pl
         state = job.optimizer.init(params, stacked=False)
     else:
         state = {part: {name: value.clone() for name, value in tensors.items()} for part, tensors in state.items()}
-    loss_sum, correct_sum, seen = torch.zeros((), device=lr.device, dtype=torch.float64), torch.zeros_like(lr), 0
+    loss_sum, correct_sum = torch.zeros((2,), device=lr.device, dtype=torch.float64)
+    seen = 0
     positions, counts = plan.table()
     rows = job.rows(plan.clients, positions)
     for step, count in enumerate(counts[:, 0].tolist()):

@@ -4,16 +4,19 @@ Clients are sorted by their number of steps, so that those still at work are alw
 costs nothing. Short batches are padded and masked, BatchNorm included. Stacks are cut so that their memory stays in a budget.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.func import functional_call, grad, vmap
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
-from fedskew.algorithms.base import Report, Tensors, Tree, View
+from fedskew.algorithms.base import Algorithm, Report, Tensors, Tree, View
 from fedskew.engine.cost import Cost, measure_cost
 from fedskew.engine.device import random_layers
 from fedskew.engine.job import MEMO, OPTIMIZER, Job, Start, Updates, parts, prefixed
@@ -33,8 +36,9 @@ class Stacked:
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the plan's clients in stacks, those with most steps first."""
         cost = measure_cost(job.model, job.x, int(plan.batch.max()))
-        if self.mode == "loop" or (self.mode == "auto" and not stacking_pays(cost, job.x.device.type, len(plan.clients))):
-            yield from Sequential(channels_last=job.x.device.type == "cpu").train(job, start, plan)
+        if self.mode == "loop" or (self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))):
+            channels_last = job.x.device.type == "cpu" and cost.channels_last()
+            yield from Sequential(channels_last).train(job, start, plan)
             return
         by_steps = np.argsort(-plan.steps, kind="stable")
         room = max(1, self.memory // cost.bytes_per_client)
@@ -46,12 +50,34 @@ class Stacked:
                 done = stack.run()
             yield done
 
+    @staticmethod
+    def _stack_is_better(job: Job, cost: Cost, clients: int) -> bool:
+        """On a GPU always; on a CPU by the measured rule; never for a model that cannot be stacked."""
+        return (job.x.device.type != "cpu" or cost.stacking_pays(clients)) and can_be_stacked(job.model, job.x)
 
-def stacking_pays(cost: Cost, device: str, clients: int) -> bool:
-    """The measured rule (benchmarks/rule.py): on a GPU always; on a CPU while a step is mostly overhead."""
-    if clients == 1:
-        return False
-    return device != "cpu" or (not cost.convolutions and cost.multiplications_per_step < 5e6)
+
+_stackable: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
+
+
+def can_be_stacked(model: nn.Module, x: Tensor) -> bool:
+    """Whether all layers run under ``vmap`` without falling back to a slow path (an LSTM does not); tried once a model."""
+    if model not in _stackable:
+        rows = x[:1].expand(2, 2, *x.shape[1:])
+        copied, _ = maskable(model)
+        tensors = stacked({**dict(copied.named_parameters()), **dict(copied.named_buffers())}, 2)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("error")
+                vmap(lambda tensors, x: functional_call(copied, tensors, (x,)), randomness="different")(tensors, rows)
+            _stackable[model] = True
+        except (RuntimeError, NotImplementedError, UserWarning):
+            _stackable[model] = False
+    return _stackable[model]
+
+
+def _overridden(algorithm: Algorithm, hook: str) -> bool:
+    """Whether a method says something of its own here; the default costs nothing then."""
+    return getattr(getattr(algorithm, hook), "__func__", None) is not getattr(Algorithm, hook)
 
 
 class _Stack:
@@ -104,50 +130,56 @@ class _Stack:
         return self._finish((loss_sum / seen).cpu(), (correct_sum / seen).cpu())
 
     def _step(self, active: int, batch: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """One step of the first ``active`` clients, in place."""
-        head = slice(active)
-        params = {name: value[head] for name, value in self.params.items()}
-        buffers = {name: value[head] for name, value in self.buffers.items()}
-        begin = {name: value if self.begin_dims[name] is None else value[head] for name, value in self.begin.items()}
-        numbers = {name: value[head] for name, value in self.numbers.items()}
-        real_dim = None if real is None else 0
-        dims: Any = (0, 0, self.begin_dims, 0, 0, 0, 0, real_dim)
-        work = vmap(self._one_client, in_dims=dims, randomness="different")
+        """One step of the first ``active`` clients, in place; returns each one's loss and right answers.
+
+        Only the model runs under ``vmap``. A client's loss depends on its own slice of the stacked weights alone, so the
+        gradient of the sum of all losses is the stack of their gradients, and plain autograd finds it.
+        """
+        algorithm, head = self.job.algorithm, slice(active)
+        params = {name: value[head].detach().requires_grad_() for name, value in self.params.items()}
         x, y = (data.index_select(0, batch.flatten()).view(*batch.shape, *data.shape[1:]) for data in (self.job.x, self.job.y))
-        inputs = (params, buffers, begin, rows_of(self.memo, head), numbers, x, y, real)
-        grads, loss, correct, moved = work(*inputs)
-        self.job.optimizer.step_(params, grads, rows_of(self.optimizer_state, head), self.lr)
-        for name, value in buffers.items():
-            value.copy_(moved[name])
-        return loss, correct
+        buffers = {name: value[head] for name, value in self.buffers.items()}
+        logits, moved = self._predict(params, buffers, x, real)
+        losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
+        loss = losses.mean(1) if real is None else (losses * real).sum(1) / real.sum(1)
+        total = self._hook(algorithm.objective, loss, params, active) if _overridden(algorithm, "objective") else loss
+        found = torch.autograd.grad(total.sum(), list(params.values()), materialize_grads=True)
+        with torch.no_grad():
+            grads = dict(zip(params, found, strict=True))
+            if _overridden(algorithm, "correct"):
+                grads = self._hook(algorithm.correct, grads, params, active)
+            for old, new in zip(buffers.values(), moved, strict=True):
+                old.copy_(new)
+            moving = {name: value[head] for name, value in self.params.items()}
+            self.job.optimizer.step_(moving, grads, rows_of(self.optimizer_state, head), self.lr)
+            right = logits.argmax(2) == y
+            return loss.detach(), right.sum(1) if real is None else (right * real).sum(1)
 
-    def _one_client(
-        self,
-        params: Tensors,
-        buffers: Tensors,
-        begin: Tensors,
-        memo: Tree,
-        numbers: Tensors,
-        x: Tensor,
-        y: Tensor,
-        real: Tensor | None,
-    ) -> tuple[Tensors, Tensor, Tensor, Tensors]:
-        """Gradient, loss, right answers and new buffers of one client on one batch; runs under ``vmap``."""
+    def _predict(self, params: Tensors, buffers: Tensors, x: Tensor, real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """Logits of every client's batch, and its new buffers. Arguments of ``vmap`` go flat: trees cost it much time."""
+        names = [*params, *buffers]
 
-        def objective(params: Tensors, buffers: Tensors) -> tuple[Tensor, tuple[Tensor, Tensor, Tensors]]:
-            everything = {**params, **buffers}
+        def one_client(x: Tensor, real: Tensor | None, *values: Tensor) -> tuple[Tensor, ...]:
+            everything = dict(zip(names, values, strict=True))
             self.mask.rows = real
             logits = functional_call(self.model, everything, (x,))
-            # Cross-entropy written out: half the operations of F.cross_entropy under vmap.
-            losses = logits.logsumexp(1) - logits.gather(1, y[:, None]).squeeze(1)
-            right = logits.argmax(1) == y
-            loss = losses.mean() if real is None else (losses * real).sum() / real.sum()
-            correct = right.sum() if real is None else (right * real).sum()
-            moved = {name: everything[name] for name in buffers}  # functional_call leaves new buffers in its dictionary
-            return self.job.algorithm.objective(loss, self.view(params, begin, memo, numbers)), (loss, correct, moved)
+            # functional_call leaves reassigned buffers in its dictionary.
+            return logits, *(everything[name] for name in buffers)
 
-        grads, (loss, correct, moved) = grad(objective, has_aux=True)(params, buffers)
-        return self.job.algorithm.correct(grads, self.view(params, begin, memo, numbers)), loss, correct, moved
+        dims = (0, None if real is None else 0, *(0 for _ in names))
+        logits, *moved = vmap(one_client, in_dims=dims, randomness="different")(x, real, *params.values(), *buffers.values())
+        return logits, moved
+
+    def _hook(self, hook: Callable[[Any, View], Any], value: Any, params: Tensors, active: int) -> Any:
+        """A hook of the algorithm on each of the first ``active`` clients."""
+        head = slice(active)
+        begin = {name: kept if self.begin_dims[name] is None else kept[head] for name, kept in self.begin.items()}
+        numbers = {name: number[head] for name, number in self.numbers.items()}
+
+        def one_client(value: Any, params: Tensors, begin: Tensors, memo: Tree, numbers: Tensors) -> Any:
+            return hook(value, self.view(params, begin, memo, numbers))
+
+        return vmap(one_client, in_dims=(0, 0, self.begin_dims, 0, 0))(value, params, begin, rows_of(self.memo, head), numbers)
 
     def _finish(self, loss: Tensor, accuracy: Tensor) -> Updates:
         job, plan, algorithm = self.job, self.plan, self.job.algorithm

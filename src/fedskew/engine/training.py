@@ -14,7 +14,7 @@ from fedskew.engine.aggregate import Arrived, WeightedMean
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import computing, usable_cores
 from fedskew.engine.evaluate import Evaluator, OwnModel, Score
-from fedskew.engine.job import Engine, Start, fresh_client, make_job
+from fedskew.engine.job import Engine, Start, fresh_client, make_job, trainable
 from fedskew.engine.norm import has_batch_norm
 from fedskew.engine.plan import Plan
 from fedskew.engine.schedule import schedules
@@ -53,8 +53,11 @@ class Training:
         self.least = _least_batch(model, self.trained_on, settings.batch_size)
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings)
         self.model, self.device = self.job.model, self.job.x.device
-        self.threads = settings.threads or measure_cost(self.model, self.job.x, settings.batch_size).threads(usable_cores())
-        self.params: Tensors = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        cost = measure_cost(self.model, self.job.x, settings.batch_size)
+        self.threads = settings.threads or cost.threads(self.per_round, usable_cores())
+        # Contiguous, whatever the layout of the model that was given: a checkpoint file holds nothing else.
+        plain = torch.contiguous_format
+        self.params: Tensors = {n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()}
         self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
         self.server = algorithm.init(self._shared())
         self.store = ClientStore(fresh_client(self.job))
@@ -158,7 +161,8 @@ class Training:
 
     def checkpoint(self) -> Tensors:
         """All that changes over rounds, as flat named tensors."""
-        server = {f"{part}/{name}": value for part, tensors in self.server.items() for name, value in tensors.items()}
+        # Copies: a method's state may be the weights themselves, and a file must not hold two names for one memory.
+        server = {f"{part}/{name}": value.clone() for part, tensors in self.server.items() for name, value in tensors.items()}
         groups = {"params": self.params, "buffers": self.buffers, "server": server, "store": self.store.state()}
         flat = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
         return {**flat, "round": torch.tensor(self.round)}

@@ -1,0 +1,160 @@
+"""Checks of the hooks themselves: they return what the contract says, leave their inputs alone and run in every engine."""
+
+import inspect
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.algorithms.base import Algorithm
+from fedskew.conformance.lab import LOCAL, MERGED, PLAIN, SCENES, Lab, names_of, watched
+from fedskew.conformance.report import ContractError, Passed, explain
+from fedskew.engine.sequential import Sequential
+
+Leaves: TypeAlias = dict[str, Any]
+_TREES = ("init", "broadcast", "remember", "memo", "payload")
+
+
+def runs_everywhere(lab: Lab) -> Passed:
+    """Every engine can run the hooks; those that cannot are left out of the checks that follow."""
+    refused = {scene.name: reason for scene in SCENES if (reason := lab.refusal(scene))}
+    if len(refused) == len(SCENES):
+        raise ContractError(f"the method refuses every setting tried: {next(iter(refused.values()))}")
+    scenes, problems, able = lab.scenes(), [], []
+    for engine in lab.engines:
+        try:
+            for scene in scenes:
+                lab.run(2, scene, engine)
+            able.append(engine)
+        except Exception as problem:  # whatever a hook may raise is a finding about that hook
+            problems.append(f"in {type(engine).__name__} {explain(problem, type(lab.algorithm))}")
+    engines, lab.engines = lab.engines, tuple(able)
+    if problems:
+        raise ContractError("; ".join(problems))
+    without = "".join(f"; refused with {name}: {reason}" for name, reason in refused.items())
+    return Passed(f"2 rounds in {names_of(engines)} with {', '.join(scene.name for scene in scenes)}{without}")
+
+
+def hooks_keep_shapes(lab: Lab) -> Passed:
+    """What goes round comes back with the same names, shapes and dtypes, so that it can be stacked, stored and restored."""
+    calls = 0
+    expected: dict[str, Leaves] = {}
+
+    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal calls
+        calls += 1
+        result = method(*args, **kwargs)
+        if hook in _TREES:
+            _require_tree(hook, result)
+        _judge(hook, result, _given(hook, args, kwargs), expected)
+        return result
+
+    for scene in lab.scenes(PLAIN, MERGED, LOCAL):
+        expected.clear()
+        lab.run(2, scene, Sequential(), None, watched(lab.fresh(), around))
+    return Passed(f"names, shapes and dtypes in {calls} hook calls")
+
+
+def _given(hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a hook by the names that the contract has for them."""
+    bound = inspect.signature(getattr(Algorithm, hook)).bind(None, *args, **kwargs).arguments
+    return {name: value for name, value in bound.items() if name != "self"}
+
+
+def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str, Leaves]) -> None:
+    """One hook's result against what it was given and what other hooks promised."""
+    if hook in ("init", "remember"):
+        expected[hook] = _leaves(result)
+    elif hook == "objective":
+        if not isinstance(result, Tensor) or result.dim():
+            raise ContractError("objective must return one number as a tensor without axes")
+    elif hook == "correct":
+        _same("correct", "gradients", result, _leaves(given["grads"]))
+    elif hook == "memo":
+        _same("memo", "what remember returns, or it is lost", result, expected["remember"])
+    elif hook == "payload":
+        for name, value in _leaves(result).items():
+            if not value.is_floating_point():
+                raise ContractError(f"payload {name} is {value.dtype}: send floating point, the server takes a weighted mean")
+    elif hook == "step":
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ContractError("step must return a pair: new weights and new server state")
+        _require_tree("step", result[1])
+        _same("step", "the weights it was given", result[0], _leaves(given["weights"]))
+        _same("step", "what init returns, or it is lost on resume", result[1], expected["init"])
+    elif hook == "weigh":
+        clients = len(given["report"].clients)
+        if not isinstance(result, np.ndarray) or result.shape != (clients,) or not np.all(np.isfinite(result) & (result >= 0)):
+            raise ContractError(f"weigh must return an array of {clients} finite weights, none below 0, one a client")
+
+
+def _require_tree(hook: str, value: Any) -> None:
+    groups = value.values() if isinstance(value, dict) else [None]
+    if not all(isinstance(group, dict) and all(isinstance(leaf, Tensor) for leaf in group.values()) for group in groups):
+        raise ContractError(f"{hook} must return named groups of named tensors, such as {{'momentum': {{'w': tensor}}}}")
+
+
+def _same(hook: str, like: str, found: Any, due: Leaves) -> None:
+    seen = _leaves(found)
+    for name in sorted(seen.keys() ^ due.keys()):
+        raise ContractError(f"{hook} must have the names of {like}: {name!r} is {'new' if name in seen else 'missing'}")
+    for name, value in seen.items():
+        if (value.shape, value.dtype) != (due[name].shape, due[name].dtype):
+            have, want = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (value, due[name]))
+            raise ContractError(f"{hook} must have the shapes and dtypes of {like}: {name!r} is {have}, not {want}")
+
+
+def hooks_are_pure(lab: Lab) -> Passed:
+    """No hook moves a global random generator, and none changes what it was given."""
+    calls = 0
+
+    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal calls
+        calls += 1
+        given, generators = _given(hook, args, kwargs), random_states()
+        before = {name: _copy(value) for name, value in _leaves(given).items()}
+        result = method(*args, **kwargs)
+        for name, state in random_states().items():
+            if state != generators[name]:
+                raise ContractError(
+                    f"{hook} draws from the global generator of {name}: only the stream given to select is allowed"
+                )
+        after = _leaves(given)
+        for name in [*before, *after]:
+            if name not in after or name not in before or not _equal(before[name], after[name]):
+                raise ContractError(f"{hook} changes its input {name}: hooks must return new tensors and dictionaries")
+        return result
+
+    for scene in lab.scenes(PLAIN, MERGED, LOCAL):
+        lab.run(2, scene, Sequential(), None, watched(lab.fresh(), around))
+    return Passed(f"inputs and global random state in {calls} hook calls")
+
+
+def random_states() -> dict[str, Any]:
+    """Where the global generators stand."""
+    numpy_state = [part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
+    return {"torch": torch.get_rng_state().numpy().tobytes(), "numpy": numpy_state, "random": random.getstate()}
+
+
+def _leaves(value: Any) -> Leaves:
+    """The tensors and arrays inside dictionaries and dataclasses, each by its path."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return {"": value}
+    inside: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+    if is_dataclass(value):
+        inside = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {f"{key}.{path}".rstrip("."): leaf for key, inner in inside.items() for path, leaf in _leaves(inner).items()}
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value.copy()
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor):
+        return left.shape == right.shape and torch.equal(left, right.detach())
+    return np.array_equal(left, right)

@@ -1,0 +1,112 @@
+"""Checks of what a run writes down and lives through: its checkpoint, its bytes, a client that sends NaN."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+
+from fedskew.algorithms.base import Tree
+from fedskew.conformance.lab import ADAM, LOCAL, MERGED, PLAIN, Difference, Lab, Scene, Trained, names_of, watched
+from fedskew.conformance.report import ContractError, NotApplicableError, Passed
+from fedskew.engine.job import Engine
+from fedskew.engine.sequential import Sequential
+from fedskew.streams import Ints
+
+POISONED = 2  # the client whose rows are NaN
+
+
+def checkpoint_goes_on(lab: Lab) -> Passed:
+    """Two rounds, to bytes and back into a training that knows nothing, one more: the same bits as three rounds."""
+    size = 0
+    for engine in lab.engines:
+        for scene in lab.scenes(LOCAL, ADAM):
+            whole = lab.run(3, scene, engine)
+            stopped = lab.run(2, scene, engine)
+            flat = {name: value.detach().contiguous().cpu() for name, value in stopped.training.checkpoint().items()}
+            stored = tensors_to_bytes(flat)
+            size = max(size, len(stored))
+            resumed = lab.training(scene, engine)
+            resumed.restore(tensors_from_bytes(stored))
+            went_on = Trained(resumed, [*stopped.results, resumed.advance()])
+            what = f"{type(engine).__name__} with {scene.name}, resumed and never stopped"
+            Difference().compare(went_on.everything(), whole.everything(), 0.0, what)
+    return Passed(f"all bits after 2 + 1 and 3 rounds in {names_of(lab.engines)}, through {size} bytes of safetensors", 0.0)
+
+
+def bytes_are_counted(lab: Lab) -> Passed:
+    """Traffic in the table of rounds is what the hooks hand over, counted tensor by tensor at the hooks."""
+    told = []
+    for scene in lab.scenes(MERGED, LOCAL):
+        up, down = _bytes_a_client(lab, scene)
+        for engine in lab.engines:
+            for result in lab.run(2, scene, engine).results:
+                clients = len(result.clients)
+                counted = {"bytes_up": up * clients, "bytes_down": down * clients}
+                for name, value in counted.items():
+                    if result.round[name] != value:
+                        raise ContractError(
+                            f"{type(engine).__name__} with {scene.name}: {name} of round {result.round['round']} is "
+                            f"{result.round[name]}, but {clients} clients make {value}"
+                        )
+        told.append(f"{up} up and {down} down with {scene.name}")
+    return Passed(f"bytes a client and round: {', '.join(told)}")
+
+
+def _bytes_a_client(lab: Lab, scene: Scene) -> tuple[int, int]:
+    """What one client sends and gets, from the trees that ``payload`` and ``broadcast`` return."""
+    trees: dict[str, Tree] = {}
+
+    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = method(*args, **kwargs)
+        trees[hook] = result
+        return result
+
+    training = lab.run(1, scene, Sequential(), None, watched(lab.fresh(), around)).training
+    kept = training.job.kept
+    up = _weight(trees["payload"], kept) + _weight({"buffers": training.buffers}, kept)
+    return up, _weight({"model": training.state()}, kept) + _weight(trees["broadcast"], frozenset())
+
+
+def _weight(tree: Tree, kept: frozenset[str]) -> int:
+    values = [value for part in tree.values() for name, value in part.items() if name not in kept]
+    return sum(len(value.detach().cpu().numpy().tobytes()) for value in values)
+
+
+def nan_client_is_left_out(lab: Lab) -> Passed:
+    """A client whose rows are NaN changes nothing, and the round says that it was left out."""
+    if lab.pools():
+        raise NotApplicableError("the method pools all rows, there is no client to leave out")
+    seen = Difference()
+    for engine in lab.engines:
+        for scene in lab.scenes(PLAIN, MERGED):
+            with_nan, absent = _poisoned(lab, scene, engine), _absent(lab, scene, engine)
+            what = f"{type(engine).__name__} with {scene.name}, a NaN client and none"
+            excluded = [result.round["excluded"] for result in with_nan.results]
+            if excluded != [1, 1]:
+                raise ContractError(f"{what}: one client sends NaN, but the rounds exclude {excluded}; does payload hide NaN?")
+            others = {client: client for client in range(with_nan.training.fed.clients) if client != POISONED}
+            left, right = ({**trained.model(), **trained.memories()} for trained in (with_nan, absent))
+            seen.compare({**left, **with_nan.tables(others)}, {**right, **absent.tables(others)}, 1e-12, what)
+    return Passed("weights, memories and tables after 2 rounds with a client of NaN rows and without that client", seen.worst)
+
+
+def _poisoned(lab: Lab, scene: Scene, engine: Engine) -> Trained:
+    training = lab.training(scene, engine, per_round=None)
+    x = training.job.x.clone()
+    x[torch.from_numpy(training.trained_on.of(POISONED)).to(x.device)] = torch.nan
+    training.job = replace(training.job, x=x)
+    return Trained(training, [training.advance() for _ in range(2)])
+
+
+def _absent(lab: Lab, scene: Scene, engine: Engine) -> Trained:
+    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = method(*args, **kwargs)
+        if hook != "select":
+            return result
+        chosen: Ints = result
+        return chosen[chosen != POISONED]
+
+    return lab.run(2, scene, engine, None, watched(lab.fresh(), around), per_round=None)

@@ -1,0 +1,120 @@
+"""The weighted mean: weights by hand, broken clients left out, chunks or all at once."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedskew.algorithms.base import Report
+from fedskew.algorithms.fedavg import FedAvg
+from fedskew.engine.aggregate import WeightedMean
+from fedskew.engine.job import Updates
+from fedskew.engine.sequential import Sequential
+from fedskew.engine.stacked import Stacked
+from fedskew.engine.trees import rows_of
+from fedskew.errors import FedskewError
+
+
+def updates(values: list[float], sizes: list[int]) -> Updates:
+    """One number from every client, in the payload, in a buffer and in what it keeps."""
+    count, sent = len(values), torch.tensor(values, dtype=torch.float64)
+    report = Report(np.arange(count), np.array(sizes), np.ones(count, np.int64), np.ones(count), np.ones(count))
+    matrix, column, kept = sent[:, None, None].expand(count, 2, 3).clone(), sent[:, None].clone(), sent[:, None].clone()
+    return Updates(report, {"delta": {"w": matrix}, "extra": {"n": sent}}, {"b": column}, {"kept": {"k": kept}})
+
+
+def some(whole: Updates, index: list[int]) -> Updates:
+    report = Report(*(value[index] for value in vars(whole.report).values()))
+    trees = [rows_of(tree, torch.tensor(index)) for tree in (whole.payload, {"": whole.buffers}, whole.own)]
+    return Updates(report, trees[0], trees[1][""], trees[2])
+
+
+@pytest.mark.parametrize(("weights", "mean"), [("size", (30 * 1 + 10 * 2 + 20 * 6) / 60), ("uniform", 3.0)])
+def test_weights_by_hand(weights: str, mean: float):
+    total = WeightedMean(FedAvg(weights=weights))
+    arrived = total.add(updates([1.0, 2.0, 6.0], [30, 10, 20]))
+    assert arrived.weights.tolist() == ([30, 10, 20] if weights == "size" else [1, 1, 1])
+    torch.testing.assert_close(total.payload()["delta"]["w"], torch.full((2, 3), mean, dtype=torch.float64))
+    assert total.payload()["extra"]["n"].item() == pytest.approx(mean, abs=1e-14)
+    like = {"b": torch.zeros(1), "other": torch.tensor([7.0])}  # nobody sent "other": it stays
+    merged = total.buffers(like)
+    assert merged["b"].dtype == torch.float32
+    assert merged["b"].item() == pytest.approx(mean)
+    assert merged["other"].item() == 7
+
+
+@pytest.mark.parametrize("chunks", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[3], [1, 0], [2]], [[0], [1], [2], [3]]])
+def test_chunks_add_up_to_the_whole(chunks: list[list[int]]):
+    whole = updates([1.0, -2.0, 0.3, 6.0], [30, 10, 20, 7])
+    at_once, streamed = WeightedMean(FedAvg()), WeightedMean(FedAvg())
+    at_once.add(whole)
+    for index in chunks:
+        streamed.add(some(whole, index))
+    assert streamed.total == at_once.total == 67
+    torch.testing.assert_close(streamed.payload(), at_once.payload(), rtol=0, atol=1e-15)
+    torch.testing.assert_close(whole.payload["extra"]["n"], torch.tensor([1.0, -2.0, 0.3, 6.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["delta", "extra", "buffers", "own"])
+def test_a_broken_client_is_left_out(bad: float, where: str):
+    sent = updates([1.0, 2.0, 6.0], [30, 10, 20])
+    tensors = {"delta": sent.payload["delta"]["w"][1, 0], "extra": sent.payload["extra"]["n"][1:2]}
+    tensors |= {"buffers": sent.buffers["b"][1], "own": sent.own["kept"]["k"][1]}
+    tensors[where][0] = bad
+    total = WeightedMean(FedAvg())
+    arrived = total.add(sent)
+    assert arrived.weights.tolist() == [30, 0, 20]
+    assert arrived.report.clients.tolist() == [0, 1, 2]
+    assert arrived.sound.report.clients.tolist() == [0, 2]
+    assert arrived.sound.report.sizes.tolist() == [30, 20]
+    assert arrived.sound.own["kept"]["k"].flatten().tolist() == [1, 6]
+    assert total.payload()["extra"]["n"].item() == pytest.approx((30 + 120) / 50)
+
+
+ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+
+
+def poison(training, client: int) -> None:
+    training.job.x[training.trained_on.of(client)] = float("nan")  # the data set itself refuses NaN
+
+
+@ENGINES
+@pytest.mark.parametrize("norm", ["aggregate", "local"])
+def test_training_goes_on_without_a_broken_client(lab, engine, norm: str):
+    training = lab.training(None, "fedavg", "tabular:hidden=5", engine, norm=norm)
+    training.advance()
+    before = training.client_state(1)
+    twin = lab.training(None, "fedavg", "tabular:hidden=5", engine, norm=norm)
+    twin.restore({name: value.clone() for name, value in training.checkpoint().items()})
+    poison(training, 1)
+    result = training.advance()
+    assert result.round["excluded"] == 1
+    assert result.round["clients"] == 5
+    weights = [line["weight"] for line in result.clients]
+    sizes = [9, 0, 4, 7, 2]
+    assert weights == pytest.approx([size / 22 for size in sizes])
+    assert np.isfinite(result.round["local_loss"])
+    # The same round with only the others: what the server makes of it, by hand.
+    plan, mean = lab.plan(twin, [0, 2, 3, 4]), WeightedMean(twin.algorithm)
+    for update in engine.train(twin.job, lab.start(twin, plan), plan):
+        mean.add(update)
+    for name, value in mean.payload()["delta"].items():
+        torch.testing.assert_close(training.params[name], twin.params[name] + value, rtol=0, atol=1e-12)
+    for name in training.job.kept:
+        assert torch.equal(training.client_state(1)[name], before[name])  # it keeps what it had
+        assert not torch.equal(training.client_state(0)[name], twin.client_state(0)[name])
+
+
+@ENGINES
+@pytest.mark.parametrize("norm", ["aggregate", "local"])
+def test_when_all_are_broken_the_error_names_round_and_rate(lab, engine, norm: str):
+    training = lab.training(None, "fedavg", "tabular:hidden=5", engine, norm=norm, lr=0.25)
+    training.advance()
+    before = training.checkpoint()
+    for client in range(5):
+        poison(training, client)
+    with pytest.raises(FedskewError, match=r"round 2: all 5 clients sent NaN or infinite updates; lower lr \(now 0.25\)"):
+        training.advance()
+    after = training.checkpoint()  # nothing was half done
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())

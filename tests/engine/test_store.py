@@ -1,0 +1,121 @@
+"""What clients keep, and a run that is stopped and gone on with."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from fedskew.algorithms.base import algorithms
+from fedskew.engine.sequential import Sequential
+from fedskew.engine.stacked import Stacked
+from fedskew.engine.store import ClientStore
+from fedskew.models.build import build
+
+
+def fresh() -> dict:
+    return {"kept": {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(0)}, "memo.a": {"c": torch.zeros(1, 2)}}
+
+
+def trees(*values: int) -> dict:
+    column = torch.tensor(values)
+    matrix = column.float()[:, None].expand(-1, 2).clone()
+    return {"kept": {"w": matrix, "n": column}, "memo.a": {"c": matrix[:, None]}}
+
+
+def test_a_new_client_has_the_fresh_tree_and_an_old_one_its_own():
+    store = ClientStore(fresh())
+    store.put(np.array([1_000_000, 3]), trees(7, 8))
+    found = store.get(np.array([3, 5, 1_000_000]))
+    assert found["kept"]["w"].tolist() == [[8, 8], [1, 2], [7, 7]]
+    assert found["kept"]["n"].tolist() == [8, 0, 7]
+    assert found["memo.a"]["c"].shape == (3, 1, 2)
+    assert found["kept"]["n"].dtype == torch.int64
+    found["kept"]["w"].zero_()  # what was given out is a copy
+    assert store.get(np.array([3, 5]))["kept"]["w"].tolist() == [[8, 8], [1, 2]]
+
+
+def test_it_grows_and_replaces():
+    store, truth = ClientStore(fresh()), {}
+    draw = np.random.default_rng(0)
+    for step in range(30):
+        clients = draw.choice(60, size=4, replace=False)
+        values = [100 * step + int(client) for client in clients]
+        store.put(clients, trees(*values))
+        truth |= dict(zip(clients.tolist(), values, strict=True))
+    everybody = np.arange(60)
+    assert store.get(everybody)["kept"]["n"].tolist() == [truth.get(client, 0) for client in range(60)]
+    assert sorted(store.clients) == sorted(truth)
+
+
+def test_nothing_to_put():
+    store = ClientStore(fresh())
+    store.put(np.array([], dtype=np.int64), trees())
+    assert store.clients == []
+    assert store.state() == {}
+    nothing = ClientStore({})
+    nothing.put(np.array([1]), {})
+    assert not nothing
+    assert nothing.get(np.array([1])) == {}
+
+
+def test_restore_is_the_inverse_and_neither_side_is_shared():
+    store = ClientStore(fresh())
+    store.put(np.array([9, 4]), trees(7, 8))
+    saved = store.state()
+    other = ClientStore(fresh())
+    other.restore(saved)
+    store.put(np.array([4, 2]), trees(-1, -1))
+    other.put(np.array([9]), trees(-2))
+    assert saved["kept/n"].tolist() == [7, 8]
+    again = ClientStore(fresh())
+    again.restore(saved)
+    assert again.get(np.array([4, 9, 2]))["kept"]["n"].tolist() == [8, 7, 0]
+    again.put(np.array([2]), trees(5))  # it still grows
+    assert again.get(np.array([4, 9, 2]))["kept"]["n"].tolist() == [8, 7, 5]
+    assert again.clients == [9, 4, 2]
+
+
+@pytest.mark.parametrize("norm", ["aggregate", "local"])
+@pytest.mark.parametrize("name", list(algorithms))
+def test_going_on_gives_the_bits_of_never_stopping(lab, name: str, norm: str):
+    def make():
+        return lab.training(None, name, "tabular:hidden=5", Stacked(mode="stack"), norm=norm, momentum=0.9, per_round=3)
+
+    whole, first, second = make(), make(), make()
+    for _ in range(5):
+        whole.advance()
+    for _ in range(2):
+        first.advance()
+    second.restore(load(save(first.checkpoint())))
+    assert second.round == 2
+    for _ in range(3):
+        second.advance()
+    want, found = whole.checkpoint(), second.checkpoint()
+    assert want.keys() == found.keys()
+    for key, value in want.items():
+        assert torch.equal(value, found[key]), key
+    for client in range(whole.trained_on.clients):
+        for key, value in whole.client_state(client).items():
+            assert torch.equal(value, second.client_state(client)[key])
+
+
+@pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="loop"), Stacked(mode="stack")])
+@pytest.mark.parametrize("name", ["local", "fedavg"])
+def test_checkpoints_of_images_can_be_written(lab, engine, name: str):
+    # The loop lays convolutions out in another memory format, and so may the user; a file cannot hold that.
+    model = build("cnn:width=2", (2, 8, 8), 3, seed=0).to(memory_format=torch.channels_last)
+    training = lab.run(1, lab.federation(shape=(2, 8, 8)), name, model, engine, momentum=0.5)
+    back = load(save(training.checkpoint()))
+    assert back.keys() == training.checkpoint().keys()
+    assert all(torch.equal(value, back[name]) for name, value in training.checkpoint().items())
+
+
+def test_a_checkpoint_does_not_change_when_training_goes_on(lab):
+    training = lab.run(1, None, "local", "tabular:hidden=5", momentum=0.9)
+    held = training.checkpoint()
+    copies = {name: value.clone() for name, value in held.items()}
+    training.advance()
+    assert all(torch.equal(value, copies[name]) for name, value in held.items())
+    training.restore(held)  # and restoring does not hand the caller's tensors to training
+    training.advance()
+    assert all(torch.equal(value, copies[name]) for name, value in held.items())
