@@ -1,6 +1,6 @@
 """Engines agree: stacked, stacked in small chunks and the laid-out loop give what the plain reference gives."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedskew.algorithms.base import Algorithm, Tensors, Tree, View, algorithms
 from fedskew.engine.cost import Cost, measure_cost
 from fedskew.engine.sequential import Sequential
-from fedskew.engine.stacked import Stacked, stacking_pays
+from fedskew.engine.stacked import Stacked
 from fedskew.errors import FedskewError
 from fedskew.models.base import models
 from fedskew.models.build import build
@@ -164,12 +164,17 @@ def test_a_layer_used_twice(lab):
 
 
 def test_the_rule_stacks_what_is_mostly_overhead():
-    small, large, images = Cost(10_000, 1, False), Cost(10**8, 1, False), Cost(10_000, 1, True)
-    assert stacking_pays(small, "cpu", 2)
-    assert not stacking_pays(small, "cpu", 1)
-    assert not stacking_pays(large, "cpu", 10)
-    assert not stacking_pays(images, "cpu", 10)
-    assert stacking_pays(images, "cuda", 2)
+    small, large = Cost(10_000, 1, False, False), Cost(10**8, 1, False, False)
+    few, many = Cost(10_000, 1, True, False), Cost(10**7, 1, True, False)
+    assert small.stacking_pays(clients=2)
+    assert not small.stacking_pays(clients=1)
+    assert not large.stacking_pays(clients=10)
+    assert few.stacking_pays(clients=10)
+    assert not many.stacking_pays(clients=10)
+    assert many.channels_last()
+    assert not replace(many, batch_norm=True).channels_last()
+    assert not large.channels_last()
+    assert [small.threads(clients, cores=4) for clients in (300, 301)] == [1, 4]
 
 
 def test_cost_of_a_row_by_hand():
