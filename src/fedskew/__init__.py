@@ -26,6 +26,7 @@ _PUBLIC = {
     "Settings": "fedskew.config",
     "check": "fedskew.conformance",
     "load": "fedskew.api",
+    "measure": "fedskew.measure.heterogeneity",
     "resume": "fedskew.api",
     "split": "fedskew.api",
     "train": "fedskew.api",

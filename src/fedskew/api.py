@@ -1,44 +1,54 @@
 """The Python front door: load, split, train, resume."""
 
+import copy
 import inspect
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import nn
 
-from fedskew.algorithms.base import Algorithm, Tensors, resolve
-from fedskew.config import Experiment, Settings, read_file, to_toml
+from fedskew.algorithms.base import Algorithm, Tensors, algorithms, resolve
+from fedskew.config import CHOICES, Experiment, Settings, read_file, to_toml
 from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays
-from fedskew.data.dataset import Dataset
+from fedskew.data.dataset import Dataset, datasets
+from fedskew.engine.device import pick_device
+from fedskew.engine.job import trainable
 from fedskew.engine.schedule import schedules
 from fedskew.engine.training import RoundResult, Training
 from fedskew.errors import FedskewError, Interrupted, unknown
 from fedskew.fleet.uniform import fleets
 from fedskew.models.base import models
 from fedskew.models.build import ModelSpec, build
-from fedskew.registry import Choice
+from fedskew.registry import Choice, Registry, options_of
 from fedskew.report import folder as on_disk
 from fedskew.report.folder import RunFolder
 from fedskew.report.summary import Row, summarise
-from fedskew.skew.cut import SkewSpec, client_holdout, split_rows
+from fedskew.skew.compose import Composition
+from fedskew.skew.cut import SkewSpec, client_holdout, cut
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition, skews
+from fedskew.skew.target import find
 
 if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_CLIENTS = 10
 FROM_PYTHON = "from-python"  # stands in a configuration for what was passed as a Python object
+REGISTRIES: Mapping[str, Registry[Any]] = {
+    "data": datasets, "skew": skews, "model": models, "algorithm": algorithms, "schedule": schedules, "fleet": fleets,
+}  # fmt: skip
 
 
 class Watcher(Protocol):
@@ -92,8 +102,16 @@ def load(spec: "str | Mapping[str, Any] | Choice", *, validation: float = 0.0, s
     >>> load("digits").shape
     (1, 8, 8)
     """
-    data = catalogue.load(spec, validation=validation, seed=seed)
-    return replace(data, recipe={"data": table_of(catalogue.choose(spec)), "validation": validation, "split_seed": seed})
+    valid = _valid("load", validation=validation, seed=seed)
+    data = catalogue.load(spec, **valid)
+    recipe = {"data": _table("data", spec), "validation": valid["validation"], "split_seed": valid["seed"]}
+    return replace(data, recipe=recipe)
+
+
+def _valid(where: str, **values: Any) -> dict[str, Any]:
+    """Arguments that are settings as well, converted and checked as those are."""
+    known = options_of(Experiment)
+    return {name: known[name].convert(value, where) for name, value in values.items()}
 
 
 def split(
@@ -103,6 +121,7 @@ def split(
     *,
     seed: int = 0,
     client_test: float = 0.0,
+    target: str | None = None,
     label: str | None = None,
     group: str | None = None,
 ) -> Federation:
@@ -110,10 +129,13 @@ def split(
 
     Args:
         data: what ``load`` returned; or (x, y) or (x, y, group) of NumPy, PyTorch or pandas; or a data frame with ``label``
-        skew: how, as text, as a table or as a function of (rows, clients, stream) that returns a Partition
+        skew: how, as text, as a table or as a function of (rows, clients, stream) that returns a Partition; text may add
+            treatments of the rows: ``"dirichlet:alpha=0.3 + noise:sigma=0.1"``
         clients: how many; 10 when left out, or one a group with ``natural``
         seed: of the cut and of the held-out rows
         client_test: share of its rows that every client holds out to test its own model
+        target: a level of unlikeness such as ``"hellinger=0.6"`` or ``"features.wasserstein=0.1"``; the skew's own knob is then
+            left out (``"dirichlet"``) and found by a search
         label: column of a data frame that holds the class
         group: column of a data frame that says whose a row is
 
@@ -121,29 +143,44 @@ def split(
     >>> fed.clients, len(fed.partition.rows)
     (10, 1438)
     """
-    dataset = data if isinstance(data, Dataset) else from_arrays(data, label=label, group=group)
+    clients, seed, client_test = _valid("split", clients=clients, seed=seed, client_test=client_test).values()
     if clients is None and not (not callable(skew) and skews.choose(skew).name == "natural"):
         clients = DEFAULT_CLIENTS
-    partition = split_rows(skew, dataset.train, clients, seed)
-    held_out: Partition | None = None
+    dataset = data if isinstance(data, Dataset) else from_arrays(data, label=label, group=group)
+    if target is None:
+        result = cut(skew, dataset.train, clients, seed)
+    else:
+        found = find(skew, dataset.train, clients, seed, target, classes=len(dataset.classes))
+        skew, result = found.spec, found.cut
+    partition, held_out = result.partition, None
     if client_test:
-        partition, held_out = client_holdout(partition, dataset.train.y, client_test, seed)
+        partition, held_out = client_holdout(partition, result.rows, client_test, seed)
     recipe: Mapping[str, Any] = {}
     same_seed = not dataset.recipe.get("validation") or dataset.recipe["split_seed"] == seed
     if dataset.recipe and not callable(skew) and same_seed:
-        cut = {
-            "skew": table_of(skews.choose(skew)),
-            "clients": partition.clients,
-            "split_seed": seed,
-            "client_test": client_test,
-        }
-        recipe = {**dataset.recipe, **cut}
-    return Federation(dataset, partition, held_out, recipe)
+        made = {"skew": _table("skew", skew), "clients": partition.clients, "split_seed": seed, "client_test": client_test}
+        recipe = {**dataset.recipe, **made}
+    return Federation(dataset, partition, held_out, recipe, None if result.rows is dataset.train else result.rows)
 
 
-def table_of(choice: Choice) -> dict[str, Any]:
-    """A choice as a table: what a configuration file holds."""
-    return {"name": choice.name, **choice.options}
+def _choose(kind: str, spec: Any) -> Choice:
+    return catalogue.choose(spec) if kind == "data" else REGISTRIES[kind].choose(spec)
+
+
+def _table(kind: str, spec: Any) -> dict[str, Any] | str:
+    """A choice as a table with every option, or as text if it has several parts: what the configuration of a run holds."""
+    choice = REGISTRIES[kind].full(_choose(kind, spec))
+    return str(choice) if isinstance(choice, Composition) else {"name": choice.name, **choice.options}
+
+
+def spell(kind: str, spec: Any) -> str:
+    """A choice as ``name:key=value``, with the options that were given."""
+    return str(_choose(kind, spec))
+
+
+def brief(kind: str, spec: Any) -> str:
+    """A choice as ``name:key=value``, without what is at its default."""
+    return FROM_PYTHON if spec == FROM_PYTHON else str(REGISTRIES[kind].brief(_choose(kind, spec)))
 
 
 def train(
@@ -173,8 +210,9 @@ def train(
     for name in settings:
         if name not in known:
             raise unknown("setting", name, known)
-    method, chosen = resolve(algorithm), Settings(**settings)
-    training, config = _prepare(fed, model, method, chosen)
+    training, config = prepare(fed, model, resolve(algorithm), Settings(**settings))
+    if folder is False and training.settings.tensorboard:
+        raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
     place = None if folder is False else Path(folder) if isinstance(folder, (str, os.PathLike)) else _fresh_folder(config)
     disk = None if place is None else RunFolder.create(place, to_toml(config), environment(training), fed.partition)
     return _drive(training, disk, {"rounds": [], "clients": [], "timing": []}, config, watch)
@@ -193,10 +231,20 @@ def _signature_with_settings() -> inspect.Signature:
 train.__signature__ = _signature_with_settings()  # type: ignore[attr-defined]
 
 
-def federate(experiment: Experiment) -> Federation:
-    """The federation that an experiment trains on."""
+def check_choices(experiment: Experiment) -> None:
+    """Refuse what can be refused before any data is read: names, their options, the device, clashes."""
+    for kind in CHOICES:
+        if getattr(experiment, kind) == FROM_PYTHON:
+            raise FedskewError(f"{kind}={FROM_PYTHON} stands for a Python object: run it from Python, or choose another {kind}")
+        _choose(kind, getattr(experiment, kind))
+    resolve(experiment.algorithm).check(optimizer=experiment.optimizer)
+    pick_device(experiment.device)
+
+
+def federate(experiment: Experiment, data: Dataset | None = None) -> Federation:
+    """The federation that an experiment trains on; ``data`` saves reading it again."""
     seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
-    data = load(experiment.data, validation=experiment.validation, seed=seed)
+    data = data or load(experiment.data, validation=experiment.validation, seed=seed)
     return split(data, experiment.skew, experiment.clients, seed=seed, client_test=experiment.client_test)
 
 
@@ -208,7 +256,10 @@ def run_experiment(
     fed: Federation | None = None,
 ) -> Run:
     """Run what a file or the command line describes; ``fed`` saves reading the data again for the next of several runs."""
-    settings = {field.name: getattr(experiment, field.name) for field in fields(Settings)}
+    check_choices(experiment)
+    if folder is not None:
+        on_disk.must_be_new(Path(folder))
+    settings = vars(experiment.settings())
     return train(fed or federate(experiment), experiment.model, experiment.algorithm, folder=folder, watch=watch, **settings)
 
 
@@ -230,63 +281,99 @@ def resume(
         watch: called after every round
     """
     disk = RunFolder.open(Path(folder))
-    config = read_file(disk.path / on_disk.CONFIG)
+    config = read_config(disk)
     for name, given in (("data", fed), ("skew", fed), ("model", model), ("algorithm", algorithm)):
         if config[name] == FROM_PYTHON and given is None:
             what = "fed" if name in ("data", "skew") else name
             raise FedskewError(
-                f"{disk.path} was trained on a {name} {FROM_PYTHON}: call fedskew.resume(folder, {what}=...) with it"
+                f"{disk.path}: its {name} was a Python object, go on from Python: fedskew.resume(folder, {what}=...)"
             )
     if fed is None:
         cut = ("data", "validation", "skew", "clients", "split_seed", "client_test")
         fed = federate(Experiment(**{name: config[name] for name in cut if name in config}))
-    if fed.partition != Partition.load(disk.path / on_disk.PARTITION):
-        raise FedskewError(f"{disk.path}: the clients hold other rows than when the run began; the data has changed")
+    began = disk.read_json(on_disk.ENVIRONMENT)
+    if fed.partition != Partition.load(disk.path / on_disk.PARTITION) or fed.fingerprint != began.get("federation"):
+        raise FedskewError(
+            f"{disk.path}: the clients hold other rows than when the run began: put the data back or start a new run"
+        )
     settings = Settings(**{field.name: config[field.name] for field in fields(Settings) if field.name in config})
+    settings = replace(settings, threads=settings.threads or began.get("threads"))  # sums depend on how they are shared out
     method = algorithm or resolve(config["algorithm"])
-    training, _ = _prepare(fed, config["model"] if model is None else model, method, settings)
-    stored = disk.load_checkpoint()
-    if stored is not None:
-        training.restore(tensors_from_bytes(stored))
-    tables = {
-        name: disk.trim(file, training.round)
-        for name, file in (("rounds", on_disk.ROUNDS), ("clients", on_disk.CLIENTS), ("timing", on_disk.TIMING))
-    }
+    training, _ = prepare(fed, config["model"] if model is None else model, method, settings)
+    _restore(training, disk)
+    files = {"rounds": on_disk.ROUNDS, "clients": on_disk.CLIENTS, "timing": on_disk.TIMING}
+    if disk.finished:
+        tables = {name: disk.table(file) for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items()}
+        return Run(disk.read_json(on_disk.SUMMARY), _trained(training), disk.path, tables, training)
+    tables = {name: disk.trim(file, training.round) for name, file in files.items()}
+    if len(tables["rounds"]) != training.round:
+        raise FedskewError(
+            f"{disk.path / on_disk.ROUNDS} has {len(tables['rounds'])} of the {training.round} rounds of the checkpoint: "
+            "put it back or start a new run"
+        )
     return _drive(training, disk, tables, config, watch)
 
 
-def _prepare(fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: Settings) -> tuple[Training, dict[str, Any]]:
-    """Everything that can be refused is refused here, before anything is written."""
+def read_config(disk: RunFolder) -> dict[str, Any]:
+    """The configuration of a run."""
+    path = disk.path / on_disk.CONFIG
+    config = read_file(path)
+    for name in ("data", "skew", "model", "algorithm"):
+        if name not in config:
+            raise FedskewError(f"{path} does not say which {name}: put the line back or start a new run")
+    return config
+
+
+def _restore(training: Training, disk: RunFolder) -> None:
+    """Bring a fresh training to the state of the last checkpoint, if there is one."""
+    path, stored = disk.path / on_disk.CHECKPOINT, disk.load_checkpoint()
+    if stored is None:
+        if disk.finished:
+            raise FedskewError(f"{path} is gone; the finished run's result is in {on_disk.SUMMARY} and {on_disk.MODEL}")
+        return
+    try:
+        flat = tensors_from_bytes(stored)
+    except SafetensorError as problem:
+        raise FedskewError(
+            f"{path} is damaged ({problem}): put it back, or remove it to start again from the first round"
+        ) from None
+    fits = {name: value.shape for name, value in training.checkpoint().items() if not name.startswith("store/")}
+    if fits != {name: value.shape for name, value in flat.items() if not name.startswith("store/")}:
+        raise FedskewError(f"{path} does not fit the model and the algorithm of {on_disk.CONFIG}: were they changed?")
+    training.restore(flat)
+
+
+def prepare(fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: Settings) -> tuple[Training, dict[str, Any]]:
+    """A training and its whole configuration; everything that can be refused is refused here, before anything is written."""
+    if not isinstance(fed, Federation):
+        raise FedskewError(f"train needs what fedskew.split returns, got {type(fed).__name__}: fedskew.split(data, skew) first")
+    if settings.tensorboard:
+        _summary_writer()
     module = build(model, fed.data.shape, len(fed.data.classes), settings.seed)
-    _check_output(module, fed)
+    _check_model(module, fed)
     training = Training(fed, module, algorithm, settings)
     config: dict[str, Any] = {field.name: getattr(settings, field.name) for field in fields(Settings)}
-    config |= {"schedule": table_of(schedules.choose(settings.schedule)), "fleet": table_of(fleets.choose(settings.fleet))}
+    config |= {kind: _table(kind, config[kind]) for kind in ("schedule", "fleet")}
     config |= fed.recipe or {"data": FROM_PYTHON, "skew": FROM_PYTHON, "clients": fed.clients}
-    config["model"] = table_of(models.choose(model)) if isinstance(model, (str, Mapping, Choice)) else FROM_PYTHON
-    name = type(algorithm).label()
-    registered = name != type(algorithm).__name__
-    config["algorithm"] = table_of(Choice(name, algorithm.options())) if registered else FROM_PYTHON
+    config["model"] = _table("model", model) if isinstance(model, (str, Mapping, Choice)) else FROM_PYTHON
+    name = algorithms.name_of(type(algorithm))
+    config["algorithm"] = FROM_PYTHON if name is None else _table("algorithm", Choice(name, algorithm.options()))
     return training, config
 
 
-def _check_output(module: nn.Module, fed: Federation) -> None:
-    """Try one row, so that a model that does not fit the data is refused in a line and not after a minute."""
-    row = torch.from_numpy(fed.train.x[:1]).to(next(module.parameters(), torch.zeros(())).dtype)
-    training = module.training
-    module.eval()
+def _check_model(module: nn.Module, fed: Federation) -> None:
+    """Try one row on a copy, so that a model that does not fit the data is refused in a line and not after a minute."""
+    row = torch.from_numpy(fed.train.x[:1]).to(next(iter(trainable(module).values())).dtype)
     try:
         with torch.no_grad():
-            answer = module(row)
-    except RuntimeError as problem:
-        reason = str(problem).splitlines()[0]
-        raise FedskewError(f"the model does not take rows of shape {fed.data.shape}: {reason}") from None
-    finally:
-        module.train(training)
-    if answer.shape != (1, len(fed.data.classes)):
-        raise FedskewError(
-            f"the model answers one row with shape {tuple(answer.shape)}, expected (1, {len(fed.data.classes)}), one a class"
-        )
+            answer = copy.deepcopy(module).cpu().eval()(row)
+    except Exception as problem:  # whatever a user's forward raises
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise FedskewError(f"the model does not take rows of shape {fed.data.shape}: {reason}") from problem
+    expected = (1, len(fed.data.classes))
+    if not isinstance(answer, torch.Tensor) or answer.shape != expected:
+        shown = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else f"a {type(answer).__name__}"
+        raise FedskewError(f"the model answers one row with {shown}, expected a tensor of shape {expected}: one logit a class")
 
 
 def _drive(
@@ -294,17 +381,17 @@ def _drive(
 ) -> Run:
     """Round after round to the end; Ctrl-C leaves a run that can be resumed."""
     try:
-        _run_rounds(training, disk, tables, watch)
+        with _events(training, disk) as events:
+            _run_rounds(training, disk, tables, [one for one in (events, watch) if one])
         return _finish(training, disk, tables, config)
     except KeyboardInterrupt:
         done = f"interrupted after round {training.round} of {training.settings.rounds}"
-        raise Interrupted(f"{done}; go on with: fedskew resume {disk.path}" if disk else done) from None
+        raise Interrupted(f"{done}; go on with: {on_disk.resume_command(disk.path)}" if disk else done) from None
 
 
-def _run_rounds(training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], watch: Watcher | None) -> None:
+def _run_rounds(training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], watchers: list[Watcher]) -> None:
     """Every round is recorded before the next begins."""
     settings = training.settings
-    events = _tensorboard(disk) if settings.tensorboard else None
     while training.round < settings.rounds:
         began = time.perf_counter()
         result = training.advance()
@@ -318,55 +405,59 @@ def _run_rounds(training: Training, disk: RunFolder | None, tables: dict[str, li
             disk.append(on_disk.TIMING, new["timing"])
             if training.round % settings.checkpoint_every == 0 or training.round == settings.rounds:
                 disk.save_checkpoint(_to_bytes(training.checkpoint()))
-        if events:
-            events(result)
-        if watch:
+        for watch in watchers:
             watch(result, settings.rounds)
 
 
 def _finish(training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], config: Mapping[str, Any]) -> Run:
     final = training.final_clients()
     fed = training.fed
-    spelled = {name: spell(config[name]) for name in ("data", "skew", "model", "algorithm")}
+    spelled = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm")}
     facts = {**spelled, "clients": fed.clients, "clients_per_round": training.per_round, "seed": training.settings.seed}
     facts["parameters"] = sum(value.numel() for value in training.params.values())
     population = training.trained_on.clients
     numbers = summarise(tables["rounds"], tables["clients"], final, population, fed.held_out is not None)
     summary = {**facts, **numbers, "seconds": float(sum(row["seconds"] for row in tables["timing"]))}
-    model = training.model
-    model.load_state_dict(training.state())
-    model.eval()
     if disk:
         columns = list(dict.fromkeys(key for row in final for key in row))
         (disk.path / on_disk.FINAL_CLIENTS).unlink(missing_ok=True)
         disk.append(on_disk.FINAL_CLIENTS, [{key: row.get(key) for key in columns} for row in final])
-        disk.write(on_disk.MODEL, _to_bytes(training.state()))
+        model = _trained(training)
+        disk.write(on_disk.MODEL, _to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())}))
         from fedskew.report.picture import draw_run
 
         disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary))
         disk.write_json(on_disk.SUMMARY, summary)
-    return Run(summary, model, disk.path if disk else None, {**tables, "final": final}, training)
+    return Run(summary, _trained(training), disk.path if disk else None, {**tables, "final": final}, training)
+
+
+def _trained(training: Training) -> nn.Module:
+    """The model with the global weights, ready to be used."""
+    model, state = training.model, training.state()
+    with torch.no_grad():  # by name and not load_state_dict, which wants tied weights twice and no temporary buffers
+        for name, value in {**trainable(model), **dict(model.named_buffers())}.items():
+            value.copy_(state[name])
+    return model.eval()
 
 
 def _to_bytes(tensors: Tensors) -> bytes:
     return tensors_to_bytes({name: value.detach().contiguous().cpu() for name, value in tensors.items()})
 
 
-def spell(value: Any) -> str:
-    """A configured choice as ``name:key=value``."""
-    if not isinstance(value, Mapping):
-        return str(value)
-    return str(Choice(value["name"], {key: entry for key, entry in value.items() if key != "name"}))
-
-
 def _fresh_folder(config: Mapping[str, Any]) -> Path:
-    """``runs/METHOD-DATA-SKEW-sSEED``, with a number behind it when that is taken."""
-    words = [spell(config[name]).split(":")[0] for name in ("algorithm", "data", "skew")]
-    base = "-".join(word.replace("/", "_") for word in words) + f"-s{config['seed']}"
-    name, number = Path("runs") / base, 2
-    while name.exists():
-        name, number = Path("runs") / f"{base}-{number}", number + 1
-    return name
+    """``runs/METHOD-DATA-SKEW-sSEED``."""
+    words = [config[kind] if isinstance(config[kind], str) else config[kind]["name"] for kind in ("algorithm", "data", "skew")]
+    return fresh_folder(*words, f"s{config['seed']}")
+
+
+def fresh_folder(*words: str) -> Path:
+    """A folder under ``runs`` that is named by the words (of a choice, its name), with a number behind when that is taken."""
+    names = ("+".join(part.split(":")[0] for part in word.split(" + ")) for word in words)
+    base, number = "-".join(names), 2
+    place = Path("runs") / base
+    while place.exists():
+        place, number = Path("runs") / f"{base}-{number}", number + 1
+    return place
 
 
 def environment(training: Training) -> dict[str, Any]:
@@ -391,19 +482,26 @@ def environment(training: Training) -> dict[str, Any]:
     }
 
 
-def _tensorboard(disk: RunFolder | None) -> Callable[[RoundResult], None]:
-    if disk is None:
-        raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
+def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise FedskewError("tensorboard=true needs the package: pip install 'fedskew[tensorboard]'") from None
-    writer = SummaryWriter(str(disk.path / "tensorboard"))
+    return SummaryWriter
 
-    def write(result: RoundResult) -> None:
-        for name, value in result.round.items():
-            if name != "round" and value is not None:
-                writer.add_scalar(name, value, result.round["round"])
-        writer.flush()
 
-    return write
+@contextmanager
+def _events(training: Training, disk: RunFolder | None) -> Iterator[Watcher | None]:
+    """A watcher that writes TensorBoard's events, if they are wanted; what a killed run had after its checkpoint is purged."""
+    if disk is None or not training.settings.tensorboard:
+        yield None
+        return
+    with _summary_writer()(str(disk.path / "tensorboard"), purge_step=training.round + 1) as writer:
+
+        def write(result: RoundResult, rounds: int) -> None:
+            for name, value in result.round.items():
+                if name != "round" and value is not None:
+                    writer.add_scalar(name, value, result.round["round"])
+            writer.flush()
+
+        yield write

@@ -1,7 +1,7 @@
 """The command line: run, resume, list, data. Help and options come from the registries; nothing here trains."""
 
 import inspect
-import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
@@ -12,11 +12,12 @@ import click
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from fedskew import __version__
 from fedskew.config import Experiment, read_file
 from fedskew.errors import FedskewError, Interrupted, unknown
-from fedskew.registry import Option, Registry, options_of
+from fedskew.registry import Option, Registry, options_of, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,31 @@ if TYPE_CHECKING:
     from fedskew.report.summary import Row
     from fedskew.several import Member
 
-app = typer.Typer(help="Federated learning for clients that are nothing alike.", no_args_is_help=True, add_completion=False)
+
+class _Stopped(click.ClickException):
+    """Ctrl-C, with what to do next."""
+
+    exit_code = 130
+
+
+class _Commands(TyperGroup):
+    """The commands; Ctrl-C keeps its message, which Typer would throw away."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stopped:
+            raise _Stopped(str(stopped) or "interrupted") from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Federated learning for clients that are nothing alike.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 data_app = typer.Typer(help="The data sets: which are there, whether they are sound, how to get them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
@@ -34,23 +59,37 @@ def main() -> None:
     """Entry point: what users can put right ends in one line and exit code 2."""
     try:
         code = app(standalone_mode=False)
-    except (FedskewError, click.ClickException) as problem:
-        message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
-        print(f"fedskew: {' '.join(message.split())}", file=sys.stderr)
-        code = 2
-    except Interrupted as problem:
-        print(f"\nfedskew: {problem}", file=sys.stderr)
-        code = 130
-    except (KeyboardInterrupt, click.Abort):
-        print("\nfedskew: interrupted", file=sys.stderr)
-        code = 130
+    except _Stopped as stopped:
+        code = _complain(stopped.message, stopped.exit_code)
+    except click.UsageError as problem:
+        where = f" (see {problem.ctx.command_path} --help)" if problem.ctx and problem.message else ""
+        code = _complain(problem.format_message().rstrip(".") + where)
+    except FedskewError as problem:
+        code = _complain(str(problem))
+    except OSError as problem:  # a file that may not be read, a disk that failed
+        code = _complain(f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem))
     sys.exit(code if isinstance(code, int) else 0)
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    print(__version__)
+def _complain(message: str, code: int = 2) -> int:
+    if message:  # Typer shows the help for a command that is missing, and has nothing to add
+        print(f"fedskew: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning for clients that are nothing alike."""
 
 
 # -- run and resume ----------------------------------------------------------------------------------------------------
@@ -66,28 +105,39 @@ def run(
 ) -> None:
     """Train one method, or several, on one data set cut into clients.
 
-    A SPEC is a name, or a name with options: dirichlet:alpha=0.2,min_size=5. Everything can also stand in a TOML file; what
-    is given here goes before it.
+    FILE is an experiment in TOML, such as the config.toml of an earlier run; an option given here goes before it.
+
+    A SPEC is a name, or a name with options: dirichlet:alpha=0.2,min_size=5
+
+    \b
+    fedskew run --algorithm fedprox:mu=0.1 --clients 20
+    fedskew run --algorithm fedavg --algorithm fedprox --seeds 0-4
+    fedskew run experiment.toml --rounds 20
     """
     values = read_file(file) if file else {}
     values |= {name: value for name, value in given.items() if value is not None}
     asked = algorithm or values.pop("algorithm", "fedavg")
     algorithms: list[Any] = list(asked) if isinstance(asked, (list, tuple)) else [asked]
-    if seeds is not None and "seed" in values and given.get("seed") is not None:
-        raise FedskewError(f"--seed {values['seed']} clashes with --seeds {seeds}: give one of them")
+    if not algorithms:
+        raise FedskewError(f"{file}: algorithm = [] names none: give one or several (fedskew list algorithms)")
+    if seeds is not None and given.get("seed") is not None:
+        raise FedskewError(f"--seed {given['seed']} clashes with --seeds {seeds}: give one of them")
     from fedskew import api, several
+    from fedskew.report.folder import must_be_new
 
     if seeds is None and len(algorithms) == 1:
         experiment = Experiment(**{**values, "algorithm": algorithms[0]})
-        with _progress([api.spell(experiment.algorithm)], experiment.rounds) as watch:
-            done = api.run_experiment(experiment, folder=folder, watch=watch(api.spell(experiment.algorithm)))
+        name = api.spell("algorithm", experiment.algorithm)
+        with _progress([name], experiment.rounds) as watch:
+            done = api.run_experiment(experiment, folder=folder, watch=watch(name))
         assert done.folder is not None
-        _tell([api.spell(experiment.algorithm)], [done.summary], done.folder, done.summary, as_json)
+        _tell([name], [done.summary], done.folder, done.summary, as_json)
         return
-    seed_list = several.parse_seeds(seeds) if seeds is not None else [int(values.pop("seed", 0))]
-    values.pop("seed", None)
-    wanted = several.members(values, [api.spell(entry) for entry in algorithms], seed_list)
-    place = folder or _fresh_group(values)
+    seed_list = [Experiment(**values).seed] if seeds is None else several.parse_seeds(seeds)
+    wanted = several.members(values, [api.spell("algorithm", entry) for entry in algorithms], seed_list)
+    place = folder or _fresh_group(wanted[0])
+    must_be_new(place)
+    several.check(wanted)
     several.create(place, wanted)
     _run_group(place, wanted, as_json)
 
@@ -99,6 +149,7 @@ def _options_as_parameters() -> list[inspect.Parameter]:
     for panel, names in _PANELS.items():
         for option in (options[name] for name in names):
             flag, text = "--" + option.name.replace("_", "-"), option.type is not bool
+            flag = flag if text else f"{flag}/--no-{flag[2:]}"  # so that it can be taken back from a file
             look: dict[str, Any] = {"help": _help(option), "rich_help_panel": panel, "show_default": False}
             kind = typer.Option(flag, metavar=_metavar(option) if text else None, **look)
             annotation: Any = Annotated[str | None, kind] if text else Annotated[bool | None, kind]
@@ -173,49 +224,46 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="the folder of a run, or of several")],
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, the last line of stdout")] = False,
 ) -> None:
-    """Go on with a run after a crash, Ctrl-C or kill -9: same bits as if it had never stopped."""
-    from fedskew import api, several
-    from fedskew.report.folder import CONFIG, RunFolder
+    """Go on with a run, or with several, after a crash, Ctrl-C or kill -9: same bits as if it had never stopped."""
+    from fedskew.report.folder import SUMMARY, RunFolder
 
-    if (folder / several.GROUP).is_file():
+    if (folder / "group.json").is_file():
+        from fedskew import several
+
         _run_group(folder, several.read(folder), as_json)
         return
-    RunFolder.open(folder)
-    config = read_file(folder / CONFIG)
-    name = api.spell(config["algorithm"])
-    with _progress([name], int(config["rounds"])) as watch:
-        done = api.resume(folder, watch=watch(name))
-    _tell([name], [done.summary], folder, done.summary, as_json)
+    disk = RunFolder.open(folder)
+    if disk.finished:
+        print(f"{folder} had come to its end already", file=sys.stderr)
+        summary = disk.read_json(SUMMARY)
+    else:
+        from fedskew import api
+
+        config = api.read_config(disk)
+        name = api.brief("algorithm", config["algorithm"])
+        with _progress([name], config.get("rounds", 0)) as watch:
+            summary = api.resume(folder, watch=watch(name)).summary
+    _tell([summary["algorithm"]], [summary], folder, summary, as_json)
 
 
-def _fresh_group(values: Mapping[str, Any]) -> Path:
-    from fedskew.api import spell
+def _fresh_group(first: "Member") -> Path:
+    from fedskew.api import fresh_folder, spell
 
-    words = [spell(values.get(name, getattr(Experiment, name))).split(":")[0].replace("/", "_") for name in ("data", "skew")]
-    base, number = Path("runs") / "-".join(["compare", *words]), 2
-    place = base
-    while place.exists():
-        place, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return place
+    experiment = first.experiment()
+    return fresh_folder("compare", *(spell(kind, getattr(experiment, kind)) for kind in ("data", "skew")))
 
 
 def _run_group(place: Path, wanted: "list[Member]", as_json: bool) -> None:
     from fedskew import several
+    from fedskew.report.folder import resume_command
 
-    rounds = wanted[0].experiment().rounds
-    with _progress([member.name for member in wanted], rounds) as watch:
+    with _progress([member.name for member in wanted], wanted[0].experiment().rounds) as watch:
         try:
             summaries = several.run_all(place, wanted, lambda member: watch(member.name))
-        except Interrupted:
-            raise Interrupted(f"interrupted; go on with: fedskew resume {place}") from None
-    means = several.means(wanted, summaries)
-    _tell(
-        [member.algorithm for member in wanted],
-        summaries,
-        place,
-        {"folder": str(place), "runs": summaries, "means": means},
-        as_json,
-    )
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; go on with: {resume_command(place)}") from None
+    result = {"runs": summaries, "means": several.means(wanted, summaries)}
+    _tell([member.algorithm for member in wanted], summaries, place, result, as_json)
 
 
 # -- what the user sees -------------------------------------------------------------------------------------------------
@@ -270,46 +318,61 @@ def _state(row: "Row") -> str:
     return "  ".join(words)
 
 
-_COLUMNS = {
-    "test_accuracy_last": ("test last", 100, 1),
-    "test_accuracy_best": ("test best", 100, 1),
-    "own_test_accuracy_mean": ("own test", 100, 1),
-    "client_accuracy_worst_10_percent": ("worst 10 %", 100, 1),
-    "rounds_to_90_percent_of_last_test_accuracy": ("to 90 %", 1, 0),
-    "gini_of_client_weights": ("Gini", 1, 3),
-    "bytes": ("MB", 1e-6, 1),
-    "seconds": ("s", 1, 1),
+_COLUMNS = {  # of the summary: title, factor, digits, what it says
+    "test_accuracy_last": ("test last", 100, 1, "accuracy of the global model on the test rows after the last round, in %"),
+    "test_accuracy_best": ("test best", 100, 1, "the same in its best round"),
+    "own_test_accuracy_mean": ("own test", 100, 1, "mean accuracy of the clients' own models on the test rows, in %"),
+    "client_accuracy_worst_10_percent": ("worst 10 %", 100, 1, "mean accuracy of the worst clients on their own rows, in %"),
+    "rounds_to_90_percent_of_last_test_accuracy": ("to 90 %", 1, 0, "rounds until 90 % of the last test accuracy"),
+    "gini_of_client_weights": ("Gini", 1, 3, "of the weights that the clients had in all rounds"),
+    "bytes": ("MB", 1e-6, 1, "sent, both ways"),
+    "seconds": ("s", 1, 1, "seconds of computing"),
 }
-_LEGEND = (
-    "test: accuracy of the global model on the test rows, after the last and in the best round; own test: of the clients' own "
-    "models there; worst 10 %: mean accuracy of the worst clients on their own rows; to 90 %: rounds until 90 % of the last test "
-    "accuracy; Gini of the clients' weights; MB both ways; accuracies in %"
-)
 
 
 def _tell(methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, result: Mapping[str, Any], as_json: bool) -> None:
-    """The table at the end, the folder, and JSON when asked for."""
-    console = Console(stderr=as_json, highlight=False)
+    """The table at the end, what its columns say, the folder, and JSON when asked for."""
+    from fedskew.report.folder import to_json
+
+    console = _console(stderr=as_json)
     rows = [{**row, "bytes": row["bytes_down"] + row["bytes_up"]} for row in summaries]
     shown = {key: look for key, look in _COLUMNS.items() if any(row.get(key) is not None for row in rows)}
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column("method", overflow="fold")
-    for title, _, _ in shown.values():
-        table.add_column(title, justify="right", no_wrap=True)
+    lines = [["method", *(title for title, *_ in shown.values())]]
     for method in dict.fromkeys(methods):
         mine = [row for name, row in zip(methods, rows, strict=True) if name == method]
-        table.add_row(
-            method, *(_mean([row.get(key) for row in mine], scale, digits) for key, (_, scale, digits) in shown.items())
-        )
+        cells = (_mean([row.get(key) for row in mine], scale, digits) for key, (_, scale, digits, _) in shown.items())
+        lines.append([_escape(method), *cells])
+    columns = [list(column) for column in zip(*lines, strict=True)]
+    too_wide = sum(max(map(len, column)) + 2 for column in columns) > console.width
     console.print()
-    console.print(table)
-    console.print(f"[dim]{_LEGEND}[/dim]")
+    console.print(_grid(columns if too_wide else lines))
+    console.print()
+    for title, _, _, meaning in shown.values():
+        console.print(f"[dim]{title:10}  {meaning}[/dim]")
     excluded = sum(row["excluded_updates"] for row in summaries)
     if excluded:
-        console.print(f"{excluded} updates were NaN or infinite and were left out (column excluded of rounds.csv)")
-    console.print(f"\nrun folder: {folder}", soft_wrap=True)
+        console.print(f"\n{excluded} updates were NaN or infinite and were left out (column excluded of rounds.csv)")
+    console.print(f"\nrun folder: {_escape(str(folder))}", soft_wrap=True)
     if as_json:
-        print(json.dumps(result))
+        print(to_json({**result, "folder": str(folder)}))
+
+
+def _grid(lines: Sequence[Sequence[str]]) -> Table:
+    """Words on the left, numbers on the right, as wide as they are."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    for number, title in enumerate(lines[0]):
+        table.add_column(title, justify="right" if number else "left", no_wrap=True)
+    for line in lines[1:]:
+        table.add_row(*line)
+    return table
+
+
+def _console(stderr: bool = False) -> Console:
+    """Colour and the terminal's width on a terminal; neither, and room for a whole line, without one."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 200
+    return console
 
 
 def _mean(values: Sequence[Any], scale: float, digits: int) -> str:
@@ -332,11 +395,12 @@ def _registries() -> dict[str, Registry[Any]]:
     from fedskew.engine.schedule import schedules
     from fedskew.fleet.uniform import fleets
     from fedskew.models.base import models
-    from fedskew.skew.partition import skews
+    from fedskew.skew.partition import skews, treatments
 
     return {
         "algorithms": algorithms,
         "skews": skews,
+        "treatments": treatments,
         "data": datasets,
         "models": models,
         "fleets": fleets,
@@ -347,16 +411,16 @@ def _registries() -> dict[str, Registry[Any]]:
 @app.command("list")
 def list_things(
     kind: Annotated[
-        str | None, typer.Argument(help="algorithms, skews, data, models, fleets or schedules; all when left out")
+        str | None, typer.Argument(help="algorithms, skews, treatments, data, models, fleets or schedules; all when left out")
     ] = None,
 ) -> None:
     """What there is to choose from, with every option, its default and a line of help."""
     registries = _registries()
     if kind is not None and kind not in registries:
         raise unknown("kind", kind, registries)
-    console = Console(highlight=False)
+    console = _console()
     for title, registry in registries.items():
-        if kind in (None, title):
+        if kind in (None, title) or (kind == "skews" and title == "treatments"):
             console.print(f"[bold]{title}[/bold]")
             for name in registry:
                 _list_one(console, registry, name)
@@ -364,20 +428,13 @@ def list_things(
 
 
 def _list_one(console: Console, registry: Registry[Any], name: str) -> None:
-    console.print(f"  [bold cyan]{name}[/bold cyan]  {_escape(registry.summary(name))}", soft_wrap=True)
+    summary = registry.summary(name).replace("``", "")
+    console.print(f"  [bold cyan]{name}[/bold cyan]  {_escape(summary)}", soft_wrap=True)
     for option in registry.options(name).values():
-        default = "required" if option.required else f"default {_plain(option.default)}"
+        default = "required" if option.required else f"default {spelled(option.default) or 'none'}"
         bounds = f", {option.bounds}" if option.bounds else ""
-        console.print(
-            f"      {option.name}=  {_escape(option.help)} ({_escape(option.type_name())}{bounds}; {_escape(default)})",
-            soft_wrap=True,
-        )
-
-
-def _plain(value: Any) -> str:
-    return (
-        "+".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+        facts = f"{option.type_name()}{bounds}; {default}"
+        console.print(f"      {option.name}=  {_escape(option.help)} [dim]({_escape(facts)})[/dim]", soft_wrap=True)
 
 
 def _escape(text: str) -> str:
@@ -393,14 +450,20 @@ def data_list() -> None:
     from fedskew.data.catalogue import listing
     from fedskew.data.source import root
 
-    console = Console(highlight=False)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
-    for title in ("name", "here", "fetch", "what", "licence"):
-        table.add_column(title, overflow="fold")
+    console = _console()
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    for title, wrap in (("name", False), ("here", False), ("what", True)):
+        table.add_column(title, no_wrap=not wrap, overflow="fold")
     for entry in listing():
-        table.add_row(entry.name, entry.state, "yes" if entry.fetchable else "", _escape(entry.summary), _escape(entry.licence))
+        how = "fetch" if entry.fetchable else "by hand"
+        state = {"present": "yes", "own": "your file", "partly": f"partly, {how}", "missing": f"no, {how}"}[entry.state]
+        licence = f"\n[dim]{_escape(entry.licence)}[/dim]" if entry.licence else ""
+        table.add_row(entry.name, state, _escape(entry.summary) + licence)
     console.print(table)
-    console.print(f"\ndata folder: {root()} (set FEDSKEW_DATA to change it)", soft_wrap=True)
+    console.print(
+        "\n[dim]fetch: fedskew data fetch NAME gets it; by hand: fedskew data check NAME says what to put where[/dim]"
+    )
+    console.print(f"data folder: {root()} (set FEDSKEW_DATA to change it)", soft_wrap=True)
 
 
 @data_app.command("check")
@@ -409,7 +472,7 @@ def data_check(name: Annotated[str, typer.Argument(help="a data set, with option
     from fedskew.data.catalogue import check
 
     facts = check(name)
-    console = Console(highlight=False)
+    console = _console()
     console.print(f"[bold]{_escape(facts.name)}[/bold]", soft_wrap=True)
     rows = ", ".join(f"{count:,} {part}" for part, count in facts.rows.items())
     console.print(f"  rows      {rows}\n  shape     {facts.shape}\n  groups    {facts.groups or 'none'}")

@@ -2,17 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedskew.api import Run, Watcher, federate, resume, run_experiment
+from fedskew.algorithms.base import resolve
+from fedskew.api import Run, Watcher, check_choices, federate, prepare, resume, run_experiment
 from fedskew.config import Experiment
 from fedskew.errors import FedskewError
-from fedskew.report.folder import SUMMARY, RunFolder, write_atomically, writing
+from fedskew.report.folder import SUMMARY, RunFolder, new_folder, to_json, write_atomically
 from fedskew.report.summary import Row
 from fedskew.skew.federation import Federation
 
@@ -33,10 +35,10 @@ class Member:
 
 
 def members(values: Mapping[str, Any], algorithms: Sequence[str], seeds: Sequence[int]) -> list[Member]:
-    """All methods with all seeds; every one is validated before the first is run."""
+    """All methods with all seeds, seed by seed so that each cut is made once; refuses what is wrong without any data."""
     result = []
-    for algorithm in algorithms:
-        for seed in seeds:
+    for seed in seeds:
+        for algorithm in algorithms:
             name = re.sub(r"[^A-Za-z0-9.+-]+", "-", algorithm).strip("-") + f"-s{seed}"
             result.append(Member(name, algorithm, {**values, "algorithm": algorithm, "seed": seed}))
     names = [member.name for member in result]
@@ -44,7 +46,7 @@ def members(values: Mapping[str, Any], algorithms: Sequence[str], seeds: Sequenc
     if twice:
         raise FedskewError(f"{twice} is asked for twice: give every algorithm and seed once")
     for member in result:
-        member.experiment()
+        check_choices(member.experiment())
     return result
 
 
@@ -63,52 +65,79 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
+class Cuts:
+    """The federations of a group, one in memory at a time; the data is read once, unless the seed decides what is held out."""
+
+    def __init__(self) -> None:
+        self._seed: int | None = None
+        self._last: Federation | None = None
+
+    def of(self, experiment: Experiment) -> Federation:
+        """What this experiment trains on."""
+        seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
+        if self._last is None or seed != self._seed:
+            data = None if self._last is None or experiment.validation else self._last.data
+            self._seed, self._last = seed, federate(experiment, data)
+        return self._last
+
+
+def check(wanted: Sequence[Member]) -> None:
+    """Refuse before the first run what would stop a later one: every cut is made and every model is built once."""
+    cuts = Cuts()
+    for member in wanted:
+        experiment = member.experiment()
+        with _named(member):
+            prepare(cuts.of(experiment), experiment.model, resolve(experiment.algorithm), experiment.settings())
+
+
+@contextmanager
+def _named(member: Member) -> Iterator[None]:
+    """Errors say which of the runs they are about."""
+    try:
+        yield
+    except FedskewError as problem:
+        raise FedskewError(f"{member.name}: {problem}") from problem
+
+
 def create(folder: Path, wanted: Sequence[Member]) -> None:
     """The folder of a group, with the list of what is to be run."""
-    if folder.exists():
-        raise FedskewError(
-            f"{folder} exists already: go on with it (fedskew resume {folder}), remove it or choose another folder"
-        )
-    with writing(folder):
-        folder.mkdir(parents=True)
     listed = [{"name": m.name, "algorithm": m.algorithm, "values": m.values} for m in wanted]
-    write_atomically(folder / GROUP, json.dumps(listed, indent=2).encode())
+    with new_folder(folder) as part:
+        (part / GROUP).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> list[Member]:
     """What a group is to run."""
     try:
-        return [Member(**entry) for entry in json.loads((folder / GROUP).read_text(encoding="utf-8"))]
+        found = [Member(**entry) for entry in json.loads((folder / GROUP).read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError) as problem:
         raise FedskewError(f"{folder / GROUP} cannot be read: {problem}") from None
+    if not found:
+        raise FedskewError(f"{folder / GROUP} cannot be read: it names no run")
+    return found
 
 
 def run_all(folder: Path, wanted: Sequence[Member], watch: Callable[[Member], Watcher | None]) -> list[Row]:
     """Run, resume or skip every member in turn; returns their summaries, and leaves them with means in the folder."""
-    federations: dict[int, Federation] = {}
-    summaries = []
+    cuts, summaries = Cuts(), []
     for member in wanted:
         place = folder / member.name
         if place.exists() and RunFolder.open(place).finished:
-            summary: Row = json.loads((place / SUMMARY).read_text(encoding="utf-8"))
+            summaries.append(RunFolder.open(place).read_json(SUMMARY))
         else:
-            summary = _run(member, place, federations, watch(member)).summary
-        summaries.append(summary)
-    write_atomically(
-        folder / SUMMARY, (json.dumps({"runs": summaries, "means": means(wanted, summaries)}, indent=2) + "\n").encode()
-    )
+            with _named(member):
+                summaries.append(_run(member, place, cuts, watch(member)).summary)
+    content = to_json({"runs": summaries, "means": means(wanted, summaries)}, indent=2) + "\n"
+    write_atomically(folder / SUMMARY, content.encode())
     return summaries
 
 
-def _run(member: Member, place: Path, federations: dict[int, Federation], watch: Watcher | None) -> Run:
+def _run(member: Member, place: Path, cuts: Cuts, watch: Watcher | None) -> Run:
     experiment = member.experiment()
-    seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
-    if seed not in federations:
-        federations.clear()  # one data set in memory at a time
-        federations[seed] = federate(experiment)
+    fed = cuts.of(experiment)
     if place.exists():
-        return resume(place, fed=federations[seed], watch=watch)
-    return run_experiment(experiment, folder=place, watch=watch, fed=federations[seed])
+        return resume(place, fed=fed, watch=watch)
+    return run_experiment(experiment, folder=place, watch=watch, fed=fed)
 
 
 def means(wanted: Sequence[Member], summaries: Sequence[Row]) -> dict[str, Row]:

@@ -85,7 +85,7 @@ def test_spellings(spec, expected: str) -> None:
         ("digits:test", "'test' is not key=value"),
         ("my.csv:path=other.csv,label=y", "my.csv is a path already; leave out path=other.csv"),
         ("", "empty data set"),
-        (7, "written as text or as a table"),
+        (7, "write it as text"),
         ("mnist:size=3", "takes no options"),
     ],
 )

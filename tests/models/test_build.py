@@ -62,7 +62,7 @@ def test_the_generator_is_put_back_when_building_fails():
         ("resnet9:norm=layer", "one of batch, group"),
         ("logreg:width=3", "takes no options"),
         (lambda shape, classes: 3, "must return a torch.nn.Module, got int"),
-        (7, "written as text or as a table"),
+        (7, "write it as text"),
     ],
 )
 def test_bad_specs_are_refused(spec, says: str):

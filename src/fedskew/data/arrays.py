@@ -1,7 +1,7 @@
 """Rows that are arrays from the start (images, numeric features): split, standardise on training rows, convert."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -124,7 +124,7 @@ def _convert(part: Rows, offset: Floats, factor: Floats) -> Rows:
     for rows in _chunks(x):
         np.subtract(part.x[rows], shift, out=x[rows], casting="same_kind")
         x[rows] *= scale
-    return Rows(x, part.y, part.group)
+    return replace(part, x=x)
 
 
 def _refuse_nan(where: str, x: Numbers) -> None:

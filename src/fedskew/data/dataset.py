@@ -16,11 +16,16 @@ Features: TypeAlias = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Rows:
-    """Examples: features (float32, one entry of the first axis a row), labels 0 … K-1, and a group number a row or None."""
+    """Examples: features (float32, one entry of the first axis a row), labels 0 … K-1, and a group number a row or None.
+
+    ``series`` is the number of the series that a row was cut from, where rows of one series overlap (windows): such rows share
+    readings, so that no cut may put them into different hands. None: rows have nothing in common.
+    """
 
     x: Features
     y: Ints
     group: Ints | None = None
+    series: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -32,7 +37,8 @@ class Rows:
 
     def take(self, index: Ints) -> "Rows":
         """The rows at these positions, in this order."""
-        return Rows(self.x[index], self.y[index], None if self.group is None else self.group[index])
+        group, series = (None if part is None else part[index] for part in (self.group, self.series))
+        return Rows(self.x[index], self.y[index], group, series)
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,8 @@ class Dataset:
         """
         if self.validation is not None:
             raise FedskewError(f"{self.name} already has validation rows; leave the validation share at 0")
+        if self.train.series is not None:
+            raise FedskewError(f"{self.name}: its windows overlap: load(..., validation={share:g}) holds out whole series")
         kept, held = Split("validation", share, seed).rows(self.name, self.train.strata)
         return replace(self, train=self.train.take(kept), validation=self.train.take(held))
 
@@ -123,6 +131,8 @@ def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[
         len(rows.group) != len(rows.y) or (len(rows.y) and not 0 <= rows.group.min() <= rows.group.max() < groups)
     ):
         raise FedskewError(f"{where}: group numbers do not match the {groups} group names")
+    if rows.series is not None and len(rows.series) != len(rows.y):
+        raise FedskewError(f"{where}: {len(rows.series)} series numbers for {len(rows.y)} rows")
 
 
 def stratified(y: Ints, share: float, stream: Stream) -> tuple[Ints, Ints]:

@@ -35,7 +35,10 @@ def _groups_to_hold(group: Ints, split: Split) -> Ints:
 
 
 def cut_windows(rows: Rows, window: int, stride: int, classes: int) -> Rows:
-    """Windows of consecutive rows of one group: features (columns, window), the commonest label (lowest on a tie)."""
+    """Windows of consecutive rows of one group: features (columns, window), the commonest label (lowest on a tie).
+
+    With ``stride < window`` neighbours share rows: then ``series`` says which group a window was cut from (0 without groups).
+    """
     series = np.zeros(len(rows), dtype=np.int64) if rows.group is None else rows.group
     order = np.argsort(series, kind="stable")
     ordered = rows.take(order)
@@ -47,7 +50,8 @@ def cut_windows(rows: Rows, window: int, stride: int, classes: int) -> Rows:
     if len(start):
         x = np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(ordered.x, window, axis=0)[start])
     group = None if ordered.group is None else ordered.group[start]
-    return Rows(x, _majority(ordered.y, start, window, classes), group)
+    overlapping = series[order][start] if stride < window else None
+    return Rows(x, _majority(ordered.y, start, window, classes), group, overlapping)
 
 
 def _majority(y: Ints, start: Ints, window: int, classes: int) -> Ints:

@@ -90,7 +90,7 @@ class Training:
         if mean.total <= 0:
             raise FedskewError(
                 f"round {self.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "
-                f"lower lr (now {lr:g}), check the data, or resume from the last checkpoint with another setting"
+                f"lower lr (now {lr:g}) or check the data"
             )
         moved, self.server = algorithm.step(self._shared(), self.server, mean.payload())
         self.params = {**self.params, **moved}

@@ -56,6 +56,7 @@ def _draw_curves(axes: "Axes", rounds: Sequence[Row], what: str) -> None:
         if points:
             x, y = zip(*points, strict=True)
             axes.plot(x, y, color=_COLOURS[part], label=name, linewidth=1.6, marker="o" if len(points) == 1 else "")
+    axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("round")
     axes.set_ylabel(what)
     axes.grid(alpha=0.25)
@@ -72,11 +73,15 @@ def _draw_matrix(axes: "Axes", fed: Federation) -> None:
     image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     axes.figure.colorbar(image, ax=axes, label="share of the client's rows", shrink=0.9)
     axes.set_xlabel("class")
-    axes.set_ylabel("client" if len(clients) == fed.clients else f"client ({len(clients)} of {fed.clients})")
+    axes.set_ylabel("client")
     if classes <= 12:
         names = [name if len(name) <= 10 else name[:9] + "…" for name in fed.data.classes]
         axes.set_xticks(range(classes), names, rotation=0 if max(map(len, names)) <= 2 else 60, fontsize=8)
-    if len(clients) <= 20:
+    if len(clients) < fed.clients:
+        shown = np.linspace(0, len(clients) - 1, 6).astype(np.int64)
+        axes.set_yticks(shown, [f"{client:,}" for client in clients[shown]])
+        axes.set_ylabel(f"client ({len(clients)} of {fed.clients:,})")
+    elif len(clients) <= 20:
         axes.set_yticks(
             range(len(clients)), [f"{c}  ({n})" for c, n in zip(clients, counts.sum(axis=1), strict=True)], fontsize=8
         )

@@ -1,0 +1,234 @@
+"""What a run records, column by column, against values worked out apart from it."""
+
+import csv
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedskew as fs
+from fedskew.algorithms.base import Tree, View
+
+COUNTED = ["round", "clients", "excluded", "lr", "local_loss", "local_accuracy"]
+COSTS = ["bytes_down", "bytes_up", "simulated_seconds"]
+
+
+def scores(*parts: str) -> list[str]:
+    return [f"{part}_{name}" for part in parts for name in ("loss", "accuracy")]
+
+
+@pytest.fixture(autouse=True)
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedskew.report.picture.draw_run", lambda *args: b"picture")
+
+
+@pytest.fixture(scope="module")
+def fed() -> fs.Federation:
+    return fs.split(fs.load("digits", validation=0.2, seed=3), "dirichlet:alpha=0.3,min_size=3", clients=7, seed=3)
+
+
+@pytest.fixture(scope="module")
+def run(fed: fs.Federation, tmp_path_factory: pytest.TempPathFactory) -> fs.Run:
+    settings: dict[str, Any] = {"rounds": 5, "per_round": 4, "epochs": 2, "batch_size": 20, "lr": 0.05}
+    return fs.train(fed, "logreg", "fedavg", seed=3, folder=tmp_path_factory.mktemp("record") / "run", **settings)
+
+
+def table(run: fs.Run, name: str) -> list[dict[str, str]]:
+    assert run.folder is not None
+    with (run.folder / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def score(model: nn.Module, rows: fs.Dataset | Any, index: Any = slice(None)) -> tuple[float, float]:
+    with torch.no_grad():
+        logits, y = model(torch.from_numpy(rows.x[index])), torch.from_numpy(rows.y[index])
+    return float(F.cross_entropy(logits.double(), y)), float((logits.argmax(1) == y).double().mean())
+
+
+def test_columns_of_the_tables(run: fs.Run) -> None:
+    assert list(table(run, "rounds.csv")[0]) == [*COUNTED, *scores("train", "validation", "test"), *COSTS]
+    assert list(table(run, "clients.csv")[0]) == [
+        "round", "client", "rows", "steps", "weight", "local_loss", "local_accuracy", "loss", "accuracy",
+    ]  # fmt: skip
+    assert list(table(run, "clients_final.csv")[0]) == ["client", "rows", "loss", "accuracy"]
+    assert list(table(run, "timing.csv")[0]) == ["round", "seconds"]
+
+
+def test_csv_and_memory_agree_to_the_last_bit(run: fs.Run) -> None:
+    for name, frame in (("rounds.csv", run.rounds), ("clients.csv", run.clients), ("clients_final.csv", run.final_clients)):
+        lines = table(run, name)
+        assert len(lines) == len(frame)
+        for column in lines[0]:
+            assert [float(line[column]) for line in lines] == frame[column].tolist()
+
+
+def test_the_tables_are_tidy(run: fs.Run) -> None:
+    assert list(run.rounds.columns)[-1] == "seconds"
+    assert run.rounds["round"].tolist() == [1, 2, 3, 4, 5]
+    assert (run.rounds["seconds"] > 0).all()
+    assert run.clients.groupby("round").size().tolist() == [4] * 5
+    assert not run.clients.duplicated(["round", "client"]).any()
+
+
+def test_weights_are_shares_of_the_rows_and_sum_to_one(fed: fs.Federation, run: fs.Run) -> None:
+    for _, chosen in run.clients.groupby("round"):
+        assert chosen["rows"].tolist() == fed.partition.sizes[chosen["client"]].tolist()
+        np.testing.assert_allclose(chosen["weight"], chosen["rows"] / chosen["rows"].sum(), rtol=1e-12)
+        assert chosen["weight"].sum() == pytest.approx(1)
+
+
+def test_steps_are_two_epochs_of_batches_of_twenty(run: fs.Run) -> None:
+    assert run.clients["steps"].tolist() == [2 * math.ceil(rows / 20) for rows in run.clients["rows"]]
+
+
+def test_local_loss_of_a_round_is_the_weighted_mean_of_its_clients(run: fs.Run) -> None:
+    for number, chosen in run.clients.groupby("round"):
+        line = run.rounds.set_index("round").loc[number]
+        for name in ("local_loss", "local_accuracy"):
+            assert line[name] == pytest.approx((chosen["weight"] * chosen[name]).sum())
+
+
+def test_scores_of_the_last_round_are_those_of_the_model(fed: fs.Federation, run: fs.Run) -> None:
+    last = run.rounds.iloc[-1]
+    assert fed.validation is not None
+    for part, rows in (("train", fed.train), ("validation", fed.validation), ("test", fed.test)):
+        loss, accuracy = score(run.model, rows)
+        assert last[f"{part}_loss"] == pytest.approx(loss, rel=1e-5)
+        assert last[f"{part}_accuracy"] == pytest.approx(accuracy)
+
+
+def test_scores_of_clients_are_those_of_the_model_on_their_own_rows(fed: fs.Federation, run: fs.Run) -> None:
+    for lines in (run.final_clients, run.clients[run.clients["round"] == 5]):
+        for line in lines.itertuples():
+            loss, accuracy = score(run.model, fed.train, fed.partition.of(line.client))
+            assert line.loss == pytest.approx(loss, rel=1e-4)
+            assert line.accuracy == pytest.approx(accuracy)
+    assert run.final_clients["client"].tolist() == list(range(7))
+
+
+def test_bytes_are_weights_times_clients_both_ways(run: fs.Run) -> None:
+    weights = 4 * (64 * 10 + 10)
+    assert run.rounds["bytes_down"].tolist() == [4 * weights] * 5
+    assert run.rounds["bytes_up"].tolist() == [4 * weights] * 5
+    assert run.summary["bytes_down"] == run.summary["bytes_up"] == 5 * 4 * weights
+    assert run.summary["parameters"] == 650
+
+
+def test_simulated_seconds_are_those_of_the_slowest_client(run: fs.Run) -> None:
+    sent = 8 * 2 * 4 * 650 / 20e6 + 2 * 0.05  # bits over 20 Mbit/s and two latencies
+    for number, chosen in run.clients.groupby("round"):
+        found = run.rounds.set_index("round").loc[number, "simulated_seconds"]
+        assert found == pytest.approx(sent + 2 * chosen["rows"].max() / 1000)
+
+
+def test_summary_is_made_of_the_tables(run: fs.Run) -> None:
+    summary, rounds = run.summary, run.rounds
+    assert run.folder is not None
+    assert json.loads((run.folder / "summary.json").read_text()) == summary
+    for part in ("train", "validation", "test"):
+        assert summary[f"{part}_accuracy_last"] == rounds[f"{part}_accuracy"].iloc[-1]
+        assert summary[f"{part}_accuracy_best"] == rounds[f"{part}_accuracy"].max()
+        assert summary[f"{part}_accuracy_best_round"] == rounds[f"{part}_accuracy"].idxmax() + 1
+        assert summary[f"{part}_loss_last"] == rounds[f"{part}_loss"].iloc[-1]
+    reached = rounds[rounds["test_accuracy"] >= 0.9 * rounds["test_accuracy"].iloc[-1]]
+    assert summary["rounds_to_90_percent_of_last_test_accuracy"] == reached["round"].iloc[0]
+    assert summary["client_accuracy_worst_10_percent"] == run.final_clients["accuracy"].min()  # one of seven clients
+    gathered = run.clients.groupby("client")["weight"].sum().reindex(range(7), fill_value=0).to_numpy()
+    pairs = np.abs(gathered[:, None] - gathered).mean() / (2 * gathered.mean())
+    assert summary["gini_of_client_weights"] == pytest.approx(pairs)
+    assert summary["seconds"] == pytest.approx(rounds["seconds"].sum())
+    assert (summary["data"], summary["skew"], summary["model"]) == ("digits", "dirichlet:alpha=0.3,min_size=3", "logreg")
+    assert (summary["algorithm"], summary["clients"], summary["clients_per_round"]) == ("fedavg", 7, 4)
+
+
+def test_without_validation_rows_there_are_no_such_columns(tmp_path: Path) -> None:
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+    run = fs.train(fed, "logreg", rounds=1, folder=tmp_path / "run")
+    assert list(table(run, "rounds.csv")[0]) == [*COUNTED, *scores("train", "test"), *COSTS]
+
+
+def test_rounds_without_evaluation_are_blank(fed: fs.Federation, tmp_path: Path) -> None:
+    run = fs.train(fed, "logreg", rounds=5, eval_every=3, folder=tmp_path / "run")
+    blank = {line["round"] for line in table(run, "rounds.csv") if line["test_accuracy"] == line["train_loss"] == ""}
+    assert blank == {"1", "2", "4"}  # the last is never blank
+    assert {line["round"] for line in table(run, "clients.csv") if line["accuracy"] == line["loss"] == ""} == blank
+    assert all(line["local_loss"] for line in table(run, "rounds.csv"))
+    assert run.rounds["test_accuracy"].isna().tolist() == [True, True, False, True, False]
+    assert run.summary["test_accuracy_last"] == run.rounds["test_accuracy"].iloc[-1]
+
+
+def test_training_scores_on_a_sample_of_the_rows(fed: fs.Federation) -> None:
+    first = fs.train(fed, "logreg", rounds=2, folder=False, eval_rows=50)
+    again = fs.train(fed, "logreg", rounds=2, folder=False, eval_rows=50)
+    every = fs.train(fed, "logreg", rounds=2, folder=False, eval_rows=None)
+    assert first.rounds["train_loss"].tolist() == again.rounds["train_loss"].tolist() != every.rounds["train_loss"].tolist()
+    assert (first.rounds["train_accuracy"] * 50 % 1).tolist() == pytest.approx([0, 0])
+    assert first.rounds["test_loss"].tolist() == every.rounds["test_loss"].tolist()
+    assert every.rounds["train_accuracy"].iloc[-1] == pytest.approx(score(every.model, fed.train)[1])
+
+
+def test_own_models_with_local_batch_norm(fed: fs.Federation, tmp_path: Path) -> None:
+    run = fs.train(fed, "tabular:hidden=8", rounds=3, norm="local", folder=tmp_path / "run")
+    assert list(table(run, "rounds.csv")[0]) == [*COUNTED, *scores("train", "validation", "test", "own_test"), *COSTS]
+    assert list(table(run, "clients_final.csv")[0]) == ["client", "rows", "loss", "accuracy", "own_test_accuracy"]
+    # The layers are 64 x 8 without bias, BatchNorm (kept), 8 x 10 with bias: what is kept is not sent.
+    assert run.summary["bytes_up"] == run.summary["bytes_down"] == 3 * 7 * 4 * (64 * 8 + 8 * 10 + 10)
+    own = run.final_clients["own_test_accuracy"]
+    assert run.summary["own_test_accuracy_mean"] == pytest.approx(own.mean()) == run.summary["own_test_accuracy_last"]
+    state = run.training.client_state(2)
+    run.model.load_state_dict(state)
+    loss, _ = score(run.model, fed.train, fed.partition.of(2))
+    assert run.final_clients.loc[2, "loss"] == pytest.approx(loss, rel=1e-4)
+    assert run.final_clients.loc[2, "own_test_accuracy"] == pytest.approx(score(run.model, fed.test)[1])
+
+
+def test_own_models_when_nothing_is_shared(fed: fs.Federation) -> None:
+    run = fs.train(fed, "logreg", "local", rounds=3, folder=False)
+    assert run.rounds["test_accuracy"].nunique() == 1  # the global model stays at its start
+    assert run.summary["bytes_up"] == run.summary["bytes_down"] == 0
+    assert run.summary["own_test_accuracy_last"] > run.summary["test_accuracy_last"]
+
+
+def test_held_out_rows_of_clients_are_what_they_are_scored_on(tmp_path: Path) -> None:
+    fed = fs.split(fs.load("digits"), "iid", clients=4, client_test=0.25, seed=1)
+    assert fed.held_out is not None
+    run = fs.train(fed, "logreg", rounds=2, folder=False)
+    for line in run.final_clients.itertuples():
+        assert line.rows == fed.partition.sizes[line.client]
+        assert line.accuracy == pytest.approx(score(run.model, fed.train, fed.held_out.of(line.client))[1])
+    assert run.summary["client_accuracy_rows"] == "held-out rows of each client"
+
+
+@dataclass(frozen=True)
+class Broken(fs.FedAvg):
+    """Clients with more than so many rows send NaN."""
+
+    most: int = 0
+
+    def payload(self, view: View) -> Tree:
+        bad = torch.where(view.numbers["size"] > self.most, torch.nan, 0.0)
+        return {"delta": {name: value + bad for name, value in super().payload(view)["delta"].items()}}
+
+
+def test_broken_updates_are_left_out_counted_and_reported(fed: fs.Federation) -> None:
+    sizes = np.sort(fed.partition.sizes)
+    run = fs.train(fed, "logreg", Broken(most=int(sizes[-3])), rounds=2, folder=False)
+    assert run.rounds["excluded"].tolist() == [2, 2]
+    assert run.summary["excluded_updates"] == 4
+    for _, chosen in run.clients.groupby("round"):
+        assert chosen.loc[chosen["weight"] == 0, "rows"].min() >= sizes[-2]
+        assert chosen["weight"].sum() == pytest.approx(1)
+    assert np.isfinite(run.rounds["test_loss"]).all()
+
+
+def test_when_all_updates_are_broken_the_run_stops(fed: fs.Federation, tmp_path: Path) -> None:
+    with pytest.raises(fs.FedskewError, match=r"round 1: all 7 clients sent NaN or infinite updates; lower lr \(now 0.1\)"):
+        fs.train(fed, "logreg", Broken(), rounds=2, folder=tmp_path / "run")
+    assert not (tmp_path / "run" / "rounds.csv").exists()

@@ -1,0 +1,89 @@
+"""The summary against numbers worked out by hand."""
+
+from typing import Any
+
+import pytest
+
+from fedskew.report.summary import summarise
+
+Row = dict[str, Any]
+
+
+def round_of(number: int, accuracy: float | None, **more: Any) -> Row:
+    scores = {"test_accuracy": accuracy, "test_loss": None if accuracy is None else 1 - accuracy}
+    counted = {"excluded": 0, "bytes_down": 10, "bytes_up": 1, "simulated_seconds": 0.5}
+    return {"round": number, **scores, **counted, **more}
+
+
+def weights(*by_round: dict[int, float]) -> list[Row]:
+    return [{"client": client, "weight": w} for chosen in by_round for client, w in chosen.items()]
+
+
+def final(*accuracies: float, **more: float) -> list[Row]:
+    return [{"client": client, "accuracy": accuracy, **more} for client, accuracy in enumerate(accuracies)]
+
+
+def test_last_and_best_are_named_as_such() -> None:
+    rounds = [round_of(1, 0.5), round_of(2, 0.9), round_of(3, 0.8), round_of(4, None), round_of(5, 0.85)]
+    found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
+    assert found["rounds"] == 5
+    assert (found["test_accuracy_last"], found["test_accuracy_best"], found["test_accuracy_best_round"]) == (0.85, 0.9, 2)
+    assert found["test_loss_last"] == pytest.approx(0.15)
+    bare = {"test_accuracy", "train_accuracy", "accuracy"}
+    assert not bare & set(found)
+    assert "validation_accuracy_last" not in found
+
+
+def test_rounds_to_90_percent_counts_rounds_and_not_evaluations() -> None:
+    # 90 % of the last, 0.8, is 0.72: reached for the first time in round 6, the third evaluation.
+    rounds = [round_of(n, a) for n, a in ((2, 0.1), (4, 0.71), (6, 0.72), (8, 0.5), (9, 0.8))]
+    found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
+    assert found["rounds_to_90_percent_of_last_test_accuracy"] == 6
+
+
+def test_without_test_rows_there_is_no_test_accuracy() -> None:
+    rounds = [{key: value for key, value in round_of(1, 0.5).items() if not key.startswith("test")}]
+    found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
+    assert found["rounds_to_90_percent_of_last_test_accuracy"] is None
+    assert not [key for key in found if key.startswith("test_")]
+
+
+def test_gini_of_accumulated_weights() -> None:
+    # Two rounds: client 0 gathers 0.25 + 0.5, client 1 0.75, client 2 0.5, client 3 is never chosen: 0, 0.5, 0.75, 0.75.
+    chosen = weights({0: 0.25, 1: 0.75}, {0: 0.5, 2: 0.5})
+    found = summarise([round_of(1, 0.5), round_of(2, 0.5)], chosen, final(1.0), 4, False)
+    # sum_i (2i - n - 1) x_i / (n sum x) = (-3*0 - 1*0.5 + 1*0.75 + 3*0.75) / (4 * 2)
+    assert found["gini_of_client_weights"] == pytest.approx(2.5 / 8)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "worst"),
+    [
+        ((0.5, 0.25, 0.75), 0.25),  # a tenth of three clients is one client
+        (tuple(n / 20 for n in range(20, 0, -1)), (0.05 + 0.10) / 2),  # of twenty, two
+        (tuple(n / 21 for n in range(21)), (0 + 1 / 21 + 2 / 21) / 3),  # of twenty-one, three
+    ],
+)
+def test_worst_ten_percent_of_clients(accuracies: tuple[float, ...], worst: float) -> None:
+    found = summarise([round_of(1, 0.5)], weights({0: 1.0}), final(*accuracies), 1, False)
+    assert found["client_accuracy_worst_10_percent"] == pytest.approx(worst)
+    assert found["client_accuracy_mean"] == pytest.approx(sum(accuracies) / len(accuracies))
+
+
+def test_clients_with_nothing_to_measure_on_are_left_out() -> None:
+    found = summarise([round_of(1, 0.5)], weights({0: 1.0}), final(0.5, float("nan"), 1.0), 1, True)
+    assert found["client_accuracy_mean"] == pytest.approx(0.75)
+    assert found["client_accuracy_worst_10_percent"] == pytest.approx(0.5)
+    assert found["client_accuracy_rows"] == "held-out rows of each client"
+
+
+def test_sums_over_rounds() -> None:
+    found = summarise([round_of(1, 0.5, excluded=2), round_of(2, 0.5, excluded=1)], weights({0: 1.0}), final(1.0), 1, False)
+    assert found["excluded_updates"] == 3
+    assert (found["bytes_down"], found["bytes_up"], found["simulated_seconds"]) == (20, 2, 1.0)
+    assert found["client_accuracy_rows"] == "training rows of each client"
+
+
+def test_own_models_of_those_that_were_tested() -> None:
+    lines = [*final(0.5, 0.5, own_test_accuracy=0.25), {"client": 2, "accuracy": 0.5}]
+    assert summarise([round_of(1, 0.5)], weights({0: 1.0}), lines, 1, False)["own_test_accuracy_mean"] == 0.25
