@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedskew.errors import FedskewError
-from fedskew.skew.cut import split_rows
+from fedskew.skew.cut import SkewSpec, cut
 from fedskew.skew.partition import Partition, Rows, Stream, skews
 
 alphas = st.sampled_from([1e-300, 1e-6, 0.01, 0.1, 0.5, 1.0, 10.0, 1e6, 1e300])
@@ -18,11 +18,22 @@ def rows_of(y: np.ndarray, group: np.ndarray | None = None) -> Rows:
     return Rows(features, np.asarray(y, np.int64), group)
 
 
+def cut_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Partition:
+    return cut(spec, rows, clients, seed).partition
+
+
 @st.composite
-def labels(draw: st.DrawFn, most_rows: int = 120) -> np.ndarray:
-    """Labels with gaps and very unlike counts."""
-    kinds = draw(st.lists(st.integers(0, 11), min_size=1, max_size=6, unique=True))
-    return np.array(draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=most_rows)))
+def labels(draw: st.DrawFn, least: int = 1) -> np.ndarray:
+    """Labels with gaps and very unlike counts, at least so many kinds of them."""
+    kinds = draw(st.lists(st.integers(0, 11), min_size=least, max_size=6, unique=True))
+    return np.array(kinds[:least] + draw(st.lists(st.sampled_from(kinds), max_size=120)))
+
+
+def clients_for(y: np.ndarray, k: int) -> list[int]:
+    """All numbers of clients that can hold k labels each."""
+    counts = np.bincount(y)
+    counts = counts[counts > 0]
+    return [n for n in range(-(-len(counts) // k), len(y) + 1) if np.minimum(counts, n).sum() >= n * k]
 
 
 def table(partition: Partition, y: np.ndarray) -> np.ndarray:
@@ -35,13 +46,15 @@ def table(partition: Partition, y: np.ndarray) -> np.ndarray:
 def test_dirichlet_and_quantity_always_end_and_keep_every_row_once(y: np.ndarray, data: st.DataObject, alpha: float, seed: int):
     clients = data.draw(st.integers(1, len(y)))
     min_size = data.draw(st.integers(1, len(y) // clients))
-    options = data.draw(st.sampled_from([{"name": "dirichlet"}, {"name": "dirichlet", "balance": True}, {"name": "quantity"}]))
+    kinds = [{"name": "dirichlet"}, {"name": "dirichlet", "balance": True}, {"name": "quantity"}, {"name": "feature-dirichlet"}]
+    options = data.draw(st.sampled_from(kinds))
+    assume(options["name"] != "feature-dirichlet" or len(y) > 1)  # one row does not vary
     spec = options | {"alpha": alpha, "min_size": min_size}
-    partition = split_rows(spec, rows_of(y), clients, seed)
+    partition = cut_rows(spec, rows_of(y), clients, seed)
     assert sorted(partition.rows.tolist()) == list(range(len(y)))
     assert partition.clients == clients
     assert partition.sizes.min() >= min_size
-    assert partition == split_rows(spec, rows_of(y), clients, seed)
+    assert partition == cut_rows(spec, rows_of(y), clients, seed)
 
 
 @settings(deadline=None, max_examples=150)
@@ -50,9 +63,9 @@ def test_classes_gives_exactly_k_labels_and_deals_each_evenly(y: np.ndarray, dat
     counts = np.bincount(y)
     counts = counts[counts > 0]
     k = data.draw(st.integers(1, len(counts)))
-    clients = data.draw(st.integers(-(-len(counts) // k), max(len(y), len(counts))))
-    assume(np.minimum(counts, clients).sum() >= clients * k)
-    partition = split_rows(f"classes:k={k}", rows_of(y), clients, seed)
+    assume(clients_for(y, k))
+    clients = data.draw(st.sampled_from(clients_for(y, k)))
+    partition = cut_rows(f"classes:k={k}", rows_of(y), clients, seed)
     held = table(partition, y)
     assert sorted(partition.rows.tolist()) == list(range(len(y)))
     assert np.all((held > 0).sum(axis=1) == k)
@@ -64,19 +77,16 @@ def test_classes_gives_exactly_k_labels_and_deals_each_evenly(y: np.ndarray, dat
     assert np.all(holders[full] <= holders.max())
     if not full.all():
         assert holders.max() - holders[~full].min() <= 1
-    assert partition == split_rows(f"classes:k={k}", rows_of(y), clients, seed)
+    assert partition == cut_rows(f"classes:k={k}", rows_of(y), clients, seed)
 
 
 @settings(deadline=None, max_examples=100)
-@given(labels(), st.data(), alphas, st.sampled_from(["alike", "unlike"]), seeds)
+@given(labels(least=2), st.data(), alphas, st.sampled_from(["alike", "unlike"]), seeds)
 def test_two_class_dirichlet_gives_two_labels(y: np.ndarray, data: st.DataObject, alpha: float, sizes: str, seed: int):
-    counts = np.bincount(y)
-    counts = counts[counts > 0]
-    assume(len(counts) > 1)
-    clients = data.draw(st.integers(-(-len(counts) // 2), len(y)))
-    assume(np.minimum(counts, clients).sum() >= clients * 2)
+    assume(clients_for(y, 2))
+    clients = data.draw(st.sampled_from(clients_for(y, 2)))
     spec = {"name": "two-class-dirichlet", "alpha": alpha, "sizes": sizes}
-    partition = split_rows(spec, rows_of(y), clients, seed)
+    partition = cut_rows(spec, rows_of(y), clients, seed)
     assert sorted(partition.rows.tolist()) == list(range(len(y)))
     assert np.all((table(partition, y) > 0).sum(axis=1) == 2)
 
@@ -85,7 +95,7 @@ def test_two_class_dirichlet_gives_two_labels(y: np.ndarray, data: st.DataObject
 @given(st.integers(1, 200), st.data(), seeds)
 def test_iid_sizes_are_even(count: int, data: st.DataObject, seed: int):
     clients = data.draw(st.integers(1, count))
-    partition = split_rows("iid", rows_of(np.zeros(count)), clients, seed)
+    partition = cut_rows("iid", rows_of(np.zeros(count)), clients, seed)
     assert partition.sizes.max() - partition.sizes.min() <= 1
     assert sorted(partition.rows.tolist()) == list(range(count))
 
@@ -96,11 +106,11 @@ def test_natural_never_splits_a_group(group: list[int], data: st.DataObject, see
     groups = np.array(group)
     present = np.unique(groups)
     rows = rows_of(np.zeros(len(groups)), groups)
-    alone = split_rows("natural", rows, None, seed)
+    alone = cut_rows("natural", rows, None, seed)
     assert [np.unique(groups[alone.of(client)]).tolist() for client in range(alone.clients)] == [[name] for name in present]
-    assert alone == split_rows("natural", rows, len(present), seed) == split_rows("natural", rows, 0, seed)
+    assert alone == cut_rows("natural", rows, len(present), seed) == cut_rows("natural", rows, 0, seed)
     clients = data.draw(st.integers(1, len(present)))
-    merged = split_rows("natural", rows, clients, seed)
+    merged = cut_rows("natural", rows, clients, seed)
     assert merged.clients == clients
     holders = [len({client for client in range(clients) if name in groups[merged.of(client)]}) for name in present]
     assert holders == [1] * len(present)
@@ -111,27 +121,32 @@ def test_natural_never_splits_a_group(group: list[int], data: st.DataObject, see
 BALANCED = rows_of(np.repeat(np.arange(10), 100), np.repeat(np.arange(50), 20))
 
 
-@pytest.mark.parametrize("spec", ["iid", "dirichlet", "quantity", "classes:k=3", "two-class-dirichlet"])
+DRAWN = ("iid", "dirichlet", "feature-dirichlet", "quantity", "quantity:law=lognormal", "two-class-dirichlet", "lds", "shards")
+RULED = ("vop:strength=0.5", "sldf:strength=0.5", "sfdl:strength=0.5", "wgc:clusters=4")  # the rest is dealt at random
+
+
+@pytest.mark.parametrize("spec", [*DRAWN, *RULED, "classes:k=3", "domains:k=3"])
 def test_the_seed_changes_the_cut(spec: str):
-    cuts = {split_rows(spec, BALANCED, 20, seed).digest for seed in range(5)}
+    cuts = {cut_rows(spec, BALANCED, 20, seed).digest for seed in range(5)}
     assert len(cuts) == 5
 
 
 def test_every_skew_ends_with_a_checked_partition():
     for name in skews:
         required = {option.name: 2 for option in skews.options(name).values() if option.required}
-        assert len(split_rows({"name": name, **required}, BALANCED, 10, seed=3).rows) == 1000
+        clients = {"domains": 25, "wgc": 4}.get(name, 10)
+        assert len(cut_rows({"name": name, **required}, BALANCED, clients, seed=3).rows) == 1000
 
 
 def test_iid_shuffles():
-    mixed = table(split_rows("iid", BALANCED, 10, seed=0), BALANCED.y)
+    mixed = table(cut_rows("iid", BALANCED, 10, seed=0), BALANCED.y)
     assert mixed.min() > 0  # labels are stored in order: contiguous blocks would give one label a client
 
 
 def test_dirichlet_shares_have_the_mean_and_variance_of_a_dirichlet():
     clients, alpha = 5, 0.5
     shares = np.stack(
-        [table(split_rows(f"dirichlet:alpha={alpha}", BALANCED, clients, seed), BALANCED.y) / 100 for seed in range(300)]
+        [table(cut_rows(f"dirichlet:alpha={alpha}", BALANCED, clients, seed), BALANCED.y) / 100 for seed in range(300)]
     )
     assert np.allclose(shares.mean(axis=(0, 2)), 1 / clients, atol=0.015)
     variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
@@ -141,28 +156,28 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_a_dirichlet():
 def test_rounding_favours_nobody():
     """One row a class and equal shares: whole rows must go to all clients equally often, which plain rounding fails."""
     rows = rows_of(np.arange(40))
-    totals = sum(split_rows("dirichlet:alpha=1e9", rows, 4, seed).sizes for seed in range(200))
+    totals = sum(cut_rows("dirichlet:alpha=1e9", rows, 4, seed).sizes for seed in range(200))
     assert np.allclose(totals / totals.sum(), 0.25, atol=0.02)
 
 
 def test_huge_alpha_gives_equal_mixtures():
-    held = table(split_rows("dirichlet:alpha=1e6", BALANCED, 10, seed=1), BALANCED.y)
+    held = table(cut_rows("dirichlet:alpha=1e6", BALANCED, 10, seed=1), BALANCED.y)
     assert np.abs(held - 10).max() <= 1
-    sizes = split_rows("quantity:alpha=1e9", BALANCED, 10, seed=1).sizes
+    sizes = cut_rows("quantity:alpha=1e9", BALANCED, 10, seed=1).sizes
     assert np.abs(sizes - 100).max() <= 1
 
 
 def test_tiny_alpha_puts_a_class_on_one_client():
-    partition = split_rows("dirichlet:alpha=1e-6", BALANCED, 10, seed=1)
+    partition = cut_rows("dirichlet:alpha=1e-6", BALANCED, 10, seed=1)
     held = table(partition, BALANCED.y)
     assert np.all(held.max(axis=0) >= 100 - 10)  # all but what fills up the empty clients
-    sizes = split_rows("quantity:alpha=1e-6", BALANCED, 10, seed=1).sizes
+    sizes = cut_rows("quantity:alpha=1e-6", BALANCED, 10, seed=1).sizes
     assert sorted(sizes.tolist()) == [1] * 9 + [991]
 
 
 def test_filling_up_takes_from_the_largest_only():
-    free = split_rows("dirichlet:alpha=0.3", BALANCED, 20, seed=4)
-    filled = split_rows("dirichlet:alpha=0.3,min_size=30", BALANCED, 20, seed=4)
+    free = cut_rows("dirichlet:alpha=0.3", BALANCED, 20, seed=4)
+    filled = cut_rows("dirichlet:alpha=0.3,min_size=30", BALANCED, 20, seed=4)
     assert free.sizes.min() < 30
     grown = free.sizes < filled.sizes
     shrunk = free.sizes > filled.sizes
@@ -175,8 +190,8 @@ def test_filling_up_takes_from_the_largest_only():
 
 def test_balance_stops_at_the_equal_share():
     """A client is over its share by one class's deal at most, as it gets nothing once it is full."""
-    free = split_rows("dirichlet:alpha=0.1", BALANCED, 10, seed=2)
-    balanced = split_rows("dirichlet:alpha=0.1,balance=true", BALANCED, 10, seed=2)
+    free = cut_rows("dirichlet:alpha=0.1", BALANCED, 10, seed=2)
+    balanced = cut_rows("dirichlet:alpha=0.1,balance=true", BALANCED, 10, seed=2)
     assert balanced.sizes.max() < 100 + 100
     assert balanced.sizes.std() < free.sizes.std()
 
@@ -186,7 +201,7 @@ def test_labels_are_held_at_random():
     rows = rows_of(np.repeat(np.arange(5), 40))
     pairs = np.zeros((5, 5))
     for seed in range(300):
-        held = (table(split_rows("classes:k=2", rows, 10, seed), rows.y) > 0).astype(int)
+        held = (table(cut_rows("classes:k=2", rows, 10, seed), rows.y) > 0).astype(int)
         pairs += held.T @ held
     off = pairs[~np.eye(5, dtype=bool)] / (300 * 10)
     assert np.allclose(off, 1 / 10, atol=0.015)
@@ -194,8 +209,8 @@ def test_labels_are_held_at_random():
 
 def test_two_class_sizes():
     rows = rows_of(np.repeat(np.arange(10), 4800))
-    alike = split_rows("two-class-dirichlet", rows, 250, seed=0)
-    unlike = split_rows("two-class-dirichlet:sizes=unlike", rows, 250, seed=0)
+    alike = cut_rows("two-class-dirichlet", rows, 250, seed=0)
+    unlike = cut_rows("two-class-dirichlet:sizes=unlike", rows, 250, seed=0)
     assert alike.sizes.std() / 192 < 0.15
     assert unlike.sizes.std() / 192 > 0.7
     shares = table(alike, rows.y).max(axis=1) / alike.sizes
@@ -216,7 +231,7 @@ def test_two_class_sizes():
         ("dirichlet:min_size=2000", 1, "use more rows or min_size <= 1000"),
         ("quantity:min_size=501", 2, "use at most 1 clients or min_size <= 500"),
         ("classes", 5, "needs k="),
-        ("classes:k=11", 5, "11 labels a client, but the data has only 10"),
+        ("classes:k=11", 5, "11 labels a client, but the data has only 10: use k <= 10"),
         ("classes:k=2", 4, "cannot hold all 10 labels: use at least 5 clients or k >= 3"),
         ("classes:k=2", 600, "use at most 500 clients or choose a smaller k"),
         ("two-class-dirichlet", 4, "cannot hold all 10 labels: use at least 5 clients"),
@@ -224,31 +239,31 @@ def test_two_class_sizes():
         ("natural", 51, "51 clients, but the data has 50 groups: use 1 to 50 clients"),
         ("natural", -2, "use 1 to 50 clients, or 0"),
         ("dirichlt", 5, "did you mean 'dirichlet'"),
-        (3, 5, "written as text or as a table"),
+        (3, 5, "write it as text, name:key=value, or as a table with a name"),
         (lambda rows, clients, stream: [1], 5, "must return a Partition, got list"),
         (lambda rows, clients, stream: Partition.from_lists([np.arange(5)]), 5, "row 5 is held by 0 clients"),
     ],
 )
 def test_the_impossible_is_refused_in_one_line(spec, clients: int, says: str):
     with pytest.raises(FedskewError) as caught:
-        split_rows(spec, BALANCED, clients, seed=0)
+        cut_rows(spec, BALANCED, clients, seed=0)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_no_number_of_clients_fits():
     with pytest.raises(FedskewError, match="leave the rarest labels out or choose a smaller k"):
-        split_rows("classes:k=3", rows_of(np.arange(10)), 4, seed=0)
+        cut_rows("classes:k=3", rows_of(np.arange(10)), 4, seed=0)
 
 
 def test_one_label_is_too_few_for_two():
     with pytest.raises(FedskewError, match="2 labels a client, but the data has only 1"):
-        split_rows("two-class-dirichlet", rows_of(np.zeros(9)), 3, seed=0)
+        cut_rows("two-class-dirichlet", rows_of(np.zeros(9)), 3, seed=0)
 
 
 def test_natural_needs_groups():
     with pytest.raises(FedskewError, match="the data has no groups"):
-        split_rows("natural", rows_of(np.zeros(9)), 3, seed=0)
+        cut_rows("natural", rows_of(np.zeros(9)), 3, seed=0)
 
 
 def test_a_function_is_a_skew():
@@ -256,11 +271,11 @@ def test_a_function_is_a_skew():
         assert stream.purpose == "partition"
         return Partition.from_owner(np.arange(len(rows)) * clients // len(rows), clients)
 
-    assert split_rows(halves, BALANCED, 4, seed=0).sizes.tolist() == [250] * 4
+    assert cut_rows(halves, BALANCED, 4, seed=0).sizes.tolist() == [250] * 4
 
 
 def test_many_clients_cost_little():
     """A table of clients x rows would need 20 billion cells here."""
     rows = rows_of(np.arange(200_000) % 10)
     for spec in ("iid", "dirichlet:alpha=0.1", "quantity", "classes:k=1", "two-class-dirichlet"):
-        assert split_rows(spec, rows, 100_000, seed=0).clients == 100_000
+        assert cut_rows(spec, rows, 100_000, seed=0).clients == 100_000

@@ -1,6 +1,8 @@
 """From what the user wrote to a checked partition, and from a partition to each client's own training and test rows."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -8,48 +10,90 @@ from numpy.typing import NDArray
 
 from fedskew.errors import FedskewError
 from fedskew.registry import Choice
-from fedskew.skew.partition import Partition, Rows, skews
+from fedskew.skew.compose import Composition
+from fedskew.skew.partition import Partition, Rows, Skew, skews, treatments
+from fedskew.skew.series import WholeSeries
 from fedskew.streams import Ints, Stream, bits
 
 SkewSpec: TypeAlias = str | Mapping[str, Any] | Choice | Callable[[Rows, int, Stream], Partition]
 
 
-def split_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Partition:
-    """The partition that ``spec`` says: every row at exactly one client, and no client without rows.
+@dataclass(frozen=True)
+class Cut:
+    """Who holds which rows, and the rows as they hold them: after the treatments, if there are any."""
 
-    ``spec`` is a name with options (``"dirichlet:alpha=0.2"``), a table, a choice, or a function of (rows, clients, stream).
-    Without a number of clients, a skew that finds them in the data (``natural``) takes all of those. A skew that has an
-    option ``overlap`` may give a row to several clients, or to none, when it is on.
+    partition: Partition
+    rows: Rows
+
+
+def cut(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Cut:
+    """Cut the rows as ``spec`` says: every row at exactly one client, and no client without rows.
+
+    ``spec`` is a name with options (``"dirichlet:alpha=0.2"``), with treatments after it (``"... + noise:sigma=0.1"``), a
+    table, a choice, or a function of (rows, clients, stream). Without a number of clients, a skew that finds them in the data
+    (``natural``) takes all of those. A skew that has an option ``overlap`` may give a row to several clients, or to none, when
+    it is on.
+
+    Rows that overlap (``rows.series``) stay together: the skew deals one item a series (its commonest label, its mean
+    features, its group), and a client holds whole series. Sizes, shares and counts are then those of series.
 
     >>> rows = Rows(np.zeros((6, 1), np.float32), np.array([0, 0, 1, 1, 2, 2]))
-    >>> split_rows("classes:k=1", rows, 3, seed=0).counts(rows.y, 3).max(axis=1).tolist()
+    >>> cut("classes:k=1", rows, 3, seed=0).partition.counts(rows.y, 3).max(axis=1).tolist()
     [2, 2, 2]
     """
-    stream, clients = Stream(seed, "partition"), clients or 0
     if callable(spec):
-        result, overlap = spec(rows, clients, stream), False
-    else:
-        choice = skews.choose(spec)
-        overlap = bool(choice.options.get("overlap"))
-        result = skews.get(choice.name)(rows, clients, stream, **choice.options)
+        return Cut(_deal(spec, rows, clients or 0, seed).check(len(rows)), rows)
+    choice = skews.choose(spec)
+    partition = _deal(partial(skews.get(choice.name), **choice.options), rows, clients or 0, seed)
+    partition.check(len(rows), overlap=bool(choice.options.get("overlap")))
+    for place, treatment in enumerate(choice.treatments if isinstance(choice, Composition) else ()):
+        treat = treatments.get(treatment.name)
+        rows = treat(rows, partition, Stream(seed, "treatment", place), **treatment.options)
+    return Cut(partition, rows)
+
+
+def _deal(skew: Skew, rows: Rows, clients: int, seed: int) -> Partition:
+    """What the skew returns for the rows, or for their series."""
+    stream = Stream(seed, "partition")
+    whole = None if rows.series is None else WholeSeries.of(rows)
+    if whole is not None and clients > len(whole.items):
+        raise FedskewError(
+            f"{len(whole.items)} series are too few for {clients} clients, as windows that overlap stay with their series: "
+            f"use at most {len(whole.items)} clients, more series (a group column), or a window stride >= the window"
+        )
+    result = skew(rows if whole is None else whole.items, clients, stream)
     if not isinstance(result, Partition):
         raise FedskewError(f"a skew must return a Partition, got {type(result).__name__}")
-    return result.check(len(rows), overlap=overlap)
+    return result if whole is None else whole.rows_of(result)
 
 
-def client_holdout(partition: Partition, y: Ints, share: float, seed: int) -> tuple[Partition, Partition]:
+def client_holdout(partition: Partition, rows: Rows, share: float, seed: int) -> tuple[Partition, Partition]:
     """Each client's rows as (training, test): ``share`` of its own rows are held out, evenly over its labels.
 
     The count is rounded, but at least one row is held out and at least one kept; a client with a single row keeps it, so
-    its part of the test partition is empty.
+    its part of the test partition is empty. Rows that overlap (``rows.series``) are held out as whole series.
 
     >>> everything = Partition.from_owner(np.zeros(10, np.int64), clients=1)
-    >>> train, test = client_holdout(everything, np.repeat([0, 1], 5), 0.2, seed=0)
-    >>> train.sizes.tolist(), np.repeat([0, 1], 5)[test.rows].tolist()
+    >>> rows = Rows(np.zeros((10, 1), np.float32), np.repeat([0, 1], 5))
+    >>> train, test = client_holdout(everything, rows, 0.2, seed=0)
+    >>> train.sizes.tolist(), rows.y[test.rows].tolist()
     ([8], [0, 1])
     """
     if not 0 < share < 1:
         raise FedskewError(f"a held-out share of {share:g} is out of range, it must be > 0 and < 1")
+    if rows.series is None:
+        return _hold_out(partition, rows.y, share, seed)
+    whole = WholeSeries.of(rows)
+    train, test = _hold_out(whole.items_of(partition), whole.items.y, share, seed)
+    if not len(test.rows):
+        raise FedskewError(
+            f"a held-out share of {share:g}: every client has a single series of overlapping windows, which stays whole: "
+            "use fewer clients or a window stride >= the window"
+        )
+    return whole.rows_of(train), whole.rows_of(test)
+
+
+def _hold_out(partition: Partition, y: Ints, share: float, seed: int) -> tuple[Partition, Partition]:
     sizes = partition.sizes
     held = np.clip(np.rint(sizes * share).astype(np.int64), 1, np.maximum(sizes - 1, 0))
     chosen = _evenly(partition, y, held, seed)

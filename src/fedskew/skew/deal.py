@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedskew.data.dataset import Rows
 from fedskew.errors import FedskewError
 from fedskew.streams import Floats, Ints, Stream
 
@@ -23,6 +24,53 @@ def check_clients(skew: str, rows: int, clients: int, min_size: int = 1) -> None
         )
 
 
+def check_labels(skew: str, y: Ints) -> None:
+    """Refuse data with a single label where a skew makes the clients differ in their labels."""
+    if len(y) and y.min() == y.max():
+        raise FedskewError(f"skew {skew}: the data has only 1 label, so clients cannot differ in it: use a skew by feature")
+
+
+def groups_of(skew: str, rows: Rows) -> Ints:
+    """The group of every row; refuses data without groups."""
+    if rows.group is None:
+        raise FedskewError(f"skew {skew}: the data has no groups: name a group column, or choose another skew")
+    return rows.group
+
+
+def placed(count: int, strength: float, stream: Stream) -> Ints:
+    """The rows that a rule of this strength places, in stored order; those of a lower strength are among them."""
+    kept = round(count * strength)
+    return np.arange(count) if kept == count else np.sort(stream.permutation(count)[:kept])
+
+
+def deal_rest(owner: Ints, clients: int, stream: Stream) -> Ints:
+    """Owners after the rows of nobody (-1) were dealt at random, equally many to each, the last few to the smallest clients.
+
+    >>> np.bincount(deal_rest(np.array([0, 0, -1, 1, 1, -1, -1, -1]), 3, Stream(0, "demo"))).tolist()
+    [3, 3, 2]
+    """
+    loose = np.flatnonzero(owner < 0)
+    sizes = np.bincount(owner[owner >= 0], minlength=clients)
+    smallest = substream(stream, 0).permutation(clients)
+    smallest = smallest[np.argsort(sizes[smallest], kind="stable")]
+    shares = np.full(clients, len(loose) // clients)
+    shares[smallest[: len(loose) % clients]] += 1
+    result = owner.copy()
+    result[loose[substream(stream, 1).permutation(len(loose))]] = np.repeat(np.arange(clients), shares)
+    return result
+
+
+def equal_parts(count: int, clients: int, start: int = 0) -> Ints:
+    """The clients of ``count`` ordered rows cut into equal runs, one a client; those from ``start`` on get what is left over.
+
+    >>> equal_parts(7, 3).tolist(), equal_parts(7, 3, start=2).tolist()
+    ([0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 2, 2, 2])
+    """
+    sizes = np.full(clients, count // clients)
+    sizes[(start + np.arange(count % clients)) % clients] += 1
+    return np.repeat(np.arange(clients), sizes)
+
+
 def shuffled_by_class(y: Ints, stream: Stream) -> tuple[Ints, Ints]:
     """Rows grouped by label and shuffled within each, and how many rows each label has; labels without rows are left out."""
     order = stream.permutation(len(y))
@@ -37,9 +85,14 @@ def log_gammas(alpha: float, shape: tuple[int, ...], generator: np.random.Genera
     For small alpha the numbers themselves underflow to zero, all of them at once (then a share is 0/0). Their logarithms
     do not: Gamma(a) = Gamma(a + 1) * U^(1/a) in distribution, and -log U is exponential.
     """
+    from scipy.special import gammaincinv
+
     # Beyond these ends the shares are one-hot, or equal, to the last bit that a float has.
     alpha = min(max(alpha, 1e-12), 1e15)
-    logs: Floats = np.log(generator.standard_gamma(alpha + 1, shape)) - generator.standard_exponential(shape) / alpha
+    # By inverse CDF and not by rejection: for one stream every number moves continuously with alpha, and a search of alpha
+    # (skew/target.py) can come as near to a level as it likes.
+    uniform = np.maximum(generator.random(shape), 2.0**-60)
+    logs: Floats = np.log(gammaincinv(alpha + 1, uniform)) - generator.standard_exponential(shape) / alpha
     return logs
 
 

@@ -16,7 +16,10 @@ _SAMPLED_VALUES = 1 << 20
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients with their rows of ``data.train``; ``held_out`` are rows that each client keeps for testing its own model.
+    """Clients with their training rows; ``held_out`` are rows that each client keeps for testing its own model.
+
+    ``treated`` are the rows of ``data.train`` as the clients hold them, where the skew changes rows (noise, relabel); ``data``
+    stays as it was read, so that it can be cut again, and ``train`` is what to look at.
 
     ``recipe`` holds the settings from which the same federation can be made again; it is empty when the data or the cut came
     from Python objects.
@@ -26,11 +29,12 @@ class Federation:
     partition: Partition
     held_out: Partition | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    treated: Rows | None = None
 
     @property
     def train(self) -> Rows:
-        """Training rows of all clients."""
-        return self.data.train
+        """Training rows of all clients, as they hold them."""
+        return self.data.train if self.treated is None else self.treated
 
     @property
     def test(self) -> Rows:

@@ -1,4 +1,4 @@
-"""Label skew by holding: each client holds a few labels and none of the others."""
+"""Skew by holding: each client holds a few labels, or a few groups, and none of the others."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -7,7 +7,7 @@ import numpy as np
 
 from fedskew.errors import FedskewError
 from fedskew.registry import AtLeastOne, Positive
-from fedskew.skew.deal import apportion, check_clients, log_gammas, shuffled_by_class, spread, substream
+from fedskew.skew.deal import apportion, check_clients, groups_of, log_gammas, shuffled_by_class, spread, substream
 from fedskew.skew.partition import Partition, Rows, Stream, skews
 from fedskew.streams import Ints
 
@@ -21,13 +21,20 @@ def classes(rows: Rows, clients: int, stream: Stream, /, *, k: Annotated[int, At
     Args:
         k: labels that each client holds
     """
-    deal = _deal_labels("classes", rows, clients, k, stream)
-    sizes = []
-    for count, holders in zip(deal.counts.tolist(), deal.holders.tolist(), strict=True):
-        even = np.full(holders, count // holders)
-        even[: count % holders] += 1  # the holders stand in random order
-        sizes.append(even)
-    return deal.partition(np.concatenate(sizes))
+    return _deal("classes", "labels", rows.y, clients, k, stream).evenly()
+
+
+@skews.register("domains")
+def domains(rows: Rows, clients: int, stream: Stream, /, *, k: Annotated[int, AtLeastOne]) -> Partition:
+    """Every client holds exactly k groups (domains), and each group is dealt equally to its holders (#D of paper 002).
+
+    As ``classes``, with the group of a row (its domain, site or style) in place of its label; rows of a group are shuffled, so
+    that its holders have its labels in like shares.
+
+    Args:
+        k: groups that each client holds
+    """
+    return _deal("domains", "groups", groups_of("domains", rows), clients, k, stream).evenly()
 
 
 @skews.register("two-class-dirichlet")
@@ -52,7 +59,7 @@ def two_class_dirichlet(
         alpha: small for clients with nearly one label, large for two in equal shares
         sizes: alike for a Dirichlet over each client's labels, unlike for one over each label's holders
     """
-    deal = _deal_labels("two-class-dirichlet", rows, clients, 2, stream)
+    deal = _deal("two-class-dirichlet", "labels", rows.y, clients, 2, stream)
     generator = substream(stream, 4).generator()
     logs = log_gammas(alpha, (clients, 2), generator)
     if sizes == "alike":
@@ -68,13 +75,22 @@ def two_class_dirichlet(
 
 @dataclass(frozen=True)
 class _Deal:
-    """Who holds which label. A slot is one label of one client; slots stand label by label, in random order within one."""
+    """Who holds which label, or group. A slot is one label of one client; slots stand label by label, in random order."""
 
     clients: int
     order: Ints  # rows, label by label, shuffled within each
     counts: Ints  # rows of each label
     holders: Ints  # clients that hold each label
     slot: Ints  # client * labels a client + which of its labels, for each slot
+
+    def evenly(self) -> Partition:
+        """Give the slots of a label equally many rows."""
+        sizes = []
+        for count, holders in zip(self.counts.tolist(), self.holders.tolist(), strict=True):
+            even = np.full(holders, count // holders)
+            even[: count % holders] += 1  # the holders stand in random order
+            sizes.append(even)
+        return self.partition(np.concatenate(sizes))
 
     def partition(self, sizes: Ints) -> Partition:
         """Give each slot that many rows of its label."""
@@ -84,33 +100,34 @@ class _Deal:
         return Partition.from_owner(owner, self.clients)
 
 
-def _deal_labels(skew: str, rows: Rows, clients: int, k: int, stream: Stream) -> _Deal:
+def _deal(skew: str, what: str, label: Ints, clients: int, k: int, stream: Stream) -> _Deal:
     """Give every client k different labels and every label its holders."""
-    check_clients(skew, len(rows), clients)
-    order, counts = shuffled_by_class(rows.y, substream(stream, 0))
-    _check_labels(skew, counts, clients, k)
+    check_clients(skew, len(label), clients)
+    order, counts = shuffled_by_class(label, substream(stream, 0))
+    _check_places(skew, what, counts, clients, k)
     holders = spread(np.minimum(counts, clients), clients * k, substream(stream, 1))
     held = _mix(_regular(holders, clients, k), substream(stream, 2)).ravel()
     shuffled = substream(stream, 3).permutation(len(held))
     return _Deal(clients, order, counts, holders, shuffled[np.argsort(held[shuffled], kind="stable")])
 
 
-def _check_labels(skew: str, counts: Ints, clients: int, k: int) -> None:
+def _check_places(skew: str, what: str, counts: Ints, clients: int, k: int) -> None:
     """Refuse what cannot be dealt: every label needs a holder, and every holder a row."""
-    labels = len(counts)
+    labels, free_k = len(counts), skew != "two-class-dirichlet"
     if k > labels:
-        raise FedskewError(f"skew {skew}: {k} labels a client, but the data has only {labels}")
+        fix = f": use k <= {labels}" if free_k else ""
+        raise FedskewError(f"skew {skew}: {k} {what} a client, but the data has only {labels}{fix}")
     if clients * k < labels:
         raise FedskewError(
-            f"skew {skew}: {clients} clients with {k} labels each cannot hold all {labels} labels: "
-            f"use at least {-(-labels // k)} clients" + (f" or k >= {-(-labels // clients)}" if skew == "classes" else "")
+            f"skew {skew}: {clients} clients with {k} {what} each cannot hold all {labels} {what}: "
+            f"use at least {-(-labels // k)} clients" + (f" or k >= {-(-labels // clients)}" if free_k else "")
         )
     if _places(counts, clients) < clients * k:
         most = _most_clients(counts, clients, k)
-        fix = f"use at most {most} clients" if most * k >= labels else "leave the rarest labels out"
+        fix = f"use at most {most} clients" if most * k >= labels else f"leave the rarest {what} out"
         raise FedskewError(
-            f"skew {skew}: the rarest labels have too few rows for {clients} clients with {k} labels each: {fix}"
-            + (" or choose a smaller k" if skew == "classes" else "")
+            f"skew {skew}: the rarest {what} have too few rows for {clients} clients with {k} {what} each: {fix}"
+            + (" or choose a smaller k" if free_k else "")
         )
 
 

@@ -5,6 +5,7 @@ import heapq
 import numpy as np
 
 from fedskew.errors import FedskewError
+from fedskew.skew.deal import groups_of
 from fedskew.skew.partition import Partition, Rows, Stream, skews
 from fedskew.streams import Ints
 
@@ -16,19 +17,18 @@ def natural(rows: Rows, clients: int, stream: Stream, /) -> Partition:
     With 0 clients, or as many as there are groups, client i is the i-th group that has rows. With fewer, the groups go,
     largest first, each to the client that holds least so far: no group is split.
     """
-    if rows.group is None:
-        raise FedskewError("skew natural: the data has no groups: name a group column, or choose another skew")
-    sizes = np.bincount(rows.group)
+    group = groups_of("natural", rows)
+    sizes = np.bincount(group)
     present = np.flatnonzero(sizes)
     if not 0 <= clients <= len(present):
         raise FedskewError(
             f"skew natural: {clients} clients, but the data has {len(present)} groups: "
-            f"use 1 to {len(present)} clients, or 0 for one a group"
+            f"use 1 to {len(present)} clients, or 0 (or none given) for one a group"
         )
     clients = clients or len(present)
     client_of = np.zeros(len(sizes), dtype=np.int64)
     client_of[present] = np.arange(clients) if clients == len(present) else _pack(sizes[present], clients, stream)
-    return Partition.from_owner(client_of[rows.group], clients)
+    return Partition.from_owner(client_of[group], clients)
 
 
 def _pack(sizes: Ints, clients: int, stream: Stream) -> Ints:

@@ -13,6 +13,7 @@ import numpy as np
 from fedskew.data.dataset import Rows
 from fedskew.errors import FedskewError
 from fedskew.registry import Registry
+from fedskew.skew.compose import Skews
 from fedskew.streams import Ints, Stream
 
 
@@ -57,6 +58,13 @@ class Partition:
     def of(self, client: int) -> Ints:
         """The rows of one client."""
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
+
+    @property
+    def owner(self) -> Ints:
+        """The client of each row, where every row has one (see ``check``)."""
+        result = np.empty(len(self.rows), dtype=np.int64)
+        result[self.rows] = np.repeat(np.arange(self.clients), self.sizes)
+        return result
 
     def counts(self, labels: Ints, classes: int) -> Ints:
         """The client x class matrix: rows of each label at each client."""
@@ -117,6 +125,8 @@ class Partition:
 
 
 Skew: TypeAlias = Callable[..., Partition]  # (rows: Rows, clients: int, stream: Stream, *, options) -> Partition
-skews: Registry[Skew] = Registry("skew", "fedskew.skew")
+Treatment: TypeAlias = Callable[..., Rows]  # (rows: Rows, partition: Partition, stream: Stream, *, options) -> Rows
+treatments: Registry[Treatment] = Registry("treatment", "fedskew.skew")
+skews = Skews("fedskew.skew", treatments)
 
-__all__ = ["Partition", "Rows", "Skew", "Stream", "skews"]
+__all__ = ["Partition", "Rows", "Skew", "Stream", "Treatment", "skews", "treatments"]

@@ -1,10 +1,10 @@
 """Clients that differ in how much they hold, and in nothing else."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
-from fedskew.registry import AtLeastOne, Positive
+from fedskew.registry import AtLeastOne, Bounds, Positive
 from fedskew.skew.deal import apportion, at_least, check_clients, log_gammas, substream
 from fedskew.skew.partition import Partition, Rows, Stream, skews
 
@@ -18,18 +18,24 @@ def quantity(
     *,
     alpha: Annotated[float, Positive] = 0.5,
     min_size: Annotated[int, AtLeastOne] = 1,
+    law: Literal["dirichlet", "lognormal"] = "dirichlet",
+    sigma: Annotated[float, Bounds(0, 1e30)] = 1.0,
 ) -> Partition:
     """Unlike sizes, like labels: the sizes are Dirichlet(alpha), the rows shuffled (NIID-Bench's quantity skew).
 
-    Where the draw leaves a client under ``min_size``, it is filled up at the expense of the largest.
+    With ``law=lognormal`` the sizes are in proportion to exp(sigma * Z), Z standard normal: a few large clients and many
+    small ones, as user counts often are. Where the draw leaves a client under ``min_size``, it is filled up at the expense of
+    the largest.
 
     Args:
-        alpha: small for very unlike sizes, large for equal ones
+        alpha: with law=dirichlet, small for very unlike sizes, large for equal ones
         min_size: rows that every client has at least
+        law: which law the sizes follow
+        sigma: with law=lognormal, 0 for equal sizes, large for very unlike ones
     """
     check_clients("quantity", len(rows), clients, min_size)
     generator = substream(stream, 0).generator()
-    logs = log_gammas(alpha, (clients,), generator)
+    logs = log_gammas(alpha, (clients,), generator) if law == "dirichlet" else sigma * generator.standard_normal(clients)
     sizes = at_least(apportion(len(rows), logs, generator.random()), min_size, substream(stream, 1))
     owner = np.empty(len(rows), dtype=np.int64)
     owner[substream(stream, 2).permutation(len(rows))] = np.repeat(np.arange(clients), sizes)

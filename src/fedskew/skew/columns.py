@@ -1,0 +1,59 @@
+"""Features as columns: which of them varies most, where a value stands among the others, and columns on one scale."""
+
+import numpy as np
+
+from fedskew.data.arrays import moments
+from fedskew.data.dataset import Features
+from fedskew.errors import FedskewError
+from fedskew.streams import Floats, Ints, Stream
+
+_SAME = 1e-5  # variances this near, relatively, are equal but for rounding
+
+
+def columns(x: Features) -> Features:
+    """Features of any shape as a table."""
+    return x.reshape(len(x), -1)
+
+
+def widest(table: Features) -> int | None:
+    """The column of greatest variance (the first of those that are equal but for rounding); None: all are constant."""
+    _, deviation = moments(table)
+    greatest = deviation.max(initial=0.0) ** 2
+    return int(np.argmax(deviation**2 >= greatest * (1 - _SAME))) if greatest > 0 else None
+
+
+def chosen_column(skew: str, x: Features, column: int | None) -> Features:
+    """The values of the column that was asked for, or of the one of greatest variance; refuses one that does not vary."""
+    table = columns(x)
+    if column is None:
+        found = widest(table)
+        if found is None:
+            raise FedskewError(f"skew {skew}: all {table.shape[1]} features are constant: use a skew by label, such as lds")
+        return table[:, found]
+    if column >= table.shape[1]:
+        raise FedskewError(f"skew {skew}: column={column}, but the columns are 0 … {table.shape[1] - 1}")
+    values = table[:, column]
+    if values.min() == values.max():
+        raise FedskewError(f"skew {skew}: column={column} is constant: choose another, or none for the one that varies most")
+    return values
+
+
+def ascending(values: Features, stream: Stream) -> Ints:
+    """Positions by rising value; equal values in random order, or else the stored order, often by label, would decide."""
+    shuffled = stream.permutation(len(values))
+    return shuffled[np.argsort(values[shuffled], kind="stable")]
+
+
+def ranks(values: Features) -> Floats:
+    """Where each value stands among all, in (0, 1): the share that is smaller plus half of the share that is equal.
+
+    >>> ranks(np.array([5, 7, 5, 9], dtype=np.float32)).tolist()
+    [0.25, 0.625, 0.25, 0.875]
+    """
+    order = np.argsort(values)
+    ordered = values[order]
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    ends = np.append(first, len(values))
+    result = np.empty(len(values))
+    result[order] = np.repeat((ends[:-1] + ends[1:]) / (2 * len(values)), np.diff(ends))
+    return result

@@ -1,0 +1,115 @@
+"""Skews that sort the rows and cut: by a feature (vop), by label (lds, shards), by a feature within each label (sldf)."""
+
+from typing import Annotated
+
+import numpy as np
+
+from fedskew.errors import FedskewError
+from fedskew.registry import AtLeastOne, NonNegative, Share
+from fedskew.skew.columns import ascending, chosen_column, columns, widest
+from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, placed, shuffled_by_class, substream
+from fedskew.skew.partition import Partition, Rows, Stream, skews
+from fedskew.streams import Ints
+
+
+@skews.register("vop")
+def vop(
+    rows: Rows,
+    clients: int,
+    stream: Stream,
+    /,
+    *,
+    column: Annotated[int | None, NonNegative] = None,
+    strength: Annotated[float, Share] = 1.0,
+) -> Partition:
+    """Clients are neighbouring intervals of the feature of greatest variance: sort by it, n equal cuts (FDS-VOP of paper 004).
+
+    Rows with equal values stand in random order, so two neighbours may share the value at which they are cut. Variances are
+    those of the features as they are stored. Standardised columns all have variance 1: of features whose variances are equal
+    but for rounding the first is taken, so load such data with ``standardize=false`` or choose the ``column``.
+
+    Args:
+        column: number of the feature to sort by, counted from 0; the one of greatest variance when left out
+        strength: share of the rows placed by this rule, the others are dealt at random: 1 as printed, 0 for none
+    """
+    check_clients("vop", len(rows), clients)
+    values = chosen_column("vop", rows.x, column)
+    kept = placed(len(rows), strength, substream(stream, 0))
+    return _in_runs(kept[ascending(values[kept], substream(stream, 1))], len(rows), clients, substream(stream, 2))
+
+
+@skews.register("lds")
+def lds(rows: Rows, clients: int, stream: Stream, /, *, strength: Annotated[float, Share] = 1.0) -> Partition:
+    """Clients are neighbouring runs of the rows sorted by label, n equal cuts (LDS of paper 004).
+
+    The paper shows this skew in its Fig. 5, where neighbouring clients share a label, and never describes it: sorting by label
+    and cutting is a reading of that figure. Rows of one label stand in random order.
+
+    Args:
+        strength: share of the rows placed by this rule, the others are dealt at random: 1 as printed, 0 for none
+    """
+    check_clients("lds", len(rows), clients)
+    check_labels("lds", rows.y)
+    kept = placed(len(rows), strength, substream(stream, 0))
+    order, _ = shuffled_by_class(rows.y[kept], substream(stream, 1))
+    return _in_runs(kept[order], len(rows), clients, substream(stream, 2))
+
+
+@skews.register("sldf")
+def sldf(rows: Rows, clients: int, stream: Stream, /, *, strength: Annotated[float, Share] = 1.0) -> Partition:
+    """Same labels, different features: each label is sorted by its own widest feature, n equal cuts (SLDF of paper 004).
+
+    Every client has equally many rows of each label, to within one, and of each label another interval of the feature that has
+    the greatest variance among the rows of that label. What is left over of one label goes to the clients after those who had
+    the rest of the label before, so that sizes differ by one at most. A label all of whose rows are equal is dealt at random.
+
+    Args:
+        strength: share of the rows placed by this rule, the others are dealt at random: 1 as printed, 0 for none
+    """
+    check_clients("sldf", len(rows), clients)
+    chosen_column("sldf", rows.x, None)  # refuses what does not vary at all
+    table = columns(rows.x)
+    kept = placed(len(rows), strength, substream(stream, 0))
+    order, counts = shuffled_by_class(rows.y[kept], substream(stream, 1))
+    owner = np.full(len(rows), -1)
+    start = 0
+    for count in counts.tolist():
+        members = kept[order[start : start + count]]
+        column = widest(table[members])
+        if column is not None:
+            members = members[np.argsort(table[members, column], kind="stable")]
+        owner[members] = equal_parts(count, clients, start)
+        start += count
+    return Partition.from_owner(deal_rest(owner, clients, substream(stream, 2)), clients)
+
+
+@skews.register("shards")
+def shards(rows: Rows, clients: int, stream: Stream, /, *, per_client: Annotated[int, AtLeastOne] = 2) -> Partition:
+    """Few labels a client: rows sorted by label are cut into equal shards, and each client gets some (McMahan et al. 2017).
+
+    Rows of one label stand in random order, and shards differ by one row at most. A shard may lie across two labels, so
+    clients have about, not exactly, ``per_client`` labels; ``classes`` gives exactly k.
+
+    Args:
+        per_client: shards that each client gets
+    """
+    check_clients("shards", len(rows), clients)
+    check_labels("shards", rows.y)
+    count = clients * per_client
+    if count > len(rows):
+        raise FedskewError(
+            f"skew shards: {len(rows)} rows cannot be cut into {count} shards, {per_client} for each of {clients} clients: "
+            f"use per_client <= {len(rows) // clients} or fewer clients"
+        )
+    order, _ = shuffled_by_class(rows.y, substream(stream, 0))
+    holder = substream(stream, 1).permutation(count) % clients
+    owner = np.empty(len(rows), dtype=np.int64)
+    owner[order] = holder[equal_parts(len(rows), count)]
+    return Partition.from_owner(owner, clients)
+
+
+def _in_runs(order: Ints, count: int, clients: int, stream: Stream) -> Partition:
+    """Equal runs of the ordered rows, one a client; rows that are not among them are dealt at random."""
+    owner = np.full(count, -1)
+    owner[order] = equal_parts(len(order), clients)
+    return Partition.from_owner(deal_rest(owner, clients, stream), clients)

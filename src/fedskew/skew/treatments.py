@@ -1,0 +1,66 @@
+"""Treatments: what changes the rows of a client after the cut, and not who holds them."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import numpy as np
+
+from fedskew.errors import FedskewError
+from fedskew.registry import Bounds, Share
+from fedskew.skew.deal import substream
+from fedskew.skew.partition import Partition, Rows, Stream, treatments
+from fedskew.streams import Ints
+
+_CHUNK = 1 << 20  # random numbers drawn at a time
+
+
+@treatments.register("noise")
+def noise(rows: Rows, partition: Partition, stream: Stream, /, *, sigma: Annotated[float, Bounds(0, 1e30)] = 0.1) -> Rows:
+    """Unlike features: client i of n gets Gaussian noise of standard deviation sigma * i / n, i = 1 … n (NIID-Bench).
+
+    The first client has the least noise and the last has sigma. NIID-Bench's text calls sigma * i / n the variance, its code
+    takes sigma * i / (n - 1), i = 0 … n - 1, as the standard deviation. The noise is in the units of the features as stored. A
+    client's own test rows have its noise too; the rows that no client holds (test, validation) have none.
+
+    Args:
+        sigma: standard deviation of the noise at the last client
+    """
+    level = (sigma * np.arange(1, partition.clients + 1) / partition.clients).astype(np.float32)[partition.owner]
+    x = rows.x.copy()
+    generator = stream.generator()
+    step = max(1, _CHUNK // max(1, x[:1].size))
+    for start in range(0, len(x), step):
+        part = x[start : start + step]
+        scale = level[start : start + step].reshape(-1, *[1] * (x.ndim - 1))
+        part += scale * generator.standard_normal(part.shape, dtype=np.float32)
+    return replace(rows, x=x)
+
+
+@treatments.register("relabel")
+def relabel(rows: Rows, partition: Partition, stream: Stream, /, *, fraction: Annotated[float, Share] = 0.5) -> Rows:
+    """Concept shift: some clients give every label another meaning, each by a permutation of its own.
+
+    The fraction is one of clients, rounded, but one client at least unless it is 0; which clients is random. Each of them
+    permutes the labels of the data along a random cycle, so that none of its labels stays what it was: the same features
+    have other labels there, P(y|x) differs. A client's own test rows are relabelled too; the rows that no client holds are not.
+
+    Args:
+        fraction: share of the clients whose labels are permuted
+    """
+    labels = np.unique(rows.y)
+    if len(labels) < 2:
+        raise FedskewError("treatment relabel: the data has only 1 label, so there is nothing to permute: leave relabel out")
+    count = max(round(fraction * partition.clients), 1) if fraction else 0
+    y = rows.y.copy()
+    for client in substream(stream, 0).sample(partition.clients, count).tolist():
+        held = partition.of(client)
+        y[held] = _cycle(labels, substream(stream, 1, client))[y[held]]
+    return replace(rows, y=y)
+
+
+def _cycle(labels: Ints, stream: Stream) -> Ints:
+    """A random permutation of the labels, as a table from old to new, that is one cycle: each goes to the next of a circle."""
+    circle = labels[stream.permutation(len(labels))]
+    table = np.zeros(labels.max() + 1, dtype=np.int64)
+    table[circle] = np.roll(circle, 1)
+    return table
