@@ -1,1 +1,1 @@
-"""How fair, how good."""
+"""How unlike clients are; how fair and how good the result is."""

@@ -1,0 +1,91 @@
+"""What measuring gives: a line for each distance and each thing compared, with the text that says what the numbers are."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+VIEWS = ("labels", "features", "features given label", "labels given features")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far apart the clients are by one distance; everything lies in [0, 1], and 0 is alike.
+
+    ``mean`` and ``worst`` are over pairs of clients, ``standard_error`` is that of the mean (0 when nothing was sampled);
+    ``by_chance`` is the mean that the same sizes give when the rows are dealt at random; ``pooled`` is the mean distance to
+    all rows together, each client counted by its rows, and ``pooled_worst`` the greatest.
+    """
+
+    mean: float
+    worst: float
+    standard_error: float
+    pairs: int
+    by_chance: float | None = None
+    pooled: float | None = None
+    pooled_worst: float | None = None
+
+
+@dataclass(frozen=True)
+class Heterogeneity:
+    """What ``measure`` found; ``print(result)`` shows it, ``as_dict`` is for JSON, ``definition`` says what the numbers are."""
+
+    clients: int
+    rows: int
+    classes: int
+    views: Mapping[str, Mapping[str, Spread]]
+    label_entropy: Mapping[str, float]
+    sizes: Mapping[str, float]
+    most_skewed_feature: int | None
+    definition: tuple[str, ...]
+
+    @property
+    def labels(self) -> Mapping[str, Spread]:
+        """Distance between label distributions, by name of the distance."""
+        return self.views["labels"]
+
+    @property
+    def features(self) -> Mapping[str, Spread]:
+        """Distance between feature distributions, by name of the distance."""
+        return self.views["features"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain dictionaries and numbers; what is not defined is None."""
+        views = {
+            view.replace(" ", "_"): {name: asdict(spread) for name, spread in found.items()}
+            for view, found in self.views.items()
+        }
+        whole = {
+            "clients": self.clients, "rows": self.rows, "classes": self.classes, **views,
+            "label_entropy": dict(self.label_entropy), "sizes": dict(self.sizes),
+            "most_skewed_feature": self.most_skewed_feature, "definition": list(self.definition),
+        }  # fmt: skip
+        result: dict[str, Any] = _without_nan(whole)
+        return result
+
+    def table(self) -> list[dict[str, Any]]:
+        """One line for each view and distance: for printing, or for a data frame."""
+        return [
+            {"of": view, "distance": name, **asdict(spread)}
+            for view, found in self.views.items()
+            for name, spread in found.items()
+        ]
+
+    def __str__(self) -> str:
+        heads = ("mean", "worst", "by_chance", "pooled", "pooled_worst", "standard_error")
+        lines = [f"{'of':<22}{'distance':<17}" + "".join(f"{head.replace('_', ' '):>15}" for head in heads)]
+        for row in self.table():
+            numbers = "".join(f"{'' if row[head] is None else format(row[head], '.4f'):>15}" for head in heads)
+            lines.append(f"{row['of']:<22}{row['distance']:<17}{numbers}")
+        entropy, sizes = self.label_entropy, self.sizes
+        lines.append(f"label entropy: mean {entropy['mean']:.3f}, least {entropy['least']:.3f}, most {entropy['most']:.3f}")
+        lines.append(
+            f"rows a client: {sizes['least']:g} … {sizes['most']:g} (x {sizes['ratio']:.3g}), Gini {sizes['gini']:.3f}"
+        )
+        return "\n".join((*lines, *self.definition))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
