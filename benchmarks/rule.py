@@ -28,10 +28,13 @@ MODELS = [
     replace(CIFAR, rows=64),
     replace(CIFAR, title="HAR 1-D CNN", model="har-cnn", shape=(9, 128), rows=64),
     replace(CIFAR, title="ResNet-20 width 4", model="resnet20:width=4", rows=64),
+    replace(CIFAR, title="ResNet-20 width 16 on 16x16", model="resnet20:width=16", shape=(3, 16, 16), rows=32),
+    replace(CIFAR, title="ResNet-9 width 16 on 16x16", model="resnet9:width=16", shape=(3, 16, 16), rows=32),
+    replace(CIFAR, title="ResNet-9 width 64 on 16x16", model="resnet9:width=64", shape=(3, 16, 16), rows=32),
 ]  # fmt: skip
 
 
-def main(rounds: int = 4) -> None:
+def main(rounds: int = 3) -> None:
     ways = [(name, threads) for threads in sorted({1, usable_cores()}) for name in WAYS]
     print(f"{'model':40} {'mults/step':>11} " + " ".join(f"{name[:12]:>12}/{threads}" for name, threads in ways))
     for workload in MODELS:
