@@ -26,6 +26,7 @@ _PUBLIC = {
     "Settings": "fedskew.config",
     "check": "fedskew.conformance",
     "load": "fedskew.api",
+    "load_split": "fedskew.report.split_folder",
     "measure": "fedskew.measure.heterogeneity",
     "resume": "fedskew.api",
     "split": "fedskew.api",

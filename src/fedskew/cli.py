@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from fedskew import __version__
+from fedskew import __version__, cli_split
 from fedskew.config import Experiment, read_file
 from fedskew.errors import FedskewError, Interrupted, unknown
 from fedskew.registry import Option, Registry, options_of, spelled
@@ -53,6 +53,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The data sets: which are there, whether they are sound, how to get them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+cli_split.add_to(app)
 
 
 def main() -> None:

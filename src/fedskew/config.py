@@ -63,7 +63,7 @@ class Settings:
     memory: Annotated[float, Positive] = 2.0
     seed: Annotated[int, NonNegative] = 0
     eval_every: Annotated[int, AtLeastOne] = 1
-    eval_rows: Annotated[int | None, AtLeastOne] = 10_000
+    eval_rows: Annotated[int | None, AtLeastOne] = 2_000
     checkpoint_every: Annotated[int, AtLeastOne] = 1
     tensorboard: bool = False
 

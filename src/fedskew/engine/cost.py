@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from fedskew.engine.norm import has_batch_norm
 
-_RowCost = tuple[int, int, bool]
 _known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
 
 # Weights, start, gradient, momentum, payload and a temporary; activations with their gradients and a temporary.
@@ -20,6 +19,16 @@ _COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 6, 3
 STACK_DENSE_BELOW, STACK_CONVOLUTIONS_BELOW = 30_000_000, 5_000_000
 # Of all clients of a round together: below this a second thread gains nothing, and costs much when it must wait for a core.
 THREADS_PAY_ABOVE = 3_000_000
+
+
+@dataclass
+class _RowCost:
+    """One row through the model."""
+
+    multiplications: int = 0
+    activations: int = 0
+    largest: int = 0  # numbers in the largest output of a layer
+    convolutions: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,28 +55,38 @@ class Cost:
 
 
 def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:
-    """Count one row through the model (once a model), and scale to a batch."""
+    """Count one row through the model, and scale to a batch."""
+    one = _row_cost(model, x)
+    weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    row = x[0].numel() + one.activations
+    memory = _COPIES_OF_WEIGHTS * weights + _COPIES_OF_ACTIVATIONS * batch * row * x.element_size()
+    return Cost(one.multiplications * batch, memory, one.convolutions, has_batch_norm(model))
+
+
+def largest_output(model: nn.Module, x: Tensor) -> int:
+    """Numbers that one row makes in the largest layer, its input counted too."""
+    return max(x[0].numel(), _row_cost(model, x).largest)
+
+
+def _row_cost(model: nn.Module, x: Tensor) -> _RowCost:
+    """Counted once a model."""
     if model not in _known:
         _known[model] = _count_row(model, x[:1])
-    multiplications, activations, convolutions = _known[model]
-    weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
-    row = x[0].numel() + activations
-    memory = _COPIES_OF_WEIGHTS * weights + _COPIES_OF_ACTIVATIONS * batch * row * x.element_size()
-    return Cost(multiplications * batch, memory, convolutions, has_batch_norm(model))
+    return _known[model]
 
 
 def _count_row(model: nn.Module, row: Tensor) -> _RowCost:
-    multiplications, activations, convolutions = 0, 0, False
+    found = _RowCost()
 
     def count(module: nn.Module, _: object, output: object) -> None:
-        nonlocal multiplications, activations, convolutions
         if not isinstance(output, Tensor):
             return
-        activations += output.numel()
+        found.activations += output.numel()
+        found.largest = max(found.largest, output.numel())
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() > 1:
-            convolutions |= weight.dim() > 2
-            multiplications += weight.numel() * output[0, 0].numel()
+            found.convolutions |= weight.dim() > 2
+            found.multiplications += weight.numel() * output[0, 0].numel()
 
     handles = [module.register_forward_hook(count) for module in model.modules() if not list(module.children())]
     training = model.training
@@ -79,4 +98,4 @@ def _count_row(model: nn.Module, row: Tensor) -> _RowCost:
         model.train(training)
         for handle in handles:
             handle.remove()
-    return multiplications, activations, convolutions
+    return found

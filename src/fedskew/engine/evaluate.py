@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from fedskew.algorithms.base import Tensors
 from fedskew.data.dataset import Rows
+from fedskew.engine.cost import largest_output, measure_cost
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
 from fedskew.streams import Floats, Ints, Stream
@@ -22,7 +23,9 @@ FINAL_CLIENTS = 10_000  # clients scored on their own rows after the last round
 
 OwnModel: TypeAlias = Callable[[int], Tensors]
 
-_VALUES_PER_BATCH = 4 << 20  # numbers of input in one forward pass; keeps activations in tens of megabytes
+# Numbers that one forward pass makes in its largest layer: 16 MB in float32. Above 32 MB, the C library maps and clears fresh
+# memory for every layer of every batch, which takes as long as the convolutions themselves.
+_VALUES_PER_BATCH = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,18 @@ class Score:
 def row_scores(model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, rows: Tensor | None = None) -> tuple[Floats, Floats]:
     """Loss and 1.0 for right, 0.0 for wrong, of every row (all of them, or those at ``rows``), in evaluation mode."""
     total = len(y) if rows is None else len(rows)
-    size = max(1, min(8192, _VALUES_PER_BATCH // max(1, x[0].numel())))
+    size = max(1, min(8192, _VALUES_PER_BATCH // largest_output(model, x)))
+    channels_last = x.device.type == "cpu" and x.dim() == 4 and measure_cost(model, x, 1).channels_last()
     losses, right = [], []
     training = model.training
     model.eval()
     try:
         for first in range(0, total, size):
             chosen = slice(first, first + size) if rows is None else rows[first : first + size]
-            logits, labels = functional_call(model, tensors, (x[chosen],)), y[chosen]
+            inputs, labels = x[chosen], y[chosen]
+            if channels_last:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            logits = functional_call(model, tensors, (inputs,))
             losses.append(F.cross_entropy(logits, labels, reduction="none"))
             right.append(logits.argmax(1) == labels)
     finally:

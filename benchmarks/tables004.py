@@ -1,0 +1,144 @@
+"""Paper 004's Tables 2 and 4 beside ours: how unlike four clients are after VOP, WGC, LDS, SFDL and SLDF, on stand-in data."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.data.dataset import Rows
+from fedskew.data.source import find
+from fedskew.measure.heterogeneity import levels
+from fedskew.report.split_folder import read_origin
+from fedskew.skew.cut import Cut, cut
+
+SKEWS = ("vop", "wgc", "lds", "sfdl", "sldf")
+CELLS = ("features hellinger", "features wasserstein", "labels hellinger", "labels wasserstein")
+READINGS = ("mean over features", "most skewed feature")
+CLIENTS, SEEDS = 4, range(5)
+
+Levels: TypeAlias = NDArray[np.float64]  # skews x cells
+Claim: TypeAlias = tuple[str, str, Callable[[Levels], bool]]  # what it says, of which kind of cells, whether it holds
+
+
+def _most(skew: str, cell: str) -> Claim:
+    line, column = SKEWS.index(skew), CELLS.index(cell)
+    return f"{cell} is greatest after {skew}", cell, lambda found: bool(np.argmax(found[:, column]) == line)
+
+
+def _sldf_alone_keeps_labels(found: Levels) -> bool:
+    labels = found[:, 2:].max(axis=1)
+    return bool(labels[-1] < 0.01 < labels[:-1].min())
+
+
+KEEPS: Claim = ("sldf, and it alone, keeps labels alike (below 0.01)", "labels", _sldf_alone_keeps_labels)
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    number: int
+    theirs: str
+    ours: str
+    name: str
+    file: str
+    options: str
+    paper: tuple[tuple[float, float, float, float], ...]  # a line for each of SKEWS, in the order of CELLS
+    claims: tuple[Claim, ...]  # what the paper's text reads off the table
+
+    def rows(self) -> Rows:
+        """All rows of the stand-in, in stored order and in the units of the file, as VOP looks at variances."""
+        return read_origin(f"csv:path={find(self.name, self.file)},standardize=false,{self.options}").data.train
+
+
+TABLES = (
+    PaperTable(
+        2, "Commercial Vehicles Sensor, 1,699,983 rows, 5 states", "driving-behavior, 3,644 rows, 3 driving styles, 6 features",
+        "driving-behavior", "driving-behavior/train_motion_data.csv", "label=Class,drop=Timestamp",
+        ((1.00, 0.56, 1.00, 0.48), (1.00, 0.46, 1.00, 0.57), (1.00, 0.66, 1.00, 0.73), (1.00, 0.58, 1.00, 0.75),
+         (1.00, 0.67, 0.00, 0.00)),
+        (KEEPS, _most("sldf", "features wasserstein"), _most("sfdl", "labels wasserstein")),
+    ),
+    PaperTable(
+        4, "NF-UNSW-NB15, 1,623,118 flows, 10 classes", "UNSW-NB15, 82,332 flows, 10 classes, its 39 numeric features",
+        "unsw-nb15", "unsw-nb15/UNSW_NB15_training-set.csv", "label=attack_cat,drop=id+label+proto+service+state",
+        ((1.00, 0.62, 1.00, 0.31), (1.00, 0.56, 1.00, 0.29), (1.00, 0.30, 1.00, 0.42), (0.67, 0.22, 1.00, 0.28),
+         (1.00, 0.55, 0.00, 0.004)),
+        (KEEPS, _most("vop", "features wasserstein"), _most("lds", "labels wasserstein")),
+    ),
+)  # fmt: skip
+
+
+def main() -> None:
+    found = [_measure(table.rows()) for table in TABLES]
+    for table, ours in zip(TABLES, found, strict=True):
+        _print_table(table, ours.mean(axis=1))
+        _print_orderings(table, ours)
+    paper = [np.mean([line[1] for line in table.paper]) for table in TABLES]
+    means = f"{paper[0]:.2f} and {paper[1]:.2f}"
+    print(f"\nThe paper calls Table 4 less heterogeneous: features wasserstein, mean of the five, {means}.")
+    for reading, (two, four) in zip(READINGS, zip(*found, strict=True), strict=True):
+        print(f"Ours, {reading}: {two[..., 1].mean():.3f} and {four[..., 1].mean():.3f}.")
+
+
+def _measure(rows: Rows) -> NDArray[np.float64]:
+    """Readings x seeds x skews x cells."""
+    result = np.empty((len(READINGS), len(SEEDS), len(SKEWS), len(CELLS)))
+    for seed, skew in np.ndindex(len(SEEDS), len(SKEWS)):
+        made = cut(SKEWS[skew], rows, CLIENTS, SEEDS[seed])
+        labels = _two(made, made.rows, "labels")
+        single = [_two(made, replace(rows, x=rows.x[:, [column]]), "features") for column in _varying(rows)]
+        result[0, seed, skew] = (*np.mean(single, axis=0), *labels)
+        result[1, seed, skew] = (*np.max(single, axis=0), *labels)
+    return result
+
+
+def _varying(rows: Rows) -> list[int]:
+    return [int(column) for column in np.flatnonzero(np.ptp(rows.x, axis=0))]
+
+
+def _two(made: Cut, rows: Rows, of: str) -> tuple[float, float]:
+    found = levels(rows, made.partition, of)
+    return found["hellinger"], found["wasserstein"]
+
+
+def _print_table(table: PaperTable, ours: NDArray[np.float64]) -> None:
+    print(f"\n## Table {table.number}\n\nPaper: {table.theirs}. Ours: {table.ours}, as a stand-in.\n")
+    heads = []
+    for cell in CELLS:
+        whose = [f"ours, {reading}" for reading in READINGS] if cell.startswith("features") else ["ours"]
+        heads += [f"{cell}: paper", *whose]
+    print(f"| skew | {' | '.join(heads)} |\n|---|{'---|' * len(heads)}")
+    for line, skew in enumerate(SKEWS):
+        cells = []
+        for column, cell in enumerate(CELLS):
+            mine = ours[:, line, column] if cell.startswith("features") else ours[:1, line, column]
+            cells += [f"*{table.paper[line][column]:g}*", *(f"{value:.3f}" for value in mine)]
+        print(f"| {skew} | {' | '.join(cells)} |")
+
+
+def _print_orderings(table: PaperTable, ours: NDArray[np.float64]) -> None:
+    paper, mean = np.array(table.paper), ours.mean(axis=1)
+    print(f"\n| the paper says | {' | '.join(READINGS)} |\n|---|{'---|' * len(READINGS)}")
+    for text, cell, holds in table.claims:
+        times = [sum(holds(levels) for levels in by_seed) for by_seed in ours]
+        _print_verdicts(text, cell, [f"{_verdict(count)}, {count} of {len(SEEDS)} seeds" for count in times])
+    for column, cell in enumerate(CELLS):
+        pairs = [(a, b) for a, b in combinations(range(len(SKEWS)), 2) if paper[a, column] != paper[b, column]]
+        same = [
+            sum((paper[a, column] > paper[b, column]) == (found[a, column] > found[b, column]) for a, b in pairs)
+            for found in mean
+        ]
+        _print_verdicts(
+            f"order of the skews by {cell}", cell, [f"{count} of the {len(pairs)} pairs that differ" for count in same]
+        )
+
+
+def _print_verdicts(text: str, cell: str, verdicts: list[str]) -> None:
+    shown = verdicts if cell.startswith("features") else [verdicts[0], "the same"]
+    print(f"| {text} | {' | '.join(shown)} |")
+
+
+def _verdict(times: int) -> str:
+    return "holds" if times == len(SEEDS) else "refuted" if not times else "undecided"
