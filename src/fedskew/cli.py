@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -27,21 +26,23 @@ if TYPE_CHECKING:
     from fedskew.several import Member
 
 
-class _Stopped(click.ClickException):
-    """Ctrl-C, with what to do next."""
+# Newer versions of Typer carry a Click of their own: its exceptions must be those, whichever they are.
+_UsageError: Any = typer.BadParameter.__bases__[0]
 
-    exit_code = 130
+
+class _StoppedError(Exception):
+    """Ctrl-C, with what to do next."""
 
 
 class _Commands(TyperGroup):
     """The commands; Ctrl-C keeps its message, which Typer would throw away."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
-            raise _Stopped(str(stopped) or "interrupted") from None
+            raise _StoppedError(str(stopped) or "interrupted") from None
 
 
 app = typer.Typer(
@@ -60,9 +61,9 @@ def main() -> None:
     """Entry point: what users can put right ends in one line and exit code 2."""
     try:
         code = app(standalone_mode=False)
-    except _Stopped as stopped:
-        code = _complain(stopped.message, stopped.exit_code)
-    except click.UsageError as problem:
+    except _StoppedError as stopped:
+        code = _complain(str(stopped), 130)
+    except _UsageError as problem:
         where = f" (see {problem.ctx.command_path} --help)" if problem.ctx and problem.message else ""
         code = _complain(problem.format_message().rstrip(".") + where)
     except FedskewError as problem:

@@ -16,7 +16,7 @@ _COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 6, 3
 
 # Measured on two quiet cores (python -m benchmarks rule), in forward multiplications of one client's step. A stack saves the
 # overhead of many small operations; where arithmetic dominates, a loop over clients keeps its data in cache and wins.
-STACK_DENSE_BELOW, STACK_CONVOLUTIONS_BELOW = 30_000_000, 5_000_000
+STACK_BELOW = 10_000_000
 # Of all clients of a round together: below this a second thread gains nothing, and costs much when it must wait for a core.
 THREADS_PAY_ABOVE = 3_000_000
 
@@ -42,8 +42,7 @@ class Cost:
 
     def stacking_pays(self, clients: int) -> bool:
         """Whether a CPU is faster with all clients at once than with one after the other."""
-        limit = STACK_CONVOLUTIONS_BELOW if self.convolutions else STACK_DENSE_BELOW
-        return clients > 1 and self.multiplications_per_step < limit
+        return clients > 1 and self.multiplications_per_step < STACK_BELOW
 
     def channels_last(self) -> bool:
         """Whether a loop over clients is faster on images laid out pixel by pixel: with convolutions, not with BatchNorm."""
