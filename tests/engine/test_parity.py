@@ -52,8 +52,9 @@ def test_every_model_in_float64(lab, spec: str):
 @pytest.mark.parametrize("spec", ZOO)
 def test_every_model_in_float32(lab, spec: str):
     fed = lab.federation(shape=shape_for(spec))
-    # At larger rates a unit sometimes sits so near its kink that rounding decides its sign: then no two machines agree.
-    plain, stack = (lab.run(2, fed, "fedavg", spec, engine, dtype="float32", lr=0.005) for engine in (Sequential(), STACK))
+    # Deep nets at larger rates have units so near their kink that rounding decides their sign: then no two machines agree.
+    lr = 0.005 if spec.startswith("resnet") else 0.02
+    plain, stack = (lab.run(2, fed, "fedavg", spec, engine, dtype="float32", lr=lr) for engine in (Sequential(), STACK))
     assert lab.gap(plain, stack) < 1e-3
     start = lab.training(fed, "fedavg", spec, dtype="float32").params
     assert max(float((value - start[name]).abs().max()) for name, value in plain.params.items()) > 3e-3  # it did train

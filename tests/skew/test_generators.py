@@ -176,7 +176,10 @@ def test_wgc_gives_every_row_once_to_where_it_is_most_extreme(rows: Rows, data: 
     assert partition == cut({"name": "wgc", "quantile": quantile}, rows, clients, seed).partition
     extreme = np.stack(
         [
-            np.max([np.abs(2 * (rankdata(rows.x[:, column]) - 0.5) / len(rows) - 1) for column in members], axis=0)
+            np.max(
+                [np.abs(2 * (rankdata(rows.x[:, column].astype(np.float64)) - 0.5) / len(rows) - 1) for column in members],
+                axis=0,
+            )
             for members in feature_clusters(rows.x, clients)
         ]
     )
