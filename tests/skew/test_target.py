@@ -188,3 +188,12 @@ def test_a_skew_without_an_open_knob_is_refused(spec: object, message: str):
         find(spec, Rows(rows.x, rows.y), 5, 0, "hellinger=0.3")
     assert str(problem.value).startswith(message)
     assert "\n" not in str(problem.value)
+
+
+def test_a_level_that_goes_to_and_fro_is_still_found():
+    """Three classes, four clients, one of them of a few rows: the level jumps at every alpha at which it gains one."""
+    rows = Rows(np.zeros((3644, 1), np.float32), np.repeat([0, 1, 2], [1113, 1200, 1331]))
+    for seed in range(4):
+        found = find("dirichlet", rows, 4, seed, "hellinger=0.5")
+        assert abs(found.level - 0.5) <= 0.01
+        assert found.cuts <= 100

@@ -1,16 +1,14 @@
 """A cut on disk for real nodes: a file for each client in the input's own format, who holds what, how unlike they are."""
 
-import gzip
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Protocol, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedskew import __version__
 from fedskew.data import catalogue
@@ -23,6 +21,7 @@ from fedskew.measure.heterogeneity import measure
 from fedskew.measure.result import Heterogeneity
 from fedskew.registry import Choice
 from fedskew.report.folder import PARTITION, new_folder, to_json, writing
+from fedskew.report.split_files import Columns, Lines, Numbers, Stack, Stored
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
 from fedskew.streams import Ints
@@ -87,138 +86,7 @@ def _all_rows(raw: Any, name: str) -> Dataset:
     return replace(data, test=data.test.take(_NONE))
 
 
-# -- rows as a file stores them ----------------------------------------------------------------------------------------
-
-
-class _Stored(Protocol):
-    """Rows of a file, unchanged."""
-
-    def __len__(self) -> int: ...
-
-    def write(self, path: Path, rows: Ints) -> None:
-        """These rows, in this order, as a file of the same kind."""
-
-
-@dataclass(frozen=True)
-class _Lines:
-    """The lines of a CSV file as bytes; a line break inside quotes ends no line, and empty lines are no rows."""
-
-    header: bytes
-    content: bytes
-    starts: Ints
-    ends: Ints
-
-    @classmethod
-    def read(cls, path: Path, separator: bytes) -> "_Lines":
-        with reading(path):
-            content = path.read_bytes()
-            content = gzip.decompress(content) if path.suffix == ".gz" else content
-        if not content.endswith(b"\n"):
-            content += b"\r\n" if b"\r\n" in content else b"\n"
-        text = np.frombuffer(content, dtype=np.uint8)
-        ends = np.flatnonzero(text == ord("\n")) + 1
-        ends = ends[np.searchsorted(np.flatnonzero(text == ord('"')), ends) % 2 == 0]
-        starts = np.concatenate([[0], ends[:-1]])
-        solid = np.ones(256, dtype=np.bool_)
-        solid[[sign for sign in b" \t\r\n" if sign not in separator]] = False
-        kept = np.logical_or.reduceat(solid[text], starts) if len(ends) else np.zeros(0, dtype=np.bool_)
-        starts, ends = starts[: len(ends)][kept], ends[kept]
-        header = content[starts[0] : ends[0]] if len(ends) else b""
-        return cls(header, content, starts[1:], ends[1:])
-
-    @classmethod
-    def join(cls, parts: "Sequence[_Lines]") -> "_Lines":
-        shift = np.cumsum([0, *(len(part.content) for part in parts[:-1])])
-        starts, ends = (
-            np.concatenate([getattr(part, name) + by for part, by in zip(parts, shift, strict=True)])
-            for name in ("starts", "ends")
-        )
-        return cls(parts[0].header, b"".join(part.content for part in parts), starts, ends)
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def write(self, path: Path, rows: Ints) -> None:
-        places = zip(self.starts[rows].tolist(), self.ends[rows].tolist(), strict=True)
-        content = b"".join([self.header, *(self.content[start:end] for start, end in places)])
-        path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """The rows of a Parquet file, with its own column types."""
-
-    table: Any
-
-    @classmethod
-    def read(cls, path: Path) -> "_Columns":
-        import pyarrow
-        from pyarrow import parquet
-
-        with reading(path):
-            try:
-                return cls(parquet.read_table(path))
-            except pyarrow.ArrowException as error:
-                raise FedskewError(f"{path} is not a Parquet file or damaged: {' '.join(str(error).split())}") from None
-
-    @classmethod
-    def join(cls, parts: "Sequence[_Columns]") -> "_Columns":
-        import pyarrow
-
-        return cls(pyarrow.concat_tables([part.table for part in parts]))
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def write(self, path: Path, rows: Ints) -> None:
-        from pyarrow import parquet
-
-        parquet.write_table(self.table.take(rows), path)
-
-
-@dataclass(frozen=True)
-class _Stack:
-    """Arrays whose first axis is the rows."""
-
-    arrays: Mapping[str, NDArray[Any]]
-
-    @classmethod
-    def read(cls, path: Path, ending: str = "") -> "_Stack":
-        found = read_npz(path)
-        names = [name for name in ("x", "y", "group", "series") if name + ending in found]
-        return cls({name: found[name + ending] for name in names})
-
-    @classmethod
-    def of(cls, rows: Rows) -> "_Stack":
-        named: dict[str, Any] = {"x": rows.x, "y": rows.y, "group": rows.group, "series": rows.series}
-        return cls({name: values for name, values in named.items() if values is not None})
-
-    @classmethod
-    def join(cls, parts: "Sequence[_Stack]") -> "_Stack":
-        return cls({name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays})
-
-    def __len__(self) -> int:
-        return len(self.arrays["y"])
-
-    def rows(self, order: Ints) -> Rows:
-        """As the rows of a data set."""
-        picked = {name: values[order] for name, values in self.arrays.items()}
-        return Rows(picked["x"], picked["y"], picked.get("group"), picked.get("series"))
-
-    def write(self, path: Path, rows: Ints) -> None:
-        picked: dict[str, Any] = {name: values[rows] for name, values in self.arrays.items()}
-        with path.open("wb") as file:
-            np.savez(file, **picked)
-
-
-class _Numbers:
-    """Only the numbers of the rows."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def write(self, path: Path, rows: Ints) -> None:
-        np.save(path, rows)
+# -- in which form ------------------------------------------------------------------------------------------------------
 
 
 def _separator(choice: Choice) -> bytes:
@@ -227,8 +95,8 @@ def _separator(choice: Choice) -> bytes:
 
 def _open(kind: str, path: Path, choice: Choice) -> Any:
     if kind == "csv":
-        return _Lines.read(path, _separator(choice))
-    return _Columns.read(path) if kind == "parquet" else _Stack.read(path)
+        return Lines.read(path, _separator(choice))
+    return Columns.read(path) if kind == "parquet" else Stack.read(path)
 
 
 def _kind_of(path: Path) -> str:
@@ -329,14 +197,14 @@ def save_split(
     return found
 
 
-def _store(kind: str, origin: Origin, fed: Federation) -> _Stored:
+def _store(kind: str, origin: Origin, fed: Federation) -> Stored:
     """The rows to write from, with a line for every row that was read."""
     if kind == "index":
-        return _Numbers()
+        return Numbers()
     if kind == "arrays":
-        return _Stack.of(fed.train)
+        return Stack.of(fed.train)
     path, rows = _path(origin.choice), len(origin.train) + len(origin.test)
-    stored: _Stored = _open(kind, path, origin.choice)
+    stored: Stored = _open(kind, path, origin.choice)
     if len(stored) != rows:
         raise FedskewError(
             f"{path} cannot be cut line by line: {rows} rows, but {len(stored)} lines (a quotation mark inside a field?): "
@@ -366,7 +234,7 @@ def held_by_nobody(fed: Federation) -> Ints:
     return np.flatnonzero(free)
 
 
-def _write_test(folder: Path, names: Names, origin: Origin, fed: Federation, kind: str, stored: _Stored) -> str | None:
+def _write_test(folder: Path, names: Names, origin: Origin, fed: Federation, kind: str, stored: Stored) -> str | None:
     """The test rows beside the clients, if there are any; the name of their file if rows are in it."""
     name, rows = names.test, origin.test
     if not len(rows):
@@ -378,12 +246,12 @@ def _write_test(folder: Path, names: Names, origin: Origin, fed: Federation, kin
     return name
 
 
-def _store_of_test(kind: str, name: str, origin: Origin, fed: Federation) -> tuple[_Stored, str]:
+def _store_of_test(kind: str, name: str, origin: Origin, fed: Federation) -> tuple[Stored, str]:
     """Test rows that are not among the rows of the file, and what to call theirs."""
     if kind == "arrays":
-        return _Stack.of(fed.test), name
+        return Stack.of(fed.test), name
     if "test_path" not in origin.choice.options:
-        return _Stack.read(_path(origin.choice), "_test"), name
+        return Stack.read(_path(origin.choice), "_test"), name
     path = _path(origin.choice, "test_path")
     other = kind if kind == "npz" else _kind_of(path)
     return _open(other, path, origin.choice), f"test{_ENDINGS[other]}"
@@ -522,20 +390,20 @@ def _nothing(record: Mapping[str, Any], rows: int) -> Dataset:
     return Dataset(record["name"], empty, empty.take(_NONE), classes, groups=groups, features=features)
 
 
-def _test_rows(folder: Path, record: Mapping[str, Any], like: _Stack) -> Rows:
+def _test_rows(folder: Path, record: Mapping[str, Any], like: Stack) -> Rows:
     if record["test"] is None:
         return like.rows(_NONE)
-    stored = _Stack.read(folder / record["test"])
+    stored = Stack.read(folder / record["test"])
     return stored.rows(np.arange(len(stored)))
 
 
 def _one_client(folder: Path, record: Mapping[str, Any], client: int) -> Dataset:
     names = Names(record["clients"], record["ending"])
-    stored = _Stack.read(folder / names.client(client))
+    stored = Stack.read(folder / names.client(client))
     train = stored.rows(np.arange(len(stored)))
     file, own = folder / names.client(client, "-test"), None
     if file.exists():
-        held = _Stack.read(file)
+        held = Stack.read(file)
         own = held.rows(np.arange(len(held)))
     data = replace(_nothing(record, 1), train=train, test=_test_rows(folder, record, stored) if own is None else own)
     return _of_client(data, train, own, client)

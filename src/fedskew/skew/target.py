@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from fedskew.errors import FedskewError, unknown
 from fedskew.measure.distances import DISTANCES
 from fedskew.measure.heterogeneity import levels
 from fedskew.registry import Choice
-from fedskew.skew.compose import parts_of as parts_of
+from fedskew.skew.compose import parts_of
 from fedskew.skew.cut import Cut, SkewSpec, cut
 from fedskew.skew.partition import Partition, Rows, skews, treatments
 
@@ -20,6 +21,7 @@ _GRID = 15
 _BETWEEN = 25  # cuts that may be tried between points of the grid: 40 in all
 _HALVINGS = 8
 _LOOKS = 8  # to either side of a jump
+_MORE = 60  # cuts that may be tried after that, where the level goes to and fro
 _DIGITS = 4  # of a knob's value: what is found can be typed again
 
 
@@ -141,7 +143,8 @@ def find(
 
     Every try is cut with the same seed, so that the level follows the knob, but for small steps, as rows are whole. From the
     mild end on, the first two neighbours of a grid that enclose the level are halved between; where the level jumps over what
-    is wanted, neighbours of the jump are tried. At most 40 cuts are made.
+    is wanted, neighbours of the jump are tried. That takes at most 40 cuts. A client of a few rows makes the level go to and
+    fro: then up to 60 more are made, always between the neighbours that came nearest.
 
     Args:
         spec: a skew without its knob: ``"dirichlet"``, ``"classes"``, ``"dirichlet:alpha=0.3 + noise"``
@@ -222,6 +225,7 @@ class _Search:
     target: Target
     classes: int | None
     tried: dict[float, float | None] = field(default_factory=dict)  # the knob's value -> level; None where the skew refuses
+    turns: dict[float, float] = field(default_factory=dict)  # turn of the knob -> how far above the level
     best: Found | None = None
     refusal: FedskewError | None = None
 
@@ -241,6 +245,7 @@ class _Search:
             if self._miss() <= (tolerance if between else tolerance / 10):
                 break
             before = (turn, off)
+        self._refine(tolerance)
         if self.best is None:
             raise self.refusal or FedskewError(f"skew {self.dial.open.name}: nothing could be cut")
         return replace(self.best, cuts=len(self.tried))
@@ -265,6 +270,21 @@ class _Search:
             if 0 <= place <= 1:
                 self._off(place)
 
+    def _refine(self, tolerance: float) -> None:
+        """Halve between the neighbours that came nearest, if the level is within what was reached."""
+        for _ in range(_MORE):
+            if self._miss() <= tolerance or not self.turns or min(self.turns.values()) * max(self.turns.values()) > 0:
+                return
+            pairs = pairwise(sorted(self.turns.items()))
+            gaps = [
+                (min(abs(off), abs(next_off)), turn, after) for (turn, off), (after, next_off) in pairs if after - turn > 1e-4
+            ]
+            if not gaps:
+                return
+            _, low, high = min(gaps)
+            if self._off((low + high) / 2) is None:
+                return
+
     def _miss(self) -> float:
         return math.inf if self.best is None else abs(self.best.level - self.target.level)
 
@@ -274,7 +294,10 @@ class _Search:
         if value not in self.tried:
             self.tried[value] = self._try(value)
         level = self.tried[value]
-        return None if level is None else level - self.target.level
+        if level is None:
+            return None
+        self.turns[turn] = level - self.target.level
+        return self.turns[turn]
 
     def _try(self, value: float) -> float | None:
         spec = self.dial.at(value)
