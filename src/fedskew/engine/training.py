@@ -115,10 +115,11 @@ class Training:
         clients = sorted(
             (line for stack in arrived for line in _client_lines(stack, total)), key=lambda line: int(line["client"])
         )
-        weights = [line["weight"] for line in clients if line["weight"] > 0]
-        line: Row = {"round": self.round, "clients": len(clients), "excluded": len(clients) - len(weights), "lr": lr}
+        sound = sum(len(stack.sound.report.clients) for stack in arrived)
+        counted = [client for client in clients if client["weight"] > 0]
+        line: Row = {"round": self.round, "clients": len(clients), "excluded": len(clients) - sound, "lr": lr}
         for name in ("local_loss", "local_accuracy"):
-            line[name] = float(np.dot(weights, [client[name] for client in clients if client["weight"] > 0]))
+            line[name] = float(np.dot([client["weight"] for client in counted], [client[name] for client in counted]))
         line |= self._evaluate(clients)
         a_client = (bytes_down // len(clients), bytes_up // len(clients))
         seconds = fleets.get(self.fleet.name)(plan.sizes * plan.epochs, *a_client, **self.fleet.options)
