@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.workloads import peak_megabytes
 from fedskew.data.dataset import Rows
-from fedskew.measure.heterogeneity import measure
+from fedskew.measures.heterogeneity import measure
 from fedskew.skew.cut import cut
 from fedskew.skew.partition import skews
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedskew.data.dataset import Rows
 from fedskew.data.source import find
-from fedskew.measure.heterogeneity import levels
+from fedskew.measures.heterogeneity import levels
 from fedskew.report.split_folder import read_origin
 from fedskew.skew.cut import Cut, cut
 

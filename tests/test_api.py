@@ -1,10 +1,14 @@
 """The Python front door: load, split, train, resume, with everything that may be passed in."""
 
+import ast
+import importlib
 import inspect
 import json
+import pkgutil
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -371,3 +375,20 @@ def test_tensorboard_events(fed: fs.Federation, tmp_path: Path) -> None:
     assert [event.step for event in losses] == [1, 2, 3, 4]  # what was written before the crash is there once
     np.testing.assert_allclose([event.value for event in losses], run.rounds["local_loss"], rtol=1e-6)
     assert [event.step for event in events.Scalars("test_accuracy")] == [2, 4]
+
+
+def test_no_public_name_is_hidden_by_a_module():
+    """Importing a module sets its name on the package: none may be that of a public function."""
+    for module in pkgutil.walk_packages(fs.__path__, "fedskew."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for name in fs.__all__:
+        assert not isinstance(getattr(fs, name), ModuleType), name
+    assert fs.measure(fs.split(fs.load("digits"), "iid", 3), chance=False).views["labels"]["hellinger"].mean < 0.2
+
+
+def test_editors_see_the_names_that_python_finds():
+    source = ast.parse(Path(fs.__file__).read_text())
+    block = next(node for node in source.body if isinstance(node, ast.If))
+    seen = {name.asname: node.module for node in block.body for name in node.names}
+    assert seen == fs._PUBLIC

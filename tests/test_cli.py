@@ -28,21 +28,6 @@ def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedskew.report.picture.draw_run", lambda *args: b"picture")
 
 
-@pytest.fixture
-def fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """The command line in an empty folder; returns its exit code."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-    def call(command: str) -> Any:
-        monkeypatch.setattr(sys, "argv", ["fedskew", *command.split()])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code
-
-    return call
-
-
 def config(folder: str | Path) -> dict[str, Any]:
     return tomllib.loads(Path(folder, "config.toml").read_text())
 

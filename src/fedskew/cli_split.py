@@ -10,7 +10,7 @@ from fedskew.errors import FedskewError
 from fedskew.registry import parse
 
 if TYPE_CHECKING:
-    from fedskew.measure.result import Heterogeneity
+    from fedskew.measures.result import Heterogeneity
     from fedskew.report.split_folder import Files, Origin
     from fedskew.skew.federation import Federation
 
@@ -216,7 +216,7 @@ def _measure_folder(folder: Path, picture: Path | None, as_json: bool) -> None:
 
 
 def _show(fed: "Federation", title: str, facts: Mapping[str, Any], picture: Path | None, as_json: bool) -> None:
-    from fedskew.measure.heterogeneity import measure as measured
+    from fedskew.measures.heterogeneity import measure as measured
     from fedskew.report.folder import to_json, write_atomically
     from fedskew.report.split_picture import draw_split
 
@@ -231,7 +231,7 @@ def _measure_sweep(
 ) -> None:
     """One line for each value of the option, and all matrices on one page."""
     from fedskew import api
-    from fedskew.measure.heterogeneity import measure as measured
+    from fedskew.measures.heterogeneity import measure as measured
     from fedskew.report.folder import to_json, write_atomically
     from fedskew.report.split_folder import read_origin
     from fedskew.report.split_picture import draw_sweep

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import fedskew as fs
-from fedskew.measure.heterogeneity import measure
+from fedskew.measures.heterogeneity import measure
 from fedskew.report.split_picture import draw_split, draw_sweep
 
 

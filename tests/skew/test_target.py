@@ -6,7 +6,7 @@ import pytest
 import fedskew
 from fedskew.data import listing
 from fedskew.errors import FedskewError
-from fedskew.measure.heterogeneity import measure
+from fedskew.measures.heterogeneity import measure
 from fedskew.skew.cut import cut
 from fedskew.skew.partition import Partition, Rows, skews, treatments
 from fedskew.skew.target import KNOBS, Found, Target, find

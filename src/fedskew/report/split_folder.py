@@ -17,8 +17,8 @@ from fedskew.data.own import read_npz
 from fedskew.data.source import reading
 from fedskew.data.table import Table
 from fedskew.errors import FedskewError
-from fedskew.measure.heterogeneity import measure
-from fedskew.measure.result import Heterogeneity
+from fedskew.measures.heterogeneity import measure
+from fedskew.measures.result import Heterogeneity
 from fedskew.registry import Choice
 from fedskew.report.folder import PARTITION, new_folder, to_json, writing
 from fedskew.report.split_files import Columns, Lines, Numbers, Stack, Stored

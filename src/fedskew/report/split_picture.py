@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedskew.measure.result import Heterogeneity
+from fedskew.measures.result import Heterogeneity
 from fedskew.skew.federation import Federation
 from fedskew.streams import Floats, Ints
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.measure.fairness import gini, rounds_to_share, worst_share_mean
+from fedskew.measures.fairness import gini, rounds_to_share, worst_share_mean
 
 Row = dict[str, Any]
 

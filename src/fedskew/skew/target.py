@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedskew.errors import FedskewError, unknown
-from fedskew.measure.distances import DISTANCES
-from fedskew.measure.heterogeneity import levels
+from fedskew.measures.distances import DISTANCES
+from fedskew.measures.heterogeneity import levels
 from fedskew.registry import Choice
 from fedskew.skew.compose import parts_of
 from fedskew.skew.cut import Cut, SkewSpec, cut

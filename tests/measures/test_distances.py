@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import wasserstein_distance
 
-from fedskew.measure.distances import DISTANCES, Profiles, between
+from fedskew.measures.distances import DISTANCES, Profiles, between
 
 HELLINGER, JENSEN_SHANNON, TOTAL_VARIATION, WASSERSTEIN = range(4)
 
@@ -73,7 +73,7 @@ def test_many_pairs_in_blocks_are_the_same_as_one_by_one(monkeypatch: pytest.Mon
     lines = np.random.default_rng(0).dirichlet(np.full(6, 0.4), 30)
     first, second = np.triu_indices(30, 1)
     whole = Profiles.of_shares(lines).between(first, second)
-    monkeypatch.setattr("fedskew.measure.distances._CELLS_AT_ONCE", 20)
+    monkeypatch.setattr("fedskew.measures.distances._CELLS_AT_ONCE", 20)
     assert np.array_equal(Profiles.of_shares(lines).between(first, second), whole)
     assert whole.shape == (len(DISTANCES), 435)
 

@@ -13,10 +13,10 @@ from scipy.stats import wasserstein_distance
 import fedskew
 from fedskew.data.dataset import Rows
 from fedskew.errors import FedskewError
-from fedskew.measure.coded import STEPS
-from fedskew.measure.fairness import gini
-from fedskew.measure.heterogeneity import levels, measure
-from fedskew.measure.pairs import choose_pairs, standard_error
+from fedskew.measures.coded import STEPS
+from fedskew.measures.fairness import gini
+from fedskew.measures.heterogeneity import levels, measure
+from fedskew.measures.pairs import choose_pairs, standard_error
 from fedskew.skew.cut import cut
 from fedskew.skew.partition import Partition
 from fedskew.streams import Stream
@@ -224,7 +224,7 @@ def test_wasserstein_on_steps_is_never_above_the_exact_and_at_most_a_step_below(
     rows = table(3_000)
     partition = cut("dirichlet:alpha=0.3", rows, 8, seed=0).partition
     exact = measure(rows, partition)
-    monkeypatch.setattr("fedskew.measure.coded._CELLS_EXACT", 1)
+    monkeypatch.setattr("fedskew.measures.coded._CELLS_EXACT", 1)
     steps = measure(rows, partition)
     for view in ("features", "features given label"):
         one, other = steps.views[view]["wasserstein"], exact.views[view]["wasserstein"]
@@ -238,8 +238,8 @@ def test_wasserstein_on_steps_is_never_above_the_exact_and_at_most_a_step_below(
 
 def test_little_memory_gives_the_same(monkeypatch: pytest.MonkeyPatch, rows: Rows, partition: Partition, found):
     for name in ("coded._CELLS_AT_ONCE", "coded._VALUES_AT_ONCE", "distances._CELLS_AT_ONCE", "study._VALUES_AT_ONCE"):
-        monkeypatch.setattr(f"fedskew.measure.{name}", 50)
-    monkeypatch.setattr("fedskew.measure.regions._VALUES_AT_ONCE", 50)
+        monkeypatch.setattr(f"fedskew.measures.{name}", 50)
+    monkeypatch.setattr("fedskew.measures.regions._VALUES_AT_ONCE", 50)
     again = measure(rows, partition).as_dict()
     flat = [(path, value) for path, value in _leaves(found.as_dict()) if not isinstance(value, str)]
     assert [path for path, _ in flat] == [path for path, value in _leaves(again) if not isinstance(value, str)]

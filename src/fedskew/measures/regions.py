@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedskew.measure.coded import Columns
+from fedskew.measures.coded import Columns
 from fedskew.streams import Floats, Ints, Stream
 
 REGIONS = 10

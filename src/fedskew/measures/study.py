@@ -7,8 +7,8 @@ import numpy as np
 
 from fedskew.data.dataset import Features, Rows
 from fedskew.errors import FedskewError
-from fedskew.measure.coded import Coded, Columns, code_labels
-from fedskew.measure.pairs import PAIRS_CONDITIONAL, Pairs, choose_pairs, default_pairs
+from fedskew.measures.coded import Coded, Columns, code_labels
+from fedskew.measures.pairs import PAIRS_CONDITIONAL, Pairs, choose_pairs, default_pairs
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
 from fedskew.streams import Floats, Ints, Stream

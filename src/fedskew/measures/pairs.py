@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedskew.measure.coded import Coded
-from fedskew.measure.distances import DISTANCES
+from fedskew.measures.coded import Coded
+from fedskew.measures.distances import DISTANCES
 from fedskew.streams import Floats, Ints, Stream
 
 CLIENTS_EXACT = 500  # up to here, every pair

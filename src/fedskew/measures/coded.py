@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.data.dataset import Features
-from fedskew.measure.distances import Profiles
+from fedskew.measures.distances import Profiles
 from fedskew.streams import Floats, Ints
 
 STEPS = 256  # of a feature's line, where its own values would be too many steps

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from fedskew.measure.coded import STEPS
-from fedskew.measure.pairs import Pairs
-from fedskew.measure.regions import LLOYD_STEPS, REGIONS, SAMPLE
-from fedskew.measure.study import Study
+from fedskew.measures.coded import STEPS
+from fedskew.measures.pairs import Pairs
+from fedskew.measures.regions import LLOYD_STEPS, REGIONS, SAMPLE
+from fedskew.measures.study import Study
 
 
 def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool) -> Iterator[str]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedskew.data.dataset import Rows
-from fedskew.measure.coded import Coded
-from fedskew.measure.definition import definition
-from fedskew.measure.distances import DISTANCES, between
-from fedskew.measure.fairness import gini
-from fedskew.measure.pairs import Comparison, shuffled, standard_error, whole_clients, within_strata
-from fedskew.measure.regions import regions_of
-from fedskew.measure.result import VIEWS, Heterogeneity, Spread
-from fedskew.measure.study import Options, Study, study_of
+from fedskew.measures.coded import Coded
+from fedskew.measures.definition import definition
+from fedskew.measures.distances import DISTANCES, between
+from fedskew.measures.fairness import gini
+from fedskew.measures.pairs import Comparison, shuffled, standard_error, whole_clients, within_strata
+from fedskew.measures.regions import regions_of
+from fedskew.measures.result import VIEWS, Heterogeneity, Spread
+from fedskew.measures.study import Options, Study, study_of
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
 from fedskew.streams import Floats, Ints, Stream

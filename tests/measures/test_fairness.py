@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedskew.errors import FedskewError
-from fedskew.measure.fairness import gini, rounds_to_share, worst_share_mean
+from fedskew.measures.fairness import gini, rounds_to_share, worst_share_mean
 
 amounts = st.lists(st.floats(0, 1e6), min_size=1, max_size=30)
 
