@@ -1,7 +1,6 @@
 """The command line: run, resume, list, data. Help and options come from the registries; nothing here trains."""
 
 import inspect
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from fedskew import __version__, cli_split
+from fedskew import __version__, cli_list, cli_split
+from fedskew.cli_list import console_for, escape
 from fedskew.config import Experiment, read_file
-from fedskew.errors import FedskewError, Interrupted, unknown
-from fedskew.registry import Option, Registry, options_of, spelled
+from fedskew.errors import FedskewError, Interrupted
+from fedskew.registry import Option, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,9 +52,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="The data sets: which are there, whether they are sound, how to get them.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
-cli_split.add_to(app)
 
 
 def main() -> None:
@@ -336,14 +333,14 @@ def _tell(methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, resu
     """The table at the end, what its columns say, the folder, and JSON when asked for."""
     from fedskew.report.folder import to_json
 
-    console = _console(stderr=as_json)
+    console = console_for(stderr=as_json)
     rows = [{**row, "bytes": row["bytes_down"] + row["bytes_up"]} for row in summaries]
     shown = {key: look for key, look in _COLUMNS.items() if any(row.get(key) is not None for row in rows)}
     lines = [["method", *(title for title, *_ in shown.values())]]
     for method in dict.fromkeys(methods):
         mine = [row for name, row in zip(methods, rows, strict=True) if name == method]
         cells = (_mean([row.get(key) for row in mine], scale, digits) for key, (_, scale, digits, _) in shown.items())
-        lines.append([_escape(method), *cells])
+        lines.append([escape(method), *cells])
     columns = [list(column) for column in zip(*lines, strict=True)]
     too_wide = sum(max(map(len, column)) + 2 for column in columns) > console.width
     console.print()
@@ -354,7 +351,7 @@ def _tell(methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, resu
     excluded = sum(row["excluded_updates"] for row in summaries)
     if excluded:
         console.print(f"\n{excluded} updates were NaN or infinite and were left out (column excluded of rounds.csv)")
-    console.print(f"\nrun folder: {_escape(str(folder))}", soft_wrap=True)
+    console.print(f"\nrun folder: {escape(str(folder))}", soft_wrap=True)
     if as_json:
         print(to_json({**result, "folder": str(folder)}))
 
@@ -369,14 +366,6 @@ def _grid(lines: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _console(stderr: bool = False) -> Console:
-    """Colour and the terminal's width on a terminal; neither, and room for a whole line, without one."""
-    console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 200
-    return console
-
-
 def _mean(values: Sequence[Any], scale: float, digits: int) -> str:
     numbers = [scale * value for value in values if value is not None]
     if not numbers:
@@ -388,124 +377,5 @@ def _mean(values: Sequence[Any], scale: float, digits: int) -> str:
     return f"{mean:.{digits}f} ± {spread:.{digits}f}"
 
 
-# -- list ----------------------------------------------------------------------------------------------------------------
-
-
-def _registries() -> dict[str, Registry[Any]]:
-    from fedskew.algorithms.base import algorithms
-    from fedskew.data.dataset import datasets
-    from fedskew.engine.schedule import schedules
-    from fedskew.fleet.uniform import fleets
-    from fedskew.models.base import models
-    from fedskew.skew.partition import skews, treatments
-
-    return {
-        "algorithms": algorithms,
-        "skews": skews,
-        "treatments": treatments,
-        "data": datasets,
-        "models": models,
-        "fleets": fleets,
-        "schedules": schedules,
-    }
-
-
-@app.command("list")
-def list_things(
-    kind: Annotated[
-        str | None, typer.Argument(help="algorithms, skews, treatments, data, models, fleets or schedules; all when left out")
-    ] = None,
-) -> None:
-    """What there is to choose from, with every option, its default and a line of help."""
-    registries = _registries()
-    if kind is not None and kind not in registries:
-        raise unknown("kind", kind, registries)
-    console = _console()
-    for title, registry in registries.items():
-        if kind in (None, title) or (kind == "skews" and title == "treatments"):
-            console.print(f"[bold]{title}[/bold]")
-            for name in registry:
-                _list_one(console, registry, name)
-            console.print()
-
-
-def _list_one(console: Console, registry: Registry[Any], name: str) -> None:
-    summary = registry.summary(name).replace("``", "")
-    console.print(f"  [bold cyan]{name}[/bold cyan]  {_escape(summary)}", soft_wrap=True)
-    for option in registry.options(name).values():
-        default = "required" if option.required else f"default {spelled(option.default) or 'none'}"
-        bounds = f", {option.bounds}" if option.bounds else ""
-        facts = f"{option.type_name()}{bounds}; {default}"
-        console.print(f"      {option.name}=  {_escape(option.help)} [dim]({_escape(facts)})[/dim]", soft_wrap=True)
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
-
-
-# -- data ----------------------------------------------------------------------------------------------------------------
-
-
-@data_app.command("list")
-def data_list() -> None:
-    """Every known data set: is it there, can it be fetched, under which licence."""
-    from fedskew.data.catalogue import listing
-    from fedskew.data.source import root
-
-    console = _console()
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    for title, wrap in (("name", False), ("here", False), ("what", True)):
-        table.add_column(title, no_wrap=not wrap, overflow="fold")
-    for entry in listing():
-        how = "fetch" if entry.fetchable else "by hand"
-        state = {"present": "yes", "own": "your file", "partly": f"partly, {how}", "missing": f"no, {how}"}[entry.state]
-        licence = f"\n[dim]{_escape(entry.licence)}[/dim]" if entry.licence else ""
-        table.add_row(entry.name, state, _escape(entry.summary) + licence)
-    console.print(table)
-    console.print(
-        "\n[dim]fetch: fedskew data fetch NAME gets it; by hand: fedskew data check NAME says what to put where[/dim]"
-    )
-    console.print(f"data folder: {root()} (set FEDSKEW_DATA to change it)", soft_wrap=True)
-
-
-@data_app.command("check")
-def data_check(name: Annotated[str, typer.Argument(help="a data set, with options if it needs them")]) -> None:
-    """Read a data set whole and say what is in it."""
-    from fedskew.data.catalogue import check
-
-    facts = check(name)
-    console = _console()
-    console.print(f"[bold]{_escape(facts.name)}[/bold]", soft_wrap=True)
-    rows = ", ".join(f"{count:,} {part}" for part, count in facts.rows.items())
-    console.print(f"  rows      {rows}\n  shape     {facts.shape}\n  groups    {facts.groups or 'none'}")
-    shown = [f"{label} {count:,}" for label, count in list(facts.classes.items())[:20]]
-    more = f" … and {len(facts.classes) - 20} more" if len(facts.classes) > 20 else ""
-    console.print(f"  classes   {len(facts.classes)}: {_escape(', '.join(shown))}{more}", soft_wrap=True)
-    if facts.licence:
-        console.print(f"  licence   {_escape(facts.licence)}", soft_wrap=True)
-    for note in facts.notes:
-        console.print(f"  note      {_escape(note)}", soft_wrap=True)
-
-
-@data_app.command("fetch")
-def data_fetch(name: Annotated[str, typer.Argument(help="a data set")]) -> None:
-    """Download a data set from its publisher, checked and resumable."""
-    from fedskew.data.download import fetch
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        paths = fetch(name)
-    else:
-        from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-        with Progress(TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn(), console=console) as bars:
-            tasks: dict[str, Any] = {}
-
-            def show(file: str, done: int, total: int | None) -> None:
-                if file not in tasks:
-                    tasks[file] = bars.add_task(file, total=total)
-                bars.update(tasks[file], completed=done, total=total)
-
-            paths = fetch(name, show)
-    for path in paths:
-        print(path)
+cli_split.add_to(app)
+cli_list.add_to(app)
