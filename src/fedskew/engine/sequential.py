@@ -25,8 +25,7 @@ class Sequential:
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the plan's clients one by one, in its order."""
         worker = copy.deepcopy(job.model).train()
-        data = job.x
-        if self.channels_last and data.dim() == 4:
+        if self.channels_last and job.x.dim() == 4:
             worker = worker.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for i in range(len(plan.clients)):
             own = {part: {name: v[i] for name, v in tensors.items()} for part, tensors in start.own.items()}

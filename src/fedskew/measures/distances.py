@@ -25,17 +25,6 @@ class Profiles:
     shares: Floats
     areas: Floats
 
-    @classmethod
-    def of_shares(cls, shares: Floats) -> "Profiles":
-        """From shares of categories in their order: category k of K stands at k / (K - 1).
-
-        >>> everybody = Profiles.of_shares(np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]))
-        >>> between(everybody.take(np.array([0])), everybody.take(np.array([1]))).ravel().round(3).tolist()
-        [0.707, 0.707, 0.5, 0.5]
-        """
-        gaps = max(shares.shape[1] - 1, 1)
-        return cls(shares, np.cumsum(shares[:, :-1], axis=1) / gaps)
-
     @cached_property
     def _roots(self) -> Floats:
         return np.sqrt(self.shares)

@@ -34,11 +34,10 @@ def gini(values: Numbers) -> float:
     return float(ranks @ ordered / (count * ordered.sum()))
 
 
-def worst_share_mean(values: Numbers, share: float = 0.1, weights: Numbers | None = None) -> float:
+def worst_share_mean(values: Numbers, share: float = 0.1) -> float:
     """Mean over the worst ``share`` of the clients, rounded up to whole clients; NaN when there is no client.
 
-    Clients with NaN (nothing to measure on) are left out. The worst are picked by value alone; ``weights`` (such as test
-    rows) only enter their mean.
+    Clients with NaN (nothing to measure on) are left out.
 
     >>> worst_share_mean([0.9, 0.25, 0.8, 0.5], share=0.5)
     0.375
@@ -46,15 +45,10 @@ def worst_share_mean(values: Numbers, share: float = 0.1, weights: Numbers | Non
     if not 0 < share <= 1:
         raise FedskewError(f"a share of {share:g} is out of range, it must be > 0 and <= 1")
     numbers = np.asarray(values, dtype=np.float64)
-    weight = np.ones_like(numbers) if weights is None else np.asarray(weights, dtype=np.float64)
-    if weight.shape != numbers.shape or not np.all(weight >= 0):
-        raise FedskewError(f"{numbers.size} values need as many weights >= 0, got {weight.size}")
-    known = np.isfinite(numbers)
-    numbers, weight = numbers[known], weight[known]
+    numbers = numbers[np.isfinite(numbers)]
     # 0.1 * 30 is a little more than 3 in floating point and must not count as 4 clients.
-    worst = np.argsort(numbers, kind="stable")[: math.ceil(share * numbers.size - 1e-9)]
-    total = float(weight[worst].sum())
-    return float(numbers[worst] @ weight[worst]) / total if total else math.nan
+    worst = np.sort(numbers)[: math.ceil(share * numbers.size - 1e-9)]
+    return float(worst.mean()) if worst.size else math.nan
 
 
 def rounds_to_share(values: Numbers, share: float = 0.9) -> int | None:
