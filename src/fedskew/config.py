@@ -29,7 +29,8 @@ class Settings:
         weight_decay: of the local optimiser
         nesterov: Nesterov momentum in local SGD
         schedule: local learning rate over rounds (fedskew list schedules)
-        norm: BatchNorm of the clients: merged by the server (aggregate) or kept by each client (local)
+        norm: BatchNorm of the clients: merged by the server (aggregate), kept by each client (local), or merged but for the
+            running statistics, which stay with the client (silo)
         fleet: how fast the clients' machines and lines are (fedskew list fleets)
         engine: all clients of a round at once (stacked), or one by one, the plain reference (sequential)
         device: cpu, cuda, cuda:1, ... or auto
@@ -39,6 +40,7 @@ class Settings:
         seed: of the first weights, the choice of clients and the batches
         eval_every: rounds between two evaluations; the last round always has one
         eval_rows: training rows on which the global model's training loss is measured; a fixed random sample, or none for all
+        test_trained: also score clients' models right after their local training, before the server mixes them
         checkpoint_every: rounds between two checkpoints
         tensorboard: also write TensorBoard events into the run folder
     """
@@ -54,7 +56,7 @@ class Settings:
     weight_decay: Annotated[float, NonNegative] = 0.0
     nesterov: bool = False
     schedule: str | Mapping[str, Any] = "constant"
-    norm: Literal["aggregate", "local"] = "aggregate"
+    norm: Literal["aggregate", "local", "silo"] = "aggregate"
     fleet: str | Mapping[str, Any] = "uniform"
     engine: Literal["stacked", "sequential"] = "stacked"
     device: str = "auto"
@@ -64,6 +66,7 @@ class Settings:
     seed: Annotated[int, NonNegative] = 0
     eval_every: Annotated[int, AtLeastOne] = 1
     eval_rows: Annotated[int | None, AtLeastOne] = 2_000
+    test_trained: bool = False
     checkpoint_every: Annotated[int, AtLeastOne] = 1
     tensorboard: bool = False
 

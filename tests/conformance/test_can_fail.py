@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fedskew
-from fedskew.algorithms.base import Algorithm, Report, Roster, Tensors, Tree, View, difference
+from fedskew.algorithms.base import Algorithm, Crowd, Report, Roster, Tensors, Tree, View, difference
 from fedskew.conformance import CHECKS, Conformance, ConformanceError
 from fedskew.conformance.options import bad_values
 from fedskew.engine.job import Job, Start, Updates
@@ -129,7 +129,7 @@ class Narrows(Algorithm):
 class LosesNames(Algorithm):
     """Corrects only the matrices and drops the rest."""
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         return {name: value + mean["delta"][name] for name, value in weights.items() if value.dim() > 1}, server
 
 
@@ -176,7 +176,7 @@ def test_shapes_catches_what_does_not_fit(algorithm: type[Algorithm], message: s
 class LateState(Algorithm):
     """Its server state is not in ``init``, so a resumed run has none."""
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         old = server.get("momentum", mean["delta"])
         momentum = {name: 0.5 * old[name] + delta for name, delta in mean["delta"].items()}
         return {name: weight + momentum[name] for name, weight in weights.items()}, {"momentum": momentum}
@@ -192,7 +192,7 @@ def test_shapes_and_checkpoint_catch_server_state_that_is_not_in_init() -> None:
 class Hoards(Algorithm):
     """Keeps its momentum in the object, out of reach of a checkpoint."""
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         old = vars(self).get("momentum", mean["delta"])
         momentum = {name: 0.5 * old[name] + delta for name, delta in mean["delta"].items()}
         object.__setattr__(self, "momentum", momentum)
@@ -210,7 +210,7 @@ def test_checkpoint_catches_state_inside_the_object() -> None:
 class MovesState(fedskew.FedAvgM):
     """Updates the server's momentum in place."""
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         momentum = {name: value.mul_(self.beta).add_(mean["delta"][name]) for name, value in server["momentum"].items()}
         return {name: weight + momentum[name] for name, weight in weights.items()}, {"momentum": momentum}
 
@@ -267,7 +267,7 @@ class Counts(Algorithm):
 
     calls: ClassVar[list[int]] = []
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         self.calls.append(1)
         return {name: weight + mean["delta"][name] / len(self.calls) for name, weight in weights.items()}, server
 
@@ -307,7 +307,7 @@ class SumsUp(Algorithm):
         object.__setattr__(self, "chosen", count)
         return super().select(roster, count, stream)
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         chosen = vars(self)["chosen"]
         return {name: weight + chosen * mean["delta"][name] / 6 for name, weight in weights.items()}, server
 
@@ -478,7 +478,7 @@ class Careless:
 def test_bytes_catches_an_engine_that_sends_more_than_it_says() -> None:
     found = failures(fedskew.FedAvg, engines=[Chatty()])
     assert set(found) == {"bytes"}
-    assert found["bytes"] == "Chatty with BatchNorm merged: bytes_up of round 1 is 2304, but 4 clients make 2208"
+    assert found["bytes"] == "Chatty with BatchNorm merged: bytes_up of round 1 is 2880, but 5 clients make 2760"
 
 
 def test_engines_catches_an_engine_that_forgets_buffers() -> None:
@@ -506,7 +506,7 @@ class Anchored(Algorithm):
     def init(self, weights: Tensors) -> Tree:
         return {"anchor": weights}
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         moved = {name: weight + mean["delta"][name] for name, weight in weights.items()}
         return moved, {"anchor": moved}
 

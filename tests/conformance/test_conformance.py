@@ -19,6 +19,9 @@ OTHER_ENGINES: dict[str, Engine] = {
 }
 
 
+SKIP = {"krum": {"identical": "one client alone has no neighbours"}}
+
+
 @pytest.fixture(scope="module")
 def fedavg() -> Conformance:
     return fedskew.check("fedavg")
@@ -26,7 +29,7 @@ def fedavg() -> Conformance:
 
 @pytest.mark.parametrize("name", [name for name in algorithms if name != "fedavg"])
 def test_conforms(name: str) -> None:
-    report = fedskew.check(name)
+    report = fedskew.check(name, skip=SKIP.get(name))
     assert report.passed
     assert [finding.check for finding in report.findings] == list(CHECKS)
 

@@ -1,10 +1,12 @@
-"""The weighted mean: weights by hand, broken clients left out, chunks or all at once."""
+"""The weighted mean: weights by hand, broken clients left out, chunks or all at once; and what methods combine themselves."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from fedskew.algorithms.base import Report
+from fedskew.algorithms.base import Algorithm, Report, Tree, resolve
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.engine.aggregate import WeightedMean
 from fedskew.engine.job import Updates
@@ -17,13 +19,15 @@ from fedskew.errors import FedskewError
 def updates(values: list[float], sizes: list[int]) -> Updates:
     """One number from every client, in the payload, in a buffer and in what it keeps."""
     count, sent = len(values), torch.tensor(values, dtype=torch.float64)
-    report = Report(np.arange(count), np.array(sizes), np.ones(count, np.int64), np.ones(count), np.ones(count))
+    ones, numbers = np.ones(count), {"noise": 10 * np.arange(count)}
+    report = Report(np.arange(count), np.array(sizes), np.ones(count, np.int64), ones, ones, numbers)
     matrix, column, kept = sent[:, None, None].expand(count, 2, 3).clone(), sent[:, None].clone(), sent[:, None].clone()
     return Updates(report, {"delta": {"w": matrix}, "extra": {"n": sent}}, {"b": column}, {"kept": {"k": kept}})
 
 
 def some(whole: Updates, index: list[int]) -> Updates:
-    report = Report(*(value[index] for value in vars(whole.report).values()))
+    arrays = {name: value[index] for name, value in vars(whole.report).items() if name != "numbers"}
+    report = Report(**arrays, numbers={name: value[index] for name, value in whole.report.numbers.items()})
     trees = [rows_of(tree, torch.tensor(index)) for tree in (whole.payload, {"": whole.buffers}, whole.own)]
     return Updates(report, trees[0], trees[1][""], trees[2])
 
@@ -50,6 +54,8 @@ def test_chunks_add_up_to_the_whole(chunks: list[list[int]]):
     for index in chunks:
         streamed.add(some(whole, index))
     assert streamed.total == at_once.total == 67
+    assert at_once.raw.tolist() == [30, 10, 20, 7]
+    assert streamed.raw.tolist() == [[30, 10, 20, 7][client] for index in chunks for client in index]
     torch.testing.assert_close(streamed.payload(), at_once.payload(), rtol=0, atol=1e-15)
     torch.testing.assert_close(whole.payload["extra"]["n"], torch.tensor([1.0, -2.0, 0.3, 6.0], dtype=torch.float64))
 
@@ -67,8 +73,69 @@ def test_a_broken_client_is_left_out(bad: float, where: str):
     assert arrived.report.clients.tolist() == [0, 1, 2]
     assert arrived.sound.report.clients.tolist() == [0, 2]
     assert arrived.sound.report.sizes.tolist() == [30, 20]
+    assert {name: values.tolist() for name, values in arrived.sound.report.numbers.items()} == {"noise": [0, 20]}
+    assert total.raw.tolist() == [30, 20]
     assert arrived.sound.own["kept"]["k"].flatten().tolist() == [1, 6]
     assert total.payload()["extra"]["n"].item() == pytest.approx((30 + 120) / 50)
+
+
+def test_nobody_has_no_weights():
+    assert WeightedMean(FedAvg()).raw.tolist() == []
+    assert WeightedMean(FedAvg()).total == 0
+
+
+@dataclass(frozen=True)
+class Gathers(Algorithm):
+    """Writes down what it is given, and takes the largest of everything."""
+
+    def combine(self, payloads: Tree, weights: torch.Tensor) -> Tree:
+        vars(self).setdefault("calls", []).append((payloads, weights))
+        return {part: {name: value.amax(0) for name, value in tensors.items()} for part, tensors in payloads.items()}
+
+
+@pytest.mark.parametrize("chunks", [[[0, 1, 2, 3]], [[3], [1, 0], [2]]])
+def test_an_own_combine_sees_all_sound_clients_at_once(chunks: list[list[int]]):
+    whole = updates([1.0, -2.0, 0.3, 6.0], [30, 10, 20, 7])
+    whole.payload["extra"]["n"][1] = float("nan")
+    total = WeightedMean(Gathers())
+    for index in chunks:
+        total.add(some(whole, index))
+    assert total.total == 57
+    assert total.payload()["delta"]["w"].tolist() == [[6.0] * 3] * 2
+    assert total.payload().keys() == {"delta", "extra"}
+    like = {"b": torch.zeros(1), "other": torch.tensor([7.0])}
+    assert {name: value.tolist() for name, value in total.buffers(like).items()} == {"b": [6.0], "other": [7.0]}
+    ((payloads, weights),) = vars(total.algorithm)["calls"]  # once, however often it is asked
+    assert payloads["extra"]["n"].tolist() == [1.0, 0.3, 6.0]  # in the order of their numbers, whatever that of arrival
+    assert payloads["delta"]["w"].shape == (3, 2, 3)
+    assert payloads["buffers"]["b"].flatten().tolist() == [1.0, 0.3, 6.0]
+    assert weights.dtype == torch.float64
+    np.testing.assert_allclose(weights.numpy(), np.array([30, 20, 7]) / 57, rtol=0, atol=1e-16)
+
+
+def test_an_own_combine_sees_moments_and_no_part_for_buffers_that_are_not_there():
+    mean, variance = torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5], [0.25]])
+    sent = updates([1.0, 2.0], [1, 1])
+    bare, normed = WeightedMean(Gathers()), WeightedMean(Gathers())
+    bare.add(Updates(sent.report, sent.payload, {}, {}))
+    assert bare.payload().keys() == {"delta", "extra"}
+    assert bare.buffers({"b": torch.ones(1)}) == {"b": torch.ones(1)}
+    assert vars(bare.algorithm)["calls"][0][0].keys() == {"delta", "extra"}
+    normed.add(Updates(sent.report, sent.payload, {"n.running_mean": mean, "n.running_var": variance}, {}))
+    merged = normed.buffers({"n.running_mean": mean[0], "n.running_var": variance[0]})
+    assert vars(normed.algorithm)["calls"][0][0]["buffers"]["n.running_var"].tolist() == [[1.5], [9.25]]
+    assert {name: value.tolist() for name, value in merged.items()} == {"n.running_mean": [3.0], "n.running_var": [0.25]}
+
+
+@pytest.mark.parametrize("spec", ["clip:norm=1e9", "krum:attackers=1,keep=6"])
+def test_combined_and_added_up_are_the_same(spec: str):
+    whole = updates([1.0, -2.0, 0.3, 6.0, 2.0, 0.1], [5] * 6)
+    added_up, combined = WeightedMean(FedAvg()), WeightedMean(resolve(spec))
+    for total in (added_up, combined):
+        total.add(whole)
+    torch.testing.assert_close(combined.payload(), added_up.payload(), rtol=0, atol=1e-15)
+    like = {"b": torch.zeros(1, dtype=torch.float64)}
+    torch.testing.assert_close(combined.buffers(like), added_up.buffers(like), rtol=0, atol=1e-15)
 
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])

@@ -66,6 +66,7 @@ def test_the_table_of_rounds(lab):
         assert line[f"{part}_loss"] == pytest.approx(losses.mean(), abs=1e-12)
         assert line[f"{part}_accuracy"] == pytest.approx(right.mean())
     assert "own_test_accuracy" not in line
+    assert "global_accuracy" not in training.lines[0].clients[0]
     for client in training.lines[0].clients:
         mine = fed.partition.of(client["client"])
         losses, right = by_hand(training, state, fed.train.x[mine], fed.train.y[mine])
@@ -73,10 +74,14 @@ def test_the_table_of_rounds(lab):
         assert client["accuracy"] == pytest.approx(right.mean())
 
 
-@pytest.mark.parametrize("name", ["fedavg", "local"])
-def test_own_models(lab, name: str):
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [("fedavg", "local"), ("fedavg", "silo"), ("ditto", "local")]
+    + [(name, "aggregate") for name in ("local", "fedbn", "mfedbn:eta=0.3", "fedper", "ditto")],
+)
+def test_own_models(lab, name: str, norm: str):
     fed = lab.federation()
-    training = lab.run(2, fed, name, BATCH_NORM, norm="local", per_round=3)
+    training = lab.run(2, fed, name, BATCH_NORM, norm=norm, per_round=3)
     line, clients = training.lines[-1].round, training.lines[-1].clients
     own = [by_hand(training, training.client_state(c["client"]), fed.test.x, fed.test.y) for c in clients]
     assert line["own_test_loss"] == pytest.approx(np.mean([losses.mean() for losses, _ in own]), abs=1e-12)
@@ -85,12 +90,27 @@ def test_own_models(lab, name: str):
         mine = fed.partition.of(client["client"])
         losses, _ = by_hand(training, training.client_state(client["client"]), fed.train.x[mine], fed.train.y[mine])
         assert client["loss"] == pytest.approx(losses.mean(), abs=1e-12)
+        losses, right = by_hand(training, training.state(), fed.train.x[mine], fed.train.y[mine])
+        assert client["global_loss"] == pytest.approx(losses.mean(), abs=1e-12) != client["loss"]
+        assert client["global_accuracy"] == pytest.approx(right.mean())
     final = training.final_clients()
     assert [line["client"] for line in final] == [0, 1, 2, 3, 4]
     assert [line["rows"] for line in final] == list(lab.sizes)
     for line in final:  # those never chosen too: they have the model that everybody starts with
         losses, right = by_hand(training, training.client_state(line["client"]), fed.test.x, fed.test.y)
         assert line["own_test_accuracy"] == pytest.approx(right.mean())
+        mine = fed.partition.of(line["client"])
+        losses, right = by_hand(training, training.state(), fed.train.x[mine], fed.train.y[mine])
+        assert line["global_loss"] == pytest.approx(losses.mean(), abs=1e-12)
+        assert line["global_accuracy"] == pytest.approx(right.mean())
+
+
+def test_the_global_model_takes_one_pass_over_the_rows_of_all_clients(lab, monkeypatch):
+    passes = []
+    monkeypatch.setattr(evaluate, "row_scores", lambda *args: passes.append(len(args[4])) or row_scores(*args))
+    training = lab.training(None, "fedbn", BATCH_NORM)
+    training.evaluator.on_own_rows(training.state(), training.client_state, np.arange(5), training.fed.partition)
+    assert passes == [27, 9, 5, 4, 7, 2]
 
 
 def test_held_out_rows_are_what_a_client_is_tested_on(lab):

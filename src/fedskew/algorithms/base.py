@@ -5,16 +5,20 @@
 An algorithm never sees an engine, a device or a loop.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import reduce
+from operator import add
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from fedskew.algorithms.compose import Algorithms, composed
 from fedskew.errors import FedskewError
 from fedskew.models.layout import Layout
-from fedskew.registry import Choice, Registry, validate
+from fedskew.registry import Choice, compose, parts_of, validate
 from fedskew.skew.partition import Partition
 from fedskew.streams import Floats, Ints, Stream
 
@@ -22,13 +26,59 @@ Tensors: TypeAlias = dict[str, Tensor]
 Tree: TypeAlias = dict[str, Tensors]  # named groups of named tensors
 
 
+Probe: TypeAlias = Literal["loss", "loss_variance", "gradient_variance"]
+
+
+def _everything(clients: Ints) -> Floats:
+    return np.ones(len(clients))
+
+
 @dataclass(frozen=True)
 class Roster:
-    """What the server knows of the clients when it chooses: one entry a client in every array."""
+    """What the server knows of the clients that it may choose now: one entry a client in every array.
+
+    ``told`` is what they said of themselves (``disclose``). ``selected``, ``completed`` and ``spent`` (simulated seconds in the
+    rounds that they completed) are their history. ``capacity`` gives, for positions in the roster, how much of the largest
+    machine of the fleet each one is, in (0, 1].
+    """
 
     round: int
     sizes: Ints
     sampling: Literal["uniform", "size"] = "uniform"
+    batch_size: int = 32
+    epochs: int = 1
+    told: Mapping[str, Floats] = field(default_factory=dict)
+    selected: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    completed: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    spent: Floats = field(default_factory=lambda: np.zeros(0))
+    capacity: Callable[[Ints], Floats] = _everything
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Who of the chosen trains, and how: ``members`` are positions in the roster, everything else has an entry for each.
+
+    ``numbers`` reach the hooks as ``view.numbers`` and ``report.numbers``, and the record as columns of the table of clients.
+    """
+
+    members: Ints
+    batch: Ints
+    epochs: Ints
+    numbers: Mapping[str, Floats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one local step, for methods with ``uses_features``.
+
+    ``features`` is the representation of the rows, the input of the model's head, with gradient. ``represent`` gives it under
+    other weights, without gradient; names that these lack are taken from the client's own. ``mean`` is the mean of one number a
+    row; where rows are padded, only it knows which are real.
+    """
+
+    features: Tensor
+    represent: Callable[[Tensors], Tensor]
+    mean: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,7 +87,8 @@ class View:
 
     ``params`` are being trained, ``start`` is what they were at the start of the round, ``server`` is what ``broadcast``
     sent along, ``memo`` is what the client remembers from the last time. ``numbers`` holds scalars as tensors: ``size`` (rows),
-    ``steps`` (local steps in all), ``lr``. ``momentum`` is that of the local optimiser.
+    ``steps`` (local steps in all), ``lr``, and those of the client's orders. ``momentum`` is that of the local optimiser.
+    ``full_gradient`` is there for ``memo`` and ``payload``, if ``needs_full_gradient`` asks for it.
     """
 
     params: Tensors
@@ -46,17 +97,37 @@ class View:
     memo: Tree
     numbers: Tensors
     momentum: float
+    batch: Batch | None = None
+    full_gradient: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came back from some of a round's clients, one entry a client."""
+    """What came back from some of a round's clients, one entry a client.
+
+    ``numbers`` are those of their orders; with ``measures_fall`` also ``loss_before`` and ``loss_after`` local training, on all
+    their rows; ``staleness`` where training is asynchronous.
+    """
 
     clients: Ints
     sizes: Ints
     steps: Ints
     loss: Floats  # mean over the local steps
     accuracy: Floats  # likewise, of the training batches before each step
+    numbers: Mapping[str, Floats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Whose mean it is that ``step`` is given: the weights as ``weigh`` gave them, out of how many clients there are."""
+
+    weights: Floats
+    population: int
+
+    @property
+    def share(self) -> float:
+        """Part of all clients."""
+        return len(self.weights) / self.population
 
 
 @dataclass(frozen=True)
@@ -64,26 +135,41 @@ class Algorithm:
     """FedAvg's way for every hook; an algorithm overrides only its idea."""
 
     keeps_optimizer: ClassVar[bool] = False  # the local optimiser's state survives between rounds
+    uses_features: ClassVar[bool] = False  # hooks look at ``view.batch``
+    measures_fall: ClassVar[bool] = False  # clients report their loss before and after local training
+    addition: ClassVar[bool] = False  # may be added to any method: derive it from Algorithm, call super() in its hooks
+    parts: ClassVar[tuple["type[Algorithm]", ...]] = ()  # of a method with additions, what it is composed of
 
     def __post_init__(self) -> None:
-        values = validate(type(self), self.options(), f"algorithm {self.label()}")
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        for part in self.parts or (type(self),):
+            values = validate(part, self._options_of(part), f"algorithm {part.label()}")
+            for name, value in values.items():
+                object.__setattr__(self, name, value)
+
+    def __add__(self, other: "Algorithm") -> "Algorithm":
+        """This method with an addition, or with several: ``FedProx(mu=0.1) + Krum(attackers=2)``."""
+        if not isinstance(other, Algorithm):
+            return NotImplemented
+        parts = [part for one in (self, other) for part in one.parts or (type(one),)]
+        return composed(tuple(parts))(**self.options(), **other.options())
 
     def options(self) -> dict[str, Any]:
         """Hyper-parameters by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return self._options_of(type(self))
+
+    def _options_of(self, part: "type[Algorithm]") -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(part)}
 
     @classmethod
     def label(cls) -> str:
-        """Its registered name, or the class name."""
-        return algorithms.name_of(cls) or cls.__name__
+        """Its registered name, or the class name; those of all parts for a method with additions."""
+        return " + ".join(part.label() for part in cls.parts) or algorithms.name_of(cls) or cls.__name__
 
     def __str__(self) -> str:
-        return str(Choice(self.label(), self.options()))
+        return str(choice_of(self))
 
-    def check(self, *, optimizer: str) -> None:
-        """Refuse training settings for which the method is not defined."""
+    def check(self, *, optimizer: str, per_round: int | None) -> None:
+        """Refuse training settings for which the method is not defined; ``per_round`` is None as long as it is not known."""
 
     def arrange(self, partition: Partition) -> Partition:
         """Whose data is trained on: the clients' own, unless the method pools it."""
@@ -93,14 +179,34 @@ class Algorithm:
         """Parameters and buffers that never leave their client."""
         return frozenset()
 
+    def disclose(self, counts: Ints, stream: Stream) -> dict[str, Floats]:
+        """What clients say of themselves once, before the first round; ``counts`` are their rows by label: client x label."""
+        return {}
+
     def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
-        """The clients of a round: ``count`` different ones, drawn uniformly or in proportion to their size."""
+        """The clients of a round, as positions in the roster: ``count`` different ones, drawn uniformly or by their size."""
         population = len(roster.sizes)
         if roster.sampling == "uniform" or count == population:
             return np.sort(stream.sample(population, count))
         # Efraimidis-Spirakis: the largest u^(1/size) are a draw without replacement, proportional to size.
         score = np.log(stream.uniform(population) + 2.0**-54) / roster.sizes
         return np.sort(np.argpartition(score, population - count)[population - count :])
+
+    def probe(self) -> tuple[Probe, ...]:
+        """What each chosen client measures at the global model before it gets its orders, on one batch of its rows."""
+        return ()
+
+    def orders(self, roster: Roster, chosen: Ints, probed: Mapping[str, Floats], count: int) -> Orders:
+        """Who of the ``chosen`` (positions in the roster) trains, and how; ``probed`` has an entry for each of the chosen."""
+        return Orders(chosen, np.full(len(chosen), roster.batch_size), np.full(len(chosen), roster.epochs))
+
+    def awaits(self) -> int | None:
+        """After how many answers the server takes its step while others are still at work; None: it waits for all of them."""
+        return None
+
+    def personal(self) -> "Algorithm | None":
+        """How each chosen client also trains a model all of its own, on the same batches; it gets the global ``weights``."""
+        return None
 
     def init(self, weights: Tensors) -> Tree:
         """Server state beside the weights, before the first round."""
@@ -122,6 +228,18 @@ class Algorithm:
         """What happens to the gradient before the local optimiser sees it."""
         return grads
 
+    def needs_full_gradient(self) -> bool:
+        """Whether each client takes the gradient of its mean loss on all its rows at ``start``, in evaluation mode."""
+        return False
+
+    def pull(self, view: View) -> Tree:
+        """A correction that is linear in the weights and the same at every step of a round: cheaper than ``correct``.
+
+        Gradients get ``scale * weight + offset``, for the tensors named in these two parts; a scale is a number. ``pull_to``
+        makes one.
+        """
+        return {}
+
     def memo(self, view: View) -> Tree:
         """What the client remembers for the next time, at the end of its local training."""
         return view.memo
@@ -134,9 +252,32 @@ class Algorithm:
         """Relative weight of each client on its own; the engine divides by the sum over the round."""
         return report.sizes.astype(np.float64)
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
-        """New weights and server state from the weighted mean of the payloads."""
+    def quorum(self) -> int:
+        """How many sound updates a round needs; with fewer, the server leaves its weights as they are."""
+        return 1
+
+    def combine(self, payloads: Tree, weights: Tensor) -> Tree:
+        """One payload from the stacked ones of a round's clients; ``weights`` sum to 1. The default is added up on arrival."""
+        return {
+            part: {name: torch.tensordot(weights.to(value), value, dims=1) for name, value in tensors.items()}
+            for part, tensors in payloads.items()
+        }
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        """New weights and server state from the combined payloads."""
         return {name: weight + mean["delta"][name] for name, weight in weights.items()}, server
+
+    def notes(self, server: Tree) -> dict[str, float]:
+        """Numbers of the server state that the table of rounds shows; the same names every round."""
+        return {}
+
+    def tally(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
+        """Sums over some rows of a client that ``finish`` needs; ``features`` are the inputs of the head at the end."""
+        return {}
+
+    def finish(self, head: Tensors, total: Tree, classify: Callable[[Tensors, Tensor], Tensor], stream: Stream) -> Tensors:
+        """A new head after the last round, from the sum of all tallies; ``classify(head, features)`` gives logits."""
+        return head
 
 
 def difference(left: Tensors, right: Tensors) -> Tensors:
@@ -144,7 +285,37 @@ def difference(left: Tensors, right: Tensors) -> Tensors:
     return {name: value - right[name] for name, value in left.items()}
 
 
-algorithms: Registry[type[Algorithm]] = Registry("algorithm", "fedskew.algorithms")
+def pull_to(anchor: Tensors, strength: Mapping[str, float | Tensor]) -> Tree:
+    """The pull with the gradient ``strength * (weight - anchor)``, for the tensors that have a strength."""
+    scale = {
+        name: number.to(anchor[name]) if isinstance(number, Tensor) else anchor[name].new_full((), number)
+        for name, number in strength.items()
+    }
+    return {"scale": scale, "offset": {name: -number * anchor[name] for name, number in scale.items()}}
+
+
+def pulled(grads: Tensors, params: Tensors, pull: Tree) -> Tensors:
+    """Gradients with a pull."""
+    result = dict(grads)
+    for name, scale in pull.get("scale", {}).items():
+        result[name] = result[name] + scale * params[name]
+    for name, offset in pull.get("offset", {}).items():
+        result[name] = result[name] + offset
+    return result
+
+
+def overridden(algorithm: Algorithm, hook: str) -> bool:
+    """Whether a method says something of its own here; the default costs nothing then."""
+    return getattr(getattr(algorithm, hook), "__func__", None) is not getattr(Algorithm, hook)
+
+
+algorithms = Algorithms("algorithm", "fedskew.algorithms")
+
+
+def choice_of(algorithm: Algorithm) -> Choice:
+    """How an algorithm is written, with every option of every part."""
+    parts = algorithm.parts or (type(algorithm),)
+    return compose(Choice(part.label(), algorithm._options_of(part)) for part in parts)
 
 
 def resolve(spec: "str | Mapping[str, Any] | Choice | type[Algorithm] | Algorithm") -> Algorithm:
@@ -155,5 +326,5 @@ def resolve(spec: "str | Mapping[str, Any] | Choice | type[Algorithm] | Algorith
         return spec()
     if isinstance(spec, type):
         raise FedskewError(f"{spec.__name__} is not an algorithm: derive it from fedskew.Algorithm")
-    choice = algorithms.choose(spec)
-    return algorithms.get(choice.name)(**choice.options)
+    parts: list[Choice] = parts_of(algorithms.choose(spec), algorithms.kind)
+    return reduce(add, (algorithms.get(part.name)(**part.options) for part in parts))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedskew.algorithms.base import Tensors, Tree, View, algorithms, difference
+from fedskew.algorithms.base import Crowd, Tensors, Tree, View, algorithms, difference
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.errors import FedskewError
 
@@ -23,7 +23,7 @@ class FedNova(FedAvg):
     tensor(4.2500)
     """
 
-    def check(self, *, optimizer: str) -> None:
+    def check(self, *, optimizer: str, per_round: int | None) -> None:
         """The normaliser is derived for SGD."""
         if optimizer != "sgd":
             raise FedskewError(
@@ -41,7 +41,7 @@ class FedNova(FedAvg):
         delta = difference(view.params, view.start)
         return {"delta": {name: value / carried for name, value in delta.items()}, "carried": {"steps": carried}}
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         """Mean change a step, times the mean number of steps."""
         steps = mean["carried"]["steps"]
         return {name: weight + steps * mean["delta"][name] for name, weight in weights.items()}, server

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.base import Tensors, Tree, algorithms
+from fedskew.algorithms.base import Crowd, Tensors, Tree, algorithms
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.registry import PartialShare, Positive
 
@@ -22,8 +22,9 @@ class FedAvgM(FedAvg):
         server_lr: learning rate of the server
         beta: momentum of the server
 
-    >>> mean = {"delta": {"w": torch.tensor([1.0])}}
-    >>> FedAvgM(beta=0.5).step({"w": torch.tensor([0.0])}, {"momentum": {"w": torch.tensor([4.0])}}, mean)
+    >>> import numpy as np
+    >>> mean, crowd = {"delta": {"w": torch.tensor([1.0])}}, Crowd(np.ones(2), population=4)
+    >>> FedAvgM(beta=0.5).step({"w": torch.tensor([0.0])}, {"momentum": {"w": torch.tensor([4.0])}}, mean, crowd)
     ({'w': tensor([3.])}, {'momentum': {'w': tensor([3.])}})
     """
 
@@ -34,7 +35,7 @@ class FedAvgM(FedAvg):
         """Momentum starts at zero."""
         return {"momentum": {name: torch.zeros_like(weight) for name, weight in weights.items()}}
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         """Heavy-ball step."""
         momentum = {name: self.beta * server["momentum"][name] + delta for name, delta in mean["delta"].items()}
         moved = {name: weight + self.server_lr * momentum[name] for name, weight in weights.items()}
@@ -60,7 +61,7 @@ class _Adaptive(FedAvg):
             "square": {name: torch.full_like(weight, self.tau**2) for name, weight in weights.items()},
         }
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree) -> tuple[Tensors, Tree]:
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         """Adaptive step, without bias correction, as printed."""
         delta = mean["delta"]
         m = {name: self.beta1 * server["mean"][name] + (1 - self.beta1) * change for name, change in delta.items()}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedskew.algorithms.base import Tensors, View, algorithms
+from fedskew.algorithms.base import Tree, View, algorithms, pull_to
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.registry import NonNegative
 
@@ -21,12 +21,12 @@ class FedProx(FedAvg):
 
     >>> import torch
     >>> view = View({"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}, {}, {}, {}, 0.0)
-    >>> FedProx(mu=0.5).correct({"w": torch.tensor([0.25])}, view)
-    {'w': tensor([1.2500])}
+    >>> FedProx(mu=0.5).pull(view)  # 0.5 w - 0.5 * 1
+    {'scale': {'w': tensor(0.5000)}, 'offset': {'w': tensor([-0.5000])}}
     """
 
     mu: Annotated[float, NonNegative] = 0.01
 
-    def correct(self, grads: Tensors, view: View) -> Tensors:
-        """Add the gradient of the proximal term."""
-        return {name: grad + self.mu * (view.params[name] - view.start[name]) for name, grad in grads.items()}
+    def pull(self, view: View) -> Tree:
+        """The gradient of the proximal term."""
+        return pull_to(view.start, dict.fromkeys(view.start, self.mu))

@@ -16,7 +16,7 @@ from fedskew.conformance.report import ContractError, Passed, explain
 from fedskew.engine.sequential import Sequential
 
 Leaves: TypeAlias = dict[str, Any]
-_TREES = ("init", "broadcast", "remember", "memo", "payload")
+_TREES = ("init", "broadcast", "remember", "pull", "memo", "payload")
 
 
 def runs_everywhere(lab: Lab) -> Passed:
@@ -74,6 +74,8 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
             raise ContractError("objective must return one number as a tensor without axes")
     elif hook == "correct":
         _same("correct", "gradients", result, _leaves(given["grads"]))
+    elif hook == "pull":
+        _judge_pull(result, _leaves(given["view"].params))
     elif hook == "memo":
         _same("memo", "what remember returns, or it is lost", result, expected["remember"])
     elif hook == "payload":
@@ -86,10 +88,52 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
         _require_tree("step", result[1])
         _same("step", "the weights it was given", result[0], _leaves(given["weights"]))
         _same("step", "what init returns, or it is lost on resume", result[1], expected["init"])
+    elif hook == "select":
+        _require_positions("select", result, len(given["roster"].sizes))
+    elif hook == "orders":
+        _judge_orders(result, given)
+    elif hook == "combine":
+        _same("combine", "one client's payload", result, {name: value[0] for name, value in _leaves(given["payloads"]).items()})
+    elif hook == "notes":
+        if set(result) != expected.setdefault("notes", dict.fromkeys(result)).keys():
+            raise ContractError("notes must have the same names in every round, they are columns of a table")
     elif hook == "weigh":
         clients = len(given["report"].clients)
         if not isinstance(result, np.ndarray) or result.shape != (clients,) or not np.all(np.isfinite(result) & (result >= 0)):
             raise ContractError(f"weigh must return an array of {clients} finite weights, none below 0, one a client")
+
+
+def _judge_orders(result: Any, given: Mapping[str, Any]) -> None:
+    _require_positions("orders", result.members, len(given["roster"].sizes))
+    if not np.isin(result.members, given["chosen"]).all():
+        raise ContractError("orders must take its members from the chosen")
+    for name, values in {"batch": result.batch, "epochs": result.epochs, **result.numbers}.items():
+        if not isinstance(values, np.ndarray) or values.shape != result.members.shape:
+            raise ContractError(f"orders: {name} must be an array with one entry a member, {len(result.members)} of them")
+        if name in ("batch", "epochs") and (values.dtype.kind != "i" or values.min() < 1):
+            raise ContractError(f"orders: {name} must be whole numbers, at least 1")
+
+
+def _judge_pull(result: Any, params: Leaves) -> None:
+    _require_tree("pull", result)
+    for part, tensors in result.items():
+        if part not in ("scale", "offset"):
+            raise ContractError(f"pull has the parts scale and offset, not {part!r}")
+        for name, value in tensors.items():
+            if name not in params:
+                raise ContractError(f"pull: {part} has {name!r}, which is no weight")
+            if value.shape != (() if part == "scale" else params[name].shape):
+                raise ContractError(
+                    f"pull: {part} of {name!r} is {tuple(value.shape)}: a scale is a number, an offset a weight"
+                )
+
+
+def _require_positions(hook: str, found: Any, population: int) -> None:
+    """Different positions in the roster, at least one."""
+    if not isinstance(found, np.ndarray) or found.dtype.kind != "i" or not len(found):
+        raise ContractError(f"{hook} must return an array of positions in the roster, at least one")
+    if len(np.unique(found)) != len(found) or found.min() < 0 or found.max() >= population:
+        raise ContractError(f"{hook} must return different positions below {population}, the length of the roster")
 
 
 def _require_tree(hook: str, value: Any) -> None:

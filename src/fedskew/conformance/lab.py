@@ -47,8 +47,9 @@ PLAIN = Scene("no norm", "mlp:hidden=5", _SGD)
 MERGED = Scene("BatchNorm merged", "tabular:hidden=5", {**_SGD, "norm": "aggregate"})
 LOCAL = Scene("BatchNorm local", "tabular:hidden=5", {**_SGD, "norm": "local"})
 ADAM = Scene("Adam", "mlp:hidden=5", _ADAM)
+FLEET = Scene("a fleet with losses", "mlp:hidden=5", {**_SGD, "fleet": "mixed:slow=8,dropout=0.3"})
 DROPOUT = Scene("dropout", _with_dropout, _SGD)
-SCENES = (PLAIN, MERGED, LOCAL, ADAM)
+SCENES = (PLAIN, MERGED, LOCAL, ADAM, FLEET)
 
 
 @cache
@@ -80,14 +81,16 @@ class Trained:
 
     def model(self) -> Tensors:
         """The global weights, buffers and server state."""
-        return {name: value for name, value in self.training.checkpoint().items() if not name.startswith("store/")}
+        others = ("store/", "dispatcher/", "flights/")
+        return {name: value for name, value in self.training.checkpoint().items() if not name.startswith(others)}
 
     def memories(self, numbers: Mapping[int, int] | None = None) -> Tensors:
         """What clients hold for themselves; ``numbers`` says which clients, and by which number to call them."""
         found: Tensors = {}
-        for client, called in (numbers or self._everybody()).items():
-            for part, tensors in self.training.store.get(np.array([client])).items():
-                found |= {f"client {called} {part}/{name}": value[0] for name, value in tensors.items()}
+        for store in filter(None, (self.training.store, self.training.personal)):
+            for client, called in (numbers or self._everybody()).items():
+                for part, tensors in store.get(np.array([client])).items():
+                    found |= {f"client {called} {part}/{name}": value[0] for name, value in tensors.items()}
         return found
 
     def tables(self, numbers: Mapping[int, int] | None = None) -> Tensors:
@@ -129,7 +132,7 @@ class Lab:
         self, scene: Scene, engine: Engine, fed: Federation | None = None, algorithm: Algorithm | None = None, **settings: Any
     ) -> Training:
         """A training before its first round; never evaluates."""
-        usual = {"rounds": ROUNDS, "eval_every": ROUNDS, "per_round": 4, "epochs": 2, "batch_size": 4, "threads": 1}
+        usual = {"rounds": ROUNDS, "eval_every": ROUNDS, "per_round": 5, "epochs": 2, "batch_size": 4, "threads": 1}
         chosen = Settings(**{**usual, "dtype": "float64", "device": self.device, **scene.settings, **settings})
         model = build(scene.model, (FEATURES,), CLASSES, seed=0)
         return Training(fed or federation(), model, algorithm or self.fresh(), chosen, engine)

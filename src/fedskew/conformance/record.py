@@ -9,7 +9,7 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 
 from fedskew.algorithms.base import Tree
-from fedskew.conformance.lab import ADAM, LOCAL, MERGED, PLAIN, Difference, Lab, Scene, Trained, names_of, watched
+from fedskew.conformance.lab import ADAM, LOCAL, MERGED, PLAIN, Around, Difference, Lab, Scene, Trained, names_of, watched
 from fedskew.conformance.report import ContractError, NotApplicableError, Passed
 from fedskew.engine.job import Engine
 from fedskew.engine.sequential import Sequential
@@ -42,9 +42,11 @@ def bytes_are_counted(lab: Lab) -> Passed:
     for scene in lab.scenes(MERGED, LOCAL):
         up, down = _bytes_a_client(lab, scene)
         for engine in lab.engines:
-            for result in lab.run(2, scene, engine).results:
+            heard: list[tuple[int, int]] = []
+            results = lab.run(2, scene, engine, None, watched(lab.fresh(), _listening(heard, down))).results
+            for result, (all_down, extra_up) in zip(results, heard, strict=True):
                 clients = len(result.clients)
-                counted = {"bytes_up": up * clients, "bytes_down": down * clients}
+                counted = {"bytes_up": up * clients + extra_up, "bytes_down": all_down}
                 for name, value in counted.items():
                     if result.round[name] != value:
                         raise ContractError(
@@ -53,6 +55,27 @@ def bytes_are_counted(lab: Lab) -> Passed:
                         )
         told.append(f"{up} up and {down} down with {scene.name}")
     return Passed(f"bytes a client and round: {', '.join(told)}")
+
+
+def _listening(heard: list[tuple[int, int]], model: int) -> Around:
+    """Notes for each round all that goes down, models and the numbers in orders, and what goes up beside the updates."""
+    down, up = 0, 0
+
+    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal down, up
+        result = method(*args, **kwargs)
+        if hook == "disclose":
+            up += 8 * sum(len(values) for values in result.values())
+        elif hook == "orders":
+            chosen, probed, members = args[1], args[2], result.members
+            down += model * len(chosen if probed else members) + 8 * len(result.numbers) * len(members)
+            up += 8 * len(probed) * len(chosen)
+        elif hook == "step":
+            heard.append((down, up))
+            down, up = 0, 0
+        return result
+
+    return around
 
 
 def _bytes_a_client(lab: Lab, scene: Scene) -> tuple[int, int]:
@@ -79,6 +102,8 @@ def nan_client_is_left_out(lab: Lab) -> Passed:
     """A client whose rows are NaN changes nothing, and the round says that it was left out."""
     if lab.pools():
         raise NotApplicableError("the method pools all rows, there is no client to leave out")
+    if lab.fresh().awaits():
+        raise NotApplicableError("the server does not wait: without that client, others would come in another order")
     seen = Difference()
     for engine in lab.engines:
         for scene in lab.scenes(PLAIN, MERGED):

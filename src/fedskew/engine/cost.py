@@ -10,8 +10,8 @@ from fedskew.engine.norm import has_batch_norm
 
 _known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
 
-# Weights, start, gradient, momentum, payload and a temporary; activations with their gradients and a temporary.
-_COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 6, 3
+# Weights, start, gradient, momentum, payload, a pull and a temporary; activations with their gradients and a temporary.
+_COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 7, 3
 
 
 # Measured on two quiet cores (python -m benchmarks rule), in forward multiplications of one client's step. A stack saves the

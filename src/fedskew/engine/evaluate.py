@@ -36,11 +36,16 @@ class Score:
     accuracy: float
 
 
+def rows_at_once(model: nn.Module, x: Tensor) -> int:
+    """How many rows go through the model together where nothing is trained."""
+    return max(1, min(8192, _VALUES_PER_BATCH // largest_output(model, x)))
+
+
 @torch.no_grad()
 def row_scores(model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, rows: Tensor | None = None) -> tuple[Floats, Floats]:
     """Loss and 1.0 for right, 0.0 for wrong, of every row (all of them, or those at ``rows``), in evaluation mode."""
     total = len(y) if rows is None else len(rows)
-    size = max(1, min(8192, _VALUES_PER_BATCH // largest_output(model, x)))
+    size = rows_at_once(model, x)
     channels_last = x.device.type == "cpu" and x.dim() == 4 and measure_cost(model, x, 1).channels_last()
     losses, right = [], []
     training = model.training
@@ -80,6 +85,11 @@ def client_scores(
     return mean_loss, accuracy
 
 
+def own_columns(personal: bool) -> tuple[str, ...]:
+    """What is said of a client's own rows: the model that it uses, then the global one where that is another."""
+    return ("loss", "accuracy", "global_loss", "global_accuracy") if personal else ("loss", "accuracy")
+
+
 class Evaluator:
     """The data on the device and a model to put weights into; ``own`` gives a client's model where clients keep parts of it."""
 
@@ -95,42 +105,47 @@ class Evaluator:
     def _place(self, rows: Rows) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(rows.x).to(self.x), torch.from_numpy(rows.y).to(self.y.device)
 
-    def parts(self, personal: bool) -> list[str]:
-        """Whose scores the table of rounds has: the global model on up to three parts, own models on the test rows."""
-        return ["train", *self._parts, *(["own_test"] if personal and "test" in self._parts else [])]
+    def parts(self, personal: bool, trained: bool) -> list[str]:
+        """Whose scores the table of rounds has: the global model on up to three parts, clients' models on the test rows."""
+        clients = [name for name, wanted in (("own_test", personal), ("trained_test", trained)) if wanted]
+        return ["train", *self._parts, *(clients if "test" in self._parts else [])]
 
-    def scores(self, state: Tensors, own: OwnModel | None, chosen: Ints) -> dict[str, Score]:
-        """The scores of a round, by part."""
+    def scores(self, state: Tensors) -> dict[str, Score]:
+        """The scores of the global model, by part."""
         result = {"train": score(self.model, state, self.x, self.y, self._train_rows)}
-        result |= {name: score(self.model, state, x, y) for name, (x, y) in self._parts.items()}
-        if own and "test" in self._parts:
-            tested = [self._own_test(own, int(client)) for client in chosen[:OWN_TESTED]]
-            result["own_test"] = Score(float(np.mean([s.loss for s in tested])), float(np.mean([s.accuracy for s in tested])))
-        return result
+        return result | {name: score(self.model, state, x, y) for name, (x, y) in self._parts.items()}
+
+    def mean_on_test(self, own: OwnModel, clients: Ints) -> Score | None:
+        """The mean score of up to 20 clients' models on the test rows; None without clients or test rows."""
+        if "test" not in self._parts or not len(clients):
+            return None
+        tested = [self._own_test(own, int(client)) for client in clients[:OWN_TESTED]]
+        return Score(float(np.mean([s.loss for s in tested])), float(np.mean([s.accuracy for s in tested])))
 
     def _own_test(self, own: OwnModel, client: int) -> Score:
         return score(self.model, own(client), *self._parts["test"])
 
-    def on_own_rows(self, state: Tensors, own: OwnModel | None, clients: Ints, split: Partition) -> tuple[Floats, Floats]:
-        """Loss and accuracy of the model that each client uses, on its rows in ``split``."""
+    def on_own_rows(self, state: Tensors, own: OwnModel | None, clients: Ints, split: Partition) -> dict[str, Floats]:
+        """The ``own_columns``: scores of the model that each client uses, on its rows in ``split``."""
         rows = [split.of(int(client)) for client in clients]
-        if own is None:
-            return client_scores(self.model, state, self.x, self.y, rows)
-        each = [
-            client_scores(self.model, own(int(client)), self.x, self.y, [mine])
-            for client, mine in zip(clients, rows, strict=True)
-        ]
-        return np.concatenate([loss for loss, _ in each]), np.concatenate([accuracy for _, accuracy in each])
+        scores = client_scores(self.model, state, self.x, self.y, rows)
+        if own:
+            each = [
+                client_scores(self.model, own(int(client)), self.x, self.y, [mine])
+                for client, mine in zip(clients, rows, strict=True)
+            ]
+            scores = (*np.array(each).reshape(-1, 2).T, *scores)
+        return dict(zip(own_columns(own is not None), scores, strict=True))
 
     def final(self, state: Tensors, own: OwnModel | None) -> list[dict[str, Any]]:
         """One line a client (a random sample above 10,000) about the model it ends with."""
         clients = np.arange(self.fed.clients)
         if len(clients) > FINAL_CLIENTS:
             clients = np.sort(Stream(self.seed, "final").sample(len(clients), FINAL_CLIENTS))
-        loss, accuracy = self.on_own_rows(state, own, clients, self.fed.held_out or self.fed.partition)
+        found = self.on_own_rows(state, own, clients, self.fed.held_out or self.fed.partition)
         lines: list[dict[str, Any]] = [
-            {"client": int(c), "rows": int(self.fed.partition.sizes[c]), "loss": float(a), "accuracy": float(b)}
-            for c, a, b in zip(clients, loss, accuracy, strict=True)
+            {"client": int(c), "rows": int(self.fed.partition.sizes[c])} | {name: float(of[i]) for name, of in found.items()}
+            for i, c in enumerate(clients)
         ]
         if own and "test" in self._parts:
             tested = lines if len(lines) <= FINAL_TESTED else lines[:: -(-len(lines) // FINAL_TESTED)]

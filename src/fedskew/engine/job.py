@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedskew.algorithms.base import Algorithm, Report, Tensors, Tree
+from fedskew.algorithms.base import Algorithm, Probe, Report, Tensors, Tree
 from fedskew.config import Settings
 from fedskew.data.dataset import Rows
 from fedskew.engine.device import pick_device
@@ -16,9 +16,9 @@ from fedskew.engine.norm import check_layers
 from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
 from fedskew.errors import FedskewError
-from fedskew.models.layout import layout
+from fedskew.models.layout import Layout, head_module, layout
 from fedskew.skew.partition import Partition
-from fedskew.streams import Ints
+from fedskew.streams import Floats, Ints
 
 MEMO, OPTIMIZER = "memo.", "optimizer."
 
@@ -61,15 +61,27 @@ def make_job(
 ) -> Job:
     """A job for the device and the precision of the settings; the model that was passed in stays as it is."""
     check_layers(model)
-    algorithm.check(optimizer=settings.optimizer)
+    algorithm.check(optimizer=settings.optimizer, per_round=settings.per_round)
+    if algorithm.uses_features:
+        head_module(model)  # refuses a model that has none
     device, dtype = pick_device(settings.device), getattr(torch, settings.dtype)
     names = layout(model)
     moving = {*trainable(model), *dict(model.named_buffers())}
-    kept = frozenset(algorithm.kept(names)) | (names.batch_norm if settings.norm == "local" else frozenset())
+    kept = frozenset(algorithm.kept(names)) | _kept_by_policy(names, settings.norm)
     optimizer = Optimizer(settings.optimizer, settings.momentum, settings.weight_decay, settings.nesterov)
     x, y = torch.from_numpy(rows.x).to(device, dtype), torch.from_numpy(rows.y).to(device)
     own_model = copy.deepcopy(model).to(device=device, dtype=dtype)
     return Job(own_model, x, y, partition, algorithm, optimizer, kept & moving, settings.seed, first)
+
+
+def _kept_by_policy(names: Layout, norm: str) -> frozenset[str]:
+    """What of BatchNorm stays with each client, whatever the method: nothing, all of it, or only the running statistics.
+
+    The last is SiloBN (Andreux et al. 2020): scale and shift are averaged, what they are applied to is the client's own.
+    """
+    if norm == "aggregate":
+        return frozenset()
+    return names.batch_norm & names.buffers if norm == "silo" else names.batch_norm
 
 
 def trainable(model: nn.Module) -> Tensors:
@@ -116,6 +128,7 @@ class Updates:
     payload: Tree  # what they send, kept names left out
     buffers: Tensors  # what they send of their buffers, kept names left out
     own: Tree  # what stays with them, as in Start
+    trained: Tensors = field(default_factory=dict)  # all weights as they are after local training, for whoever wants to look
 
 
 class Engine(Protocol):
@@ -126,4 +139,8 @@ class Engine(Protocol):
 
         The order is the engine's, but must be the same every time: sums in another order differ in their last bits.
         """
+        ...
+
+    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+        """Measure the model that each client would start from on the first batch of its plan, in evaluation mode."""
         ...

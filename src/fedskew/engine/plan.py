@@ -1,11 +1,12 @@
 """The Plan: which of its rows every chosen client sees at every step of a round. All engines execute the same plan."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from fedskew.streams import Ints, bits
+from fedskew.streams import Floats, Ints, bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -14,7 +15,8 @@ class Plan:
 
     Client i visits ``order[offsets[i]:offsets[i + 1]]``, ``epochs[i]`` shuffles of its ``sizes[i]`` rows, in batches of
     ``batch[i]``. The last batch of an epoch may be short; one with fewer than ``least`` rows (BatchNorm needs 2) is left out.
-    The order is drawn only where it is used: a server that sends the work out never pays for it.
+    The order is drawn only where it is used: a server that sends the work out never pays for it. ``numbers`` are what the
+    method orders each client to work with; ``purpose`` names the random stream: a probe sees other batches than the training.
     """
 
     seed: int
@@ -24,11 +26,23 @@ class Plan:
     batch: Ints
     epochs: Ints
     least: int = 1
+    numbers: Mapping[str, Floats] = field(default_factory=dict)
+    purpose: str = "batches"
 
     @classmethod
-    def draw(cls, seed: int, round: int, clients: Ints, sizes: Ints, batch: Ints, epochs: Ints, least: int = 1) -> "Plan":
+    def draw(
+        cls,
+        seed: int,
+        round: int,
+        clients: Ints,
+        sizes: Ints,
+        batch: Ints,
+        epochs: Ints,
+        least: int = 1,
+        numbers: Mapping[str, Floats] | None = None,
+    ) -> "Plan":
         """The plan of a round; no batch is larger than its client."""
-        return cls(seed, round, clients, sizes, np.minimum(batch, sizes), epochs, least)
+        return cls(seed, round, clients, sizes, np.minimum(batch, sizes), epochs, least, numbers or {})
 
     @cached_property
     def order(self) -> Ints:
@@ -40,7 +54,9 @@ class Plan:
         starts = np.cumsum(lengths) - lengths
         segment = np.repeat(np.arange(len(lengths)), lengths)
         position = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-        words = bits(self.seed, "batches", self.round, self.clients[segment_client][segment], segment_epoch[segment], position)
+        words = bits(
+            self.seed, self.purpose, self.round, self.clients[segment_client][segment], segment_epoch[segment], position
+        )
         key = (segment.astype(np.uint64) << np.uint64(40)) | (words >> np.uint64(24))
         return position[np.argsort(key, kind="stable")]
 
@@ -60,8 +76,22 @@ class Plan:
 
     def only(self, members: Ints) -> "Plan":
         """The plan of some of the clients, in the order given."""
-        parts = (self.clients[members], self.sizes[members], self.batch[members], self.epochs[members])
-        return Plan(self.seed, self.round, *parts, self.least)
+        parts = {name: getattr(self, name)[members] for name in ("clients", "sizes", "batch", "epochs")}
+        return replace(self, **parts, numbers={name: values[members] for name, values in self.numbers.items()})
+
+    @staticmethod
+    def together(plans: "list[Plan]") -> "Plan":
+        """Plans of different clients as one; what they share is taken from the first."""
+        clients, sizes, batch, epochs = (
+            np.concatenate([getattr(plan, name) for plan in plans]) for name in ("clients", "sizes", "batch", "epochs")
+        )
+        numbers = {name: np.concatenate([plan.numbers[name] for plan in plans]) for name in plans[0].numbers}
+        return replace(plans[0], clients=clients, sizes=sizes, batch=batch, epochs=epochs, numbers=numbers)
+
+    def first(self) -> tuple[Ints, Ints]:
+        """Positions ``[client, slot]`` of the first batch of every client, padded likewise, and how many are real."""
+        slot = np.arange(int(self.batch.max()))
+        return self.order[self.offsets[:-1, None] + np.where(slot < self.batch[:, None], slot, 0)], self.batch
 
     def table(self) -> tuple[Ints, Ints]:
         """Positions ``[step, client, slot]`` and rows in each batch ``[step, client]``, 0 once a client has finished.

@@ -8,12 +8,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from fedskew.algorithms.base import Report, Tree, View
+from fedskew.algorithms.base import Batch, Probe, Report, Tensors, Tree, View, pulled
 from fedskew.engine.device import random_layers
+from fedskew.engine.features import Tap
 from fedskew.engine.job import MEMO, OPTIMIZER, Job, Start, Updates, parts, prefixed, trainable
 from fedskew.engine.plan import Plan
 from fedskew.engine.trees import unsqueezed, without
+from fedskew.streams import Floats
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,46 @@ class Sequential:
         if self.channels_last and job.x.dim() == 4:
             worker = worker.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for i in range(len(plan.clients)):
-            own = {part: {name: v[i] for name, v in tensors.items()} for part, tensors in start.own.items()}
-            yield train_client(worker, job, start, own, plan.only(np.array([i])))
+            yield train_client(worker, job, start, _own(start, i), plan.only(np.array([i])))
+
+    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+        """One client after the other, and for the variance of gradients one row after the other."""
+        worker = copy.deepcopy(job.model).eval()
+        found = [
+            probe_client(worker, job, start, _own(start, i), plan.only(np.array([i])), what) for i in range(len(plan.clients))
+        ]
+        return {name: np.array([measured[name] for measured in found]) for name in what}
+
+
+def _own(start: Start, i: int) -> Tree:
+    return {part: {name: value[i] for name, value in tensors.items()} for part, tensors in start.own.items()}
+
+
+def probe_client(
+    worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan, what: tuple[Probe, ...]
+) -> dict[Probe, float]:
+    """What the plan's only client measures on its first batch; ``worker`` is a model to work in, in evaluation mode."""
+    _load(worker, start, own)
+    positions, counts = plan.first()
+    batch = job.rows(plan.clients, positions)[0, : counts[0]]
+    losses = F.cross_entropy(worker(job.x[batch]), job.y[batch], reduction="none")
+    plain = losses.detach().double()
+    found: dict[Probe, float] = {"loss": float(plain.mean()), "loss_variance": float(plain.var(correction=0))}
+    if "gradient_variance" in what:
+        weights = list(trainable(worker).values())
+        each = [torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True) for loss in losses]
+        rows = torch.stack([torch.cat([grad.flatten() for grad in grads]) for grads in each]).double()
+        found["gradient_variance"] = float((rows - rows.mean(0)).square().sum(1).mean())
+    return found
+
+
+def _load(worker: nn.Module, start: Start, own: Tree) -> Tensors:
+    """Give the worker the weights and buffers that a client begins with, and return them."""
+    begin = {**start.params, **start.buffers, **own.get("kept", {})}
+    with torch.no_grad():
+        for name, value in {**trainable(worker), **dict(worker.named_buffers())}.items():
+            value.copy_(begin[name])
+    return begin
 
 
 def train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan) -> Updates:
@@ -40,12 +81,12 @@ def train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Pla
 
 def _train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan) -> Updates:
     algorithm, params, buffers = job.algorithm, trainable(worker), dict(worker.named_buffers())
-    begin = {**start.params, **start.buffers, **own.get("kept", {})}
-    with torch.no_grad():
-        for name, value in {**params, **buffers}.items():
-            value.copy_(begin[name])
+    begin = _load(worker, start, own)
+    before = _mean_loss(worker, job, plan) if algorithm.measures_fall else None
+    full_gradient = _full_gradient(worker, job, plan) if algorithm.needs_full_gradient() else {}
     lr = torch.tensor(start.lr, dtype=job.x.dtype, device=job.x.device)
     numbers = {"size": torch.as_tensor(plan.sizes[0]), "steps": torch.as_tensor(plan.steps[0]), "lr": lr}
+    numbers |= {name: torch.as_tensor(values[0]) for name, values in plan.numbers.items()}
     numbers = {name: value.to(lr) for name, value in numbers.items()}
     view = View(params, {name: begin[name] for name in params}, start.server, parts(own, MEMO), numbers, job.optimizer.momentum)
     state = parts(own, OPTIMIZER)
@@ -57,30 +98,89 @@ def _train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Pl
     seen = 0
     positions, counts = plan.table()
     rows = job.rows(plan.clients, positions)
+    with torch.no_grad():
+        pull = algorithm.pull(view)
+    look = _Look(worker) if algorithm.uses_features else None
     for step, count in enumerate(counts[:, 0].tolist()):
         batch = rows[step, 0, :count]
         labels = job.y[batch]
         logits = worker(job.x[batch])
         loss = F.cross_entropy(logits, labels)
-        grads = torch.autograd.grad(algorithm.objective(loss, view), list(params.values()), materialize_grads=True)
+        seen_by_hooks = replace(view, batch=look.batch(job.x[batch])) if look else view
+        grads = torch.autograd.grad(algorithm.objective(loss, seen_by_hooks), list(params.values()), materialize_grads=True)
         with torch.no_grad():
-            corrected = algorithm.correct(dict(zip(params, grads, strict=True)), view)
+            corrected = pulled(algorithm.correct(dict(zip(params, grads, strict=True)), view), params, pull)
             job.optimizer.step_(params, corrected, state, lr)
             loss_sum += loss.double() * count
             correct_sum += (logits.argmax(1) == labels).sum()
         seen += count
+    if look:
+        look.close()
     with torch.no_grad():
         # The worker's weights go on to the next client; what the hooks make of these must not.
-        view = replace(view, params={name: value.detach().clone() for name, value in params.items()})
-        return _finish(job, view, buffers, state, plan, loss_sum / seen, correct_sum / seen)
+        trained = {name: value.detach().clone() for name, value in params.items()}
+        view = replace(view, params=trained, full_gradient=full_gradient)
+        numbers_back = dict(plan.numbers)
+        if before is not None:
+            numbers_back |= {"loss_before": before, "loss_after": _mean_loss(worker, job, plan)}
+        loss_mean, correct_mean = (np.array([float(value) / seen]) for value in (loss_sum, correct_sum))
+        report = Report(plan.clients, plan.sizes, plan.steps, loss_mean, correct_mean, numbers_back)
+        return _finish(job, view, buffers, state, report)
 
 
-def _finish(
-    job: Job, view: View, buffers: dict[str, Tensor], state: Tree, plan: Plan, loss: Tensor, correct: Tensor
-) -> Updates:
-    report = Report(
-        plan.clients, plan.sizes, plan.steps, loss.reshape(1).double().cpu().numpy(), correct.reshape(1).double().cpu().numpy()
-    )
+class _Look:
+    """What hooks may see of a batch: the representation under the worker's weights, and under others in a second model."""
+
+    def __init__(self, worker: nn.Module) -> None:
+        self.worker, self.other = worker, copy.deepcopy(worker)
+        self.tap, self.other_tap = Tap(worker), Tap(self.other)
+
+    def batch(self, x: Tensor) -> Batch:
+        """Right after the worker has seen ``x``."""
+        own = {name: value.detach() for name, value in self.worker.named_parameters()}
+
+        @torch.no_grad()
+        def represent(weights: Tensors) -> Tensor:
+            moving = {name: value.clone() for name, value in self.worker.named_buffers()}
+            functional_call(self.other, {**own, **weights, **moving}, (x,))
+            return self.other_tap.features
+
+        return Batch(self.tap.features, represent, torch.mean)
+
+    def close(self) -> None:
+        """Leave the worker as it was."""
+        self.tap.remove()
+
+
+@torch.no_grad()
+def _mean_loss(worker: nn.Module, job: Job, plan: Plan) -> Floats:
+    """Loss of the worker on all rows of the plan's only client, in evaluation mode."""
+    worker.eval()
+    total = sum(float(F.cross_entropy(worker(x), y, reduction="sum")) for x, y in _all_rows(job, plan))
+    worker.train()
+    return np.array([total / plan.sizes[0]])
+
+
+def _full_gradient(worker: nn.Module, job: Job, plan: Plan) -> Tensors:
+    """Gradient of that loss at the worker's weights."""
+    weights = trainable(worker)
+    total = {name: torch.zeros_like(value) for name, value in weights.items()}
+    worker.eval()
+    for x, y in _all_rows(job, plan):
+        loss = F.cross_entropy(worker(x), y, reduction="sum") / int(plan.sizes[0])
+        grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        total = {name: old + grad for (name, old), grad in zip(total.items(), grads, strict=True)}
+    worker.train()
+    return total
+
+
+def _all_rows(job: Job, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+    """All rows of the plan's only client, a batch at a time."""
+    rows = job.rows(plan.clients, np.arange(plan.sizes[0])[None])[0]
+    return ((job.x[some], job.y[some]) for some in torch.split(rows, int(plan.batch[0])))
+
+
+def _finish(job: Job, view: View, buffers: dict[str, Tensor], state: Tree, report: Report) -> Updates:
     everything = {**view.params, **buffers}
     own: Tree = prefixed(job.algorithm.memo(view), MEMO)
     if job.kept:
@@ -89,4 +189,4 @@ def _finish(
         own |= prefixed(state, OPTIMIZER)
     payload = without(unsqueezed(job.algorithm.payload(view)), job.kept)
     sent = {name: value.unsqueeze(0).clone() for name, value in buffers.items() if name not in job.kept}
-    return Updates(report, payload, sent, unsqueezed(own))
+    return Updates(report, payload, sent, unsqueezed(own), unsqueezed({"": view.params})[""])

@@ -4,9 +4,10 @@ Clients are sorted by their number of steps, so that those still at work are alw
 costs nothing. Short batches are padded and masked, BatchNorm included. Stacks are cut so that their memory stays in a budget.
 """
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -14,16 +15,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 
-from fedskew.algorithms.base import Algorithm, Report, Tensors, Tree, View
+from fedskew.algorithms.base import Batch, Probe, Report, Tensors, Tree, View, overridden
 from fedskew.engine.cost import Cost, measure_cost
 from fedskew.engine.device import random_layers
+from fedskew.engine.features import Tap
 from fedskew.engine.job import MEMO, OPTIMIZER, Job, Start, Updates, parts, prefixed
 from fedskew.engine.norm import maskable
 from fedskew.engine.plan import Plan
 from fedskew.engine.sequential import Sequential
 from fedskew.engine.trees import rows_of, stacked, without
+from fedskew.streams import Floats, Ints
+
+_GRADIENTS_AT_ONCE = 64 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,24 @@ class Stacked:
                 done = stack.run()
             yield done
 
+    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+        """All clients at once; the gradients of single rows in as many at a time as fit."""
+        cost = measure_cost(job.model, job.x, int(plan.batch.max()))
+        if self.mode == "loop" or (self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))):
+            return Sequential().probe(job, start, plan, what)
+        needed = cost.bytes_per_client
+        memory = self.memory
+        if "gradient_variance" in what:  # in pieces that stay in a processor's cache as far as they can
+            needed += 2 * int(plan.batch.max()) * sum(value.nbytes for value in start.params.values())
+            memory = min(memory, _GRADIENTS_AT_ONCE)
+        room = max(1, memory // needed)
+        found: dict[str, list[Tensor]] = {name: [] for name in what}
+        for first in range(0, len(plan.clients), room):
+            members = np.arange(first, min(first + room, len(plan.clients)))
+            for name, value in _probe(job, start, members, plan.only(members), what).items():
+                found[name].append(value)
+        return {name: torch.cat(values).double().cpu().numpy() for name, values in found.items()}
+
     @staticmethod
     def _stack_is_better(job: Job, cost: Cost, clients: int) -> bool:
         """On a GPU always; on a CPU by the measured rule; never for a model that cannot be stacked."""
@@ -75,9 +98,51 @@ def can_be_stacked(model: nn.Module, x: Tensor) -> bool:
     return _stackable[model]
 
 
-def _overridden(algorithm: Algorithm, hook: str) -> bool:
-    """Whether a method says something of its own here; the default costs nothing then."""
-    return getattr(getattr(algorithm, hook), "__func__", None) is not getattr(Algorithm, hook)
+def _probe(job: Job, start: Start, members: Ints, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Tensor]:
+    """What some clients measure on their first batch, one number a client."""
+    positions, counts = plan.first()
+    rows = job.rows(plan.clients, positions)
+    real = torch.from_numpy(np.arange(positions.shape[1]) < counts[:, None]).to(job.y.device, torch.float64)
+    model = copy.deepcopy(job.model).eval()
+    kept = rows_of({"kept": start.own.get("kept", {})}, torch.from_numpy(members))["kept"]
+    shared = {name: value for name, value in {**start.params, **start.buffers}.items() if name not in kept}
+    x, y = job.x[rows], job.y[rows]
+
+    def row_loss(weights: Tensors, fixed: Tensors, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, {**fixed, **weights}, (x[None],)), y[None])
+
+    def losses(kept: Tensors, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, {**shared, **kept}, (x,)), y, reduction="none")
+
+    def spread(kept: Tensors, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
+        everything = {**shared, **kept}
+        weights = {name: everything[name] for name in start.params}
+        fixed = {name: everything[name] for name in start.buffers}
+        each = vmap(grad(row_loss), in_dims=(None, None, 0, 0))(weights, fixed, x, y)
+        share = (real / real.sum()).to(x.dtype)
+        parts = [value.flatten(1) for value in each.values()]
+        return torch.stack([share @ (part - share @ part).square().sum(1) for part in parts]).sum()
+
+    with torch.no_grad():
+        # One model for all is one large batch.
+        flat = None if kept else losses({}, x.flatten(0, 1), y.flatten()).view_as(y)
+        each = (vmap(losses)(kept, x, y) if flat is None else flat).double()
+        share = real / real.sum(1, keepdim=True)
+        mean = (share * each).sum(1)
+        found = {"loss": mean, "loss_variance": (share * (each - mean[:, None]).square()).sum(1)}
+        if "gradient_variance" in what:
+            found["gradient_variance"] = vmap(spread)(kept, x, y, real)
+    return {name: found[name] for name in what}
+
+
+class _Numbers(dict[str, Tensor]):
+    """Numbers of one client by name, taken out of one tensor when they are asked for: under ``vmap`` each costs time."""
+
+    def __init__(self, names: list[str], packed: Tensor) -> None:
+        self.names, self.packed = names, packed
+
+    def __missing__(self, name: str) -> Tensor:
+        return self.packed[self.names.index(name)]
 
 
 class _Stack:
@@ -95,6 +160,7 @@ class _Stack:
         # Anchors are shared by the stack, except those that each client kept for itself.
         self.begin = {name: self.params[name].clone() if name in kept else start.params[name] for name in start.params}
         self.begin_dims = {name: 0 if name in kept else None for name in start.params}
+        self.own_begin = [name for name in start.params if name in kept]
         self.memo = parts(own, MEMO)
         self.optimizer_state = {
             part: {name: value.clone() for name, value in tensors.items()} for part, tensors in parts(own, OPTIMIZER).items()
@@ -104,17 +170,37 @@ class _Stack:
             "size": torch.from_numpy(plan.sizes).to(self.lr),
             "steps": torch.from_numpy(plan.steps).to(self.lr),
             "lr": self.lr.expand(count),
+            **{name: torch.from_numpy(values).to(self.lr) for name, values in plan.numbers.items()},
         }
+        self.pull = self._once(job.algorithm.pull) if overridden(job.algorithm, "pull") else {}
+        pulls = {name for tensors in self.pull.values() for name in tensors}
+        self.scratch = {name: torch.empty_like(value) for name, value in self.params.items() if name in pulls}
+        self.tap = Tap(self.model) if job.algorithm.uses_features else None
 
     def view(self, params: Tensors, begin: Tensors, memo: Tree, numbers: Tensors) -> View:
         """One client as the hooks see it; called inside ``vmap``."""
         return View(params, begin, self.start.server, memo, numbers, self.job.optimizer.momentum)
+
+    @torch.no_grad()
+    def _once(self, hook: Callable[[View], Tree]) -> Tree:
+        """A hook of the algorithm on every client before the first step."""
+
+        def one_client(params: Tensors, begin: Tensors, memo: Tree, numbers: Tensors) -> Tree:
+            return hook(self.view(params, begin, memo, numbers))
+
+        dims, arguments = (0, self.begin_dims, 0, 0), (self.params, self.begin, self.memo, self.numbers)
+        found: Tree = vmap(one_client, in_dims=dims)(*arguments)
+        return found
 
     def run(self) -> Updates:
         """All steps of the plan."""
         positions, counts = self.plan.table()
         rows, real_rows = self.job.rows(self.plan.clients, positions), torch.from_numpy(counts).to(self.job.y.device)
         slots = torch.arange(positions.shape[2], device=self.job.y.device)
+        numbers = dict(self.plan.numbers)
+        if self.job.algorithm.measures_fall:
+            numbers["loss_before"] = self._mean_loss()
+        full_gradient = self._full_gradient() if self.job.algorithm.needs_full_gradient() else {}
         device, clients = self.job.y.device, len(self.plan.clients)
         loss_sum = torch.zeros(clients, dtype=torch.float64, device=device)
         correct_sum = torch.zeros(clients, dtype=torch.float64, device=device)
@@ -127,7 +213,41 @@ class _Stack:
             loss_sum[:active] += loss * real_rows[step, :active]
             correct_sum[:active] += correct
         seen = torch.from_numpy(counts.sum(0)).to(device)
-        return self._finish((loss_sum / seen).cpu(), (correct_sum / seen).cpu())
+        if self.job.algorithm.measures_fall:
+            numbers["loss_after"] = self._mean_loss()
+        mean_loss, accuracy = ((total / seen).cpu().numpy() for total in (loss_sum, correct_sum))
+        report = Report(self.plan.clients, self.plan.sizes, self.plan.steps, mean_loss, accuracy, numbers)
+        return self._finish(report, full_gradient)
+
+    @torch.no_grad()
+    def _mean_loss(self) -> Floats:
+        """Loss of every client's model on all of its rows, in evaluation mode."""
+        total = torch.stack([*self._losses(self.params)]).sum(0)
+        return total.cpu().numpy() / self.plan.sizes
+
+    def _full_gradient(self) -> Tensors:
+        """Gradient of that loss at every client's weights."""
+        params = {name: value.detach().requires_grad_() for name, value in self.params.items()}
+        total = {name: torch.zeros_like(value) for name, value in self.params.items()}
+        for losses in self._losses(params):
+            loss = (losses / torch.from_numpy(self.plan.sizes).to(losses)).sum()
+            grads = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+            total = {name: old + grad for (name, old), grad in zip(total.items(), grads, strict=True)}
+        return total
+
+    def _losses(self, params: Tensors) -> Iterator[Tensor]:
+        """All rows of every client, a batch at a time: the sum of each client's losses, in evaluation mode."""
+        model, sizes, width = copy.deepcopy(self.job.model).eval(), self.plan.sizes, int(self.plan.batch.max())
+
+        def losses(tensors: Tensors, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(functional_call(model, tensors, (x,)), y, reduction="none")
+
+        for first in range(0, int(sizes.max()), width):
+            positions = np.arange(first, first + width)
+            real = positions < sizes[:, None]
+            rows = self.job.rows(self.plan.clients, np.where(real, positions, 0))
+            each = vmap(losses)({**params, **self.buffers}, self.job.x[rows], self.job.y[rows])
+            yield (each.double() * torch.from_numpy(real).to(each.device)).sum(1)
 
     def _step(self, active: int, batch: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """One step of the first ``active`` clients, in place; returns each one's loss and right answers.
@@ -139,62 +259,128 @@ class _Stack:
         params = {name: value[head].detach().requires_grad_() for name, value in self.params.items()}
         x, y = (data.index_select(0, batch.flatten()).view(*batch.shape, *data.shape[1:]) for data in (self.job.x, self.job.y))
         buffers = {name: value[head] for name, value in self.buffers.items()}
-        logits, moved = self._predict(params, buffers, x, real)
+        logits, features, moved = self._predict(params, buffers, x, real)
         losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
         loss = losses.mean(1) if real is None else (losses * real).sum(1) / real.sum(1)
-        total = self._hook(algorithm.objective, loss, params, active) if _overridden(algorithm, "objective") else loss
+        total = loss
+        if overridden(algorithm, "objective"):
+            seen = None if features is None else (features, x, real, buffers)
+            total = self._hook(algorithm.objective, loss, params, active, seen)
         found = torch.autograd.grad(total.sum(), list(params.values()), materialize_grads=True)
         with torch.no_grad():
             grads = dict(zip(params, found, strict=True))
-            if _overridden(algorithm, "correct"):
+            if overridden(algorithm, "correct"):
                 grads = self._hook(algorithm.correct, grads, params, active)
             for old, new in zip(buffers.values(), moved, strict=True):
                 old.copy_(new)
             moving = {name: value[head] for name, value in self.params.items()}
+            grads = self._pulled(grads, moving, active)
             self.job.optimizer.step_(moving, grads, rows_of(self.optimizer_state, head), self.lr)
             right = logits.argmax(2) == y
             return loss.detach(), right.sum(1) if real is None else (right * real).sum(1)
 
-    def _predict(self, params: Tensors, buffers: Tensors, x: Tensor, real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        """Logits of every client's batch, and its new buffers. Arguments of ``vmap`` go flat: trees cost it much time."""
+    def _predict(
+        self, params: Tensors, buffers: Tensors, x: Tensor, real: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Logits of every client's batch, its representation if asked for, and its new buffers.
+
+        Arguments of ``vmap`` go flat: trees cost it much time.
+        """
         names = [*params, *buffers]
 
         def one_client(x: Tensor, real: Tensor | None, *values: Tensor) -> tuple[Tensor, ...]:
             everything = dict(zip(names, values, strict=True))
             self.mask.rows = real
             logits = functional_call(self.model, everything, (x,))
+            extra = (self.tap.features,) if self.tap else ()
             # functional_call leaves reassigned buffers in its dictionary.
-            return logits, *(everything[name] for name in buffers)
+            return logits, *extra, *(everything[name] for name in buffers)
 
         dims = (0, None if real is None else 0, *(0 for _ in names))
-        logits, *moved = vmap(one_client, in_dims=dims, randomness="different")(x, real, *params.values(), *buffers.values())
-        return logits, moved
+        logits, *rest = vmap(one_client, in_dims=dims, randomness="different")(x, real, *params.values(), *buffers.values())
+        return (logits, rest[0], rest[1:]) if self.tap else (logits, None, rest)
 
-    def _hook(self, hook: Callable[[Any, View], Any], value: Any, params: Tensors, active: int) -> Any:
-        """A hook of the algorithm on each of the first ``active`` clients."""
-        head = slice(active)
-        begin = {name: kept if self.begin_dims[name] is None else kept[head] for name, kept in self.begin.items()}
-        numbers = {name: number[head] for name, number in self.numbers.items()}
+    def _hook(
+        self,
+        hook: Callable[[Any, View], Any],
+        value: Tensor | Tensors,
+        params: Tensors,
+        active: int,
+        seen: "tuple[Tensor, Tensor, Tensor | None, Tensors] | None" = None,
+    ) -> Any:
+        """A hook of the algorithm on each of the first ``active`` clients; ``seen`` is what it may see of their batches.
 
-        def one_client(value: Any, params: Tensors, begin: Tensors, memo: Tree, numbers: Tensors) -> Any:
-            return hook(value, self.view(params, begin, memo, numbers))
+        Arguments of ``vmap`` go flat here too, numbers in one tensor, and what all clients share not at all.
+        """
+        given = [value] if isinstance(value, Tensor) else list(value.values())
+        own, memo = rows_of({"": {name: self.begin[name] for name in self.own_begin}}, slice(active))[""], self.memo
+        remembered = [tensor[:active] for tensors in memo.values() for tensor in tensors.values()]
+        numbers = torch.stack(list(self.numbers.values()), 1)[:active]
+        features, x, real, buffers = seen or (None, None, None, {})
 
-        return vmap(one_client, in_dims=(0, 0, self.begin_dims, 0, 0))(value, params, begin, rows_of(self.memo, head), numbers)
+        def one_client(numbers: Tensor, features: Any, x: Any, real: Any, *leaves: Tensor) -> Any:
+            left = iter(leaves)
+            mine = [next(left) for _ in given]
+            weights = {name: next(left) for name in params}
+            begin = {**self.begin, **{name: next(left) for name in own}}
+            old = {part: {name: next(left) for name in tensors} for part, tensors in memo.items()}
+            view = self.view(weights, begin, old, _Numbers(list(self.numbers), numbers))
+            if seen:
+                view = replace(view, batch=self._batch(weights, features, x, real, {name: next(left) for name in buffers}))
+            if isinstance(value, Tensor):
+                return hook(mine[0], view)
+            result = hook(dict(zip(value, mine, strict=True)), view)
+            return tuple(result[name] for name in value)
 
-    def _finish(self, loss: Tensor, accuracy: Tensor) -> Updates:
-        job, plan, algorithm = self.job, self.plan, self.job.algorithm
+        leaves = [*given, *params.values(), *own.values(), *remembered, *buffers.values()]
+        dims = (0, *(None if part is None else 0 for part in (features, x, real)), *(0 for _ in leaves))
+        result = vmap(one_client, in_dims=dims, randomness="different")(numbers, features, x, real, *leaves)
+        return result if isinstance(value, Tensor) else dict(zip(value, result, strict=True))
 
-        def leave(params: Tensors, begin: Tensors, memo: Tree, numbers: Tensors) -> tuple[Tree, Tree]:
-            view = self.view(params, begin, memo, numbers)
+    def _pulled(self, grads: Tensors, params: Tensors, active: int) -> Tensors:
+        """Gradients with the pull of each client, in memory of the stack: a gradient may be a view that cannot be changed."""
+        scale, offset = self.pull.get("scale", {}), self.pull.get("offset", {})
+        result = {}
+        for name, found in grads.items():
+            if name in scale:
+                numbers = scale[name][:active].view(-1, *(1,) * (found.dim() - 1))
+                found = torch.addcmul(found, params[name], numbers, out=self.scratch[name][:active])
+            if name in offset:
+                found = torch.add(found, offset[name][:active], out=self.scratch[name][:active])
+            result[name] = found
+        return result
+
+    def _batch(self, params: Tensors, features: Tensor, x: Tensor, real: Tensor | None, buffers: Tensors) -> Batch:
+        """What hooks may see of one client's batch; called inside ``vmap``."""
+
+        @torch.no_grad()
+        def represent(weights: Tensors) -> Tensor:
+            assert self.tap
+            self.mask.rows = real
+            own = {name: value.detach() for name, value in params.items()}
+            still = {name: value.clone() for name, value in buffers.items()}  # a look must not move running statistics
+            functional_call(self.model, {**own, **weights, **still}, (x,))
+            return self.tap.features
+
+        def mean(values: Tensor) -> Tensor:
+            return values.mean() if real is None else (values * real).sum() / real.sum()
+
+        return Batch(features, represent, mean)
+
+    def _finish(self, report: Report, full_gradient: Tensors) -> Updates:
+        job, algorithm = self.job, self.job.algorithm
+
+        def leave(params: Tensors, begin: Tensors, memo: Tree, numbers: Tensors, full: Tensors) -> tuple[Tree, Tree]:
+            view = replace(self.view(params, begin, memo, numbers), full_gradient=full)
             return algorithm.payload(view), algorithm.memo(view)
 
-        payload, memo = vmap(leave, in_dims=(0, self.begin_dims, 0, 0))(self.params, self.begin, self.memo, self.numbers)
+        dims, arguments = (0, self.begin_dims, 0, 0, 0), (self.params, self.begin, self.memo, self.numbers, full_gradient)
+        payload, memo = vmap(leave, in_dims=dims)(*arguments)
         everything = {**self.params, **self.buffers}
         own: Tree = prefixed(memo, MEMO)
         if job.kept:
             own["kept"] = {name: everything[name] for name in sorted(job.kept)}
         if algorithm.keeps_optimizer:
             own |= prefixed(self.optimizer_state, OPTIMIZER)
-        report = Report(plan.clients, plan.sizes, plan.steps, loss.numpy(), accuracy.numpy())
         sent = {name: value for name, value in self.buffers.items() if name not in job.kept}
-        return Updates(report, without(payload, job.kept), sent, own)
+        return Updates(report, without(payload, job.kept), sent, own, self.params)

@@ -1,32 +1,37 @@
 """A run in memory: the state between rounds, and how one round changes it."""
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedskew.algorithms.base import Algorithm, Roster, Tensors
+from fedskew.algorithms.base import Algorithm, Crowd, Tensors, View, overridden
 from fedskew.config import Settings
-from fedskew.engine.aggregate import Arrived, WeightedMean
+from fedskew.engine.aggregate import Arrived, WeightedMean, sound_clients
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import computing, usable_cores
-from fedskew.engine.evaluate import Evaluator, OwnModel, Score
-from fedskew.engine.job import Engine, Start, fresh_client, make_job, trainable
+from fedskew.engine.dispatch import Call, Dispatcher
+from fedskew.engine.evaluate import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
+from fedskew.engine.finish import new_head
+from fedskew.engine.flights import Air, each, joined
+from fedskew.engine.job import MEMO, Engine, Job, Start, Updates, fresh_client, make_job, parts, trainable
 from fedskew.engine.norm import has_batch_norm
 from fedskew.engine.plan import Plan
 from fedskew.engine.schedule import schedules
 from fedskew.engine.sequential import Sequential
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.store import ClientStore
-from fedskew.engine.trees import size_in_bytes
+from fedskew.engine.trees import rows_of, size_in_bytes, without
 from fedskew.errors import FedskewError
-from fedskew.fleet.uniform import fleets
+from fedskew.fleet.base import fleets
+from fedskew.models.layout import layout
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
-from fedskew.streams import Stream
+from fedskew.streams import Floats, Ints
 
 Row = dict[str, Any]
 
@@ -47,9 +52,10 @@ class Training:
     ) -> None:
         self.fed, self.settings, self.algorithm = fed, settings, algorithm
         self.engine = engine or _engine(settings)
-        self.schedule, self.fleet = schedules.choose(settings.schedule), fleets.choose(settings.fleet)
+        self.schedule, fleet = schedules.choose(settings.schedule), fleets.choose(settings.fleet)
         self.trained_on = algorithm.arrange(fed.partition)
         self.per_round = _clients_a_round(settings, self.trained_on, fed.clients)
+        algorithm.check(optimizer=settings.optimizer, per_round=self.per_round)
         self.least = _least_batch(model, self.trained_on, settings.batch_size)
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings)
         self.model, self.device = self.job.model, self.job.x.device
@@ -61,7 +67,13 @@ class Training:
         self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
         self.server = algorithm.init(self._shared())
         self.store = ClientStore(fresh_client(self.job))
+        own_job = _own_job(self.job)
+        self.personal = ClientStore(fresh_client(own_job)) if own_job else None
+        machines = fleets.get(fleet.name)(fed.clients, settings.seed, **fleet.options)
+        self.dispatcher = Dispatcher(algorithm, settings, fed, self.trained_on, machines, self.least)
+        self.air = Air(self.dispatcher, self.per_round)
         self.round = 0
+        self._trained: dict[int, Tensors] = {}
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
         self.evaluator = Evaluator(fed, copy.deepcopy(self.model), self.job.x, self.job.y, settings.eval_rows, settings.seed)
 
@@ -76,82 +88,202 @@ class Training:
             return self._advance()
 
     def _advance(self) -> RoundResult:
-        settings, algorithm = self.settings, self.algorithm
-        plan = self._plan()
-        lr = settings.lr * schedules.get(self.schedule.name)(self.round, settings.rounds, **self.schedule.options)
-        sent_along = algorithm.broadcast(self.server)
-        start = Start(self.params, self.buffers, sent_along, self.store.get(plan.clients), lr)
-        mean, arrived = WeightedMean(algorithm), []
-        bytes_up = 0
+        lr = self.settings.lr * schedules.get(self.schedule.name)(self.round, self.settings.rounds, **self.schedule.options)
+        awaited, mean = self.algorithm.awaits(), WeightedMean(self.algorithm)
+        if awaited is None:
+            call = self._call(lr, 0, self.per_round, np.zeros(0, dtype=np.int64))
+            assert call, "where nobody is busy somebody is free"
+            plan = call.arrived()
+            arrived = self._work(plan, lr, mean) if len(plan.clients) else []
+        else:
+            call, arrived = self._collect(min(awaited, self.per_round), lr, mean)
+        enough = mean.total > 0 and len(mean.raw) >= self.algorithm.quorum()
+        if enough:
+            crowd = Crowd(mean.raw, self.trained_on.clients)
+            moved, self.server = self.algorithm.step(self._shared(), self.server, mean.payload(), crowd)
+            self.params = {**self.params, **moved}
+            self.buffers = mean.buffers(self.buffers)
+        self.round += 1
+        self.dispatcher.went(call, np.concatenate([[], *(stack.sound.report.clients for stack in arrived)]))
+        return self._record(call, arrived, mean.total if enough else 0.0, lr)
+
+    def _call(self, lr: float, turn: int, count: int, busy: Ints) -> Call | None:
+        """Send clients to work on the present weights."""
+        algorithm = self.algorithm
+        down = size_in_bytes({"weights": self._leaving()}) + size_in_bytes(algorithm.broadcast(self.server))
+
+        def probe(plan: Plan) -> Mapping[str, Floats]:
+            return self.engine.probe(self.job, self._start(plan, lr), plan, algorithm.probe())
+
+        turns = (self.round, turn) if turn else (self.round,)
+        return self.dispatcher.call(self.round, count, probe, down, self._bytes_up(), turns, busy)
+
+    def _work(self, plan: Plan, lr: float, mean: WeightedMean) -> list[Arrived]:
+        """Train the clients whose answers will be used, and add these up."""
+        start, arrived = self._start(plan, lr), []
         for updates in self.engine.train(self.job, start, plan):
-            bytes_up += size_in_bytes(updates.payload) + size_in_bytes({"buffers": updates.buffers})
             arrived.append(mean.add(updates))
             self.store.put(arrived[-1].sound.report.clients, arrived[-1].sound.own)
+            self._keep_trained(updates)
         if mean.total <= 0:
             raise FedskewError(
                 f"round {self.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "
                 f"lower lr (now {lr:g}) or check the data"
             )
-        moved, self.server = algorithm.step(self._shared(), self.server, mean.payload())
-        self.params = {**self.params, **moved}
-        self.buffers = mean.buffers(self.buffers)
-        shared = {name: value for name, value in {**self.params, **self.buffers}.items() if name not in self.job.kept}
-        bytes_down = (size_in_bytes({"weights": shared}) + size_in_bytes(sent_along)) * len(plan.clients)
-        self.round += 1
-        return self._record(plan, arrived, mean.total, lr, bytes_down, bytes_up)
+        if self.personal and (own_job := _own_job(self.job)):
+            own = replace(start, server={"weights": self._shared()}, own=self.personal.get(plan.clients))
+            for updates in self.engine.train(own_job, own, plan):
+                kept = sound_clients(updates)
+                self.personal.put(updates.report.clients[kept.numpy()], rows_of(updates.own, kept))
+        return arrived
 
-    def _plan(self) -> Plan:
-        settings, sizes = self.settings, self.trained_on.sizes
-        roster = Roster(self.round, sizes, settings.sampling)
-        chosen = self.algorithm.select(roster, self.per_round, Stream(settings.seed, "select", self.round))
-        batch, epochs = np.full(len(chosen), settings.batch_size), np.full(len(chosen), settings.epochs)
-        return Plan.draw(settings.seed, self.round, chosen, sizes[chosen], batch, epochs, self.least)
+    def _collect(self, awaited: int, lr: float, mean: WeightedMean) -> tuple[Call, list[Arrived]]:
+        """Wait for so many answers while others stay at work, and add them up."""
+        began = self.dispatcher.clock
+        landed, calls = self.air.collect(awaited, lambda turn, count, busy: self._call(lr, turn, count, busy))
+        everyone = [*landed, *self.air.flights]
+        fresh = [flight.plan for flight in everyone if flight.answers and not flight.update]
+        answers: dict[int, Updates] = {}
+        if fresh:  # all of them began with the present weights, so they can train together
+            plan = Plan.together(fresh)
+            for updates in self.engine.train(self.job, self._start(plan, lr), plan):
+                answers |= {int(one.report.clients[0]): one for one in each(updates)}
+        done = [replace(flight, update=answers.get(flight.client, flight.update)) for flight in everyone]
+        self.air.flights = done[len(landed) :]
+        arrived = []
+        for flight in done[: len(landed)]:
+            if flight.update:
+                staleness = {"staleness": np.array([float(self.round - flight.plan.round)])}
+                report = replace(flight.update.report, numbers={**flight.update.report.numbers, **staleness})
+                arrived.append(mean.add(replace(flight.update, report=report)))
+                self.store.put(arrived[-1].sound.report.clients, arrived[-1].sound.own)
+        plan = Plan.together([flight.plan for flight in landed])
+        sent = (sum(call.bytes_down for call in calls), sum(call.bytes_up for call in calls))
+        return Call(plan, joined([flight.outcome for flight in landed]), began, began, self.dispatcher.clock, *sent), arrived
+
+    def _start(self, plan: Plan, lr: float) -> Start:
+        return Start(self.params, self.buffers, self.algorithm.broadcast(self.server), self.store.get(plan.clients), lr)
+
+    def _leaving(self) -> Tensors:
+        """What of the model is sent to and fro."""
+        return {name: value for name, value in self.state().items() if name not in self.job.kept}
+
+    @torch.no_grad()
+    def _bytes_up(self) -> int:
+        """What one client will send, known beforehand: its time on the line decides whether it is late."""
+        numbers = _Ones(one=torch.ones((), dtype=self.job.x.dtype, device=self.device))
+        memo = parts(self.store.fresh, MEMO)
+        sent_along = self.algorithm.broadcast(self.server)
+        view = View(self.params, self.params, sent_along, memo, numbers, self.settings.momentum, full_gradient=self.params)
+        buffers = {name: value for name, value in self.buffers.items() if name not in self.job.kept}
+        return size_in_bytes(without(self.algorithm.payload(view), self.job.kept)) + size_in_bytes({"buffers": buffers})
 
     # -- what happened ---------------------------------------------------------------------------------------------------
 
-    def _record(
-        self, plan: Plan, arrived: list[Arrived], total: float, lr: float, bytes_down: int, bytes_up: int
-    ) -> RoundResult:
-        clients = sorted(
-            (line for stack in arrived for line in _client_lines(stack, total)), key=lambda line: int(line["client"])
-        )
+    def _record(self, call: Call, arrived: list[Arrived], total: float, lr: float) -> RoundResult:
+        extra = ["loss_before", "loss_after"] if self.algorithm.measures_fall else []
+        extra += ["staleness"] if self.algorithm.awaits() else []
+        clients = _client_lines(call, arrived, total, extra)
         sound = sum(len(stack.sound.report.clients) for stack in arrived)
+        answers = int(call.outcome.arrived.sum())
+        line: Row = {"round": self.round, "clients": len(clients), "excluded": answers - sound}
+        line |= {"dropped": int(call.outcome.dropped.sum()), "late": int(call.outcome.late.sum()), "lr": lr}
         counted = [client for client in clients if client["weight"] > 0]
-        line: Row = {"round": self.round, "clients": len(clients), "excluded": len(clients) - sound, "lr": lr}
         for name in ("local_loss", "local_accuracy"):
-            line[name] = float(np.dot([client["weight"] for client in counted], [client[name] for client in counted]))
+            weighted = np.dot([client["weight"] for client in counted], [client[name] for client in counted])
+            line[name] = float(weighted) if counted else None
         line |= self._evaluate(clients)
-        a_client = (bytes_down // len(clients), bytes_up // len(clients))
-        seconds = fleets.get(self.fleet.name)(plan.sizes * plan.epochs, *a_client, **self.fleet.options)
-        line |= {"bytes_down": bytes_down, "bytes_up": bytes_up, "simulated_seconds": float(seconds.max())}
+        line |= {"bytes_down": call.bytes_down, "bytes_up": call.bytes_up + sum(stack.bytes for stack in arrived)}
+        line |= {"simulated_seconds": call.ended - call.began, "clock": call.ended, **self.algorithm.notes(self.server)}
         return RoundResult(line, [{"round": self.round, **client} for client in clients])
 
     def _evaluate(self, clients: list[Row]) -> Row:
         """Scores of the global model; also adds to every client's line how its own model does on its own rows."""
-        due = self.round % self.settings.eval_every == 0 or self.round == self.settings.rounds
-        scores: dict[str, Score] = {}
+        scores: dict[str, Score | None] = {}
+        found: dict[str, Floats] = {}
+        due, own, columns = self._due(self.round), self._own(), own_columns(self.personalised)
         if due:
-            chosen = np.array([client["client"] for client in clients])
-            scores = self.evaluator.scores(self.state(), self._own(), chosen)
-            pooled = self.trained_on is not self.fed.partition
-            split = self.trained_on if pooled else self.fed.held_out or self.fed.partition
-            found = self.evaluator.on_own_rows(self.state(), self._own(), chosen, split)
+            chosen, trained = (np.array(list(some)) for some in ((client["client"] for client in clients), self._trained))
+            scores |= self.evaluator.scores(self.state())
+            scores["own_test"] = self.evaluator.mean_on_test(own, chosen) if own else None
+            scores["trained_test"] = self.evaluator.mean_on_test(self._trained.__getitem__, trained)
+            found = self.evaluator.on_own_rows(self.state(), own, chosen, self._own_rows())
         for i, client in enumerate(clients):
-            client["loss"], client["accuracy"] = (float(values[i]) for values in found) if due else (None, None)
-        names = [(part, name) for part in self.evaluator.parts(bool(self.job.kept)) for name in ("loss", "accuracy")]
-        return {f"{part}_{name}": getattr(scores.get(part), name, None) for part, name in names}
+            client |= {name: float(found[name][i]) if due else None for name in columns}
+        self._score_trained(clients)
+        parts = self.evaluator.parts(self.personalised, self.settings.test_trained)
+        return {f"{part}_{name}": getattr(scores.get(part), name, None) for part in parts for name in ("loss", "accuracy")}
+
+    def _score_trained(self, clients: list[Row]) -> None:
+        """Adds to clients' lines how their models did on their own rows right after local training."""
+        if not self.settings.test_trained:
+            return
+        split = self._own_rows()
+        for client in clients:
+            state, score = self._trained.get(client["client"]), (None, None)
+            if state:
+                scores = self.evaluator.on_own_rows(state, None, np.array([client["client"]]), split)
+                score = tuple(float(scores[name][0]) for name in ("loss", "accuracy"))  # type: ignore[assignment]
+            client["trained_loss"], client["trained_accuracy"] = score
+        self._trained = {}
+
+    def _own_rows(self) -> Partition:
+        """On which rows a client's model is tried: those that it held out, or else those that it trains on."""
+        pooled = self.trained_on is not self.fed.partition
+        return self.trained_on if pooled else self.fed.held_out or self.fed.partition
+
+    def _due(self, round: int) -> bool:
+        return round % self.settings.eval_every == 0 or round == self.settings.rounds
+
+    def _keep_trained(self, updates: Updates) -> None:
+        """Remember some clients' models as they are after local training, until the round is scored."""
+        if not (self.settings.test_trained and self._due(self.round + 1)):
+            return
+        everything = {**updates.trained, **updates.buffers, **updates.own.get("kept", {})}
+        for i, client in enumerate(updates.report.clients.tolist()):
+            if len(self._trained) < OWN_TESTED:
+                self._trained[client] = {name: value[i].clone() for name, value in everything.items()}
+
+    @property
+    def personalised(self) -> bool:
+        """Whether clients use models of their own."""
+        return bool(self.job.kept) or self.personal is not None
 
     def _own(self) -> OwnModel | None:
-        return self.client_state if self.job.kept else None
+        return self.client_state if self.personalised else None
 
     def state(self) -> Tensors:
         """Weights and buffers of the global model."""
         return {**self.params, **self.buffers}
 
     def client_state(self, client: int) -> Tensors:
-        """The model that a client uses: the global one with the parts that the client kept."""
-        own = self.store.get(np.array([client])).get("kept", {})
+        """The model that a client uses: the global one with the parts that the client kept, or one of its own."""
+        own = (self.personal or self.store).get(np.array([client])).get("kept", {})
         return {**self.state(), **{name: value[0] for name, value in own.items()}}
+
+    def finish(self) -> Row:
+        """Once, after the last round: a new head, if the method makes one; says how good the model is then and what it cost."""
+        if not overridden(self.algorithm, "tally"):
+            return {}
+        with computing(self.threads):
+            head, tally = new_head(self.job, len(self.fed.data.classes), self._models_of_rows())
+            self.params = {**self.params, **head}
+            scores = self.evaluator.scores(self.state())
+        line = {f"calibrated_{part}_{name}": value for part, score in scores.items() for name, value in vars(score).items()}
+        clients, sent = self.trained_on.clients, {"weights": self._leaving()}
+        return {
+            **line,
+            "calibration_bytes_down": clients * size_in_bytes(sent),
+            "calibration_bytes_up": clients * size_in_bytes(tally),
+        }
+
+    def _models_of_rows(self) -> Iterator[tuple[Tensors, Ints]]:
+        """Every client's rows with the model it uses: all at once, unless clients keep parts of it."""
+        if not self.job.kept:
+            yield self.state(), self.trained_on.rows
+            return
+        for client in range(self.trained_on.clients):
+            yield self.client_state(client), self.trained_on.of(client)
 
     def final_clients(self) -> list[Row]:
         """One line a client about the model it ends with."""
@@ -162,42 +294,82 @@ class Training:
 
     def checkpoint(self) -> Tensors:
         """All that changes over rounds, as flat named tensors."""
+        kept = {f"store/{part}/{name}": v for part, store in self.stores().items() for name, v in store.state().items()}
+        return {**self.head(), **kept}
+
+    def head(self) -> Tensors:
+        """The checkpoint without the stores, which are large where clients are many."""
         # Copies: a method's state may be the weights themselves, and a file must not hold two names for one memory.
         server = {f"{part}/{name}": value.clone() for part, tensors in self.server.items() for name, value in tensors.items()}
-        groups = {"params": self.params, "buffers": self.buffers, "server": server, "store": self.store.state()}
+        groups = {"params": self.params, "buffers": self.buffers, "server": server}
+        groups |= {"dispatcher": self.dispatcher.state(), "flights": self.air.state()}
         flat = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
         return {**flat, "round": torch.tensor(self.round)}
 
+    def stores(self) -> dict[str, ClientStore]:
+        """What clients keep, by name; empty where they keep nothing."""
+        named = {"own": self.store, "personal": self.personal}
+        return {name: store for name, store in named.items() if store}
+
     def restore(self, flat: Tensors) -> None:
-        """The inverse of ``checkpoint``."""
+        """The inverse of ``checkpoint``; also takes a ``head``, and then nobody has kept anything."""
 
         def group(prefix: str) -> Tensors:
             return {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
 
-        self.params = {name: value.to(self.device) for name, value in group("params/").items()}
-        self.buffers = {name: value.to(self.device) for name, value in group("buffers/").items()}
+        # In the order of a training that never stopped, not of the file: a method may sum over all of them.
+        self.params = {name: flat[f"params/{name}"].to(self.device) for name in self.params}
+        self.buffers = {name: flat[f"buffers/{name}"].to(self.device) for name in self.buffers}
         self.server = {
             part: {name: flat[f"server/{part}/{name}"].to(self.device) for name in tensors}
             for part, tensors in self.server.items()
         }
-        self.store.restore(group("store/"))
+        self.dispatcher.restore(group("dispatcher/"))
+        nobody = np.zeros(0, dtype=np.int64)
+        self.air.restore(group("flights/"), Plan(self.settings.seed, 0, *(nobody,) * 4, self.least), self.device)
+        for part, store in self.stores().items():
+            store.restore(group(f"store/{part}/"))
         self.round = int(flat["round"])
 
 
-def _client_lines(stack: Arrived, total: float) -> list[Row]:
-    report = stack.report
-    columns = {
-        "client": report.clients,
-        "rows": report.sizes,
-        "steps": report.steps,
-        "weight": stack.weights / total,
-        "local_loss": report.loss,
-        "local_accuracy": report.accuracy,
+class _Ones(dict[str, Tensor]):
+    """Every number there is, and it is 1."""
+
+    def __missing__(self, name: str) -> Tensor:
+        return self["one"]
+
+
+def _client_lines(call: Call, arrived: list[Arrived], total: float, extra: list[str]) -> list[Row]:
+    """One line for each client that was sent to work, those that were lost too; ``extra`` are numbers that come back."""
+    lines: dict[int, Row] = {}
+    plan, outcome = call.plan, call.outcome
+    sent = {
+        "rows": plan.sizes,
+        "steps": plan.steps,
+        "seconds": outcome.seconds,
+        "dropped": outcome.dropped,
+        "late": outcome.late,
     }
-    return [
-        dict(zip(columns, values, strict=True))
-        for values in zip(*(column.tolist() for column in columns.values()), strict=True)
-    ]
+    empty: Row = {"weight": 0.0, "local_loss": None, "local_accuracy": None} | dict.fromkeys(extra)
+    for i, client in enumerate(plan.clients.tolist()):
+        line = {"client": client} | {name: values[i].item() for name, values in sent.items()}
+        lines[client] = line | {"dropped": int(line["dropped"]), "late": int(line["late"])} | empty
+        lines[client] |= {name: values[i].item() for name, values in plan.numbers.items()}
+    for stack in arrived:
+        report = stack.report
+        weights = stack.weights / total if total > 0 else np.zeros_like(stack.weights)
+        back = {"weight": weights, "local_loss": report.loss, "local_accuracy": report.accuracy, **report.numbers}
+        for i, client in enumerate(report.clients.tolist()):
+            lines[client] |= {name: values[i].item() for name, values in back.items()}
+    return [lines[client] for client in sorted(lines)]
+
+
+def _own_job(job: Job) -> Job | None:
+    """How clients train models all of their own beside the global one."""
+    method = job.algorithm.personal()
+    if method is None:
+        return None
+    return replace(job, algorithm=method, kept=frozenset({*trainable(job.model), *layout(job.model).buffers}))
 
 
 def _engine(settings: Settings) -> Engine:

@@ -1,0 +1,21 @@
+"""The representation of a batch: what goes into a model's head, under any weights."""
+
+from torch import Tensor, nn
+
+from fedskew.models.layout import head_module
+
+
+class Tap:
+    """Keeps the input of the head at every forward pass of a model."""
+
+    features: Tensor
+
+    def __init__(self, model: nn.Module) -> None:
+        self._handle = head_module(model).register_forward_pre_hook(self._keep)
+
+    def _keep(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.features = inputs[0]
+
+    def remove(self) -> None:
+        """Stop keeping."""
+        self._handle.remove()
