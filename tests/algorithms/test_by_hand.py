@@ -96,6 +96,7 @@ BY_HAND: dict[str, Callable[[float], np.ndarray]] = {
     "fedavg": averaged,
     "fedavg:weights=uniform": lambda m: averaged(m, weights=np.ones(3)),
     "fedprox:mu=0.7": lambda m: averaged(m, mu=0.7),
+    "fedprox:mu=0.7,weights=uniform": lambda m: averaged(m, mu=0.7, weights=np.ones(3)),
     "fedavgm:beta=0.6,server_lr=0.8": lambda m: served(m, heavy_ball, {"m": 0.0}),
     "fedadam:server_lr=0.05,tau=0.01,beta1=0.7,beta2=0.8": lambda m: served(
         m, adaptive(lambda v, d: 0.8 * v + 0.2 * d, 0.7), {"m": 0.0, "v": 1e-4}
@@ -125,4 +126,9 @@ def test_by_hand(spec: str, momentum: float, engine):
 
 def test_every_method_is_calculated_by_hand_somewhere():
     elsewhere = {"central", "local"}  # tests/engine/test_identities.py
+    elsewhere |= {"fedbs", "fedga", "fedpbs"}  # beside this file
+    elsewhere |= {"feddyn", "fedprox-layers", "scaffold"}  # likewise
+    elsewhere |= {"ditto", "fedbn", "fedper", "mfedbn", "moon"}  # likewise
+    elsewhere |= {"afl-cp", "ccvr", "fedasync", "fedbuff"}  # likewise
+    elsewhere |= {"clip", "krum", "median", "trimmed-mean"}  # tests/algorithms/test_robust.py
     assert {spec.partition(":")[0] for spec in BY_HAND} | elsewhere == set(algorithms)

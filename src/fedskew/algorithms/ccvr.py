@@ -1,0 +1,104 @@
+"""CCVR: after the last round, the head is trained again on made-up features of every class."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedskew.algorithms.base import Algorithm, Tensors, Tree, algorithms
+from fedskew.errors import FedskewError
+from fedskew.registry import AtLeastOne, NonNegative, Positive
+from fedskew.streams import Floats, Ints, Stream
+
+PART = "ccvr"
+
+
+@algorithms.register("ccvr")
+@dataclass(frozen=True)
+class CCVR(Algorithm):
+    """Classifier calibration with virtual representations (Luo et al. 2021, section 4, Algorithm 1; a baseline of paper 003).
+
+    Training is that of the method it is added to, FedAvg when alone. After the last round every client sends, for each class c,
+    how many rows it has, and the sum and the sum of outer products of their features z (the inputs of the head). Added up they
+    give the mean and the covariance of all rows of the class, exactly as if these were in one place:
+    ``mu_c = sum z / N_c`` and ``Sigma_c = (sum z z' - N_c mu_c mu_c') / (N_c - 1)``; the paper writes the same out of the
+    clients' own means and covariances. The server draws virtual features of each class from ``N(mu_c, Sigma_c)`` and goes on
+    training the head, and it alone, on them.
+
+    Readings: as many features for every class, however rare; plain SGD from the head as it is. A ridge of 1e-8 of the mean
+    square of the features keeps the covariance definite; a class with one row has no other spread, a class that nobody has gets
+    no features. The ReLU and Tukey's transformation that the paper's runs put before the head would change the model that is
+    handed out, and are left out. ``head_epochs = 0`` is the method without the addition.
+
+    Args:
+        features: virtual features drawn for each class
+        head_epochs: passes over them
+        head_lr: learning rate of the head
+        head_batch: virtual features in a batch
+
+    >>> sums = CCVR().tally(torch.tensor([[1.0, 2.0], [3.0, 6.0]]), torch.tensor([1, 1]), classes=2)["ccvr"]
+    >>> sums["count"], class_gaussian(2.0, sums["sum"][1].numpy(), sums["outer"][1].numpy())
+    (tensor([0., 2.], dtype=torch.float64), (array([2., 4.]), array([[2., 4.],
+           [4., 8.]])))
+    """
+
+    addition: ClassVar[bool] = True
+
+    features: Annotated[int, AtLeastOne] = 500
+    head_epochs: Annotated[int, NonNegative] = 10
+    head_lr: Annotated[float, Positive] = 0.01
+    head_batch: Annotated[int, AtLeastOne] = 64
+
+    def tally(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
+        """Of each class: rows, sum of their features, sum of the outer products."""
+        rows, width = features.double(), features.shape[1]
+        count, total, outer = (rows.new_zeros((classes, *shape)) for shape in ((), (width,), (width, width)))
+        for label in torch.unique(labels).tolist():
+            mine = rows[labels == label]
+            count[label], total[label], outer[label] = len(mine), mine.sum(0), mine.T @ mine
+        return {**super().tally(features, labels, classes), PART: {"count": count, "sum": total, "outer": outer}}
+
+    def finish(self, head: Tensors, total: Tree, classify: Callable[[Tensors, Tensor], Tensor], stream: Stream) -> Tensors:
+        """The head after SGD on virtual features."""
+        head = super().finish(head, total, classify, stream)
+        draw, like = stream.generator(), next(iter(head.values()))
+        drawn, classes = self._virtual(total[PART], draw)
+        features, labels = torch.from_numpy(drawn).to(like), torch.from_numpy(classes).to(like.device)
+        for _ in range(self.head_epochs):
+            order = torch.from_numpy(draw.permutation(len(labels))).to(like.device)
+            for batch in torch.split(order, self.head_batch):
+                head = self._step(head, classify, features[batch], labels[batch])
+        return head
+
+    def _virtual(self, sums: Tensors, draw: np.random.Generator) -> tuple[Floats, Ints]:
+        """Features of every class that somebody has, and their labels."""
+        count, total, outer = (sums[name].cpu().numpy() for name in ("count", "sum", "outer"))
+        if not np.isfinite(outer).all():
+            raise FedskewError("ccvr: the features of the last model are NaN or infinite: lower lr or check the data")
+        held = np.flatnonzero(count)
+        drawn = [_sample(*class_gaussian(count[c], total[c], outer[c]), self.features, draw) for c in held]
+        return np.concatenate(drawn), np.repeat(held, self.features)
+
+    def _step(self, head: Tensors, classify: Callable[[Tensors, Tensor], Tensor], features: Tensor, labels: Tensor) -> Tensors:
+        with torch.enable_grad():
+            weights = {name: value.detach().requires_grad_() for name, value in head.items()}
+            loss = F.cross_entropy(classify(weights, features), labels)
+            grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        return {name: value.detach() - self.head_lr * grad for (name, value), grad in zip(weights.items(), grads, strict=True)}
+
+
+def class_gaussian(count: float, total: Floats, outer: Floats) -> tuple[Floats, Floats]:
+    """Mean and covariance of a class from its sums; no spread where it has a single row."""
+    mean = total / count
+    return mean, (outer - count * np.outer(mean, mean)) / max(count - 1, 1)
+
+
+def _sample(mean: Floats, covariance: Floats, count: int, draw: np.random.Generator) -> Floats:
+    """Draws from a Gaussian whose covariance may lack some directions."""
+    ridge = 1e-8 * float(np.mean(mean**2 + np.diag(covariance))) + 1e-30  # the latter for features that are all 0
+    factor = np.linalg.cholesky(covariance + ridge * np.eye(len(mean)))
+    return mean + draw.standard_normal((count, len(mean))) @ factor.T

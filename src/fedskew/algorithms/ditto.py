@@ -1,0 +1,52 @@
+"""Ditto: everybody also trains a model of its own, which is pulled to the global one."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedskew.algorithms.base import Algorithm, Tree, View, algorithms, pull_to
+from fedskew.algorithms.fedavg import FedAvg
+from fedskew.registry import NonNegative
+
+
+@dataclass(frozen=True)
+class Pulled(Algorithm):
+    """How a client trains its own model ``v`` (Ditto, Algorithm 1): ``v <- v - lr (grad F_k(v) + lam (v - w_t))``.
+
+    Args:
+        lam: strength of the pull to the global weights
+    """
+
+    keeps_optimizer: ClassVar[bool] = True
+
+    lam: Annotated[float, NonNegative] = 1.0
+
+    def pull(self, view: View) -> Tree:
+        """To the global weights; tensors that every client keeps for itself have no such counterpart."""
+        anchor = view.server["weights"]
+        return pull_to(anchor, dict.fromkeys(anchor, self.lam))
+
+
+@algorithms.register("ditto")
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """FedAvg, and beside it a model of each client's own (Li, Hu, Beirami and Smith 2021, eq. 1 and Algorithm 1).
+
+    A chosen client trains the global model as in FedAvg and, on the same batches, its own ``v`` to minimise
+    ``F_k(v) + lam/2 ||v - w_t||^2`` with ``w_t`` as the round began; ``v`` never leaves it. Its optimiser goes on from round to
+    round, so ``lam = 0`` is ``local``; the larger ``lam``, the nearer to FedAvg. The work of a client is twice FedAvg's, on the
+    simulated clock too; the traffic is the same.
+
+    Args:
+        lam: strength of the pull of a client's own model to the global one
+
+    >>> import torch
+    >>> view = View({"w": torch.tensor([3.0])}, {}, {"weights": {"w": torch.tensor([1.0])}}, {}, {}, 0.0)
+    >>> Ditto(lam=0.5).personal().pull(view)  # 0.5 v - 0.5 * 1
+    {'scale': {'w': tensor(0.5000)}, 'offset': {'w': tensor([-0.5000])}}
+    """
+
+    lam: Annotated[float, NonNegative] = 1.0
+
+    def personal(self) -> Algorithm:
+        """Everything of a model pulled to the global one."""
+        return Pulled(self.lam)

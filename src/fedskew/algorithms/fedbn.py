@@ -1,0 +1,54 @@
+"""FedBN and MFedBN: BatchNorm is everybody's own, the rest is averaged, at once or in small steps."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fedskew.algorithms.base import Crowd, Tensors, Tree, algorithms
+from fedskew.algorithms.fedavg import FedAvg
+from fedskew.models.layout import Layout
+from fedskew.registry import Positive
+
+
+@algorithms.register("fedbn")
+@dataclass(frozen=True)
+class FedBN(FedAvg):
+    """FedAvg of all but BatchNorm (Li, Jiang et al. 2021, Algorithm 1; the baseline of paper 004).
+
+    Scale, shift and running statistics stay with their client; the global model keeps those it began with, so what counts are
+    the clients' own models. Without BatchNorm in the model it is FedAvg.
+
+    >>> from fedskew.models.build import build
+    >>> from fedskew.models.layout import layout
+    >>> sorted(FedBN().kept(layout(build("tabular:hidden=4", (3,), 2, seed=0))))[:3]
+    ['features.2.bias', 'features.2.num_batches_tracked', 'features.2.running_mean']
+    """
+
+    def kept(self, layout: Layout) -> frozenset[str]:
+        """BatchNorm, parameters and buffers alike."""
+        return layout.batch_norm
+
+
+@algorithms.register("mfedbn")
+@dataclass(frozen=True)
+class MFedBN(FedBN):
+    """FedBN with a learning rate on the server (paper 004, section 4): ``w <- w + eta sum_k (n_k / n) (w_k - w)``.
+
+    ``eta = 1`` is FedBN. The paper tries 0.00001 to 0.1 and names no best; the default is its largest, the only one at which
+    the global model moves much in its 10 rounds. Own models are as in FedBN, the global one with the client's BatchNorm, and
+    move no more than that; what the paper reaches with a smaller ``eta`` can only be of models straight after local training.
+
+    Args:
+        eta: learning rate of the server
+
+    >>> import numpy as np
+    >>> import torch
+    >>> mean, crowd = {"delta": {"w": torch.tensor([2.0])}}, Crowd(np.ones(2), population=4)
+    >>> MFedBN(eta=0.25).step({"w": torch.tensor([1.0])}, {}, mean, crowd)
+    ({'w': tensor([1.5000])}, {})
+    """
+
+    eta: Annotated[float, Positive] = 0.1
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        """A part of the way to the mean."""
+        return {name: weight + self.eta * mean["delta"][name] for name, weight in weights.items()}, server

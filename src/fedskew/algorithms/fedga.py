@@ -1,0 +1,37 @@
+"""FedGA: clients whose own loss falls faster count for more."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedskew.algorithms.base import Algorithm, Report, algorithms
+from fedskew.streams import Floats
+
+LEAST = 1e-9  # of a fall: where no client's loss falls, the weights are those of FedAvg and not all 0
+
+
+@algorithms.register("fedga")
+@dataclass(frozen=True)
+class FedGA(Algorithm):
+    """Greedy aggregation (paper 000, section 2, in words only): ``p_q ~ n_q max(1 - after_q / before_q, 0)``.
+
+    ``before`` and ``after`` are the mean losses of a client on all its rows, before and after its local training. This is a
+    reading: the paper says that clients are weighed by "their estimated contribution to global convergence", preferring those
+    whose updates converge faster, and prints no formula. A fall counts as at least 1e-9, so that a round in which nobody's loss
+    falls is FedAvg's.
+
+    >>> numbers = {"loss_before": np.array([2.0, 2.0, 1.0]), "loss_after": np.array([1.0, 1.5, 3.0])}
+    >>> report = Report(np.arange(3), np.array([10, 40, 10]), np.ones(3), np.ones(3), np.ones(3), numbers)
+    >>> FedGA().weigh(report).round(6).tolist()
+    [5.0, 10.0, 0.0]
+    """
+
+    measures_fall: ClassVar[bool] = True
+
+    def weigh(self, report: Report) -> Floats:
+        """Rows times relative fall of the loss."""
+        before, after = report.numbers["loss_before"], report.numbers["loss_after"]
+        known = np.isfinite(before) & np.isfinite(after) & (before > 0)
+        remains = np.divide(after, before, out=np.ones(len(before)), where=known)
+        return np.asarray(report.sizes * np.maximum(1 - remains, LEAST))

@@ -1,0 +1,29 @@
+"""FedPer: the layers that represent are shared, the head is everybody's own."""
+
+from dataclasses import dataclass
+
+from fedskew.algorithms.base import algorithms
+from fedskew.algorithms.fedavg import FedAvg
+from fedskew.errors import FedskewError
+from fedskew.models.layout import Layout
+
+
+@algorithms.register("fedper")
+@dataclass(frozen=True)
+class FedPer(FedAvg):
+    """FedAvg of all layers but the head, which stays with its client (Arivazhagan et al. 2019, Algorithms 1-2).
+
+    The paper keeps the last one to four blocks; here it is the head, its case of one personal layer. The global model keeps the
+    head it began with: what counts are the clients' own models.
+
+    >>> from fedskew.models.build import build
+    >>> from fedskew.models.layout import layout
+    >>> sorted(FedPer().kept(layout(build("mlp:hidden=4", (3,), 2, seed=0))))
+    ['head.bias', 'head.weight']
+    """
+
+    def kept(self, layout: Layout) -> frozenset[str]:
+        """The head."""
+        if not layout.head:
+            raise FedskewError("fedper keeps the head, but the model has none: name its last layer 'head'")
+        return layout.head

@@ -1,0 +1,62 @@
+"""MOON: a client's representation stays near the global model's and away from its own last one."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedskew.algorithms.base import Tensors, Tree, View, algorithms
+from fedskew.algorithms.fedavg import FedAvg
+from fedskew.registry import NonNegative, Positive
+
+
+@algorithms.register("moon")
+@dataclass(frozen=True)
+class Moon(FedAvg):
+    """Model-contrastive learning (Li, He and Song 2021, eqs. 2-3; a baseline of paper 000).
+
+    A client minimises its loss plus ``mu`` times the mean over its rows of
+    ``-log(e^(sim(z, z_global)/tau) / (e^(sim(z, z_global)/tau) + e^(sim(z, z_previous)/tau)))``. ``sim`` is the cosine and
+    ``z`` the input of the head: under the weights in training, under those that the round began with, and under those with
+    which the client ended its last round. The recorded loss is the plain one. ``mu = 0`` is FedAvg.
+
+    Readings: before a client's first round, its previous model is the first of all. BatchNorm uses the batch's own statistics
+    under all three weights. Parts of the model that never leave the client are in its previous one as they are now. The paper's
+    nets have a projection before the head; here it is the model's own last features, so one without hidden layers learns
+    nothing from the contrast.
+
+    Args:
+        mu: strength of the contrast
+        tau: temperature of the contrast
+
+    >>> import torch
+    >>> z, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])
+    >>> Moon(tau=0.5).contrast(z, near=z, far=other)  # log(1 + e^-2)
+    tensor([0.1269])
+    """
+
+    uses_features: ClassVar[bool] = True
+
+    mu: Annotated[float, NonNegative] = 1.0
+    tau: Annotated[float, Positive] = 0.5
+
+    def remember(self, weights: Tensors) -> Tree:
+        """The first weights stand in for a last round."""
+        return {"previous": weights}
+
+    def objective(self, loss: Tensor, view: View) -> Tensor:
+        """Add the contrast."""
+        batch = view.batch
+        assert batch, "engines give the batch to methods with uses_features"
+        near, far = batch.represent(view.start), batch.represent(view.memo["previous"])
+        return loss + self.mu * batch.mean(self.contrast(batch.features, near, far))
+
+    def contrast(self, z: Tensor, near: Tensor, far: Tensor) -> Tensor:
+        """One number a row: least where ``z`` points as ``near`` does and away from ``far``."""
+        to_near, to_far = (F.cosine_similarity(z.flatten(1), other.flatten(1)) for other in (near, far))
+        return -F.logsigmoid((to_near - to_far) / self.tau)
+
+    def memo(self, view: View) -> Tree:
+        """The weights that local training ended with."""
+        return {"previous": {name: view.params[name] for name in view.memo["previous"]}}

@@ -1,0 +1,194 @@
+"""CCVR by hand: the sums against NumPy's moments of the pooled rows, the draws, and the head that comes of them."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedskew.algorithms.base import algorithms, resolve
+from fedskew.algorithms.ccvr import CCVR, class_gaussian
+from fedskew.errors import FedskewError
+from fedskew.streams import Stream
+
+CLASSES, WIDTH = 4, 5
+
+
+def rows_by_client(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Ragged clients: one with a single class, one with a single row; class 2 has one row in all, class 3 none."""
+    draw = np.random.default_rng(seed)
+    labels = [[0, 1, 0, 1, 1, 0, 0], [1, 1, 1], [2], [0, 1, 1, 0]]
+    # Far from 0, so that a covariance from sums must not lose its digits.
+    return [(torch.from_numpy(100 + 3 * draw.normal(size=(len(mine), WIDTH))).float(), torch.tensor(mine)) for mine in labels]
+
+
+def added(pieces: list[tuple[Tensor, Tensor]], method: CCVR) -> dict[str, dict[str, Tensor]]:
+    tallies = [method.tally(features, labels, CLASSES)["ccvr"] for features, labels in pieces]
+    return {"ccvr": {name: sum(tally[name] for tally in tallies) for name in ("count", "sum", "outer")}}
+
+
+def linear(head: dict[str, Tensor], features: Tensor) -> Tensor:
+    return features @ head["w"].T + head["b"]
+
+
+# -- what clients send --------------------------------------------------------------------------------------------------
+
+
+def test_added_up_the_moments_are_those_of_the_pooled_rows():
+    pieces = rows_by_client()
+    sums = added(pieces, CCVR())["ccvr"]
+    pooled = torch.cat([features for features, _ in pieces]).double().numpy()
+    labels = torch.cat([labels for _, labels in pieces]).numpy()
+    assert sums["count"].tolist() == [6.0, 8.0, 1.0, 0.0]
+    assert {value.dtype for value in sums.values()} == {torch.float64}
+    for label in (0, 1):
+        mean, covariance = class_gaussian(*(sums[name][label].numpy() for name in ("count", "sum", "outer")))
+        np.testing.assert_allclose(mean, pooled[labels == label].mean(0), rtol=0, atol=1e-10)
+        np.testing.assert_allclose(covariance, np.cov(pooled[labels == label], rowvar=False), rtol=0, atol=1e-10)
+
+
+def test_it_does_not_matter_how_rows_are_cut_into_clients():
+    pieces = rows_by_client()
+    whole = [(torch.cat([features for features, _ in pieces]), torch.cat([labels for _, labels in pieces]))]
+    for name, value in added(whole, CCVR())["ccvr"].items():
+        torch.testing.assert_close(value, added(pieces, CCVR())["ccvr"][name], rtol=1e-12, atol=0)
+
+
+def test_the_paper_writes_the_same_covariance_out_of_the_clients_own():
+    pieces = [(features.double().numpy(), labels.numpy()) for features, labels in rows_by_client()]
+    own = [features[labels == 1] for features, labels in pieces if (labels == 1).sum() > 1]
+    sizes, total = np.array([len(mine) for mine in own]), sum(len(mine) for mine in own)
+    means = np.array([mine.mean(0) for mine in own])
+    mean = sizes @ means / total
+    within = sum((len(mine) - 1) * np.cov(mine, rowvar=False) for mine in own) / (total - 1)
+    between = np.einsum("k,ki,kj->ij", sizes, means, means) / (total - 1) - total / (total - 1) * np.outer(mean, mean)
+    sums = added(rows_by_client(), CCVR())["ccvr"]
+    found = class_gaussian(8.0, sums["sum"][1].numpy(), sums["outer"][1].numpy())
+    np.testing.assert_allclose(found[0], mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found[1], within + between, rtol=0, atol=1e-10)
+
+
+# -- what the server draws ----------------------------------------------------------------------------------------------
+
+
+def virtual(method: CCVR, pieces: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+    """What the head is shown: noted down by a classifier that always says the same."""
+    shown: list[Tensor] = []
+
+    def noting(head: dict[str, Tensor], features: Tensor) -> Tensor:
+        shown.append(features)
+        return linear(head, features)
+
+    head = {"w": torch.zeros(CLASSES, WIDTH, dtype=torch.float64), "b": torch.zeros(CLASSES, dtype=torch.float64)}
+    method.finish(head, added(pieces, method), noting, Stream(0, "finish"))
+    features = torch.cat(shown).numpy()
+    return features, np.array([len(batch) for batch in shown])
+
+
+def test_virtual_features_have_the_moments_of_their_class():
+    features = np.random.default_rng(1).multivariate_normal([1, -2, 0, 3, 0.5], np.diag([1, 4, 0.25, 9, 1]) + 0.2, 5000)
+    features[:, 4] = features[:, 3] - 2  # a direction without any spread of its own
+    piece = (torch.from_numpy(features), torch.full((5000,), 1))
+    drawn, batches = virtual(CCVR(features=20_000, head_epochs=1, head_batch=1000), [piece])
+    assert batches.tolist() == [1000] * 20
+    np.testing.assert_allclose(drawn.mean(0), features.mean(0), atol=0.1)
+    np.testing.assert_allclose(np.cov(drawn, rowvar=False), np.cov(features, rowvar=False), rtol=0.05, atol=0.1)
+    assert np.abs(drawn[:, 4] - drawn[:, 3] + 2).max() < 0.01
+
+
+def test_a_class_of_one_row_is_drawn_at_that_row_and_a_class_of_nobody_not_at_all():
+    pieces = rows_by_client()
+    drawn, _ = virtual(CCVR(features=50, head_epochs=1), pieces)
+    assert len(drawn) == 3 * 50
+    near = np.abs(drawn - pieces[2][0].numpy()).max(1) < 0.1  # the ridge is 1e-4 of 100 wide
+    assert near.sum() == 50
+
+
+def test_features_that_are_all_zero_do_no_harm():
+    head = {"w": torch.ones(CLASSES, WIDTH), "b": torch.zeros(CLASSES)}
+    piece = (torch.zeros(6, WIDTH), torch.tensor([0, 0, 0, 1, 1, 2]))
+    new = CCVR(features=10).finish(head, added([piece], CCVR()), linear, Stream(0, "finish"))
+    assert all(torch.isfinite(value).all() for value in new.values())
+    assert new["b"][3] < new["b"][0]
+
+
+def test_features_that_are_not_finite_are_refused():
+    piece = (torch.full((2, WIDTH), float("nan")), torch.tensor([0, 1]))
+    with pytest.raises(FedskewError, match="the features of the last model are NaN or infinite: lower lr"):
+        CCVR().finish({"w": torch.ones(CLASSES, WIDTH)}, added([piece], CCVR()), linear, Stream(0, "finish"))
+
+
+# -- the head -----------------------------------------------------------------------------------------------------------
+
+
+def test_sgd_by_hand():
+    """One class of one row: every virtual feature is that row to 1e-4 of its size, so the steps are known."""
+    row = np.array([1.0, -2.0, 0.5, 0.0, 1.0])
+    piece = (torch.from_numpy(row)[None], torch.tensor([2]))
+    draw = np.random.default_rng(0)
+    w, b = draw.normal(size=(CLASSES, WIDTH)), draw.normal(size=CLASSES)
+    head = {"w": torch.from_numpy(w), "b": torch.from_numpy(b)}
+    method = CCVR(features=12, head_epochs=3, head_lr=0.2, head_batch=5)
+    new = method.finish(head, added([piece], method), linear, Stream(0, "finish"))
+    for _ in range(3 * 3):  # batches of 5, 5 and 2
+        chance = np.exp(w @ row + b)
+        gradient = chance / chance.sum() - np.eye(CLASSES)[2]
+        w, b = w - 0.2 * np.outer(gradient, row), b - 0.2 * gradient
+    np.testing.assert_allclose(new["w"].numpy(), w, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(new["b"].numpy(), b, rtol=0, atol=1e-3)
+    assert torch.equal(head["b"], torch.from_numpy(np.random.default_rng(0).normal(size=CLASSES * WIDTH + CLASSES)[-CLASSES:]))
+
+
+def separable(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, CLASSES, count)
+    centres = 4 * np.eye(CLASSES, WIDTH)
+    return torch.from_numpy(centres[labels] + draw.normal(size=(count, WIDTH))), torch.from_numpy(labels)
+
+
+def test_a_biased_head_is_put_right():
+    features, labels = separable(400, seed=0)
+    unseen, right = separable(1000, seed=1)
+    head = {"w": torch.eye(CLASSES, WIDTH).double(), "b": torch.tensor([15.0, 0.0, 0.0, -15.0]).double()}
+    clients = [(features[labels == c], labels[labels == c]) for c in range(CLASSES)]  # one class each
+    method = CCVR(head_lr=0.1, head_epochs=20)
+    new = method.finish(head, added(clients, method), linear, Stream(0, "finish"))
+    before, after = ((linear(one, unseen).argmax(1) == right).double().mean().item() for one in (head, new))
+    assert before < 0.3
+    assert after > 0.97
+    assert F.cross_entropy(linear(new, unseen), right) < 0.2
+
+
+def test_the_stream_alone_decides():
+    method, head = CCVR(features=20), {"w": torch.ones(CLASSES, WIDTH), "b": torch.zeros(CLASSES)}
+    total, state = added([separable(50, 0)], method), torch.get_rng_state()
+    one, same, other = (method.finish(head, total, linear, Stream(seed, "finish")) for seed in (0, 0, 1))
+    assert torch.equal(one["w"], same["w"])
+    assert not torch.equal(one["w"], other["w"])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert one["w"].dtype == torch.float32
+    assert not one["w"].requires_grad
+
+
+def test_no_epochs_leave_the_head_as_it_is():
+    head = {"w": torch.ones(CLASSES, WIDTH), "b": torch.zeros(CLASSES)}
+    new = CCVR(head_epochs=0).finish(head, added(rows_by_client(), CCVR()), linear, Stream(0, "finish"))
+    assert all(torch.equal(new[name], value) for name, value in head.items())
+
+
+# -- what it is added to ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_an_addition_to_any_method():
+    both = resolve("fedprox:mu=0.5 + ccvr:features=7")
+    assert both.options() == {"weights": "size", "mu": 0.5, "features": 7, "head_epochs": 10, "head_lr": 0.01, "head_batch": 64}
+    assert isinstance(both, CCVR)
+    for name in algorithms:
+        if not algorithms.get(name).addition:
+            assert resolve(f"{name} + ccvr").features == 500
+
+
+@pytest.mark.parametrize("option", ["features=0", "head_epochs=-1", "head_lr=0", "head_batch=0"])
+def test_values_out_of_range_are_refused(option: str):
+    with pytest.raises(FedskewError, match=f"{option} is out of range"):
+        resolve(f"ccvr:{option}")

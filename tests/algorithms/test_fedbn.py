@@ -1,0 +1,98 @@
+"""FedBN, MFedBN and the policy ``silo`` against a calculation in NumPy, and what must come to the same thing."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedskew.algorithms.bounds import Local
+from fedskew.engine.sequential import Sequential
+from fedskew.engine.stacked import Stacked
+from fedskew.errors import FedskewError
+
+ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+STATISTICS = tuple(f"features.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked"))
+BATCH_NORM = ("features.1.weight", "features.1.bias", *STATISTICS)
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("spec", "norm", "kept", "eta"),
+    [
+        ("fedbn", "aggregate", BATCH_NORM, 1.0),
+        ("fedavg", "local", BATCH_NORM, 1.0),
+        ("mfedbn:eta=0.25", "aggregate", BATCH_NORM, 0.25),
+        ("mfedbn:eta=0.25", "silo", BATCH_NORM, 0.25),
+        ("fedavg", "silo", STATISTICS, 1.0),
+    ],
+)
+def test_by_hand(norm_net, engine, spec: str, norm: str, kept: tuple[str, ...], eta: float):
+    training = norm_net.training(spec, engine, norm=norm)
+    shared, own = norm_net.federate(kept, eta)
+    start = norm_net.start()
+    for key, value in training.state().items():  # what clients keep stays as it began in the global model
+        np.testing.assert_allclose(value.numpy(), {**start, **shared}[key], rtol=0, atol=1e-10)
+    for client, mine in enumerate(own):
+        found = training.client_state(client)
+        assert found.keys() == start.keys()
+        for key, value in {**shared, **mine}.items():
+            np.testing.assert_allclose(found[key].numpy(), value, rtol=0, atol=1e-10)
+    means = [training.client_state(client)["features.1.running_mean"] for client in range(4)]
+    assert min(float((means[0] - mean).abs().max()) for mean in means[1:]) > 0.01
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("mfedbn:eta=1", "fedbn"), ("mfedbn:eta=1,weights=uniform", "fedbn:weights=uniform")],
+)
+def test_eta_1_is_fedbn(norm_net, engine, left: str, right: str):
+    mine, theirs = (norm_net.training(spec, engine, momentum=0.9, per_round=3) for spec in (left, right))
+    for key, value in mine.state().items():
+        torch.testing.assert_close(value, theirs.state()[key], rtol=0, atol=1e-12)
+    for client in range(4):
+        for key, value in mine.client_state(client).items():
+            torch.testing.assert_close(value, theirs.client_state(client)[key], rtol=0, atol=1e-12)
+
+
+@ENGINES
+@pytest.mark.parametrize(("spec", "norm"), [("fedbn", "aggregate"), ("mfedbn:eta=1", "aggregate"), ("fedavg", "silo")])
+def test_without_batch_norm_it_is_fedavg(plain_net, engine, spec: str, norm: str):
+    mine, theirs = (plain_net.training(name, engine, norm=n) for name, n in ((spec, norm), ("fedavg", "aggregate")))
+    for key, value in mine.state().items():
+        torch.testing.assert_close(value, theirs.state()[key], rtol=0, atol=1e-12)
+    assert [line.round for line in mine.lines] == [pytest.approx(line.round, abs=1e-12) for line in theirs.lines]
+    assert not mine.personalised
+
+
+@pytest.mark.parametrize(
+    ("spec", "norm", "numbers"),
+    [("fedavg", "aggregate", 4 * 4 + 1), ("fedavg", "silo", 2 * 4), ("fedbn", "aggregate", 0), ("mfedbn", "silo", 0)],
+)
+def test_what_is_kept_is_not_sent(norm_net, spec: str, norm: str, numbers: int):
+    rest = 5 * 4 + 4 + 4 * 3 + 3
+    line = norm_net.training(spec, norm=norm).lines[-1].round
+    assert line["bytes_up"] == line["bytes_down"] == 4 * 8 * (rest + numbers)  # four clients, eight bytes
+
+
+def test_a_tiny_eta_hardly_moves_the_global_model_and_clients_use_it(norm_net):
+    """What paper 004 leaves open: such a client model is the global one with the client's own BatchNorm."""
+    training = norm_net.training("mfedbn:eta=0.00001")
+    start = norm_net.start()
+    assert max(np.abs(training.client_state(0)[key].numpy() - start[key]).max() for key in ("head.weight", "head.bias")) < 1e-4
+    assert np.abs(training.client_state(0)["features.1.running_mean"].numpy()).max() > 0.01
+
+
+@pytest.mark.parametrize("spec", ["fedbn", "mfedbn"])
+def test_a_client_with_one_row_is_refused_before_training(norm_net, spec: str, monkeypatch):
+    monkeypatch.setattr(norm_net, "held", [np.arange(5), np.array([7])])
+    with pytest.raises(FedskewError, match=r"client 1 has 1 row, BatchNorm needs 2; use min_size=2 .* or norm=group"):
+        norm_net.training(spec)
+
+
+@ENGINES
+@pytest.mark.parametrize("norm", ["aggregate", "local", "silo"])
+def test_the_policy_does_not_matter_where_nothing_is_shared(norm_net, engine, norm: str):
+    one, other = (norm_net.training(Local(), engine, norm=policy) for policy in (norm, "aggregate"))
+    for client in range(4):
+        for key, value in one.client_state(client).items():
+            assert torch.equal(value, other.client_state(client)[key])
