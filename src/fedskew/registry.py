@@ -6,7 +6,7 @@ import math
 import pkgutil
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -212,6 +212,33 @@ class Choice:
         return f"{self.name}:{given}" if given else self.name
 
 
+@dataclass(frozen=True)
+class Composition(Choice):
+    """A choice and what is added to it: what ``name:key=value + name:key=value`` says."""
+
+    added: tuple[Choice, ...] = ()
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, (Choice(self.name, self.options), *self.added)))
+
+
+def compose(parts: Iterable[Choice]) -> Choice:
+    """The parts as one choice; a single part is itself."""
+    first, *added = parts
+    return Composition(first.name, first.options, tuple(added)) if added else first
+
+
+def parts_of(spec: Any, kind: str) -> list[Any]:
+    """The parts of a spelling, in order; one that is no text and no composition has one part, itself.
+
+    >>> [part.name for part in parts_of("dirichlet:alpha=0.3 + noise:sigma=0.1", "skew")]
+    ['dirichlet', 'noise']
+    """
+    if isinstance(spec, str):
+        return [parse(part, kind) for part in re.split(r"\s+\+\s+", spec)]
+    return [Choice(spec.name, spec.options), *spec.added] if isinstance(spec, Composition) else [spec]
+
+
 def spelled(value: Any) -> str:
     """An option's value as it is written on the command line."""
     if isinstance(value, bool) or value is None:
@@ -317,3 +344,19 @@ class Registry(Generic[T]):
     def name_of(self, thing: Any) -> str | None:
         """The name under which a class or function is registered, if it is."""
         return next((name for name, known in self._load().items() if known is thing), None)
+
+
+class Composing(Registry[T]):
+    """A registry whose choices may have several parts, each of them known to it or to another registry."""
+
+    def home(self, part: Choice) -> Registry[Any]:
+        """The registry that knows a part."""
+        return self
+
+    def full(self, choice: Choice) -> Choice:
+        """The choice with every option of every part."""
+        return compose(Registry.full(self.home(part), part) for part in parts_of(choice, self.kind))
+
+    def brief(self, choice: Choice) -> Choice:
+        """The choice without the options that are at their defaults, part by part."""
+        return compose(Registry.brief(self.home(part), part) for part in parts_of(choice, self.kind))

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 import fedskew
 from fedskew.errors import FedskewError
-from fedskew.registry import Choice
-from fedskew.skew.compose import Composition
+from fedskew.registry import Choice, Composition
 from fedskew.skew.cut import cut
 from fedskew.skew.partition import Rows, skews, treatments
 

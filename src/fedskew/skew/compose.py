@@ -1,25 +1,13 @@
 """How a skew is written: one cut and, after it, treatments of the rows: ``dirichlet:alpha=0.3 + noise:sigma=0.1``."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedskew.errors import FedskewError, unknown
-from fedskew.registry import Choice, Registry, parse
+from fedskew.registry import Choice, Composing, Registry, compose, parts_of
 
 
-@dataclass(frozen=True)
-class Composition(Choice):
-    """The choice of a cut, and of the treatments that follow it."""
-
-    treatments: tuple[Choice, ...] = ()
-
-    def __str__(self) -> str:
-        return " + ".join(map(str, (Choice(self.name, self.options), *self.treatments)))
-
-
-class Skews(Registry[Callable[..., Any]]):
+class Skews(Composing[Callable[..., Any]]):
     """The cuts by name; a choice may name treatments too, of which another registry knows."""
 
     def __init__(self, package: str, treatments: Registry[Callable[..., Any]]) -> None:
@@ -32,11 +20,15 @@ class Skews(Registry[Callable[..., Any]]):
             raise unknown(self.kind, name, [*self, *self.treatments])
         return super().get(name)
 
+    def home(self, part: Choice) -> Registry[Any]:
+        """The treatments' registry for a treatment, this one for a cut."""
+        return self.treatments if part.name in self.treatments else self
+
     def choose(self, spec: "str | Mapping[str, Any] | Choice") -> Choice:
         """Validate a spelling, every part of it; treatments alone follow ``iid``."""
-        parts = [(part, _name(part) in self.treatments) for part in parts_of(spec)]
+        parts = [(part, _name(part) in self.treatments) for part in parts_of(spec, self.kind)]
         cuts = [super(Skews, self).choose(part) for part, treats in parts if not treats]
-        treatments = tuple(self.treatments.choose(part) for part, treats in parts if treats)
+        treatments = [self.treatments.choose(part) for part, treats in parts if treats]
         if len(cuts) > 1:
             raise FedskewError(
                 f"skew {spec}: {cuts[0].name} and {cuts[1].name} both deal out the rows: keep one; "
@@ -48,32 +40,8 @@ class Skews(Registry[Callable[..., Any]]):
                 f"skew {spec}: with overlap=true a row has several owners, and {treatments[0].name} treats it for one: "
                 "leave one of them out"
             )
-        return _compose(cut, treatments)
-
-    def full(self, choice: Choice) -> Choice:
-        """The choice with every option of every part."""
-        return _compose(super().full(choice), map(self.treatments.full, _treatments(choice)))
-
-    def brief(self, choice: Choice) -> Choice:
-        """The choice without the options that are at their defaults."""
-        return _compose(super().brief(choice), map(self.treatments.brief, _treatments(choice)))
-
-
-def parts_of(spec: Any) -> list[Any]:
-    """The parts of a spelling, in order; one that is no text has one part, itself."""
-    if isinstance(spec, str):
-        return [parse(part, "skew") for part in re.split(r"\s+\+\s+", spec)]
-    return [Choice(spec.name, spec.options), *spec.treatments] if isinstance(spec, Composition) else [spec]
+        return compose([cut, *treatments])
 
 
 def _name(part: Any) -> Any:
     return part.name if isinstance(part, Choice) else part.get("name") if isinstance(part, Mapping) else None
-
-
-def _compose(cut: Choice, treatments: Iterable[Choice]) -> Choice:
-    following = tuple(treatments)
-    return Composition(cut.name, cut.options, following) if following else cut
-
-
-def _treatments(choice: Choice) -> tuple[Choice, ...]:
-    return choice.treatments if isinstance(choice, Composition) else ()

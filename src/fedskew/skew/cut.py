@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.errors import FedskewError
-from fedskew.registry import Choice
-from fedskew.skew.compose import Composition
+from fedskew.registry import Choice, Composition
 from fedskew.skew.partition import Partition, Rows, Skew, skews, treatments
 from fedskew.skew.series import WholeSeries
 from fedskew.streams import Ints, Stream, bits
@@ -46,7 +45,7 @@ def cut(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Cut:
     choice = skews.choose(spec)
     partition = _deal(partial(skews.get(choice.name), **choice.options), rows, clients or 0, seed)
     partition.check(len(rows), overlap=bool(choice.options.get("overlap")))
-    for place, treatment in enumerate(choice.treatments if isinstance(choice, Composition) else ()):
+    for place, treatment in enumerate(choice.added if isinstance(choice, Composition) else ()):
         treat = treatments.get(treatment.name)
         rows = treat(rows, partition, Stream(seed, "treatment", place), **treatment.options)
     return Cut(partition, rows)

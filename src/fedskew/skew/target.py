@@ -11,8 +11,7 @@ import numpy as np
 from fedskew.errors import FedskewError, unknown
 from fedskew.measures.distances import DISTANCES
 from fedskew.measures.heterogeneity import levels
-from fedskew.registry import Choice
-from fedskew.skew.compose import parts_of
+from fedskew.registry import Choice, parts_of
 from fedskew.skew.cut import Cut, SkewSpec, cut
 from fedskew.skew.partition import Partition, Rows, skews, treatments
 
@@ -182,7 +181,7 @@ class _Dial:
     def of(cls, spec: SkewSpec) -> "_Dial":
         if callable(spec):
             raise FedskewError("a target needs a skew by name: a function has no knob that could be searched")
-        parts: list[Choice] = [_as_choice(part) for part in parts_of(spec)]
+        parts: list[Choice] = [_as_choice(part) for part in parts_of(spec, "skew")]
         for part in parts:
             if part.name not in treatments:
                 skews.get(part.name)  # refuses an unknown name, and names the nearest
