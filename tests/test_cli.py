@@ -1,5 +1,6 @@
 """The command line as its users meet it: files and overrides, JSON, lists, help, with and without a terminal."""
 
+import csv
 import inspect
 import json
 import os
@@ -139,6 +140,7 @@ def test_the_table_at_the_end(fedskew: Callable[[str], Any], capsys: pytest.Capt
         "to 90 %",
         "Gini",
         "MB",
+        "simulated s",
         "s",
     ]
     cells = lines[header + 1].split()
@@ -146,9 +148,11 @@ def test_the_table_at_the_end(fedskew: Callable[[str], Any], capsys: pytest.Capt
     assert cells[1] == f"{100 * summary['test_accuracy_last']:.1f}"
     assert cells[3] == f"{100 * summary['client_accuracy_worst_10_percent']:.1f}"
     assert cells[5] == f"{summary['gini_of_client_weights']:.3f}"
-    assert cells[6] == f"{(summary['bytes_down'] + summary['bytes_up']) / 1e6:.1f}"
-    assert any(line.startswith("worst 10 %  mean accuracy of the worst clients") for line in lines)
+    assert cells[6] == f"{(summary['bytes_down'] + summary['bytes_up']) / 1e6:.2f}"
+    assert cells[7] == f"{summary['simulated_seconds']:.1f}"
+    assert any(line.startswith("worst 10 %   mean accuracy of the worst clients") for line in lines)
     assert not any("own test" in line for line in lines)  # there are no own models here
+    assert "lost" not in out
     assert re.fullmatch(r"fedprox:mu=0.5: round 2/2  local loss \d\.\d{3}  test accuracy [\d.]+%", err.splitlines()[-1])
 
 
@@ -173,8 +177,37 @@ def test_left_out_updates_are_told(fedskew: Callable[[str], Any], capsys: pytest
     out, err = capsys.readouterr()
     left_out = json.loads(out)["excluded_updates"]
     assert 0 < left_out < 20
-    assert f"{left_out} updates were NaN or infinite and were left out" in err
-    assert f"{left_out} excluded" in err
+    assert f"{left_out} of 20 updates were lost: {left_out} NaN or infinite (excluded in rounds.csv)" in err
+    assert f"  {left_out} of 20 lost\n" in err
+
+
+def test_lost_updates_are_told(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = "uniform:rows_per_second=100.0,dropout=0.5,deadline=2.5"
+    assert fedskew(f"run --model logreg --clients 8 --rounds 3 --fleet {fleet} --folder run --json") == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    with Path("run/clients.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    dropped, late = (sum(line[fate] == "1" for line in lines) for fate in ("dropped", "late"))
+    assert dropped > 0
+    assert late > 0
+    # A row takes 10 ms and the messages 0.1 s: with up to 230 rows nobody needs longer than 2.5 s, whatever happens.
+    assert all(int(line["rows"]) > 230 for line in lines if line["late"] == "1")
+    assert (told["updates"], told["dropped_updates"], told["late_updates"], told["excluded_updates"]) == (24, dropped, late, 0)
+    hows = f"{dropped} dropped out, {late} missed the deadline (dropped, late in rounds.csv)"
+    assert f"{dropped + late} of 24 updates were lost: {hows}" in err.splitlines()
+    assert told["fleet"] == fleet
+
+
+def test_rounds_without_any_answer(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedskew(f"run {SMALL} --fleet uniform:deadline=0.01 --algorithm fedavg --algorithm fedprox --folder two --json") == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert "fedavg-s0: round 2/2  no answers  test accuracy " in err
+    assert err.count("  4 of 4 lost\n") == 4
+    assert "16 of 16 updates were lost: 16 missed the deadline (late in rounds.csv)" in err
+    assert [run["gini_of_client_weights"] for run in told["runs"]] == [0, 0]
+    assert told["means"]["fedavg"]["simulated_seconds"]["mean"] == pytest.approx(0.02)
 
 
 # -- with and without a terminal -------------------------------------------------------------------------------------------

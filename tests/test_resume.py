@@ -18,7 +18,7 @@ import pytest
 
 import fedskew as fs
 from fedskew import cli
-from fedskew.report.folder import CHECKPOINT, CLIENTS, FINAL_CLIENTS, MODEL, PICTURE, ROUNDS, SUMMARY, RunFolder
+from fedskew.report.folder import CHECKPOINT, CLIENTS, FINAL_CLIENTS, JOURNAL, MODEL, PICTURE, ROUNDS, SUMMARY, RunFolder
 
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)  # what must not depend on how often a run was killed
 
@@ -324,6 +324,80 @@ def test_a_crash_at_every_single_file_operation_of_a_resume(
     assert tripwire.left > 0
 
 
+def start_scaffold(fed: fs.Federation, folder: Path) -> fs.Run:
+    return fs.train(fed, "logreg", "scaffold", rounds=4, per_round=3, seed=1, folder=folder)
+
+
+def journal(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / JOURNAL).iterdir()}
+
+
+def test_a_crash_at_every_single_file_operation_where_clients_keep_something(
+    fed: fs.Federation, tmp_path: Path, tripwire: Tripwire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several files a round, and the journal begins anew."""
+    monkeypatch.setattr("fedskew.report.checkpoint.LEAST", 0)
+    monkeypatch.setattr("fedskew.report.checkpoint.PIECE", 6000)
+    start_scaffold(fed, tmp_path / "whole")
+    save, left = RunFolder.save_checkpoint, [None] * 2
+
+    def crash_at_the_third(disk: RunFolder, content: bytes) -> None:
+        if not left:
+            raise Crash
+        left.pop()
+        save(disk, content)
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", crash_at_the_third)
+    with pytest.raises(Crash):
+        start_scaffold(fed, tmp_path / "begun")  # the journal of three rounds and a checkpoint of two
+    monkeypatch.setattr(RunFolder, "save_checkpoint", save)
+    for operation in range(1, 200):
+        folder = tmp_path / f"crashed-at-{operation}"
+        shutil.copytree(tmp_path / "begun", folder)
+        tripwire.folder, tripwire.left = folder.name, operation
+        try:
+            fs.resume(folder, fed=fed)
+            break
+        except Crash:
+            fs.resume(folder, fed=fed)
+            assert bits(folder) == bits(tmp_path / "whole")
+            assert journal(folder) == journal(tmp_path / "whole")
+    assert operation > 30
+    assert tripwire.left > 0
+
+
+def test_models_of_their_own_survive(fed: fs.Federation, tmp_path: Path) -> None:
+    """Ditto's clients have models, and with norm=local also what the global model keeps at them."""
+
+    def start(folder: Path, **more: Any) -> fs.Run:
+        return fs.train(fed, "tabular:hidden=8", "ditto", rounds=4, per_round=3, norm="local", folder=folder, **more)
+
+    whole = start(tmp_path / "whole")
+    with pytest.raises(Crash):
+        start(tmp_path / "run", watch=crash_after(2))
+    again = fs.resume(tmp_path / "run", fed=fed)
+    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
+    assert journal(tmp_path / "run") == journal(tmp_path / "whole")
+    for client in range(fed.clients):
+        for name, value in whole.training.client_state(client).items():
+            assert value.equal(again.training.client_state(client)[name])
+
+
+def test_a_lost_file_of_the_journal(fed: fs.Federation, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    start_scaffold(fed, folder)
+    shutil.copytree(folder, tmp_path / "whole")
+    (folder / SUMMARY).unlink()
+    file = sorted((folder / JOURNAL).iterdir())[-1]
+    file.unlink()
+    with pytest.raises(fs.FedskewError, match=rf"{file} is gone: put it back, or remove checkpoint.safetensors to start again"):
+        fs.resume(folder, fed=fed)
+    (folder / CHECKPOINT).unlink()
+    fs.resume(folder, fed=fed)
+    assert bits(folder) == bits(tmp_path / "whole")
+    assert journal(folder) == journal(tmp_path / "whole")
+
+
 def test_what_was_finished_is_only_told_again(
     fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -426,3 +500,23 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
     assert (folder / ROUNDS).read_bytes().startswith(expected[ROUNDS][: expected[ROUNDS].index(b"\n3,")])
     fs.resume(folder)
     assert bits(folder) == expected
+
+
+def test_a_disk_that_is_full_for_what_clients_keep(fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, opened = tmp_path / "run", Path.open
+    start_scaffold(fed, tmp_path / "whole")
+
+    def open_on_full_disk(path: Path, *args: Any, **kwargs: Any) -> Any:
+        full = path.name == "00000003.safetensors.part"
+        return FullOfBytes(path, "w") if full else opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", open_on_full_disk)
+    with pytest.raises(
+        fs.FedskewError, match=r"cannot write .*clients/00000003.safetensors: the disk is full: free some space"
+    ):
+        start_scaffold(fed, folder)
+    monkeypatch.setattr(Path, "open", opened)
+    assert len(journal(folder)) == 2
+    fs.resume(folder, fed=fed)
+    assert bits(folder) == bits(tmp_path / "whole")
+    assert journal(folder) == journal(tmp_path / "whole")

@@ -4,16 +4,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for editors and type checkers
+    from fedskew.algorithms.afl_cp import AFLCP as AFLCP
+    from fedskew.algorithms.asynchronous import FedAsync as FedAsync
+    from fedskew.algorithms.asynchronous import FedBuff as FedBuff
     from fedskew.algorithms.base import Algorithm as Algorithm
     from fedskew.algorithms.bounds import Central as Central
     from fedskew.algorithms.bounds import Local as Local
+    from fedskew.algorithms.ccvr import CCVR as CCVR
+    from fedskew.algorithms.ditto import Ditto as Ditto
     from fedskew.algorithms.fedavg import FedAvg as FedAvg
+    from fedskew.algorithms.fedbn import FedBN as FedBN
+    from fedskew.algorithms.fedbn import MFedBN as MFedBN
+    from fedskew.algorithms.fedbs import FedBS as FedBS
+    from fedskew.algorithms.feddyn import FedDyn as FedDyn
+    from fedskew.algorithms.fedga import FedGA as FedGA
     from fedskew.algorithms.fednova import FedNova as FedNova
     from fedskew.algorithms.fedopt import FedAdagrad as FedAdagrad
     from fedskew.algorithms.fedopt import FedAdam as FedAdam
     from fedskew.algorithms.fedopt import FedAvgM as FedAvgM
     from fedskew.algorithms.fedopt import FedYogi as FedYogi
+    from fedskew.algorithms.fedpbs import FedPBS as FedPBS
+    from fedskew.algorithms.fedper import FedPer as FedPer
     from fedskew.algorithms.fedprox import FedProx as FedProx
+    from fedskew.algorithms.fedprox_layers import FedProxLayers as FedProxLayers
+    from fedskew.algorithms.moon import Moon as Moon
+    from fedskew.algorithms.robust import Clip as Clip
+    from fedskew.algorithms.robust import Krum as Krum
+    from fedskew.algorithms.robust import Median as Median
+    from fedskew.algorithms.robust import TrimmedMean as TrimmedMean
+    from fedskew.algorithms.scaffold import Scaffold as Scaffold
     from fedskew.api import Run as Run
     from fedskew.api import load as load
     from fedskew.api import resume as resume
@@ -33,23 +52,42 @@ __version__ = "0.1.0"
 
 # Name -> module. Loaded when first asked for, so that `import fedskew` costs nothing and the command line starts at once.
 _PUBLIC = {
+    "AFLCP": "fedskew.algorithms.afl_cp",
     "Algorithm": "fedskew.algorithms.base",
+    "CCVR": "fedskew.algorithms.ccvr",
     "Central": "fedskew.algorithms.bounds",
+    "Clip": "fedskew.algorithms.robust",
     "Dataset": "fedskew.data.dataset",
+    "Ditto": "fedskew.algorithms.ditto",
     "Experiment": "fedskew.config",
     "FedAdagrad": "fedskew.algorithms.fedopt",
     "FedAdam": "fedskew.algorithms.fedopt",
+    "FedAsync": "fedskew.algorithms.asynchronous",
     "FedAvg": "fedskew.algorithms.fedavg",
     "FedAvgM": "fedskew.algorithms.fedopt",
+    "FedBN": "fedskew.algorithms.fedbn",
+    "FedBS": "fedskew.algorithms.fedbs",
+    "FedBuff": "fedskew.algorithms.asynchronous",
+    "FedDyn": "fedskew.algorithms.feddyn",
+    "FedGA": "fedskew.algorithms.fedga",
     "FedNova": "fedskew.algorithms.fednova",
+    "FedPBS": "fedskew.algorithms.fedpbs",
+    "FedPer": "fedskew.algorithms.fedper",
     "FedProx": "fedskew.algorithms.fedprox",
+    "FedProxLayers": "fedskew.algorithms.fedprox_layers",
     "FedYogi": "fedskew.algorithms.fedopt",
     "Federation": "fedskew.skew.federation",
     "FedskewError": "fedskew.errors",
+    "Krum": "fedskew.algorithms.robust",
     "Local": "fedskew.algorithms.bounds",
+    "MFedBN": "fedskew.algorithms.fedbn",
+    "Median": "fedskew.algorithms.robust",
+    "Moon": "fedskew.algorithms.moon",
     "Partition": "fedskew.skew.partition",
     "Run": "fedskew.api",
+    "Scaffold": "fedskew.algorithms.scaffold",
     "Settings": "fedskew.config",
+    "TrimmedMean": "fedskew.algorithms.robust",
     "check": "fedskew.conformance",
     "load": "fedskew.api",
     "load_split": "fedskew.report.split_folder",

@@ -13,29 +13,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
 from torch import nn
 
-from fedskew.algorithms.base import Algorithm, Tensors, algorithms, resolve
+from fedskew.algorithms.base import Algorithm, algorithms, choice_of, resolve
 from fedskew.config import CHOICES, Experiment, Settings, read_file, to_toml
 from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays
 from fedskew.data.dataset import Dataset, datasets
 from fedskew.engine.device import pick_device
+from fedskew.engine.finish import check_head
 from fedskew.engine.job import trainable
 from fedskew.engine.schedule import schedules
 from fedskew.engine.training import RoundResult, Training
 from fedskew.errors import FedskewError, Interrupted, unknown
-from fedskew.fleet.uniform import fleets
+from fedskew.fleet.base import fleets
 from fedskew.models.base import models
 from fedskew.models.build import ModelSpec, build
-from fedskew.registry import Choice, Registry, options_of
+from fedskew.registry import Choice, Composition, Registry, options_of
 from fedskew.report import folder as on_disk
+from fedskew.report.checkpoint import Checkpoints, to_bytes
 from fedskew.report.folder import RunFolder
 from fedskew.report.summary import Row, summarise
-from fedskew.skew.compose import Composition
 from fedskew.skew.cut import SkewSpec, client_holdout, cut
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition, skews
@@ -215,7 +213,8 @@ def train(
         raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
     place = None if folder is False else Path(folder) if isinstance(folder, (str, os.PathLike)) else _fresh_folder(config)
     disk = None if place is None else RunFolder.create(place, to_toml(config), environment(training), fed.partition)
-    return _drive(training, disk, {"rounds": [], "clients": [], "timing": []}, config, watch)
+    checkpoints = None if disk is None else Checkpoints(disk)
+    return _drive(training, checkpoints, {"rounds": [], "clients": [], "timing": []}, config, watch)
 
 
 def _signature_with_settings() -> inspect.Signature:
@@ -237,7 +236,7 @@ def check_choices(experiment: Experiment) -> None:
         if getattr(experiment, kind) == FROM_PYTHON:
             raise FedskewError(f"{kind}={FROM_PYTHON} stands for a Python object: run it from Python, or choose another {kind}")
         _choose(kind, getattr(experiment, kind))
-    resolve(experiment.algorithm).check(optimizer=experiment.optimizer)
+    resolve(experiment.algorithm).check(optimizer=experiment.optimizer, per_round=experiment.per_round)
     pick_device(experiment.device)
 
 
@@ -300,10 +299,12 @@ def resume(
     settings = replace(settings, threads=settings.threads or began.get("threads"))  # sums depend on how they are shared out
     method = algorithm or resolve(config["algorithm"])
     training, _ = prepare(fed, config["model"] if model is None else model, method, settings)
-    _restore(training, disk)
+    checkpoints = Checkpoints(disk)
+    checkpoints.restore(training)
     files = {"rounds": on_disk.ROUNDS, "clients": on_disk.CLIENTS, "timing": on_disk.TIMING}
     if disk.finished:
         tables = {name: disk.table(file) for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items()}
+        training.finish()
         return Run(disk.read_json(on_disk.SUMMARY), _trained(training), disk.path, tables, training)
     tables = {name: disk.trim(file, training.round) for name, file in files.items()}
     if len(tables["rounds"]) != training.round:
@@ -311,7 +312,7 @@ def resume(
             f"{disk.path / on_disk.ROUNDS} has {len(tables['rounds'])} of the {training.round} rounds of the checkpoint: "
             "put it back or start a new run"
         )
-    return _drive(training, disk, tables, config, watch)
+    return _drive(training, checkpoints, tables, config, watch)
 
 
 def read_config(disk: RunFolder) -> dict[str, Any]:
@@ -324,25 +325,6 @@ def read_config(disk: RunFolder) -> dict[str, Any]:
     return config
 
 
-def _restore(training: Training, disk: RunFolder) -> None:
-    """Bring a fresh training to the state of the last checkpoint, if there is one."""
-    path, stored = disk.path / on_disk.CHECKPOINT, disk.load_checkpoint()
-    if stored is None:
-        if disk.finished:
-            raise FedskewError(f"{path} is gone; the finished run's result is in {on_disk.SUMMARY} and {on_disk.MODEL}")
-        return
-    try:
-        flat = tensors_from_bytes(stored)
-    except SafetensorError as problem:
-        raise FedskewError(
-            f"{path} is damaged ({problem}): put it back, or remove it to start again from the first round"
-        ) from None
-    fits = {name: value.shape for name, value in training.checkpoint().items() if not name.startswith("store/")}
-    if fits != {name: value.shape for name, value in flat.items() if not name.startswith("store/")}:
-        raise FedskewError(f"{path} does not fit the model and the algorithm of {on_disk.CONFIG}: were they changed?")
-    training.restore(flat)
-
-
 def prepare(fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: Settings) -> tuple[Training, dict[str, Any]]:
     """A training and its whole configuration; everything that can be refused is refused here, before anything is written."""
     if not isinstance(fed, Federation):
@@ -352,12 +334,13 @@ def prepare(fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: S
     module = build(model, fed.data.shape, len(fed.data.classes), settings.seed)
     _check_model(module, fed)
     training = Training(fed, module, algorithm, settings)
+    check_head(training.job, training.personal is not None)
     config: dict[str, Any] = {field.name: getattr(settings, field.name) for field in fields(Settings)}
     config |= {kind: _table(kind, config[kind]) for kind in ("schedule", "fleet")}
     config |= fed.recipe or {"data": FROM_PYTHON, "skew": FROM_PYTHON, "clients": fed.clients}
     config["model"] = _table("model", model) if isinstance(model, (str, Mapping, Choice)) else FROM_PYTHON
-    name = algorithms.name_of(type(algorithm))
-    config["algorithm"] = FROM_PYTHON if name is None else _table("algorithm", Choice(name, algorithm.options()))
+    registered = algorithms.name_of(type(algorithm)) is not None
+    config["algorithm"] = _table("algorithm", choice_of(algorithm)) if registered else FROM_PYTHON
     return training, config
 
 
@@ -377,19 +360,26 @@ def _check_model(module: nn.Module, fed: Federation) -> None:
 
 
 def _drive(
-    training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], config: Mapping[str, Any], watch: Watcher | None
+    training: Training,
+    checkpoints: Checkpoints | None,
+    tables: dict[str, list[Row]],
+    config: Mapping[str, Any],
+    watch: Watcher | None,
 ) -> Run:
     """Round after round to the end; Ctrl-C leaves a run that can be resumed."""
+    disk = checkpoints.disk if checkpoints else None
     try:
         with _events(training, disk) as events:
-            _run_rounds(training, disk, tables, [one for one in (events, watch) if one])
+            _run_rounds(training, checkpoints, tables, [one for one in (events, watch) if one])
         return _finish(training, disk, tables, config)
     except KeyboardInterrupt:
         done = f"interrupted after round {training.round} of {training.settings.rounds}"
         raise Interrupted(f"{done}; go on with: {on_disk.resume_command(disk.path)}" if disk else done) from None
 
 
-def _run_rounds(training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], watchers: list[Watcher]) -> None:
+def _run_rounds(
+    training: Training, checkpoints: Checkpoints | None, tables: dict[str, list[Row]], watchers: list[Watcher]
+) -> None:
     """Every round is recorded before the next begins."""
     settings = training.settings
     while training.round < settings.rounds:
@@ -399,31 +389,35 @@ def _run_rounds(training: Training, disk: RunFolder | None, tables: dict[str, li
         new["timing"] = [{"round": training.round, "seconds": time.perf_counter() - began}]
         for name, rows in new.items():
             tables[name].extend(rows)
-        if disk:
+        if checkpoints:
+            disk = checkpoints.disk
             disk.append(on_disk.ROUNDS, new["rounds"])
             disk.append(on_disk.CLIENTS, new["clients"])
             disk.append(on_disk.TIMING, new["timing"])
             if training.round % settings.checkpoint_every == 0 or training.round == settings.rounds:
-                disk.save_checkpoint(_to_bytes(training.checkpoint()))
+                checkpoints.save(training)
         for watch in watchers:
             watch(result, settings.rounds)
 
 
 def _finish(training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], config: Mapping[str, Any]) -> Run:
+    finished = training.finish()
     final = training.final_clients()
     fed = training.fed
-    spelled = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm")}
+    spelled = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "fleet")}
     facts = {**spelled, "clients": fed.clients, "clients_per_round": training.per_round, "seed": training.settings.seed}
     facts["parameters"] = sum(value.numel() for value in training.params.values())
     population = training.trained_on.clients
     numbers = summarise(tables["rounds"], tables["clients"], final, population, fed.held_out is not None)
-    summary = {**facts, **numbers, "seconds": float(sum(row["seconds"] for row in tables["timing"]))}
+    for name in ("bytes_down", "bytes_up"):
+        numbers[name] += finished.get(f"calibration_{name}", 0)
+    summary = {**facts, **numbers, **finished, "seconds": float(sum(row["seconds"] for row in tables["timing"]))}
     if disk:
         columns = list(dict.fromkeys(key for row in final for key in row))
         (disk.path / on_disk.FINAL_CLIENTS).unlink(missing_ok=True)
         disk.append(on_disk.FINAL_CLIENTS, [{key: row.get(key) for key in columns} for row in final])
         model = _trained(training)
-        disk.write(on_disk.MODEL, _to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())}))
+        disk.write(on_disk.MODEL, to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())}))
         from fedskew.report.picture import draw_run
 
         disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary))
@@ -438,10 +432,6 @@ def _trained(training: Training) -> nn.Module:
         for name, value in {**trainable(model), **dict(model.named_buffers())}.items():
             value.copy_(state[name])
     return model.eval()
-
-
-def _to_bytes(tensors: Tensors) -> bytes:
-    return tensors_to_bytes({name: value.detach().contiguous().cpu() for name, value in tensors.items()})
 
 
 def _fresh_folder(config: Mapping[str, Any]) -> Path:

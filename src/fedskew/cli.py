@@ -111,6 +111,7 @@ def run(
     \b
     fedskew run --algorithm fedprox:mu=0.1 --clients 20
     fedskew run --algorithm fedavg --algorithm fedprox --seeds 0-4
+    fedskew run --algorithm "fedprox:mu=0.1 + median"
     fedskew run experiment.toml --rounds 20
     """
     values = read_file(file) if file else {}
@@ -163,7 +164,8 @@ _PANELS = {
         "weight_decay", "nesterov", "norm", "seed",
     ),
     "Execution and record": (
-        "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows", "checkpoint_every", "tensorboard",
+        "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows", "test_trained",
+        "checkpoint_every", "tensorboard",
     ),
 }  # fmt: skip
 
@@ -308,23 +310,28 @@ def _plain_watcher(name: str) -> "Watcher":
 
 
 def _state(row: "Row") -> str:
-    words = [f"local loss {row['local_loss']:.3f}"]
+    words = ["no answers" if row["local_loss"] is None else f"local loss {row['local_loss']:.3f}"]
     for part, name in (("test", "test accuracy"), ("own_test", "own models")):
         if row.get(f"{part}_accuracy") is not None:
             words.append(f"{name} {row[f'{part}_accuracy']:.1%}")
-    if row["excluded"]:
-        words.append(f"{row['excluded']} excluded")
+    if lost := sum(row[fate] for fate in _FATES):
+        words.append(f"{lost} of {row['clients']} lost")
     return "  ".join(words)
+
+
+_FATES = {"dropped": "dropped out", "late": "missed the deadline", "excluded": "NaN or infinite"}  # of a lost update
 
 
 _COLUMNS = {  # of the summary: title, factor, digits, what it says
     "test_accuracy_last": ("test last", 100, 1, "accuracy of the global model on the test rows after the last round, in %"),
     "test_accuracy_best": ("test best", 100, 1, "the same in its best round"),
+    "calibrated_test_accuracy": ("calibrated", 100, 1, "of the model with its new head, after the last round, in %"),
     "own_test_accuracy_mean": ("own test", 100, 1, "mean accuracy of the clients' own models on the test rows, in %"),
     "client_accuracy_worst_10_percent": ("worst 10 %", 100, 1, "mean accuracy of the worst clients on their own rows, in %"),
     "rounds_to_90_percent_of_last_test_accuracy": ("to 90 %", 1, 0, "rounds until 90 % of the last test accuracy"),
     "gini_of_client_weights": ("Gini", 1, 3, "of the weights that the clients had in all rounds"),
-    "bytes": ("MB", 1e-6, 1, "sent, both ways"),
+    "bytes": ("MB", 1e-6, 2, "sent, both ways"),
+    "simulated_seconds": ("simulated s", 1, 1, "seconds that it would take in the world (--fleet)"),
     "seconds": ("s", 1, 1, "seconds of computing"),
 }
 
@@ -346,14 +353,25 @@ def _tell(methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, resu
     console.print()
     console.print(_grid(columns if too_wide else lines))
     console.print()
+    width = max(len(title) for title, *_ in shown.values())
     for title, _, _, meaning in shown.values():
-        console.print(f"[dim]{title:10}  {meaning}[/dim]")
-    excluded = sum(row["excluded_updates"] for row in summaries)
-    if excluded:
-        console.print(f"\n{excluded} updates were NaN or infinite and were left out (column excluded of rounds.csv)")
+        console.print(f"[dim]{title:{width}}  {meaning}[/dim]")
+    if lost := _lost(summaries):
+        console.print(f"\n{lost}", soft_wrap=True)
     console.print(f"\nrun folder: {escape(str(folder))}", soft_wrap=True)
     if as_json:
         print(to_json({**result, "folder": str(folder)}))
+
+
+def _lost(summaries: "Sequence[Row]") -> str:
+    """How many updates were lost, and how; nothing if none was."""
+    counts = {fate: sum(row[f"{fate}_updates"] for row in summaries) for fate in _FATES}
+    counts = {fate: count for fate, count in counts.items() if count}
+    if not counts:
+        return ""
+    hows = ", ".join(f"{count} {_FATES[fate]}" for fate, count in counts.items())
+    total = sum(row["updates"] for row in summaries)
+    return f"{sum(counts.values())} of {total} updates were lost: {hows} ({', '.join(counts)} in rounds.csv)"
 
 
 def _grid(lines: Sequence[Sequence[str]]) -> Table:

@@ -40,7 +40,7 @@ def _registries() -> dict[str, Registry[Any]]:
     from fedskew.algorithms.base import algorithms
     from fedskew.data.dataset import datasets
     from fedskew.engine.schedule import schedules
-    from fedskew.fleet.uniform import fleets
+    from fedskew.fleet.base import fleets
     from fedskew.models.base import models
     from fedskew.skew.partition import skews, treatments
 
@@ -75,7 +75,8 @@ def list_things(
 
 def _list_one(console: Console, registry: Registry[Any], name: str) -> None:
     summary = registry.summary(name).replace("``", "")
-    console.print(f"  [bold cyan]{name}[/bold cyan]  {escape(summary)}", soft_wrap=True)
+    added = f" [dim](an addition: METHOD + {name})[/dim]" if getattr(registry.get(name), "addition", False) else ""
+    console.print(f"  [bold cyan]{name}[/bold cyan]  {escape(summary)}{added}", soft_wrap=True)
     for option in registry.options(name).values():
         default = "required" if option.required else f"default {spelled(option.default) or 'none'}"
         bounds = f", {option.bounds}" if option.bounds else ""

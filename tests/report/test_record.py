@@ -16,8 +16,9 @@ from torch import nn
 import fedskew as fs
 from fedskew.algorithms.base import Tree, View
 
-COUNTED = ["round", "clients", "excluded", "lr", "local_loss", "local_accuracy"]
-COSTS = ["bytes_down", "bytes_up", "simulated_seconds"]
+COUNTED = ["round", "clients", "excluded", "dropped", "late", "lr", "local_loss", "local_accuracy"]
+COSTS = ["bytes_down", "bytes_up", "simulated_seconds", "clock"]
+SENT = ["round", "client", "rows", "steps", "seconds", "dropped", "late", "weight", "local_loss", "local_accuracy"]
 
 
 def scores(*parts: str) -> list[str]:
@@ -54,9 +55,7 @@ def score(model: nn.Module, rows: fs.Dataset | Any, index: Any = slice(None)) ->
 
 def test_columns_of_the_tables(run: fs.Run) -> None:
     assert list(table(run, "rounds.csv")[0]) == [*COUNTED, *scores("train", "validation", "test"), *COSTS]
-    assert list(table(run, "clients.csv")[0]) == [
-        "round", "client", "rows", "steps", "weight", "local_loss", "local_accuracy", "loss", "accuracy",
-    ]  # fmt: skip
+    assert list(table(run, "clients.csv")[0]) == [*SENT, "loss", "accuracy"]
     assert list(table(run, "clients_final.csv")[0]) == ["client", "rows", "loss", "accuracy"]
     assert list(table(run, "timing.csv")[0]) == ["round", "seconds"]
 
@@ -128,6 +127,46 @@ def test_simulated_seconds_are_those_of_the_slowest_client(run: fs.Run) -> None:
         assert found == pytest.approx(sent + 2 * chosen["rows"].max() / 1000)
 
 
+def test_the_clock_adds_up(run: fs.Run) -> None:
+    assert run.rounds["clock"].tolist() == pytest.approx(np.cumsum(run.rounds["simulated_seconds"]).tolist())
+    assert run.summary["simulated_seconds"] == run.rounds["clock"].iloc[-1]
+
+
+def test_lost_clients_are_in_the_tables_and_count_for_nothing(fed: fs.Federation, tmp_path: Path) -> None:
+    fleet = "uniform:rows_per_second=50,dropout=0.6,deadline=3"
+    run = fs.train(fed, "logreg", rounds=6, fleet=fleet, folder=tmp_path / "run", tensorboard=True)
+    lost = run.clients[(run.clients["dropped"] + run.clients["late"]) > 0]
+    assert (lost["weight"] == 0).all()
+    assert lost["local_loss"].isna().all()
+    assert lost["accuracy"].notna().all()  # of the global model, on their rows
+    for number, sent in run.clients.groupby("round"):
+        line = run.rounds.set_index("round").loc[number]
+        assert (line["clients"], line["dropped"], line["late"]) == (7, sent["dropped"].sum(), sent["late"].sum())
+        assert line["bytes_up"] == (7 - line["dropped"] - line["late"]) * 4 * 650
+        assert line["bytes_down"] == 7 * 4 * 650
+        assert line["simulated_seconds"] == (3 if line["late"] else sent["seconds"].max())
+        if line["dropped"] + line["late"] == 7:
+            assert np.isnan(line["local_loss"])
+        else:
+            assert sent["weight"].sum() == pytest.approx(1)
+    both = run.rounds["dropped"] + run.rounds["late"]
+    assert both.max() == 7 > both.min()  # a round that everybody was lost in, and one that somebody was not
+    assert run.summary["dropped_updates"] == run.clients["dropped"].sum() > 0
+    assert run.summary["late_updates"] == run.clients["late"].sum() > 0
+    blank = {line["round"] for line in table(run, "rounds.csv") if line["local_loss"] == line["local_accuracy"] == ""}
+    assert blank == {str(number) for number in run.rounds["round"][both == 7]}
+
+
+def test_a_stale_answer_says_how_stale(fed: fs.Federation, tmp_path: Path) -> None:
+    run = fs.train(fed, "logreg", "fedasync", rounds=8, per_round=3, folder=tmp_path / "run")
+    assert list(table(run, "clients.csv")[0]) == [*SENT, "staleness", "loss", "accuracy"]
+    assert run.rounds["clients"].tolist() == [1] * 8
+    clock, began = run.rounds["clock"], run.rounds["clock"] - run.clients["seconds"]
+    missed = [int((clock[:number] > began[number] + 1e-9).sum()) for number in range(8)]  # steps since it was sent
+    assert run.clients["staleness"].tolist() == missed
+    assert max(missed) >= 2
+
+
 def test_summary_is_made_of_the_tables(run: fs.Run) -> None:
     summary, rounds = run.summary, run.rounds
     assert run.folder is not None
@@ -177,11 +216,16 @@ def test_training_scores_on_a_sample_of_the_rows(fed: fs.Federation) -> None:
 def test_own_models_with_local_batch_norm(fed: fs.Federation, tmp_path: Path) -> None:
     run = fs.train(fed, "tabular:hidden=8", rounds=3, norm="local", folder=tmp_path / "run")
     assert list(table(run, "rounds.csv")[0]) == [*COUNTED, *scores("train", "validation", "test", "own_test"), *COSTS]
-    assert list(table(run, "clients_final.csv")[0]) == ["client", "rows", "loss", "accuracy", "own_test_accuracy"]
+    both = ["loss", "accuracy", "global_loss", "global_accuracy"]
+    assert list(table(run, "clients.csv")[0])[-4:] == both
+    assert list(table(run, "clients_final.csv")[0]) == ["client", "rows", *both, "own_test_accuracy"]
     # The layers are 64 x 8 without bias, BatchNorm (kept), 8 x 10 with bias: what is kept is not sent.
     assert run.summary["bytes_up"] == run.summary["bytes_down"] == 3 * 7 * 4 * (64 * 8 + 8 * 10 + 10)
     own = run.final_clients["own_test_accuracy"]
     assert run.summary["own_test_accuracy_mean"] == pytest.approx(own.mean()) == run.summary["own_test_accuracy_last"]
+    shared = [score(run.model, fed.train, fed.partition.of(client))[1] for client in range(7)]
+    assert run.final_clients["global_accuracy"].tolist() == pytest.approx(shared)
+    assert run.summary["client_accuracy_of_global_model_mean"] == pytest.approx(np.mean(shared))
     state = run.training.client_state(2)
     run.model.load_state_dict(state)
     loss, _ = score(run.model, fed.train, fed.partition.of(2))

@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 def round_of(number: int, accuracy: float | None, **more: Any) -> Row:
     scores = {"test_accuracy": accuracy, "test_loss": None if accuracy is None else 1 - accuracy}
-    counted = {"excluded": 0, "bytes_down": 10, "bytes_up": 1, "simulated_seconds": 0.5}
+    counted = {"clients": 4, "excluded": 0, "dropped": 0, "late": 0, "bytes_down": 10, "bytes_up": 1, "clock": 0.5 * number}
     return {"round": number, **scores, **counted, **more}
 
 
@@ -41,10 +41,27 @@ def test_rounds_to_90_percent_counts_rounds_and_not_evaluations() -> None:
     assert found["rounds_to_90_percent_of_last_test_accuracy"] == 6
 
 
+def test_what_90_percent_took_on_the_clock_and_on_the_lines() -> None:
+    # Reached in round 4, where the clock shows 70 s; rounds 1 to 4 sent 11, 0, 100 + 11 and 11 bytes.
+    rounds = [
+        round_of(1, None),
+        round_of(2, 0.3, bytes_down=0, bytes_up=0, clock=9.0),
+        round_of(3, None, bytes_down=100, bytes_up=11, clock=60.0),
+        round_of(4, 0.8, clock=70.0),
+        round_of(5, 0.8, clock=1000.0),
+    ]
+    found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
+    assert found["rounds_to_90_percent_of_last_test_accuracy"] == 4
+    assert found["simulated_seconds_to_90_percent_of_last_test_accuracy"] == 70.0
+    assert found["bytes_to_90_percent_of_last_test_accuracy"] == 11 + 0 + 111 + 11
+    assert found["simulated_seconds"] == 1000.0
+
+
 def test_without_test_rows_there_is_no_test_accuracy() -> None:
     rounds = [{key: value for key, value in round_of(1, 0.5).items() if not key.startswith("test")}]
     found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
-    assert found["rounds_to_90_percent_of_last_test_accuracy"] is None
+    for what in ("rounds", "simulated_seconds", "bytes"):
+        assert found[f"{what}_to_90_percent_of_last_test_accuracy"] is None
     assert not [key for key in found if key.startswith("test_")]
 
 
@@ -78,8 +95,10 @@ def test_clients_with_nothing_to_measure_on_are_left_out() -> None:
 
 
 def test_sums_over_rounds() -> None:
-    found = summarise([round_of(1, 0.5, excluded=2), round_of(2, 0.5, excluded=1)], weights({0: 1.0}), final(1.0), 1, False)
-    assert found["excluded_updates"] == 3
+    rounds = [round_of(1, 0.5, excluded=2, late=1), round_of(2, 0.5, clients=7, excluded=1, dropped=4, late=2)]
+    found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
+    assert found["updates"] == 11
+    assert (found["excluded_updates"], found["dropped_updates"], found["late_updates"]) == (3, 4, 3)
     assert (found["bytes_down"], found["bytes_up"], found["simulated_seconds"]) == (20, 2, 1.0)
     assert found["client_accuracy_rows"] == "training rows of each client"
 
@@ -87,3 +106,23 @@ def test_sums_over_rounds() -> None:
 def test_own_models_of_those_that_were_tested() -> None:
     lines = [*final(0.5, 0.5, own_test_accuracy=0.25), {"client": 2, "accuracy": 0.5}]
     assert summarise([round_of(1, 0.5)], weights({0: 1.0}), lines, 1, False)["own_test_accuracy_mean"] == 0.25
+
+
+def test_the_global_model_beside_own_models() -> None:
+    lines = final(0.5, 1.0)
+    found = summarise([round_of(1, 0.5)], weights({0: 1.0}), lines, 1, True)
+    assert "client_accuracy_of_global_model_mean" not in found
+    for line, accuracy in zip(lines, (0.25, float("nan")), strict=True):  # the second holds nothing out
+        line["global_accuracy"] = accuracy
+    found = summarise([round_of(1, 0.5)], weights({0: 1.0}), lines, 1, True)
+    assert found["client_accuracy_of_global_model_mean"] == 0.25
+    assert found["client_accuracy_mean"] == 0.75
+
+
+def test_when_every_update_was_lost() -> None:
+    lost = [{"client": client, "weight": 0.0, "local_loss": None} for client in range(4)]
+    rounds = [round_of(1, 0.1, local_loss=None, local_accuracy=None, dropped=3, late=1)]
+    found = summarise(rounds, lost, final(0.1, 0.1, 0.1, 0.1), 4, False)
+    assert found["gini_of_client_weights"] == 0
+    assert (found["updates"], found["dropped_updates"], found["late_updates"]) == (4, 3, 1)
+    assert found["test_accuracy_last"] == 0.1

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ Row = dict[str, Any]
 CONFIG, ENVIRONMENT, PARTITION = "config.toml", "environment.json", "partition.npz"
 ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = "rounds.csv", "clients.csv", "timing.csv", "clients_final.csv"
 CHECKPOINT, MODEL, SUMMARY, PICTURE = "checkpoint.safetensors", "model.safetensors", "summary.json", "picture.png"
+JOURNAL = "clients"  # a folder of numbered files that go with the checkpoint
 
 
 def resume_command(path: Path) -> str:
@@ -170,6 +172,25 @@ class RunFolder:
         """The last checkpoint, if there is one."""
         path = self.path / CHECKPOINT
         return path.read_bytes() if path.exists() else None
+
+    def journal(self, number: int) -> Path:
+        """Where the journal has its file of this number."""
+        return self.path / JOURNAL / f"{number:08d}.safetensors"
+
+    def write_journal(self, number: int, content: bytes) -> None:
+        """Write a file of the journal; its folder is made for the first."""
+        path = self.journal(number)
+        with writing(path, self._then):
+            path.parent.mkdir(exist_ok=True)
+        write_atomically(path, content, self._then)
+
+    def trim_journal(self, kept: range) -> None:
+        """Remove the journal's files but those with these numbers, and what a killed run left half written."""
+        for path in (self.path / JOURNAL).glob("*.safetensors*"):
+            found = re.fullmatch(r"(\d+)\.safetensors(\.part)?", path.name)
+            if found and (found[2] or int(found[1]) not in kept):
+                with writing(path, self._then):
+                    path.unlink()
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file whole."""

@@ -13,25 +13,15 @@ Row = dict[str, Any]
 def summarise(rounds: Sequence[Row], clients: Iterable[Row], final: Sequence[Row], population: int, held_out: bool) -> Row:
     """The summary of a run that has at least one round; ``population`` is the number of clients that could be chosen."""
     result: Row = {"rounds": len(rounds)}
-    for part in ("train", "validation", "test", "own_test"):
+    for part in ("train", "validation", "test", "own_test", "trained_test"):
         result |= _last_and_best(rounds, part)
-    curve = [row["test_accuracy"] for row in rounds if row.get("test_accuracy") is not None]
-    evaluated = [row["round"] for row in rounds if row.get("test_accuracy") is not None]
-    reached = rounds_to_share(curve, 0.9) if curve else None
-    result["rounds_to_90_percent_of_last_test_accuracy"] = None if reached is None else evaluated[reached - 1]
-    accuracy = np.array([row["accuracy"] for row in final], dtype=np.float64)
-    known = accuracy[np.isfinite(accuracy)]
-    if len(known):
-        result["client_accuracy_mean"] = float(known.mean())
-        result["client_accuracy_worst_10_percent"] = float(worst_share_mean(known, 0.1))
-        result["client_accuracy_rows"] = "held-out rows of each client" if held_out else "training rows of each client"
-    own = [row["own_test_accuracy"] for row in final if row.get("own_test_accuracy") is not None]
-    if own:
-        result["own_test_accuracy_mean"] = float(np.mean(own))
+    result |= _until_90_percent(rounds)
+    result |= _over_clients(final, held_out)
     result["gini_of_client_weights"] = float(gini(_accumulated(clients, population)))
-    result["excluded_updates"] = sum(row["excluded"] for row in rounds)
-    for name in ("bytes_down", "bytes_up", "simulated_seconds"):
-        result[name] = sum(row[name] for row in rounds)
+    result["updates"] = sum(row["clients"] for row in rounds)
+    result |= {f"{fate}_updates": sum(row[fate] for row in rounds) for fate in ("excluded", "dropped", "late")}
+    result |= {name: sum(row[name] for row in rounds) for name in ("bytes_down", "bytes_up")}
+    result["simulated_seconds"] = rounds[-1]["clock"]
     return result
 
 
@@ -46,6 +36,36 @@ def _last_and_best(rounds: Sequence[Row], part: str) -> Row:
         f"{part}_accuracy_best_round": best["round"],
         f"{part}_loss_last": last[f"{part}_loss"],
     }
+
+
+def _until_90_percent(rounds: Sequence[Row]) -> Row:
+    """What it took until the global model first had 90 % of its last test accuracy; bytes are those of both ways."""
+    scored = [row for row in rounds if row.get("test_accuracy") is not None]
+    place = rounds_to_share([row["test_accuracy"] for row in scored], 0.9)
+    spent: Row = dict.fromkeys(("rounds", "simulated_seconds", "bytes"))
+    if place is not None:
+        reached = scored[place - 1]
+        sent = sum(row["bytes_down"] + row["bytes_up"] for row in rounds if row["round"] <= reached["round"])
+        spent = {"rounds": reached["round"], "simulated_seconds": reached["clock"], "bytes": sent}
+    return {f"{what}_to_90_percent_of_last_test_accuracy": value for what, value in spent.items()}
+
+
+def _over_clients(final: Sequence[Row], held_out: bool) -> Row:
+    """Means over the clients, and over the worst of them, at the end."""
+    result: Row = {}
+    accuracy = np.array([row["accuracy"] for row in final], dtype=np.float64)
+    known = accuracy[np.isfinite(accuracy)]
+    if len(known):
+        result["client_accuracy_mean"] = float(known.mean())
+        result["client_accuracy_worst_10_percent"] = float(worst_share_mean(known, 0.1))
+        result["client_accuracy_rows"] = "held-out rows of each client" if held_out else "training rows of each client"
+    shared = np.array([row["global_accuracy"] for row in final if row.get("global_accuracy") is not None], dtype=np.float64)
+    if np.isfinite(shared).any():
+        result["client_accuracy_of_global_model_mean"] = float(np.nanmean(shared))
+    own = [row["own_test_accuracy"] for row in final if row.get("own_test_accuracy") is not None]
+    if own:
+        result["own_test_accuracy_mean"] = float(np.mean(own))
+    return result
 
 
 def _accumulated(clients: Iterable[Row], population: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
