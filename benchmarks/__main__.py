@@ -1,17 +1,20 @@
-"""``make bench``: every benchmark, or those named: ``python -m benchmarks engines scale rule generators tables004``."""
+"""``make bench``: the usual benchmarks, or those named, such as ``python -m benchmarks engines tables004 entropy_privacy``."""
 
 import sys
 
-from benchmarks import engines, generators, rule, scale, tables004
+from benchmarks import engines, entropy_privacy, generators, methods, rule, scale, secret_labels, tables004
 
 BENCHMARKS = {
     "engines": engines.main,
+    "methods": methods.main,
     "scale": scale.main,
     "rule": rule.main,
     "generators": generators.main,
     "tables004": tables004.main,
+    "entropy_privacy": entropy_privacy.main,
+    "secret_labels": secret_labels.main,
 }
-DEFAULT = ("engines", "scale", "generators")
+DEFAULT = ("engines", "methods", "scale", "generators")
 
 for name in sys.argv[1:] or DEFAULT:
     if name not in BENCHMARKS:

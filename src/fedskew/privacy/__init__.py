@@ -1,0 +1,1 @@
+"""What clients keep to themselves: labels that are agreed on under encryption."""

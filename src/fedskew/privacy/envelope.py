@@ -1,0 +1,149 @@
+"""Signed, numbered messages between two parties: what is not from the right sender, whole and in turn is refused."""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from fedskew.errors import FedskewError
+
+Fields: TypeAlias = Mapping[str, Sequence[int]]
+
+_MAGIC = b"fedskew1"
+_MAC_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: its envelope, whole numbers by name, and ciphertexts."""
+
+    session: str
+    sender: str
+    receiver: str
+    step: str
+    number: int  # counted for each pair of sender and receiver
+    context: str  # fingerprint of the sender's public CKKS context
+    fields: Fields
+    blobs: Sequence[bytes]
+
+    def to_bytes(self, key: bytes) -> bytes:
+        """Head and blobs, and an HMAC-SHA256 over both."""
+        data = pack(vars(self) | {"fields": {name: list(values) for name, values in self.fields.items()}}, self.blobs)
+        return data + _mac(key, data)
+
+
+def pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> bytes:
+    """A JSON head and blobs in one byte string."""
+    text = json.dumps(dict(head) | {"blobs": [len(blob) for blob in blobs]}).encode()
+    return b"".join([_MAGIC, len(text).to_bytes(4, "big"), text, *blobs])
+
+
+def unpack(data: bytes, party: str) -> tuple[dict[str, Any], list[bytes]]:
+    """Head and blobs of ``pack``; ``party`` is who reads."""
+    try:
+        start = len(_MAGIC) + 4
+        if not data.startswith(_MAGIC):
+            raise ValueError("it does not start like one")
+        end = start + int.from_bytes(data[start - 4 : start], "big")
+        head: dict[str, Any] = json.loads(data[start:end])
+        ends = [end]
+        for length in head.pop("blobs"):
+            ends.append(ends[-1] + length)
+        if ends[-1] != len(data) or ends != sorted(ends):
+            raise ValueError("its lengths do not add up")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FedskewError(
+            f"{party}: {len(data)} bytes are no message of this protocol ({error}): cut short or changed, have them sent again"
+        ) from None
+    return head, [data[a:b] for a, b in pairwise(ends)]
+
+
+def claimed(data: bytes, name: str, party: str) -> str:
+    """What the envelope says under ``name``, such as its sender; nothing is checked yet."""
+    head, _ = unpack(data[:-_MAC_BYTES], party)
+    return str(head.get(name))
+
+
+class Line:
+    """One party's end of its line with another: signs and numbers what goes out, checks what comes in."""
+
+    def __init__(self, me: str, peer: str, session: str, context: str, key: bytes) -> None:
+        self.me, self.peer, self.session, self.context = me, peer, session, context
+        self._key = key
+        self._sent = self._received = 0
+
+    def wrap(self, step: str, fields: Fields | None = None, blobs: Sequence[bytes] = ()) -> bytes:
+        """The next message to the peer."""
+        message = Message(self.session, self.me, self.peer, step, self._sent, self.context, fields or {}, blobs)
+        self._sent += 1
+        return message.to_bytes(self._key)
+
+    def unwrap(self, data: bytes, awaited: str | None) -> Message:
+        """The peer's next message, if it is whole, the peer's own and the one that is awaited."""
+        head, blobs = unpack(data[:-_MAC_BYTES], self.me)
+        if head.get("sender") != self.peer:
+            raise FedskewError(f"{self.me}: unknown sender {head.get('sender')!r}: only {self.peer} may write here")
+        if not hmac.compare_digest(data[-_MAC_BYTES:], _mac(self._key, data[:-_MAC_BYTES])):
+            raise FedskewError(
+                f"{self.me}: the HMAC of a message from {self.peer} is wrong, it was changed or signed with another key: "
+                f"have it sent again, or enrol {self.peer} again"
+            )
+        message = Message(**head, blobs=blobs)
+        self._check(message, awaited)
+        self._received += 1
+        return message
+
+    def _check(self, message: Message, awaited: str | None) -> None:
+        if message.receiver != self.me:
+            raise FedskewError(f"{self.me}: a message from {self.peer} is for {message.receiver}: deliver it there")
+        if message.session != self.session:
+            raise FedskewError(
+                f"{self.me}: {self.peer} is in session {message.session}, not {self.session}: enrol all parties with the same "
+                f"key holder"
+            )
+        if message.context != self.context:
+            raise FedskewError(
+                f"{self.me}: {self.peer} uses another CKKS context ({message.context[:8]}, not {self.context[:8]}): enrol all "
+                f"parties with the same key holder"
+            )
+        if message.number < self._received:
+            raise FedskewError(f"{self.me}: message {message.number} from {self.peer} came before: drop the repetition")
+        if message.number > self._received:
+            raise FedskewError(
+                f"{self.me}: message {message.number} from {self.peer} is out of order: deliver message {self._received} first"
+            )
+        if message.step != awaited:
+            raise FedskewError(
+                f"{self.me}: {self.peer} is out of order, it sent {message.step!r} when {awaited or 'nothing'!r} was awaited: "
+                f"start a new session"
+            )
+
+
+def numbers(message: Message, name: str, count: int | None = None) -> list[int]:
+    """The whole numbers that ``message`` carries under ``name``, ``count`` of them if given."""
+    found = message.fields.get(name)
+    if not isinstance(found, list) or any(type(value) is not int for value in found) or count not in (None, len(found)):
+        wanted = "whole numbers" if count is None else f"{count} whole numbers"
+        raise malformed(message, f"{name!r} must be {wanted}")
+    return found
+
+
+def vectors(message: Message, count: int) -> Sequence[bytes]:
+    """The ciphertexts of ``message``, which must be ``count``."""
+    if len(message.blobs) != count:
+        raise malformed(message, f"it carries {len(message.blobs)} ciphertexts, not {count}")
+    return message.blobs
+
+
+def malformed(message: Message, why: str) -> FedskewError:
+    """Error for a message of an enrolled party that makes no sense."""
+    return FedskewError(
+        f"{message.receiver}: bad {message.step!r} from {message.sender}, {why}: run the same version of fedskew at all parties"
+    )
+
+
+def _mac(key: bytes, data: bytes) -> bytes:
+    return hmac.new(key, data, hashlib.sha256).digest()
