@@ -1,0 +1,86 @@
+"""What the walks share: who is still asked for a placeholder, draws among them, and each client's next unused row."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import accumulate, compress, count
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fedskew.skew.deal import substream
+from fedskew.stratify.holdings import Holdings
+from fedskew.streams import Ints, Stream
+
+Selection: TypeAlias = Literal["uniform", "weighted"]
+_FLAGS = bytes.maketrans(b"01", b"\0\1")
+
+
+class Pools:
+    """The clients that may still be asked for each placeholder, as bit sets (bit k: client k), and draws among them.
+
+    With uniform selection all candidates have the same chance, with weighted selection their share of the placeholder's count.
+    A client that has used up its rows stays in the pool until it was asked and has said so: the server cannot know before.
+    """
+
+    def __init__(self, holdings: Holdings, selection: Selection, stream: Stream) -> None:
+        weights = holdings.weights if selection == "weighted" else holdings.counts > 0
+        self._weights: list[list[int]] = weights.T.astype(np.int64).tolist()
+        self.sets = [sum(1 << client for client in np.flatnonzero(held).tolist()) for held in holdings.counts.T]
+        self._shares = uniforms(stream)
+        # A set is drawn from many times before it changes. With many clients its list is long, so fewer are kept.
+        self._lots = lru_cache(maxsize=2**19 // len(holdings.counts) + 1)(self._listed)
+
+    def draw(self, candidates: int, placeholder: int) -> int:
+        """One of these clients, who all hold the placeholder."""
+        members, chances = self._lots(candidates, placeholder)
+        return members[bisect_right(chances, next(self._shares) * chances[-1])]
+
+    def leave(self, client: int, placeholder: int) -> None:
+        """The client is not asked for this placeholder any more."""
+        self.sets[placeholder] &= ~(1 << client)
+
+    def below(self, limit: int) -> int:
+        """A whole number from 0 to this less one, all equally likely."""
+        return int(next(self._shares) * limit)
+
+    def _listed(self, candidates: int, placeholder: int) -> tuple[list[int], list[int]]:
+        """The clients of a set, and the running sum of their weights."""
+        flags = bin(candidates)[:1:-1].encode().translate(_FLAGS)
+        return list(compress(count(), flags)), list(accumulate(compress(self._weights[placeholder], flags)))
+
+
+class Shelves:
+    """The rows of every client and placeholder, shuffled, of which each is handed out once."""
+
+    def __init__(self, holdings: Holdings, stream: Stream) -> None:
+        self._width: int = holdings.counts.shape[1]
+        cells = np.repeat(np.arange(holdings.counts.size), holdings.counts.ravel())
+        self.rows = holdings.flat[shuffle_within(cells, stream)]
+        self._next: list[int] = holdings.offsets[:-1].tolist()
+        self._stop: list[int] = holdings.offsets[1:].tolist()
+
+    def take(self, client: int, placeholder: int) -> int:
+        """Where in ``rows`` the client's next row of the placeholder is; -1 when all are used."""
+        cell = client * self._width + placeholder
+        position = self._next[cell]
+        if position == self._stop[cell]:
+            return -1
+        self._next[cell] = position + 1
+        return position
+
+
+def shuffle_within(segments: Ints, stream: Stream) -> Ints:
+    """Positions 0 … n-1 by segment, those of one segment in random order.
+
+    >>> shuffle_within(np.array([0, 0, 0, 1, 2, 2]), Stream(0, "demo")).tolist()
+    [0, 2, 1, 3, 4, 5]
+    """
+    order = stream.permutation(len(segments))
+    return order[np.argsort(segments[order], kind="stable")]
+
+
+def uniforms(stream: Stream) -> Iterator[float]:
+    """Numbers in [0, 1) without end, drawn in blocks."""
+    for block in count():
+        yield from substream(stream, block).uniform(1024).tolist()
