@@ -54,6 +54,19 @@ def test_masked_batch_norm_is_batch_norm_on_the_real_rows(layer: nn.Module, shap
             torch.testing.assert_close(ours.get_buffer(name), value, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(("layer", "shape"), LAYERS.values(), ids=LAYERS.keys())
+def test_in_evaluation_mode_it_is_batch_norm_too(layer: nn.Module, shape: tuple[int, ...]):
+    theirs = nn.Sequential(copy.deepcopy(layer).double())
+    ours, _ = maskable(theirs)
+    x = 5 + 2 * torch.randn(6, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for model in (ours, theirs):
+        model.train()(x)
+        model.eval()
+    torch.testing.assert_close(ours(x + 1), theirs(x + 1), rtol=0, atol=1e-10)
+    for name, value in theirs.named_buffers():
+        torch.testing.assert_close(ours.get_buffer(name), value, rtol=0, atol=1e-10)
+
+
 def test_a_bare_layer_and_a_shared_layer_are_replaced():
     assert isinstance(maskable(nn.BatchNorm1d(2))[0], MaskedBatchNorm)
     layer = nn.BatchNorm1d(2)

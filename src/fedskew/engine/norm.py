@@ -5,6 +5,7 @@ less the square of the mean, and that is what ``encode`` and ``decode`` make of 
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +17,14 @@ from fedskew.errors import FedskewError
 
 
 class Mask:
-    """Which rows of the current batch are real; None when all are. One object is shared by all masked layers of a model."""
+    """What the masked layers of a model, which share one such object, must know of the current step.
+
+    ``rows`` says which rows of the batch are real; None when all are. ``agree`` makes one statistic of those that the clients
+    of the step found; None where everybody normalises with its own.
+    """
 
     rows: Tensor | None = None
+    agree: Callable[[Tensor], Tensor] | None = None
 
 
 class MaskedBatchNorm(nn.Module):
@@ -36,8 +42,10 @@ class MaskedBatchNorm(nn.Module):
         self.momentum, self.eps, self.mask = layer.momentum, layer.eps, mask
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise with the statistics of the real rows, and move the running ones."""
-        if self.mask.rows is None and self.momentum is not None:
+        """Normalise with the statistics of the real rows, and move the running ones; in evaluation mode with these."""
+        if not self.training and self.running_mean is not None:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        if self.mask.rows is None and self.mask.agree is None and self.momentum is not None:
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked = self.num_batches_tracked + 1
             statistics = (self.running_mean, self.running_var)
@@ -50,9 +58,10 @@ class MaskedBatchNorm(nn.Module):
         real = torch.ones_like(x.flatten(1)[:, 0]) if self.mask.rows is None else self.mask.rows
         real = real.view(-1, *(1,) * (x.dim() - 1))
         count = real.sum() * x[0, 0].numel()
-        mean = (x * real).sum(over) / count
+        agree = self.mask.agree or (lambda statistic: statistic)
+        mean = agree((x * real).sum(over) / count)
         centred = x - mean.view(channels)
-        variance = (centred.square() * real).sum(over) / count
+        variance = agree((centred.square() * real).sum(over) / count)
         self._track(mean.detach(), variance.detach() * count / (count - 1))
         result = centred * torch.rsqrt(variance + self.eps).view(channels)
         if self.weight is not None:
@@ -72,16 +81,22 @@ class MaskedBatchNorm(nn.Module):
 
 def maskable(model: nn.Module) -> tuple[nn.Module, Mask]:
     """A copy of the model whose BatchNorm layers take a mask, and that mask."""
-    result, mask = copy.deepcopy(model), Mask()
-    if isinstance(result, _BatchNorm):
-        return MaskedBatchNorm(result, mask), mask
+    mask = Mask()
+    return replace_batch_norms(copy.deepcopy(model), lambda layer: MaskedBatchNorm(layer, mask)), mask
+
+
+def replace_batch_norms(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
+    """Put another layer in the place of every BatchNorm, in the model itself; returns it, or what a bare layer became."""
+    if isinstance(model, _BatchNorm):
+        return make(model)
     replaced: dict[nn.Module, nn.Module] = {}  # a layer that is used in two places stays one layer
-    for parent in list(result.modules()):
+    for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # named_children would skip the second place
             if isinstance(child, _BatchNorm):
-                replaced.setdefault(child, MaskedBatchNorm(child, mask))
+                if child not in replaced:
+                    replaced[child] = make(child)
                 setattr(parent, name, replaced[child])
-    return result, mask
+    return model
 
 
 def has_batch_norm(model: nn.Module) -> bool:
