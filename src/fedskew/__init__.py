@@ -27,12 +27,17 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.algorithms.fedper import FedPer as FedPer
     from fedskew.algorithms.fedprox import FedProx as FedProx
     from fedskew.algorithms.fedprox_layers import FedProxLayers as FedProxLayers
+    from fedskew.algorithms.fedtan import FedTAN as FedTAN
     from fedskew.algorithms.moon import Moon as Moon
     from fedskew.algorithms.robust import Clip as Clip
     from fedskew.algorithms.robust import Krum as Krum
     from fedskew.algorithms.robust import Median as Median
     from fedskew.algorithms.robust import TrimmedMean as TrimmedMean
     from fedskew.algorithms.scaffold import Scaffold as Scaffold
+    from fedskew.algorithms.stratify import SFL as SFL
+    from fedskew.algorithms.stratify import StratifyBatch as StratifyBatch
+    from fedskew.algorithms.stratify import StratifyHybrid as StratifyHybrid
+    from fedskew.algorithms.stratify import StratifySingle as StratifySingle
     from fedskew.api import Run as Run
     from fedskew.api import load as load
     from fedskew.api import resume as resume
@@ -75,6 +80,7 @@ _PUBLIC = {
     "FedPer": "fedskew.algorithms.fedper",
     "FedProx": "fedskew.algorithms.fedprox",
     "FedProxLayers": "fedskew.algorithms.fedprox_layers",
+    "FedTAN": "fedskew.algorithms.fedtan",
     "FedYogi": "fedskew.algorithms.fedopt",
     "Federation": "fedskew.skew.federation",
     "FedskewError": "fedskew.errors",
@@ -85,8 +91,12 @@ _PUBLIC = {
     "Moon": "fedskew.algorithms.moon",
     "Partition": "fedskew.skew.partition",
     "Run": "fedskew.api",
+    "SFL": "fedskew.algorithms.stratify",
     "Scaffold": "fedskew.algorithms.scaffold",
     "Settings": "fedskew.config",
+    "StratifyBatch": "fedskew.algorithms.stratify",
+    "StratifyHybrid": "fedskew.algorithms.stratify",
+    "StratifySingle": "fedskew.algorithms.stratify",
     "TrimmedMean": "fedskew.algorithms.robust",
     "check": "fedskew.conformance",
     "load": "fedskew.api",

@@ -406,6 +406,9 @@ def _finish(training: Training, disk: RunFolder | None, tables: dict[str, list[R
     fed = training.fed
     spelled = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "fleet")}
     facts = {**spelled, "clients": fed.clients, "clients_per_round": training.per_round, "seed": training.settings.seed}
+    if training.protocol:
+        facts["label_protocol_seconds"] = training.protocol.seconds
+        facts["label_protocol_bytes"] = sum(training.protocol.bytes_sent.values())
     facts["parameters"] = sum(value.numel() for value in training.params.values())
     population = training.trained_on.clients
     numbers = summarise(tables["rounds"], tables["clients"], final, population, fed.held_out is not None)

@@ -164,7 +164,7 @@ _PANELS = {
         "weight_decay", "nesterov", "norm", "seed",
     ),
     "Execution and record": (
-        "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows", "test_trained",
+        "secure", "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows", "test_trained",
         "checkpoint_every", "tensorboard",
     ),
 }  # fmt: skip

@@ -32,6 +32,7 @@ class Settings:
         norm: BatchNorm of the clients: merged by the server (aggregate), kept by each client (local), or merged but for the
             running statistics, which stay with the client (silo)
         fleet: how fast the clients' machines and lines are (fedskew list fleets)
+        secure: the server of a Stratify method sees placeholders, agreed on under encryption, and no labels (needs fedskew[he])
         engine: all clients of a round at once (stacked), or one by one, the plain reference (sequential)
         device: cpu, cuda, cuda:1, ... or auto
         dtype: precision of everything
@@ -58,6 +59,7 @@ class Settings:
     schedule: str | Mapping[str, Any] = "constant"
     norm: Literal["aggregate", "local", "silo"] = "aggregate"
     fleet: str | Mapping[str, Any] = "uniform"
+    secure: bool = False
     engine: Literal["stacked", "sequential"] = "stacked"
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"

@@ -195,7 +195,7 @@ def test_equal_scores_are_the_draws_of_fedavg(sampling: str):
 
 def test_equal_scores_are_fedavg():
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=6)
-    settings = {"rounds": 3, "per_round": 3, "dtype": "float64", "folder": False, "threads": 1}
+    settings = {"rounds": 3, "per_round": 3, "dtype": "float64", "folder": False, "threads": 1, "device": "cpu"}
     mine, usual = (fs.train(fed, "logreg", name, **settings) for name in ("afl-cp:entropy=0,speed=0", "fedavg"))
     for name, value in usual.training.params.items():
         np.testing.assert_allclose(mine.training.params[name], value, rtol=0, atol=1e-12)

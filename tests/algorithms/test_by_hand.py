@@ -127,8 +127,9 @@ def test_by_hand(spec: str, momentum: float, engine):
 def test_every_method_is_calculated_by_hand_somewhere():
     elsewhere = {"central", "local"}  # tests/engine/test_identities.py
     elsewhere |= {"fedbs", "fedga", "fedpbs"}  # beside this file
-    elsewhere |= {"feddyn", "fedprox-layers", "scaffold"}  # likewise
+    elsewhere |= {"feddyn", "fedprox-layers", "fedtan", "scaffold"}  # likewise
     elsewhere |= {"ditto", "fedbn", "fedper", "mfedbn", "moon"}  # likewise
     elsewhere |= {"afl-cp", "ccvr", "fedasync", "fedbuff"}  # likewise
+    elsewhere |= {"sfl", "stratify-batch", "stratify-hybrid", "stratify-single"}  # tests/engine/test_walk.py, tests/stratify
     elsewhere |= {"clip", "krum", "median", "trimmed-mean"}  # tests/algorithms/test_robust.py
     assert {spec.partition(":")[0] for spec in BY_HAND} | elsewhere == set(algorithms)

@@ -68,6 +68,8 @@ LOCAL = {
 
 
 REFUSED = {("fednova", "adam"), ("scaffold", "adam"), ("krum", "norm local")}  # krum needs five clients a round
+REFUSED |= {(name, "norm local") for name in ("sfl", "stratify-batch")}  # one model for all keeps nothing apart
+REFUSED |= {(name, local) for name in ("stratify-single", "stratify-hybrid") for local in LOCAL}  # BatchNorm on one sample
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,15 @@ from fedskew.errors import FedskewError
 from fedskew.models.layout import Layout
 from fedskew.registry import Choice, compose, parts_of, validate
 from fedskew.skew.partition import Partition
+from fedskew.stratify.holdings import Holdings
+from fedskew.stratify.walk import Walk
 from fedskew.streams import Floats, Ints, Stream
 
 Tensors: TypeAlias = dict[str, Tensor]
 Tree: TypeAlias = dict[str, Tensors]  # named groups of named tensors
 
 
+Topology: TypeAlias = Literal["parallel", "chain", "lockstep"]
 Probe: TypeAlias = Literal["loss", "loss_variance", "gradient_variance"]
 
 
@@ -136,6 +139,8 @@ class Algorithm:
 
     keeps_optimizer: ClassVar[bool] = False  # the local optimiser's state survives between rounds
     uses_features: ClassVar[bool] = False  # hooks look at ``view.batch``
+    reads_labels: ClassVar[bool] = False  # the server schedules by label: ``holdings`` may have secret placeholders instead
+    one_by_one: ClassVar[bool] = False  # steps of one sample, which BatchNorm cannot normalise
     measures_fall: ClassVar[bool] = False  # clients report their loss before and after local training
     addition: ClassVar[bool] = False  # may be added to any method: derive it from Algorithm, call super() in its hooks
     parts: ClassVar[tuple["type[Algorithm]", ...]] = ()  # of a method with additions, what it is composed of
@@ -204,6 +209,18 @@ class Algorithm:
         """After how many answers the server takes its step while others are still at work; None: it waits for all of them."""
         return None
 
+    def topology(self, round: int) -> Topology:
+        """How a round moves the model: copies train apart (parallel), one is passed on (chain), gradients meet (lockstep)."""
+        return "parallel"
+
+    def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
+        """For a chain or lock-step: which sample of whom is trained on next, for the whole round."""
+        raise NotImplementedError(f"{self.label()} walks in no order: topology() says chain or lockstep, and walk() is missing")
+
+    def pace(self, roster: Roster) -> float:
+        """The learning rate of a walk, as a multiple of the setting's."""
+        return 1.0
+
     def personal(self) -> "Algorithm | None":
         """How each chosen client also trains a model all of its own, on the same batches; it gets the global ``weights``."""
         return None
@@ -227,6 +244,10 @@ class Algorithm:
     def correct(self, grads: Tensors, view: View) -> Tensors:
         """What happens to the gradient before the local optimiser sees it."""
         return grads
+
+    def shares_norm(self, step: int) -> bool:
+        """Whether, at this local step, the clients still at work normalise with common BatchNorm statistics, their mean."""
+        return False
 
     def needs_full_gradient(self) -> bool:
         """Whether each client takes the gradient of its mean loss on all its rows at ``start``, in evaluation mode."""

@@ -92,6 +92,9 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
         _require_positions("select", result, len(given["roster"].sizes))
     elif hook == "orders":
         _judge_orders(result, given)
+    elif hook == "walk":
+        if not len(result.rows) == len(result.clients) == (result.ends[-1] if len(result.ends) else 0):
+            raise ContractError("walk must say of each row whose it is, and its steps must end with the last row")
     elif hook == "combine":
         _same("combine", "one client's payload", result, {name: value[0] for name, value in _leaves(given["payloads"]).items()})
     elif hook == "notes":

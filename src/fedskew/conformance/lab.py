@@ -164,6 +164,10 @@ class Lab:
             raise NotApplicableError(f"the method refuses the settings: {self.refusal((wanted or SCENES)[0])}")
         return accepted
 
+    def walks(self) -> bool:
+        """Whether one model goes through all clients."""
+        return self.fresh().topology(0) != "parallel"
+
     def pools(self) -> bool:
         """Whether the method brings all rows to one place."""
         return self.fresh().arrange(federation().partition).clients == 1

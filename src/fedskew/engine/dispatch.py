@@ -11,7 +11,7 @@ from fedskew.algorithms.base import Algorithm, Roster, Tensors, overridden
 from fedskew.config import Settings
 from fedskew.engine.plan import Plan
 from fedskew.fleet.base import Fleet
-from fedskew.fleet.clock import Outcome, play, seconds
+from fedskew.fleet.clock import Flags, Outcome, play, seconds, vanish
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
 from fedskew.streams import Floats, Ints, Stream
@@ -112,6 +112,15 @@ class Dispatcher:
         all_down = (bytes_down * len(chosen) if answers else 0) + down * len(plan.clients)
         plan = replace(plan, epochs=outcome.epochs)
         return Call(plan, outcome, self.clock, sent, sent + outcome.duration, all_down, NUMBER * answers * len(chosen) + told)
+
+    def gather(self, round: int, count: int) -> tuple[float, Roster, Ints, Flags]:
+        """For a round in which the model walks: when it begins, the roster, who takes part, and who of them vanishes."""
+        clock = self.fleet.next_available(self.clock) if self._come_and_go else self.clock
+        free = self.free(clock, np.zeros(0, dtype=np.int64))
+        roster = self.roster(round, free)
+        chosen = self.algorithm.select(roster, min(count, len(roster.sizes)), Stream(self.settings.seed, "select", round))
+        clients = np.sort(chosen if free is None else free[chosen])
+        return clock, roster, clients, vanish(self.fleet.machines(clients), clients, self.settings.seed, round)
 
     def _plan(
         self, round: int, free: Ints | None, roster: Roster, members: Ints, batch: Ints, epochs: Ints,

@@ -18,6 +18,7 @@ from fedskew.engine.plan import Plan
 from fedskew.errors import FedskewError
 from fedskew.models.layout import Layout, head_module, layout
 from fedskew.skew.partition import Partition
+from fedskew.stratify.walk import Walk
 from fedskew.streams import Floats, Ints
 
 MEMO, OPTIMIZER = "memo.", "optimizer."
@@ -131,6 +132,28 @@ class Updates:
     trained: Tensors = field(default_factory=dict)  # all weights as they are after local training, for whoever wants to look
 
 
+@dataclass(frozen=True)
+class Course:
+    """A model on its way: what it begins with, and the state of the optimiser that goes with it."""
+
+    params: Tensors
+    buffers: Tensors
+    optimizer: Tree
+    lr: float
+    round: int
+
+
+@dataclass(frozen=True)
+class Walked:
+    """The end of a walk, and what was seen on it, one entry a sample, before the step that used it."""
+
+    params: Tensors
+    buffers: Tensors
+    optimizer: Tree
+    losses: Floats
+    right: Floats
+
+
 class Engine(Protocol):
     """Runs the local work of a round; the only thing that knows how clients are executed."""
 
@@ -139,6 +162,10 @@ class Engine(Protocol):
 
         The order is the engine's, but must be the same every time: sums in another order differ in their last bits.
         """
+        ...
+
+    def walk(self, job: Job, course: Course, path: Walk, resets: bool) -> Walked:
+        """Take one model along a path, step by step; ``resets`` starts the optimiser anew at each visit."""
         ...
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:

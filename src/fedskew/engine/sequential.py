@@ -1,8 +1,10 @@
 """The reference engine: one client at a time, in plain PyTorch, as a textbook would write it."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -12,10 +14,16 @@ from torch.func import functional_call
 
 from fedskew.algorithms.base import Batch, Probe, Report, Tensors, Tree, View, pulled
 from fedskew.engine.device import random_layers
+from fedskew.engine.exact_norm import lockstep_step
 from fedskew.engine.features import Tap
-from fedskew.engine.job import MEMO, OPTIMIZER, Job, Start, Updates, parts, prefixed, trainable
+from fedskew.engine.job import MEMO, OPTIMIZER, Course, Job, Start, Updates, Walked, parts, prefixed, trainable
+from fedskew.engine.norm import maskable
 from fedskew.engine.plan import Plan
+from fedskew.engine.shared_norm import mean_of_sound, settle_with, shares_norm
 from fedskew.engine.trees import unsqueezed, without
+from fedskew.engine.turns import Meet, in_turn
+from fedskew.engine.walk import walk
+from fedskew.stratify.walk import Walk
 from fedskew.streams import Floats
 
 
@@ -27,11 +35,23 @@ class Sequential:
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the plan's clients one by one, in its order."""
+        if shares_norm(job, plan):
+            yield from _train_together(job, start, plan)
+            return
         worker = copy.deepcopy(job.model).train()
         if self.channels_last and job.x.dim() == 4:
             worker = worker.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for i in range(len(plan.clients)):
             yield train_client(worker, job, start, _own(start, i), plan.only(np.array([i])))
+
+    def walk(self, job: Job, course: Course, path: Walk, resets: bool) -> Walked:
+        """Where several clients share a step, each does its part by itself, and they exchange sums as bytes."""
+        ends = path.ends[:-1]
+        apart = np.flatnonzero(np.diff(path.clients)) + 1
+        if not len(np.setdiff1d(apart, ends)):
+            return walk(job, course, path, resets)
+        with random_layers(job.x.device, job.seed, course.round, 0):
+            return _walk_together(job, course, path)
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
         """One client after the other, and for the variance of gradients one row after the other."""
@@ -40,6 +60,26 @@ class Sequential:
             probe_client(worker, job, start, _own(start, i), plan.only(np.array([i])), what) for i in range(len(plan.clients))
         ]
         return {name: np.array([measured[name] for measured in found]) for name in what}
+
+
+def _walk_together(job: Job, course: Course, path: Walk) -> Walked:
+    """Every step of a walk in lock-step, party by party."""
+    params = {name: value.clone() for name, value in course.params.items()}
+    buffers = {name: value.clone() for name, value in course.buffers.items()}
+    state = {part: {name: value.clone() for name, value in tensors.items()} for part, tensors in course.optimizer.items()}
+    lr = torch.tensor(course.lr, dtype=job.x.dtype, device=job.x.device)
+    losses, right = np.zeros(len(path.rows)), np.zeros(len(path.rows))
+    for first, last in pairwise([0, *path.ends.tolist()]):
+        clients, rows = path.clients[first:last], torch.from_numpy(path.rows[first:last]).to(job.y.device)
+        parties = np.unique(clients)
+        mine = [rows[torch.from_numpy(clients == client).to(rows.device)] for client in parties]
+        step = lockstep_step(job.model, {**params, **buffers}, [(job.x[some], job.y[some]) for some in mine])
+        buffers = step.buffers
+        job.optimizer.step_(params, step.grads, state, lr)
+        for client, (loss, correct) in zip(parties, step.scores, strict=True):
+            at = first + np.flatnonzero(clients == client)  # a party tells sums; each of its rows gets the mean
+            losses[at], right[at] = loss / len(at), correct / len(at)
+    return Walked(params, buffers, state, losses, right)
 
 
 def _own(start: Start, i: int) -> Tree:
@@ -79,8 +119,30 @@ def train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Pla
         return _train_client(worker, job, start, own, plan)
 
 
-def _train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan) -> Updates:
-    algorithm, params, buffers = job.algorithm, trainable(worker), dict(worker.named_buffers())
+def _train_together(job: Job, start: Start, plan: Plan) -> list[Updates]:
+    """All clients of the plan side by side, each in a model of its own; at BatchNorm layers they wait for each other."""
+
+    def client(i: int, meet: Meet) -> Updates:
+        worker, mask = maskable(job.model)
+
+        def enter(step: int) -> None:
+            mask.agree = partial(settle_with, meet) if job.algorithm.shares_norm(step) else None
+
+        return _train_client(worker.train(), job, start, _own(start, i), plan.only(np.array([i])), enter)
+
+    def settle(given: dict[int, Tensor]) -> Tensor:
+        return mean_of_sound(torch.stack(list(given.values())))
+
+    # One stream of random numbers for all of them: they take turns in a fixed order.
+    with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0])):
+        return in_turn([partial(client, i) for i in range(len(plan.clients))], settle)
+
+
+def _train_client(
+    worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan, enter: Callable[[int], None] = lambda step: None
+) -> Updates:
+    """``enter`` is told the number of every step before it begins."""
+    algorithm, params = job.algorithm, trainable(worker)
     begin = _load(worker, start, own)
     before = _mean_loss(worker, job, plan) if algorithm.measures_fall else None
     full_gradient = _full_gradient(worker, job, plan) if algorithm.needs_full_gradient() else {}
@@ -102,6 +164,7 @@ def _train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Pl
         pull = algorithm.pull(view)
     look = _Look(worker) if algorithm.uses_features else None
     for step, count in enumerate(counts[:, 0].tolist()):
+        enter(step)
         batch = rows[step, 0, :count]
         labels = job.y[batch]
         logits = worker(job.x[batch])
@@ -125,7 +188,7 @@ def _train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Pl
             numbers_back |= {"loss_before": before, "loss_after": _mean_loss(worker, job, plan)}
         loss_mean, correct_mean = (np.array([float(value) / seen]) for value in (loss_sum, correct_sum))
         report = Report(plan.clients, plan.sizes, plan.steps, loss_mean, correct_mean, numbers_back)
-        return _finish(job, view, buffers, state, report)
+        return _finish(job, view, dict(worker.named_buffers()), state, report)
 
 
 class _Look:

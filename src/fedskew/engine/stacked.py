@@ -5,6 +5,7 @@ costs nothing. Short batches are padded and masked, BatchNorm included. Stacks a
 """
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,11 +22,15 @@ from fedskew.algorithms.base import Batch, Probe, Report, Tensors, Tree, View, o
 from fedskew.engine.cost import Cost, measure_cost
 from fedskew.engine.device import random_layers
 from fedskew.engine.features import Tap
-from fedskew.engine.job import MEMO, OPTIMIZER, Job, Start, Updates, parts, prefixed
+from fedskew.engine.job import MEMO, OPTIMIZER, Course, Job, Start, Updates, Walked, parts, prefixed
 from fedskew.engine.norm import maskable
 from fedskew.engine.plan import Plan
 from fedskew.engine.sequential import Sequential
+from fedskew.engine.shared_norm import settle_in_stack, shares_norm
 from fedskew.engine.trees import rows_of, stacked, without
+from fedskew.engine.walk import walk
+from fedskew.errors import FedskewError
+from fedskew.stratify.walk import Walk
 from fedskew.streams import Floats, Ints
 
 _GRADIENTS_AT_ONCE = 64 << 20  # bytes
@@ -41,12 +46,18 @@ class Stacked:
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the plan's clients in stacks, those with most steps first."""
         cost = measure_cost(job.model, job.x, int(plan.batch.max()))
+        room = max(1, self.memory // cost.bytes_per_client)
+        if room < len(plan.clients) and shares_norm(job, plan):
+            needed = math.ceil(10 * len(plan.clients) * cost.bytes_per_client / 2**30) / 10
+            raise FedskewError(
+                f"{job.algorithm.label()} trains all {len(plan.clients)} clients of a round side by side, but memory has room "
+                f"for {room}: use memory={needed:g} or fewer clients (per_round)"
+            )
         if self.mode == "loop" or (self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))):
             channels_last = job.x.device.type == "cpu" and cost.channels_last()
             yield from Sequential(channels_last).train(job, start, plan)
             return
         by_steps = np.argsort(-plan.steps, kind="stable")
-        room = max(1, self.memory // cost.bytes_per_client)
         for first in range(0, len(by_steps), room):
             members = by_steps[first : first + room]
             index = torch.from_numpy(members).to(job.y.device)
@@ -54,6 +65,10 @@ class Stacked:
             with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[members[0]])):
                 done = stack.run()
             yield done
+
+    def walk(self, job: Job, course: Course, path: Walk, resets: bool) -> Walked:
+        """The samples of a step as one batch, whoever's they are."""
+        return walk(job, course, path, resets)
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
         """All clients at once; the gradients of single rows in as many at a time as fit."""
@@ -209,6 +224,7 @@ class _Stack:
             batch = rows[step, :active, :widest]
             full = bool((count[:active] == widest).all())
             real = None if full else (slots[:widest] < real_rows[step, :active, None]).to(self.job.x.dtype)
+            self.mask.agree = settle_in_stack if self.job.algorithm.shares_norm(step) else None
             loss, correct = self._step(active, batch, real)
             loss_sum[:active] += loss * real_rows[step, :active]
             correct_sum[:active] += correct

@@ -9,29 +9,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew.algorithms.base import Algorithm, Crowd, Tensors, View, overridden
+from fedskew.algorithms.base import Algorithm, Crowd, Tensors, Tree, View, overridden
 from fedskew.config import Settings
 from fedskew.engine.aggregate import Arrived, WeightedMean, sound_clients
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import computing, usable_cores
-from fedskew.engine.dispatch import Call, Dispatcher
+from fedskew.engine.dispatch import NUMBER, Call, Dispatcher
 from fedskew.engine.evaluate import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
+from fedskew.engine.exact_norm import step_bytes
 from fedskew.engine.finish import new_head
 from fedskew.engine.flights import Air, each, joined
-from fedskew.engine.job import MEMO, Engine, Job, Start, Updates, fresh_client, make_job, parts, trainable
+from fedskew.engine.holders import who_holds_what, with_protocol
+from fedskew.engine.job import MEMO, Course, Engine, Job, Start, Updates, fresh_client, make_job, parts, trainable
+from fedskew.engine.journey import NOWHERE, Load, at_least, chain, lockstep, told
 from fedskew.engine.norm import has_batch_norm
 from fedskew.engine.plan import Plan
 from fedskew.engine.schedule import schedules
 from fedskew.engine.sequential import Sequential
+from fedskew.engine.shared_norm import shared_bytes
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.store import ClientStore
 from fedskew.engine.trees import rows_of, size_in_bytes, without
 from fedskew.errors import FedskewError
 from fedskew.fleet.base import fleets
 from fedskew.models.layout import layout
+from fedskew.privacy.agreement import Agreement
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
-from fedskew.streams import Floats, Ints
+from fedskew.streams import Floats, Ints, Stream
 
 Row = dict[str, Any]
 
@@ -59,8 +64,9 @@ class Training:
         self.least = _least_batch(model, self.trained_on, settings.batch_size)
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings)
         self.model, self.device = self.job.model, self.job.x.device
-        cost = measure_cost(self.model, self.job.x, settings.batch_size)
-        self.threads = settings.threads or cost.threads(self.per_round, usable_cores())
+        cost = measure_cost(self.model, self.job.x, 1 if algorithm.one_by_one else settings.batch_size)
+        at_once = self.per_round if algorithm.topology(0) == "parallel" else 1
+        self.threads = settings.threads or cost.threads(at_once, usable_cores())
         # Contiguous, whatever the layout of the model that was given: a checkpoint file holds nothing else.
         plain = torch.contiguous_format
         self.params: Tensors = {n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()}
@@ -72,6 +78,12 @@ class Training:
         machines = fleets.get(fleet.name)(fed.clients, settings.seed, **fleet.options)
         self.dispatcher = Dispatcher(algorithm, settings, fed, self.trained_on, machines, self.least)
         self.air = Air(self.dispatcher, self.per_round)
+        self.walking: Tree = {}
+        self.protocol: Agreement | None = None
+        _check_walk(algorithm, self.job, settings)
+        if algorithm.topology(0) != "parallel":
+            self.walking = self.job.optimizer.init(self.params, stacked=False)
+            self.holdings, self.protocol = who_holds_what(fed, self.trained_on, algorithm, settings)
         self.round = 0
         self._trained: dict[int, Tensors] = {}
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
@@ -89,6 +101,8 @@ class Training:
 
     def _advance(self) -> RoundResult:
         lr = self.settings.lr * schedules.get(self.schedule.name)(self.round, self.settings.rounds, **self.schedule.options)
+        if self.algorithm.topology(self.round) != "parallel":
+            return self._walk(lr)
         awaited, mean = self.algorithm.awaits(), WeightedMean(self.algorithm)
         if awaited is None:
             call = self._call(lr, 0, self.per_round, np.zeros(0, dtype=np.int64))
@@ -106,6 +120,41 @@ class Training:
         self.round += 1
         self.dispatcher.went(call, np.concatenate([[], *(stack.sound.report.clients for stack in arrived)]))
         return self._record(call, arrived, mean.total if enough else 0.0, lr)
+
+    def _walk(self, lr: float) -> RoundResult:
+        """A round in which one model goes through the samples of all clients in an order that the method decides."""
+        began, (clock, roster, clients, lost) = self.dispatcher.clock, self.dispatcher.gather(self.round, self.per_round)
+        everybody, there = np.arange(self.trained_on.clients), clients[~lost]
+        holdings = self.holdings.without(np.setdiff1d(everybody, there))
+        stream = Stream(self.settings.seed, "walk", self.round)
+        path = at_least(self.algorithm.walk(holdings, roster, stream), self.least) if holdings.counts.any() else NOWHERE
+        travel = chain if self.algorithm.topology(self.round) == "chain" else lockstep
+        journey = travel(path, len(everybody), self.dispatcher.fleet, self._load())
+        course = Course(self.params, self.buffers, self.walking, lr * self.algorithm.pace(roster), self.round)
+        walked = self.engine.walk(self.job, course, journey.path, resets=not self.algorithm.keeps_optimizer)
+        if not all(bool(torch.isfinite(value).all()) for value in walked.params.values()):
+            raise FedskewError(
+                f"round {self.round + 1}: the model became NaN or infinite on its way through {len(there)} clients; "
+                f"lower lr (now {lr:g}) or check the data"
+            )
+        self.params, self.buffers, self.walking = walked.params, walked.buffers, walked.optimizer
+        self.round += 1
+        call, arrived = told(journey, walked, clients, lost, self.trained_on.sizes, (began, clock), self.settings.seed)
+        self.dispatcher.went(call, there)
+        if self.protocol and self.round == 1:  # it came before the first round
+            call = with_protocol(call, self.protocol)
+        extra = {"transfers": journey.transfers, "run_length": journey.run_length, "returned": path.returned}
+        return self._record(call, arrived, float(len(journey.path.rows)), lr, extra)
+
+    def _load(self) -> Load:
+        """What one visit of the model, or one client's part of a batch, puts on the line."""
+        order = NUMBER if self.algorithm.reads_labels else 0
+        if self.algorithm.topology(self.round) == "lockstep":
+            up, down = step_bytes(self.model, self.job.x.dtype)
+            return Load(down, up, order)
+        state = self.walking if self.algorithm.keeps_optimizer else {}
+        travels = size_in_bytes({"model": self.state()}) + size_in_bytes(state)
+        return Load(travels, travels, order)
 
     def _call(self, lr: float, turn: int, count: int, busy: Ints) -> Call | None:
         """Send clients to work on the present weights."""
@@ -180,12 +229,14 @@ class Training:
 
     # -- what happened ---------------------------------------------------------------------------------------------------
 
-    def _record(self, call: Call, arrived: list[Arrived], total: float, lr: float) -> RoundResult:
+    def _record(
+        self, call: Call, arrived: list[Arrived], total: float, lr: float, told: Mapping[str, float] | None = None
+    ) -> RoundResult:
         extra = ["loss_before", "loss_after"] if self.algorithm.measures_fall else []
         extra += ["staleness"] if self.algorithm.awaits() else []
         clients = _client_lines(call, arrived, total, extra)
         sound = sum(len(stack.sound.report.clients) for stack in arrived)
-        answers = int(call.outcome.arrived.sum())
+        answers = sound if told else int(call.outcome.arrived.sum())  # in a walk not everybody who is there is asked
         line: Row = {"round": self.round, "clients": len(clients), "excluded": answers - sound}
         line |= {"dropped": int(call.outcome.dropped.sum()), "late": int(call.outcome.late.sum()), "lr": lr}
         counted = [client for client in clients if client["weight"] > 0]
@@ -193,8 +244,11 @@ class Training:
             weighted = np.dot([client["weight"] for client in counted], [client[name] for client in counted])
             line[name] = float(weighted) if counted else None
         line |= self._evaluate(clients)
-        line |= {"bytes_down": call.bytes_down, "bytes_up": call.bytes_up + sum(stack.bytes for stack in arrived)}
-        line |= {"simulated_seconds": call.ended - call.began, "clock": call.ended, **self.algorithm.notes(self.server)}
+        between = 0 if told else shared_bytes(self.job, call.arrived())  # during the training, as much up as down
+        updates = sum(stack.bytes for stack in arrived)
+        line |= {"bytes_down": call.bytes_down + between, "bytes_up": call.bytes_up + between + updates}
+        line |= {"simulated_seconds": call.ended - call.began, "clock": call.ended}
+        line |= {**(told or {}), **self.algorithm.notes(self.server)}
         return RoundResult(line, [{"round": self.round, **client} for client in clients])
 
     def _evaluate(self, clients: list[Row]) -> Row:
@@ -302,6 +356,9 @@ class Training:
         # Copies: a method's state may be the weights themselves, and a file must not hold two names for one memory.
         server = {f"{part}/{name}": value.clone() for part, tensors in self.server.items() for name, value in tensors.items()}
         groups = {"params": self.params, "buffers": self.buffers, "server": server}
+        groups["walking"] = {
+            f"{part}/{n}": value.clone() for part, tensors in self.walking.items() for n, value in tensors.items()
+        }
         groups |= {"dispatcher": self.dispatcher.state(), "flights": self.air.state()}
         flat = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
         return {**flat, "round": torch.tensor(self.round)}
@@ -323,6 +380,10 @@ class Training:
         self.server = {
             part: {name: flat[f"server/{part}/{name}"].to(self.device) for name in tensors}
             for part, tensors in self.server.items()
+        }
+        self.walking = {
+            part: {name: flat[f"walking/{part}/{name}"].to(self.device) for name in tensors}
+            for part, tensors in self.walking.items()
         }
         self.dispatcher.restore(group("dispatcher/"))
         nobody = np.zeros(0, dtype=np.int64)
@@ -382,6 +443,27 @@ def _clients_a_round(settings: Settings, trained_on: Partition, clients: int) ->
     if settings.per_round > clients:
         raise FedskewError(f"per_round={settings.per_round} is more than the {clients} clients: use at most {clients}")
     return min(settings.per_round, trained_on.clients)
+
+
+def _check_walk(algorithm: Algorithm, job: Job, settings: Settings) -> None:
+    """Refuse what one model that goes through all clients cannot have."""
+    if algorithm.topology(0) == "parallel":
+        if settings.secure:
+            raise FedskewError(
+                f"secure=true hides labels from a server that schedules by them, and {algorithm.label()} does not: "
+                "use a Stratify method, or leave it out"
+            )
+        return
+    if job.kept:
+        raise FedskewError(
+            f"norm={settings.norm} keeps parts of the model with each client, but {algorithm.label()} has one model for all: "
+            "use norm=aggregate"
+        )
+    if algorithm.one_by_one and has_batch_norm(job.model):
+        raise FedskewError(
+            f"{algorithm.label()} trains on one sample at a time, and BatchNorm has no spread to normalise by then: "
+            "use norm=group in the model, or stratify-batch"
+        )
 
 
 def _least_batch(model: nn.Module, trained_on: Partition, batch_size: int) -> int:

@@ -61,11 +61,16 @@ def play(
     limit = np.inf if fleet.deadline is None else fleet.deadline
     if fleet.partial:
         epochs = _fitting(epochs, lambda tried: taken(tried) <= limit)
-    vanishes = shares(seed, "dropout", round, clients, 0) < machines.dropout
+    vanishes = vanish(machines, clients, seed, round)
     time = taken(np.maximum(epochs, 1)) * np.where(vanishes, shares(seed, "dropout", round, clients, 1), 1.0)
     late = time > limit
     duration = limit if late.any() else time.max(initial=0.0)
     return Outcome(time, epochs, vanishes & ~late, late, float(duration))
+
+
+def vanish(machines: Machines, clients: Ints, seed: int, round: int) -> Flags:
+    """Who of these clients vanishes in the round, each with its machine's chance."""
+    return shares(seed, "dropout", round, clients, 0) < machines.dropout
 
 
 def _fitting(asked: Ints, fits: Callable[[Ints], Flags]) -> Ints:

@@ -1,0 +1,155 @@
+"""Stratify: a schedule of labels decides what the model sees next, whoever holds it; and SFL, from client to client."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from fedskew.algorithms.base import Algorithm, Roster, Topology, algorithms
+from fedskew.registry import AtLeastOne, Positive
+from fedskew.skew.deal import substream
+from fedskew.stratify.holdings import Holdings
+from fedskew.stratify.labels import frequencies, label_schedule
+from fedskew.stratify.walk import Walk, walk_batch, walk_clients, walk_single
+from fedskew.streams import Ints, Stream
+
+
+@dataclass(frozen=True)
+class _Stratified(Algorithm):
+    """One round is one epoch of the label schedule; the optimiser of the settings is the server's, and is never reset."""
+
+    keeps_optimizer: ClassVar[bool] = True
+    reads_labels: ClassVar[bool] = True
+
+    selection: Literal["uniform", "weighted"] = "uniform"
+    frequency: Literal["uniform", "proportional"] = "uniform"
+    per_label: Annotated[int | None, AtLeastOne] = None
+    cap: Annotated[int | None, AtLeastOne] = None
+
+    def schedule(self, holdings: Holdings, stream: Stream) -> Ints:
+        """The label schedule of an epoch (paper 002, section III-A)."""
+        counts = holdings.counts.sum(axis=0)
+        often = frequencies(counts, frequency=self.frequency, per_label=self.per_label, cap=self.cap)
+        return label_schedule(often, stream)
+
+    def in_batches(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
+        """Algorithm 4, with Algorithm 2 for every batch."""
+        schedule = self.schedule(holdings, substream(stream, 0))
+        return walk_batch(
+            holdings, schedule, selection=self.selection, batch_size=roster.batch_size, stream=substream(stream, 1)
+        )
+
+
+@algorithms.register("stratify-batch")
+@dataclass(frozen=True)
+class StratifyBatch(_Stratified):
+    """Stratify, batch-data learning (paper 002, Algorithms 2 and 4): every batch is drawn by label over all clients.
+
+    The labels of an epoch, each ``f_l`` times, are shuffled and cut into batches of ``batch_size``. For each label of a batch
+    a holder is drawn, gives one unused sample of it and the sum of its gradients; the server adds the sums up, divides once by
+    the batch size and takes one step of the optimiser. All clients hold the same weights, and BatchNorm sees the whole batch
+    (section III-E), so a round is an epoch of central SGD on the same samples.
+
+    Args:
+        selection: who serves a label: any of its holders (uniform), or by their shares of its samples (weighted)
+        frequency: every label equally often (uniform), or as often as it has samples, up to cap (proportional)
+        per_label: how often with uniform frequency, the mean number of samples of a label when left out
+        cap: how often at most with proportional frequency
+
+    >>> StratifyBatch().topology(0)
+    'lockstep'
+    """
+
+    def topology(self, round: int) -> Topology:
+        """Gradients meet at every step."""
+        return "lockstep"
+
+    def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
+        """In batches, to the end of the schedule."""
+        return self.in_batches(holdings, roster, stream)
+
+
+@algorithms.register("stratify-single")
+@dataclass(frozen=True)
+class StratifySingle(_Stratified):
+    """Stratify, single-sample learning (paper 002, Algorithms 1 and 3): the model goes to whoever has the next label.
+
+    The labels of an epoch, each ``f_l`` times, are shuffled and taken in chunks. Within a chunk the model always goes to a
+    client that can serve the longest run of labels from there on, takes one step for each with one unused sample, and goes on.
+    A label that a client has used up goes back into the schedule.
+
+    Args:
+        selection: who serves a run: any of those with the longest (uniform), or by their shares of its first label (weighted)
+        frequency: every label equally often (uniform), or as often as it has samples, up to cap (proportional)
+        per_label: how often with uniform frequency, the mean number of samples of a label when left out
+        cap: how often at most with proportional frequency
+        chunk: labels that are planned together; 1 is passing the model on at random
+
+    >>> StratifySingle().topology(0)
+    'chain'
+    """
+
+    one_by_one: ClassVar[bool] = True
+
+    chunk: Annotated[int, AtLeastOne] = 5
+
+    def topology(self, round: int) -> Topology:
+        """The model is passed on."""
+        return "chain"
+
+    def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
+        """Algorithm 3, with Algorithm 1 for every chunk."""
+        schedule = self.schedule(holdings, substream(stream, 0))
+        return walk_single(holdings, schedule, selection=self.selection, chunk=self.chunk, stream=substream(stream, 1))
+
+
+@algorithms.register("stratify-hybrid")
+@dataclass(frozen=True)
+class StratifyHybrid(StratifySingle):
+    """Stratify, batches first and single samples afterwards (paper 002, end of section III-D).
+
+    A step on one sample takes ``lr / batch_size``, unless ``single_lr`` says otherwise: the step that the sample would have had
+    in its batch.
+
+    Args:
+        batch_rounds: rounds of batch-data learning before single-sample learning begins
+        single_lr: learning rate of single samples, as a multiple of lr; 1 / batch_size when left out
+
+    >>> [StratifyHybrid(batch_rounds=1).topology(round) for round in range(2)]
+    ['lockstep', 'chain']
+    """
+
+    batch_rounds: Annotated[int, AtLeastOne] = 5
+    single_lr: Annotated[float | None, Positive] = None
+
+    def topology(self, round: int) -> Topology:
+        """Lock-step, then a chain."""
+        return "lockstep" if round < self.batch_rounds else "chain"
+
+    def pace(self, roster: Roster) -> float:
+        """Smaller steps for single samples."""
+        return 1.0 if self.topology(roster.round) == "lockstep" else self.single_lr or 1.0 / roster.batch_size
+
+    def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
+        """One or the other."""
+        if self.topology(roster.round) == "chain":
+            return super().walk(holdings, roster, stream)
+        return self.in_batches(holdings, roster, stream)
+
+
+@algorithms.register("sfl")
+@dataclass(frozen=True)
+class SFL(Algorithm):
+    """Sequential federated learning (paper 002's baseline): one model through all clients in random order, each round anew.
+
+    Every client trains it on all of its rows for ``epochs`` passes, with a fresh optimiser, and passes it on.
+
+    >>> SFL().topology(0)
+    'chain'
+    """
+
+    def topology(self, round: int) -> Topology:
+        """The model is passed on."""
+        return "chain"
+
+    def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
+        """Client after client."""
+        return walk_clients(holdings, epochs=roster.epochs, batch_size=roster.batch_size, stream=stream)

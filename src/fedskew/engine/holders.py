@@ -1,0 +1,53 @@
+"""Who holds which label, as the server of a walk knows it: the labels themselves, or placeholders agreed on in secret."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedskew.algorithms.base import Algorithm
+from fedskew.config import Settings
+from fedskew.engine.dispatch import Call
+from fedskew.errors import FedskewError
+from fedskew.privacy.agreement import Agreement, agree
+from fedskew.skew.federation import Federation
+from fedskew.skew.partition import Partition
+from fedskew.stratify.holdings import Holdings
+from fedskew.streams import Stream
+
+
+def who_holds_what(
+    fed: Federation, trained_on: Partition, algorithm: Algorithm, settings: Settings
+) -> tuple[Holdings, Agreement | None]:
+    """The holdings of all clients; with ``secure`` by placeholders, which the parties find without telling their labels."""
+    labels, classes = fed.train.y, len(fed.data.classes)
+    plain = Holdings.of(trained_on, labels, classes)
+    if not settings.secure:
+        return plain, None
+    if not algorithm.reads_labels:
+        raise FedskewError(f"secure=true: {algorithm.label()} does not read labels, nothing is to be hidden: leave it out")
+    weighted = algorithm.options().get("selection") == "weighted"
+    if weighted and algorithm.options().get("per_label") is None:
+        raise FedskewError(
+            "secure=true with selection=weighted tells the server shares and no counts: say with per_label= how often each "
+            "label is to come"
+        )
+    counts = [{int(k): int(row[k]) for k in np.flatnonzero(row)} for row in plain.counts]
+    agreed = agree(counts, label_range=classes, stream=Stream(settings.seed, "placeholders"), weighted=weighted)
+    placeholder = np.zeros(classes, dtype=np.int64)  # labels that nobody has are never looked up
+    for held in agreed.placeholders:
+        for label, name in held.items():
+            placeholder[label] = name
+    secret = Holdings.of(trained_on, placeholder[labels], len(agreed.holders))
+    if agreed.shares is None:
+        return secret, agreed
+    shares = np.zeros(secret.counts.shape)
+    for client, told in enumerate(agreed.shares):
+        shares[client, list(told)] = list(told.values())
+    return replace(secret, shares=shares), agreed
+
+
+def with_protocol(call: Call, agreed: Agreement) -> Call:
+    """The traffic of the label protocol on top of a call's."""
+    down = agreed.bytes_sent.get("server", 0)
+    up = sum(agreed.bytes_sent.values()) - down
+    return replace(call, bytes_down=call.bytes_down + down, bytes_up=call.bytes_up + up)

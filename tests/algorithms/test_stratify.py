@@ -1,0 +1,113 @@
+"""Stratify on clients of one class each, where averaging fails; its schedule in a run; and labels that stay secret."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedskew as fs
+from fedskew.algorithms.base import Roster
+from fedskew.errors import FedskewError, Interrupted
+
+SETTINGS = {"model": "mlp", "folder": False, "device": "cpu", "threads": 1, "eval_every": 100}
+
+
+@pytest.fixture(scope="module")
+def apart() -> fs.Federation:
+    """Ten clients, one digit each."""
+    return fs.split(fs.load("digits"), "classes:k=1", clients=10)
+
+
+def accuracy(fed, method: str, **settings) -> float:
+    return fs.train(fed, algorithm=method, **{**SETTINGS, "rounds": 5, **settings}).summary["test_accuracy_last"]
+
+
+def test_where_averaging_fails_the_schedule_does_not(apart):
+    plain = accuracy(apart, "fedavg", lr=0.1)
+    batch, single = accuracy(apart, "stratify-batch", lr=0.1), accuracy(apart, "stratify-single", lr=0.02)
+    assert plain < 0.7
+    assert min(batch, single) > 0.94
+
+
+@pytest.mark.parametrize(("method", "lr"), [("stratify-batch", 0.1), ("stratify-single", 0.02)])
+def test_how_the_rows_are_cut_hardly_matters(apart, method: str, lr: float):
+    alike = fs.split(fs.load("digits"), "iid", clients=10)
+    assert abs(accuracy(apart, method, lr=lr) - accuracy(alike, method, lr=lr)) < 0.03
+
+
+def test_hybrid_begins_as_batch_and_goes_on_as_single(apart):
+    same = {**SETTINGS, "lr": 0.1}
+    hybrid = fs.train(apart, algorithm="stratify-hybrid:batch_rounds=2", rounds=3, **same)
+    batch = fs.train(apart, algorithm="stratify-batch", rounds=3, **same)
+    assert hybrid.rounds["local_loss"].tolist()[:2] == batch.rounds["local_loss"].tolist()[:2]
+    steps = hybrid.clients.groupby("round")["steps"].sum()
+    samples = hybrid.clients.groupby("round")["samples"].sum()
+    assert steps[2] < samples[2]
+    assert steps[3] == samples[3]
+
+
+def test_pace_of_single_samples():
+    method = fs.StratifyHybrid(batch_rounds=1)
+    rosters = [Roster(round, np.ones(2), batch_size=32) for round in range(2)]
+    assert [method.pace(roster) for roster in rosters] == [1.0, 1 / 32]
+    assert fs.StratifyHybrid(batch_rounds=1, single_lr=0.25).pace(rosters[1]) == 0.25
+
+
+@pytest.mark.parametrize("method", ["stratify-batch", "stratify-single"])
+def test_every_label_as_often_as_scheduled(apart, method: str):
+    run = fs.train(apart, algorithm=f"{method}:per_label=30", rounds=2, lr=0.01, **SETTINGS)
+    assert run.clients["samples"].tolist() == [30] * 20  # one label a client
+    assert run.rounds["returned"].tolist() == [0, 0]
+
+
+def test_weighted_selection_follows_the_shares():
+    rows = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
+    owner = np.array([0] * 40 + [1] * 360)
+    fed = fs.split((rows, np.arange(400) % 2, owner), "natural")
+
+    def samples(selection: str) -> list[int]:
+        settings = {**SETTINGS, "model": "logreg", "rounds": 1, "lr": 0.01}
+        run = fs.train(fed, algorithm=f"stratify-batch:selection={selection},per_label=20", **settings)
+        return run.clients["samples"].tolist()
+
+    size = fed.partition.sizes
+    assert samples("weighted")[0] == pytest.approx(40 * size[0] / size.sum(), abs=6)
+    assert samples("uniform")[0] == pytest.approx(20, abs=7)
+
+
+@pytest.mark.parametrize("method", ["stratify-batch", "stratify-single", "stratify-batch:selection=weighted,per_label=40"])
+def test_with_secret_labels(apart, method: str):
+    pytest.importorskip("tenseal")
+    fed = fs.split(fs.load("digits"), "classes:k=3", clients=10)
+    settings = {**SETTINGS, "rounds": 3, "lr": 0.1 if "batch" in method else 0.02}
+    open_run, secret = (fs.train(fed, algorithm=method, secure=secure, **settings) for secure in (False, True))
+    assert secret.summary["test_accuracy_last"] == pytest.approx(open_run.summary["test_accuracy_last"], abs=0.08)
+    held = secret.training.holdings
+    assert sorted(held.counts.sum(0)) == sorted(open_run.training.holdings.counts.sum(0))
+    assert (held.shares is not None) == ("weighted" in method)
+    extra = secret.rounds["bytes_up"][0] - secret.rounds["bytes_up"][1]
+    assert extra > 100_000  # ciphertexts
+    assert secret.summary["label_protocol_bytes"] > 0
+
+
+def test_a_secret_run_resumes_to_the_same_bits(tmp_path):
+    pytest.importorskip("tenseal")
+    fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
+    settings = {"model": "logreg", "algorithm": "stratify-batch", "secure": True, "device": "cpu", "threads": 1, "lr": 0.1}
+    whole = fs.train(fed, rounds=3, folder=tmp_path / "whole", **settings)
+
+    def stop(result, rounds):
+        if result.round["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="after round 1"):
+        fs.train(fed, rounds=3, folder=tmp_path / "stopped", watch=stop, **settings)
+    resumed = fs.resume(tmp_path / "stopped")
+    assert all(value.equal(whole.training.params[name]) for name, value in resumed.training.params.items())
+    assert json.loads((tmp_path / "stopped/summary.json").read_text())["label_protocol_bytes"] > 0
+
+
+def test_without_tenseal_it_says_what_to_install(apart, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tenseal", None)
+    with pytest.raises(FedskewError, match=r"fedskew\[he\]"):
+        fs.train(apart, algorithm="stratify-batch", secure=True, **SETTINGS)
