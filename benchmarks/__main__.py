@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks import engines, entropy_privacy, generators, methods, rule, scale, secret_labels, tables004
+from benchmarks import engines, entropy_privacy, generators, methods, rule, scale, secret_labels, single, tables004
 
 BENCHMARKS = {
     "engines": engines.main,
@@ -13,6 +13,7 @@ BENCHMARKS = {
     "tables004": tables004.main,
     "entropy_privacy": entropy_privacy.main,
     "secret_labels": secret_labels.main,
+    "single": single.main,
 }
 DEFAULT = ("engines", "methods", "scale", "generators")
 

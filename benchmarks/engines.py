@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-import time
 from statistics import median
 
-from benchmarks.workloads import ALL, Workload, peak_megabytes
+from benchmarks.workloads import ALL, Workload, interleaved, peak_megabytes
 from fedskew.engine.job import Engine
 from fedskew.engine.sequential import Sequential
 from fedskew.engine.stacked import Stacked
@@ -16,7 +15,7 @@ ENGINES: dict[str, Engine] = {"sequential": Sequential(), "stacked": Stacked()}
 def main(rounds: int = 7) -> None:
     print(f"{'workload':76} {'sequential':>12} {'stacked':>12} {'ratio':>7} {'wanted':>7}  peak MB sequential / stacked")
     for number, workload in enumerate(ALL):
-        seconds = {name: median(times) for name, times in _interleaved(workload, rounds).items()}
+        seconds = {name: median(times) for name, times in _rounds(workload, rounds).items()}
         ratio = seconds["sequential"] / seconds["stacked"]
         memory = [_peak_of_process(number, name) for name in ENGINES]
         verdict = "" if ratio >= workload.wanted else "  SHORT"
@@ -25,17 +24,9 @@ def main(rounds: int = 7) -> None:
         print(f"{workload.title:76} {times} {ratios}  {memory[0]:.0f} / {memory[1]:.0f}{verdict}", flush=True)
 
 
-def _interleaved(workload: Workload, rounds: int) -> dict[str, list[float]]:
+def _rounds(workload: Workload, rounds: int) -> dict[str, list[float]]:
     fed = workload.federation()
-    trainings = {name: workload.training(fed, engine) for name, engine in ENGINES.items()}
-    times: dict[str, list[float]] = {name: [] for name in ENGINES}
-    for number in range(rounds + 1):
-        for name, training in trainings.items():
-            began = time.perf_counter()
-            training.advance()
-            if number:  # the first round warms up
-                times[name].append(time.perf_counter() - began)
-    return times
+    return interleaved({name: workload.training(fed, engine) for name, engine in ENGINES.items()}, rounds)
 
 
 def _peak_of_process(number: int, engine: str) -> float:

@@ -1,9 +1,8 @@
 """What a method costs over FedAvg: seconds a round on the stacked engine, interleaved in one process."""
 
-import time
 from statistics import median
 
-from benchmarks.workloads import HAR, MNIST, TINY, Workload
+from benchmarks.workloads import HAR, MNIST, TINY, Workload, interleaved
 from fedskew.algorithms.base import resolve
 from fedskew.engine.stacked import Stacked
 
@@ -28,7 +27,7 @@ METHODS: dict[str, float | None] = {
 
 def main(rounds: int = 15) -> None:
     for workload in (TINY, MNIST, HAR):
-        times = _interleaved(workload, rounds)
+        times = _rounds(workload, rounds)
         base = times["fedavg"]
         print(f"{workload.title}: FedAvg {median(base) * 1e3:.1f} ms a round")
         for name, wanted in METHODS.items():
@@ -37,16 +36,8 @@ def main(rounds: int = 15) -> None:
             print(f"    {name:28} {median(times[name]) * 1e3:9.1f} ms {ratio:6.2f}x{verdict}", flush=True)
 
 
-def _interleaved(workload: Workload, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round; one round of every method, then the next of every method."""
+def _rounds(workload: Workload, rounds: int) -> dict[str, list[float]]:
     fed = workload.federation()
     settings = {"momentum": 0.0} if workload.settings.get("momentum") else {}
-    trainings = {name: workload.training(fed, Stacked(), resolve(name), **settings) for name in ("fedavg", *METHODS)}
-    times: dict[str, list[float]] = {name: [] for name in trainings}
-    for number in range(rounds + 1):
-        for name, training in trainings.items():
-            began = time.perf_counter()
-            training.advance()
-            if number:  # the first round warms up
-                times[name].append(time.perf_counter() - began)
-    return times
+    methods = ("fedavg", *METHODS)
+    return interleaved({name: workload.training(fed, Stacked(), resolve(name), **settings) for name in methods}, rounds)

@@ -1,5 +1,6 @@
 """The workloads: shapes and settings of the papers' experiments, on random numbers so that they need no download."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,18 @@ CIFAR = Workload(
     "cnn", (3, 32, 32), 10, 30, 250, {"per_round": 10, "batch_size": 32, "lr": 0.01}, 1.0, "dirichlet:alpha=0.5",
 )  # fmt: skip
 ALL = (TINY, MNIST, HAR, CIFAR)
+
+
+def interleaved(trainings: dict[str, Training], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round; one round of every training, then the next of every training."""
+    times: dict[str, list[float]] = {name: [] for name in trainings}
+    for number in range(rounds + 1):
+        for name, training in trainings.items():
+            began = time.perf_counter()
+            training.advance()
+            if number:  # the first round warms up
+                times[name].append(time.perf_counter() - began)
+    return times
 
 
 def peak_megabytes() -> float:
