@@ -235,7 +235,12 @@ def parts_of(spec: Any, kind: str) -> list[Any]:
     ['dirichlet', 'noise']
     """
     if isinstance(spec, str):
-        return [parse(part, kind) for part in re.split(r"\s+\+\s+", spec)]
+        parts = [parse(part, kind) for part in re.split(r"\s+\+\s+", spec)]
+        for part in parts:
+            if "+" in part.name:  # in an option's value a plus makes a list
+                apart = " + ".join(name.strip() for name in part.name.split("+"))
+                raise FedskewError(f"{kind} {spec!r}: a plus between parts has a space on each side: {apart}")
+        return parts
     return [Choice(spec.name, spec.options), *spec.added] if isinstance(spec, Composition) else [spec]
 
 

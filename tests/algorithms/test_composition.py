@@ -258,3 +258,8 @@ def test_the_list_says_what_is_an_addition(call: Callable[..., Any], capsys: pyt
     marked = {line.split()[0] for line in lines if "(an addition: METHOD + " in line}
     assert marked == {name for name in algorithms if algorithms.get(name).addition}
     assert "fedprox" not in marked
+
+
+def test_a_plus_without_spaces_is_explained():
+    with pytest.raises(FedskewError, match=r"'fedavg\+krum': a plus between parts has a space on each side: fedavg \+ krum"):
+        resolve("fedavg+krum")
