@@ -236,7 +236,9 @@ def check_choices(experiment: Experiment) -> None:
         if getattr(experiment, kind) == FROM_PYTHON:
             raise FedskewError(f"{kind}={FROM_PYTHON} stands for a Python object: run it from Python, or choose another {kind}")
         _choose(kind, getattr(experiment, kind))
-    resolve(experiment.algorithm).check(optimizer=experiment.optimizer, per_round=experiment.per_round)
+    resolve(experiment.algorithm).check(
+        optimizer=experiment.optimizer, per_round=experiment.per_round, secure=experiment.secure
+    )
     pick_device(experiment.device)
 
 

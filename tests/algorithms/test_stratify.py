@@ -8,6 +8,8 @@ import pytest
 import fedskew as fs
 from fedskew.algorithms.base import Roster
 from fedskew.errors import FedskewError, Interrupted
+from fedskew.stratify.holdings import Holdings
+from fedskew.streams import Stream
 
 SETTINGS = {"model": "mlp", "folder": False, "device": "cpu", "threads": 1, "eval_every": 100}
 
@@ -88,6 +90,16 @@ def test_with_secret_labels(apart, method: str):
     extra = secret.rounds["bytes_up"][0] - secret.rounds["bytes_up"][1]
     assert extra > 100_000  # ciphertexts
     assert secret.summary["label_protocol_bytes"] > 0
+
+
+def test_a_server_that_is_told_shares_does_not_count():
+    counts, shares = np.array([[3, 0, 0], [1, 2, 0]]), np.array([[0.75, 0.0, 0.0], [0.25, 1.0, 0.0]])
+    told, known = (Holdings(counts, np.arange(6), shares=given) for given in (shares, None))
+    method, stream = fs.StratifyBatch(selection="weighted", per_label=5), Stream(0, "test")
+    assert np.bincount(method.schedule(told, stream), minlength=3).tolist() == [5, 5, 0]
+    assert np.bincount(method.schedule(known, stream), minlength=3).tolist() == [4, 2, 0]
+    path = method.walk(told, Roster(0, counts.sum(1), batch_size=4), stream)
+    assert sorted(path.rows.tolist()) == list(range(6))  # what nobody has any more is dropped
 
 
 def test_a_secret_run_resumes_to_the_same_bits(tmp_path):

@@ -29,9 +29,9 @@ def federation() -> Federation:
     return Federation(Dataset("made up", rows, rows, ("a", "b", "c")), parts)
 
 
-def training(method="fedavg", engine=None, **settings) -> Training:
+def training(method="fedavg", engine=None, model="logreg", **settings) -> Training:
     usual = {"rounds": 4, "epochs": 3, "batch_size": 4, "lr": 0.1, "dtype": "float64", "device": "cpu", "threads": 1}
-    return Training(federation(), build("logreg", (4,), 3, seed=0), resolve(method), Settings(**{**usual, **settings}), engine)
+    return Training(federation(), build(model, (4,), 3, seed=0), resolve(method), Settings(**{**usual, **settings}), engine)
 
 
 def flat(run: Training) -> np.ndarray:
@@ -231,6 +231,40 @@ def test_a_broken_round_changes_nothing():
     after = run.checkpoint()
     assert before.keys() == after.keys()
     assert all(value.equal(after[name]) for name, value in before.items())
+
+
+def test_models_right_after_local_training():
+    """Of one client a round FedAvg's global model is just that; with a small step of the server the two differ."""
+    settings = {"per_round": 1, "test_trained": True}
+    alone = training("fedavg", **settings).advance()
+    assert alone.round["trained_test_loss"] == pytest.approx(alone.round["test_loss"], abs=1e-12)
+    [line] = alone.clients
+    assert line["trained_loss"] == pytest.approx(line["loss"], abs=1e-12)
+    assert line["trained_accuracy"] == line["accuracy"]
+    usual = training("fedavg", **settings)
+    start = usual.evaluator.scores(usual.state())["test"].loss
+    slow = training("mfedbn:eta=1e-9", **settings).advance()
+    assert slow.round["test_loss"] == pytest.approx(start, abs=1e-6)
+    assert slow.round["trained_test_loss"] == pytest.approx(alone.round["test_loss"], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("method", "model"), [("fedper", "logreg"), ("fedbn", "tabular:hidden=4"), ("local", "tabular:hidden=4")]
+)
+def test_models_after_local_training_have_what_their_clients_keep(method: str, model: str):
+    [line] = training(method, model=model, test_trained=True, per_round=1).advance().clients
+    # With one client a round, the global model and what it kept are its own model: running statistics too.
+    assert line["trained_loss"] == pytest.approx(line["loss"], abs=1e-12)
+    assert abs(line["trained_loss"] - line["global_loss"]) > 1e-3
+
+
+def test_scores_after_local_training_only_when_due():
+    run = training("fedavg", test_trained=True, eval_every=2)
+    first, second = run.advance(), run.advance()
+    assert [first.round["trained_test_loss"], first.clients[0]["trained_loss"]] == [None, None]
+    assert second.round["trained_test_loss"] is not None
+    lost = training("fedavg", test_trained=True, fleet="uniform:dropout=0.9999999999").advance()
+    assert lost.round["trained_test_loss"] is None
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from fedskew.algorithms.base import resolve
 from fedskew.config import Settings
 from fedskew.data.dataset import Dataset, Rows
+from fedskew.engine.job import Course
 from fedskew.engine.journey import Load, at_least, chain, lockstep
 from fedskew.engine.sequential import Sequential
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.training import Training
+from fedskew.engine.walk import _Walker
 from fedskew.errors import FedskewError
 from fedskew.fleet.base import fleets
 from fedskew.models.build import build
@@ -203,7 +205,10 @@ def test_a_model_that_breaks_is_reported_and_nothing_changes():
         ("stratify-hybrid", {"model": "tabular:hidden=4"}, "one sample at a time.*norm=group"),
         ("stratify-batch", {"model": "tabular:hidden=4", "norm": "local"}, "has one model for all: use norm=aggregate"),
         ("stratify-batch:selection=weighted", {"secure": True}, "per_label="),
-        ("sfl", {"secure": True}, "does not read labels"),
+        ("stratify-batch:selection=weighted,per_label=3,frequency=proportional", {"secure": True}, "use frequency=uniform"),
+        ("sfl", {"secure": True}, "use a Stratify method"),
+        ("stratify-batch", {"test_trained": True}, "test_trained=true"),
+        ("fedbuff", {"test_trained": True}, "test_trained=true"),
         ("fedavg", {"secure": True}, "use a Stratify method"),
         ("stratify-single:chunk=0", {}, "chunk=0 is out of range"),
     ],
@@ -211,6 +216,14 @@ def test_a_model_that_breaks_is_reported_and_nothing_changes():
 def test_refused_before_the_first_round(method: str, settings: dict, words: str):
     with pytest.raises(FedskewError, match=words):
         training(method, Stacked(), **settings)
+
+
+def test_no_rows_are_no_step():
+    run = training("stratify-batch", Stacked(), momentum=0.9)
+    run.advance()
+    walker = _Walker(run.job, Course(run.params, run.buffers, run.walking, 0.05, 1), resets=False)
+    assert walker._eager(torch.zeros((0, 4), dtype=torch.int64), 0, set()) == []
+    assert all(value.equal(run.params[name]) for name, value in walker.params.items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="replays CUDA graphs: needs a GPU")

@@ -29,6 +29,7 @@ Tree: TypeAlias = dict[str, Tensors]  # named groups of named tensors
 
 
 Topology: TypeAlias = Literal["parallel", "chain", "lockstep"]
+Labels: TypeAlias = Literal["nothing", "counts", "shares"]
 Probe: TypeAlias = Literal["loss", "loss_variance", "gradient_variance"]
 
 
@@ -139,7 +140,6 @@ class Algorithm:
 
     keeps_optimizer: ClassVar[bool] = False  # the local optimiser's state survives between rounds
     uses_features: ClassVar[bool] = False  # hooks look at ``view.batch``
-    reads_labels: ClassVar[bool] = False  # the server schedules by label: ``holdings`` may have secret placeholders instead
     one_by_one: ClassVar[bool] = False  # steps of one sample, which BatchNorm cannot normalise
     measures_fall: ClassVar[bool] = False  # clients report their loss before and after local training
     addition: ClassVar[bool] = False  # may be added to any method: derive it from Algorithm, call super() in its hooks
@@ -173,7 +173,7 @@ class Algorithm:
     def __str__(self) -> str:
         return str(choice_of(self))
 
-    def check(self, *, optimizer: str, per_round: int | None) -> None:
+    def check(self, *, optimizer: str, per_round: int | None, secure: bool) -> None:
         """Refuse training settings for which the method is not defined; ``per_round`` is None as long as it is not known."""
 
     def arrange(self, partition: Partition) -> Partition:
@@ -216,6 +216,13 @@ class Algorithm:
     def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
         """For a chain or lock-step: which sample of whom is trained on next, for the whole round."""
         raise NotImplementedError(f"{self.label()} walks in no order: topology() says chain or lockstep, and walk() is missing")
+
+    def reads(self) -> Labels:
+        """What a server that schedules by label knows of them: how many there are of each, or every client's share of them.
+
+        With the setting ``secure``, ``holdings`` have placeholders for labels, and the server is told just that.
+        """
+        return "nothing"
 
     def pace(self, roster: Roster) -> float:
         """The learning rate of a walk, as a multiple of the setting's."""

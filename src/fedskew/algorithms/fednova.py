@@ -23,7 +23,7 @@ class FedNova(FedAvg):
     tensor(4.2500)
     """
 
-    def check(self, *, optimizer: str, per_round: int | None) -> None:
+    def check(self, *, optimizer: str, per_round: int | None, secure: bool) -> None:
         """The normaliser is derived for SGD."""
         if optimizer != "sgd":
             raise FedskewError(

@@ -88,9 +88,9 @@ class Krum(Algorithm):
     attackers: Annotated[int, NonNegative] = 1
     keep: Annotated[int, AtLeastOne] = 1
 
-    def check(self, *, optimizer: str, per_round: int | None) -> None:
+    def check(self, *, optimizer: str, per_round: int | None, secure: bool) -> None:
         """As many clients a round as the rule needs."""
-        super().check(optimizer=optimizer, per_round=per_round)
+        super().check(optimizer=optimizer, per_round=per_round, secure=secure)
         if per_round is not None:
             self._refuse_too_few(per_round)
 

@@ -45,7 +45,7 @@ class Scaffold(FedAvg):
     option: Literal["I", "II"] = "II"
     server_lr: Annotated[float, Positive] = 1.0
 
-    def check(self, *, optimizer: str, per_round: int | None) -> None:
+    def check(self, *, optimizer: str, per_round: int | None, secure: bool) -> None:
         """Option II reads gradients off the change of the weights, which takes SGD."""
         if self.option == "II" and optimizer != "sgd":
             raise FedskewError(f"scaffold:option=II needs local SGD, got optimizer={optimizer}: use optimizer=sgd or option=I")

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from fedskew.algorithms.base import Algorithm, Roster, Topology, algorithms
+from fedskew.algorithms.base import Algorithm, Labels, Roster, Topology, algorithms
+from fedskew.errors import FedskewError
 from fedskew.registry import AtLeastOne, Positive
 from fedskew.skew.deal import substream
 from fedskew.stratify.holdings import Holdings
@@ -17,16 +18,29 @@ class _Stratified(Algorithm):
     """One round is one epoch of the label schedule; the optimiser of the settings is the server's, and is never reset."""
 
     keeps_optimizer: ClassVar[bool] = True
-    reads_labels: ClassVar[bool] = True
 
     selection: Literal["uniform", "weighted"] = "uniform"
     frequency: Literal["uniform", "proportional"] = "uniform"
     per_label: Annotated[int | None, AtLeastOne] = None
     cap: Annotated[int | None, AtLeastOne] = None
 
+    def check(self, *, optimizer: str, per_round: int | None, secure: bool) -> None:
+        """A server that is told shares cannot count."""
+        if secure and self.reads() == "shares" and (self.per_label is None or self.frequency == "proportional"):
+            raise FedskewError(
+                "secure=true with selection=weighted tells the server shares of labels and no counts: use frequency=uniform "
+                "and say with per_label= how often each label is to come"
+            )
+
+    def reads(self) -> Labels:
+        """As the selection needs."""
+        return "shares" if self.selection == "weighted" else "counts"
+
     def schedule(self, holdings: Holdings, stream: Stream) -> Ints:
         """The label schedule of an epoch (paper 002, section III-A)."""
         counts = holdings.counts.sum(axis=0)
+        if holdings.shares is not None:  # counts are not known: what nobody has any more is dropped on the way
+            return label_schedule((counts > 0) * (self.per_label or 0), stream)
         often = frequencies(counts, frequency=self.frequency, per_label=self.per_label, cap=self.cap)
         return label_schedule(often, stream)
 

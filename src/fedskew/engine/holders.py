@@ -7,7 +7,6 @@ import numpy as np
 from fedskew.algorithms.base import Algorithm
 from fedskew.config import Settings
 from fedskew.engine.dispatch import Call
-from fedskew.errors import FedskewError
 from fedskew.privacy.agreement import Agreement, agree
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
@@ -23,16 +22,10 @@ def who_holds_what(
     plain = Holdings.of(trained_on, labels, classes)
     if not settings.secure:
         return plain, None
-    if not algorithm.reads_labels:
-        raise FedskewError(f"secure=true: {algorithm.label()} does not read labels, nothing is to be hidden: leave it out")
-    weighted = algorithm.options().get("selection") == "weighted"
-    if weighted and algorithm.options().get("per_label") is None:
-        raise FedskewError(
-            "secure=true with selection=weighted tells the server shares and no counts: say with per_label= how often each "
-            "label is to come"
-        )
     counts = [{int(k): int(row[k]) for k in np.flatnonzero(row)} for row in plain.counts]
-    agreed = agree(counts, label_range=classes, stream=Stream(settings.seed, "placeholders"), weighted=weighted)
+    agreed = agree(
+        counts, label_range=classes, stream=Stream(settings.seed, "placeholders"), weighted=algorithm.reads() == "shares"
+    )
     placeholder = np.zeros(classes, dtype=np.int64)  # labels that nobody has are never looked up
     for held in agreed.placeholders:
         for label, name in held.items():

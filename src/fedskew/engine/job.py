@@ -62,7 +62,6 @@ def make_job(
 ) -> Job:
     """A job for the device and the precision of the settings; the model that was passed in stays as it is."""
     check_layers(model)
-    algorithm.check(optimizer=settings.optimizer, per_round=settings.per_round)
     if algorithm.uses_features:
         head_module(model)  # refuses a model that has none
     device, dtype = pick_device(settings.device), getattr(torch, settings.dtype)

@@ -88,7 +88,7 @@ def lockstep(path: Walk, clients: int, fleet: Fleet, load: Load) -> Journey:
     )
 
 
-def told(
+def as_call(
     journey: Journey, walked: Walked, clients: Ints, lost: Flags, sizes: Ints, when: tuple[float, float], seed: int
 ) -> tuple[Call, list[Arrived]]:
     """The walk in the form in which rounds are recorded: a call of these clients, and what those that trained saw."""

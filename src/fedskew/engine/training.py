@@ -21,7 +21,7 @@ from fedskew.engine.finish import new_head
 from fedskew.engine.flights import Air, each, joined
 from fedskew.engine.holders import who_holds_what, with_protocol
 from fedskew.engine.job import MEMO, Course, Engine, Job, Start, Updates, fresh_client, make_job, parts, trainable
-from fedskew.engine.journey import NOWHERE, Load, at_least, chain, lockstep, told
+from fedskew.engine.journey import NOWHERE, Load, as_call, at_least, chain, lockstep
 from fedskew.engine.norm import has_batch_norm
 from fedskew.engine.plan import Plan
 from fedskew.engine.schedule import schedules
@@ -60,7 +60,7 @@ class Training:
         self.schedule, fleet = schedules.choose(settings.schedule), fleets.choose(settings.fleet)
         self.trained_on = algorithm.arrange(fed.partition)
         self.per_round = _clients_a_round(settings, self.trained_on, fed.clients)
-        algorithm.check(optimizer=settings.optimizer, per_round=self.per_round)
+        algorithm.check(optimizer=settings.optimizer, per_round=self.per_round, secure=settings.secure)
         self.least = _least_batch(model, self.trained_on, settings.batch_size)
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings)
         self.model, self.device = self.job.model, self.job.x.device
@@ -80,7 +80,7 @@ class Training:
         self.air = Air(self.dispatcher, self.per_round)
         self.walking: Tree = {}
         self.protocol: Agreement | None = None
-        _check_walk(algorithm, self.job, settings)
+        _check_topology(algorithm, self.job, settings)
         if algorithm.topology(0) != "parallel":
             self.walking = self.job.optimizer.init(self.params, stacked=False)
             self.holdings, self.protocol = who_holds_what(fed, self.trained_on, algorithm, settings)
@@ -139,7 +139,7 @@ class Training:
             )
         self.params, self.buffers, self.walking = walked.params, walked.buffers, walked.optimizer
         self.round += 1
-        call, arrived = told(journey, walked, clients, lost, self.trained_on.sizes, (began, clock), self.settings.seed)
+        call, arrived = as_call(journey, walked, clients, lost, self.trained_on.sizes, (began, clock), self.settings.seed)
         self.dispatcher.went(call, there)
         if self.protocol and self.round == 1:  # it came before the first round
             call = with_protocol(call, self.protocol)
@@ -148,7 +148,7 @@ class Training:
 
     def _load(self) -> Load:
         """What one visit of the model, or one client's part of a batch, puts on the line."""
-        order = NUMBER if self.algorithm.reads_labels else 0
+        order = 0 if self.algorithm.reads() == "nothing" else NUMBER
         if self.algorithm.topology(self.round) == "lockstep":
             up, down = step_bytes(self.model, self.job.x.dtype)
             return Load(down, up, order)
@@ -445,14 +445,20 @@ def _clients_a_round(settings: Settings, trained_on: Partition, clients: int) ->
     return min(settings.per_round, trained_on.clients)
 
 
-def _check_walk(algorithm: Algorithm, job: Job, settings: Settings) -> None:
-    """Refuse what one model that goes through all clients cannot have."""
+def _check_topology(algorithm: Algorithm, job: Job, settings: Settings) -> None:
+    """Refuse settings that make no sense for the way in which the method moves the model."""
+    if settings.secure and algorithm.reads() == "nothing":
+        raise FedskewError(
+            f"secure=true hides labels from a server that schedules by them, and {algorithm.label()} does not: "
+            "use a Stratify method, or leave it out"
+        )
+    together = algorithm.topology(0) == "parallel" and algorithm.awaits() is None
+    if settings.test_trained and not together:
+        raise FedskewError(
+            f"test_trained=true scores clients' models when all have trained, and {algorithm.label()} has no such moment: "
+            "leave it out"
+        )
     if algorithm.topology(0) == "parallel":
-        if settings.secure:
-            raise FedskewError(
-                f"secure=true hides labels from a server that schedules by them, and {algorithm.label()} does not: "
-                "use a Stratify method, or leave it out"
-            )
         return
     if job.kept:
         raise FedskewError(
@@ -462,7 +468,7 @@ def _check_walk(algorithm: Algorithm, job: Job, settings: Settings) -> None:
     if algorithm.one_by_one and has_batch_norm(job.model):
         raise FedskewError(
             f"{algorithm.label()} trains on one sample at a time, and BatchNorm has no spread to normalise by then: "
-            "use norm=group in the model, or stratify-batch"
+            "use norm=group in the model, or a method that trains in batches"
         )
 
 
