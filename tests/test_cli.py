@@ -61,7 +61,7 @@ def test_a_file_with_overrides(fedskew: Callable[[str], Any]) -> None:
     found = config("run")
     assert (found["rounds"], found["lr"], found["per_round"]) == (2, 0.5, 3)
     assert found["skew"] == {"name": "iid"}
-    assert found["algorithm"] == {"name": "fedprox", "weights": "size", "mu": 0.3}
+    assert found["algorithm"] == {"name": "fedprox", "weights": "none", "mu": 0.3}
     assert len(Path("run/rounds.csv").read_text().splitlines()) == 3
 
 

@@ -161,7 +161,7 @@ _PANELS = {
     "Data and clients": ("data", "skew", "clients", "validation", "client_test", "split_seed"),
     "Training": (
         "model", "rounds", "per_round", "sampling", "epochs", "batch_size", "lr", "schedule", "optimizer", "momentum",
-        "weight_decay", "nesterov", "norm", "seed",
+        "weight_decay", "nesterov", "weights", "norm", "seed",
     ),
     "Execution and record": (
         "secure", "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows", "test_trained",

@@ -29,6 +29,8 @@ class Settings:
         weight_decay: of the local optimiser
         nesterov: Nesterov momentum in local SGD
         schedule: local learning rate over rounds (fedskew list schedules)
+        weights: what a client counts by in the mean of every method: its rows (size), 1 (uniform), or as the paper of each
+            method says (paper)
         norm: BatchNorm of the clients: merged by the server (aggregate), kept by each client (local), or merged but for the
             running statistics, which stay with the client (silo)
         fleet: how fast the clients' machines and lines are (fedskew list fleets)
@@ -57,6 +59,7 @@ class Settings:
     weight_decay: Annotated[float, NonNegative] = 0.0
     nesterov: bool = False
     schedule: str | Mapping[str, Any] = "constant"
+    weights: Literal["size", "uniform", "paper"] = "size"
     norm: Literal["aggregate", "local", "silo"] = "aggregate"
     fleet: str | Mapping[str, Any] = "uniform"
     secure: bool = False

@@ -60,8 +60,8 @@ class Desk:
 
     @staticmethod
     def column(results: list[RoundResult], name: str) -> list[list[float]]:
-        """A column of the table of clients, one list a round."""
-        return [[line[name] for line in result.clients] for result in results]
+        """A column of the table of clients that were sent to train, one list a round."""
+        return [[line[name] for line in result.clients if line["steps"]] for result in results]
 
     @staticmethod
     def start() -> np.ndarray:

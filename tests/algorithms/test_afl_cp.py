@@ -1,7 +1,9 @@
 """AFL-CP by hand: entropies, the noise that hides them, profiles over rounds in which clients are lost, draws and weights."""
 
 import math
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ import pytest
 import fedskew as fs
 from fedskew.algorithms.afl_cp import AFLCP, _laplace
 from fedskew.algorithms.base import Algorithm, Report, Roster, resolve
+from fedskew.api import prepare
 from fedskew.data.dataset import Dataset, Rows
+from fedskew.engine.job import Updates
 from fedskew.errors import FedskewError
 from fedskew.streams import Stream
 
@@ -103,8 +107,8 @@ def test_every_client_has_noise_of_its_own_and_the_seed_decides():
 
 def test_profile_by_hand():
     found = AFLCP(entropy=2, reliability=1, speed=1).profile(roster())
-    # Reliability: 1, 1/2, 4/5, 0 and their mean. Times 2, 6, 3: speeds 1, 0, 3/4, and their mean for those without a time.
-    reliability, speed = [1, 0.5, 0.8, 0, 0.575], [1, 0, 0.75, 1.75 / 3, 1.75 / 3]
+    # Reliability: 1, 1/2, 4/5, 0 and their mean. Times 2, 6, 3: speeds 1, 0, 3/4; who never came back is slow; and the mean.
+    reliability, speed = [1, 0.5, 0.8, 0, 0.575], [1, 0, 0.75, 0, 1.75 / 4]
     score = [(2 * e + r + s) / 4 for e, r, s in zip([0.9, 0.1, 0.5, 0.3, 0.7], reliability, speed, strict=True)]
     np.testing.assert_allclose(found["reliability"], reliability, atol=1e-15)
     np.testing.assert_allclose(found["speed"], speed, atol=1e-15)
@@ -119,8 +123,8 @@ def test_while_nobody_was_seen_all_are_reliable_and_quick():
 
 def test_equal_profiles_have_equal_scores():
     # The same second, over and over: sums of it differ in their last bits, and must not be told apart.
-    completed = np.array([1, 3, 10, 0, 0])
-    spent = np.array([0.1, 0.1 + 0.1 + 0.1, sum([0.1] * 10), 0.0, 0.0])
+    completed = np.array([1, 3, 10, 2, 0])
+    spent = np.array([0.1, 0.1 + 0.1 + 0.1, sum([0.1] * 10), 0.2, 0.0])
     assert len({spent[0], spent[1] / 3, spent[2] / 10}) > 1
     alike = roster(told={"entropy": np.full(5, 0.4)}, selected=completed, completed=completed, spent=spent)
     found = AFLCP().profile(alike)
@@ -140,12 +144,14 @@ def test_scores_and_weights_by_hand_over_rounds_in_which_clients_are_lost():
     assert lines["dropped"].sum() > 3
     assert lines["late"].sum() > 3
     told = [entropy([int((fed.train.y[fed.partition.of(k)] == c).sum()) for c in range(10)]) for k in range(9)]
+    machines = run.training.dispatcher.fleet.machines(np.arange(9))
     selected, times = [0] * 9, [[] for _ in range(9)]
     for number in range(1, 13):
         rates = {k: len(times[k]) / selected[k] for k in range(9) if selected[k]}
         means = {k: sum(times[k]) / len(times[k]) for k in range(9) if times[k]}
         longest, shortest = max(means.values(), default=0), min(means.values(), default=0)
         speeds = {k: (longest - mean) / (longest - shortest) if len(means) > 1 else 1.0 for k, mean in means.items()}
+        speeds |= {k: 0.0 for k in range(9) if selected[k] and k not in means}  # chosen, and never made it
         worth = {}
         for line in lines[lines["round"] == number].to_dict("records"):
             k = line["client"]
@@ -156,11 +162,69 @@ def test_scores_and_weights_by_hand_over_rounds_in_which_clients_are_lost():
             assert {name: line[name] for name in due} == pytest.approx(due, abs=1e-12), (number, k)
             selected[k] += 1
             if not line["dropped"] and not line["late"]:
-                times[k].append(line["seconds"])
+                training = line["rows"] / machines.rows_per_second[k] + line["steps"] * machines.seconds_per_step[k]
+                assert line["training_seconds"] == pytest.approx(training, rel=1e-12)
+                assert line["seconds"] > training  # the line takes time too, which tells nothing of the computer
+                times[k].append(training)
                 worth[k] = line["rows"] * score
             worth.setdefault(k, 0.0)
         found = dict(lines[lines["round"] == number].set_index("client")["weight"])
         assert found == pytest.approx({k: value / (sum(worth.values()) or 1) for k, value in worth.items()}, abs=1e-12)
+
+
+def test_the_line_says_nothing_about_speed():
+    """A quick computer on a thin line is quick: the network's time drowned that before."""
+    fed = fs.split(fs.load("digits"), "iid", clients=2)
+    run = fs.train(fed, "logreg", "afl-cp", rounds=2, fleet="trace:file=" + str(_two_machines()), folder=False, threads=1)
+    second = run.clients[run.clients["round"] == 2].set_index("client")
+    assert run.clients["seconds"].groupby(run.clients["client"]).mean().idxmax() == 0  # the quick one answers last
+    assert second["speed"].tolist() == [1.0, 0.0]
+
+
+def _two_machines() -> Path:
+    path = Path(tempfile.mkdtemp()) / "machines.csv"
+    path.write_text("client,rows_per_second,down_mbit,up_mbit,latency,dropout\n0,1000,0.05,0.05,9,0\n1,100,1000,1000,0,0\n")
+    return path
+
+
+def test_consistency_by_hand():
+    fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.1", clients=5, seed=3)
+    settings = {"rounds": 3, "per_round": 4, "dtype": "float64", "threads": 1, "device": "cpu"}
+    training, _ = prepare(fed, "logreg", resolve("afl-cp:consistency=3"), fs.Settings(**settings))
+    heard: list[Updates] = []
+    training.engine = listening(training.engine, heard)
+    likeness, times = np.zeros(5), np.zeros(5)
+    for number in (1, 2, 3):
+        before = {name: value.clone() for name, value in training.params.items()}
+        heard.clear()
+        lines = training.advance().clients
+        moved = np.concatenate([(training.params[name] - value).numpy().ravel() for name, value in before.items()])
+        known = times > 0
+        mean = (likeness[known] / times[known]).mean() if known.any() else 1.0
+        for line in lines:
+            k = line["client"]
+            due = likeness[k] / times[k] if times[k] else mean
+            assert line["consistency"] == pytest.approx(due, abs=1e-12), (number, k)
+            parts = line["entropy"] + line["reliability"] + line["speed"] + 3 * due
+            assert line["score"] == pytest.approx(parts / 6, abs=1e-12)
+        for update in heard:
+            for i, k in enumerate(update.report.clients.tolist()):
+                mine = np.concatenate([update.payload["delta"][name][i].numpy().ravel() for name in before])
+                likeness[k] += (1 + mine @ moved / np.linalg.norm(mine) / np.linalg.norm(moved)) / 2
+                times[k] += 1
+    assert 0.1 < likeness.sum() / times.sum() < 0.99
+
+
+def listening(engine, heard: list):
+    """The engine, with everything that it yields written down."""
+
+    class Listening(type(engine)):
+        def train(self, job, start, plan):
+            for updates in super().train(job, start, plan):
+                heard.append(updates)
+                yield updates
+
+    return Listening(**vars(engine))
 
 
 # -- who takes part, and for how much -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from fedskew.engine.stacked import Stacked
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
 SPEED, ROUNDS = 10.0, 7
-FLEET = f"uniform:rows_per_second={SPEED},latency=0.5,mbit_per_second=1000"
+FLEET = f"uniform:rows_per_second={SPEED},latency=0.5,mbit_per_second=1000,seconds_per_step=0"
 
 
 def seconds(desk, bytes_a_way: int) -> np.ndarray:
@@ -142,8 +142,10 @@ def test_engines_agree_and_a_stopped_run_goes_on(desk, method: str, fleet: str):
     assert [result.clients for result in rest] == [result.clients for result in results[4:]]
 
 
-def test_bytes_go_down_when_clients_are_sent_and_up_when_they_answer(desk):
+def test_bytes_are_counted_when_clients_come_back_in_their_lines(desk):
     size = 8 * desk.start().size
     _, results = desk.train("fedbuff:buffer=2", rounds=3, fleet=FLEET)
-    assert [result.round["bytes_down"] for result in results] == [5 * size, 2 * size, 2 * size]
-    assert [result.round["bytes_up"] for result in results] == [2 * size] * 3
+    for result in results:
+        for name in ("bytes_down", "bytes_up"):
+            assert [line[name] for line in result.clients] == [size] * 2
+            assert result.round[name] == 2 * size

@@ -181,7 +181,7 @@ def test_no_epochs_leave_the_head_as_it_is():
 
 def test_it_is_an_addition_to_any_method():
     both = resolve("fedprox:mu=0.5 + ccvr:features=7")
-    assert both.options() == {"weights": "size", "mu": 0.5, "features": 7, "head_epochs": 10, "head_lr": 0.01, "head_batch": 64}
+    assert both.options() == {"weights": None, "mu": 0.5, "features": 7, "head_epochs": 10, "head_lr": 0.01, "head_batch": 64}
     assert isinstance(both, CCVR)
     for name in algorithms:
         if not algorithms.get(name).addition:

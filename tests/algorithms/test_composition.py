@@ -25,9 +25,9 @@ class Doubled(Algorithm):
 
     addition: ClassVar[bool] = True
 
-    def combine(self, payloads: Tree, weights: Tensor) -> Tree:
-        mean = super().combine(payloads, weights)
-        return {**mean, "delta": {name: 2 * value for name, value in mean["delta"].items()}}
+    def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
+        mean, shares = super().combine(payloads, weights)
+        return {**mean, "delta": {name: 2 * value for name, value in mean["delta"].items()}}, shares
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Shifted(Algorithm):
 
     shift: Annotated[float, NonNegative] = 1.0
 
-    def combine(self, payloads: Tree, weights: Tensor) -> Tree:
-        mean = super().combine(payloads, weights)
-        return {**mean, "delta": {name: value + self.shift for name, value in mean["delta"].items()}}
+    def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
+        mean, shares = super().combine(payloads, weights)
+        return {**mean, "delta": {name: value + self.shift for name, value in mean["delta"].items()}}, shares
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class MedianOfMine(fs.Median):
 
 def combined(algorithm: Algorithm) -> float:
     payloads = {"delta": {"w": torch.tensor([1.0, 5.0])}}
-    return algorithm.combine(payloads, torch.tensor([0.75, 0.25]))["delta"]["w"].item()
+    return algorithm.combine(payloads, torch.tensor([0.75, 0.25]))[0]["delta"]["w"].item()
 
 
 def test_all_spellings_agree():
@@ -96,7 +96,7 @@ def test_all_spellings_agree():
 
 def test_a_made_class_is_a_frozen_dataclass_that_validates():
     method = resolve("fedprox + krum")
-    assert str(replace(method, mu=2, attackers=3)) == "fedprox:weights=size,mu=2.0 + krum:attackers=3,keep=1"
+    assert str(replace(method, mu=2, attackers=3)) == "fedprox:weights=none,mu=2.0 + krum:attackers=3,keep=1"
     assert type(replace(method, mu=2)) is type(method)
     with pytest.raises(FrozenInstanceError):
         method.mu = 1.0  # type: ignore[attr-defined]
@@ -129,13 +129,13 @@ def test_records_have_every_option_and_readers_only_those_that_matter():
     choice = algorithms.choose("fedprox + krum:attackers=2 + median")
     assert choice == Composition("fedprox", {}, (Choice("krum", {"attackers": 2}), Choice("median", {})))
     full = algorithms.full(choice)
-    assert str(full) == "fedprox:weights=size,mu=0.01 + krum:attackers=2,keep=1 + median"
+    assert str(full) == "fedprox:weights=none,mu=0.01 + krum:attackers=2,keep=1 + median"
     assert algorithms.choose(str(full)) == full == choice_of(resolve(choice))
     assert str(algorithms.brief(full)) == "fedprox + krum:attackers=2 + median"
     assert algorithms.choose("fedprox:mu=1") == Choice("fedprox", {"mu": 1.0})
     assert algorithms.name_of(type(resolve(choice))) == "fedprox + krum + median"
     assert algorithms.name_of(type(fs.FedProx() + Doubled())) is None
-    assert str(fs.FedProx() + Shifted(2)) == "fedprox:weights=size,mu=0.01 + Shifted:shift=2.0"
+    assert str(fs.FedProx() + Shifted(2)) == "fedprox:weights=none,mu=0.01 + Shifted:shift=2.0"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_run_is_recorded_and_resumed(call: Callable[..., Any]):
     whole = fs.train(fed, "tabular:hidden=8", "fedprox:mu=0.1 + median", **settings)
     assert whole.folder == Path("runs/fedprox+median-digits-iid-s0")
     assert whole.summary["algorithm"] == "fedprox:mu=0.1 + median"
-    assert 'algorithm = "fedprox:weights=size,mu=0.1 + median"\n' in (whole.folder / CONFIG).read_text()
+    assert 'algorithm = "fedprox:weights=none,mu=0.1 + median"\n' in (whole.folder / CONFIG).read_text()
     with pytest.raises(StopError):
         fs.train(fed, "tabular:hidden=8", fs.FedProx(mu=0.1) + fs.Median(), folder="stopped", watch=stop, **settings)
     assert fs.resume("stopped").summary["algorithm"] == whole.summary["algorithm"]

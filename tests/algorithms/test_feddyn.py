@@ -32,7 +32,8 @@ def by_hand(desk, results: list, alpha: float, momentum: float, by_size: bool) -
             ended[k] = mine
         p = {k: (desk.sizes[k] / desk.sizes[here].sum() if by_size else 1 / len(here)) for k in here}
         mean = sum(p[k] * ended[k] for k in here)
-        h = h - alpha * len(here) / CLIENTS * (mean - w)
+        share = desk.sizes[here].sum() / desk.sizes.sum() if by_size else len(here) / CLIENTS
+        h = h - alpha * share * (mean - w)
         w = mean - h / alpha
     return w, h, carried
 
@@ -64,8 +65,10 @@ def test_without_strength_it_is_fedavg(desk, engine, weights: str):
 
 
 @ENGINES
-def test_h_is_the_mean_of_all_gradients_whoever_is_absent(desk, engine):
-    training = desk.training("feddyn:alpha=0.1", engine, per_round=4, fleet="uniform:dropout=0.4")
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_h_is_the_mean_of_all_gradients_whoever_is_absent(desk, engine, weights: str):
+    share = torch.from_numpy(desk.sizes / desk.sizes.sum() if weights == "size" else np.full(CLIENTS, 0.2))
+    training = desk.training("feddyn:alpha=0.1", engine, weights=weights, per_round=4, fleet="uniform:dropout=0.4")
     x = training.job.x.clone()
     x[desk.held[3]] = torch.nan
     training.job = replace(training.job, x=x)
@@ -75,7 +78,7 @@ def test_h_is_the_mean_of_all_gradients_whoever_is_absent(desk, engine):
         lost = {name: count + result.round[name] for name, count in lost.items()}
         carried = training.store.get(np.arange(CLIENTS))["memo.gradient"]
         for name, h in training.server["h"].items():
-            torch.testing.assert_close(carried[name].mean(0), h, rtol=0, atol=1e-13)
+            torch.testing.assert_close(torch.tensordot(share, carried[name], 1), h, rtol=0, atol=1e-13)
         assert not carried["head.bias"][3].any()  # what it sent was not sound, so it keeps what it had
         assert np.abs(desk.flat(training.server["h"])).max() > 0.001
     assert min(lost.values()) > 2
@@ -111,7 +114,7 @@ def test_with_exact_minima_of_unlike_parabolas_it_finds_the_joint_one(alpha: flo
             memos[k] = method.memo(view)
             torch.testing.assert_close(memos[k]["gradient"]["w"], steep[k] * (view.params["w"] - at[k]))
         mean = {"delta": {"w": (sent[0] + sent[1]) / 2}}
-        weights, server = method.step(weights, server, mean, Crowd(np.ones(2), population=2))
+        weights, server = method.step(weights, server, mean, Crowd(np.ones(2), total=2.0, mean=mean))
     assert abs(float(weights["w"]) - float((steep * at).sum() / steep.sum())) < 1e-9
 
 

@@ -75,7 +75,7 @@ def test_a_module_moves_as_far_as_its_tensors_together():
     weights = {name: torch.zeros(2) for name in ("block.0.weight", "block.0.bias", "head.weight", "scale")}
     change = {"block.0.weight": [2.0, 4.0], "block.0.bias": [4.0, 8.0], "head.weight": [3.0, 4.0], "scale": [0.0, 1.0]}
     mean = {"delta": {name: torch.tensor(value) for name, value in change.items()}}
-    moved, server = method.step(weights, method.init(weights), mean, Crowd(np.ones(2), population=2))
+    moved, server = method.step(weights, method.init(weights), mean, Crowd(np.ones(2), total=2.0))
     assert {name: value.tolist() for name, value in moved.items()} == change
     # 0.75 * 2 + 0.25 * (d / 10) * 2 with the drifts 10, 5 and 1
     mu, drift = {"mu_block.0": 2.0, "mu_head": 1.75, "mu_scale": 1.55}, {"drift_block.0": 10, "drift_head": 5, "drift_scale": 1}
@@ -88,7 +88,7 @@ def test_where_nothing_moves_the_strengths_stay():
     method, weights = fs.FedProxLayers(mu=0.1, adapt=0.3), {"a": torch.ones(2), "b": torch.ones(3)}
     mean = {"delta": {name: torch.zeros_like(value) for name, value in weights.items()}}
     before = {"mu": {"a": torch.tensor(0.07), "b": torch.tensor(0.1)}, "drift": {name: torch.tensor(1.0) for name in "ab"}}
-    _, server = method.step(weights, before, mean, Crowd(np.ones(2), population=2))
+    _, server = method.step(weights, before, mean, Crowd(np.ones(2), total=2.0))
     assert server["mu"] == before["mu"]
     assert server["drift"] == {"a": 0, "b": 0}
 

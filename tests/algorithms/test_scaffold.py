@@ -43,7 +43,8 @@ def by_hand(desk, results: list, option: str, momentum: float, decay: float, by_
                 control_change[k] = -control - change[k] / (LR * carried)
         p = {k: (desk.sizes[k] / desk.sizes[here].sum() if by_size else 1 / len(here)) for k in here}
         w = w + server_lr * sum(p[k] * change[k] for k in here)
-        control = control + len(here) / CLIENTS * sum(p[k] * control_change[k] for k in here)
+        share = desk.sizes[here].sum() / desk.sizes.sum() if by_size else len(here) / CLIENTS
+        control = control + share * sum(p[k] * control_change[k] for k in here)
         for k in here:
             own[k] += control_change[k]
     return w, control, own
@@ -71,7 +72,7 @@ def test_by_hand(desk, engine, option: str, momentum: float, decay: float, by_si
 @ENGINES
 @OPTIONS
 def test_the_first_round_is_fedavg_and_the_second_is_not(desk, engine, option: str):
-    method = f"scaffold:option={option}"
+    method = f"scaffold:option={option},weights=uniform"
     for rounds, same in ((1, True), (2, False)):
         found, plain = (desk.train(spec, engine, rounds=rounds)[0] for spec in (method, "fedavg:weights=uniform"))
         assert np.allclose(found, plain, rtol=0, atol=1e-12) == same
@@ -79,8 +80,11 @@ def test_the_first_round_is_fedavg_and_the_second_is_not(desk, engine, option: s
 
 @ENGINES
 @OPTIONS
-def test_the_control_is_the_mean_of_all_controls_whoever_is_absent(desk, engine, option: str):
-    training = desk.training(f"scaffold:option={option}", engine, per_round=4, momentum=0.9, fleet="uniform:dropout=0.4")
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_the_control_is_the_mean_of_all_controls_whoever_is_absent(desk, engine, option: str, weights: str):
+    share = torch.from_numpy(desk.sizes / desk.sizes.sum() if weights == "size" else np.full(CLIENTS, 0.2))
+    usual = {"per_round": 4, "momentum": 0.9, "fleet": "uniform:dropout=0.4"}
+    training = desk.training(f"scaffold:option={option}", engine, weights=weights, **usual)
     x = training.job.x.clone()
     x[desk.held[3]] = torch.nan
     training.job = replace(training.job, x=x)
@@ -90,7 +94,7 @@ def test_the_control_is_the_mean_of_all_controls_whoever_is_absent(desk, engine,
         lost = {name: count + result.round[name] for name, count in lost.items()}
         own = training.store.get(np.arange(CLIENTS))["memo.control"]
         for name, control in training.server["control"].items():
-            torch.testing.assert_close(own[name].mean(0), control, rtol=0, atol=1e-13)
+            torch.testing.assert_close(torch.tensordot(share, own[name], 1), control, rtol=0, atol=1e-13)
         assert not own["head.bias"][3].any()  # what it sent was not sound, so it keeps what it had
         assert np.abs(desk.flat(training.server["control"])).max() > 0.01
     assert min(lost.values()) > 2
@@ -113,7 +117,7 @@ def _awkward(shape: tuple[int, ...], classes: int) -> nn.Module:
 def test_option_one_takes_its_gradient_in_evaluation_mode_and_leaves_no_trace(desk, engine):
     desk = type(desk)()
     desk.held[2] = desk.held[0][:2]  # BatchNorm needs two rows
-    training, plain = (desk.training(spec, engine, model=_awkward) for spec in ("scaffold:option=I", "fedavg:weights=uniform"))
+    training, plain = (desk.training(spec, engine, model=_awkward) for spec in ("scaffold:option=I", "fedavg"))
     model = copy.deepcopy(training.model).eval()
     wanted = []
     for rows in desk.held:
@@ -168,16 +172,16 @@ def test_on_unlike_parabolas_it_finds_the_joint_minimum_and_fedavg_does_not(opti
                 sent.append(method.payload(view))
                 memos[k] = method.memo(view)
             mean = {part: {"w": (sent[0][part]["w"] + sent[1][part]["w"]) / 2} for part in sent[0]}
-            weights, server = method.step(weights, server, mean, Crowd(np.ones(2), population=2))
+            weights, server = method.step(weights, server, mean, Crowd(np.ones(2), total=2.0, mean=mean))
         return float(weights["w"])
 
     assert abs(end(fs.Scaffold(option=option)) - joint) < 1e-9
     assert abs(end(fs.FedAvg(weights="uniform")) - joint) > 0.1
 
 
-@pytest.mark.parametrize("spec", ["scaffold:option=I", "scaffold:option=II", "scaffold:weights=size"])
+@pytest.mark.parametrize("spec", ["scaffold:option=I", "scaffold:option=II", "scaffold:weights=uniform"])
 def test_training_ends_at_the_joint_minimum_and_fedavg_does_not(desk, spec: str):
-    weights = resolve(spec).weights
+    weights = resolve(spec).weights or "size"
     assert desk.slope_at_the_end(spec, weights) < 1e-8
     assert desk.slope_at_the_end(f"fedavg:weights={weights}", weights) > 0.01
 

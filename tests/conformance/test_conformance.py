@@ -58,7 +58,7 @@ def test_takes_an_instance_a_class_or_a_spelling() -> None:
 
 def test_the_report_is_a_line_a_check(fedavg: Conformance) -> None:
     lines = str(fedavg).splitlines()
-    assert lines[0].startswith("fedavg:weights=size on Sequential, Stacked: conforms")
+    assert lines[0].startswith("fedavg:weights=none on Sequential, Stacked: conforms")
     assert [line.split()[0] for line in lines[1:]] == list(CHECKS)
     assert "after 5 rounds" in str(fedavg["engines"])
     assert "largest difference" in str(fedavg["engines"])

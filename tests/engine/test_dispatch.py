@@ -112,7 +112,7 @@ def test_a_round_without_a_quorum_changes_nothing():
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox:mu=1", "scaffold", "fedpbs", "afl-cp", "ditto", "moon"])
 def test_any_method_any_engine_same_numbers_under_a_fleet(method: str):
-    settings = {"per_round": 4, "fleet": "mixed:slow=10,dropout=0.45,deadline=0.4,partial=true"}
+    settings = {"per_round": 4, "fleet": "mixed:slow=10,dropout=0.45,deadline=2,partial=true"}
     first, second = training(method, Sequential(), **settings), training(method, Stacked(mode="stack"), **settings)
     lines = [(first.advance(), second.advance()) for _ in range(4)]
     assert np.abs(flat(first) - flat(second)).max() < 1e-12
@@ -167,7 +167,7 @@ class Probing(FedAvg):
         return ("loss", "loss_variance")
 
     def orders(self, roster, chosen, probed, count):
-        members = np.argsort(probed["loss"])[:2]
+        members = chosen[np.argsort(probed["loss"])[:2]]
         return Orders(members, np.array([2, 3]), np.array([1, 2]), {"rank": np.array([0.0, 1.0])})
 
 
@@ -176,10 +176,12 @@ def test_probes_are_paid_for(tmp_path):
     fleet = write(tmp_path / "fleet.csv", [f"{k},{speed},1,1,0.5,0" for k in range(5)])
     run = training(Probing(), fleet=fleet, per_round=2)
     result = run.advance()
-    assert len(result.clients) == 2
+    assert (result.round["clients"], result.round["measured"]) == (2, 5)
     assert result.round["bytes_down"] == 5 * MODEL_BYTES + 2 * 8  # the model to all, a number to those that are sent
     assert result.round["bytes_up"] == 5 * 2 * 8 + 2 * MODEL_BYTES  # two answers from all, then the updates
-    probing = 2 * 0.5 + 4 / speed + 8e-6 * (MODEL_BYTES + 16)
+    batch = {line["client"]: min(4, line["rows"]) for line in result.clients}
+    alone = {k: 2 * 0.5 + rows / 3 / speed + 8e-6 * (MODEL_BYTES + 16) for k, rows in batch.items()}  # a look is a third
+    probing = max(alone.values())
     line = 8e-6 * (8 + MODEL_BYTES)
     rows = {c["client"]: c["rows"] * epochs for c, epochs in zip(_by_rank(result), (1, 2), strict=True)}
     training_time = max(2 * 0.5 + n / speed + line for n in rows.values())
@@ -187,11 +189,79 @@ def test_probes_are_paid_for(tmp_path):
     steps = {
         c["client"]: -(-c["rows"] // batch) * epochs for c, batch, epochs in zip(_by_rank(result), (2, 3), (1, 2), strict=True)
     }
-    assert {c["client"]: c["steps"] for c in result.clients} == steps
+    assert {c["client"]: c["steps"] for c in result.clients if c["steps"]} == steps
+    for c in result.clients:  # every client that did something has a line with all of it
+        sent = c["client"] in rows
+        assert c["bytes_down"] == MODEL_BYTES + 8 * sent
+        assert c["bytes_up"] == 2 * 8 + MODEL_BYTES * sent
+        took = probing + 2 * 0.5 + rows[c["client"]] / speed + line if sent else alone[c["client"]]
+        assert c["seconds"] == pytest.approx(took)
+        assert c["training_seconds"] == pytest.approx(rows[c["client"]] / speed if sent else 0.0)
+        assert (c["weight"] > 0) == (c["rank"] is not None) == (c["accuracy"] is not None) == sent
+    assert {c["client"] for c in result.clients} == set(range(5))
 
 
 def _by_rank(result) -> list:
-    return sorted(result.clients, key=lambda line: line["rank"])
+    return sorted((line for line in result.clients if line["steps"]), key=lambda line: line["rank"])
+
+
+@pytest.mark.parametrize("deadline", [1.5, 4.0, 40.0])
+def test_a_deadline_bounds_rounds_in_which_clients_measure_first(tmp_path, deadline: float):
+    fleet = write(tmp_path / "fleet.csv", [f"{k},{speed},1,1,0.3,0" for k, speed in enumerate((1, 3, 10, 30, 100))])
+    run = training(Probing(), fleet=f"{fleet},deadline={deadline}", per_round=2)
+    result = run.advance()
+    assert result.round["simulated_seconds"] <= deadline
+    ends = [2 * 0.3 + min(4, rows) / 3 / speed for rows, speed in zip((6, 12, 3, 9, 5), (1, 3, 10, 30, 100), strict=True)]
+    missed = {k for k, end in enumerate(ends) if end > deadline / 2}
+    assert {line["client"] for line in result.clients if line["late"] and not line["steps"]} == missed
+    assert len(missed) == {1.5: 2, 4.0: 0, 40.0: 0}[deadline]
+    assert result.round["clients"] == 2 + len(missed)
+    assert result.round["late"] >= len(missed)
+    assert run.dispatcher.selected.sum() == result.round["clients"]
+
+
+def test_a_round_in_which_nobody_measures_in_time_is_lost_and_recorded(tmp_path):
+    fleet = write(tmp_path / "fleet.csv", [f"{k},1,1,1,9,0" for k in range(5)])
+    for method in ("fedpbs", "fedbs"):
+        run = training(method, fleet=f"{fleet},deadline=2")
+        before = flat(run)
+        lines = [run.advance() for _ in range(2)]
+        assert np.array_equal(flat(run), before)
+        for result in lines:
+            assert result.round["late"] == result.round["clients"] == result.round["measured"] == 5
+            assert result.round["simulated_seconds"] == 1.0
+            assert all(line["late"] and line["bytes_down"] > 0 for line in result.clients)
+        usual = training(method).advance()
+        assert list(usual.clients[0]) == list(lines[0].clients[0])  # the same columns, or the tables would be torn
+        assert list(usual.round) == list(lines[0].round)
+
+
+@pytest.mark.parametrize(
+    ("method", "rows", "steps", "up"),
+    [
+        ("fedavg", 1, 1, 0),
+        ("ditto", 2, 2, 0),  # a model of its own on the same batches
+        ("moon", 1 + 2 / 3, 1, 0),  # two other models look at every row
+        ("fedga", 1 + 2 / 3, 3, 16),  # the loss before and after, and both are sent
+        ("scaffold:option=I", 2, 2, MODEL_BYTES),  # one more pass with a gradient, and the control
+    ],
+)
+def test_whatever_a_client_does_is_on_the_clock(tmp_path, method: str, rows: float, steps: float, up: int):
+    fleet = write(tmp_path / "fleet.csv", [f"{k},10,1,1,0.5,0,0.25" for k in range(5)], TRACE + ",seconds_per_step")
+    for line in training(method, fleet=fleet, epochs=1).advance().clients:
+        plain = -(-line["rows"] // 4)
+        assert line["training_seconds"] == pytest.approx(rows * line["rows"] / 10 + steps * plain * 0.25), line
+        assert line["bytes_up"] == MODEL_BYTES + up
+        lines = 2 * 0.5 + 8e-6 * (line["bytes_down"] + line["bytes_up"])
+        assert line["seconds"] == pytest.approx(line["training_seconds"] + lines)
+
+
+def test_smaller_batches_cost_more(tmp_path):
+    """Resource-aware batches are not free: a slow machine with half the batch takes twice the steps."""
+    large, small = (training(fleet="uniform:seconds_per_step=0.1", batch_size=b).advance() for b in (6, 2))
+    for one, other in zip(large.clients, small.clients, strict=True):
+        assert other["training_seconds"] - one["training_seconds"] == pytest.approx(0.1 * (other["steps"] - one["steps"]))
+        assert other["steps"] > one["steps"]
 
 
 def test_history_counts_who_came_back():
@@ -202,7 +272,7 @@ def test_history_counts_who_came_back():
         for line in result.clients:
             sent[line["client"]] += 1
             came[line["client"]] += 1 - line["dropped"]
-            spent[line["client"]] += line["seconds"] * (1 - line["dropped"])
+            spent[line["client"]] += line["training_seconds"] * (1 - line["dropped"])
     assert run.dispatcher.selected.tolist() == sent.tolist()
     assert run.dispatcher.completed.tolist() == came.tolist()
     assert run.dispatcher.spent.tolist() == pytest.approx(spent.tolist())

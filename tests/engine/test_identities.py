@@ -109,10 +109,11 @@ def test_the_order_of_clients_does_not_matter(lab, engine, norm: str):
     training = lab.run(1, None, "fednova", BATCH_NORM, norm=norm, momentum=0.5)
     means = []
     for order in ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1]):
-        plan, mean = lab.plan(training, order), WeightedMean(training.algorithm)
+        plan, mean = lab.plan(training, order), WeightedMean(training.algorithm, "size")
         for updates in engine.train(training.job, lab.start(training, plan), plan):
             mean.add(updates)
-        means.append({**mean.payload(), "": mean.buffers(training.buffers)})
+        result = mean.result()
+        means.append({**result.payload, "": result.merged_buffers(training.buffers)})
     for part, tensors in means[0].items():
         for name, value in tensors.items():
             torch.testing.assert_close(value, means[1][part][name], rtol=0, atol=1e-12)

@@ -54,10 +54,13 @@ def test_bytes_by_hand(lab, engine, algorithm, norm: str, down: int, up: int):
 
 
 def test_simulated_time_by_hand(lab):
-    fleet = {"name": "uniform", "rows_per_second": 10, "mbit_per_second": 1, "latency": 0.5}
+    fleet = {"name": "uniform", "rows_per_second": 10, "mbit_per_second": 1, "latency": 0.5, "seconds_per_step": 0.25}
     training = lab.run(1, None, "fednova", BATCH_NORM, dtype="float32", epochs=2, fleet=fleet)
-    # The slowest has 9 rows: two latencies, 18 rows, 280 + 284 bytes.
-    assert training.lines[0].round["simulated_seconds"] == pytest.approx(1.0 + 1.8 + 8 * (ALL + ALL + 4) / 1e6)
+    # The slowest has 9 rows: two latencies, 18 rows, 4 steps, 280 + 284 bytes.
+    line = training.lines[0].clients[0]
+    assert (line["rows"], line["steps"]) == (9, 4)
+    assert line["training_seconds"] == pytest.approx(1.8 + 4 * 0.25)
+    assert training.lines[0].round["simulated_seconds"] == pytest.approx(1.0 + 1.8 + 1.0 + 8 * (ALL + ALL + 4) / 1e6)
 
 
 def test_the_lines_of_a_round(lab):

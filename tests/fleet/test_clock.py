@@ -5,7 +5,7 @@ import pytest
 
 from fedskew.errors import FedskewError
 from fedskew.fleet.base import Fleet, Machines
-from fedskew.fleet.clock import Outcome, play, seconds
+from fedskew.fleet.clock import Meeting, Outcome, Work, computing_seconds, line_seconds, play
 from fedskew.fleet.presets import mixed, phones, uniform
 from fedskew.streams import Stream
 
@@ -23,24 +23,57 @@ def fleet_of(machines: Machines, **rules) -> Fleet:
     )
 
 
-# Rows a second, Mbit/s down and up, latency, chance to drop out.
-THREE = table((10, 8, 4, 0.5, 0), (2, 16, 8, 0.25, 0), (1, 80, 80, 0, 0))
+# Rows a second, seconds a step, Mbit/s down and up, latency, chance to drop out.
+THREE = table((10, 0, 8, 4, 0.5, 0), (2, 0, 16, 8, 0.25, 0), (1, 0, 80, 80, 0, 0))
 
 
-def play_three(rows=(10, 10, 10), epochs=(1, 1, 1), **rules) -> Outcome:
-    return play(fleet_of(THREE, **rules), np.arange(3), np.array(rows), np.array(epochs), 10**6, 10**6, seed=0, round=0)
+def playing(fleet: Fleet, clients, rows, epochs, down=10**6, up=10**6, steps=0, once=0, seed=0, round=0, **more) -> Outcome:
+    """So many rows and steps an epoch and, once, so many rows."""
+    each = np.ones(len(clients))
+    work = Work(each * rows, each * steps, each * once, 0 * each)
+    line = line_seconds(fleet.machines(np.asarray(clients)), down, up)
+    return play(fleet, np.asarray(clients), work, np.asarray(epochs), line, seed, round, **more)
+
+
+def play_three(rows=(10, 10, 10), epochs=(1, 1, 1), waited: float = 0.0, steps=0, once=0, **rules) -> Outcome:
+    return playing(fleet_of(THREE, **rules), np.arange(3), rows, epochs, waited=waited, steps=steps, once=once)
 
 
 def test_seconds_by_hand():
-    # Two messages, the rows, 8 Mbit down, 4 Mbit up.
-    found = seconds(THREE, np.array([100, 10, 0]), 1_000_000, 500_000)
-    assert found.tolist() == pytest.approx([1 + 10 + 1 + 1, 0.5 + 5 + 0.5 + 0.5, 0 + 0 + 0.1 + 0.05])
+    # The rows, and so many steps of a tenth of a second; two messages, 8 Mbit down, 4 Mbit up.
+    machines = table((10, 0.1, 8, 4, 0.5, 0), (2, 0.1, 16, 8, 0.25, 0), (1, 0.1, 80, 80, 0, 0))
+    found = computing_seconds(machines, np.array([100, 10, 0]), np.array([4, 40, 0]))
+    assert found.tolist() == pytest.approx([10 + 0.4, 5 + 4, 0])
+    assert line_seconds(machines, 1_000_000, 500_000).tolist() == pytest.approx([1 + 1 + 1, 0.5 + 0.5 + 0.5, 0.1 + 0.05])
 
 
 def test_seconds_of_the_uniform_fleet():
-    fleet = uniform(3, 0, rows_per_second=250.0, mbit_per_second=16.0, latency=0.25)
-    found = seconds(fleet.machines(np.arange(3)), np.array([0, 500, 2000]), 3_000_000, 1_000_000)
-    assert found.tolist() == pytest.approx([0.5 + 2.0, 0.5 + 2.0 + 2.0, 0.5 + 2.0 + 8.0])
+    fleet = uniform(3, 0, rows_per_second=250.0, seconds_per_step=0.5, mbit_per_second=16.0, latency=0.25)
+    machines = fleet.machines(np.arange(3))
+    assert line_seconds(machines, 3_000_000, 1_000_000).tolist() == pytest.approx([0.5 + 2.0] * 3)
+    assert computing_seconds(machines, np.array([0, 500, 2000]), np.array([0, 1, 4])).tolist() == pytest.approx([0, 2.5, 10])
+
+
+def test_what_is_done_once_comes_on_top_of_the_epochs():
+    outcome = play_three(epochs=(1, 2, 3), once=20)
+    plain = play_three(epochs=(1, 2, 3))
+    assert (outcome.seconds - plain.seconds).tolist() == pytest.approx([2.0, 10.0, 20.0])
+    assert outcome.training.tolist() == pytest.approx([1 + 2, 10 + 10, 30 + 20])
+
+
+def test_what_went_before_counts_towards_the_deadline():
+    outcome = play_three(epochs=(1, 2, 1), waited=1.5, deadline=11.0)
+    assert outcome.seconds.tolist() == pytest.approx([6.5, 13.5, 11.7])
+    assert outcome.late.tolist() == [False, True, True]
+    assert outcome.duration == 11.0
+    fitted = play_three(epochs=(20, 20, 20), waited=1.5, deadline=12.5, partial=True)
+    assert fitted.epochs.tolist() == [7, 1, 1]
+
+
+def test_a_meeting_waits_for_the_slowest_line():
+    meeting = Meeting(steps=np.array([2, 1, 0]), trips=3, bytes=1_000_000)
+    slowest = max(6 * 0.5 + 1 + 2, 6 * 0.25 + 0.5 + 1, 0.1 + 0.1)
+    assert meeting.seconds(THREE).tolist() == pytest.approx([2 * slowest, slowest, 0])
 
 
 def test_without_a_deadline_the_round_lasts_until_the_last_answer():
@@ -104,8 +137,8 @@ def test_as_many_epochs_as_fit_to_the_last_bit(deadline: float):
     # Speeds of 1 to 300 rows a second, 1 row an epoch: (deadline - 0.2) * speed is often whole but for rounding, and a quotient
     # then one too many (0.6) or one too few (0.7).
     speeds = np.arange(1, 301)
-    fleet = fleet_of(table(*((speed, 1, 1, 0.1, 0) for speed in speeds)), deadline=deadline, partial=True)
-    outcome = play(fleet, np.arange(300), np.ones(300, dtype=np.int64), np.full(300, 200), 0, 0, 0, 0)
+    fleet = fleet_of(table(*((speed, 0, 1, 1, 0.1, 0) for speed in speeds)), deadline=deadline, partial=True)
+    outcome = playing(fleet, np.arange(300), 1, np.full(300, 200), 0, 0)
     wanted = [max(tried for tried in range(201) if 2 * 0.1 + tried / speed <= deadline) for speed in speeds]
     assert outcome.epochs.tolist() == wanted
     assert outcome.late.tolist() == [epochs == 0 for epochs in wanted]
@@ -117,7 +150,7 @@ def test_partial_without_a_deadline_is_refused():
 
 
 def test_nobody():
-    outcome = play(uniform(3, 0), NOBODY, NOBODY, NOBODY, 10, 10, 0, 0)
+    outcome = playing(uniform(3, 0), NOBODY, 1, NOBODY, 10, 10)
     assert outcome.duration == 0.0
     assert outcome.arrived.shape == (0,)
 
@@ -126,8 +159,7 @@ def test_nobody():
 
 
 def play_many(fleet: Fleet, clients, round: int = 0, seed: int = 0) -> Outcome:
-    ones = np.ones(len(clients), dtype=np.int64)
-    return play(fleet, np.asarray(clients), 100 * ones, ones, 10**6, 10**6, seed, round)
+    return playing(fleet, clients, 100, np.ones(len(clients), dtype=np.int64), seed=seed, round=round)
 
 
 def test_no_chance_no_drop_out():
@@ -149,7 +181,7 @@ def test_as_many_drop_out_as_the_chance_says(chance: float):
 
 def test_each_machine_drops_out_with_its_own_chance():
     count = 4000
-    fleet = fleet_of(table(*((1, 1, 1, 0, i % 2) for i in range(count))))
+    fleet = fleet_of(table(*((1, 0, 1, 1, 0, i % 2) for i in range(count))))
     assert play_many(fleet, np.arange(count)).dropped.tolist() == [bool(i % 2) for i in range(count)]
 
 
@@ -195,11 +227,9 @@ def test_who_drops_out_is_lost_after_an_evenly_drawn_part_of_its_time():
 
 def test_the_server_does_not_wait_for_who_is_lost():
     # The slow one vanishes, so the round is over when the others have answered or it was lost, whichever is last.
-    machines = table((10, 8, 4, 0.5, 0), (0.01, 8, 4, 0.5, 1))
+    machines = table((10, 0, 8, 4, 0.5, 0), (0.01, 0, 8, 4, 0.5, 1))
     for round in range(20):
-        outcome = play(
-            fleet_of(machines), np.arange(2), np.array([10, 10]), np.array([1, 1]), 10**6, 10**6, seed=0, round=round
-        )
+        outcome = playing(fleet_of(machines), np.arange(2), 10, np.array([1, 1]), round=round)
         part = Stream(0, "dropout", round, 1).uniform(2)[1]
         assert outcome.seconds.tolist() == pytest.approx([5.0, part * 1004])
         assert outcome.duration == pytest.approx(max(5.0, part * 1004))

@@ -8,7 +8,7 @@ from fedskew.fleet.base import Fleet, fleets
 from fedskew.fleet.presets import mixed, phones, silos, uniform
 
 RULES = {"dropout", "deadline", "partial"}
-MACHINE = ["rows_per_second", "down", "up", "latency", "dropout"]
+MACHINE = ["rows_per_second", "seconds_per_step", "down", "up", "latency", "dropout"]
 
 
 def built(spec: str, clients: int = 4, seed: int = 0) -> Fleet:
@@ -22,16 +22,17 @@ def columns(fleet: Fleet, clients=None) -> dict:
 
 
 def test_all_of_them():
-    assert list(fleets) == ["mixed", "phones", "silos", "trace", "uniform"]
+    assert list(fleets) == ["edge", "mixed", "phones", "silos", "trace", "uniform"]
 
 
 @pytest.mark.parametrize(
     ("name", "own"),
     [
-        ("uniform", {"rows_per_second", "mbit_per_second", "latency"}),
-        ("silos", {"rows_per_second", "mbit_per_second", "latency"}),
-        ("mixed", {"slow", "rows_per_second", "mbit_per_second", "latency"}),
-        ("phones", {"share", "slow", "rows_per_second", "down_mbit", "up_mbit", "latency"}),
+        ("uniform", {"rows_per_second", "seconds_per_step", "mbit_per_second", "latency"}),
+        ("silos", {"rows_per_second", "seconds_per_step", "mbit_per_second", "latency"}),
+        ("mixed", {"slow", "rows_per_second", "seconds_per_step", "mbit_per_second", "latency"}),
+        ("edge", {"slow", "rows_per_second", "seconds_per_step", "mbit_per_second", "latency"}),
+        ("phones", {"share", "slow", "rows_per_second", "seconds_per_step", "down_mbit", "up_mbit", "latency"}),
         ("trace", {"file"}),
     ],
 )
@@ -47,11 +48,12 @@ def test_options_with_help(name: str, own: set):
 @pytest.mark.parametrize(
     ("spec", "wanted"),
     [
-        ("uniform", (1000, 20, 20, 0.05, 0)),
-        ("uniform:rows_per_second=7,mbit_per_second=8,latency=0,dropout=0.25", (7, 8, 8, 0, 0.25)),
-        ("silos", (10_000, 1000, 1000, 0.01, 0)),
-        ("silos:mbit_per_second=100,dropout=0.5", (10_000, 100, 100, 0.01, 0.5)),
-        ("mixed:slow=1", (1000, 20, 20, 0.05, 0)),
+        ("uniform", (1000, 0.002, 20, 20, 0.05, 0)),
+        ("uniform:rows_per_second=7,seconds_per_step=3,mbit_per_second=8,latency=0,dropout=0.25", (7, 3, 8, 8, 0, 0.25)),
+        ("silos", (10_000, 0.001, 1000, 1000, 0.01, 0)),
+        ("silos:mbit_per_second=100,dropout=0.5", (10_000, 0.001, 100, 100, 0.01, 0.5)),
+        ("mixed:slow=1", (1000, 0.002, 20, 20, 0.05, 0)),
+        ("edge:slow=1,dropout=0", (1000, 0.002, 500, 500, 0.02, 0)),
     ],
 )
 def test_alike(spec: str, wanted: tuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,22 @@ from fedskew.streams import Floats, Ints, Stream
 @algorithms.register("afl-cp")
 @dataclass(frozen=True)
 class AFLCP(Algorithm):
-    """Adaptive federated learning with client profiling (paper 003, sections 4.4-4.5).
+    """Adaptive federated learning with client profiling (AFL-CP, sections 4.4-4.5).
 
     A client's profile has three parts in [0, 1]: the entropy of its labels, divided by that of evenly spread ones; its
-    reliability, the share of the rounds it was chosen for that it completed; its speed, from its mean time for a round. Its
-    score is their weighted mean, and its weight in the mean of a round is proportional to rows times score.
+    reliability, the share of the rounds it was chosen for that it completed; its speed, from the mean time of its local
+    training, without what its line takes. Its score is their weighted mean, and its weight in the mean of a round is
+    proportional to rows times score.
 
-    Three readings, since the paper prints no formula. Entropy and reliability are shares as they are; the mean time becomes one
+    Readings, since the paper prints no formula. Entropy and reliability are shares as they are; the mean time becomes one
     between the slowest (0) and the fastest (1) of the clients that have completed a round, all 1 where they are equal. A client
-    not seen yet has the mean of those that were, 1 while there are none. And participation is "adjusted" without excluding
-    anyone: clients are drawn with a chance proportional to their score (times their rows, if sampling is by size), and no score
-    is below ``floor``. Where all scores are equal, it is FedAvg.
+    that was chosen and never completed a round is slowest, 0. One not chosen yet has the mean of the others, 1 while there are
+    none. Participation is "adjusted" without excluding anyone: clients are drawn with a chance proportional to their score
+    (times their rows, if sampling is by size), and no score is below ``floor``. Where all scores are equal, it is FedAvg.
+
+    Section 3.2 also speaks of "update consistency", without saying what that is. With ``consistency`` above 0 it is a fourth
+    part of the score: how much a client's changes were like those of the server in the same rounds, the mean of
+    ``(1 + cosine) / 2``. The server measures it on what it is sent anyway.
 
     The entropy is all that a client tells of its data, once. With ``epsilon`` it adds Laplace noise of scale 1/epsilon and
     clips to [0, 1] before it speaks: local differential privacy for the whole client, since the entropy of any other data
@@ -36,6 +41,7 @@ class AFLCP(Algorithm):
         entropy: weight of balanced labels in the score, relative to the other two
         reliability: weight of coming back
         speed: weight of being quick
+        consistency: weight of changes that are like everybody's; 0 leaves that part out, as the paper's formula does
         floor: least score, so that nobody is left out
         epsilon: privacy of the entropy that a client tells, smaller is more private; none for the plain entropy
 
@@ -49,16 +55,26 @@ class AFLCP(Algorithm):
     {'entropy': [1.0, 0.0, 0.4], 'reliability': [1.0, 0.25, 0.625], 'speed': [1.0, 0.0, 0.5], 'score': [1.0, 0.1, 0.508]}
     """
 
+    weighs_by: ClassVar[str] = "{base} x score"
+
     entropy: Annotated[float, NonNegative] = 1.0
     reliability: Annotated[float, NonNegative] = 1.0
     speed: Annotated[float, NonNegative] = 1.0
+    consistency: Annotated[float, NonNegative] = 0.0
     floor: Annotated[float, Bounds(0, 1, above=True)] = 0.1
     epsilon: Annotated[float | None, Positive] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.entropy + self.reliability + self.speed == 0:
+        if self._weights().sum() == 0:
             raise FedskewError("algorithm afl-cp: entropy=0, reliability=0 and speed=0 leave no score: raise one of them")
+
+    def _weights(self) -> Floats:
+        return np.array([self.entropy, self.reliability, self.speed, self.consistency])
+
+    def needs_agreement(self) -> bool:
+        """Only if it counts."""
+        return self.consistency > 0
 
     def disclose(self, counts: Ints, stream: Stream) -> dict[str, Floats]:
         """The normalised entropy of each client's labels, with noise if it is to stay private."""
@@ -68,14 +84,18 @@ class AFLCP(Algorithm):
         return {"entropy": told}
 
     def profile(self, roster: Roster) -> dict[str, Floats]:
-        """The three parts of every client's score, and the score."""
+        """The parts of every client's score, and the score."""
         chosen, completed = roster.selected > 0, roster.completed > 0
-        reliability = _known(roster.completed / np.maximum(roster.selected, 1), chosen)
-        time = roster.spent / np.maximum(roster.completed, 1)
-        speed = _known(_quickness(time, completed), completed)
-        parts = {"entropy": roster.told["entropy"], "reliability": reliability, "speed": speed}
-        weighted = self.entropy * parts["entropy"] + self.reliability * reliability + self.speed * speed
-        score = weighted / (self.entropy + self.reliability + self.speed)
+        rounds = np.maximum(roster.completed, 1)
+        parts = {
+            "entropy": roster.told["entropy"],
+            "reliability": _known(roster.completed / np.maximum(roster.selected, 1), chosen),
+            "speed": _known(np.where(completed, _quickness(roster.spent / rounds, completed), 0.0), chosen),
+        }
+        if self.consistency > 0:
+            parts["consistency"] = _known(roster.agreed / rounds, completed)
+        weights = self._weights()[: len(parts)]
+        score = np.tensordot(weights, np.stack([*parts.values()]), 1) / weights.sum()
         return {**parts, "score": np.maximum(score, self.floor)}
 
     def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
@@ -95,7 +115,7 @@ class AFLCP(Algorithm):
 
     def weigh(self, report: Report) -> Floats:
         """Rows times score (section 4.5)."""
-        return report.sizes * report.numbers["score"]
+        return report.base * report.numbers["score"]
 
 
 def _entropy(counts: Ints) -> Floats:

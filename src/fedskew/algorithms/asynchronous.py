@@ -1,7 +1,7 @@
 """FedAsync and FedBuff: the server does not wait for the slow, and counts what comes late for less."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -31,6 +31,8 @@ class FedAsync(Algorithm):
     >>> FedAsync(power=0.5).fade(np.array([0.0, 3.0])).tolist()
     [1.0, 0.5]
     """
+
+    weighs_by: ClassVar[str] = "staleness"
 
     mu: Annotated[float, NonNegative] = 0.005
     alpha: Annotated[float, Bounds(0, 1, above=True)] = 0.6
@@ -80,10 +82,12 @@ class FedBuff(Algorithm):
         buffer: answers that make a step
         server_lr: learning rate of the server
 
-    >>> mean, crowd = {"delta": {"w": np.array([4.0])}}, Crowd(np.array([1.0, 0.5]), population=9)
+    >>> mean, crowd = {"delta": {"w": np.array([4.0])}}, Crowd(np.array([1.0, 0.5]), total=9.0)
     >>> FedBuff().step({"w": np.array([1.0])}, {}, mean, crowd)[0]["w"].tolist()  # 1 + 4 (1 + 0.5) / 2
     [4.0]
     """
+
+    weighs_by: ClassVar[str] = "staleness"
 
     buffer: Annotated[int, AtLeastOne] = 10
     server_lr: Annotated[float, Positive] = 1.0

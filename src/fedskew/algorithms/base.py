@@ -29,6 +29,7 @@ Tree: TypeAlias = dict[str, Tensors]  # named groups of named tensors
 
 
 Topology: TypeAlias = Literal["parallel", "chain", "lockstep"]
+Weights: TypeAlias = Literal["size", "uniform"]
 Labels: TypeAlias = Literal["nothing", "counts", "shares"]
 Probe: TypeAlias = Literal["loss", "loss_variance", "gradient_variance"]
 
@@ -41,9 +42,10 @@ def _everything(clients: Ints) -> Floats:
 class Roster:
     """What the server knows of the clients that it may choose now: one entry a client in every array.
 
-    ``told`` is what they said of themselves (``disclose``). ``selected``, ``completed`` and ``spent`` (simulated seconds in the
-    rounds that they completed) are their history. ``capacity`` gives, for positions in the roster, how much of the largest
-    machine of the fleet each one is, in (0, 1].
+    ``told`` is what they said of themselves (``disclose``). ``selected``, ``completed``, ``spent`` (simulated seconds of local
+    training in the rounds that they completed) and ``agreed`` (the sum over these rounds of how much their change was like the
+    server's, for methods with ``needs_agreement``) are their history. ``capacity`` gives, for positions in the roster,
+    how much of the largest machine of the fleet each one is, in (0, 1].
     """
 
     round: int
@@ -55,6 +57,7 @@ class Roster:
     selected: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     completed: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     spent: Floats = field(default_factory=lambda: np.zeros(0))
+    agreed: Floats = field(default_factory=lambda: np.zeros(0))
     capacity: Callable[[Ints], Floats] = _everything
 
 
@@ -119,19 +122,39 @@ class Report:
     loss: Floats  # mean over the local steps
     accuracy: Floats  # likewise, of the training batches before each step
     numbers: Mapping[str, Floats] = field(default_factory=dict)
+    weights: Weights = "size"  # what the run's setting says a client counts by
+
+    @property
+    def base(self) -> Floats:
+        """What each client counts by itself: its number of rows, or 1 with ``weights=uniform``."""
+        return base_weights(self.sizes, self.weights)
+
+
+def base_weights(sizes: Ints, weights: Weights) -> Floats:
+    """What clients with so many rows count by: their rows, or 1 each.
+
+    >>> base_weights(np.array([30, 10]), "size").tolist(), base_weights(np.array([30, 10]), "uniform").tolist()
+    ([30.0, 10.0], [1.0, 1.0])
+    """
+    return np.ones(len(sizes)) if weights == "uniform" else sizes.astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """Whose mean it is that ``step`` is given: the weights as ``weigh`` gave them, out of how many clients there are."""
+    """Whose payloads ``step`` is given: the weights of the clients that count, as ``weigh`` gave them.
+
+    ``total`` is what all clients of the federation would weigh together, those that were not there too. ``mean`` is the plain
+    weighted mean of the payloads of the clients that count, also where a robust rule made something else of them for ``step``.
+    """
 
     weights: Floats
-    population: int
+    total: float
+    mean: Tree = field(default_factory=dict)
 
     @property
     def share(self) -> float:
-        """Part of all clients."""
-        return len(self.weights) / self.population
+        """Part of the weight of all clients."""
+        return float(self.weights.sum()) / self.total
 
 
 @dataclass(frozen=True)
@@ -142,6 +165,12 @@ class Algorithm:
     uses_features: ClassVar[bool] = False  # hooks look at ``view.batch``
     one_by_one: ClassVar[bool] = False  # steps of one sample, which BatchNorm cannot normalise
     measures_fall: ClassVar[bool] = False  # clients report their loss before and after local training
+    looks: ClassVar[int] = 0  # forward passes of other models on every row that a client trains on
+    # Parts of the memo whose mean over all clients the server holds as well. A client whose update does not count keeps its old
+    # ones, and of payload parts with these names robust rules leave the plain mean.
+    mirrored: ClassVar[frozenset[str]] = frozenset()
+    paper_weights: ClassVar[Weights] = "size"  # what a client counts by in the method's paper, for weights=paper
+    weighs_by: ClassVar[str] = "{base}"  # what tables say of the clients' weights; base is what the run's setting says
     addition: ClassVar[bool] = False  # may be added to any method: derive it from Algorithm, call super() in its hooks
     parts: ClassVar[tuple["type[Algorithm]", ...]] = ()  # of a method with additions, what it is composed of
 
@@ -202,7 +231,10 @@ class Algorithm:
         return ()
 
     def orders(self, roster: Roster, chosen: Ints, probed: Mapping[str, Floats], count: int) -> Orders:
-        """Who of the ``chosen`` (positions in the roster) trains, and how; ``probed`` has an entry for each of the chosen."""
+        """Who of the ``chosen`` (positions in the roster) trains, and how; ``probed`` has an entry for each of the chosen.
+
+        Nobody is in ``chosen`` where no client of a round with a deadline has measured in time.
+        """
         return Orders(chosen, np.full(len(chosen), roster.batch_size), np.full(len(chosen), roster.epochs))
 
     def awaits(self) -> int | None:
@@ -260,6 +292,10 @@ class Algorithm:
         """Whether each client takes the gradient of its mean loss on all its rows at ``start``, in evaluation mode."""
         return False
 
+    def needs_agreement(self) -> bool:
+        """Whether the server measures how much each client's ``delta`` is like that of the round: (1 + cosine) / 2."""
+        return False
+
     def pull(self, view: View) -> Tree:
         """A correction that is linear in the weights and the same at every step of a round: cheaper than ``correct``.
 
@@ -276,20 +312,25 @@ class Algorithm:
         """What the client sends: ``delta``, its change of the weights, and whatever else the method needs."""
         return {"delta": difference(view.params, view.start)}
 
+    def counts_by(self, setting: Weights) -> Weights:
+        """What a client counts by in the mean, its rows or 1: as the run's setting says, unless the method insists."""
+        return setting
+
     def weigh(self, report: Report) -> Floats:
         """Relative weight of each client on its own; the engine divides by the sum over the round."""
-        return report.sizes.astype(np.float64)
+        return report.base
 
     def quorum(self) -> int:
         """How many sound updates a round needs; with fewer, the server leaves its weights as they are."""
         return 1
 
-    def combine(self, payloads: Tree, weights: Tensor) -> Tree:
-        """One payload from the stacked ones of a round's clients; ``weights`` sum to 1. The default is added up on arrival."""
-        return {
-            part: {name: torch.tensordot(weights.to(value), value, dims=1) for name, value in tensors.items()}
-            for part, tensors in payloads.items()
-        }
+    def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
+        """One payload from the stacked ones of a round's clients, and what each client's share in it is.
+
+        ``weights`` sum to 1, and so do the shares that are returned; a client with share 0 was left out. The default is the
+        weighted mean, which the engine adds up on arrival.
+        """
+        return weighted_mean(payloads, weights), weights
 
     def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         """New weights and server state from the combined payloads."""
@@ -306,6 +347,14 @@ class Algorithm:
     def finish(self, head: Tensors, total: Tree, classify: Callable[[Tensors, Tensor], Tensor], stream: Stream) -> Tensors:
         """A new head after the last round, from the sum of all tallies; ``classify(head, features)`` gives logits."""
         return head
+
+
+def weighted_mean(payloads: Tree, weights: Tensor) -> Tree:
+    """The sum of stacked payloads, each times its client's weight."""
+    return {
+        part: {name: torch.tensordot(weights.to(value), value, dims=1) for name, value in tensors.items()}
+        for part, tensors in payloads.items()
+    }
 
 
 def difference(left: Tensors, right: Tensors) -> Tensors:

@@ -1,12 +1,8 @@
 """FedAvg: everybody trains apart, the server takes the weighted mean."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-
-from fedskew.algorithms.base import Algorithm, Report, algorithms
-from fedskew.streams import Floats
+from fedskew.algorithms.base import Algorithm, Weights, algorithms
 
 
 @algorithms.register("fedavg")
@@ -17,16 +13,14 @@ class FedAvg(Algorithm):
     ``w <- w + sum_k p_k (w_k - w)`` with ``p_k`` proportional to the client's rows, or equal for all.
 
     Args:
-        weights: a client counts by its number of rows (size) or like any other (uniform)
+        weights: what a client counts by, its rows (size) or 1 (uniform); none for the setting of the run
 
-    >>> import numpy as np
-    >>> report = Report(np.arange(2), sizes=np.array([30, 10]), steps=np.ones(2), loss=np.ones(2), accuracy=np.ones(2))
-    >>> FedAvg().weigh(report).tolist(), FedAvg(weights="uniform").weigh(report).tolist()
-    ([30.0, 10.0], [1.0, 1.0])
+    >>> FedAvg().counts_by("size"), FedAvg(weights="uniform").counts_by("size")
+    ('size', 'uniform')
     """
 
-    weights: Literal["size", "uniform"] = "size"
+    weights: Weights | None = None
 
-    def weigh(self, report: Report) -> Floats:
-        """By size, or equal."""
-        return np.ones(len(report.sizes)) if self.weights == "uniform" else report.sizes.astype(np.float64)
+    def counts_by(self, setting: Weights) -> Weights:
+        """The method's own choice, if it has one."""
+        return self.weights or setting

@@ -42,7 +42,7 @@ class MFedBN(FedBN):
 
     >>> import numpy as np
     >>> import torch
-    >>> mean, crowd = {"delta": {"w": torch.tensor([2.0])}}, Crowd(np.ones(2), population=4)
+    >>> mean, crowd = {"delta": {"w": torch.tensor([2.0])}}, Crowd(np.ones(2), total=4.0)
     >>> MFedBN(eta=0.25).step({"w": torch.tensor([1.0])}, {}, mean, crowd)
     ({'w': tensor([1.5000])}, {})
     """

@@ -1,11 +1,11 @@
 """FedDyn: a regulariser that every client carries on, so that its own minimum becomes everybody's."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar
 
 import torch
 
-from fedskew.algorithms.base import Crowd, Tensors, Tree, View, algorithms, difference, pull_to
+from fedskew.algorithms.base import Crowd, Tensors, Tree, View, Weights, algorithms, difference, pull_to
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.registry import NonNegative
 
@@ -17,21 +17,28 @@ class FedDyn(FedAvg):
 
     A client minimises ``F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2`` and then carries on ``g_k <- g_k - alpha (w_k - w_t)``, its
     gradient at ``w_k`` if it has found the minimum. The server carries on ``h <- h - alpha |S|/N mean(w_k - w_t)``, the mean of
-    all ``g_k``, whoever was absent (by size if weights=size and everybody takes part, near it if not), and moves to
-    ``mean(w_k) - h / alpha``. All start at 0, and what a client keeps for itself is not regularised. ``alpha = 0`` is FedAvg
-    with equal weights: nothing is carried on, and ``h / alpha`` is taken as 0.
+    all ``g_k``, whoever was absent (by size, ``|S|/N`` is the share of the rows), and moves to ``mean(w_k) - h / alpha``. Under
+    a robust rule ``h`` stays that plain mean, and clients that are left out carry nothing on. All start at 0, and what a
+    client keeps for itself is not regularised. ``alpha = 0`` is FedAvg: nothing is carried on, and ``h / alpha`` is taken as
+    0. The paper weighs clients uniformly.
+
+    Over hundreds of rounds FedDyn as printed can drift away: nothing pulls ``g_k`` and ``h`` back once local training no longer
+    finds the minimum. The authors' experiments use weight decay (1e-3); set ``weight_decay`` too, and watch the loss.
 
     Args:
-        weights: a client counts by its number of rows (size) or like any other (uniform), as in the paper
+        weights: what a client counts by, its rows (size) or 1 (uniform); none for the setting of the run
         alpha: strength of the regulariser; 0.01 is the paper's usual choice, larger values hold clients closer to the server
 
     >>> import numpy as np
-    >>> mean, crowd = {"delta": {"w": torch.tensor([1.0])}}, Crowd(np.ones(2), population=4)
+    >>> mean = {"delta": {"w": torch.tensor([1.0])}}
+    >>> crowd = Crowd(np.ones(2), total=4.0, mean=mean)
     >>> FedDyn(alpha=0.5).step({"w": torch.tensor([3.0])}, {"h": {"w": torch.tensor([-0.75])}}, mean, crowd)  # h: -0.75 - 0.5/2
     ({'w': tensor([6.])}, {'h': {'w': tensor([-1.])}})
     """
 
-    weights: Literal["size", "uniform"] = "uniform"
+    mirrored: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    paper_weights: ClassVar[Weights] = "uniform"
+
     alpha: Annotated[float, NonNegative] = 0.01
 
     def init(self, weights: Tensors) -> Tree:
@@ -57,8 +64,8 @@ class FedDyn(FedAvg):
         """The mean of the clients' weights, less what has been carried; the absent have not moved."""
         if self.alpha == 0:
             return super().step(weights, server, mean, crowd)
-        delta = mean["delta"]
-        h = {name: old - self.alpha * crowd.share * delta[name] for name, old in server["h"].items()}
+        delta, moved = mean["delta"], crowd.mean["delta"]
+        h = {name: old - self.alpha * crowd.share * moved[name] for name, old in server["h"].items()}
         return {name: weight + delta[name] - h[name] / self.alpha for name, weight in weights.items()}, {"h": h}
 
 

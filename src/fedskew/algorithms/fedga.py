@@ -14,7 +14,7 @@ LEAST = 1e-9  # of a fall: where no client's loss falls, the weights are those o
 @algorithms.register("fedga")
 @dataclass(frozen=True)
 class FedGA(Algorithm):
-    """Greedy aggregation (paper 000, section 2, in words only): ``p_q ~ n_q max(1 - after_q / before_q, 0)``.
+    """Greedy aggregation (section 2 of the FedPBS paper, in words only): ``p_q ~ n_q max(1 - after_q / before_q, 0)``.
 
     ``before`` and ``after`` are the mean losses of a client on all its rows, before and after its local training. This is a
     reading: the paper says that clients are weighed by "their estimated contribution to global convergence", preferring those
@@ -28,10 +28,11 @@ class FedGA(Algorithm):
     """
 
     measures_fall: ClassVar[bool] = True
+    weighs_by: ClassVar[str] = "{base} x fall of the loss"
 
     def weigh(self, report: Report) -> Floats:
         """Rows times relative fall of the loss."""
         before, after = report.numbers["loss_before"], report.numbers["loss_after"]
         known = np.isfinite(before) & np.isfinite(after) & (before > 0)
         remains = np.divide(after, before, out=np.ones(len(before)), where=known)
-        return np.asarray(report.sizes * np.maximum(1 - remains, LEAST))
+        return np.asarray(report.base * np.maximum(1 - remains, LEAST))

@@ -23,7 +23,7 @@ class FedAvgM(FedAvg):
         beta: momentum of the server
 
     >>> import numpy as np
-    >>> mean, crowd = {"delta": {"w": torch.tensor([1.0])}}, Crowd(np.ones(2), population=4)
+    >>> mean, crowd = {"delta": {"w": torch.tensor([1.0])}}, Crowd(np.ones(2), total=4.0)
     >>> FedAvgM(beta=0.5).step({"w": torch.tensor([0.0])}, {"momentum": {"w": torch.tensor([4.0])}}, mean, crowd)
     ({'w': tensor([3.])}, {'momentum': {'w': tensor([3.])}})
     """

@@ -30,7 +30,7 @@ class FedProxLayers(FedAvg):
     >>> import numpy as np
     >>> method, weights = FedProxLayers(mu=1), {"a": torch.zeros(2), "b": torch.zeros(1)}
     >>> mean = {"delta": {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}}
-    >>> _, server = method.step(weights, method.init(weights), mean, Crowd(np.ones(2), population=4))
+    >>> _, server = method.step(weights, method.init(weights), mean, Crowd(np.ones(2), total=4.0))
     >>> {name: round(value, 3) for name, value in method.notes(server).items()}  # b: 0.5 * 1 + 0.5 * (1 / 5) * 1
     {'mu_a': 1.0, 'mu_b': 0.6, 'drift_a': 5.0, 'drift_b': 1.0}
     """

@@ -37,6 +37,7 @@ class Moon(FedAvg):
     """
 
     uses_features: ClassVar[bool] = True
+    looks: ClassVar[int] = 2  # the global model and the previous one
 
     mu: Annotated[float, NonNegative] = 1.0
     tau: Annotated[float, Positive] = 0.5

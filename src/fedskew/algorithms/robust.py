@@ -1,7 +1,12 @@
 """Additions that keep a few clients from ruining the mean: the median, the trimmed mean, Krum, and bounded changes.
 
 They change ``combine`` alone. Each hands what it makes of the clients' payloads to whatever comes after it, in the end to the
-weighted mean; a rule that leaves one payload hands on a stack of one.
+weighted mean; a rule that leaves one payload hands on a stack of one. Each also says what share every client has in the result:
+who has none is left out of everything that the server keeps.
+
+What a method keeps as a mean over all clients (SCAFFOLD's controls, FedDyn's h) stays the plain mean of those that were not
+left out, or training falls apart. So with these two methods the median, the trimmed mean and clipping protect the weights from
+broken clients, but a hostile one can still work through that mean; Krum, which leaves whole clients out, protects both.
 """
 
 from dataclasses import dataclass
@@ -25,15 +30,17 @@ class Median(Algorithm):
     BatchNorm are treated as moments, and the variance that comes out is never below the least one that was sent.
 
     >>> changes = {"delta": {"w": torch.tensor([[1.0, 2.0], [3.0, 1e9], [2.0, 4.0]])}}
-    >>> Median().combine(changes, torch.tensor([0.2, 0.6, 0.2]))
-    {'delta': {'w': tensor([2., 4.])}}
+    >>> Median().combine(changes, torch.tensor([0.2, 0.6, 0.2]))  # both are the third client's
+    ({'delta': {'w': tensor([2., 4.])}}, tensor([0., 0., 1.]))
     """
 
     addition: ClassVar[bool] = True
+    weighs_by: ClassVar[str] = "median"
 
-    def combine(self, payloads: Tree, weights: Tensor) -> Tree:
+    def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
         """What is left when all but the middle is cut off."""
-        return super().combine(_without_ends(payloads, (len(weights) - 1) // 2), weights.new_ones(1))
+        middle, shares = _without_ends(payloads, (len(weights) - 1) // 2, weights)
+        return super().combine(middle, weights.new_ones(1))[0], shares
 
 
 @algorithms.register("trimmed-mean")
@@ -49,17 +56,19 @@ class TrimmedMean(Algorithm):
 
     >>> changes = {"delta": {"w": torch.tensor([[1.0], [3.0], [5.0], [-1e9]])}}
     >>> TrimmedMean(trim=0.25).combine(changes, torch.full((4,), 0.25))
-    {'delta': {'w': tensor([2.])}}
+    ({'delta': {'w': tensor([2.])}}, tensor([0.5000, 0.5000, 0.0000, 0.0000]))
     """
 
     addition: ClassVar[bool] = True
+    weighs_by: ClassVar[str] = "trimmed mean"
 
     trim: Annotated[float, Bounds(0, 0.5, below=True)] = 0.1
 
-    def combine(self, payloads: Tree, weights: Tensor) -> Tree:
+    def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
         """Cut, then the mean."""
         cut = int(Fraction(str(self.trim)) * len(weights))  # 0.29 of 100 is 29; in floating point it would be 28
-        return super().combine(_without_ends(payloads, cut), weights.new_ones(1))
+        middle, shares = _without_ends(payloads, cut, weights)
+        return super().combine(middle, weights.new_ones(1))[0], shares
 
 
 @algorithms.register("krum")
@@ -78,12 +87,13 @@ class Krum(Algorithm):
 
     >>> changes = {"delta": {"w": torch.tensor([[1.0], [1.5], [2.5], [4.5], [1e9]])}}
     >>> Krum(attackers=1).combine(changes, torch.full((5,), 0.2))  # 1.5: 0.25 + 1
-    {'delta': {'w': tensor([1.5000])}}
+    ({'delta': {'w': tensor([1.5000])}}, tensor([0., 1., 0., 0., 0.]))
     >>> Krum(attackers=1, keep=2).combine(changes, torch.full((5,), 0.2))
-    {'delta': {'w': tensor([1.2500])}}
+    ({'delta': {'w': tensor([1.2500])}}, tensor([0.5000, 0.5000, 0.0000, 0.0000, 0.0000]))
     """
 
     addition: ClassVar[bool] = True
+    weighs_by: ClassVar[str] = "krum"
 
     attackers: Annotated[int, NonNegative] = 1
     keep: Annotated[int, AtLeastOne] = 1
@@ -98,7 +108,7 @@ class Krum(Algorithm):
         """``n >= 2 f + 3``, or the rule promises nothing."""
         return max(2 * self.attackers + 3, self.keep)
 
-    def combine(self, payloads: Tree, weights: Tensor) -> Tree:
+    def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
         """Only the clients with the lowest scores, all with the same weight."""
         self._refuse_too_few(len(weights))
         distances = torch.zeros(len(weights), len(weights), dtype=torch.float64, device=weights.device)
@@ -109,7 +119,8 @@ class Krum(Algorithm):
         neighbours = distances.sort(1).values[:, 1 : len(weights) - self.attackers - 1]  # the first is the client itself
         lowest = neighbours.sum(1).argsort(stable=True)[: self.keep].sort().values
         taken = {part: {name: value[lowest] for name, value in tensors.items()} for part, tensors in payloads.items()}
-        return super().combine(taken, weights.new_full((self.keep,), 1 / self.keep))
+        result, shares = super().combine(taken, weights.new_full((self.keep,), 1 / self.keep))
+        return result, torch.zeros_like(weights).index_copy(0, lowest, shares)
 
     def _refuse_too_few(self, count: int) -> None:
         least = 2 * self.attackers + 3
@@ -134,14 +145,14 @@ class Clip(Algorithm):
 
     >>> changes = {"delta": {"w": torch.tensor([[30.0, 40.0], [0.0, 2.0]])}}
     >>> Clip(norm=10).combine(changes, torch.tensor([0.5, 0.5]))  # (6, 8) and (0, 2)
-    {'delta': {'w': tensor([3., 5.])}}
+    ({'delta': {'w': tensor([3., 5.])}}, tensor([0.5000, 0.5000]))
     """
 
     addition: ClassVar[bool] = True
 
     norm: Annotated[float, Positive] = 10.0
 
-    def combine(self, payloads: Tree, weights: Tensor) -> Tree:
+    def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
         """Shorten what is too long, then as ever."""
         squared = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
         delta = _changes(payloads, "clip")
@@ -165,9 +176,18 @@ def _flat(value: Tensor) -> Tensor:
     return value.unsqueeze(1).flatten(1)
 
 
-def _without_ends(payloads: Tree, cut: int) -> Tree:
-    """The mean of every coordinate without its ``cut`` largest and ``cut`` smallest values, as a stack of one."""
-    return {
-        part: {name: value.sort(0).values[cut : len(value) - cut].mean(0, keepdim=True) for name, value in tensors.items()}
-        for part, tensors in payloads.items()
-    }
+def _without_ends(payloads: Tree, cut: int, like: Tensor) -> tuple[Tree, Tensor]:
+    """The mean of every coordinate without its ``cut`` largest and ``cut`` smallest values, as a stack of one; and shares.
+
+    A client's share is the part of the coordinates of ``delta`` (of everything, where there is none) that come from it.
+    """
+    counts = torch.zeros(len(like), dtype=torch.float64, device=like.device)
+    result: Tree = {}
+    for part, tensors in payloads.items():
+        result[part] = {}
+        for name, value in tensors.items():
+            ordered, client = value.sort(dim=0, stable=True)
+            result[part][name] = ordered[cut : len(value) - cut].mean(0, keepdim=True)
+            if part == "delta" or "delta" not in payloads:
+                counts += torch.bincount(client[cut : len(value) - cut].flatten(), minlength=len(like))
+    return result, (counts / counts.sum()).to(like)

@@ -1,11 +1,11 @@
 """SCAFFOLD: a client takes its own bias out of every step."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from fedskew.algorithms.base import Crowd, Tensors, Tree, View, algorithms, difference
+from fedskew.algorithms.base import Crowd, Tensors, Tree, View, Weights, algorithms, difference
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.algorithms.fednova import FedNova
 from fedskew.errors import FedskewError
@@ -26,11 +26,12 @@ class Scaffold(FedAvg):
       with local momentum the weight that their gradients carry (see fednova, also for what is left out of it)
 
     Then ``w <- w + server_lr mean(w_i - w)`` and ``c <- c + |S|/N mean(c_i+ - c_i)`` (eq. 5), so that ``c`` stays the mean of
-    all ``c_i``, whoever was absent. With weights=size it stays the mean by size if everybody takes part, and near it if not.
-    What a client keeps for itself is not corrected. The first round is FedAvg with equal weights.
+    all ``c_i``, whoever was absent; by size, ``|S|/N`` is the share of the rows. That must hold, or the corrections grow
+    without end: a client whose update a robust rule leaves out keeps its old control, and ``c`` stays a plain mean under any
+    rule. What a client keeps for itself is not corrected. The first round is FedAvg. The paper weighs clients uniformly.
 
     Args:
-        weights: a client counts by its number of rows (size) or like any other (uniform), as in the paper
+        weights: what a client counts by, its rows (size) or 1 (uniform); none for the setting of the run
         option: where the new control comes from, I or II
         server_lr: learning rate of the server
 
@@ -41,7 +42,9 @@ class Scaffold(FedAvg):
     ({'offset': {'w': tensor([-0.7500])}}, {'control': {'w': tensor([2.7500])}})
     """
 
-    weights: Literal["size", "uniform"] = "uniform"
+    mirrored: ClassVar[frozenset[str]] = frozenset({"control"})
+    paper_weights: ClassVar[Weights] = "uniform"
+
     option: Literal["I", "II"] = "II"
     server_lr: Annotated[float, Positive] = 1.0
 

@@ -96,7 +96,7 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
         if not len(result.rows) == len(result.clients) == (result.ends[-1] if len(result.ends) else 0):
             raise ContractError("walk must say of each row whose it is, and its steps must end with the last row")
     elif hook == "combine":
-        _same("combine", "one client's payload", result, {name: value[0] for name, value in _leaves(given["payloads"]).items()})
+        _judge_combine(result, given)
     elif hook == "notes":
         if set(result) != expected.setdefault("notes", dict.fromkeys(result)).keys():
             raise ContractError("notes must have the same names in every round, they are columns of a table")
@@ -104,6 +104,18 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
         clients = len(given["report"].clients)
         if not isinstance(result, np.ndarray) or result.shape != (clients,) or not np.all(np.isfinite(result) & (result >= 0)):
             raise ContractError(f"weigh must return an array of {clients} finite weights, none below 0, one a client")
+
+
+def _judge_combine(result: Any, given: Mapping[str, Any]) -> None:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ContractError("combine must return a pair: one payload and the share of every client in it")
+    payload, shares = result
+    _same("combine", "one client's payload", payload, {n: value[0] for n, value in _leaves(given["payloads"]).items()})
+    weights = given["weights"]
+    if not isinstance(shares, Tensor) or shares.shape != weights.shape or bool((shares < 0).any()):
+        raise ContractError(f"combine must say what share each of the {len(weights)} clients has, none below 0")
+    if not bool((shares.sum() - 1).abs() < 1e-6):
+        raise ContractError(f"combine must give shares that sum to 1, not to {float(shares.sum()):g}")
 
 
 def _judge_orders(result: Any, given: Mapping[str, Any]) -> None:

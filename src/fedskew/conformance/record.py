@@ -48,8 +48,11 @@ def bytes_are_counted(lab: Lab) -> Passed:
             heard: list[tuple[int, int]] = []
             trained = lab.run(2, scene, engine, None, watched(lab.fresh(), _listening(heard, down)))
             for result, (all_down, extra_up) in zip(trained.results, heard, strict=True):
-                clients, between = len(result.clients), _settling(trained, result)
-                counted = {"bytes_up": up * clients + extra_up + between, "bytes_down": all_down + between}
+                clients, between = sum(client["steps"] > 0 for client in result.clients), _settling(trained, result)
+                fall = 2 * 8 * clients if lab.fresh().measures_fall else 0  # the loss before and after
+                if lab.fresh().awaits():  # what went to those that are still at work is counted when they come back
+                    all_down = down * clients
+                counted = {"bytes_up": up * clients + fall + extra_up + between, "bytes_down": all_down + between}
                 for name, value in counted.items():
                     if result.round[name] != value:
                         raise ContractError(

@@ -25,6 +25,8 @@ class Flight:
     plan: Plan
     outcome: Outcome
     lands: float
+    bytes_down: Ints
+    bytes_up: Ints
     update: Updates | None = None
 
     @property
@@ -77,7 +79,9 @@ class Air:
             joined([flight.outcome for flight in self.flights]),
         )
         arrays = {name: getattr(plan, name) for name in ("clients", "sizes", "batch", "epochs")}
-        arrays |= {name: getattr(outcome, name) for name in ("seconds", "dropped", "late")}
+        arrays |= {name: getattr(outcome, name) for name in ("seconds", "training", "dropped", "late")}
+        for name in ("bytes_down", "bytes_up"):
+            arrays[name] = np.concatenate([getattr(flight, name) for flight in self.flights])
         arrays |= {f"number/{name}": values for name, values in plan.numbers.items()}
         arrays["round"] = np.array([flight.plan.round for flight in self.flights])
         arrays["lands"] = np.array([flight.lands for flight in self.flights])
@@ -98,9 +102,9 @@ class Air:
             one = {name: values[i : i + 1] for name, values in arrays.items()}
             numbers = {name.removeprefix("number/"): value for name, value in one.items() if name.startswith("number/")}
             clients, sizes, batch, epochs = (one[name] for name in ("clients", "sizes", "batch", "epochs"))
-            outcome = Outcome(one["seconds"], one["epochs"], one["dropped"], one["late"], 0.0)
+            outcome = Outcome(one["seconds"], one["training"], one["epochs"], one["dropped"], one["late"], 0.0)
             mine = replace(plan, round=round, clients=clients, sizes=sizes, batch=batch, epochs=epochs, numbers=numbers)
-            flight = Flight(mine, outcome, float(one["lands"][0]))
+            flight = Flight(mine, outcome, float(one["lands"][0]), one["bytes_down"], one["bytes_up"])
             if flight.answers:
                 flight = replace(
                     flight, update=_update({name: v[landed : landed + 1] for name, v in answers.items()}, flight.plan)
@@ -113,22 +117,27 @@ def _flights(call: Call, deadline: float | None) -> list[Flight]:
     """One flight for each client of a call. A late one is given up at the deadline."""
     outcome, limit = call.outcome, np.inf if deadline is None else deadline
     return [
-        Flight(call.plan.only(np.array([i])), _some(outcome, i), call.sent + min(float(outcome.seconds[i]), limit))
+        Flight(
+            call.plan.only(np.array([i])),
+            _some(outcome, i),
+            call.sent + min(float(outcome.seconds[i]), limit),
+            call.bytes_down[i : i + 1],
+            call.bytes_up[i : i + 1],
+        )
         for i in range(len(call.plan.clients))
     ]
 
 
 def _some(outcome: Outcome, i: int) -> Outcome:
     at = slice(i, i + 1)
-    return Outcome(outcome.seconds[at], outcome.epochs[at], outcome.dropped[at], outcome.late[at], 0.0)
+    return Outcome(outcome.seconds[at], outcome.training[at], outcome.epochs[at], outcome.dropped[at], outcome.late[at], 0.0)
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:
     """Several outcomes as one."""
-    seconds, epochs, dropped, late = (
-        np.concatenate([getattr(outcome, name) for outcome in outcomes]) for name in ("seconds", "epochs", "dropped", "late")
-    )
-    return Outcome(seconds, epochs, dropped, late, 0.0)
+    names = ("seconds", "training", "epochs", "dropped", "late")
+    arrays = {name: np.concatenate([getattr(outcome, name) for outcome in outcomes]) for name in names}
+    return Outcome(**arrays, duration=0.0)
 
 
 def each(updates: Updates) -> list[Updates]:

@@ -43,4 +43,4 @@ def with_protocol(call: Call, agreed: Agreement) -> Call:
     """The traffic of the label protocol on top of a call's."""
     down = agreed.bytes_sent.get("server", 0)
     up = sum(agreed.bytes_sent.values()) - down
-    return replace(call, bytes_down=call.bytes_down + down, bytes_up=call.bytes_up + up)
+    return replace(call, others_down=call.others_down + down, others_up=call.others_up + up)

@@ -7,10 +7,10 @@ import numpy as np
 from fedskew.algorithms.base import Report
 from fedskew.engine.aggregate import Arrived
 from fedskew.engine.dispatch import Call
-from fedskew.engine.job import Updates, Walked
+from fedskew.engine.job import Walked
 from fedskew.engine.plan import Plan
 from fedskew.fleet.base import Fleet
-from fedskew.fleet.clock import Flags, Outcome, seconds
+from fedskew.fleet.clock import Flags, Outcome, computing_seconds, line_seconds
 from fedskew.stratify.walk import Walk
 from fedskew.streams import Floats, Ints
 
@@ -33,10 +33,11 @@ class Journey:
     path: Walk
     duration: float
     stays: Ints  # of each client
-    busy: Floats  # seconds of each client
+    busy: Floats  # seconds of each client, on its line and computing
+    computing: Floats  # those of them in which it computes
     transfers: int  # times that the model, or its gradient, went from one party to another
-    bytes_down: int
-    bytes_up: int
+    bytes_down: Ints  # of each client
+    bytes_up: Ints
 
     @property
     def run_length(self) -> float:
@@ -48,20 +49,26 @@ def chain(path: Walk, clients: int, fleet: Fleet, load: Load) -> Journey:
     """The model is passed on: one visit after the other. Clients that had nothing left were visited too."""
     at = path.clients[path.visits - 1]
     samples = np.diff(path.visits, prepend=0)
-    taken = seconds(fleet.machines(at), samples, load.down, load.up)
-    waits = seconds(fleet.machines(path.idle), np.zeros_like(path.idle), load.down, load.up).sum()
+    steps = np.diff(np.searchsorted(path.ends, path.visits, side="right"), prepend=0)
+    machines = fleet.machines(at)
+    computing = computing_seconds(machines, samples, steps)
+    taken = line_seconds(machines, load.down, load.up) + computing
+    waits = line_seconds(fleet.machines(path.idle), load.down, load.up).sum()
     kept = _before(fleet.deadline, waits + np.cumsum(taken))
-    path, at, taken = _cut(path, int(path.visits[kept - 1]) if kept else 0), at[:kept], taken[:kept]
+    path = _cut(path, int(path.visits[kept - 1]) if kept else 0)
+    at, taken, computing = at[:kept], taken[:kept], computing[:kept]
     visited = np.concatenate([at, path.idle])
     duration = float(waits + taken.sum()) if kept == len(samples) else float(fleet.deadline or 0.0)
+    stays, ordered = (np.bincount(who, minlength=clients) for who in (visited, path.clients))
     return Journey(
         path,
         duration,
-        np.bincount(visited, minlength=clients),
+        stays,
         _per_client(at, taken, clients),
+        _per_client(at, computing, clients),
         len(visited),
-        load.down * len(visited) + load.order * len(path.rows),
-        load.up * len(visited),
+        load.down * stays + load.order * ordered,
+        load.up * stays,
     )
 
 
@@ -70,28 +77,32 @@ def lockstep(path: Walk, clients: int, fleet: Fleet, load: Load) -> Journey:
     steps = np.repeat(np.arange(len(path.ends)), np.diff(path.ends, prepend=0))
     pairs, samples = np.unique(steps * clients + path.clients, return_counts=True)
     step, who = np.divmod(pairs, clients)
-    taken = seconds(fleet.machines(who), samples, load.down, load.up)
+    machines = fleet.machines(who)
+    computing = computing_seconds(machines, samples, np.ones_like(samples))
+    taken = line_seconds(machines, load.down, load.up) + computing
     slowest = np.maximum.reduceat(taken, np.flatnonzero(np.diff(step, prepend=-1))) if len(step) else np.zeros(0)
     kept = _before(fleet.deadline, np.cumsum(slowest))
     path = _cut(path, int(path.ends[kept - 1]) if kept else 0)
     there = step < kept
-    who, taken = who[there], taken[there]
+    who, taken, computing = who[there], taken[there], computing[there]
     duration = float(slowest.sum()) if kept == len(slowest) else float(fleet.deadline or 0.0)
+    stays, ordered = (np.bincount(some, minlength=clients) for some in (who, path.clients))
     return Journey(
         path,
         duration,
-        np.bincount(who, minlength=clients),
+        stays,
         _per_client(who, taken, clients),
+        _per_client(who, computing, clients),
         2 * len(who),
-        load.down * len(who) + load.order * len(path.rows),
-        load.up * len(who),
+        load.down * stays + load.order * ordered,
+        load.up * stays,
     )
 
 
 def as_call(
     journey: Journey, walked: Walked, clients: Ints, lost: Flags, sizes: Ints, when: tuple[float, float], seed: int
-) -> tuple[Call, list[Arrived]]:
-    """The walk in the form in which rounds are recorded: a call of these clients, and what those that trained saw."""
+) -> tuple[Call, Arrived, Floats]:
+    """The walk as rounds are recorded: a call of its clients, what those that trained saw, and their shares of the samples."""
     path, population = journey.path, len(journey.stays)
     samples = np.bincount(path.clients, minlength=population)
     step = np.repeat(np.arange(len(path.ends)), np.diff(path.ends, prepend=0))
@@ -99,15 +110,17 @@ def as_call(
     numbers = {"samples": samples, "visits": journey.stays, "steps": steps}
     some = {name: values[clients].astype(np.float64) for name, values in numbers.items()}
     plan = Plan(seed, 0, clients, sizes[clients], sizes[clients], np.ones_like(clients), numbers=some)
-    outcome = Outcome(journey.busy[clients], np.ones_like(clients), lost, np.zeros_like(lost), journey.duration)
+    time = (journey.busy[clients], journey.computing[clients])
+    outcome = Outcome(*time, np.ones_like(clients), lost, np.zeros_like(lost), journey.duration)
     began, sent = when
-    call = Call(plan, outcome, began, sent, sent + journey.duration, journey.bytes_down, journey.bytes_up)
+    sent_bytes = (journey.bytes_down[clients], journey.bytes_up[clients])
+    call = Call(plan, outcome, began, sent, sent + journey.duration, *sent_bytes)
     trained = np.flatnonzero(samples)
     loss, right = (
         _per_client(path.clients, seen, population)[trained] / samples[trained] for seen in (walked.losses, walked.right)
     )
     report = Report(trained, sizes[trained], steps[trained], loss, right)
-    return call, [Arrived(Updates(report, {}, {}, {}), report, samples[trained].astype(np.float64), 0)]
+    return call, Arrived(report, trained, {}, 0), samples[trained] / max(1, len(path.rows))
 
 
 def _per_client(clients: Ints, values: Floats, population: int) -> Floats:

@@ -68,9 +68,11 @@ class Plan:
     @property
     def steps(self) -> Ints:
         """Local steps of each client."""
-        return self.epochs * self._steps_per_epoch()
+        return self.epochs * self.steps_per_epoch
 
-    def _steps_per_epoch(self) -> Ints:
+    @property
+    def steps_per_epoch(self) -> Ints:
+        """Likewise of one epoch."""
         full, rest = np.divmod(self.sizes, self.batch)
         return full + (rest >= self.least) * (rest > 0)
 
@@ -98,7 +100,7 @@ class Plan:
 
         Slots past the end of a batch repeat its first row, so that whatever is computed there and masked away is finite.
         """
-        per_epoch, steps = self._steps_per_epoch(), self.steps
+        per_epoch, steps = self.steps_per_epoch, self.steps
         step = np.arange(int(steps.max()))[:, None]
         epoch, within = np.divmod(step, per_epoch)
         count = np.where(step < steps, np.minimum(self.batch, self.sizes - within * self.batch), 0)

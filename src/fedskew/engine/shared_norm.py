@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.engine.job import Job
 from fedskew.engine.norm import has_batch_norm
 from fedskew.engine.plan import Plan
 from fedskew.engine.turns import Meet
+from fedskew.fleet.clock import Meeting
 
 
 def shares_norm(job: Job, plan: Plan) -> bool:
@@ -23,22 +24,18 @@ def shares_norm(job: Job, plan: Plan) -> bool:
     return len(plan.clients) > 1 and has_batch_norm(job.model) and any(job.algorithm.shares_norm(step) for step in steps)
 
 
-def shared_bytes(job: Job, plan: Plan) -> int:
-    """What all clients of the plan send, and what they get, to settle on statistics and their gradients.
+_TRIPS = 4  # of a layer: the mean, the variance around the common mean, and the gradient of each, one after the other
 
-    A layer takes four numbers a channel: the mean, the variance around the common mean, and the gradient of each.
-    """
+
+def meeting(job: Job, plan: Plan) -> Meeting:
+    """What the clients of a plan send to and fro to settle on statistics and their gradients: a number a channel and trip."""
     steps = [job.algorithm.shares_norm(step) for step in range(int(plan.steps.max(initial=0)))]
-    if not any(steps):
-        return 0
+    layers = [layer for _, layer in job.model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)]
+    if not any(steps) or not layers:
+        return Meeting(np.zeros_like(plan.clients), 0, 0)
     shared_before = np.concatenate([[0], np.cumsum(steps)])
-    return int(shared_before[plan.steps].sum()) * 4 * _channels(job.model) * job.x.element_size()
-
-
-def _channels(model: nn.Module) -> int:
-    """Of all BatchNorm layers; a layer that is named twice is used twice."""
-    layers = [layer for _, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)]
-    return sum(layer.num_features for layer in layers)
+    channels = sum(layer.num_features for layer in layers)  # a layer that is named twice is used twice
+    return Meeting(shared_before[plan.steps], _TRIPS * len(layers), _TRIPS * channels * job.x.element_size())
 
 
 def mean_of_sound(values: Tensor) -> Tensor:

@@ -3,18 +3,19 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew.algorithms.base import Algorithm, Crowd, Tensors, Tree, View, overridden
+from fedskew.algorithms.base import Algorithm, Crowd, Tensors, Tree, View, Weights, base_weights, overridden
 from fedskew.config import Settings
 from fedskew.engine.aggregate import Arrived, WeightedMean, sound_clients
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import computing, usable_cores
-from fedskew.engine.dispatch import NUMBER, Call, Dispatcher
+from fedskew.engine.dispatch import NUMBER, Call, Dispatcher, Traffic
 from fedskew.engine.evaluate import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
 from fedskew.engine.exact_norm import step_bytes
 from fedskew.engine.finish import new_head
@@ -26,7 +27,7 @@ from fedskew.engine.norm import has_batch_norm
 from fedskew.engine.plan import Plan
 from fedskew.engine.schedule import schedules
 from fedskew.engine.sequential import Sequential
-from fedskew.engine.shared_norm import shared_bytes
+from fedskew.engine.shared_norm import meeting
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.store import ClientStore
 from fedskew.engine.trees import rows_of, size_in_bytes, without
@@ -61,6 +62,7 @@ class Training:
         self.trained_on = algorithm.arrange(fed.partition)
         self.per_round = _clients_a_round(settings, self.trained_on, fed.clients)
         algorithm.check(optimizer=settings.optimizer, per_round=self.per_round, secure=settings.secure)
+        self.weights = weights_of(algorithm, settings)
         self.least = _least_batch(model, self.trained_on, settings.batch_size)
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings)
         self.model, self.device = self.job.model, self.job.x.device
@@ -81,6 +83,7 @@ class Training:
         self.walking: Tree = {}
         self.protocol: Agreement | None = None
         _check_topology(algorithm, self.job, settings)
+        _check_combining(algorithm, self.job, min(algorithm.awaits() or self.per_round, self.per_round))
         if algorithm.topology(0) != "parallel":
             self.walking = self.job.optimizer.init(self.params, stacked=False)
             self.holdings, self.protocol = who_holds_what(fed, self.trained_on, algorithm, settings)
@@ -103,7 +106,7 @@ class Training:
         lr = self.settings.lr * schedules.get(self.schedule.name)(self.round, self.settings.rounds, **self.schedule.options)
         if self.algorithm.topology(self.round) != "parallel":
             return self._walk(lr)
-        awaited, mean = self.algorithm.awaits(), WeightedMean(self.algorithm)
+        awaited, mean = self.algorithm.awaits(), WeightedMean(self.algorithm, self.weights)
         if awaited is None:
             call = self._call(lr, 0, self.per_round, np.zeros(0, dtype=np.int64))
             assert call, "where nobody is busy somebody is free"
@@ -111,15 +114,35 @@ class Training:
             arrived = self._work(plan, lr, mean) if len(plan.clients) else []
         else:
             call, arrived = self._collect(min(awaited, self.per_round), lr, mean)
-        enough = mean.total > 0 and len(mean.raw) >= self.algorithm.quorum()
-        if enough:
-            crowd = Crowd(mean.raw, self.trained_on.clients)
-            moved, self.server = self.algorithm.step(self._shared(), self.server, mean.payload(), crowd)
+        combined = mean.result() if mean.total > 0 and len(mean) >= self.algorithm.quorum() else None
+        if combined:
+            everybody = float(base_weights(self.trained_on.sizes, self.weights).sum())
+            crowd = Crowd(combined.weights, everybody, combined.mean)
+            moved, self.server = self.algorithm.step(self._shared(), self.server, combined.payload, crowd)
             self.params = {**self.params, **moved}
-            self.buffers = mean.buffers(self.buffers)
+            self.buffers = combined.merged_buffers(self.buffers)
+        counted = combined.counted if combined else np.zeros(0, dtype=np.int64)
+        for stack in arrived:
+            self._keep(stack, counted)
         self.round += 1
-        self.dispatcher.went(call, np.concatenate([[], *(stack.sound.report.clients for stack in arrived)]))
-        return self._record(call, arrived, mean.total if enough else 0.0, lr)
+        agreement = dict(zip(combined.clients.tolist(), combined.agreement.tolist(), strict=False)) if combined else {}
+        self.dispatcher.went(call, np.concatenate([[], *(stack.sound for stack in arrived)]), agreement)
+        shares = dict(zip(combined.clients.tolist(), combined.shares.tolist(), strict=True)) if combined else {}
+        return self._record(call, arrived, shares, lr)
+
+    def _keep(self, stack: Arrived, counted: Ints) -> None:
+        """Store what clients keep; what the server holds the mean of stays as it was with those that do not count."""
+        own, out = stack.own, ~np.isin(stack.sound, counted)
+        mirrored = {MEMO + part for part in self.algorithm.mirrored}
+        if mirrored and out.any():
+            old, index = self.store.get(stack.sound[out]), torch.from_numpy(np.flatnonzero(out))
+            own = {
+                part: {n: v.index_copy(0, index.to(v.device), old[part][n]) for n, v in tensors.items()}
+                if part in mirrored
+                else tensors
+                for part, tensors in own.items()
+            }
+        self.store.put(stack.sound, own)
 
     def _walk(self, lr: float) -> RoundResult:
         """A round in which one model goes through the samples of all clients in an order that the method decides."""
@@ -139,12 +162,13 @@ class Training:
             )
         self.params, self.buffers, self.walking = walked.params, walked.buffers, walked.optimizer
         self.round += 1
-        call, arrived = as_call(journey, walked, clients, lost, self.trained_on.sizes, (began, clock), self.settings.seed)
+        when = (began, clock)
+        call, stack, shares = as_call(journey, walked, clients, lost, self.trained_on.sizes, when, self.settings.seed)
         self.dispatcher.went(call, there)
         if self.protocol and self.round == 1:  # it came before the first round
             call = with_protocol(call, self.protocol)
         extra = {"transfers": journey.transfers, "run_length": journey.run_length, "returned": path.returned}
-        return self._record(call, arrived, float(len(journey.path.rows)), lr, extra)
+        return self._record(call, [stack], dict(zip(stack.sound.tolist(), shares.tolist(), strict=True)), lr, extra)
 
     def _load(self) -> Load:
         """What one visit of the model, or one client's part of a batch, puts on the line."""
@@ -160,19 +184,19 @@ class Training:
         """Send clients to work on the present weights."""
         algorithm = self.algorithm
         down = size_in_bytes({"weights": self._leaving()}) + size_in_bytes(algorithm.broadcast(self.server))
+        traffic = Traffic(down, self._bytes_up(), partial(meeting, self.job))
 
         def probe(plan: Plan) -> Mapping[str, Floats]:
             return self.engine.probe(self.job, self._start(plan, lr), plan, algorithm.probe())
 
         turns = (self.round, turn) if turn else (self.round,)
-        return self.dispatcher.call(self.round, count, probe, down, self._bytes_up(), turns, busy)
+        return self.dispatcher.call(self.round, count, probe, traffic, turns, busy)
 
     def _work(self, plan: Plan, lr: float, mean: WeightedMean) -> list[Arrived]:
         """Train the clients whose answers will be used, and add these up."""
         start, arrived = self._start(plan, lr), []
         for updates in self.engine.train(self.job, start, plan):
             arrived.append(mean.add(updates))
-            self.store.put(arrived[-1].sound.report.clients, arrived[-1].sound.own)
             self._keep_trained(updates)
         if mean.total <= 0:
             raise FedskewError(
@@ -205,10 +229,11 @@ class Training:
                 staleness = {"staleness": np.array([float(self.round - flight.plan.round)])}
                 report = replace(flight.update.report, numbers={**flight.update.report.numbers, **staleness})
                 arrived.append(mean.add(replace(flight.update, report=report)))
-                self.store.put(arrived[-1].sound.report.clients, arrived[-1].sound.own)
         plan = Plan.together([flight.plan for flight in landed])
-        sent = (sum(call.bytes_down for call in calls), sum(call.bytes_up for call in calls))
-        return Call(plan, joined([flight.outcome for flight in landed]), began, began, self.dispatcher.clock, *sent), arrived
+        down, up = (np.concatenate([getattr(flight, name) for flight in landed]) for name in ("bytes_down", "bytes_up"))
+        others = (sum(call.others_down for call in calls), sum(call.others_up for call in calls))
+        outcome = joined([flight.outcome for flight in landed])
+        return Call(plan, outcome, began, began, self.dispatcher.clock, down, up, None, *others), arrived
 
     def _start(self, plan: Plan, lr: float) -> Start:
         return Start(self.params, self.buffers, self.algorithm.broadcast(self.server), self.store.get(plan.clients), lr)
@@ -225,45 +250,61 @@ class Training:
         sent_along = self.algorithm.broadcast(self.server)
         view = View(self.params, self.params, sent_along, memo, numbers, self.settings.momentum, full_gradient=self.params)
         buffers = {name: value for name, value in self.buffers.items() if name not in self.job.kept}
-        return size_in_bytes(without(self.algorithm.payload(view), self.job.kept)) + size_in_bytes({"buffers": buffers})
+        sent = size_in_bytes(without(self.algorithm.payload(view), self.job.kept)) + size_in_bytes({"buffers": buffers})
+        return sent + self._reported()
+
+    def _reported(self) -> int:
+        """Bytes of the numbers that a client reports with its update because the method weighs by them."""
+        return 2 * NUMBER if self.algorithm.measures_fall else 0
 
     # -- what happened ---------------------------------------------------------------------------------------------------
 
     def _record(
-        self, call: Call, arrived: list[Arrived], total: float, lr: float, told: Mapping[str, float] | None = None
+        self,
+        call: Call,
+        arrived: list[Arrived],
+        shares: Mapping[int, float],
+        lr: float,
+        told: Mapping[str, float] | None = None,
     ) -> RoundResult:
+        """``shares`` are those of the clients in the new model; ``told`` is what a walk adds to the line of the round."""
         extra = ["loss_before", "loss_after"] if self.algorithm.measures_fall else []
         extra += ["staleness"] if self.algorithm.awaits() else []
-        clients = _client_lines(call, arrived, total, extra)
-        sound = sum(len(stack.sound.report.clients) for stack in arrived)
+        clients = _client_lines(call, arrived, shares, extra, self._reported())
+        rest = call.only_measured()
+        sound = sum(len(stack.sound) for stack in arrived)
         answers = sound if told else int(call.outcome.arrived.sum())  # in a walk not everybody who is there is asked
-        line: Row = {"round": self.round, "clients": len(clients), "excluded": answers - sound}
-        line |= {"dropped": int(call.outcome.dropped.sum()), "late": int(call.outcome.late.sum()), "lr": lr}
+        missed = int(rest.late.sum()) if rest else 0
+        line: Row = {"round": self.round, "clients": len(call.plan.clients) + missed, "excluded": answers - sound}
+        line |= {"dropped": int(call.outcome.dropped.sum()), "late": int(call.outcome.late.sum()) + missed, "lr": lr}
         counted = [client for client in clients if client["weight"] > 0]
         for name in ("local_loss", "local_accuracy"):
             weighted = np.dot([client["weight"] for client in counted], [client[name] for client in counted])
             line[name] = float(weighted) if counted else None
-        line |= self._evaluate(clients)
-        between = 0 if told else shared_bytes(self.job, call.arrived())  # during the training, as much up as down
-        updates = sum(stack.bytes for stack in arrived)
-        line |= {"bytes_down": call.bytes_down + between, "bytes_up": call.bytes_up + between + updates}
+        line |= self._evaluate(clients, set(call.plan.clients.tolist()))
+        others = {"bytes_down": call.others_down, "bytes_up": call.others_up}
+        line |= {name: sum(client[name] for client in clients) + more for name, more in others.items()}
         line |= {"simulated_seconds": call.ended - call.began, "clock": call.ended}
+        if self.algorithm.probe():
+            line["measured"] = len(call.measured.clients) if call.measured else 0
         line |= {**(told or {}), **self.algorithm.notes(self.server)}
         return RoundResult(line, [{"round": self.round, **client} for client in clients])
 
-    def _evaluate(self, clients: list[Row]) -> Row:
-        """Scores of the global model; also adds to every client's line how its own model does on its own rows."""
+    def _evaluate(self, clients: list[Row], sent: set[int]) -> Row:
+        """Scores of the global model; also adds to the lines of those sent to train how their models do on their own rows."""
         scores: dict[str, Score | None] = {}
         found: dict[str, Floats] = {}
         due, own, columns = self._due(self.round), self._own(), own_columns(self.personalised)
         if due:
-            chosen, trained = (np.array(list(some)) for some in ((client["client"] for client in clients), self._trained))
+            chosen, trained = (np.array(sorted(some), dtype=np.int64) for some in (sent, self._trained))
             scores |= self.evaluator.scores(self.state())
             scores["own_test"] = self.evaluator.mean_on_test(own, chosen) if own else None
             scores["trained_test"] = self.evaluator.mean_on_test(self._trained.__getitem__, trained)
             found = self.evaluator.on_own_rows(self.state(), own, chosen, self._own_rows())
-        for i, client in enumerate(clients):
-            client |= {name: float(found[name][i]) if due else None for name in columns}
+        place = {client: i for i, client in enumerate(sorted(sent))}
+        for client in clients:
+            at = place.get(client["client"])
+            client |= {name: float(found[name][at]) if due and at is not None else None for name in columns}
         self._score_trained(clients)
         parts = self.evaluator.parts(self.personalised, self.settings.test_trained)
         return {f"{part}_{name}": getattr(scores.get(part), name, None) for part in parts for name in ("loss", "accuracy")}
@@ -400,29 +441,58 @@ class _Ones(dict[str, Tensor]):
         return self["one"]
 
 
-def _client_lines(call: Call, arrived: list[Arrived], total: float, extra: list[str]) -> list[Row]:
-    """One line for each client that was sent to work, those that were lost too; ``extra`` are numbers that come back."""
+def _client_lines(
+    call: Call, arrived: list[Arrived], shares: Mapping[int, float], extra: list[str], reported: int
+) -> list[Row]:
+    """One line for each client that did something, the lost ones too.
+
+    ``extra`` names the numbers that come back with an update, and ``reported`` is what they take in bytes.
+    """
     lines: dict[int, Row] = {}
     plan, outcome = call.plan, call.outcome
-    sent = {
+    empty: Row = {"weight": 0.0, "local_loss": None, "local_accuracy": None} | dict.fromkeys(extra)
+    if rest := call.only_measured():
+        nothing = np.zeros_like(rest.clients)
+        looked: dict[str, Any] = {
+            "rows": rest.sizes,
+            "steps": nothing,
+            "seconds": rest.seconds,
+            "training_seconds": nothing.astype(np.float64),
+            "dropped": nothing,
+            "late": rest.late.astype(np.int64),
+            "bytes_down": nothing + rest.down,
+            "bytes_up": nothing + rest.up,
+        }
+        lines |= _lines(rest.clients, looked, empty | dict.fromkeys(plan.numbers))
+    sent: dict[str, Any] = {
         "rows": plan.sizes,
         "steps": plan.steps,
         "seconds": outcome.seconds,
-        "dropped": outcome.dropped,
-        "late": outcome.late,
+        "training_seconds": outcome.training,
+        "dropped": outcome.dropped.astype(np.int64),
+        "late": outcome.late.astype(np.int64),
+        "bytes_down": call.bytes_down,
+        "bytes_up": call.bytes_up,
     }
-    empty: Row = {"weight": 0.0, "local_loss": None, "local_accuracy": None} | dict.fromkeys(extra)
+    lines |= _lines(plan.clients, sent, empty)
     for i, client in enumerate(plan.clients.tolist()):
-        line = {"client": client} | {name: values[i].item() for name, values in sent.items()}
-        lines[client] = line | {"dropped": int(line["dropped"]), "late": int(line["late"])} | empty
         lines[client] |= {name: values[i].item() for name, values in plan.numbers.items()}
     for stack in arrived:
         report = stack.report
-        weights = stack.weights / total if total > 0 else np.zeros_like(stack.weights)
-        back = {"weight": weights, "local_loss": report.loss, "local_accuracy": report.accuracy, **report.numbers}
+        back = {"local_loss": report.loss, "local_accuracy": report.accuracy, **report.numbers}
         for i, client in enumerate(report.clients.tolist()):
             lines[client] |= {name: values[i].item() for name, values in back.items()}
+            lines[client]["weight"] = shares.get(client, 0.0)
+            lines[client]["bytes_up"] += stack.bytes + reported
     return [lines[client] for client in sorted(lines)]
+
+
+def _lines(clients: Ints, columns: Mapping[str, Any], empty: Row) -> dict[int, Row]:
+    plain = {name: values.tolist() for name, values in columns.items()}
+    return {
+        client: {"client": client} | {name: values[i] for name, values in plain.items()} | empty
+        for i, client in enumerate(clients.tolist())
+    }
 
 
 def _own_job(job: Job) -> Job | None:
@@ -431,6 +501,11 @@ def _own_job(job: Job) -> Job | None:
     if method is None:
         return None
     return replace(job, algorithm=method, kept=frozenset({*trainable(job.model), *layout(job.model).buffers}))
+
+
+def weights_of(algorithm: Algorithm, settings: Settings) -> Weights:
+    """What clients count by in the mean: as the setting says, or the paper of the method, or the method's own option."""
+    return algorithm.counts_by(algorithm.paper_weights if settings.weights == "paper" else settings.weights)
 
 
 def _engine(settings: Settings) -> Engine:
@@ -469,6 +544,22 @@ def _check_topology(algorithm: Algorithm, job: Job, settings: Settings) -> None:
         raise FedskewError(
             f"{algorithm.label()} trains on one sample at a time, and BatchNorm has no spread to normalise by then: "
             "use norm=group in the model, or a method that trains in batches"
+        )
+
+
+def _check_combining(algorithm: Algorithm, job: Job, updates: int) -> None:
+    """Refuse a rule for the updates of several clients where there are no such; ``updates`` is how many make a step."""
+    if not overridden(algorithm, "combine"):
+        return
+    method = algorithm.label()
+    if algorithm.topology(0) != "parallel":
+        raise FedskewError(f"{method}: one model goes through all clients, so no updates are combined: leave the rule out")
+    if not trainable(job.model).keys() - job.kept:
+        raise FedskewError(f"{method}: clients send nothing that could be combined: leave the rule out")
+    if updates < max(2, algorithm.quorum()):
+        raise FedskewError(
+            f"{method}: the rule needs the updates of at least {max(2, algorithm.quorum())} clients, and a step of the server "
+            f"has {updates}: take more clients a round (per_round), or leave the rule out"
         )
 
 

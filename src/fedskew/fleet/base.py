@@ -19,7 +19,8 @@ from fedskew.streams import Floats, Ints, bits
 class Machines:
     """Some clients as machines on their lines: one entry a client in every array."""
 
-    rows_per_second: Floats
+    rows_per_second: Floats  # training rows, in a step that is large enough
+    seconds_per_step: Floats  # on top of its rows, whatever the size of the batch
     down: Floats  # Mbit/s
     up: Floats  # Mbit/s
     latency: Floats  # seconds until a message arrives

@@ -22,14 +22,17 @@ def _column(name: str, bounds: Bounds | None, kind: type = float) -> Option:
 _CLIENT = _column("client", None, int)
 _MACHINE = (
     _column("rows_per_second", Positive),
+    _column("seconds_per_step", NonNegative),
     _column("down_mbit", Positive),
     _column("up_mbit", Positive),
     _column("latency", NonNegative),
     _column("dropout", Share),
 )
 _WINDOW = (_column("from", Bounds(0, DAY - 1), int), _column("to", Bounds(0, DAY), int))
-_NEEDED = [option.name for option in (_CLIENT, *_MACHINE)]
-_OPTIONAL = [option.name for option in _WINDOW]
+_FREE = "seconds_per_step"  # 0 where the file has no such column
+_NEEDED = [option.name for option in (_CLIENT, *_MACHINE) if option.name != _FREE]
+_WINDOWED = [option.name for option in _WINDOW]
+_KNOWN = [*_NEEDED, _FREE, *_WINDOWED]
 
 
 @preset("trace")
@@ -44,8 +47,9 @@ def trace(
 ) -> Fleet:
     """Machines from a CSV file with one line a client.
 
-    Columns, in any order: client (from 0), rows_per_second, down_mbit, up_mbit, latency, dropout; and, where clients are not
-    always there, from and to, seconds of the day (to may be past midnight). Every client has exactly one line.
+    Columns, in any order: client (from 0), rows_per_second, down_mbit, up_mbit, latency, dropout; seconds_per_step, what every
+    step takes on top of its rows, if it was measured (0 without); and, where clients are not always there, from and to, seconds
+    of the day (to may be past midnight). Every client has exactly one line.
 
     Args:
         file: the CSV file
@@ -63,7 +67,7 @@ def trace(
     found = _read(path, clients)
     if dropout is not None:
         found["dropout"] = np.full(clients, dropout)
-    machine = [found[option.name] for option in _MACHINE]
+    machine = [found.get(option.name, np.zeros(clients)) for option in _MACHINE]
     return Fleet(clients, lambda some: Machines(*(column[some] for column in machine)), _windows(path, found), **rules)
 
 
@@ -114,11 +118,11 @@ def _options(path: Path, header: Sequence[str]) -> list[Option]:
     if not header:
         raise FedskewError(f"{path} is empty: write a header, {','.join(_NEEDED)}, and one line a client")
     for name in header:
-        if name not in _NEEDED + _OPTIONAL:
-            raise unknown(f"column of {path}", name, _NEEDED + _OPTIONAL)
+        if name not in _KNOWN:
+            raise unknown(f"column of {path}", name, _KNOWN)
         if header.count(name) > 1:
             raise FedskewError(f"{path} line 1: column {name} is there twice: keep one")
-    needed = _NEEDED + (_OPTIONAL if set(_OPTIONAL) & set(header) else [])
+    needed = _NEEDED + (_WINDOWED if set(_WINDOWED) & set(header) else [])
     for name in needed:
         if name not in header:
             raise FedskewError(f"{path} line 1: there is no column {name}: add it, the columns are {', '.join(needed)}")
