@@ -18,6 +18,7 @@ import pytest
 import fedskew as fs
 from fedskew import cli, cli_list
 from fedskew.config import Experiment
+from fedskew.engine.device import usable_cores
 from fedskew.registry import options_of
 
 BITS = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors", "config.toml", "partition.npz")
@@ -71,7 +72,7 @@ def test_the_written_configuration_names_everything(fedskew: Callable[[str], Any
     assert set(found) == set(options_of(Experiment))
     defaults = {name: option.default for name, option in cli_list._registries()["skews"].options("quantity").items()}
     assert found["skew"] == {"name": "quantity", **defaults, "min_size": 5}
-    assert found["data"] == {"name": "digits", "test": 0.2, "split_seed": 0}
+    assert found["data"] == {"name": "digits", "test": 0.2, "split_seed": 0, "scale": "standard"}
     assert found["model"] == {"name": "mlp", "hidden": [8]}
     assert found["split_seed"] == 0
     assert json.loads(Path("run/summary.json").read_text())["skew"] == "quantity:min_size=5"
@@ -90,6 +91,19 @@ def test_the_written_configuration_gives_the_same_bits_again(options: str, fedsk
     assert fedskew("run first/config.toml --folder second") == 0
     for name in BITS:
         assert Path("first", name).read_bytes() == Path("second", name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("variable", "most"), [("1", 1), ("3,1", 3), ("", None), ("many", None)])
+def test_threads_follow_the_environment_and_are_written_down(
+    variable: str, most: int | None, fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits of a convolution depend on the threads: the file must say how many there were."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(5)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert usable_cores() == (most or 5)
+    assert fedskew("run --data digits --model cnn --rounds 1 --batch-size 64 --clients 2 --skew iid --folder run") == 0
+    used = json.loads(Path("run/environment.json").read_text())["threads"]
+    assert config("run")["threads"] == used == (most or 5)
 
 
 def test_own_files_are_data(fedskew: Callable[[str], Any]) -> None:
@@ -136,8 +150,11 @@ def test_the_table_at_the_end(fedskew: Callable[[str], Any], capsys: pytest.Capt
         "method",
         "test last",
         "test best",
+        "balanced",
+        "majority",
         "worst 10 %",
         "to 90 %",
+        "weights",
         "Gini",
         "MB",
         "simulated s",
@@ -146,10 +163,13 @@ def test_the_table_at_the_end(fedskew: Callable[[str], Any], capsys: pytest.Capt
     cells = lines[header + 1].split()
     assert cells[0] == "fedprox:mu=0.5"
     assert cells[1] == f"{100 * summary['test_accuracy_last']:.1f}"
-    assert cells[3] == f"{100 * summary['client_accuracy_worst_10_percent']:.1f}"
-    assert cells[5] == f"{summary['gini_of_client_weights']:.3f}"
-    assert cells[6] == f"{(summary['bytes_down'] + summary['bytes_up']) / 1e6:.2f}"
-    assert cells[7] == f"{summary['simulated_seconds']:.1f}"
+    assert cells[3] == f"{100 * summary['test_balanced_accuracy_last']:.1f}"
+    assert cells[4] == f"{100 * summary['test_majority_rate']:.1f}"
+    assert cells[5] == f"{100 * summary['client_accuracy_worst_10_percent']:.1f}"
+    assert cells[7] == summary["weights"] == "size"
+    assert cells[8] == f"{summary['gini_of_client_weights']:.3f}"
+    assert cells[9] == f"{(summary['bytes_down'] + summary['bytes_up']) / 1e6:.2f}"
+    assert cells[10] == f"{summary['simulated_seconds']:.1f}"
     assert any(line.startswith("worst 10 %   mean accuracy of the worst clients") for line in lines)
     assert not any("own test" in line for line in lines)  # there are no own models here
     assert "lost" not in out
@@ -163,7 +183,7 @@ def test_on_a_narrow_terminal_the_table_lies_on_its_side(
     assert fedskew(f"run {SMALL} --algorithm fedprox:mu=0.5 --folder run") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["method", "fedprox:mu=0.5"]
-    assert [line.split("  ")[0] for line in lines[2:5]] == ["test last", "test best", "worst 10 %"]
+    assert [line.split("  ")[0] for line in lines[2:5]] == ["test last", "test best", "balanced"]
     assert "…" not in "".join(lines)
 
 

@@ -452,10 +452,11 @@ def test_a_crash_between_the_last_round_and_the_end(fed: fs.Federation, expected
 def test_threads_of_the_first_start_are_kept(fed: fs.Federation, tmp_path: Path) -> None:
     """Sums over several threads depend on their number: another machine must not change the bits."""
     folder = crashed(fed, tmp_path / "run")
-    environment = json.loads((folder / "environment.json").read_text())
-    environment["threads"] += 1
-    (folder / "environment.json").write_text(json.dumps(environment))
-    assert fs.resume(folder).training.threads == environment["threads"]
+    used = json.loads((folder / "environment.json").read_text())["threads"]
+    config = (folder / "config.toml").read_text()
+    assert f"threads = {used}\n" in config
+    (folder / "config.toml").write_text(config.replace(f"threads = {used}\n", f"threads = {used + 1}\n"))
+    assert fs.resume(folder).training.threads == used + 1
 
 
 # -- a disk that fills up --------------------------------------------------------------------------------------------------

@@ -44,7 +44,20 @@ def test_means_and_deviations_by_hand(fedskew: Callable[[str], Any], capsys: pyt
     assert "seed" not in told["means"]["fedavg"]
     assert "data" not in told["means"]["fedavg"]
     stored = json.loads(Path("runs/compare-digits-dirichlet/summary.json").read_text())
-    assert stored == {"runs": told["runs"], "means": told["means"]}
+    assert stored == {"runs": told["runs"], "means": told["means"], "warnings": []}
+
+
+def test_a_table_in_which_clients_count_unlike_is_warned_of(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = "run --rounds 1 --model logreg --clients 4 --algorithm fedavg --algorithm scaffold --algorithm afl-cp"
+    assert fedskew(few + " --folder same") == 0
+    assert "unlike weights" not in capsys.readouterr().out
+    assert fedskew(few + " --weights paper --folder apart") == 0
+    words = "clients count by unlike weights, size in fedavg, afl-cp but uniform in scaffold"
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert words in json.loads(Path("apart/summary.json").read_text())["warnings"][0]
+    assert json.loads(Path("same/summary.json").read_text())["warnings"] == []
 
 
 def test_one_seed_has_a_mean_and_no_deviation() -> None:

@@ -338,6 +338,7 @@ def prepare(fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: S
     training = Training(fed, module, algorithm, settings)
     check_head(training.job, training.personal is not None)
     config: dict[str, Any] = {field.name: getattr(settings, field.name) for field in fields(Settings)}
+    config["threads"] = training.threads  # what was used, or the same file on another machine would give other bits
     config |= {kind: _table(kind, config[kind]) for kind in ("schedule", "fleet")}
     config |= fed.recipe or {"data": FROM_PYTHON, "skew": FROM_PYTHON, "clients": fed.clients}
     config["model"] = _table("model", model) if isinstance(model, (str, Mapping, Choice)) else FROM_PYTHON
@@ -411,10 +412,13 @@ def _finish(training: Training, disk: RunFolder | None, tables: dict[str, list[R
     if training.protocol:
         facts["label_protocol_seconds"] = training.protocol.seconds
         facts["label_protocol_bytes"] = sum(training.protocol.bytes_sent.values())
+    walks = training.algorithm.topology(0) != "parallel"
+    facts["weights"] = "samples" if walks else training.algorithm.weighs_by.format(base=training.weights)
+    facts |= {f"{part}_majority_rate": rate for part, rate in majority_rates(fed).items()}
     facts["parameters"] = sum(value.numel() for value in training.params.values())
     population = training.trained_on.clients
     numbers = summarise(tables["rounds"], tables["clients"], final, population, fed.held_out is not None)
-    for name in ("bytes_down", "bytes_up"):
+    for name in ("bytes_down", "bytes_up", "simulated_seconds"):
         numbers[name] += finished.get(f"calibration_{name}", 0)
     summary = {**facts, **numbers, **finished, "seconds": float(sum(row["seconds"] for row in tables["timing"]))}
     if disk:
@@ -428,6 +432,12 @@ def _finish(training: Training, disk: RunFolder | None, tables: dict[str, list[R
         disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary))
         disk.write_json(on_disk.SUMMARY, summary)
     return Run(summary, _trained(training), disk.path if disk else None, {**tables, "final": final}, training)
+
+
+def majority_rates(fed: Federation) -> dict[str, float]:
+    """The share of the most frequent class among training and test rows: what predicting it for everybody would score."""
+    labels = {"train": fed.train.y[fed.partition.rows], "test": fed.test.y if fed.test is not None else np.zeros(0, np.int64)}
+    return {part: float(np.bincount(y).max() / len(y)) for part, y in labels.items() if len(y)}
 
 
 def _trained(training: Training) -> nn.Module:

@@ -263,8 +263,8 @@ def _run_group(place: Path, wanted: "list[Member]", as_json: bool) -> None:
             summaries = several.run_all(place, wanted, lambda member: watch(member.name))
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; go on with: {resume_command(place)}") from None
-    result = {"runs": summaries, "means": several.means(wanted, summaries)}
-    _tell([member.algorithm for member in wanted], summaries, place, result, as_json)
+    methods = [member.algorithm for member in wanted]
+    _tell(methods, summaries, place, several.overview(wanted, summaries), as_json)
 
 
 # -- what the user sees -------------------------------------------------------------------------------------------------
@@ -325,10 +325,19 @@ _FATES = {"dropped": "dropped out", "late": "missed the deadline", "excluded": "
 _COLUMNS = {  # of the summary: title, factor, digits, what it says
     "test_accuracy_last": ("test last", 100, 1, "accuracy of the global model on the test rows after the last round, in %"),
     "test_accuracy_best": ("test best", 100, 1, "the same in its best round"),
+    "test_balanced_accuracy_last": (
+        "balanced",
+        100,
+        1,
+        "mean over the classes of its accuracy on each, in %",
+    ),
+    "test_majority_rate": ("majority", 100, 1, "what predicting the most frequent class for every test row would score, in %"),
     "calibrated_test_accuracy": ("calibrated", 100, 1, "of the model with its new head, after the last round, in %"),
     "own_test_accuracy_mean": ("own test", 100, 1, "mean accuracy of the clients' own models on the test rows, in %"),
+    "own_test_balanced_accuracy_mean": ("own balanced", 100, 1, "the same as a mean over the classes, in %"),
     "client_accuracy_worst_10_percent": ("worst 10 %", 100, 1, "mean accuracy of the worst clients on their own rows, in %"),
     "rounds_to_90_percent_of_last_test_accuracy": ("to 90 %", 1, 0, "rounds until 90 % of the last test accuracy"),
+    "weights": ("weights", 0, 0, "what clients count by in the mean (--weights)"),
     "gini_of_client_weights": ("Gini", 1, 3, "of the weights that the clients had in all rounds"),
     "bytes": ("MB", 1e-6, 2, "sent, both ways"),
     "simulated_seconds": ("simulated s", 1, 1, "seconds that it would take in the world (--fleet)"),
@@ -338,6 +347,7 @@ _COLUMNS = {  # of the summary: title, factor, digits, what it says
 
 def _tell(methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, result: Mapping[str, Any], as_json: bool) -> None:
     """The table at the end, what its columns say, the folder, and JSON when asked for."""
+    from fedskew import several
     from fedskew.report.folder import to_json
 
     console = console_for(stderr=as_json)
@@ -356,6 +366,8 @@ def _tell(methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, resu
     width = max(len(title) for title, *_ in shown.values())
     for title, _, _, meaning in shown.values():
         console.print(f"[dim]{title:{width}}  {meaning}[/dim]")
+    if warned := several.unequal_weights(methods, summaries):
+        console.print(f"\n{warned}", soft_wrap=True)
     if lost := _lost(summaries):
         console.print(f"\n{lost}", soft_wrap=True)
     console.print(f"\nrun folder: {escape(str(folder))}", soft_wrap=True)
@@ -385,6 +397,8 @@ def _grid(lines: Sequence[Sequence[str]]) -> Table:
 
 
 def _mean(values: Sequence[Any], scale: float, digits: int) -> str:
+    if isinstance(values[0], str):
+        return escape(values[0])
     numbers = [scale * value for value in values if value is not None]
     if not numbers:
         return "-"

@@ -127,9 +127,31 @@ def run_all(folder: Path, wanted: Sequence[Member], watch: Callable[[Member], Wa
         else:
             with _named(member):
                 summaries.append(_run(member, place, cuts, watch(member)).summary)
-    content = to_json({"runs": summaries, "means": means(wanted, summaries)}, indent=2) + "\n"
+    content = to_json(overview(wanted, summaries), indent=2) + "\n"
     write_atomically(folder / SUMMARY, content.encode())
     return summaries
+
+
+def overview(wanted: Sequence[Member], summaries: Sequence[Row]) -> Row:
+    """The summaries of all runs, their means over seeds, and what to mind when they are compared."""
+    warned = unequal_weights([member.algorithm for member in wanted], summaries)
+    return {"runs": list(summaries), "means": means(wanted, summaries), "warnings": [warned] if warned else []}
+
+
+def unequal_weights(methods: Sequence[str], summaries: Sequence[Row]) -> str:
+    """A warning where clients count by their rows in one method and alike in another; nothing if they do not.
+
+    What a method multiplies that with, or does instead, is its idea and no difference of set-up.
+    """
+    found: dict[str, list[str]] = {}
+    for method, summary in zip(methods, summaries, strict=True):
+        base = str(summary.get("weights", "")).split(" ")[0]
+        if base in ("size", "uniform") and method not in found.setdefault(base, []):
+            found[base].append(method)
+    if len(found) < 2:
+        return ""
+    sides = " but ".join(f"{base} in {', '.join(names)}" for base, names in found.items())
+    return f"clients count by unlike weights, {sides}: on heterogeneous clients that alone can decide a ranking (--weights)"
 
 
 def _run(member: Member, place: Path, cuts: Cuts, watch: Watcher | None) -> Run:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import fedskew as fs
 from fedskew.algorithms.base import algorithms, resolve
 from fedskew.algorithms.ccvr import CCVR, class_gaussian
 from fedskew.errors import FedskewError
@@ -176,12 +177,51 @@ def test_no_epochs_leave_the_head_as_it_is():
     assert all(torch.equal(new[name], value) for name, value in head.items())
 
 
+def test_every_so_often_a_calibrated_copy_is_scored_and_training_goes_on_without_it():
+    fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.1", clients=6)
+    settings = {"rounds": 7, "folder": False, "threads": 1, "device": "cpu", "fleet": "uniform:latency=1,seconds_per_step=0.01"}
+    plain = fs.train(fed, "mlp:hidden=16", "fedavg", **settings)
+    end, often = (fs.train(fed, "mlp:hidden=16", f"fedavg + ccvr{spec}", **settings) for spec in ("", ":every=3"))
+    curve = often.rounds["calibrated_test_accuracy"]
+    assert [number + 1 for number in range(7) if not np.isnan(curve[number])] == [3, 6, 7]
+    for name in ("test_accuracy", "test_loss", "local_loss"):
+        assert often.rounds[name].tolist() == plain.rounds[name].tolist()  # the curve without it is FedAvg's
+    assert curve.iloc[-1] == often.summary["calibrated_test_accuracy"] == end.summary["calibrated_test_accuracy"]
+    assert curve[2] > plain.rounds["test_accuracy"][2] + 0.05  # and with it another
+    for name, value in end.training.params.items():
+        assert torch.equal(often.training.params[name], value)
+    # Three calibrations in place of one, each of them the model down, sums up, and a look at all rows.
+    model = 4 * plain.summary["parameters"]
+    sums = 8 * 10 * (1 + 16 + 16 * 16)
+    once = {"down": 6 * model, "up": 6 * sums}
+    for way, count in once.items():
+        extra = often.rounds[f"bytes_{way}"] - plain.rounds[f"bytes_{way}"]
+        assert extra.tolist() == [0, 0, count, 0, 0, count, count]
+        assert end.summary[f"bytes_{way}"] - plain.summary[f"bytes_{way}"] == count
+        assert often.summary[f"bytes_{way}"] - plain.summary[f"bytes_{way}"] == 3 * count
+    sizes = fed.partition.sizes
+    seconds = (2 + sizes / 3 / 1000 + 0.01 * np.ceil(sizes / 32) + 8e-6 * (model + sums) / 20).max()
+    took = often.rounds["simulated_seconds"] - plain.rounds["simulated_seconds"]
+    assert took.tolist() == pytest.approx([0, 0, seconds, 0, 0, seconds, seconds], abs=1e-9)
+    assert often.rounds["clock"].tolist() == pytest.approx(np.cumsum(often.rounds["simulated_seconds"]).tolist())
+    assert end.summary["simulated_seconds"] - plain.summary["simulated_seconds"] == pytest.approx(seconds)
+    assert often.summary["rounds_to_90_percent_of_best_calibrated_test_accuracy"] in (3, 6)
+
+
 # -- what it is added to ------------------------------------------------------------------------------------------------
 
 
 def test_it_is_an_addition_to_any_method():
     both = resolve("fedprox:mu=0.5 + ccvr:features=7")
-    assert both.options() == {"weights": None, "mu": 0.5, "features": 7, "head_epochs": 10, "head_lr": 0.01, "head_batch": 64}
+    assert both.options() == {
+        "weights": None,
+        "mu": 0.5,
+        "features": 7,
+        "head_epochs": 10,
+        "head_lr": 0.01,
+        "head_batch": 64,
+        "every": None,
+    }
     assert isinstance(both, CCVR)
     for name in algorithms:
         if not algorithms.get(name).addition:

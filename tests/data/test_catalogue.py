@@ -86,7 +86,7 @@ def test_spellings(spec, expected: str) -> None:
         ("my.csv:path=other.csv,label=y", "my.csv is a path already; leave out path=other.csv"),
         ("", "empty data set"),
         (7, "write it as text"),
-        ("mnist:size=3", "takes no options"),
+        ("mnist:size=3", "unknown option of data set mnist 'size': Known: scale"),
     ],
 )
 def test_bad_spellings(spec, message: str) -> None:

@@ -5,7 +5,9 @@ import pytest
 
 from fedskew.errors import FedskewError
 from fedskew.fleet.base import Fleet, fleets
+from fedskew.fleet.clock import Work, line_seconds, play
 from fedskew.fleet.presets import mixed, phones, silos, uniform
+from fedskew.models.build import build
 
 RULES = {"dropout", "deadline", "partial"}
 MACHINE = ["rows_per_second", "seconds_per_step", "down", "up", "latency", "dropout"]
@@ -188,3 +190,22 @@ def test_a_million_phones():
     assert there.shape == (1_000_000,)
     assert there.mean() == pytest.approx(0.3, abs=0.002)
     assert fleet.next_available(1e6) == 1e6
+
+
+def test_a_network_of_26_mb_is_in_time_on_the_edge_and_late_on_mixed_lines():
+    """The LEAF network of 6.6 million weights, 30 writers of 111 digits: AFL-CP's second experiment."""
+    size, rows, clients = 4 * 6_603_710, np.full(30, 111.0), np.arange(30)
+    assert sum(value.numel() for value in build("leaf-cnn", (1, 28, 28), 62, seed=0).parameters()) * 4 == size
+
+    def late(spec: str) -> float:
+        found = 0
+        for seed in range(20):
+            choice = fleets.choose(spec)
+            fleet = fleets.get(choice.name)(30, seed, **choice.options)
+            work = Work(rows, np.ceil(rows / 32), 0 * rows, 0 * rows)
+            line = line_seconds(fleet.machines(clients), size, size)
+            found += play(fleet, clients, work, np.ones(30, dtype=np.int64), line, seed, 0).late.sum()
+        return found / 600
+
+    assert late("mixed:slow=10,dropout=0.1,deadline=30") > 0.8
+    assert 0.02 < late("edge:deadline=8") < 0.1

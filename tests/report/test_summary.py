@@ -1,5 +1,6 @@
 """The summary against numbers worked out by hand."""
 
+import statistics
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ Row = dict[str, Any]
 
 
 def round_of(number: int, accuracy: float | None, **more: Any) -> Row:
-    scores = {"test_accuracy": accuracy, "test_loss": None if accuracy is None else 1 - accuracy}
+    known = accuracy is not None
+    scores = {"test_accuracy": accuracy, "test_loss": 1 - accuracy if known else None}
+    scores["test_balanced_accuracy"] = accuracy / 2 if known else None
     counted = {"clients": 4, "excluded": 0, "dropped": 0, "late": 0, "bytes_down": 10, "bytes_up": 1, "clock": 0.5 * number}
     return {"round": number, **scores, **counted, **more}
 
@@ -28,6 +31,7 @@ def test_last_and_best_are_named_as_such() -> None:
     found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
     assert found["rounds"] == 5
     assert (found["test_accuracy_last"], found["test_accuracy_best"], found["test_accuracy_best_round"]) == (0.85, 0.9, 2)
+    assert found["test_balanced_accuracy_last"] == 0.425
     assert found["test_loss_last"] == pytest.approx(0.15)
     bare = {"test_accuracy", "train_accuracy", "accuracy"}
     assert not bare & set(found)
@@ -39,6 +43,24 @@ def test_rounds_to_90_percent_counts_rounds_and_not_evaluations() -> None:
     rounds = [round_of(n, a) for n, a in ((2, 0.1), (4, 0.71), (6, 0.72), (8, 0.5), (9, 0.8))]
     found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
     assert found["rounds_to_90_percent_of_last_test_accuracy"] == 6
+
+
+def test_rounds_to_90_percent_of_the_best_are_others() -> None:
+    # 90 % of the best, 1.0, is 0.9: round 4; 90 % of the last, 0.5, was there in round 2.
+    rounds = [round_of(n, a) for n, a in ((1, 0.4), (2, 0.6), (3, 0.85), (4, 0.95), (5, 1.0), (6, 0.5))]
+    found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
+    assert found["rounds_to_90_percent_of_last_test_accuracy"] == 2
+    assert found["rounds_to_90_percent_of_best_test_accuracy"] == 4
+    assert found["simulated_seconds_to_90_percent_of_best_test_accuracy"] == 2.0
+
+
+def test_late_oscillation_is_over_the_last_15_rounds() -> None:
+    late = [0.8 + 0.01 * (n % 4) for n in range(15)]
+    rounds = [round_of(n + 1, a) for n, a in enumerate([0.1, 0.2, 0.3, *late])]
+    found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
+    assert found["test_accuracy_std_of_last_15_rounds"] == pytest.approx(statistics.stdev(late), abs=1e-15)
+    short = summarise(rounds[:2], weights({0: 1.0}), final(1.0), 1, False)
+    assert short["test_accuracy_std_of_last_15_rounds"] is None
 
 
 def test_what_90_percent_took_on_the_clock_and_on_the_lines() -> None:
@@ -62,7 +84,7 @@ def test_without_test_rows_there_is_no_test_accuracy() -> None:
     found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
     for what in ("rounds", "simulated_seconds", "bytes"):
         assert found[f"{what}_to_90_percent_of_last_test_accuracy"] is None
-    assert not [key for key in found if key.startswith("test_")]
+    assert not [key for key, value in found.items() if key.startswith("test_") and value is not None]
 
 
 def test_gini_of_accumulated_weights() -> None:

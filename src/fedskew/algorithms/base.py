@@ -340,6 +340,10 @@ class Algorithm:
         """Numbers of the server state that the table of rounds shows; the same names every round."""
         return {}
 
+    def calibrates_every(self) -> int | None:
+        """After how many rounds a copy of the model with a new head is scored; None: only after the last round."""
+        return None
+
     def tally(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
         """Sums over some rows of a client that ``finish`` needs; ``features`` are the inputs of the head at the end."""
         return {}

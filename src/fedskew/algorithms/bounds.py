@@ -23,6 +23,7 @@ class Central(Algorithm):
     """
 
     keeps_optimizer: ClassVar[bool] = True
+    weighs_by: ClassVar[str] = "-"
 
     def arrange(self, partition: Partition) -> Partition:
         """One client with every row, in stored order so that the cut does not matter."""
@@ -38,6 +39,7 @@ class Local(Algorithm):
     """
 
     keeps_optimizer: ClassVar[bool] = True
+    weighs_by: ClassVar[str] = "-"
 
     def kept(self, layout: Layout) -> frozenset[str]:
         """Everything."""

@@ -1,4 +1,4 @@
-"""CCVR: after the last round, the head is trained again on made-up features of every class."""
+"""CCVR: the head is trained again on made-up features of every class, after the last round or every so often."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ PART = "ccvr"
 @algorithms.register("ccvr")
 @dataclass(frozen=True)
 class CCVR(Algorithm):
-    """Classifier calibration with virtual representations (Luo et al. 2021, section 4, Algorithm 1; a baseline of paper 003).
+    """Classifier calibration with virtual representations (Luo et al. 2021, section 4, Algorithm 1).
 
     Training is that of the method it is added to, FedAvg when alone. After the last round every client sends, for each class c,
     how many rows it has, and the sum and the sum of outer products of their features z (the inputs of the head). Added up they
@@ -28,6 +28,10 @@ class CCVR(Algorithm):
     ``mu_c = sum z / N_c`` and ``Sigma_c = (sum z z' - N_c mu_c mu_c') / (N_c - 1)``; the paper writes the same out of the
     clients' own means and covariances. The server draws virtual features of each class from ``N(mu_c, Sigma_c)`` and goes on
     training the head, and it alone, on them.
+
+    Training itself never sees the new head, so the curve of the run is that of the method without it. With ``every`` a copy of
+    the model gets a new head after so many rounds and is scored (``calibrated_*`` in the table of rounds): that is the curve
+    of CCVR. Each time every client gets the model, looks at all its rows and sends its sums, on the clock and in the bytes.
 
     Readings: as many features for every class, however rare; plain SGD from the head as it is. A ridge of 1e-8 of the mean
     square of the features keeps the covariance definite; a class with one row has no other spread, a class that nobody has gets
@@ -39,6 +43,7 @@ class CCVR(Algorithm):
         head_epochs: passes over them
         head_lr: learning rate of the head
         head_batch: virtual features in a batch
+        every: rounds between two calibrations of a copy that is scored, none for the last round alone
 
     >>> sums = CCVR().tally(torch.tensor([[1.0, 2.0], [3.0, 6.0]]), torch.tensor([1, 1]), classes=2)["ccvr"]
     >>> sums["count"], class_gaussian(2.0, sums["sum"][1].numpy(), sums["outer"][1].numpy())
@@ -52,6 +57,11 @@ class CCVR(Algorithm):
     head_epochs: Annotated[int, NonNegative] = 10
     head_lr: Annotated[float, Positive] = 0.01
     head_batch: Annotated[int, AtLeastOne] = 64
+    every: Annotated[int | None, AtLeastOne] = None
+
+    def calibrates_every(self) -> int | None:
+        """As the option says."""
+        return self.every
 
     def tally(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
         """Of each class: rows, sum of their features, sum of the outer products."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from fedskew.streams import Floats
 
 Numbers: TypeAlias = NDArray[Any]
 _CHUNK = 1 << 20  # numbers converted at a time: bounds the float64 copies of a large set
+
+
+PixelScale: TypeAlias = Literal["standard", "unit"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,11 @@ class Arrays:
             deviations = ", ".join(f"{value:.4f}" for value in 1 / factor[self.scaled] / self.full_scale)
             note += f" ({means}; {deviations})"
         return (note,)
+
+
+def scaled_pixels(x: Numbers, scale: PixelScale) -> NDArray[np.bool_] | None:
+    """The channels of images that are standardised: all of them, or none where pixels are to lie between 0 and 1."""
+    return everything(x) if scale == "standard" else None
 
 
 def everything(x: Numbers) -> NDArray[np.bool_]:

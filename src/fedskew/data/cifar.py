@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedskew.data.arrays import Arrays, Numbers, everything
+from fedskew.data.arrays import Arrays, Numbers, PixelScale, scaled_pixels
 from fedskew.data.dataset import Rows
 from fedskew.data.source import Download, Source, find, read_bytes, register
 from fedskew.errors import FedskewError
@@ -28,10 +28,14 @@ def _archive(folder: str, file: str, md5: str) -> Download:
         downloads=(_archive("cifar-10-batches-bin", "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
     ),
 )
-def cifar10() -> Arrays:
-    """Small photographs in 10 classes, 32x32 colour, 50,000 + 10,000, published split."""
+def cifar10(*, scale: PixelScale = "standard") -> Arrays:
+    """Small photographs in 10 classes, 32x32 colour, 50,000 + 10,000, published split.
+
+    Args:
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+    """
     train, test = _records("cifar10", _TRAIN_10, 1, 0, 10), _records("cifar10", (_TEST_10,), 1, 0, 10)
-    return Arrays(train, test, _CLASSES, scaled=everything(train.x), full_scale=255)
+    return Arrays(train, test, _CLASSES, scaled=scaled_pixels(train.x, scale), full_scale=255)
 
 
 @register(
@@ -42,15 +46,16 @@ def cifar10() -> Arrays:
         downloads=(_archive("cifar-100-binary", "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
     ),
 )
-def cifar100(*, labels: Literal["fine", "coarse"] = "fine") -> Arrays:
+def cifar100(*, labels: Literal["fine", "coarse"] = "fine", scale: PixelScale = "standard") -> Arrays:
     """Small photographs in 100 classes (or 20 superclasses), 32x32 colour, 50,000 + 10,000, published split.
 
     Args:
         labels: fine for the 100 classes, coarse for the 20 superclasses
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
     """
     column, count = (1, 100) if labels == "fine" else (0, 20)
     train, test = (_records("cifar100", (f"cifar-100-binary/{part}.bin",), 2, column, count) for part in ("train", "test"))
-    return Arrays(train, test, _class_names(labels, count), scaled=everything(train.x), full_scale=255)
+    return Arrays(train, test, _class_names(labels, count), scaled=scaled_pixels(train.x, scale), full_scale=255)
 
 
 def _records(name: str, files: tuple[str, ...], label_bytes: int, column: int, classes: int) -> Rows:

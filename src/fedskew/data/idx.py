@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.data.arrays import Arrays, Numbers
+from fedskew.data.arrays import Arrays, Numbers, PixelScale, scaled_pixels
 from fedskew.data.dataset import Rows
 from fedskew.data.source import Download, Source, find, read_bytes, register
 from fedskew.errors import FedskewError
@@ -62,25 +62,36 @@ def _source(licence: str, downloads: tuple[Download, ...]) -> Source:
 
 
 @register("mnist", _source("commonly stated as CC BY-SA 3.0; LeCun, Cortes, Burges", _MNIST))
-def mnist() -> Arrays:
-    """Handwritten digits, 28x28 grey, 60,000 + 10,000, published split."""
-    return _images("mnist", "mnist", tuple("0123456789"))
+def mnist(*, scale: PixelScale = "standard") -> Arrays:
+    """Handwritten digits, 28x28 grey, 60,000 + 10,000, published split.
+
+    Args:
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+    """
+    return _images("mnist", "mnist", tuple("0123456789"), scale)
 
 
 @register("fashion-mnist", _source("MIT; Xiao, Rasul, Vollgraf 2017", _FASHION_MNIST))
-def fashion_mnist() -> Arrays:
-    """Articles of clothing, 28x28 grey, 60,000 + 10,000, published split."""
-    return _images("fashion-mnist", "fashion-mnist", _FASHION)
+def fashion_mnist(*, scale: PixelScale = "standard") -> Arrays:
+    """Articles of clothing, 28x28 grey, 60,000 + 10,000, published split.
+
+    Args:
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+    """
+    return _images("fashion-mnist", "fashion-mnist", _FASHION, scale)
 
 
 @register("qmnist", _source("BSD style; Yadav, Bottou 2019 (images: MNIST)", _MNIST + _QMNIST))
-def qmnist() -> Arrays:
+def qmnist(*, scale: PixelScale = "standard") -> Arrays:
     """MNIST with the writer of every digit as its group: natural clients.
 
     The images and the split are MNIST's; the writers come from the QMNIST label files (column 2). Other people wrote the
     test digits (297) than the training digits (539), so no writer is in both parts.
+
+    Args:
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
     """
-    images = _images("qmnist", "mnist", tuple("0123456789"))
+    images = _images("qmnist", "mnist", tuple("0123456789"), scale)
     train, test = images.train, images.test
     assert isinstance(test, Rows)
     writers = [
@@ -99,7 +110,7 @@ def qmnist() -> Arrays:
     )
 
 
-def _images(name: str, folder: str, classes: tuple[str, ...]) -> Arrays:
+def _images(name: str, folder: str, classes: tuple[str, ...], scale: PixelScale) -> Arrays:
     paths = [find(name, f"{folder}/{file}") for file in _FILES]
     parts = []
     for images, labels in (paths[:2], paths[2:]):
@@ -109,7 +120,7 @@ def _images(name: str, folder: str, classes: tuple[str, ...]) -> Arrays:
         if len(y) and y.max() >= len(classes):
             raise FedskewError(f"{name}: {labels} holds the label {y.max()}, expected 0 … {len(classes) - 1}")
         parts.append(Rows(x[:, None], y))
-    return Arrays(parts[0], parts[1], classes, scaled=np.ones(1, dtype=np.bool_), full_scale=255)
+    return Arrays(parts[0], parts[1], classes, scaled=scaled_pixels(parts[0].x, scale), full_scale=255)
 
 
 def _writers(file: str, y: Ints) -> Ints:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.data.arrays import Arrays, Numbers, everything
+from fedskew.data.arrays import Arrays, Numbers, PixelScale, scaled_pixels
 from fedskew.data.dataset import Rows, Split, datasets
 from fedskew.data.source import Download, Source, TestShare, find, read_bytes, register
 from fedskew.errors import FedskewError
@@ -39,16 +39,23 @@ class Picture(NamedTuple):
         ),
     ),
 )
-def pacs(*, size: Annotated[int, AtLeastOne] = 64, test: TestShare = 0.2, split_seed: int = 0) -> Arrays:
+def pacs(
+    *,
+    size: Annotated[int, AtLeastOne] = 64,
+    test: TestShare = 0.2,
+    split_seed: int = 0,
+    scale: PixelScale = "standard",
+) -> Arrays:
     """Seven kinds of objects as photo, art painting, cartoon and sketch, 9,991 images, with the domain as group.
 
     Args:
         size: height and width to scale the images to
         test: share of the rows held out for test, in proportion within every class and domain
         split_seed: seed of the split
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
     """
     pictures = [picture for domain in _DOMAINS for picture in _by_folder(find("pacs", f"PACS/{domain}"), group=domain)]
-    return _arrays(pictures, Split("test", test, split_seed), size)
+    return _arrays(pictures, Split("test", test, split_seed), size, scale)
 
 
 @register(
@@ -63,11 +70,12 @@ def pacs(*, size: Annotated[int, AtLeastOne] = 64, test: TestShare = 0.2, split_
         ),
     ),
 )
-def digits_dg(*, size: Annotated[int, AtLeastOne] = 32) -> Arrays:
+def digits_dg(*, size: Annotated[int, AtLeastOne] = 32, scale: PixelScale = "standard") -> Arrays:
     """Digits from four sources (MNIST, MNIST-M, SVHN, SYN), colour, with the source as group; published val part as test.
 
     Args:
         size: height and width to scale the images to
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
     """
     train, test = (
         [
@@ -77,7 +85,7 @@ def digits_dg(*, size: Annotated[int, AtLeastOne] = 32) -> Arrays:
         ]
         for part in ("train", "val")
     )
-    return _arrays(train, test, size, notes=("the published validation images serve as test rows",))
+    return _arrays(train, test, size, scale, notes=("the published validation images serve as test rows",))
 
 
 @register(
@@ -95,8 +103,12 @@ def digits_dg(*, size: Annotated[int, AtLeastOne] = 32) -> Arrays:
         ),
     ),
 )
-def tiny_imagenet() -> Arrays:
-    """200 classes of ImageNet, 64x64 colour, 100,000 + 10,000; the published val part as test (its test labels are secret)."""
+def tiny_imagenet(*, scale: PixelScale = "standard") -> Arrays:
+    """200 classes of ImageNet, 64x64 colour, 100,000 + 10,000; the published val part as test (its test labels are secret).
+
+    Args:
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+    """
     name, folder = "tiny-imagenet", "tiny-imagenet-200"
     classes = sorted(read_bytes(find(name, f"{folder}/wnids.txt")).decode().split())
     train = [picture for wnid in classes for picture in _files(find(name, f"{folder}/train/{wnid}/images"), wnid)]
@@ -108,7 +120,7 @@ def tiny_imagenet() -> Arrays:
         if wnid not in classes:
             raise FedskewError(f"{annotations}: line {number} does not name an image and one of the {len(classes)} classes")
         test.append(Picture(images / file, wnid))
-    return _arrays(train, test, 64, notes=("the published validation images serve as test rows",))
+    return _arrays(train, test, 64, scale, notes=("the published validation images serve as test rows",))
 
 
 @datasets.register("images")
@@ -121,6 +133,7 @@ def images(
     test: TestShare = 0.2,
     test_path: str | None = None,
     split_seed: int = 0,
+    scale: PixelScale = "standard",
 ) -> Arrays:
     """Your own images: a folder with one folder a class; with train and test folders in it, that split is kept.
 
@@ -132,6 +145,7 @@ def images(
         test: share of the images held out for test, in proportion within every class (and group)
         test_path: a second folder with the test images, instead of a split
         split_seed: seed of the split
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
     """
     folder = Path(path).expanduser()
     notes: tuple[str, ...] = ()
@@ -140,7 +154,7 @@ def images(
         test_path, folder = str(folder / "test"), folder / "train"
         notes = ("the folders train and test are taken as the split",)
     tested = Split("test", test, split_seed) if test_path is None else _layout(Path(test_path).expanduser(), layout)
-    return _arrays(_layout(folder, layout), tested, size, color, notes)
+    return _arrays(_layout(folder, layout), tested, size, scale, color, notes)
 
 
 def _layout(folder: Path, layout: str) -> list[Picture]:
@@ -173,6 +187,7 @@ def _arrays(
     train: Sequence[Picture],
     test: "Sequence[Picture] | Split",
     size: int,
+    scale: PixelScale,
     color: str = "rgb",
     notes: tuple[str, ...] = (),
 ) -> Arrays:
@@ -195,7 +210,7 @@ def _arrays(
         classes=tuple(classes),
         groups=tuple(groups) if named else (),
         notes=notes,
-        scaled=everything(rows[0].x),
+        scaled=scaled_pixels(rows[0].x, scale),
         full_scale=255,
     )
 

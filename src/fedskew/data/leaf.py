@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.data.arrays import Arrays
+from fedskew.data.arrays import Arrays, PixelScale, scaled_pixels
 from fedskew.data.dataset import Rows
 from fedskew.data.source import Source, find, reading, register
 from fedskew.errors import FedskewError
@@ -27,8 +27,12 @@ _CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase
         ),
     ),
 )
-def femnist() -> Arrays:
-    """Handwritten digits and letters in 62 classes, 28x28 grey, with the writer as group (LEAF json)."""
+def femnist(*, scale: PixelScale = "standard") -> Arrays:
+    """Handwritten digits and letters in 62 classes, 28x28 grey, with the writer as group (LEAF json).
+
+    Args:
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+    """
     folders = [find("femnist", f"femnist/{part}") for part in ("train", "test")]
     parts = [_read(folder) for folder in folders]
     names = sorted({writer for _, _, writers in parts for writer, _ in writers})
@@ -37,7 +41,7 @@ def femnist() -> Arrays:
         Rows(x, y, np.repeat([number[writer] for writer, _ in writers], [count for _, count in writers]).astype(np.int64))
         for x, y, writers in parts
     )
-    return Arrays(train, test, _CLASSES, groups=tuple(names), scaled=np.ones(1, dtype=np.bool_))
+    return Arrays(train, test, _CLASSES, groups=tuple(names), scaled=scaled_pixels(train.x, scale))
 
 
 def _read(folder: Path) -> tuple[Any, Any, list[tuple[str, int]]]:

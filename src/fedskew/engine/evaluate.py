@@ -1,7 +1,7 @@
 """How good: loss and accuracy of the global model and of each client's own, on all rows, on a sample, on a client's rows."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,10 +30,14 @@ _VALUES_PER_BATCH = 4 << 20
 
 @dataclass(frozen=True)
 class Score:
-    """Mean loss and accuracy over some rows."""
+    """Mean loss and accuracy over some rows, and the mean over the classes among them of the accuracy on each."""
 
     loss: float
     accuracy: float
+    balanced_accuracy: float
+
+
+SCORES = tuple(field.name for field in fields(Score))
 
 
 def rows_at_once(model: nn.Module, x: Tensor) -> int:
@@ -67,7 +71,10 @@ def row_scores(model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, rows: T
 def score(model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, rows: Tensor | None = None) -> Score:
     """Means over the rows."""
     losses, right = row_scores(model, tensors, x, y, rows)
-    return Score(float(losses.mean()), float(right.mean()))
+    labels = (y if rows is None else y[rows]).cpu().numpy()
+    counts = np.bincount(labels)
+    recall = np.bincount(labels, weights=right)[counts > 0] / counts[counts > 0]
+    return Score(float(losses.mean()), float(right.mean()), float(recall.mean()))
 
 
 def client_scores(
@@ -105,10 +112,10 @@ class Evaluator:
     def _place(self, rows: Rows) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(rows.x).to(self.x), torch.from_numpy(rows.y).to(self.y.device)
 
-    def parts(self, personal: bool, trained: bool) -> list[str]:
-        """Whose scores the table of rounds has: the global model on up to three parts, clients' models on the test rows."""
+    def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
+        """Whose scores the table of rounds has: a common model's on up to three parts, clients' models' on the test rows."""
         clients = [name for name, wanted in (("own_test", personal), ("trained_test", trained)) if wanted]
-        return ["train", *self._parts, *(clients if "test" in self._parts else [])]
+        return [*(["train", *self._parts] if common else []), *(clients if "test" in self._parts else [])]
 
     def scores(self, state: Tensors) -> dict[str, Score]:
         """The scores of the global model, by part."""
@@ -120,7 +127,7 @@ class Evaluator:
         if "test" not in self._parts or not len(clients):
             return None
         tested = [self._own_test(own, int(client)) for client in clients[:OWN_TESTED]]
-        return Score(float(np.mean([s.loss for s in tested])), float(np.mean([s.accuracy for s in tested])))
+        return Score(*(float(np.mean([getattr(one, name) for one in tested])) for name in SCORES))
 
     def _own_test(self, own: OwnModel, client: int) -> Score:
         return score(self.model, own(client), *self._parts["test"])
@@ -150,5 +157,6 @@ class Evaluator:
         if own and "test" in self._parts:
             tested = lines if len(lines) <= FINAL_TESTED else lines[:: -(-len(lines) // FINAL_TESTED)]
             for line in tested:
-                line["own_test_accuracy"] = self._own_test(own, line["client"]).accuracy
+                score = self._own_test(own, line["client"])
+                line |= {f"own_test_{name}": getattr(score, name) for name in ("accuracy", "balanced_accuracy")}
         return lines

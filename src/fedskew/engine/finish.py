@@ -1,4 +1,4 @@
-"""After the last round: the clients' tallies of what goes into the head, and the new head that a method makes of them."""
+"""After the last round, or in between: the clients' tallies of what goes into the head, and what a method makes of them."""
 
 import copy
 from collections.abc import Iterable
@@ -46,8 +46,8 @@ def _ends_in_head(job: Job) -> bool:
     return features is not None and features.dim() == 2 and torch.allclose(head_module(worker)(features), logits)
 
 
-def new_head(job: Job, classes: int, models: Iterable[tuple[Tensors, Ints]]) -> tuple[Tensors, Tree]:
-    """The head by the names it has in the model, and the tally that it was made from.
+def new_head(job: Job, classes: int, models: Iterable[tuple[Tensors, Ints]], round: int) -> tuple[Tensors, Tree]:
+    """The head after so many rounds, by the names it has in the model, and the tally that it was made from.
 
     ``models`` are the weights and buffers under which rows are looked at, with the numbers of these rows. Tallies are sums over
     rows, so those of several clients may go in at once.
@@ -64,7 +64,7 @@ def new_head(job: Job, classes: int, models: Iterable[tuple[Tensors, Ints]]) -> 
         return logits
 
     head = {name: value.detach().clone() for name, value in trainable(worker).items() if name in layout(worker).head}
-    return job.algorithm.finish(head, total, classify, Stream(job.seed, "finish")), total
+    return job.algorithm.finish(head, total, classify, Stream(job.seed, "finish", round)), total
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from fedskew.engine.aggregate import Arrived, WeightedMean, sound_clients
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import computing, usable_cores
 from fedskew.engine.dispatch import NUMBER, Call, Dispatcher, Traffic
-from fedskew.engine.evaluate import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
+from fedskew.engine.evaluate import OWN_TESTED, SCORES, Evaluator, OwnModel, Score, own_columns
 from fedskew.engine.exact_norm import step_bytes
 from fedskew.engine.finish import new_head
 from fedskew.engine.flights import Air, each, joined
@@ -33,6 +33,7 @@ from fedskew.engine.store import ClientStore
 from fedskew.engine.trees import rows_of, size_in_bytes, without
 from fedskew.errors import FedskewError
 from fedskew.fleet.base import fleets
+from fedskew.fleet.clock import LOOK, computing_seconds, line_seconds
 from fedskew.models.layout import layout
 from fedskew.privacy.agreement import Agreement
 from fedskew.skew.federation import Federation
@@ -288,6 +289,7 @@ class Training:
         if self.algorithm.probe():
             line["measured"] = len(call.measured.clients) if call.measured else 0
         line |= {**(told or {}), **self.algorithm.notes(self.server)}
+        self._score_calibrated(line)
         return RoundResult(line, [{"round": self.round, **client} for client in clients])
 
     def _evaluate(self, clients: list[Row], sent: set[int]) -> Row:
@@ -297,7 +299,7 @@ class Training:
         due, own, columns = self._due(self.round), self._own(), own_columns(self.personalised)
         if due:
             chosen, trained = (np.array(sorted(some), dtype=np.int64) for some in (sent, self._trained))
-            scores |= self.evaluator.scores(self.state())
+            scores |= self.evaluator.scores(self.state()) if self.has_common_model else {}
             scores["own_test"] = self.evaluator.mean_on_test(own, chosen) if own else None
             scores["trained_test"] = self.evaluator.mean_on_test(self._trained.__getitem__, trained)
             found = self.evaluator.on_own_rows(self.state(), own, chosen, self._own_rows())
@@ -306,8 +308,8 @@ class Training:
             at = place.get(client["client"])
             client |= {name: float(found[name][at]) if due and at is not None else None for name in columns}
         self._score_trained(clients)
-        parts = self.evaluator.parts(self.personalised, self.settings.test_trained)
-        return {f"{part}_{name}": getattr(scores.get(part), name, None) for part in parts for name in ("loss", "accuracy")}
+        parts = self.evaluator.parts(self.has_common_model, self.personalised, self.settings.test_trained)
+        return {f"{part}_{name}": getattr(scores.get(part), name, None) for part in parts for name in SCORES}
 
     def _score_trained(self, clients: list[Row]) -> None:
         """Adds to clients' lines how their models did on their own rows right after local training."""
@@ -340,6 +342,11 @@ class Training:
                 self._trained[client] = {name: value[i].clone() for name, value in everything.items()}
 
     @property
+    def has_common_model(self) -> bool:
+        """Whether there is a global model that learns; where clients share nothing it stays as it began, and says nothing."""
+        return bool(self.params.keys() - self.job.kept)
+
+    @property
     def personalised(self) -> bool:
         """Whether clients use models of their own."""
         return bool(self.job.kept) or self.personal is not None
@@ -361,16 +368,39 @@ class Training:
         if not overridden(self.algorithm, "tally"):
             return {}
         with computing(self.threads):
-            head, tally = new_head(self.job, len(self.fed.data.classes), self._models_of_rows())
-            self.params = {**self.params, **head}
-            scores = self.evaluator.scores(self.state())
+            head, scores, cost = self._calibrate()
+        self.params = {**self.params, **head}
+        if self.algorithm.calibrates_every():  # then the last round has paid for it
+            cost = dict.fromkeys(cost, 0)
+        return {**scores, **{f"calibration_{name}": value for name, value in cost.items()}}
+
+    def _calibrate(self) -> tuple[Tensors, Row, Row]:
+        """A new head, how good the model is with it, and what it costs to ask all clients for their tallies."""
+        head, tally = new_head(self.job, len(self.fed.data.classes), self._models_of_rows(), self.round)
+        scores = self.evaluator.scores({**self.state(), **head})
         line = {f"calibrated_{part}_{name}": value for part, score in scores.items() for name, value in vars(score).items()}
-        clients, sent = self.trained_on.clients, {"weights": self._leaving()}
-        return {
-            **line,
-            "calibration_bytes_down": clients * size_in_bytes(sent),
-            "calibration_bytes_up": clients * size_in_bytes(tally),
-        }
+        down, up = size_in_bytes({"weights": self._leaving()}), size_in_bytes(tally)
+        sizes = self.trained_on.sizes
+        machines = self.dispatcher.fleet.machines(np.arange(len(sizes)))
+        steps = -(-sizes // self.settings.batch_size)
+        seconds = line_seconds(machines, down, up) + computing_seconds(machines, sizes.astype(np.float64) * LOOK, steps)
+        cost = {"bytes_down": len(sizes) * down, "bytes_up": len(sizes) * up, "simulated_seconds": float(seconds.max())}
+        return head, line, cost
+
+    def _score_calibrated(self, line: Row) -> None:
+        """Adds to the line of a round how a copy of the model with a new head does, if the method asks for it."""
+        every = self.algorithm.calibrates_every()
+        if every is None:
+            return
+        parts = self.evaluator.parts(True, False, False)
+        line |= {f"calibrated_{part}_{name}": None for part in parts for name in SCORES}
+        if self.round % every == 0 or self.round == self.settings.rounds:
+            _, scores, cost = self._calibrate()
+            line |= scores
+            for name, value in cost.items():
+                line[name] += value
+            line["clock"] += cost["simulated_seconds"]
+            self.dispatcher.clock = line["clock"]
 
     def _models_of_rows(self) -> Iterator[tuple[Tensors, Ints]]:
         """Every client's rows with the model it uses: all at once, unless clients keep parts of it."""

@@ -1,4 +1,4 @@
-"""How fair, and how soon: Gini coefficient, the worst-off clients, rounds to a share of the final value (paper 003)."""
+"""How fair, and how soon: Gini coefficient, the worst-off clients, rounds to a share of the final value."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def gini(values: Numbers) -> float:
     """Gini coefficient of non-negative numbers: 0 when all are equal, (n-1)/n when one has everything.
 
     Half the mean absolute difference of all pairs, divided by the mean; over the sorted values that is
-    ``sum_i (2i - n - 1) x_i / (n sum x)``. Paper 003 takes it of the aggregation weight that each client has gathered.
+    ``sum_i (2i - n - 1) x_i / (n sum x)``. AFL-CP takes it of the aggregation weight that each client has gathered.
 
     >>> gini([1, 1, 1, 1]), gini([0, 0, 0, 8])
     (0.0, 0.75)
@@ -51,10 +51,11 @@ def worst_share_mean(values: Numbers, share: float = 0.1) -> float:
     return float(worst.mean()) if worst.size else math.nan
 
 
-def rounds_to_share(values: Numbers, share: float = 0.9) -> int | None:
-    """The first round, counted from 1, whose value reaches ``share`` of the last one; None when there is no such round.
+def rounds_to_share(values: Numbers, share: float = 0.9, goal: float | None = None) -> int | None:
+    """The first round, counted from 1, whose value reaches ``share`` of a goal; None when there is no such round.
 
-    Paper 003's convergence speed, with 90 % of the final accuracy. Rounds that were not measured are NaN.
+    Without a goal it is the last value. AFL-CP's convergence speed is that with 90 % of the final accuracy (section 4.6) or of
+    the maximum (section 2.1). Rounds that were not measured are NaN.
 
     >>> rounds_to_share([0.1, 0.5, 0.75, 0.7, 0.8])
     3
@@ -62,6 +63,6 @@ def rounds_to_share(values: Numbers, share: float = 0.9) -> int | None:
     if not 0 < share <= 1:
         raise FedskewError(f"a share of {share:g} is out of range, it must be > 0 and <= 1")
     numbers = np.asarray(values, dtype=np.float64)
-    target = share * numbers[-1:]
+    target = share * (numbers[-1:] if goal is None else np.array([goal]))
     reached = np.flatnonzero(numbers >= target - 1e-12 * np.abs(target))  # 0.72 reaches 0.9 of 0.8, rounding or not
     return int(reached[0]) + 1 if reached.size else None

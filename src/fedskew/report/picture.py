@@ -14,13 +14,21 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 # Colours that stay apart for colour-blind eyes (Okabe and Ito).
-_COLOURS = {"train": "#999999", "validation": "#009E73", "test": "#0072B2", "own_test": "#D55E00", "trained_test": "#CC79A7"}
+_COLOURS = {
+    "train": "#999999",
+    "validation": "#009E73",
+    "test": "#0072B2",
+    "own_test": "#D55E00",
+    "trained_test": "#CC79A7",
+    "calibrated_test": "#E69F00",
+}
 _NAMES = {
     "train": "global model, training rows",
     "validation": "global model, validation rows",
     "test": "global model, test rows",
     "own_test": "clients' own models, test rows",
     "trained_test": "clients' models after local training, test rows",
+    "calibrated_test": "global model with a new head, test rows",
 }
 _FATES = {  # columns of the table of rounds, likewise
     "answered": ("answered", "#56B4E9"),
@@ -51,6 +59,9 @@ def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row) -> bytes:
         [["accuracy", "loss", "matrix"], ["time", "sent" if sent[-1] else "time", "fates" if lost else "matrix"]]
     )
     _draw_curves(panels["accuracy"], rounds, "accuracy")
+    if "test_majority_rate" in summary:
+        rate, name = summary["test_majority_rate"], "most frequent class for all test rows"
+        panels["accuracy"].axhline(rate, color="#000000", linestyle=":", linewidth=1.0, label=name)
     _draw_curves(panels["loss"], rounds, "loss")
     _draw_cost(panels["time"], rounds, [row["clock"] for row in rounds], "simulated time", _TIMES)
     if sent[-1]:
@@ -59,7 +70,7 @@ def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row) -> bytes:
         _draw_fates(panels["fates"], rounds)
     _draw_matrix(panels["matrix"], fed)
     curves = panels["accuracy"].get_legend_handles_labels()
-    figure.legend(*curves, frameon=False, fontsize=9, ncols=len(_NAMES), loc="outside lower center")
+    figure.legend(*curves, frameon=False, fontsize=9, ncols=4, loc="outside lower center")
     figure.suptitle(_title(summary), fontsize=10)
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
