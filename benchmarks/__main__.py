@@ -2,11 +2,23 @@
 
 import sys
 
-from benchmarks import engines, entropy_privacy, generators, methods, rule, scale, secret_labels, single, tables004
+from benchmarks import (
+    compositions,
+    engines,
+    entropy_privacy,
+    generators,
+    methods,
+    rule,
+    scale,
+    secret_labels,
+    single,
+    tables004,
+)
 
 BENCHMARKS = {
     "engines": engines.main,
     "methods": methods.main,
+    "compositions": compositions.main,
     "scale": scale.main,
     "rule": rule.main,
     "generators": generators.main,
