@@ -56,16 +56,16 @@ TINY = Workload(
     "logreg", (60,), 10, 1000, 64, {"per_round": 200, "batch_size": 16, "lr": 0.1}, 15.0,
 )  # fmt: skip
 MNIST = Workload(
-    "MNIST logistic regression, 250 clients, 20 a round, 3 epochs (paper 001)",
+    "MNIST logistic regression, 250 clients, 20 a round, 3 epochs",
     "logreg", (1, 28, 28), 10, 250, 192,
     {"per_round": 20, "epochs": 3, "batch_size": 20, "lr": 0.03, "momentum": 0.9}, 3.0, "two-class-dirichlet",
 )  # fmt: skip
 HAR = Workload(
-    "UCI-HAR MLP 561-128-64-6, 10 clients, 5 epochs (paper 000)",
+    "UCI-HAR MLP 561-128-64-6, 10 clients, 5 epochs",
     "mlp", (561,), 6, 10, 735, {"epochs": 5, "batch_size": 64, "lr": 1e-3, "momentum": 0.9}, 1.2, "dirichlet:alpha=0.2",
 )  # fmt: skip
 CIFAR = Workload(
-    "CIFAR-10 CNN, 30 clients, 10 a round (paper 003)",
+    "CIFAR-10 CNN, 30 clients, 10 a round",
     "cnn", (3, 32, 32), 10, 30, 250, {"per_round": 10, "batch_size": 32, "lr": 0.01}, 1.0, "dirichlet:alpha=0.5",
 )  # fmt: skip
 ALL = (TINY, MNIST, HAR, CIFAR)
