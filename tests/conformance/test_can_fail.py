@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fedskew
-from fedskew.algorithms.base import Algorithm, Crowd, Report, Roster, Tensors, Tree, View, difference
+from fedskew.algorithms.base import Algorithm, Crowd, Probe, Report, Roster, Tensors, Tree, View, difference
 from fedskew.conformance import CHECKS, Conformance, ConformanceError
 from fedskew.conformance.options import bad_values
 from fedskew.engine.job import Job, Start, Updates
@@ -157,9 +157,21 @@ class NegativeWeights(Algorithm):
         return 6.0 - report.sizes
 
 
+@dataclass(frozen=True)
+class MeasuresHalfRows(Algorithm):
+    """Asks for a measure on half of a batch, which may be half a row."""
+
+    def probe(self) -> tuple[Probe, ...]:
+        return ("loss",)
+
+    def probe_rows(self, roster: Roster, chosen: Ints) -> Ints:
+        return np.full(len(chosen), roster.batch_size / 2)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
+        (MeasuresHalfRows, "probe_rows must be an array of 5 whole numbers, at least 1, one of the chosen"),
         (Forgets, "memo must have the names of what remember returns, or it is lost: 'last.features.1.bias' is new"),
         (Narrows, "correct must have the shapes and dtypes of gradients"),
         (LosesNames, "step must have the names of the weights it was given: 'features.1.bias' is missing"),

@@ -201,6 +201,27 @@ def test_probes_are_paid_for(tmp_path):
     assert {c["client"] for c in result.clients} == set(range(5))
 
 
+@dataclass(frozen=True)
+class ProbingMore(Probing):
+    """On two rows of the first client, three of the second, and so on."""
+
+    def probe_rows(self, roster, chosen):
+        return 2 + chosen
+
+
+def test_a_method_says_on_how_many_rows_clients_measure():
+    plans = []
+
+    class Listening(Stacked):
+        def probe(self, job, start, plan, what):
+            plans.append(plan)
+            return super().probe(job, start, plan, what)
+
+    run = training(ProbingMore(), Listening())
+    run.advance()
+    assert plans[0].batch.tolist() == np.minimum([2, 3, 4, 5, 6], run.trained_on.sizes).tolist()
+
+
 def _by_rank(result) -> list:
     return sorted((line for line in result.clients if line["steps"]), key=lambda line: line["rank"])
 

@@ -227,8 +227,12 @@ class Algorithm:
         return np.sort(np.argpartition(score, population - count)[population - count :])
 
     def probe(self) -> tuple[Probe, ...]:
-        """What each chosen client measures at the global model before it gets its orders, on one batch of its rows."""
+        """What each chosen client measures at the global model before it gets its orders, on some of its rows."""
         return ()
+
+    def probe_rows(self, roster: Roster, chosen: Ints) -> Ints:
+        """On how many of its rows each of the ``chosen`` (positions in the roster) measures; no more than it has are taken."""
+        return np.full(len(chosen), roster.batch_size)
 
     def orders(self, roster: Roster, chosen: Ints, probed: Mapping[str, Floats], count: int) -> Orders:
         """Who of the ``chosen`` (positions in the roster) trains, and how; ``probed`` has an entry for each of the chosen.

@@ -90,6 +90,8 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
         _same("step", "what init returns, or it is lost on resume", result[1], expected["init"])
     elif hook == "select":
         _require_positions("select", result, len(given["roster"].sizes))
+    elif hook == "probe_rows":
+        _require_counts("probe_rows", result, len(given["chosen"]), "of the chosen")
     elif hook == "orders":
         _judge_orders(result, given)
     elif hook == "walk":
@@ -125,8 +127,13 @@ def _judge_orders(result: Any, given: Mapping[str, Any]) -> None:
     for name, values in {"batch": result.batch, "epochs": result.epochs, **result.numbers}.items():
         if not isinstance(values, np.ndarray) or values.shape != result.members.shape:
             raise ContractError(f"orders: {name} must be an array with one entry a member, {len(result.members)} of them")
-        if name in ("batch", "epochs") and (values.dtype.kind != "i" or values.min() < 1):
-            raise ContractError(f"orders: {name} must be whole numbers, at least 1")
+        if name in ("batch", "epochs"):
+            _require_counts(f"orders: {name}", values, len(result.members), "a member")
+
+
+def _require_counts(where: str, found: Any, length: int, of: str) -> None:
+    if not isinstance(found, np.ndarray) or found.shape != (length,) or found.dtype.kind != "i" or found.min() < 1:
+        raise ContractError(f"{where} must be an array of {length} whole numbers, at least 1, one {of}")
 
 
 def _judge_pull(result: Any, params: Leaves) -> None:

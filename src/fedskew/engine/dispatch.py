@@ -134,8 +134,8 @@ class Dispatcher:
         chosen = algorithm.select(roster, min(count, population), Stream(self.settings.seed, "select", *turn))
         measured, probed, waited = None, {}, 0.0
         if algorithm.probe():
-            batch = np.full(len(chosen), roster.batch_size)
-            plan = replace(self._plan(round, free, roster, chosen, batch, np.ones_like(chosen)), purpose="probe")
+            rows = algorithm.probe_rows(roster, chosen)
+            plan = replace(self._plan(round, free, roster, chosen, rows, np.ones_like(chosen)), purpose="probe")
             measured, waited = self._measure(plan, traffic)
             in_time = np.flatnonzero(~measured.late)
             chosen, probed = chosen[in_time], dict(probe(plan.only(in_time))) if len(in_time) else _nothing(algorithm)
