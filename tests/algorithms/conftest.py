@@ -93,9 +93,9 @@ class Desk:
         one = np.array([client])
         return Plan(0, round, one, self.sizes[one], np.array([batch]), np.array([epochs]), purpose=purpose)
 
-    def probed(self, round: int, client: int) -> np.ndarray:
+    def probed(self, round: int, client: int, rows: int = BATCH) -> np.ndarray:
         """The rows on which a client measures before it gets its orders."""
-        return self.held[client][self._plan(round, client, BATCH, 1, "probe").order[:BATCH]]
+        return self.held[client][self._plan(round, client, BATCH, 1, "probe").order[:rows]]
 
     def descend(self, w: np.ndarray, round: int, client: int, batch: int = BATCH, mu: float = 0.0) -> np.ndarray:
         """Where a client ends: plain SGD on its batches, pulled back with ``mu``."""

@@ -22,63 +22,122 @@ def fleet(tmp_path) -> str:
     return f"trace:file={tmp_path / 'machines.csv'}"
 
 
-def by_hand(desk, batches: list[int], mu: list[float], rule, measure=None, soft: float = 0.0) -> tuple[np.ndarray, dict]:
-    """``rule(batch, variance, all variances)`` says whether a client is vulnerable, ``mu`` what it then gets."""
+def algorithm4(
+    desk, batches=(4, 4, 1, 4, 4), mu=0.7, grows=None, b_th=2.0, v_th=None, measure=None, soft: float = 0.0
+) -> tuple[np.ndarray, dict]:
+    """Algorithm 4 line by line, with every client in every round; ``grows(batch, variance, v_th)`` is mu_q / mu."""
     w, told = desk.start(), {"variance": [], "vulnerable": [], "mu": [], "weight": []}
+    measure = measure or desk.loss_variance
     for round in range(ROUNDS):
-        v = [(measure or desk.loss_variance)(w, desk.probed(round, client)) for client in range(CLIENTS)]
-        vulnerable = [bool(rule(batches[client], v[client], v)) for client in range(CLIENTS)]
-        pull = [mu[client] * vulnerable[client] for client in range(CLIENTS)]
-        found = [desk.descend(w, round, client, batches[client], pull[client]) for client in range(CLIENTS)]
-        beta = np.exp([-soft * value for value in v])
-        w = np.tensordot(beta / beta.sum(), found, 1)
-        for column, values in zip(told.values(), (v, vulnerable, pull, beta / beta.sum()), strict=True):
+        v = [measure(w, desk.probed(round, q, batches[q])) for q in range(CLIENTS)]  # lines 8-9
+        limit = np.median(v) if v_th is None else v_th(v)
+        stable = [batches[q] >= b_th and v[q] <= limit for q in range(CLIENTS)]  # line 10
+        mu_q = [0.0 if stable[q] else mu * (grows(batches[q], v[q], limit) if grows else 1.0) for q in range(CLIENTS)]
+        found = [desk.descend(w, round, q, batches[q], mu_q[q]) for q in range(CLIENTS)]
+        beta = np.exp([-soft * value for value in v])  # line 18 where soft is 0
+        beta /= beta.sum()
+        w = np.tensordot(beta, found, 1)
+        for column, values in zip(told.values(), (v, np.logical_not(stable), mu_q, beta), strict=True):
+            column.append(values)
+    return w, told
+
+
+def section4(desk, count: int, batches=(4, 4, 1, 4, 4), mu=0.7, delta=None, tau=None) -> tuple[np.ndarray, dict]:
+    """Section 4 as prose: rank by SUR, the low-batch set, soft weights."""
+    w, told = desk.start(), {"client": [], "variance": [], "vulnerable": [], "mu": [], "weight": []}
+    for round in range(ROUNDS):
+        var = [desk.gradient_variance(w, desk.probed(round, q, batches[q])) for q in range(CLIENTS)]  # eq. 8
+        chosen = sorted(sorted(range(CLIENTS), key=lambda q: var[q])[:count])  # eqs. 9-10
+        mine = [var[q] for q in chosen]
+        low = [value > (np.median(mine) if delta is None else delta) for value in mine]
+        mu_q = [mu * flag for flag in low]
+        found = [desk.descend(w, round, q, batches[q], pull) for q, pull in zip(chosen, mu_q, strict=True)]
+        beta = np.exp([-(1 / np.mean(mine) if tau is None else tau) * value for value in mine])
+        beta /= beta.sum()
+        w = np.tensordot(beta, found, 1)  # eq. 11
+        for column, values in zip(told.values(), (chosen, mine, low, mu_q, beta), strict=True):
             column.append(values)
     return w, told
 
 
 def compare(desk, spec: str, engine, wanted: tuple[np.ndarray, dict], **settings) -> list:
     w, results = desk.train(spec, engine, **settings)
-    np.testing.assert_allclose(w, wanted[0], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(w, wanted[0], rtol=0, atol=1e-12)
     for name, values in wanted[1].items():
-        np.testing.assert_allclose(desk.column(results, name), values, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(desk.column(results, name), values, rtol=0, atol=1e-12, err_msg=name)
     return results
 
 
 @ENGINES
-def test_by_hand_with_the_median_of_the_round(desk, engine):
-    wanted = by_hand(desk, [4, 4, 1, 4, 4], [0.7] * 5, lambda _, v, all_v: v > sorted(all_v)[2])
-    results = compare(desk, "fedpbs:mu=0.7", engine, wanted)
+def test_by_hand_as_it_comes(desk, engine):
+    results = compare(desk, "fedpbs:mu=0.7", engine, algorithm4(desk))
     assert desk.column(results, "batch_size") == [[4.0, 4.0, 1.0, 4.0, 4.0]] * ROUNDS
-    assert [sum(line) for line in desk.column(results, "vulnerable")] == [2.0] * ROUNDS
+    for v, flags in zip(desk.column(results, "variance"), desk.column(results, "vulnerable"), strict=True):
+        assert [v[2], flags[2]] == [0.0, 1.0]  # a single row does not vary, but it is no batch: below half of the nominal 4
+        assert sum(flags) == 3.0  # and of the others those two above the median
 
 
 @ENGINES
 def test_by_hand_on_unlike_machines_with_thresholds_and_soft_weights(desk, engine, fleet: str):
     # 4 x 0.4 and 4 x 0.3 round to 2 and 1, and the least is 2 where there are 2 rows.
-    batches, mu = [4, 2, 1, 2, 2], [0.0, 0.4, 0.6, 0.4, 0.4]
-    wanted = by_hand(desk, batches, mu, lambda b, v, _: b < 2 or v > 0.12, soft=3.0)
-    spec = "fedpbs:mu=0.8,mu_rule=batch,b_th=2,v_th=0.12,weights=soft,tau=3"
+    batches = [4, 2, 1, 2, 2]
+    wanted = algorithm4(desk, batches, 0.8, lambda b, *_: 2 - b / 4, b_th=3, v_th=lambda _: 0.12, soft=3.0)
+    spec = "fedpbs:mu=0.8,mu_rule=batch,b_th=3,v_th=0.12,weights=soft,tau=3"
     results = compare(desk, spec, engine, wanted, fleet=fleet)
     assert desk.column(results, "batch_size") == [batches] * ROUNDS
     assert desk.column(results, "steps") == [[6, 6, 2, 6, 4]] * ROUNDS
-    seen = list(zip(*desk.column(results, "vulnerable"), strict=True))
-    assert seen[2] == (1, 1, 1)  # its batch is too small
-    assert {0, 1} == set(sum(seen, ()))
+    assert desk.column(results, "mu")[0][1:] == pytest.approx([1.2, 1.4, 1.2, 1.2], abs=1e-12)
+    whole = [desk.loss_variance(desk.start(), desk.probed(0, client)) for client in range(CLIENTS)]
+    assert np.abs(np.array(desk.column(results, "variance")[0]) - whole).max() > 1e-3  # not on the nominal batch
 
 
 @ENGINES
-def test_by_hand_with_the_variance_of_gradients(desk, engine):
-    wanted = by_hand(
-        desk, [4, 4, 1, 4, 4], [0.7] * 5, lambda b, v, all_v: v > np.quantile(all_v, 0.3) or b < 4, desk.gradient_variance
-    )
+def test_by_hand_with_the_variance_of_gradients_and_a_quantile_of_batches(desk, engine):
+    wanted = algorithm4(desk, b_th=4, v_th=lambda v: np.quantile(v, 0.3), measure=desk.gradient_variance)
     compare(desk, "fedpbs:mu=0.7,variance=gradient,v_quantile=0.3,b_quantile=0.5", engine, wanted)
+
+
+@ENGINES
+def test_by_hand_where_mu_follows_the_variance(desk, engine):
+    wanted = algorithm4(desk, mu=0.1, grows=lambda _, v, limit: min(max(v / limit, 1.0), 3.0))
+    results = compare(desk, "fedpbs:mu=0.1,mu_rule=heterogeneity,mu_cap=3", engine, wanted)
+    pulls = {round(mu, 9) for line in desk.column(results, "mu") for mu in line}
+    assert {0.0, 0.1, 0.3} < pulls  # stable, small batch, capped, and some between
+
+
+@ENGINES
+@pytest.mark.parametrize(("count", "options", "given"), [
+    (5, "", {}), (3, "", {}), (4, ",tau=0.4,v_th=1.2", {"tau": 0.4, "delta": 1.2}), (1, ",tau=0", {"tau": 0.0}),
+])  # fmt: skip
+def test_section_4_by_hand(desk, engine, count: int, options: str, given: dict):
+    wanted = section4(desk, count, **given)
+    results = compare(desk, f"fedpbs:variant=section4,mu=0.7{options}", engine, wanted, per_round=count)
+    assert all(set(line) <= {0.0, 1.0} for line in desk.column(results, "vulnerable"))
+
+
+@ENGINES
+def test_section_4_by_hand_on_unlike_machines(desk, engine, fleet: str):
+    batches = [4, 2, 1, 2, 2]
+    wanted = section4(desk, 4, batches, tau=0.5)
+    results = compare(desk, "fedpbs:variant=section4,mu=0.7,tau=0.5", engine, wanted, per_round=4, fleet=fleet)
+    assert desk.column(results, "batch_size")[0] == [batches[q] for q in desk.column(results, "client")[0]]
+
+
+def test_section_4_asks_everybody_as_fedbs_does(desk):
+    _, asked = desk.train("fedpbs:variant=section4,mu=0", per_round=2)
+    _, same = desk.train("fedbs", per_round=2)
+    _, drawn = desk.train("fedpbs:mu=0", per_round=2)
+    for left, right, other in zip(asked, same, drawn, strict=True):
+        assert [line["client"] for line in left.clients] == [line["client"] for line in right.clients]
+        assert left.round["bytes_up"] == right.round["bytes_up"] > other.round["bytes_up"]
 
 
 @pytest.mark.parametrize(
     ("spec", "same"),
     [
-        ("fedpbs:v_quantile=1,mu=0.9", "fedavg:weights=uniform"),
+        ("fedpbs:v_quantile=1,b_quantile=0,mu=0.9", "fedavg:weights=uniform"),
+        ("fedpbs:variant=section4,mu=0,tau=0.7", "fedbs:tau=0.7"),
+        ("fedpbs:variant=section4,v_quantile=1,mu=0.9", "fedbs"),
         ("fedpbs:v_th=1e9,b_th=1,mu=0.9", "fedavg:weights=uniform"),
         ("fedpbs:mu=0", "fedavg:weights=uniform"),
         ("fedpbs:b_th=5,mu=0.9", "fedprox:weights=uniform,mu=0.9"),
@@ -102,12 +161,25 @@ def orders(algorithm: FedPBS, variance, sizes=None, capacity=1.0):
     return algorithm.orders(roster, np.arange(len(sizes)), {"loss_variance": np.array(variance)}, len(sizes))
 
 
-def test_a_single_row_has_no_variance(desk):
-    _, results = desk.train("fedpbs")
-    _, results_of_gradients = desk.train("fedpbs:variance=gradient")
-    for found in (results, results_of_gradients):
-        assert [line[2] for line in desk.column(found, "variance")] == [0.0] * ROUNDS
-        assert [line[2] for line in desk.column(found, "vulnerable")] == [0.0] * ROUNDS
+def test_a_single_row_does_not_vary_and_is_vulnerable_all_the_same(desk):
+    for spec in ("fedpbs", "fedpbs:variance=gradient"):
+        _, results = desk.train(spec)
+        assert [line[2] for line in desk.column(results, "variance")] == [0.0] * ROUNDS
+        assert [line[2] for line in desk.column(results, "vulnerable")] == [1.0] * ROUNDS
+    _, results = desk.train("fedpbs:b_quantile=0")
+    assert [line[2] for line in desk.column(results, "vulnerable")] == [0.0] * ROUNDS
+
+
+def test_half_of_the_nominal_batch_is_enough():
+    found = orders(FedPBS(v_quantile=1), [0.0] * 4, [99, 32, 31, 99], np.array([1.0, 1.0, 1.0, 0.4]))
+    assert found.batch.tolist() == [64, 32, 31, 26]
+    assert found.numbers["vulnerable"].tolist() == [0, 0, 1, 1]
+
+
+def test_the_variance_is_of_the_clients_own_batch():
+    roster = Roster(0, np.array([99, 99, 5]), batch_size=64, capacity=lambda some: np.array([1.0, 0.25, 1.0])[some])
+    for algorithm in (FedPBS(), FedPBS(variant="section4")):
+        assert algorithm.probe_rows(roster, np.array([2, 1])).tolist() == [5, 16]
 
 
 def test_batches_by_hand():
@@ -118,9 +190,14 @@ def test_batches_by_hand():
     assert orders(FedPBS(b_min=100), [0.0] * 2, [99, 7]).batch.tolist() == [64, 7]
 
 
-def test_the_batch_rule():
-    found = orders(FedPBS(mu=0.8, mu_rule="batch", v_th=0.0), [1.0, 1.0, 0.0], [99, 16, 16])
-    assert found.numbers["mu"].tolist() == pytest.approx([0.0, 0.6, 0.0])
+def test_no_vulnerable_client_is_pulled_with_less_than_mu():
+    found = orders(FedPBS(mu=0.8, mu_rule="batch", v_th=0.0), [1.0, 1.0, 0.0], [99, 16, 64])
+    assert found.numbers["mu"].tolist() == pytest.approx([0.8, 1.4, 0.0], abs=1e-15)
+    rule = {"mu": 0.5, "mu_rule": "heterogeneity", "mu_cap": 8.0}
+    found = orders(FedPBS(v_th=2.0, **rule), [1.0, 2.0, 3.0, 99.0, np.nan, np.inf, 1.0], [99] * 6 + [9])
+    assert found.numbers["mu"].tolist() == [0.0, 0.0, 0.75, 4.0, 4.0, 4.0, 0.5]
+    found = orders(FedPBS(v_th=0.0, **rule), [0.0, 1e-9, 0.0], [99, 99, 9])
+    assert found.numbers["mu"].tolist() == [0.0, 4.0, 0.5]
 
 
 def test_quantiles_of_the_round():
@@ -166,6 +243,13 @@ def test_slow_machines_get_smaller_batches(desk):
         ("fedpbs:b_th=0", "b_th=0 is out of range"),
         ("fedpbs:b_th=2.5", "b_th=2.5 is not a whole number or none"),
         ("fedpbs:weights=size", "weights=size is not one of uniform, soft"),
+        ("fedpbs:mu_cap=0.5", "mu_cap=0.5 is out of range"),
+        ("fedpbs:tau=1", "tau=1.0 with variant=algorithm4: all clients count alike"),
+        ("fedpbs:b_th=3,b_quantile=0", "b_quantile=0.0 with variant=algorithm4: b_th=3 is the threshold already"),
+        ("fedpbs:variant=section4,b_th=3", "b_th=3 with variant=section4: section 4 looks at variances only"),
+        ("fedpbs:variant=section4,b_quantile=0.2", "b_quantile=0.2 with variant=section4: section 4 looks at variances"),
+        ("fedpbs:variant=section4,variance=loss", "variance=loss with variant=section4: section 4 is about gradients"),
+        ("fedpbs:variant=section4,weights=uniform", "weights=uniform with variant=section4: section 4 weighs softly"),
     ],
 )
 def test_bad_options_are_refused(spec: str, says: str):

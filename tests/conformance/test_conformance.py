@@ -19,6 +19,9 @@ OTHER_ENGINES: dict[str, Engine] = {
 }
 
 
+VARIANTS = ["fedpbs:variant=section4"]  # what an option makes another method
+
+
 SKIP = {"krum": {"identical": "one client alone has no neighbours"}}
 
 
@@ -27,7 +30,7 @@ def fedavg() -> Conformance:
     return fedskew.check("fedavg")
 
 
-@pytest.mark.parametrize("name", [name for name in algorithms if name != "fedavg"])
+@pytest.mark.parametrize("name", [name for name in algorithms if name != "fedavg"] + VARIANTS)
 def test_conforms(name: str) -> None:
     report = fedskew.check(name, skip=SKIP.get(name))
     assert report.passed

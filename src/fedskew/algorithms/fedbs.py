@@ -30,10 +30,19 @@ def soft_weights(variance: Floats, tau: float | None) -> Floats:
     return weights
 
 
+def steadiest(score: Floats, count: int) -> Ints:
+    """Where the ``count`` least scores are (eq. 10), in their order; of equals the first, and who could not measure comes last.
+
+    >>> steadiest(np.array([2.0, np.nan, 1.0, 2.0]), count=2).tolist()
+    [0, 2]
+    """
+    return np.sort(np.argsort(score, kind="stable")[:count])
+
+
 @algorithms.register("fedbs")
 @dataclass(frozen=True)
 class FedBS(Algorithm):
-    """Balanced scaling (paper 000, Algorithm 3, eqs. 8-11): clients whose gradients vary least train, and weigh most.
+    """Balanced scaling (FedPBS, Algorithm 3, eqs. 8-11): clients whose gradients vary least train, and weigh most.
 
     Every round, every client that is there gets the weights and measures on one batch the variance of its gradients,
     ``Var_q = mean_i ||g_i - mean g||^2`` (eq. 8 on a mini-batch, lines 6-7); that traffic and work are counted. The ``B``
@@ -64,11 +73,11 @@ class FedBS(Algorithm):
         return ("gradient_variance",)
 
     def orders(self, roster: Roster, chosen: Ints, probed: Mapping[str, Floats], count: int) -> Orders:
-        """The ``count`` steadiest, with their weights; whoever could not measure comes last."""
-        variance = probed["gradient_variance"]
-        steadiest = np.sort(np.argsort(variance, kind="stable")[:count])
-        numbers = {"variance": variance[steadiest], "beta": soft_weights(variance[steadiest], self.tau)}
-        return replace(super().orders(roster, chosen[steadiest], {}, count), numbers=numbers)
+        """The ``count`` steadiest, with their weights."""
+        trains = steadiest(probed["gradient_variance"], count)
+        variance = probed["gradient_variance"][trains]
+        numbers = {"variance": variance, "beta": soft_weights(variance, self.tau)}
+        return replace(super().orders(roster, chosen[trains], {}, count), numbers=numbers)
 
     def weigh(self, report: Report) -> Floats:
         """Eq. 11."""
