@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fedskew.engine.plan import Plan
 from fedskew.engine.sequential import Sequential
@@ -18,21 +20,21 @@ BATCH = 6  # of clients with 9, 5, 4, 7 and 2 rows
 MODELS = ["logreg", "mlp:hidden=5", "tabular:hidden=5+4"]  # the last with BatchNorm
 
 
-def probe(lab, training: Training, engine, what=WHAT, clients=None) -> dict[str, np.ndarray]:
+def probe(lab, training: Training, engine, what=WHAT, clients=None, rows: int = BATCH) -> dict[str, np.ndarray]:
     members = np.arange(training.trained_on.clients) if clients is None else np.array(clients)
     full = np.full(len(members), 1)
-    plan = Plan.draw(0, training.round, members, training.trained_on.sizes[members], full * BATCH, full)
+    plan = Plan.draw(0, training.round, members, training.trained_on.sizes[members], full * rows, full)
     return engine.probe(training.job, lab.start(training, plan), plan, what)
 
 
-def by_hand(training: Training, client: int) -> list[float]:
+def by_hand(training: Training, client: int, rows: int = BATCH) -> list[float]:
     """Row by row with plain autograd, at the client's own model in evaluation mode."""
     size = training.trained_on.sizes[client]
-    plan = Plan.draw(0, training.round, np.array([client]), np.array([size]), np.array([BATCH]), np.array([1]))
+    plan = Plan.draw(0, training.round, np.array([client]), np.array([size]), np.array([rows]), np.array([1]))
     state = training.client_state(client)
     weights = {name: value.clone().requires_grad_() for name, value in state.items() if name in training.params}
     model, losses, gradients = training.model.eval(), [], []
-    for row in training.trained_on.of(client)[plan.order[:BATCH]]:
+    for row in training.trained_on.of(client)[plan.order[:rows]]:
         logits = functional_call(model, {**state, **weights}, (training.job.x[row : row + 1],))
         loss = F.cross_entropy(logits, training.job.y[row : row + 1])
         found = torch.autograd.grad(loss, list(weights.values()))
@@ -57,6 +59,41 @@ def test_by_hand_and_alike_in_every_engine(lab, model: str, norm: str):
         for number in WHAT:
             assert found[number].dtype == np.float64
             np.testing.assert_allclose(found[number], reference[number], rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("norm", ["aggregate", "local"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("room", [1, 3, 1000])
+def test_on_all_rows_in_pieces(lab, monkeypatch, model: str, norm: str, room: int):
+    training = lab.run(2, None, "fedavg", model, Sequential(), norm=norm)
+    weights = 8 * sum(value.numel() for value in training.params.values())
+    monkeypatch.setattr("fedskew.engine.sequential.GRADIENTS_AT_ONCE", room * weights)
+    wanted = np.array([by_hand(training, client, 9) for client in range(5)])
+    for engine in (Sequential(), Stacked(1, "stack"), Stacked(40 * weights, "stack"), Stacked(mode="stack")):
+        found = probe(lab, training, engine, rows=9)
+        np.testing.assert_allclose(np.array(list(found.values())).T, wanted, rtol=0, atol=1e-10)
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that anything makes."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.bytes = max([self.bytes, *(out.nbytes for out in tree_leaves(made) if isinstance(out, torch.Tensor))])
+        return made
+
+
+@pytest.mark.parametrize("engine", [Sequential(), Stacked(4 << 20, "stack")], ids=["sequential", "stacked"])
+def test_all_rows_of_a_large_client_take_bounded_memory(lab, monkeypatch, engine):
+    monkeypatch.setattr("fedskew.engine.sequential.GRADIENTS_AT_ONCE", 4 << 20)
+    fed = lab.federation(rows=[list(range(27)) * 20, [1, 2, 3]])
+    training = lab.training(fed, "fedavg", "mlp:hidden=1000")  # 10,003 weights, 80 kB: of 540 rows 43 MB
+    with Largest() as largest:
+        found = probe(lab, training, engine, ("gradient_variance",), rows=540)
+    assert 1 << 16 < largest.bytes < 5 << 20
+    assert found["gradient_variance"][0] == pytest.approx(by_hand(training, 0, 540)[2], rel=1e-10)
 
 
 @pytest.mark.parametrize("engine", [Sequential(), *STACKS.values()], ids=["sequential", *STACKS])

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from fedskew.algorithms.base import Batch, Probe, Report, Tensors, Tree, View, pulled
 from fedskew.engine.device import random_layers
+from fedskew.engine.evaluate import row_scores
 from fedskew.engine.exact_norm import lockstep_step
 from fedskew.engine.features import Tap
 from fedskew.engine.job import MEMO, OPTIMIZER, Course, Job, Start, Updates, Walked, parts, prefixed, trainable
@@ -25,6 +26,8 @@ from fedskew.engine.turns import Meet, in_turn
 from fedskew.engine.walk import walk
 from fedskew.stratify.walk import Walk
 from fedskew.streams import Floats
+
+GRADIENTS_AT_ONCE = 64 << 20  # bytes of the gradients of single rows that are held together
 
 
 @dataclass(frozen=True)
@@ -93,15 +96,31 @@ def probe_client(
     _load(worker, start, own)
     positions, counts = plan.first()
     batch = job.rows(plan.clients, positions)[0, : counts[0]]
-    losses = F.cross_entropy(worker(job.x[batch]), job.y[batch], reduction="none")
-    plain = losses.detach().double()
-    found: dict[Probe, float] = {"loss": float(plain.mean()), "loss_variance": float(plain.var(correction=0))}
+    found: dict[Probe, float] = {}
+    if set(what) - {"gradient_variance"}:
+        losses, _ = row_scores(worker, {}, job.x, job.y, batch)
+        found |= {"loss": float(losses.mean()), "loss_variance": float(losses.var())}
     if "gradient_variance" in what:
-        weights = list(trainable(worker).values())
-        each = [torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True) for loss in losses]
-        rows = torch.stack([torch.cat([grad.flatten() for grad in grads]) for grads in each]).double()
-        found["gradient_variance"] = float((rows - rows.mean(0)).square().sum(1).mean())
+        found["gradient_variance"] = _gradient_variance(worker, job, batch)
     return found
+
+
+def _gradient_variance(worker: nn.Module, job: Job, batch: Tensor) -> float:
+    """``mean_i ||g_i - mean g||^2`` over the rows of a batch; where their gradients are many, in pieces and two passes."""
+    weights = list(trainable(worker).values())
+    room = max(1, GRADIENTS_AT_ONCE // sum(8 * value.numel() for value in weights))
+
+    def gradients(some: Tensor) -> Tensor:
+        losses = F.cross_entropy(worker(job.x[some]), job.y[some], reduction="none")
+        each = [torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True) for loss in losses]
+        return torch.stack([torch.cat([grad.flatten() for grad in grads]) for grads in each]).double()
+
+    if len(batch) <= room:
+        rows = gradients(batch)
+        return float((rows - rows.mean(0)).square().sum(1).mean())
+    pieces = torch.split(batch, room)
+    mean = reduce(torch.add, (gradients(some).sum(0) for some in pieces)) / len(batch)
+    return float(reduce(torch.add, ((gradients(some) - mean).square().sum() for some in pieces)) / len(batch))
 
 
 def _load(worker: nn.Module, start: Start, own: Tree) -> Tensors:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
 from fedskew.algorithms.base import Batch, Probe, Report, Tensors, Tree, View, overridden
 from fedskew.engine.cost import Cost, measure_cost
@@ -25,15 +25,14 @@ from fedskew.engine.features import Tap
 from fedskew.engine.job import MEMO, OPTIMIZER, Course, Job, Start, Updates, Walked, parts, prefixed
 from fedskew.engine.norm import maskable
 from fedskew.engine.plan import Plan
-from fedskew.engine.sequential import Sequential
+from fedskew.engine.probe import StackedProbe
+from fedskew.engine.sequential import GRADIENTS_AT_ONCE, Sequential
 from fedskew.engine.shared_norm import settle_in_stack, shares_norm
 from fedskew.engine.trees import rows_of, stacked, without
 from fedskew.engine.walk import walk
 from fedskew.errors import FedskewError
 from fedskew.stratify.walk import Walk
-from fedskew.streams import Floats, Ints
-
-_GRADIENTS_AT_ONCE = 64 << 20  # bytes
+from fedskew.streams import Floats
 
 
 @dataclass(frozen=True)
@@ -71,22 +70,27 @@ class Stacked:
         return walk(job, course, path, resets)
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
-        """All clients at once; the gradients of single rows in as many at a time as fit."""
-        cost = measure_cost(job.model, job.x, int(plan.batch.max()))
+        """All clients at once, or as many as fit; of one that does not, some rows at a time."""
+        widest = int(plan.batch.max())
+        cost = measure_cost(job.model, job.x, widest)
         if self.mode == "loop" or (self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))):
             return Sequential().probe(job, start, plan, what)
-        needed = cost.bytes_per_client
-        memory = self.memory
-        if "gradient_variance" in what:  # in pieces that stay in a processor's cache as far as they can
-            needed += 2 * int(plan.batch.max()) * sum(value.nbytes for value in start.params.values())
-            memory = min(memory, _GRADIENTS_AT_ONCE)
-        room = max(1, memory // needed)
-        found: dict[str, list[Tensor]] = {name: [] for name in what}
-        for first in range(0, len(plan.clients), room):
-            members = np.arange(first, min(first + room, len(plan.clients)))
-            for name, value in _probe(job, start, members, plan.only(members), what).items():
-                found[name].append(value)
-        return {name: torch.cat(values).double().cpu().numpy() for name, values in found.items()}
+        of_gradients = "gradient_variance" in what
+        weights = sum(value.nbytes for value in start.params.values())
+
+        def needed(rows: int) -> int:
+            return measure_cost(job.model, job.x, rows).bytes_per_client + 2 * rows * weights * of_gradients
+
+        width = min(max(1, (self.memory - needed(0)) // (needed(1) - needed(0))), widest)
+        # Gradients of single rows in pieces that stay in a processor's cache as far as they can.
+        room = max(1, (min(self.memory, GRADIENTS_AT_ONCE) if of_gradients else self.memory) // needed(width))
+        by_rows = np.argsort(plan.batch, kind="stable")
+        found: dict[str, Floats] = {name: np.zeros(len(plan.clients)) for name in what}
+        for first in range(0, len(by_rows), room):
+            members = by_rows[first : first + room]
+            for name, value in StackedProbe(job, start, members, plan.only(members), width).measure(what).items():
+                found[name][members] = value.double().cpu().numpy()
+        return found
 
     @staticmethod
     def _stack_is_better(job: Job, cost: Cost, clients: int) -> bool:
@@ -111,43 +115,6 @@ def can_be_stacked(model: nn.Module, x: Tensor) -> bool:
         except (RuntimeError, NotImplementedError, UserWarning):
             _stackable[model] = False
     return _stackable[model]
-
-
-def _probe(job: Job, start: Start, members: Ints, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Tensor]:
-    """What some clients measure on their first batch, one number a client."""
-    positions, counts = plan.first()
-    rows = job.rows(plan.clients, positions)
-    real = torch.from_numpy(np.arange(positions.shape[1]) < counts[:, None]).to(job.y.device, torch.float64)
-    model = copy.deepcopy(job.model).eval()
-    kept = rows_of({"kept": start.own.get("kept", {})}, torch.from_numpy(members))["kept"]
-    shared = {name: value for name, value in {**start.params, **start.buffers}.items() if name not in kept}
-    x, y = job.x[rows], job.y[rows]
-
-    def row_loss(weights: Tensors, fixed: Tensors, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, {**fixed, **weights}, (x[None],)), y[None])
-
-    def losses(kept: Tensors, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, {**shared, **kept}, (x,)), y, reduction="none")
-
-    def spread(kept: Tensors, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
-        everything = {**shared, **kept}
-        weights = {name: everything[name] for name in start.params}
-        fixed = {name: everything[name] for name in start.buffers}
-        each = vmap(grad(row_loss), in_dims=(None, None, 0, 0))(weights, fixed, x, y)
-        share = (real / real.sum()).to(x.dtype)
-        parts = [value.flatten(1) for value in each.values()]
-        return torch.stack([share @ (part - share @ part).square().sum(1) for part in parts]).sum()
-
-    with torch.no_grad():
-        # One model for all is one large batch.
-        flat = None if kept else losses({}, x.flatten(0, 1), y.flatten()).view_as(y)
-        each = (vmap(losses)(kept, x, y) if flat is None else flat).double()
-        share = real / real.sum(1, keepdim=True)
-        mean = (share * each).sum(1)
-        found = {"loss": mean, "loss_variance": (share * (each - mean[:, None]).square()).sum(1)}
-        if "gradient_variance" in what:
-            found["gradient_variance"] = vmap(spread)(kept, x, y, real)
-    return {name: found[name] for name in what}
 
 
 class _Numbers(dict[str, Tensor]):

@@ -1,0 +1,92 @@
+"""What stacked clients measure before they get their orders: their losses, and how much the gradients of single rows vary."""
+
+import copy
+from collections.abc import Iterator
+from functools import reduce
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from fedskew.algorithms.base import Probe, Tensors
+from fedskew.engine.job import Job, Start
+from fedskew.engine.plan import Plan
+from fedskew.engine.trees import rows_of
+from fedskew.streams import Ints
+
+
+class StackedProbe:
+    """Some clients of a round on the first batch of their plan, in evaluation mode, ``width`` rows of each at a time."""
+
+    def __init__(self, job: Job, start: Start, members: Ints, plan: Plan, width: int) -> None:
+        self.job, self.start, self.width = job, start, width
+        positions, counts = plan.first()
+        self.rows = job.rows(plan.clients, positions)
+        real = torch.from_numpy(np.arange(positions.shape[1]) < counts[:, None]).to(job.y.device, torch.float64)
+        self.share = real / real.sum(1, keepdim=True)
+        self.model = copy.deepcopy(job.model).eval()
+        self.kept = rows_of({"kept": start.own.get("kept", {})}, torch.from_numpy(members))["kept"]
+        everything = {**start.params, **start.buffers}
+        self.shared = {name: value for name, value in everything.items() if name not in self.kept}
+
+    @torch.no_grad()
+    def measure(self, what: tuple[Probe, ...]) -> dict[str, Tensor]:
+        """One number a client for each thing asked for."""
+        found: dict[str, Tensor] = {}
+        if set(what) - {"gradient_variance"}:
+            losses = self._losses()
+            found["loss"] = (self.share * losses).sum(1)
+            found["loss_variance"] = (self.share * (losses - found["loss"][:, None]).square()).sum(1)
+        if "gradient_variance" in what:
+            found["gradient_variance"] = self._gradient_variance()
+        return {name: found[name] for name in what}
+
+    def _pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Inputs, labels and shares of a few rows of every client; the share of a padded row is 0."""
+        for rows, share in zip(*(torch.split(part, self.width, 1) for part in (self.rows, self.share)), strict=True):
+            yield self.job.x[rows], self.job.y[rows], share.to(self.job.x)
+
+    def _losses(self) -> Tensor:
+        def losses(kept: Tensors, x: Tensor, y: Tensor) -> Tensor:
+            logits = functional_call(self.model, {**self.shared, **kept}, (x,))
+            return F.cross_entropy(logits, y, reduction="none")
+
+        if self.kept:
+            each = [vmap(losses)(self.kept, x, y) for x, y, _ in self._pieces()]
+        else:  # one model for all is one large batch
+            each = [losses({}, x.flatten(0, 1), y.flatten()).view_as(y) for x, y, _ in self._pieces()]
+        return torch.cat(each, 1).double()
+
+    def _gradient_variance(self) -> Tensor:
+        """``mean_i ||g_i - mean g||^2``; for clients that come in pieces, the mean takes a pass of its own."""
+
+        def mean_loss(weights: Tensors, fixed: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+            return share @ F.cross_entropy(functional_call(self.model, {**fixed, **weights}, (x,)), y, reduction="none")
+
+        def parts(kept: Tensors) -> tuple[Tensors, Tensors]:
+            everything = {**self.shared, **kept}
+            return {n: everything[n] for n in self.start.params}, {n: everything[n] for n in self.start.buffers}
+
+        def mean(kept: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensors:
+            found: Tensors = grad(mean_loss)(*parts(kept), x, y, share)
+            return found
+
+        def spread(kept: Tensors, mean: Tensors | None, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+            row_by_row = vmap(grad(mean_loss), in_dims=(None, None, 0, 0, None))
+            each = row_by_row(*parts(kept), x[:, None], y[:, None], share.new_ones(1))
+            flat = {name: value.flatten(1) for name, value in each.items()}
+            centre = {name: share @ rows if mean is None else mean[name].flatten() for name, rows in flat.items()}
+            return torch.stack([share @ (rows - centre[name]).square().sum(1) for name, rows in flat.items()]).sum()
+
+        centre = None
+        if self.width < self.rows.shape[1]:
+            centre = reduce(_added, (vmap(mean)(self.kept, *piece) for piece in self._pieces()))
+        dims = (0, None if centre is None else 0, 0, 0, 0)
+        squares = (vmap(spread, in_dims=dims)(self.kept, centre, *piece).double() for piece in self._pieces())
+        return reduce(torch.add, squares)
+
+
+def _added(left: Tensors, right: Tensors) -> Tensors:
+    return {name: value + right[name] for name, value in left.items()}
