@@ -8,6 +8,7 @@ from fedskew.algorithms.fedbs import FedBS, soft_weights
 from fedskew.engine.sequential import Sequential
 from fedskew.engine.stacked import Stacked
 from fedskew.errors import FedskewError
+from fedskew.fleet.base import fleets
 
 ROUNDS, CLIENTS = 3, 5
 ENGINES = pytest.mark.parametrize(
@@ -15,11 +16,12 @@ ENGINES = pytest.mark.parametrize(
 )
 
 
-def by_hand(desk, count: int, tau: float | None) -> tuple[np.ndarray, list]:
+def by_hand(desk, count: int, tau: float | None, alpha=(1.0,) * CLIENTS, everything=False) -> tuple[np.ndarray, list]:
     w, told = desk.start(), []
     for round in range(ROUNDS):
-        v = [desk.gradient_variance(w, desk.probed(round, client)) for client in range(CLIENTS)]
-        best = sorted(sorted(range(CLIENTS), key=lambda client: v[client])[:count])
+        rows = desk.held if everything else [desk.probed(round, client) for client in range(CLIENTS)]
+        v = [desk.gradient_variance(w, rows[client]) for client in range(CLIENTS)]
+        best = sorted(sorted(range(CLIENTS), key=lambda client: alpha[client] * v[client])[:count])
         scale = tau if tau is not None else len(best) / sum(v[client] for client in best)
         beta = np.exp([-scale * v[client] for client in best])
         beta /= beta.sum()
@@ -31,14 +33,43 @@ def by_hand(desk, count: int, tau: float | None) -> tuple[np.ndarray, list]:
 @ENGINES
 @pytest.mark.parametrize(("count", "tau"), [(3, 0.7), (5, 0.7), (1, 2.0), (4, None)])
 def test_by_hand(desk, engine, count: int, tau: float | None):
-    wanted, told = by_hand(desk, count, tau)
-    w, results = desk.train(f"fedbs:tau={tau}".lower(), engine, per_round=count)
-    np.testing.assert_allclose(w, wanted, rtol=0, atol=1e-10)
+    compare(desk, f"fedbs:tau={tau}".lower(), engine, count, *by_hand(desk, count, tau))
+
+
+@ENGINES
+@pytest.mark.parametrize("count", [2, 5])
+def test_by_hand_on_all_rows_with_importance_by_size(desk, engine, count: int):
+    wanted = by_hand(desk, count, None, desk.sizes / desk.sizes.mean(), everything=True)
+    compare(desk, "fedbs:rows=all,importance=size", engine, count, *wanted)
+
+
+def test_the_importance_of_eq_9_counts_against_large_clients():
+    roster, varies = Roster(0, np.array([30, 10, 20])), {"gradient_variance": np.array([1.0, 2.0, 1.4])}
+    assert FedBS().orders(roster, np.arange(3), varies, 2).members.tolist() == [0, 2]
+    assert FedBS(importance="size").orders(roster, np.arange(3), varies, 1).members.tolist() == [1]  # 1.5, 1.0, 1.4
+    assert FedBS(importance="size").orders(roster, np.array([2, 0]), {"gradient_variance": np.ones(2)}, 1).members == [2]
+    beta = FedBS(importance="size", tau=1.0).orders(roster, np.arange(3), varies, 3).numbers["beta"]
+    assert beta == pytest.approx(np.exp([-1.0, -2.0, -1.4]) / np.exp([-1.0, -2.0, -1.4]).sum(), abs=1e-15)  # of Var alone
+
+
+def test_measuring_on_all_rows_takes_its_time(desk):
+    _, little = desk.train("fedbs", fleet="uniform")
+    _, much = desk.train("fedbs:rows=all", fleet="uniform")
+    machine = fleets.get("uniform")(CLIENTS, 0).machines(np.arange(1))
+    for few, all_rows in zip(little, much, strict=True):
+        longer = all_rows.round["simulated_seconds"] - few.round["simulated_seconds"]
+        steps = 3 - 1  # nine rows in batches of four, against one batch
+        assert longer == pytest.approx((9 - 4) / machine.rows_per_second[0] + steps * machine.seconds_per_step[0])
+
+
+def compare(desk, spec: str, engine, count: int, wanted: np.ndarray, told: list) -> None:
+    w, results = desk.train(spec, engine, per_round=count)
+    np.testing.assert_allclose(w, wanted, rtol=0, atol=1e-12)
     for round, (best, variance, beta) in enumerate(told):
         assert desk.column(results, "client")[round] == best
-        np.testing.assert_allclose(desk.column(results, "variance")[round], variance, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(desk.column(results, "variance")[round], variance, rtol=0, atol=1e-12)
         for name in ("beta", "weight"):
-            np.testing.assert_allclose(desk.column(results, name)[round], beta, rtol=0, atol=1e-10)
+            np.testing.assert_allclose(desk.column(results, name)[round], beta, rtol=0, atol=1e-12)
 
 
 def test_without_tau_and_with_everybody_it_is_fedavg(desk):

@@ -123,6 +123,12 @@ def test_section_4_by_hand_on_unlike_machines(desk, engine, fleet: str):
     assert desk.column(results, "batch_size")[0] == [batches[q] for q in desk.column(results, "client")[0]]
 
 
+def test_section_4_ranks_by_importance_too(desk):
+    chosen = [desk.column(desk.train(spec, per_round=2)[1], "client") for spec in (
+        "fedpbs:variant=section4,importance=size,mu=0", "fedbs:importance=size", "fedbs")]  # fmt: skip
+    assert chosen[0] == chosen[1] != chosen[2]
+
+
 def test_section_4_asks_everybody_as_fedbs_does(desk):
     _, asked = desk.train("fedpbs:variant=section4,mu=0", per_round=2)
     _, same = desk.train("fedbs", per_round=2)
@@ -243,6 +249,7 @@ def test_slow_machines_get_smaller_batches(desk):
         ("fedpbs:b_th=0", "b_th=0 is out of range"),
         ("fedpbs:b_th=2.5", "b_th=2.5 is not a whole number or none"),
         ("fedpbs:weights=size", "weights=size is not one of uniform, soft"),
+        ("fedpbs:importance=size", "importance=size with variant=algorithm4: Algorithm 4 ranks nobody"),
         ("fedpbs:mu_cap=0.5", "mu_cap=0.5 is out of range"),
         ("fedpbs:tau=1", "tau=1.0 with variant=algorithm4: all clients count alike"),
         ("fedpbs:b_th=3,b_quantile=0", "b_quantile=0.0 with variant=algorithm4: b_th=3 is the threshold already"),

@@ -19,7 +19,7 @@ OTHER_ENGINES: dict[str, Engine] = {
 }
 
 
-VARIANTS = ["fedpbs:variant=section4"]  # what an option makes another method
+VARIANTS = ["fedbs:rows=all,importance=size", "fedpbs:variant=section4"]  # what an option makes another method
 
 
 SKIP = {"krum": {"identical": "one client alone has no neighbours"}}

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
 from fedskew.algorithms.base import Algorithm, Orders, Probe, Report, Roster, algorithms
 from fedskew.registry import NonNegative
 from fedskew.streams import Floats, Ints, Stream
+
+Importance: TypeAlias = Literal["equal", "size"]
 
 FAINT = 60.0  # e^-60 changes no sum of doubles, but keeps a weight above 0 should all steadier clients be lost
 
@@ -30,6 +32,15 @@ def soft_weights(variance: Floats, tau: float | None) -> Floats:
     return weights
 
 
+def sur(variance: Floats, sizes: Ints, importance: Importance) -> Floats:
+    """The score ``alpha_q Var_q`` of eq. 9; by size, ``alpha_q`` is the client's rows over the mean of those asked.
+
+    >>> sur(np.array([2.0, 2.0]), np.array([30, 10]), "size").tolist()
+    [3.0, 1.0]
+    """
+    return variance * sizes / sizes.mean() if importance == "size" and len(sizes) else variance
+
+
 def steadiest(score: Floats, count: int) -> Ints:
     """Where the ``count`` least scores are (eq. 10), in their order; of equals the first, and who could not measure comes last.
 
@@ -44,17 +55,23 @@ def steadiest(score: Floats, count: int) -> Ints:
 class FedBS(Algorithm):
     """Balanced scaling (FedPBS, Algorithm 3, eqs. 8-11): clients whose gradients vary least train, and weigh most.
 
-    Every round, every client that is there gets the weights and measures on one batch the variance of its gradients,
-    ``Var_q = mean_i ||g_i - mean g||^2`` (eq. 8 on a mini-batch, lines 6-7); that traffic and work are counted. The ``B``
-    clients of least score ``alpha_q Var_q`` train (eqs. 9-10), of equals those with the lower number; ``B`` is the setting
-    ``per_round``. They are averaged with ``beta_q = softmax(-tau Var_q)`` (eq. 11).
+    Every round, every client that is there gets the weights and measures the variance of its gradients,
+    ``Var_q = mean_i ||g_i - mean g||^2`` (eq. 8), on one batch (Algorithm 3, lines 6-7) or on all its rows (as eq. 8 is
+    printed); that traffic and work are counted. The ``B`` clients of least score ``alpha_q Var_q`` train (eqs. 9-10), of
+    equals those with the lower number; ``B`` is the setting ``per_round``. They are averaged with
+    ``beta_q = softmax(-tau Var_q)`` (eq. 11).
 
-    Readings: the importance ``alpha_q`` is never defined, it is 1 here; eq. 11's numerator has the minus sign that the print
+    Readings: the importance ``alpha_q`` is an input of Algorithm 3 that is never defined: 1, or a client's rows over the mean.
+    It multiplies a score of which the least win, so, against what its name suggests, it counts *against* a client: one with
+    twice the rows trains only where its gradients vary half as much. Eq. 11's numerator has the minus sign that the print
     loses; ``tau`` is never given, and a fixed one would depend on the scale of the gradients: by default it is 1 over the mean
-    variance of those that train. ``tau = 0`` with all clients in every round is FedAvg with ``weights=uniform``.
+    variance of those that train. ``tau = 0`` with all clients in every round is FedAvg with ``weights=uniform``. The paper's
+    words on subtasks and on a changing number of clients have no formula, and are left out.
 
     Args:
         tau: how much less a client counts the more its gradients vary: 0 for not at all, none for 1 / mean variance
+        importance: alpha_q is 1 for all (equal), or a client's rows over the mean (size): large clients then train less often
+        rows: the variance is taken on one batch (batch) or on all rows of the client (all), which costs a pass over them
 
     >>> roster, varies = Roster(0, sizes=np.array([9, 9, 9])), {"gradient_variance": np.array([2.0, 5.0, 2.0])}
     >>> orders = FedBS().orders(roster, np.arange(3), varies, count=2)
@@ -63,6 +80,8 @@ class FedBS(Algorithm):
     """
 
     tau: Annotated[float | None, NonNegative] = None
+    importance: Importance = "equal"
+    rows: Literal["batch", "all"] = "batch"
 
     def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
         """Everybody: who trains is decided when all have measured."""
@@ -72,10 +91,15 @@ class FedBS(Algorithm):
         """Eq. 8."""
         return ("gradient_variance",)
 
+    def probe_rows(self, roster: Roster, chosen: Ints) -> Ints:
+        """A mini-batch, or all of ``D_q``."""
+        return roster.sizes[chosen] if self.rows == "all" else super().probe_rows(roster, chosen)
+
     def orders(self, roster: Roster, chosen: Ints, probed: Mapping[str, Floats], count: int) -> Orders:
         """The ``count`` steadiest, with their weights."""
-        trains = steadiest(probed["gradient_variance"], count)
-        variance = probed["gradient_variance"][trains]
+        variance = probed["gradient_variance"]
+        trains = steadiest(sur(variance, roster.sizes[chosen], self.importance), count)
+        variance = variance[trains]
         numbers = {"variance": variance, "beta": soft_weights(variance, self.tau)}
         return replace(super().orders(roster, chosen[trains], {}, count), numbers=numbers)
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.algorithms.base import Algorithm, Orders, Probe, Report, Roster, Tree, View, algorithms, pull_to
-from fedskew.algorithms.fedbs import soft_weights, steadiest
+from fedskew.algorithms.fedbs import Importance, soft_weights, steadiest, sur
 from fedskew.errors import FedskewError
 from fedskew.registry import AtLeastOne, NonNegative, Share
 from fedskew.streams import Floats, Ints, Stream
@@ -57,6 +57,7 @@ class FedPBS(Algorithm):
         weights: every client counts alike (uniform), or less the more it varies (soft), none for the variant's: uniform in
             algorithm4, soft in section4
         tau: how much less, with weights=soft; none for 1 / mean variance
+        importance: in section4, the alpha_q of eq. 9, as in fedbs: 1 for all (equal), or a client's rows over the mean (size)
 
     >>> roster = Roster(0, sizes=np.array([99, 99, 5]), batch_size=64, capacity=lambda some: np.array([1.0, 0.5, 1.0])[some])
     >>> FedPBS().probe_rows(roster, np.arange(3)).tolist()
@@ -78,6 +79,7 @@ class FedPBS(Algorithm):
     b_min: Annotated[int, AtLeastOne] = 2
     weights: Literal["uniform", "soft"] | None = None
     tau: Annotated[float | None, NonNegative] = None
+    importance: Importance = "equal"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +91,7 @@ class FedPBS(Algorithm):
             ("b_th", self.section4 and self.b_th is not None, no_batches),
             ("b_quantile", self.section4 and self.b_quantile is not None, no_batches),
             ("b_quantile", twice, f"b_th={self.b_th} is the threshold already, give one of the two"),
+            ("importance", not self.section4 and self.importance != "equal", "Algorithm 4 ranks nobody, leave it out"),
             ("tau", self.tau is not None and not self.soft, "all clients count alike, add weights=soft or leave it out"),
         ):
             if meaningless:
@@ -122,7 +125,7 @@ class FedPBS(Algorithm):
         """A batch size for each client, and whether it is pulled back; in section 4 for the ``count`` steadiest."""
         (variance,) = (probed[name] for name in self.probe())
         if self.section4:
-            trains = steadiest(variance, count)
+            trains = steadiest(sur(variance, roster.sizes[chosen], self.importance), count)
             chosen, variance = chosen[trains], variance[trains]
         batch = self.probe_rows(roster, chosen)
         v_th = _threshold(self.v_th, variance, self.v_quantile)
