@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import fedskew as fs
-from fedskew.algorithms.base import Roster
+from fedskew.algorithms.base import Roster, resolve
+from fedskew.data.dataset import Dataset, Rows
 from fedskew.errors import FedskewError, Interrupted
+from fedskew.skew.partition import Partition
 from fedskew.stratify.holdings import Holdings
 from fedskew.streams import Stream
 
@@ -92,12 +94,71 @@ def test_with_secret_labels(apart, method: str):
     assert secret.summary["label_protocol_bytes"] > 0
 
 
+@pytest.fixture(scope="module")
+def uneven() -> fs.Federation:
+    """Two clients, labels of 40, 20 and 8 rows."""
+    owner = np.arange(68) % 2
+    label = np.repeat([0, 1, 2], [40, 20, 8])
+    rows = Rows(np.random.default_rng(0).normal(size=(68, 3)).astype(np.float32), label)
+    return fs.Federation(Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_owner(owner, 2))
+
+
+@pytest.mark.parametrize("method", ["stratify-batch", "stratify-single", "stratify-hybrid:batch_rounds=1"])
+def test_on_uneven_labels_uniform_is_uniform(uneven, method: str):
+    settings = {**SETTINGS, "model": "logreg", "rounds": 2, "lr": 0.01}
+
+    def each(options: str) -> list[int]:
+        run = fs.train(uneven, algorithm=f"{method}{',' if ':' in method else ':'}{options}", **settings)
+        return run.clients.groupby("round")["samples"].sum().tolist()
+
+    assert each("selection=uniform") == [24, 24]
+    assert each("per_label=5") == [15, 15]
+    assert each("frequency=proportional") == [68, 68]
+    assert each("frequency=proportional,cap=8") == [24, 24]
+    assert each("per_label=30,reuse=true") == [90, 90]
+    assert each("reuse=true") == [69, 69]
+
+
+def test_more_of_a_label_than_there_is_is_refused_before_the_first_round(uneven, tmp_path):
+    for method in ("stratify-batch", "stratify-single:chunk=2"):
+        spec = f"{method}{',' if ':' in method else ':'}per_label=9"
+        with pytest.raises(FedskewError, match=r"per_label=9 is more than the 8 rows of the rarest label.*reuse=true"):
+            fs.train(uneven, algorithm=spec, **{**SETTINGS, "folder": tmp_path / "run"})
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(FedskewError, match="reuse=true with frequency=proportional"):
+        resolve("stratify-batch:reuse=true,frequency=proportional")
+
+
+def test_while_clients_are_away_labels_still_come_equally_often():
+    holdings = Holdings(np.array([[4, 4, 0], [4, 1, 3]]), np.arange(16))
+    method, stream = fs.StratifyBatch(per_label=3), Stream(0, "test")
+    method.check_labels(holdings)
+    often = [
+        np.bincount(method.schedule(holdings.without(np.array(away, dtype=int)), stream), minlength=3).tolist()
+        for away in ([], [0], [1])
+    ]
+    assert often == [[3, 3, 3], [1, 1, 1], [3, 3, 0]]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_reuse_with_shares_and_placeholders(uneven, secure: bool):
+    if secure:
+        pytest.importorskip("tenseal")
+    settings = {**SETTINGS, "model": "logreg", "rounds": 1, "lr": 0.01, "secure": secure}
+    for spec in ("selection=weighted,per_label=12,reuse=true", "per_label=12,reuse=true"):
+        run = fs.train(uneven, algorithm=f"stratify-batch:{spec}", **settings)
+        assert run.clients["samples"].sum() == 36
+        assert run.rounds["returned"].tolist() == [0]
+    run = fs.train(uneven, algorithm="stratify-batch:selection=weighted,per_label=8", **settings)
+    assert run.clients["samples"].sum() == 24
+
+
 def test_a_server_that_is_told_shares_does_not_count():
     counts, shares = np.array([[3, 0, 0], [1, 2, 0]]), np.array([[0.75, 0.0, 0.0], [0.25, 1.0, 0.0]])
     told, known = (Holdings(counts, np.arange(6), shares=given) for given in (shares, None))
     method, stream = fs.StratifyBatch(selection="weighted", per_label=5), Stream(0, "test")
     assert np.bincount(method.schedule(told, stream), minlength=3).tolist() == [5, 5, 0]
-    assert np.bincount(method.schedule(known, stream), minlength=3).tolist() == [4, 2, 0]
+    assert np.bincount(method.schedule(known, stream), minlength=3).tolist() == [2, 2, 0]
     path = method.walk(told, Roster(0, counts.sum(1), batch_size=4), stream)
     assert sorted(path.rows.tolist()) == list(range(6))  # what nobody has any more is dropped
 

@@ -193,7 +193,7 @@ def test_who_is_not_there_is_not_visited():
 
 
 def test_a_model_that_breaks_is_reported_and_nothing_changes():
-    run = training("stratify-batch", Stacked())
+    run = training("stratify-batch:frequency=proportional", Stacked())  # with every row
     run.job.x[3] = np.nan
     before = {name: value.clone() for name, value in run.checkpoint().items()}
     with pytest.raises(FedskewError, match="became NaN or infinite"):

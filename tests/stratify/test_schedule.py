@@ -44,13 +44,23 @@ def test_a_placeholder_that_does_not_exist(stray: int):
         Holdings.of(Partition.from_lists([np.array([0, 1])]), np.array([0, stray]), 2)
 
 
-def test_uniform_frequencies():
+def test_uniform_frequencies_are_uniform():
     counts = np.array([10, 0, 3, 8])
-    assert frequencies(counts, frequency="uniform").tolist() == [7, 0, 3, 7]  # 21 rows of 3 placeholders
-    assert frequencies(counts, frequency="uniform", per_label=4).tolist() == [4, 0, 3, 4]
-    assert frequencies(counts, frequency="uniform", per_label=100).tolist() == [10, 0, 3, 8]
-    assert frequencies(np.array([3, 4, 4]), frequency="uniform").tolist() == [3, 4, 4]  # 11 / 3 is nearer to 4
+    assert frequencies(counts, frequency="uniform").tolist() == [3, 0, 3, 3]
+    assert frequencies(counts, frequency="uniform", per_label=2).tolist() == [2, 0, 2, 2]
     assert frequencies(np.array([0, 0]), frequency="uniform").tolist() == [0, 0]
+    covtype = np.array([211840, 283301, 35754, 2747, 9493, 17367, 20510])
+    assert frequencies(covtype, frequency="uniform").sum() == 19_229
+    assert frequencies(covtype, frequency="proportional").sum() == 581_012
+
+
+def test_more_than_the_rarest_has_takes_samples_again():
+    counts = np.array([10, 0, 3, 8])
+    with pytest.raises(FedskewError, match="per_label=4 is more than the 3 rows of the rarest label: use per_label=3 or fewer"):
+        frequencies(counts, frequency="uniform", per_label=4)
+    assert frequencies(counts, frequency="uniform", per_label=4, reuse=True).tolist() == [4, 0, 4, 4]
+    assert frequencies(counts, frequency="uniform", reuse=True).tolist() == [7, 0, 7, 7]  # 21 rows of 3 placeholders
+    assert frequencies(np.array([3, 4, 4]), frequency="uniform", reuse=True).tolist() == [4, 4, 4]  # 11 / 3 is nearer to 4
 
 
 def test_proportional_frequencies():

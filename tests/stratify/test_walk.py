@@ -120,6 +120,38 @@ def test_without_exhaustion_the_schedule_is_kept(case: Case, data: st.DataObject
         assert (walk.returned, len(walk.idle)) == (0, 0)
 
 
+@settings(deadline=None)
+@given(cases(), st.data(), st.integers(1, 7), selections, seeds)
+def test_with_reuse_all_is_served_and_rows_come_in_turns(case: Case, data: st.DataObject, size: int, selection: str, seed: int):
+    held = np.flatnonzero(np.array(case.counts).sum(axis=0)).tolist()
+    schedule = data.draw(st.lists(st.sampled_from(held), max_size=60), label="schedule")
+    options = {"selection": selection, "stream": Stream(seed, "test"), "reuse": True}
+    for walk in (
+        walk_single(case.holdings, ints(schedule), chunk=size, **options),
+        walk_batch(case.holdings, ints(schedule), batch_size=size, **options),
+    ):
+        assert case.label[walk.rows].tolist() == schedule
+        assert case.owner[walk.rows].tolist() == walk.clients.tolist()
+        assert (walk.returned, len(walk.idle)) == (0, 0)
+        for client, counts in enumerate(case.counts):
+            for placeholder, count in enumerate(counts):
+                mine = walk.rows[(walk.clients == client) & (case.label[walk.rows] == placeholder)].tolist()
+                turns = [mine[first : first + count] for first in range(0, len(mine), max(count, 1))]
+                assert all(len(set(turn)) == len(turn) for turn in turns)  # none twice before all came once
+
+
+def test_every_turn_is_a_new_shuffle():
+    case = Case([[3]])
+    walks = [
+        walk_batch(case.holdings, ints([0] * 6), selection="uniform", batch_size=2, stream=Stream(k, "test"), reuse=True)
+        for k in range(3000)
+    ]
+    second = Counter(tuple(walk.rows[3:].tolist()) for walk in walks)
+    both = Counter(walk.rows[:3].tolist() == walk.rows[3:].tolist() for walk in walks)
+    assert chisquare([second[order] for order in permutations(range(3))]).pvalue > 1e-3
+    assert chisquare([both[True], both[False]], [500, 2500]).pvalue > 1e-3
+
+
 def algorithm_1(pools: list[set[int]], chunk: list[int], i: int) -> tuple[set[int], int]:
     """Lines 7-22 as printed: the clients with the greatest conseqLen at position i of a chunk, and where their run ends."""
     length = dict.fromkeys(pools[chunk[i]], 0)

@@ -260,6 +260,9 @@ class Algorithm:
         """
         return "nothing"
 
+    def check_labels(self, holdings: Holdings) -> None:
+        """Refuse holdings that the method cannot schedule; called once, before the first round of a chain or lock-step."""
+
     def pace(self, roster: Roster) -> float:
         """The learning rate of a walk, as a multiple of the setting's."""
         return 1.0

@@ -23,6 +23,15 @@ class _Stratified(Algorithm):
     frequency: Literal["uniform", "proportional"] = "uniform"
     per_label: Annotated[int | None, AtLeastOne] = None
     cap: Annotated[int | None, AtLeastOne] = None
+    reuse: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reuse and self.frequency == "proportional":
+            raise FedskewError(
+                f"algorithm {self.label()}: reuse=true with frequency=proportional, where no label comes more often than it "
+                "has samples: leave one of the two out"
+            )
 
     def check(self, *, optimizer: str, per_round: int | None, secure: bool) -> None:
         """A server that is told shares cannot count."""
@@ -36,26 +45,41 @@ class _Stratified(Algorithm):
         """As the selection needs."""
         return "shares" if self.selection == "weighted" else "counts"
 
+    def check_labels(self, holdings: Holdings) -> None:
+        """A label cannot come more often than it has samples, unless these are used again; of shares nobody can tell."""
+        if holdings.shares is None:
+            self._frequencies(holdings, self.per_label)
+
     def schedule(self, holdings: Holdings, stream: Stream) -> Ints:
-        """The label schedule of an epoch (paper 002, section III-A)."""
-        counts = holdings.counts.sum(axis=0)
+        """The label schedule of an epoch (section III-A); where clients are away, no label more often than all others can."""
+        held = holdings.counts.sum(axis=0)
         if holdings.shares is not None:  # counts are not known: what nobody has any more is dropped on the way
-            return label_schedule((counts > 0) * (self.per_label or 0), stream)
-        often = frequencies(counts, frequency=self.frequency, per_label=self.per_label, cap=self.cap)
-        return label_schedule(often, stream)
+            return label_schedule((held > 0) * (self.per_label or 0), stream)
+        least = int(held[held > 0].min(initial=held.max()))
+        often = self.per_label if self.reuse or self.per_label is None else min(self.per_label, least)
+        return label_schedule(self._frequencies(holdings, often), stream)
+
+    def _frequencies(self, holdings: Holdings, per_label: int | None) -> Ints:
+        counts = holdings.counts.sum(axis=0)
+        return frequencies(counts, frequency=self.frequency, per_label=per_label, cap=self.cap, reuse=self.reuse)
 
     def in_batches(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
         """Algorithm 4, with Algorithm 2 for every batch."""
         schedule = self.schedule(holdings, substream(stream, 0))
         return walk_batch(
-            holdings, schedule, selection=self.selection, batch_size=roster.batch_size, stream=substream(stream, 1)
+            holdings,
+            schedule,
+            selection=self.selection,
+            batch_size=roster.batch_size,
+            stream=substream(stream, 1),
+            reuse=self.reuse,
         )
 
 
 @algorithms.register("stratify-batch")
 @dataclass(frozen=True)
 class StratifyBatch(_Stratified):
-    """Stratify, batch-data learning (paper 002, Algorithms 2 and 4): every batch is drawn by label over all clients.
+    """Stratify, batch-data learning (Algorithms 2 and 4): every batch is drawn by label over all clients.
 
     The labels of an epoch, each ``f_l`` times, are shuffled and cut into batches of ``batch_size``. For each label of a batch
     a holder is drawn, gives one unused sample of it and the sum of its gradients; the server adds the sums up, divides once by
@@ -65,8 +89,10 @@ class StratifyBatch(_Stratified):
     Args:
         selection: who serves a label: any of its holders (uniform), or by their shares of its samples (weighted)
         frequency: every label equally often (uniform), or as often as it has samples, up to cap (proportional)
-        per_label: how often with uniform frequency, the mean number of samples of a label when left out
+        per_label: how often with uniform frequency; when left out, as often as the rarest label has samples (an epoch then
+            takes 19,229 of Covertype's 581,012), with reuse the mean number of a label (an epoch takes as many as there are)
         cap: how often at most with proportional frequency
+        reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
 
     >>> StratifyBatch().topology(0)
     'lockstep'
@@ -84,7 +110,7 @@ class StratifyBatch(_Stratified):
 @algorithms.register("stratify-single")
 @dataclass(frozen=True)
 class StratifySingle(_Stratified):
-    """Stratify, single-sample learning (paper 002, Algorithms 1 and 3): the model goes to whoever has the next label.
+    """Stratify, single-sample learning (Algorithms 1 and 3): the model goes to whoever has the next label.
 
     The labels of an epoch, each ``f_l`` times, are shuffled and taken in chunks. Within a chunk the model always goes to a
     client that can serve the longest run of labels from there on, takes one step for each with one unused sample, and goes on.
@@ -93,8 +119,10 @@ class StratifySingle(_Stratified):
     Args:
         selection: who serves a run: any of those with the longest (uniform), or by their shares of its first label (weighted)
         frequency: every label equally often (uniform), or as often as it has samples, up to cap (proportional)
-        per_label: how often with uniform frequency, the mean number of samples of a label when left out
+        per_label: how often with uniform frequency; when left out, as often as the rarest label has samples (an epoch then
+            takes 19,229 of Covertype's 581,012), with reuse the mean number of a label (an epoch takes as many as there are)
         cap: how often at most with proportional frequency
+        reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
         chunk: labels that are planned together; 1 is passing the model on at random
 
     >>> StratifySingle().topology(0)
@@ -112,13 +140,20 @@ class StratifySingle(_Stratified):
     def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
         """Algorithm 3, with Algorithm 1 for every chunk."""
         schedule = self.schedule(holdings, substream(stream, 0))
-        return walk_single(holdings, schedule, selection=self.selection, chunk=self.chunk, stream=substream(stream, 1))
+        return walk_single(
+            holdings,
+            schedule,
+            selection=self.selection,
+            chunk=self.chunk,
+            stream=substream(stream, 1),
+            reuse=self.reuse,
+        )
 
 
 @algorithms.register("stratify-hybrid")
 @dataclass(frozen=True)
 class StratifyHybrid(StratifySingle):
-    """Stratify, batches first and single samples afterwards (paper 002, end of section III-D).
+    """Stratify, batches first and single samples afterwards (end of section III-D).
 
     A step on one sample takes ``lr / batch_size``, unless ``single_lr`` says otherwise: the step that the sample would have had
     in its batch.
@@ -152,7 +187,7 @@ class StratifyHybrid(StratifySingle):
 @algorithms.register("sfl")
 @dataclass(frozen=True)
 class SFL(Algorithm):
-    """Sequential federated learning (paper 002's baseline): one model through all clients in random order, each round anew.
+    """Sequential federated learning (a baseline of Stratify): one model through all clients in random order, each round anew.
 
     Every client trains it on all of its rows for ``epochs`` passes, with a fresh optimiser, and passes it on.
 

@@ -88,6 +88,7 @@ class Training:
         if algorithm.topology(0) != "parallel":
             self.walking = self.job.optimizer.init(self.params, stacked=False)
             self.holdings, self.protocol = who_holds_what(fed, self.trained_on, algorithm, settings)
+            algorithm.check_labels(self.holdings)
         self.round = 0
         self._trained: dict[int, Tensors] = {}
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.

@@ -9,23 +9,32 @@ from fedskew.streams import Ints, Stream
 
 
 def frequencies(
-    counts: Ints, *, frequency: Literal["uniform", "proportional"], per_label: int | None = None, cap: int | None = None
+    counts: Ints,
+    *,
+    frequency: Literal["uniform", "proportional"],
+    per_label: int | None = None,
+    cap: int | None = None,
+    reuse: bool = False,
 ) -> Ints:
-    """How often each placeholder comes in an epoch: f_l of paper 002, III-A.
+    """How often each placeholder comes in an epoch: ``f_l`` of Stratify, section III-A.
 
-    Never more often than it has rows, for a sample is used at most once an epoch: with uniform frequencies a placeholder with
-    fewer rows than the others comes as often as it has rows.
+    With uniform frequencies every placeholder that has rows comes equally often, so that ``P(l) = 1/L`` exactly (III-B). A
+    sample is used at most once an epoch, so that is no more often than the rarest has rows; with ``reuse``, samples come
+    again, and it may be any number.
 
     >>> frequencies(np.array([10, 2, 0, 6]), frequency="uniform").tolist()
-    [6, 2, 0, 6]
+    [2, 2, 0, 2]
+    >>> frequencies(np.array([10, 2, 0, 6]), frequency="uniform", reuse=True).tolist()
+    [6, 6, 0, 6]
     >>> frequencies(np.array([10, 2, 0, 6]), frequency="proportional", cap=5).tolist()
     [5, 2, 0, 5]
 
     Args:
         counts: rows of each placeholder, all clients together
         frequency: uniform: all equally often; proportional: each as often as it has rows
-        per_label: how often with uniform; the mean count of the placeholders that have rows, rounded, when left out
+        per_label: how often with uniform; when left out as often as the rarest has rows, with reuse the mean of all, rounded
         cap: how often at most with proportional; no limit when left out
+        reuse: rows may come again within an epoch, where uniform asks for more than there are
     """
     for name, value in (("per_label", per_label), ("cap", cap)):
         if value is not None and value < 1:
@@ -33,7 +42,17 @@ def frequencies(
     if frequency == "proportional":
         return counts.copy() if cap is None else np.minimum(counts, cap)
     held = counts[counts > 0]
-    return np.minimum(counts, per_label or round(held.sum() / max(len(held), 1)))
+    if not len(held):
+        return np.zeros_like(counts)
+    if reuse:
+        return (counts > 0) * (per_label or round(held.mean()))
+    least = int(held.min())
+    if per_label is not None and per_label > least:
+        raise FedskewError(
+            f"per_label={per_label} is more than the {least} rows of the rarest label: use per_label={least} or fewer, "
+            "reuse=true to use rows again within an epoch, or frequency=proportional"
+        )
+    return (counts > 0) * (per_label or least)
 
 
 def label_schedule(frequencies: Ints, stream: Stream) -> Ints:

@@ -51,23 +51,39 @@ class Pools:
 
 
 class Shelves:
-    """The rows of every client and placeholder, shuffled, of which each is handed out once."""
+    """The rows of every client and placeholder, shuffled, of which each is handed out once; with ``reuse`` in turns.
 
-    def __init__(self, holdings: Holdings, stream: Stream) -> None:
+    Where a client has used up its rows of a placeholder, ``reuse`` gives it all of them again, in a new shuffle.
+    """
+
+    def __init__(self, holdings: Holdings, stream: Stream, reuse: bool = False) -> None:
+        self._holdings, self._stream, self._reuse = holdings, stream, reuse
         self._width: int = holdings.counts.shape[1]
         cells = np.repeat(np.arange(holdings.counts.size), holdings.counts.ravel())
-        self.rows = holdings.flat[shuffle_within(cells, stream)]
+        self._shuffles = [holdings.flat[shuffle_within(cells, stream)]]
+        self._length = len(cells)
         self._next: list[int] = holdings.offsets[:-1].tolist()
         self._stop: list[int] = holdings.offsets[1:].tolist()
 
     def take(self, client: int, placeholder: int) -> int:
-        """Where in ``rows`` the client's next row of the placeholder is; -1 when all are used."""
+        """The position of the client's next row of the placeholder, for ``rows``; -1 when all are used."""
         cell = client * self._width + placeholder
-        position = self._next[cell]
-        if position == self._stop[cell]:
+        if self._next[cell] == self._stop[cell] and not (self._reuse and self._refill(client, placeholder)):
             return -1
-        self._next[cell] = position + 1
-        return position
+        self._next[cell] += 1
+        return self._next[cell] - 1
+
+    def _refill(self, client: int, placeholder: int) -> int:
+        """Shuffle all rows of a client and placeholder once more, and say how many these are."""
+        cell, rows = client * self._width + placeholder, self._holdings.rows(client, placeholder)
+        self._shuffles.append(rows[substream(self._stream, len(self._shuffles)).permutation(len(rows))])
+        self._next[cell], self._stop[cell] = self._length, self._length + len(rows)
+        self._length += len(rows)
+        return len(rows)
+
+    def rows(self, positions: Ints) -> Ints:
+        """The rows at positions that were handed out."""
+        return np.concatenate(self._shuffles)[positions]
 
 
 def shuffle_within(segments: Ints, stream: Stream) -> Ints:

@@ -35,13 +35,15 @@ class Walk:
     idle: Ints = field(default_factory=lambda: _ints([]))
 
 
-def walk_single(holdings: Holdings, schedule: Ints, *, selection: Selection, chunk: int, stream: Stream) -> Walk:
-    """Single-sample learning: the model goes from client to client, a step for each sample (paper 002, algorithms 1 and 3).
+def walk_single(
+    holdings: Holdings, schedule: Ints, *, selection: Selection, chunk: int, stream: Stream, reuse: bool = False
+) -> Walk:
+    """Single-sample learning: the model goes from client to client, a step for each sample (Stratify, Algorithms 1 and 3).
 
     The schedule is taken in chunks; within one, the model always goes to a client that can serve the longest run of
     placeholders from here on. A chunk is planned as soon as fewer than two tasks wait, before their clients could say what
     they have used up. What a client has used up goes back into the schedule at a random position; a placeholder that nobody
-    has any more is dropped.
+    has any more is dropped. With ``reuse`` a client begins its rows of a placeholder anew instead.
 
     "Update client pool by retaining clients using uniform or weighted client selection" (algorithm 1, lines 3-4) does not say
     who is retained. Read here: everybody who may still have rows, and of those with the longest run one is drawn, all with
@@ -53,7 +55,7 @@ def walk_single(holdings: Holdings, schedule: Ints, *, selection: Selection, chu
     ([1, 1, 1, 0, 0], [3, 5])
     """
     _check(holdings, "chunk", chunk)
-    shelves, pools = Shelves(holdings, substream(stream, 0)), Pools(holdings, selection, substream(stream, 1))
+    shelves, pools = Shelves(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
     todo: list[int] = schedule.tolist()
     planned = 0  # how much of it is done, or in the queue
     queue: deque[tuple[int, list[int]]] = deque()
@@ -74,7 +76,7 @@ def walk_single(holdings: Holdings, schedule: Ints, *, selection: Selection, chu
                 todo.insert(planned + pools.below(len(todo) - planned + 1), placeholder)
                 pools.leave(client, placeholder)
         stops.append((client, len(taken)))
-    return _passed_on(shelves.rows[_ints(taken)], stops, returned=len(todo) - len(schedule))
+    return _passed_on(shelves.rows(_ints(taken)), stops, returned=len(todo) - len(schedule))
 
 
 def longest_run(pools: Sequence[int], placeholders: Sequence[int]) -> tuple[int, int]:
@@ -120,12 +122,15 @@ def _passed_on(rows: Ints, stops: list[tuple[int, int]], returned: int) -> Walk:
     )
 
 
-def walk_batch(holdings: Holdings, schedule: Ints, *, selection: Selection, batch_size: int, stream: Stream) -> Walk:
-    """Batch learning: a step for each batch of the schedule, its samples from many clients (paper 002, algorithms 2 and 4).
+def walk_batch(
+    holdings: Holdings, schedule: Ints, *, selection: Selection, batch_size: int, stream: Stream, reuse: bool = False
+) -> Walk:
+    """Batch learning: a step for each batch of the schedule, its samples from many clients (Stratify, Algorithms 2 and 4).
 
     For every placeholder of a batch a client is drawn, with replacement, from those that may still have rows, all with the
     same chance or by their shares of its global count. What clients have used up is drawn again among the others, until all
-    is served; a placeholder that nobody has any more is dropped, and its batch is so much shorter.
+    is served; a placeholder that nobody has any more is dropped, and its batch is so much shorter. With ``reuse`` a client
+    begins its rows of a placeholder anew instead.
 
     >>> both = Holdings(np.array([[2, 0], [0, 2]]), flat=np.arange(4))
     >>> walk = walk_batch(both, np.array([0, 1, 1, 0, 0]), selection="uniform", batch_size=3, stream=Stream(0, "demo"))
@@ -133,7 +138,7 @@ def walk_batch(holdings: Holdings, schedule: Ints, *, selection: Selection, batc
     ([0, 1, 1, 0], [3, 4], 1)
     """
     _check(holdings, "batch_size", batch_size)
-    shelves, pools = Shelves(holdings, substream(stream, 0)), Pools(holdings, selection, substream(stream, 1))
+    shelves, pools = Shelves(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
     todo: list[int] = schedule.tolist()
     served: list[tuple[int, int]] = []
     ends: list[int] = []
@@ -147,7 +152,7 @@ def walk_batch(holdings: Holdings, schedule: Ints, *, selection: Selection, batc
         idle += sorted(set(vain) - {client for client, _ in batch}) if vain else []
     clients, taken = _ints(served).reshape(-1, 2).T
     steps = np.unique(_ints(ends))
-    return Walk(shelves.rows[taken], clients, steps[steps > 0], steps[steps > 0], returned, _ints(idle))
+    return Walk(shelves.rows(taken), clients, steps[steps > 0], steps[steps > 0], returned, _ints(idle))
 
 
 def _serve(batch: Sequence[int], shelves: Shelves, pools: Pools) -> tuple[list[tuple[int, int]], list[int]]:
