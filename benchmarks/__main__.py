@@ -3,6 +3,7 @@
 import sys
 
 from benchmarks import (
+    chunks,
     compositions,
     engines,
     entropy_privacy,
@@ -26,6 +27,7 @@ BENCHMARKS = {
     "entropy_privacy": entropy_privacy.main,
     "secret_labels": secret_labels.main,
     "single": single.main,
+    "chunks": chunks.main,
 }
 DEFAULT = ("engines", "methods", "scale", "generators")
 

@@ -64,6 +64,17 @@ def test_every_label_as_often_as_scheduled(apart, method: str):
     assert run.rounds["returned"].tolist() == [0, 0]
 
 
+def test_few_retained_holders_make_more_visits():
+    fed = fs.split(fs.load("digits"), "iid", clients=10)
+    runs = [fs.train(fed, algorithm=f"stratify-single:retain={n}", rounds=1, lr=0.01, **SETTINGS) for n in ("all", 10, 3, 1)]
+    everybody, ten, three, one = (run.rounds["transfers"].tolist() for run in runs)
+    assert everybody == ten < three < one
+    with pytest.raises(FedskewError, match="retain=0 is out of range"):
+        resolve("stratify-single:retain=0")
+    with pytest.raises(FedskewError, match="retain=some is not one of all or a whole number"):
+        resolve("stratify-single:retain=some")
+
+
 def test_weighted_selection_follows_the_shares():
     rows = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
     owner = np.array([0] * 40 + [1] * 360)

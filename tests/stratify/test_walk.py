@@ -1,9 +1,10 @@
 """Walks: what must hold of every one, small ones by hand, choices by frequency, and algorithm 1 as it is printed."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
+from itertools import count, permutations
 
 import numpy as np
 import pytest
@@ -134,9 +135,9 @@ def test_with_reuse_all_is_served_and_rows_come_in_turns(case: Case, data: st.Da
         assert case.owner[walk.rows].tolist() == walk.clients.tolist()
         assert (walk.returned, len(walk.idle)) == (0, 0)
         for client, counts in enumerate(case.counts):
-            for placeholder, count in enumerate(counts):
+            for placeholder, there in enumerate(counts):
                 mine = walk.rows[(walk.clients == client) & (case.label[walk.rows] == placeholder)].tolist()
-                turns = [mine[first : first + count] for first in range(0, len(mine), max(count, 1))]
+                turns = [mine[first : first + there] for first in range(0, len(mine), max(there, 1))]
                 assert all(len(set(turn)) == len(turn) for turn in turns)  # none twice before all came once
 
 
@@ -152,7 +153,7 @@ def test_every_turn_is_a_new_shuffle():
     assert chisquare([both[True], both[False]], [500, 2500]).pvalue > 1e-3
 
 
-def algorithm_1(pools: list[set[int]], chunk: list[int], i: int) -> tuple[set[int], int]:
+def algorithm_1(pools: Mapping[int, set[int]], chunk: list[int], i: int) -> tuple[set[int], int]:
     """Lines 7-22 as printed: the clients with the greatest conseqLen at position i of a chunk, and where their run ends."""
     length = dict.fromkeys(pools[chunk[i]], 0)
     for client in length:
@@ -172,8 +173,8 @@ def algorithm_1(pools: list[set[int]], chunk: list[int], i: int) -> tuple[set[in
 def test_candidates_are_those_of_algorithm_1_as_printed(pools: list[set[int]], data: st.DataObject):
     chunk = data.draw(st.lists(st.integers(0, len(pools) - 1), min_size=1, max_size=12))
     start = data.draw(st.integers(0, len(chunk) - 1))
-    candidates, length = longest_run([sum(1 << client for client in pool) for pool in pools], chunk[start:])
-    expected, end = algorithm_1(pools, chunk, start)
+    candidates, length = longest_run(dict(enumerate(sum(1 << client for client in pool) for pool in pools)), chunk[start:])
+    expected, end = algorithm_1(dict(enumerate(pools)), chunk, start)
     assert {client for client in range(10) if candidates >> client & 1} == expected
     assert start + length == end
 
@@ -188,10 +189,154 @@ def test_a_walk_goes_where_algorithm_1_as_printed_may_go(case: Case, data: st.Da
     for start in range(0, len(schedule), size):
         chunk, i = schedule[start : start + size], 0
         while i < len(chunk):
-            candidates, end = algorithm_1(pools, chunk, i)
+            candidates, end = algorithm_1(dict(enumerate(pools)), chunk, i)
             (client,) = set(walk.clients[start + i : start + end].tolist())
             assert client in candidates
             i = end
+
+
+class Book:
+    """Algorithms 1 to 4 as printed, in lists, sets and loops: nothing of the library but the same random numbers."""
+
+    def __init__(self, case: Case, selection: str, seed: int, retain: int | None = None, reuse: bool = False) -> None:
+        self.counts, self.weighted, self.retain, self.reuse, self.seed = (
+            case.counts,
+            selection == "weighted",
+            retain,
+            reuse,
+            seed,
+        )
+        self.numbers = (u for block in count() for u in Stream(seed, "test", 1, block).uniform(1024).tolist())
+        clients, placeholders = range(len(case.counts)), range(len(case.counts[0]))
+        self.avail = {p: {c for c in clients if case.counts[c][p]} for p in placeholders}
+        known = list(zip(case.owner.tolist(), case.label.tolist(), strict=True))
+        self.mine = {(c, p): [r for r, of in enumerate(known) if of == (c, p)] for c in clients for p in placeholders}
+        everything = [(cell, row) for cell, rows in self.mine.items() for row in rows]
+        self.shelf: dict[tuple[int, int], list[int]] = {cell: [] for cell in self.mine}
+        for position in Stream(seed, "test", 0).permutation(len(everything)).tolist():
+            cell, row = everything[position]
+            self.shelf[cell].append(row)
+        self.refills = 0
+        self.trail: list[tuple[int, int]] = []
+        self.stays: list[list[int]] = []  # client and samples, in a chain
+        self.returned = 0
+
+    def select(self, clients: set[int], p: int) -> int:
+        chances = {c: self.counts[c][p] if self.weighted else 1 for c in sorted(clients)}
+        point = next(self.numbers) * sum(chances.values())
+        return next(c for c in chances if point < sum(chance for other, chance in chances.items() if other <= c))
+
+    def retained(self, p: int) -> set[int]:
+        if self.retain is None or len(self.avail[p]) <= self.retain:
+            return self.avail[p].copy()
+        kept: set[int] = set()
+        while len(kept) < self.retain:
+            kept.add(self.select(self.avail[p] - kept, p))
+        return kept
+
+    def extract(self, c: int, p: int) -> int | None:
+        shelf = self.shelf[c, p]
+        if not shelf and self.reuse and self.mine[c, p]:
+            self.refills += 1
+            order = Stream(self.seed, "test", 0, self.refills).permutation(len(self.mine[c, p]))
+            shelf += [self.mine[c, p][place] for place in order.tolist()]
+        return shelf.pop(0) if shelf else None
+
+    def algorithm_3(self, sls: list[int], chunk_size: int) -> None:
+        queue: list[tuple[int, list[int]]] = []
+        while sls or queue:
+            if len(queue) < 2 and sls:
+                chunk, sls = [p for p in sls[:chunk_size] if self.avail[p]], sls[chunk_size:]
+                pools, i = {p: self.retained(p) for p in dict.fromkeys(chunk)}, 0
+                while i < len(chunk):
+                    longest, end = algorithm_1(pools, chunk, i)
+                    queue.append((self.select(longest, chunk[i]), chunk[i:end]))
+                    i = end
+            if queue:
+                client, wanted = queue.pop(0)
+                if not self.stays or self.stays[-1][0] != client:
+                    self.stays.append([client, 0])
+                for p in wanted:
+                    row = self.extract(client, p)
+                    if row is not None:
+                        self.trail.append((client, row))
+                        self.stays[-1][1] += 1
+                    else:
+                        sls.insert(int(next(self.numbers) * (len(sls) + 1)), p)
+                        self.avail[p].discard(client)
+                        self.returned += 1
+
+    def algorithm_4(self, sls: list[int], batch_size: int) -> list[int]:
+        ends = []
+        while sls:
+            batch, sls = sls[:batch_size], sls[batch_size:]
+            found: dict[int, tuple[int, int]] = {}
+            waiting = dict(enumerate(batch))
+            while waiting:
+                asked = {i: self.select(self.avail[p], p) if self.avail[p] else None for i, p in waiting.items()}
+                # One after the other in the library, where shelves and draws alternate; the numbers are the same.
+                answers = {i: None if c is None else self.extract(c, waiting[i]) for i, c in asked.items()}
+                found |= {i: (asked[i], row) for i, row in answers.items() if row is not None}
+                refused = {i: waiting[i] for i, c in asked.items() if c is not None and answers[i] is None}
+                for i, p in refused.items():
+                    self.avail[p].discard(asked[i])
+                    self.returned += 1
+                waiting = refused
+            self.trail += [found[i] for i in sorted(found)]
+            if found:
+                ends.append(len(self.trail))
+        return ends
+
+
+retentions = st.sampled_from([None, 1, 2, 3])
+
+
+@settings(deadline=None)
+@given(cases(), st.data(), st.integers(1, 7), selections, retentions, st.booleans(), seeds)
+def test_a_chain_is_algorithms_1_and_3_on_the_same_random_numbers(
+    case: Case, data: st.DataObject, size: int, selection: str, retain: int | None, reuse: bool, seed: int
+):
+    schedule = some_schedule(case, data, most=40)
+    book = Book(case, selection, seed, retain, reuse)
+    book.algorithm_3(schedule.copy(), size)
+    walk = walk_single(
+        case.holdings, ints(schedule), selection=selection, chunk=size, stream=Stream(seed, "test"), retain=retain, reuse=reuse
+    )
+    assert list(zip(walk.clients.tolist(), walk.rows.tolist(), strict=True)) == book.trail
+    assert walk.returned == book.returned
+    assert walk.visits.tolist() == np.cumsum([samples for _, samples in book.stays if samples]).tolist()
+    assert walk.idle.tolist() == [client for client, samples in book.stays if not samples]
+
+
+@settings(deadline=None)
+@given(cases(), st.data(), st.integers(1, 7), selections, st.booleans(), seeds)
+def test_lockstep_is_algorithms_2_and_4_on_the_same_random_numbers(
+    case: Case, data: st.DataObject, size: int, selection: str, reuse: bool, seed: int
+):
+    schedule = some_schedule(case, data, most=40)
+    book = Book(case, selection, seed, reuse=reuse)
+    ends = book.algorithm_4(schedule.copy(), size)
+    walk = walk_batch(
+        case.holdings, ints(schedule), selection=selection, batch_size=size, stream=Stream(seed, "test"), reuse=reuse
+    )
+    assert list(zip(walk.clients.tolist(), walk.rows.tolist(), strict=True)) == book.trail
+    assert (walk.returned, walk.ends.tolist()) == (book.returned, ends)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6), seeds)
+def test_a_schedule_is_its_labels_in_the_order_of_the_stream(wanted: list[int], seed: int):
+    labels = [label for label, often in enumerate(wanted) for _ in range(often)]
+    order = Stream(seed, "test").permutation(len(labels)).tolist()
+    assert label_schedule(ints(wanted), Stream(seed, "test")).tolist() == [labels[place] for place in order]
+
+
+@pytest.mark.parametrize("selection", ["uniform", "weighted"])
+def test_who_is_retained_is_drawn_uniformly_or_by_shares(selection: str):
+    """One retained holder of three, asked for a pair of labels: with a single one kept for each, runs rarely agree."""
+    case = Case(COUNTS)
+    walk = walk_single(case.holdings, ints([0] * 3000), selection=selection, chunk=1, stream=Stream(0, "test"), retain=1)
+    share = np.array([1, 1, 1] if selection == "uniform" else [1, 2, 3])
+    assert chisquare(np.bincount(walk.clients, minlength=3), share / share.sum() * 3000).pvalue > 1e-3
 
 
 def test_a_chunk_is_planned_before_its_clients_report():
@@ -331,31 +476,35 @@ def test_a_stream_decides_everything():
         assert first.rows.tolist() != other.rows.tolist()
 
 
-def moves(holdings: Holdings, chunk: int, seed: int) -> int:
+def moves(holdings: Holdings, chunk: int, seed: int, retain: int | None = None) -> int:
     """How often the model goes to a client in an epoch of all rows."""
     schedule = label_schedule(holdings.counts.sum(axis=0), Stream(seed, "schedule"))
-    walk = walk_single(holdings, schedule, selection="uniform", chunk=chunk, stream=Stream(seed, "walk"))
+    walk = walk_single(holdings, schedule, selection="uniform", chunk=chunk, stream=Stream(seed, "walk"), retain=retain)
     return len(walk.visits) + len(walk.idle)
 
 
 @pytest.mark.parametrize(("balance", "low", "high"), [(False, 0.42, 0.53), (True, 0.34, 0.46)])
 def test_chunks_spare_transfers(balance: bool, low: float, high: float):
-    """Ten clients, ten labels of 5,000 rows, Dirichlet(0.5). Paper 002, V-F: about 35 % with chunks of 5, then a few more.
+    """Ten clients, ten labels of 5,000 rows, Dirichlet(0.5). Stratify, V-F: about 35 % with chunks of 5, then a few more.
 
     Its splits follow NIID-Bench, which gives nothing more to a client that holds its equal share (``balance``): 40 % on average
-    there, from 35 to 47 % over splits; 47 % without, where nearly every client holds every label.
+    there, from 35 to 47 % over splits; 47 % without, where nearly every client holds every label. Where four holders of each
+    label are retained for a chunk, it is 35 %.
     """
     y = np.arange(50_000) % 10
     rows = Rows(np.zeros((len(y), 1), dtype=np.float32), y)
     spared: dict[int, list[float]] = {2: [], 5: [], 20: []}
+    few: list[float] = []
     for seed in range(4):
         partition = dirichlet(rows, 10, Stream(seed, "cut"), alpha=0.5, balance=balance, min_size=10)
         holdings = Holdings.of(partition, y, 10)
         naive = moves(holdings, 1, seed)
         for chunk, parts in spared.items():
             parts.append(1 - moves(holdings, chunk, seed) / naive)
+        few.append(1 - moves(holdings, 5, seed, retain=4) / naive)
     at_2, at_5, at_20 = (np.mean(parts) for parts in spared.values())
     assert low < at_5 < high
+    assert np.mean(few) == pytest.approx(0.354 if balance else 0.405, abs=0.02)
     assert at_2 < at_5 - 0.05
     assert 0.01 < at_20 - at_5 < 0.08
 
@@ -405,6 +554,8 @@ def test_what_is_refused():
     case, stream = Case([[1]]), Stream(0, "test")
     with pytest.raises(FedskewError, match="chunk=0 is too small: use 1 or more"):
         case.single([0], chunk=0)
+    with pytest.raises(FedskewError, match="retain=0 is too small: use 1 or more"):
+        walk_single(case.holdings, ints([0]), selection="uniform", chunk=1, retain=0, stream=stream)
     with pytest.raises(FedskewError, match="batch_size=0 is too small: use 1 or more"):
         case.batch([0], size=0)
     with pytest.raises(FedskewError, match="batch_size=-1 is too small"):

@@ -114,7 +114,8 @@ class StratifySingle(_Stratified):
 
     The labels of an epoch, each ``f_l`` times, are shuffled and taken in chunks. Within a chunk the model always goes to a
     client that can serve the longest run of labels from there on, takes one step for each with one unused sample, and goes on.
-    A label that a client has used up goes back into the schedule.
+    A label that a client has used up goes back into the schedule. Whom the paper's "retaining" keeps for that search
+    (Algorithm 1, lines 3-4) it does not say: ``retain``.
 
     Args:
         selection: who serves a run: any of those with the longest (uniform), or by their shares of its first label (weighted)
@@ -124,6 +125,7 @@ class StratifySingle(_Stratified):
         cap: how often at most with proportional frequency
         reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
         chunk: labels that are planned together; 1 is passing the model on at random
+        retain: of which holders of each label the longest run is sought: all, or so many, drawn anew for every chunk
 
     >>> StratifySingle().topology(0)
     'chain'
@@ -132,6 +134,7 @@ class StratifySingle(_Stratified):
     one_by_one: ClassVar[bool] = True
 
     chunk: Annotated[int, AtLeastOne] = 5
+    retain: Annotated[Literal["all"] | int, AtLeastOne] = "all"
 
     def topology(self, round: int) -> Topology:
         """The model is passed on."""
@@ -146,6 +149,7 @@ class StratifySingle(_Stratified):
             selection=self.selection,
             chunk=self.chunk,
             stream=substream(stream, 1),
+            retain=None if self.retain == "all" else self.retain,
             reuse=self.reuse,
         )
 

@@ -36,6 +36,17 @@ class Pools:
         members, chances = self._lots(candidates, placeholder)
         return members[bisect_right(chances, next(self._shares) * chances[-1])]
 
+    def retained(self, placeholder: int, count: int | None) -> int:
+        """So many of those that may be asked for the placeholder, drawn without replacement; all of them for None."""
+        left = self.sets[placeholder]
+        if count is None or left.bit_count() <= count:
+            return left
+        kept = 0
+        for _ in range(count):
+            one = 1 << self.draw(left, placeholder)
+            kept, left = kept | one, left & ~one
+        return kept
+
     def leave(self, client: int, placeholder: int) -> None:
         """The client is not asked for this placeholder any more."""
         self.sets[placeholder] &= ~(1 << client)

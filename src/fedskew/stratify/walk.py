@@ -1,7 +1,7 @@
 """The Walk: what is trained on, in order, in one epoch: sample by sample, in lock-step batches, or client after client."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,7 +36,14 @@ class Walk:
 
 
 def walk_single(
-    holdings: Holdings, schedule: Ints, *, selection: Selection, chunk: int, stream: Stream, reuse: bool = False
+    holdings: Holdings,
+    schedule: Ints,
+    *,
+    selection: Selection,
+    chunk: int,
+    stream: Stream,
+    retain: int | None = None,
+    reuse: bool = False,
 ) -> Walk:
     """Single-sample learning: the model goes from client to client, a step for each sample (Stratify, Algorithms 1 and 3).
 
@@ -45,9 +52,10 @@ def walk_single(
     they have used up. What a client has used up goes back into the schedule at a random position; a placeholder that nobody
     has any more is dropped. With ``reuse`` a client begins its rows of a placeholder anew instead.
 
-    "Update client pool by retaining clients using uniform or weighted client selection" (algorithm 1, lines 3-4) does not say
-    who is retained. Read here: everybody who may still have rows, and of those with the longest run one is drawn, all with
-    the same chance or by their shares of the global count of the run's first placeholder.
+    "Update client pool by retaining clients using uniform or weighted client selection" (Algorithm 1, lines 3-4) does not say
+    who is retained, nor how many. Two readings: everybody who may still have rows; or ``retain`` of them for each placeholder,
+    drawn anew for every chunk. Of those with the longest run one is drawn. Both draws are uniform, or by the clients' shares
+    of the global count of the placeholder (for a run, of its first).
 
     >>> both = Holdings(np.array([[2, 0], [1, 2]]), flat=np.arange(5))
     >>> walk = walk_single(both, np.array([0, 1, 1, 0, 0]), selection="uniform", chunk=3, stream=Stream(0, "demo"))
@@ -55,6 +63,8 @@ def walk_single(
     ([1, 1, 1, 0, 0], [3, 5])
     """
     _check(holdings, "chunk", chunk)
+    if retain is not None:
+        _check(holdings, "retain", retain)
     shelves, pools = Shelves(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
     todo: list[int] = schedule.tolist()
     planned = 0  # how much of it is done, or in the queue
@@ -63,7 +73,7 @@ def walk_single(
     stops: list[tuple[int, int]] = []  # each task's client, and the samples so far
     while planned < len(todo) or queue:
         if len(queue) < 2 and planned < len(todo):
-            queue.extend(_tasks(todo[planned : planned + chunk], pools))
+            queue.extend(_tasks(todo[planned : planned + chunk], pools, retain))
             planned = min(planned + chunk, len(todo))
         if not queue:  # nobody has anything of that chunk any more
             continue
@@ -79,13 +89,13 @@ def walk_single(
     return _passed_on(shelves.rows(_ints(taken)), stops, returned=len(todo) - len(schedule))
 
 
-def longest_run(pools: Sequence[int], placeholders: Sequence[int]) -> tuple[int, int]:
-    """The clients that can serve the most placeholders from the first on, and how many these are (algorithm 1, lines 6-22).
+def longest_run(pools: Mapping[int, int], placeholders: Sequence[int]) -> tuple[int, int]:
+    """The clients that can serve the most placeholders from the first on, and how many these are (Algorithm 1, lines 6-22).
 
     Pools and answer are bit sets of clients; somebody must be in the first one's pool. Clients with the longest run are what is
     left of the pools' intersection before the placeholder at which it would become empty.
 
-    >>> longest_run([0b011, 0b110, 0b001], [0, 1, 1, 2])  # client 1 holds the first three
+    >>> longest_run({0: 0b011, 1: 0b110, 2: 0b001}, [0, 1, 1, 2])  # client 1 holds the first three
     (2, 3)
     """
     candidates = pools[placeholders[0]]
@@ -97,11 +107,12 @@ def longest_run(pools: Sequence[int], placeholders: Sequence[int]) -> tuple[int,
     return candidates, len(placeholders)
 
 
-def _tasks(chunk: Sequence[int], pools: Pools) -> Iterator[tuple[int, list[int]]]:
+def _tasks(chunk: Sequence[int], pools: Pools, retain: int | None) -> Iterator[tuple[int, list[int]]]:
     """Clients and the placeholders that each is asked for, in order."""
     left = [placeholder for placeholder in chunk if pools.sets[placeholder]]
+    retained = {placeholder: pools.retained(placeholder, retain) for placeholder in dict.fromkeys(left)}
     while left:
-        candidates, length = longest_run(pools.sets, left)
+        candidates, length = longest_run(retained, left)
         yield pools.draw(candidates, left[0]), left[:length]
         left = left[length:]
 

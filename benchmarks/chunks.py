@@ -1,0 +1,41 @@
+"""Visits that chunks spare Stratify's single-sample learning, against passing the model on at random, by who is retained."""
+
+import numpy as np
+
+from fedskew.skew.dirichlet import dirichlet
+from fedskew.skew.partition import Partition, Rows
+from fedskew.stratify.holdings import Holdings
+from fedskew.stratify.labels import label_schedule
+from fedskew.stratify.walk import walk_single
+from fedskew.streams import Stream
+
+ROWS, CLASSES, CLIENTS, SPLITS = 50_000, 10, 10, 8
+LABELS = np.arange(ROWS) % CLASSES
+RETAINED = (None, 1, 2, 3, 4, 5, 6, 8)
+
+
+def split(seed: int, balance: bool) -> Partition:
+    """CIFAR-10's rows by Dirichlet(0.5)."""
+    rows = Rows(np.zeros((ROWS, 1), dtype=np.float32), LABELS)
+    return dirichlet(rows, CLIENTS, Stream(seed, "cut"), alpha=0.5, balance=balance, min_size=10)
+
+
+def visits(holdings: Holdings, chunk: int, retain: int | None, seed: int) -> int:
+    """How often the model goes to a client in an epoch of all rows, those included that had nothing left."""
+    schedule = label_schedule(holdings.counts.sum(axis=0), Stream(seed, "schedule"))
+    walk = walk_single(holdings, schedule, selection="uniform", chunk=chunk, retain=retain, stream=Stream(seed, "walk"))
+    return len(walk.visits) + len(walk.idle)
+
+
+def main() -> None:
+    """A line for every number of retained holders: the mean over splits, and the range."""
+    for balance in (True, False):
+        print(f"{'balanced' if balance else 'plain'} Dirichlet(0.5), {CLIENTS} clients, {SPLITS} splits: visits spared")
+        splits = [Holdings.of(split(seed, balance), LABELS, CLASSES) for seed in range(SPLITS)]
+        naive = [visits(holdings, 1, None, seed) for seed, holdings in enumerate(splits)]
+        for retain in RETAINED:
+            line = f"  retain={retain or 'all':<4}"
+            for chunk in (5, 10):
+                spared = [1 - visits(each, chunk, retain, seed) / naive[seed] for seed, each in enumerate(splits)]
+                line += f"  chunk={chunk:<2} {np.mean(spared):5.1%} ({min(spared):.0%} to {max(spared):.0%})"
+            print(line, flush=True)
