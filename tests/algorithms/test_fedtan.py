@@ -99,22 +99,26 @@ def test_by_hand(norm_net, steps: str, engine: str):
         np.testing.assert_allclose(value.numpy(), wanted[name], rtol=0, atol=1e-10, err_msg=name)
 
 
-def test_it_is_neither_fedavg_nor_sharing_at_the_first_step_only(norm_net):
-    shared, first, apart = (norm_net.training(spec).params for spec in ("fedtan", "fedtan:steps=first", "fedavg"))
+def test_the_default_is_the_authors_code():
+    assert resolve("fedtan") == resolve("fedtan:steps=first")
+
+
+def test_sharing_at_every_step_at_the_first_and_never_differ(norm_net):
+    shared, first, apart = (norm_net.training(spec).params for spec in ("fedtan:steps=all", "fedtan", "fedavg"))
     for left, right in ((shared, first), (first, apart), (shared, apart)):
         assert max(float((left[name] - right[name]).abs().max()) for name in left) > 1e-3
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_batch_norm_it_is_fedavg(plain_net, engine: str):
-    found, plain = (plain_net.training(spec, ENGINES[engine]) for spec in ("fedtan", "fedavg"))
+    found, plain = (plain_net.training(spec, ENGINES[engine]) for spec in ("fedtan:steps=all", "fedavg"))
     assert all(torch.equal(value, plain.params[name]) for name, value in found.params.items())
     assert [line.round for line in found.lines] == [line.round for line in plain.lines]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_with_one_client_a_round_it_is_fedavg(norm_net, engine: str):
-    found, plain = (norm_net.training(spec, ENGINES[engine], per_round=1) for spec in ("fedtan", "fedavg"))
+    found, plain = (norm_net.training(spec, ENGINES[engine], per_round=1) for spec in ("fedtan:steps=all", "fedavg"))
     for name, value in found.state().items():
         torch.testing.assert_close(value, plain.state()[name], rtol=0, atol=1e-12)
 
@@ -143,7 +147,8 @@ def test_one_step_with_equal_batches_is_a_central_step_on_the_pooled_batch(engin
     far = {}
     for sizes in ((5, 5, 5), (11, 2, 2)):
         found, central = (
-            train(spec, ENGINES[engine], "tabular:hidden=6", sizes, (4,), batch_size=64) for spec in ("fedtan", "central")
+            train(spec, ENGINES[engine], "tabular:hidden=6", sizes, (4,), batch_size=64)
+            for spec in ("fedtan:steps=all", "central")
         )
         far[sizes] = max(float((value - central.params[name]).abs().max()) for name, value in found.params.items())
     assert far[(5, 5, 5)] < 1e-10
@@ -171,7 +176,7 @@ def frozen_first(shape: tuple[int, ...], classes: int) -> nn.Module:
 @pytest.mark.parametrize("settings", [{}, {"norm": "local"}, {"optimizer": "adam", "lr": 0.01, "epochs": 2}], ids=str)
 def test_engines_agree(model: Callable, shape: tuple[int, ...], settings: dict):
     reference, stack = (
-        train("fedtan", ENGINES[engine], model, (9, 4, 2, 7), shape, rounds=2, **settings)
+        train("fedtan:steps=all", ENGINES[engine], model, (9, 4, 2, 7), shape, rounds=2, **settings)
         for engine in ("sequential", "stacked")
     )
     assert reference.lines[0].round["bytes_up"] == stack.lines[0].round["bytes_up"]
@@ -183,7 +188,7 @@ def test_engines_agree(model: Callable, shape: tuple[int, ...], settings: dict):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_bytes_by_hand(norm_net, engine: str):
     shared, first, plain = (
-        norm_net.training(spec, ENGINES[engine], rounds=1).lines[0] for spec in ("fedtan", "fedtan:steps=first", "fedavg")
+        norm_net.training(spec, ENGINES[engine], rounds=1).lines[0] for spec in ("fedtan:steps=all", "fedtan", "fedavg")
     )
     assert [line["steps"] for line in shared.clients] == [4, 2, 4, 2]
     for way in ("bytes_up", "bytes_down"):  # mean, variance and both gradients of 4 channels, 8 bytes each
@@ -193,7 +198,7 @@ def test_bytes_by_hand(norm_net, engine: str):
 
 def test_clients_that_are_lost_share_nothing():
     options = {"sizes": (6, 6, 6, 6, 6, 6), "shape": (4,), "fleet": "uniform:dropout=0.4", "batch_size": 3}
-    found, plain = (train(spec, Stacked(), "tabular:hidden=6", **options) for spec in ("fedtan", "fedavg"))
+    found, plain = (train(spec, Stacked(), "tabular:hidden=6", **options) for spec in ("fedtan:steps=all", "fedavg"))
     channels = sum(v.numel() for name, v in found.buffers.items() if name.endswith("running_mean"))
     lost = [line.round["dropped"] for line in found.lines]
     assert 0 < sum(lost) < 18

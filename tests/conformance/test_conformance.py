@@ -19,7 +19,12 @@ OTHER_ENGINES: dict[str, Engine] = {
 }
 
 
-VARIANTS = ["fedbs:rows=all,importance=size", "fedpbs:variant=section4"]  # what an option makes another method
+VARIANTS = [
+    "fedbs:rows=all,importance=size",
+    "fedpbs:variant=section4",
+    "fedtan:steps=all",
+    "stratify-single:retain=2,reuse=true",
+]  # what an option makes another method
 
 
 SKIP = {"krum": {"identical": "one client alone has no neighbours"}}
