@@ -23,6 +23,7 @@ SMALL = {
     "cnn": ("cnn:width=3", (1, 8, 8)),
     "cnn-hidden": ("cnn:width=3,hidden=7", (2, 5, 9)),
     "leaf-cnn": ("leaf-cnn:width=3,hidden=10", (1, 8, 8)),
+    "tabular-cnn": ("tabular-cnn:width=3,hidden=7", (13,)),
     "har-cnn": ("har-cnn:width=3,hidden=7", (2, 16)),
     "resnet9": ("resnet9:width=2", (3, 8, 8)),
     "resnet9-group": ("resnet9:width=2,norm=group", (3, 8, 8)),
@@ -60,6 +61,8 @@ def test_sizes_of_the_small_nets_by_hand():
     assert size("leaf-cnn", (1, 28, 28), 62) == leaf
     har = conv(9, 32, 9) + conv(32, 64, 9) + (32 * 64 * 128 + 128) + (128 * 6 + 6)
     assert size("har-cnn", (9, 128), 6) == har
+    covtype = conv(1, 32, 3) + conv(32, 64, 3) + (13 * 64 * 128 + 128) + (128 * 7 + 7)  # 54 features, halved twice
+    assert size("tabular-cnn", (54,), 7) == covtype
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -150,6 +153,8 @@ def test_a_stack_of_copies_equals_each_copy_alone(name: str):
         ("resnet18", (3, 2, 2), "height and width >= 4"),
         ("resnet20", (561,), "(channels, height, width)"),
         ("har-cnn", (561,), "(channels, length) with length >= 4"),
+        ("tabular-cnn", (1, 54), "needs rows of shape (features,) with features >= 4"),
+        ("tabular-cnn", (3,), "needs rows of shape (features,) with features >= 4"),
         ("har-cnn", (9, 3), "(channels, length) with length >= 4"),
     ],
 )

@@ -1,9 +1,10 @@
-"""Small convolutional models: for images (papers 000, 002 and 003), for FEMNIST as in LEAF, and for sensor signals."""
+"""Small convolutional models: for images, for FEMNIST as in LEAF, for sensor signals, and for the rows of a table."""
 
 from typing import Annotated
 
 from torch import nn
 
+from fedskew.errors import FedskewError
 from fedskew.models.base import Network, Shape, image_shape, models, signal_shape
 from fedskew.registry import AtLeastOne, NonNegative
 
@@ -30,6 +31,25 @@ def _image_network(name: str, shape: Shape, classes: int, kernel: int, width: in
     return Network(features, last, classes)
 
 
+def _signal_network(
+    first: list[nn.Module], channels: int, length: int, classes: int, kernel: int, width: int, hidden: int
+) -> Network:
+    """The same in one dimension, after the layers that come first."""
+    dense, last = _dense(2 * width * (length // 4), hidden)
+    features = nn.Sequential(
+        *first,
+        nn.Conv1d(channels, width, kernel, padding=kernel // 2),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Conv1d(width, 2 * width, kernel, padding=kernel // 2),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Flatten(),
+        *dense,
+    )
+    return Network(features, last, classes)
+
+
 @models.register("cnn")
 def cnn(
     shape: Shape,
@@ -39,7 +59,7 @@ def cnn(
     width: Annotated[int, AtLeastOne] = 32,
     hidden: Annotated[int, NonNegative] = 0,
 ) -> Network:
-    """Two 3x3 convolutions with ReLU and max-pooling, then one dense layer: the CIFAR-10 net of paper 003.
+    """Two 3x3 convolutions with ReLU and max-pooling, then one dense layer: the CIFAR-10 net of AFL-CP.
 
     The paper gives no widths and says "a fully connected dense layer": read as the head itself, after 32 and 64 channels.
 
@@ -64,7 +84,7 @@ def leaf_cnn(
 ) -> Network:
     """LEAF's FEMNIST net: two 5x5 convolutions (32, 64) with max-pooling, 2,048 dense units, the head; no drop-out.
 
-    Caldas et al. 2018, ``models/femnist/cnn.py`` of their repository; the net that paper 003 names for FEMNIST.
+    Caldas et al. 2018, ``models/femnist/cnn.py`` of their repository; the net that AFL-CP names for FEMNIST.
 
     >>> sum(p.numel() for p in leaf_cnn((1, 28, 28), 62).parameters())
     6603710
@@ -97,15 +117,33 @@ def har_cnn(
         hidden: units of the dense layer before the head, 0 for none
     """
     channels, length = signal_shape("har-cnn", shape, 4)
-    dense, last = _dense(2 * width * (length // 4), hidden)
-    features = nn.Sequential(
-        nn.Conv1d(channels, width, 9, padding=4),
-        nn.ReLU(),
-        nn.MaxPool1d(2),
-        nn.Conv1d(width, 2 * width, 9, padding=4),
-        nn.ReLU(),
-        nn.MaxPool1d(2),
-        nn.Flatten(),
-        *dense,
-    )
-    return Network(features, last, classes)
+    return _signal_network([], channels, length, classes, 9, width, hidden)
+
+
+@models.register("tabular-cnn")
+def tabular_cnn(
+    shape: Shape,
+    classes: int,
+    /,
+    *,
+    width: Annotated[int, AtLeastOne] = 32,
+    hidden: Annotated[int, NonNegative] = 128,
+) -> Network:
+    """Two convolutions of length 3 along a row's features with ReLU and max-pooling, a dense layer, the head: for tables.
+
+    Stratify trains "simple CNN models" on Covertype (section V) and says no more of them: this is a reading. It has no
+    BatchNorm, so that single samples can train it.
+
+    >>> sum(p.numel() for p in tabular_cnn((54,), 7).parameters())
+    113863
+
+    Args:
+        width: channels of the first convolution; the second has twice as many
+        hidden: units of the dense layer before the head, 0 for none
+    """
+    if len(shape) != 1 or shape[0] < 4:
+        raise FedskewError(
+            f"model tabular-cnn needs rows of shape (features,) with features >= 4, got {shape}: "
+            "choose mlp, which takes any shape"
+        )
+    return _signal_network([nn.Unflatten(1, (1, shape[0]))], 1, shape[0], classes, 3, width, hidden)
