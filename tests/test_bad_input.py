@@ -71,7 +71,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "per_round above clients": ("run --per-round 11", "per_round=11", "at most 10"),
     "batch of one with BatchNorm": ("run --batch-size 1 --model tabular:hidden=8", "batch_size=1", "batch_size >= 2"),
     "client of one row with BatchNorm": (
-        "run --model tabular:hidden=8 --skew dirichlet:alpha=0.01 --clients 40", "has 1 row", "min_size=2",
+        "run --model tabular:hidden=8 --skew dirichlet:alpha=0.01,min_size=1 --clients 40", "has 1 row", "min_size=2",
     ),
     "one of several seeds cuts a client of one row": (
         "run --data small.npz --model tabular:hidden=8 --skew quantity:alpha=1 --clients 4 --seeds 4-7",

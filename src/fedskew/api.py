@@ -145,6 +145,7 @@ def split(
     if clients is None and not (not callable(skew) and skews.choose(skew).name == "natural"):
         clients = DEFAULT_CLIENTS
     dataset = data if isinstance(data, Dataset) else from_arrays(data, label=label, group=group)
+    skew = skew if callable(skew) else _numbered(skew, dataset.groups)
     if target is None:
         result = cut(skew, dataset.train, clients, seed)
     else:
@@ -156,9 +157,20 @@ def split(
     recipe: Mapping[str, Any] = {}
     same_seed = not dataset.recipe.get("validation") or dataset.recipe["split_seed"] == seed
     if dataset.recipe and not callable(skew) and same_seed:
-        made = {"skew": _table("skew", skew), "clients": partition.clients, "split_seed": seed, "client_test": client_test}
+        made = {
+            "skew": _table("skew", skews.settle(skew, result.partition.settled)),
+            "clients": partition.clients,
+            "split_seed": seed,
+            "client_test": client_test,
+        }
         recipe = {**dataset.recipe, **made}
     return Federation(dataset, partition, held_out, recipe, None if result.rows is dataset.train else result.rows)
+
+
+def _numbered(skew: "str | Mapping[str, Any] | Choice", groups: tuple[str, ...]) -> "str | Mapping[str, Any] | Choice":
+    """A skew that names a group (``domains:alone=photo``) with the group's number, which is what rows have."""
+    name = skews.choose(skew).options.get("alone")
+    return skews.settle(skew, {"alone": str(groups.index(name))}) if name in groups else skew
 
 
 def _choose(kind: str, spec: Any) -> Choice:

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata, wasserstein_distance
 
+import fedskew
 from fedskew.errors import FedskewError
 from fedskew.skew.clusters import row_clusters
 from fedskew.skew.columns import ranks, widest
@@ -250,7 +251,7 @@ def test_ranks_are_mid_ranks(values: list[int]):
 def test_feature_dirichlet_never_parts_a_bin_at_the_extreme(rows: Rows, data: st.DataObject, seed: int):
     """With a tiny alpha every bin is at one client, but for what fills up the empty ones."""
     clients, bins = some_clients(rows, data), data.draw(st.integers(2, 12))
-    spec = {"name": "feature-dirichlet", "alpha": 1e-9, "bins": bins}
+    spec = {"name": "feature-dirichlet", "alpha": 1e-9, "bins": bins, "min_size": 1}
     partition = cut(spec, rows, clients, seed).partition
     assert whole(partition, rows)
     bin_of = (ranks(top_column(rows)) * bins).astype(int)
@@ -275,6 +276,56 @@ def test_domains_gives_exactly_k_groups(rows: Rows, data: st.DataObject, seed: i
     for column in held.T[np.bincount(rows.group, minlength=4) > 0]:
         shares = column[column > 0]
         assert shares.max() - shares.min() <= 1
+
+
+def in_groups(counts: list[int], labels: int = 3) -> Rows:
+    group = np.repeat(np.arange(len(counts)), counts)
+    return Rows(np.zeros((len(group), 1), np.float32), np.arange(len(group)) % labels, group)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=5), st.data(), seeds)
+def test_one_domain_alone_and_the_others_shared(counts: list[int], data: st.DataObject, seed: int):
+    """Table V of Stratify: the first client has all of one group, every other group is cut equally among the others."""
+    held = [group for group, count in enumerate(counts) if count]
+    assume(len(held) > 1)
+    alone = data.draw(st.sampled_from(held))
+    rows = in_groups(counts)
+    clients = data.draw(st.integers(2, sum(counts) - counts[alone] + 1))
+    partition = cut(f"domains:alone={alone}", rows, clients, seed).partition
+    assert whole(partition, rows)
+    table = partition.counts(rows.group, len(counts))
+    assert table[0].tolist() == [count if group == alone else 0 for group, count in enumerate(counts)]
+    assert table[1:, alone].sum() == 0
+    assert (np.ptp(table[1:], axis=0) <= 1).all()
+    assert np.ptp(table[1:].sum(axis=1)) <= 1
+
+
+def test_a_domain_by_its_name():
+    rows = in_groups([30, 20, 10])
+    names = np.array(["photo", "art", "sketch"])[rows.group]
+    fed = fedskew.split((rows.x, rows.y, names), "domains:alone=sketch", clients=4)
+    groups = fed.data.train.group
+    assert {fed.data.groups[group] for group in groups[fed.partition.of(0)]} == {"sketch"}
+    assert {fed.data.groups[group] for client in (1, 2, 3) for group in groups[fed.partition.of(client)]} == {"photo", "art"}
+    with pytest.raises(FedskewError, match="alone=sktch is no group of the training rows: use the name of one, or 0, 1, 2"):
+        fedskew.split((rows.x, rows.y, names), "domains:alone=sktch", clients=4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "counts", "clients", "says"),
+    [
+        ("domains", [3, 3], 2, "skew domains needs k=, groups that each client holds, or alone="),
+        ("domains:k=1,alone=0", [3, 3], 2, "skew domains needs k="),
+        ("domains:alone=2", [3, 3], 2, "alone=2 is no group of the training rows: use the name of one, or 0, 1"),
+        ("domains:alone=0", [3, 3], 1, "1 clients, of which the first holds group 0 and the others share 3 rows: use 2 to 4"),
+        ("domains:alone=0", [3, 3], 5, "use 2 to 4 clients"),
+        ("domains:alone=0", [3], 2, "the data has no other group"),
+    ],
+)
+def test_no_domain_can_be_alone(spec: str, counts: list[int], clients: int, says: str):
+    with pytest.raises(FedskewError, match=says):
+        cut(spec, in_groups(counts), clients, seed=0)
 
 
 def test_dirichlet_by_group_mixes_groups_and_not_labels():

@@ -1,12 +1,18 @@
 """Properties of every skew: complete, disjoint, repeatable, no client left empty, and each one's own promise."""
 
+import tomllib
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy.stats import chi2_contingency
 
+import fedskew
 from fedskew.errors import FedskewError
 from fedskew.skew.cut import SkewSpec, cut
+from fedskew.skew.deal import log_gammas
 from fedskew.skew.partition import Partition, Rows, Stream, skews
 
 alphas = st.sampled_from([1e-300, 1e-6, 0.01, 0.1, 0.5, 1.0, 10.0, 1e6, 1e300])
@@ -125,7 +131,7 @@ DRAWN = ("iid", "dirichlet", "feature-dirichlet", "quantity", "quantity:law=logn
 RULED = ("vop:strength=0.5", "sldf:strength=0.5", "sfdl:strength=0.5", "wgc:clusters=4")  # the rest is dealt at random
 
 
-@pytest.mark.parametrize("spec", [*DRAWN, *RULED, "classes:k=3", "domains:k=3"])
+@pytest.mark.parametrize("spec", [*DRAWN, *RULED, "classes:k=3", "classes:k=3,deal=random", "domains:k=3", "domains:alone=4"])
 def test_the_seed_changes_the_cut(spec: str):
     cuts = {cut_rows(spec, BALANCED, 20, seed).digest for seed in range(5)}
     assert len(cuts) == 5
@@ -133,7 +139,7 @@ def test_the_seed_changes_the_cut(spec: str):
 
 def test_every_skew_ends_with_a_checked_partition():
     for name in skews:
-        required = {option.name: 2 for option in skews.options(name).values() if option.required}
+        required = {"k": 2} if "k" in skews.options(name) else {}
         clients = {"domains": 25, "wgc": 4}.get(name, 10)
         assert len(cut_rows({"name": name, **required}, BALANCED, clients, seed=3).rows) == 1000
 
@@ -168,7 +174,7 @@ def test_huge_alpha_gives_equal_mixtures():
 
 
 def test_tiny_alpha_puts_a_class_on_one_client():
-    partition = cut_rows("dirichlet:alpha=1e-6", BALANCED, 10, seed=1)
+    partition = cut_rows("dirichlet:alpha=1e-6,min_size=1", BALANCED, 10, seed=1)
     held = table(partition, BALANCED.y)
     assert np.all(held.max(axis=0) >= 100 - 10)  # all but what fills up the empty clients
     sizes = cut_rows("quantity:alpha=1e-6", BALANCED, 10, seed=1).sizes
@@ -176,7 +182,7 @@ def test_tiny_alpha_puts_a_class_on_one_client():
 
 
 def test_filling_up_takes_from_the_largest_only():
-    free = cut_rows("dirichlet:alpha=0.3", BALANCED, 20, seed=4)
+    free = cut_rows("dirichlet:alpha=0.3,min_size=1", BALANCED, 20, seed=4)
     filled = cut_rows("dirichlet:alpha=0.3,min_size=30", BALANCED, 20, seed=4)
     assert free.sizes.min() < 30
     grown = free.sizes < filled.sizes
@@ -186,6 +192,126 @@ def test_filling_up_takes_from_the_largest_only():
     assert filled.sizes[~grown & ~shrunk].max() <= filled.sizes[shrunk].max()
     for client in np.flatnonzero(~shrunk):
         assert set(free.of(client)) <= set(filled.of(client))
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "feature-dirichlet"])
+@pytest.mark.parametrize(("clients", "least"), [(10, 10), (50, 10), (60, 8), (250, 2), (500, 2), (501, 1), (1, 10)])
+def test_the_smallest_client_has_ten_rows_or_half_a_share_but_two(name: str, clients: int, least: int):
+    rows = rows_of(np.arange(1000) % 7)
+    partition = cut_rows(f"{name}:alpha=0.001", rows, clients, seed=0)
+    assert partition.settled == {"min_size": least}
+    assert partition.sizes.min() == (1000 if clients == 1 else least)
+    assert cut_rows(f"{name}:alpha=0.001,min_size=1", rows, clients, seed=0).settled == {"min_size": 1}
+
+
+def test_what_was_settled_stands_in_the_record(tmp_path):
+    fed = fedskew.split(fedskew.load("digits"), "dirichlet:alpha=0.1", clients=100, client_test=0.2)
+    assert fed.recipe["skew"]["min_size"] == 7  # half of 1438 / 100
+    run = fedskew.train(fed, "logreg", rounds=1, folder=tmp_path / "run", device="cpu", threads=1)
+    assert tomllib.loads((tmp_path / "run/config.toml").read_text())["skew"]["min_size"] == 7
+    assert run.summary["skew"] == "dirichlet:alpha=0.1,min_size=7"
+    assert fedskew.resume(tmp_path / "run").training.fed.partition == fed.partition
+    found = fedskew.split(fedskew.load("digits"), "dirichlet", clients=10, target="hellinger=0.5")
+    assert found.recipe["skew"]["min_size"] == 10
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from([0.3, 0.5, 1.0, 100.0]), st.booleans(), st.integers(1, 40), seeds)
+def test_redrawing_changes_no_row_of_a_draw_that_is_large_enough(alpha: float, balance: bool, least: int, seed: int):
+    options = {"name": "dirichlet", "alpha": alpha, "balance": balance}
+    drawn = cut_rows({**options, "min_size": least, "min_rule": "redraw"}, BALANCED, 10, seed)
+    assert drawn.sizes.min() >= least
+    first = cut_rows({**options, "min_size": 1}, BALANCED, 10, seed)
+    if first.sizes.min() >= max(least, 2):  # nobody was filled up
+        assert drawn == first
+    elif first.sizes.min() < least:
+        assert drawn != first
+
+
+def test_redraws_are_the_next_draws_of_the_stream():
+    """By hand, from the same random numbers: shares until everybody has ten rows, as in NIID-Bench."""
+    clients, alpha, draws = 10, 0.1, []
+    for seed in range(6):
+        numbers, sizes, drawn = Stream(seed, "partition", 1).generator(), np.zeros(clients, dtype=int), 0
+        while sizes.min() < 10:
+            sizes, drawn = np.zeros(clients, dtype=int), drawn + 1
+            for _ in range(10):
+                logs = log_gammas(alpha, (clients,), numbers)
+                ends = np.cumsum(np.exp(logs - logs.max()))
+                ends = np.floor(ends / ends[-1] * 100 + numbers.random()).clip(max=100)
+                sizes += np.diff(ends, prepend=0).astype(int)
+        found = cut_rows(f"dirichlet:alpha={alpha},min_rule=redraw", BALANCED, clients, seed)
+        assert found.sizes.tolist() == sizes.tolist()
+        draws.append(drawn)
+    assert max(draws) > 1
+
+
+def test_redraws_end():
+    with pytest.raises(
+        FedskewError, match=r"in 1,000 draws no cut had 10 rows at every client, the smallest had at most 0: use a larger"
+    ):
+        cut_rows("dirichlet:alpha=0.001,min_rule=redraw", BALANCED, 20, seed=0)
+    with pytest.raises(
+        FedskewError, match=r"the smallest had at most (\d+): use min_size <= \1, a larger alpha, fewer clients"
+    ):
+        cut_rows("dirichlet:alpha=1,min_rule=redraw,min_size=50", BALANCED, 20, seed=0)
+
+
+def niid_bench(labels: int, clients: int, k: int, draw: np.random.Generator) -> list[list[int]]:
+    """Its label skew, as its code has it: client i has label i mod K and draws others until it has k."""
+    contain = []
+    for i in range(clients):
+        current = [i % labels]
+        while len(current) < k:
+            label = int(draw.integers(labels))
+            if label not in current:
+                current.append(label)
+        contain.append(current)
+    return contain
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 6), st.data(), seeds)
+def test_clients_draw_their_labels(labels: int, data: st.DataObject, seed: int):
+    k = data.draw(st.integers(1, labels))
+    clients = data.draw(st.integers(-(-labels // k), 12))
+    y = np.repeat(np.arange(labels) * 2, 24)  # with gaps
+    partition = cut_rows(f"classes:k={k},deal=random", rows_of(y), clients, seed)
+    held = table(partition, y)
+    assert sorted(partition.rows.tolist()) == list(range(len(y)))
+    assert np.all((held > 0).sum(axis=1) == k)
+    assert np.all(held[np.arange(clients), np.arange(clients) % labels] > 0)
+    for column in held.T:
+        assert np.ptp(column[column > 0]) <= 1
+
+
+def test_drawn_labels_have_the_holders_of_niid_bench():
+    """How many clients hold a label, and how unlike sizes are, over many draws."""
+    rows, clients, k = BALANCED, 10, 3
+    draw = np.random.default_rng(0)
+    holders, theirs, sizes = Counter[int](), Counter[int](), []
+    for seed in range(600):
+        partition = cut_rows(f"classes:k={k},deal=random", rows, clients, seed)
+        holders.update((table(partition, rows.y) > 0).sum(axis=0).tolist())
+        theirs.update(Counter(label for held in niid_bench(10, clients, k, draw) for label in held).values())
+        sizes.append(partition.sizes.std() / 100)
+    assert chi2_contingency([[each[n] for n in range(1, 7)] for each in (holders, theirs)]).pvalue > 1e-3
+    assert np.mean(sizes) > 0.15
+    assert np.ptp(cut_rows(f"classes:k={k}", rows, clients, 0).sizes) <= 3
+
+
+def test_labels_that_nobody_drew_find_a_holder():
+    held = [table(cut_rows("classes:k=4,deal=random", BALANCED, 3, seed), BALANCED.y) > 0 for seed in range(200)]
+    assert all(one.any(axis=0).all() and (one.sum(axis=1) == 4).all() for one in held)
+    late = sum(one[:, 3:] for one in held)
+    assert late.min() > 200 * 0.2  # labels 3 … 9 are at every client now and then
+
+
+def test_too_many_drew_a_rare_label():
+    y = np.repeat([0, 1, 2], [100, 100, 2])
+    with pytest.raises(FedskewError, match=r"clients drew a label that has 2 rows: use fewer clients, .*deal=balanced"):
+        cut_rows("classes:k=2,deal=random", rows_of(y), 12, seed=0)
+    assert cut_rows("classes:k=2", rows_of(y), 12, seed=0).clients == 12
 
 
 def test_balance_stops_at_the_equal_share():
@@ -231,6 +357,7 @@ def test_two_class_sizes():
         ("dirichlet:min_size=2000", 1, "use more rows or min_size <= 1000"),
         ("quantity:min_size=501", 2, "use at most 1 clients or min_size <= 500"),
         ("classes", 5, "needs k="),
+        ("classes:k=2,deal=random", 4, "cannot hold all 10 labels: use at least 5 clients or k >= 3"),
         ("classes:k=11", 5, "11 labels a client, but the data has only 10: use k <= 10"),
         ("classes:k=2", 4, "cannot hold all 10 labels: use at least 5 clients or k >= 3"),
         ("classes:k=2", 600, "use at most 500 clients or choose a smaller k"),
@@ -279,3 +406,4 @@ def test_many_clients_cost_little():
     rows = rows_of(np.arange(200_000) % 10)
     for spec in ("iid", "dirichlet:alpha=0.1", "quantity", "classes:k=1", "two-class-dirichlet"):
         assert cut_rows(spec, rows, 100_000, seed=0).clients == 100_000
+    assert cut_rows("classes:k=2,deal=random", rows, 50_000, seed=0).clients == 50_000

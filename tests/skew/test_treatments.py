@@ -148,7 +148,7 @@ def test_a_federation_shows_the_treated_rows_and_keeps_the_data():
     difference = fed.train.x - data.train.x
     assert difference[fed.held_out.of(4)].std() == pytest.approx(0.1, rel=0.05)  # its own test rows have its noise
     assert np.array_equal(fed.test.x, data.test.x)
-    assert fed.recipe["skew"] == "dirichlet:alpha=0.3,min_size=1,balance=false,by=label + noise:sigma=0.1"
+    assert fed.recipe["skew"] == "dirichlet:alpha=0.3,min_size=10,min_rule=fill,balance=false,by=label + noise:sigma=0.1"
     plain = fedskew.split(data, "dirichlet:alpha=0.3", clients=5, client_test=0.2)
     assert plain.partition == fed.partition
     assert plain.fingerprint != fed.fingerprint
@@ -166,4 +166,4 @@ def test_a_composed_run_can_be_resumed(tmp_path):
     resumed = fedskew.resume(tmp_path / "run")
     straight = fedskew.train(fed, "logreg", folder=False, **settings)
     assert resumed.summary["test_loss_last"] == straight.summary["test_loss_last"]
-    assert resumed.summary["skew"] == "dirichlet:alpha=0.3 + noise"
+    assert resumed.summary["skew"] == "dirichlet:alpha=0.3,min_size=10 + noise"

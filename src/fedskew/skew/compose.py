@@ -42,6 +42,11 @@ class Skews(Composing[Callable[..., Any]]):
             )
         return compose([cut, *treatments])
 
+    def settle(self, spec: "str | Mapping[str, Any] | Choice", options: Mapping[str, Any]) -> Choice:
+        """The choice with these options of its cut."""
+        first, *added = parts_of(self.choose(spec), self.kind)
+        return compose([Choice(first.name, {**first.options, **options}), *added])
+
 
 def _name(part: Any) -> Any:
     return part.name if isinstance(part, Choice) else part.get("name") if isinstance(part, Mapping) else None

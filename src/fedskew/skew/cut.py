@@ -1,7 +1,7 @@
 """From what the user wrote to a checked partition, and from a partition to each client's own training and test rows."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -63,7 +63,7 @@ def _deal(skew: Skew, rows: Rows, clients: int, seed: int) -> Partition:
     result = skew(rows if whole is None else whole.items, clients, stream)
     if not isinstance(result, Partition):
         raise FedskewError(f"a skew must return a Partition, got {type(result).__name__}")
-    return result if whole is None else whole.rows_of(result)
+    return result if whole is None else replace(whole.rows_of(result), settled=result.settled)
 
 
 def client_holdout(partition: Partition, rows: Rows, share: float, seed: int) -> tuple[Partition, Partition]:

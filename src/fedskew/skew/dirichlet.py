@@ -1,9 +1,11 @@
 """Dirichlet shares: each label, each group or each bin of a feature is cut among all clients."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
 
+from fedskew.errors import FedskewError
 from fedskew.registry import AtLeastOne, Bounds, NonNegative, Positive
 from fedskew.skew.columns import chosen_column, ranks
 from fedskew.skew.deal import (
@@ -19,6 +21,8 @@ from fedskew.skew.deal import (
 from fedskew.skew.partition import Partition, Rows, Stream, skews
 from fedskew.streams import Ints
 
+REDRAWS = 1000  # after so many, no further draw is likely to have what the others lacked
+
 
 @skews.register("dirichlet")
 def dirichlet(
@@ -28,26 +32,33 @@ def dirichlet(
     /,
     *,
     alpha: Annotated[float, Positive] = 0.5,
-    min_size: Annotated[int, AtLeastOne] = 1,
+    min_size: Annotated[int | None, AtLeastOne] = None,
+    min_rule: Literal["fill", "redraw"] = "fill",
     balance: bool = False,
     by: Literal["label", "group"] = "label",
 ) -> Partition:
-    """Unlike label mixtures: of class k, client i gets the share p_ki of p_k ~ Dirichlet(alpha) (paper 000, NIID-Bench).
+    """Unlike label mixtures: of class k, client i gets the share p_ki of p_k ~ Dirichlet(alpha) (FedPBS, NIID-Bench).
 
-    One draw, no retries: it always ends, and every row goes to exactly one client. Clients that the draw leaves under
-    ``min_size`` are then filled up with random rows of the largest clients. Many published splits draw until no client is
-    too small, which for small alpha never happens, or quietly give nothing more to clients that hold their equal share:
-    that second habit is ``balance``.
+    Every row goes to exactly one client. Clients that the draw leaves under ``min_size`` are then filled up with random rows
+    of the largest clients, so that one draw always ends. NIID-Bench draws anew until no client is too small
+    (``min_rule=redraw``), which for small alpha or many clients never happens: after 1,000 draws it is refused. It also gives
+    nothing more to clients that hold their equal share: ``balance``.
 
     Args:
         alpha: small for very unlike clients (at 0.01 a class is mostly at one client), large for equal mixtures
-        min_size: rows that every client has at least
+        min_size: rows that every client has at least; none for 10 (NIID-Bench), or half of an equal share where that is
+            less, but 2 (what BatchNorm needs) where there are 2 a client
+        min_rule: how: filled up from the largest clients (fill), or all shares drawn anew (redraw, NIID-Bench)
         balance: a client that holds its equal share of all rows gets none of the next classes
         by: label for unlike label mixtures, group for unlike mixtures of groups (domains, sites)
     """
-    check_clients("dirichlet", len(rows), clients, min_size)
+    least = _least(len(rows), clients) if min_size is None else min_size
+    check_clients("dirichlet", len(rows), clients, least)
     kind = rows.y if by == "label" else groups_of("dirichlet:by=group", rows)
-    return _deal(kind, clients, alpha, min_size, balance, stream)
+    draws = _Draws(kind, clients, alpha, balance, stream)
+    if min_rule == "fill":
+        return draws.filled(least)
+    return draws.redrawn(least)
 
 
 @skews.register("feature-dirichlet")
@@ -60,7 +71,7 @@ def feature_dirichlet(
     alpha: Annotated[float, Positive] = 0.5,
     bins: Annotated[int, Bounds(2)] = 10,
     column: Annotated[int | None, NonNegative] = None,
-    min_size: Annotated[int, AtLeastOne] = 1,
+    min_size: Annotated[int | None, AtLeastOne] = None,
 ) -> Partition:
     """Unlike mixtures of a feature's values: its histogram's bins are cut as ``dirichlet`` cuts labels (FedArtML).
 
@@ -71,27 +82,66 @@ def feature_dirichlet(
         alpha: small for very unlike clients, large for equal mixtures
         bins: bins of the histogram
         column: number of the feature, counted from 0; the one of greatest variance when left out
-        min_size: rows that every client has at least
+        min_size: rows that every client has at least; none as in dirichlet
     """
-    check_clients("feature-dirichlet", len(rows), clients, min_size)
+    least = _least(len(rows), clients) if min_size is None else min_size
+    check_clients("feature-dirichlet", len(rows), clients, least)
     bin_of = (ranks(chosen_column("feature-dirichlet", rows.x, column)) * bins).astype(np.int64)
-    return _deal(bin_of, clients, alpha, min_size, False, stream)
+    return _Draws(bin_of, clients, alpha, False, stream).filled(least)
 
 
-def _deal(kind: Ints, clients: int, alpha: float, min_size: int, balance: bool, stream: Stream) -> Partition:
-    """Cut the rows of each kind by a Dirichlet draw of its own, then fill up the clients that are too small."""
-    order, counts = shuffled_by_class(kind, substream(stream, 0))
-    generator = substream(stream, 1).generator()
-    owner = np.empty(len(kind), dtype=np.int64)
-    sizes = np.zeros(clients, dtype=np.int64)
-    start = 0
-    for count in counts.tolist():  # one kind at a time, so that a million clients need no table of clients x kinds
-        logs = log_gammas(alpha, (clients,), generator)
-        if balance:
-            logs[sizes * clients >= len(kind)] = -np.inf
-        dealt = apportion(count, logs, generator.random())
-        owner[order[start : start + count]] = np.repeat(np.arange(clients), dealt)
-        sizes += dealt
-        start += count
-    wanted = at_least(sizes, min_size, substream(stream, 2))
-    return Partition.from_owner(move_rows(owner, sizes, wanted, substream(stream, 3)), clients)
+def _least(rows: int, clients: int) -> int:
+    """The smallest client where none is asked for.
+
+    >>> [_least(rows, 10) for rows in (1000, 150, 39, 19)]
+    [10, 7, 2, 1]
+    """
+    share = rows // max(clients, 1)
+    return max(min(10, share // 2), min(2, max(share, 1)))
+
+
+class _Draws:
+    """Cuts of the rows of each kind by a Dirichlet draw of its own."""
+
+    def __init__(self, kind: Ints, clients: int, alpha: float, balance: bool, stream: Stream) -> None:
+        self.clients, self.alpha, self.balance, self.stream = clients, alpha, balance, stream
+        self.order, self.counts = shuffled_by_class(kind, substream(stream, 0))
+        self.generator = substream(stream, 1).generator()
+
+    def owners(self) -> tuple[Ints, Ints]:
+        """The owner of each row by the next draw, and the clients' sizes."""
+        owner = np.empty(len(self.order), dtype=np.int64)
+        sizes = np.zeros(self.clients, dtype=np.int64)
+        start = 0
+        for count in self.counts.tolist():  # one kind at a time, so that a million clients need no table of clients x kinds
+            logs = log_gammas(self.alpha, (self.clients,), self.generator)
+            if self.balance:
+                logs[sizes * self.clients >= len(owner)] = -np.inf
+            dealt = apportion(count, logs, self.generator.random())
+            owner[self.order[start : start + count]] = np.repeat(np.arange(self.clients), dealt)
+            sizes += dealt
+            start += count
+        return owner, sizes
+
+    def filled(self, least: int) -> Partition:
+        """The first draw, with the clients that are too small filled up."""
+        owner, sizes = self.owners()
+        wanted = at_least(sizes, least, substream(self.stream, 2))
+        return self._partition(move_rows(owner, sizes, wanted, substream(self.stream, 3)), least)
+
+    def redrawn(self, least: int) -> Partition:
+        """The first draw in which no client is too small."""
+        best = 0
+        for _ in range(REDRAWS):
+            owner, sizes = self.owners()
+            if sizes.min() >= least:
+                return self._partition(owner, least)
+            best = max(best, int(sizes.min()))
+        fewer = f"min_size <= {best}, " if best else ""
+        raise FedskewError(
+            f"skew dirichlet: in {REDRAWS:,} draws no cut had {least} rows at every client, the smallest had at most {best}: "
+            f"use {fewer}a larger alpha, fewer clients, or min_rule=fill"
+        )
+
+    def _partition(self, owner: Ints, least: int) -> Partition:
+        return replace(Partition.from_owner(owner, self.clients), settled={"min_size": least})

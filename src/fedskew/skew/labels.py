@@ -7,34 +7,71 @@ import numpy as np
 
 from fedskew.errors import FedskewError
 from fedskew.registry import AtLeastOne, Positive
-from fedskew.skew.deal import apportion, check_clients, groups_of, log_gammas, shuffled_by_class, spread, substream
+from fedskew.skew.deal import (
+    apportion,
+    check_clients,
+    equal_parts,
+    groups_of,
+    log_gammas,
+    shuffled_by_class,
+    spread,
+    substream,
+)
 from fedskew.skew.partition import Partition, Rows, Stream, skews
 from fedskew.streams import Ints
 
 
 @skews.register("classes")
-def classes(rows: Rows, clients: int, stream: Stream, /, *, k: Annotated[int, AtLeastOne]) -> Partition:
-    """Every client holds exactly k labels, and each label is dealt equally to its holders (#C of paper 002).
+def classes(
+    rows: Rows,
+    clients: int,
+    stream: Stream,
+    /,
+    *,
+    k: Annotated[int, AtLeastOne],
+    deal: Literal["balanced", "random"] = "balanced",
+) -> Partition:
+    """Every client holds exactly k labels, and each label is dealt equally to its holders (#C of Stratify, NIID-Bench).
 
-    Labels have equally many holders, to within one, unless a label has too few rows for that; who holds what is random.
+    ``deal=balanced``: labels have equally many holders, to within one, unless a label has too few rows for that; who holds
+    what is random. ``deal=random`` is NIID-Bench's: client i holds label i mod K, and draws its other k - 1 labels from all;
+    the more clients draw a label, the fewer rows of it each gets, so sizes vary. With fewer clients than labels, that leaves
+    labels which nobody drew (NIID-Bench fails there). As every row must belong to a client, each such label takes the place
+    of a drawn one that has another holder, at random: everybody still holds k.
 
     Args:
         k: labels that each client holds
+        deal: labels with equally many holders (balanced), or drawn by each client for itself (random, NIID-Bench)
     """
-    return _deal("classes", "labels", rows.y, clients, k, stream).evenly()
+    return _deal("classes", "labels", rows.y, clients, k, stream, deal).evenly()
 
 
 @skews.register("domains")
-def domains(rows: Rows, clients: int, stream: Stream, /, *, k: Annotated[int, AtLeastOne]) -> Partition:
-    """Every client holds exactly k groups (domains), and each group is dealt equally to its holders (#D of paper 002).
+def domains(
+    rows: Rows,
+    clients: int,
+    stream: Stream,
+    /,
+    *,
+    k: Annotated[int | None, AtLeastOne] = None,
+    alone: str | None = None,
+) -> Partition:
+    """Every client holds exactly k groups (domains), and each group is dealt equally to its holders (#D of Stratify).
 
     As ``classes``, with the group of a row (its domain, site or style) in place of its label; rows of a group are shuffled, so
-    that its holders have its labels in like shares.
+    that its holders have its labels in like shares. With ``alone`` in place of ``k``, the first client holds all of that group
+    and nothing else, and the other groups are dealt equally to all other clients (Stratify, section V-F and Table V).
 
     Args:
         k: groups that each client holds
+        alone: the group, by its name or number, that is at the first client; the others share the rest
     """
-    return _deal("domains", "groups", groups_of("domains", rows), clients, k, stream).evenly()
+    group = groups_of("domains", rows)
+    if (k is None) == (alone is None):
+        raise FedskewError("skew domains needs k=, groups that each client holds, or alone=, the group at a single client")
+    if k is not None:
+        return _deal("domains", "groups", group, clients, k, stream).evenly()
+    return _alone(group, clients, str(alone), stream)
 
 
 @skews.register("two-class-dirichlet")
@@ -73,6 +110,28 @@ def two_class_dirichlet(
     return deal.partition(dealt)
 
 
+def _alone(group: Ints, clients: int, alone: str, stream: Stream) -> Partition:
+    """One group at the first client, each of the others cut equally among all others."""
+    present = np.unique(group)
+    if not alone.isdecimal() or int(alone) not in present:
+        shown = ", ".join(map(str, present[:10])) + (" …" if len(present) > 10 else "")
+        raise FedskewError(f"skew domains: alone={alone} is no group of the training rows: use the name of one, or {shown}")
+    rest = np.flatnonzero(group != int(alone))
+    if not 2 <= clients <= len(rest) + 1:
+        raise FedskewError(
+            f"skew domains: {clients} clients, of which the first holds group {alone} and the others share {len(rest)} rows: "
+            + (f"use 2 to {len(rest) + 1} clients" if len(rest) else "the data has no other group, use another skew")
+        )
+    owner = np.zeros(len(group), dtype=np.int64)
+    order, counts = shuffled_by_class(group[rest], stream)
+    starts = np.cumsum(counts) - counts  # what is left over of a group goes on where that of the last one ended
+    parts = [
+        equal_parts(count, clients - 1, start % (clients - 1)) for count, start in zip(counts.tolist(), starts, strict=True)
+    ]
+    owner[rest[order]] = 1 + np.concatenate(parts)
+    return Partition.from_owner(owner, clients)
+
+
 @dataclass(frozen=True)
 class _Deal:
     """Who holds which label, or group. A slot is one label of one client; slots stand label by label, in random order."""
@@ -100,13 +159,20 @@ class _Deal:
         return Partition.from_owner(owner, self.clients)
 
 
-def _deal(skew: str, what: str, label: Ints, clients: int, k: int, stream: Stream) -> _Deal:
+def _deal(
+    skew: str, what: str, label: Ints, clients: int, k: int, stream: Stream, deal: Literal["balanced", "random"] = "balanced"
+) -> _Deal:
     """Give every client k different labels and every label its holders."""
     check_clients(skew, len(label), clients)
     order, counts = shuffled_by_class(label, substream(stream, 0))
     _check_places(skew, what, counts, clients, k)
-    holders = spread(np.minimum(counts, clients), clients * k, substream(stream, 1))
-    held = _mix(_regular(holders, clients, k), substream(stream, 2)).ravel()
+    if deal == "random":
+        held = _drawn(len(counts), clients, k, substream(stream, 1)).ravel()
+        holders = np.bincount(held, minlength=len(counts))
+        _check_drawn(skew, counts, holders)
+    else:
+        holders = spread(np.minimum(counts, clients), clients * k, substream(stream, 1))
+        held = _mix(_regular(holders, clients, k), substream(stream, 2)).ravel()
     shuffled = substream(stream, 3).permutation(len(held))
     return _Deal(clients, order, counts, holders, shuffled[np.argsort(held[shuffled], kind="stable")])
 
@@ -143,6 +209,34 @@ def _most_clients(counts: Ints, clients: int, k: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _places(counts, middle) >= middle * k else (low, middle - 1)
     return low
+
+
+def _drawn(labels: int, clients: int, k: int, stream: Stream) -> Ints:
+    """A clients x k table of different labels: client i has label i mod K and draws the others; every label is in it."""
+    generator = stream.generator()
+    held = np.empty((clients, k), dtype=np.int64)
+    held[:, 0] = np.arange(clients) % labels
+    for column in range(1, k):
+        drawing = np.arange(clients)
+        while len(drawing):  # whoever has drawn a label that it holds draws again
+            held[drawing, column] = generator.integers(labels, size=len(drawing))
+            drawing = drawing[(held[drawing, :column] == held[drawing, column, None]).any(axis=1)]
+    for label in np.setdiff1d(np.arange(labels), held):  # only where there are fewer clients than labels
+        shared = np.bincount(held.ravel(), minlength=labels)[held] > 1
+        shared[:, 0] = False
+        client, column = np.argwhere(shared)[generator.integers(shared.sum())]
+        held[client, column] = label
+    return held
+
+
+def _check_drawn(skew: str, counts: Ints, holders: Ints) -> None:
+    """Refuse a draw in which a label has more holders than rows."""
+    short = np.flatnonzero(counts < holders)
+    if len(short):
+        raise FedskewError(
+            f"skew {skew}: {holders[short[0]]} clients drew a label that has {counts[short[0]]} rows: use fewer clients, a "
+            "smaller k, another seed, or deal=balanced, which gives rare labels fewer holders"
+        )
 
 
 def _regular(holders: Ints, clients: int, k: int) -> Ints:

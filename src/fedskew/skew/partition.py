@@ -1,11 +1,11 @@
 """The Partition: which rows each client holds, as one row array and one offset array."""
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from zipfile import BadZipFile
 
 import numpy as np
@@ -21,12 +21,16 @@ from fedskew.streams import Ints, Stream
 class Partition:
     """Client k holds ``rows[offsets[k]:offsets[k + 1]]``.
 
+    ``settled`` are options that were left to the skew, as it settled them for these rows and clients; they are for the record
+    of a run, and no part of the partition itself.
+
     >>> Partition.from_owner(np.array([1, 0, 1]), clients=2).of(1).tolist()
     [0, 2]
     """
 
     rows: Ints
     offsets: Ints
+    settled: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_owner(cls, owner: Ints, clients: int) -> "Partition":
