@@ -87,7 +87,7 @@ def test_classes_gives_exactly_k_labels_and_deals_each_evenly(y: np.ndarray, dat
 
 
 @settings(deadline=None, max_examples=100)
-@given(labels(least=2), st.data(), alphas, st.sampled_from(["alike", "unlike"]), seeds)
+@given(labels(least=2), st.data(), alphas, st.sampled_from(["equal", "unequal"]), seeds)
 def test_two_class_dirichlet_gives_two_labels(y: np.ndarray, data: st.DataObject, alpha: float, sizes: str, seed: int):
     assume(clients_for(y, 2))
     clients = data.draw(st.sampled_from(clients_for(y, 2)))
@@ -334,14 +334,21 @@ def test_labels_are_held_at_random():
 
 
 def test_two_class_sizes():
+    """Standard deviation over mean: a tenth by default, one where sizes are unequal, so that sampling by size matters."""
     rows = rows_of(np.repeat(np.arange(10), 4800))
+    variation = {}
+    for sizes in ("equal", "unequal"):
+        cuts = [cut_rows(f"two-class-dirichlet:sizes={sizes}", rows, 250, seed) for seed in range(10)]
+        variation[sizes] = np.mean([cut.sizes.std() / cut.sizes.mean() for cut in cuts])
+    assert variation["equal"] == pytest.approx(0.095, abs=0.02)
+    assert variation["unequal"] == pytest.approx(1.0, abs=0.05)
     alike = cut_rows("two-class-dirichlet", rows, 250, seed=0)
-    unlike = cut_rows("two-class-dirichlet:sizes=unlike", rows, 250, seed=0)
-    assert alike.sizes.std() / 192 < 0.15
-    assert unlike.sizes.std() / 192 > 0.7
+    assert alike == cut_rows("two-class-dirichlet:sizes=equal", rows, 250, seed=0)
     shares = table(alike, rows.y).max(axis=1) / alike.sizes
     # The larger part of a Dirichlet(1/2, 1/2) has mean 1/2 + 1/pi.
     assert shares.mean() == pytest.approx(0.5 + 1 / np.pi, abs=0.02)
+    with pytest.raises(FedskewError, match="sizes=unlike is not one of equal, unequal"):
+        skews.choose("two-class-dirichlet:sizes=unlike")
 
 
 @pytest.mark.parametrize(

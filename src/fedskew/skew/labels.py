@@ -82,24 +82,27 @@ def two_class_dirichlet(
     /,
     *,
     alpha: Annotated[float, Positive] = 0.5,
-    sizes: Literal["alike", "unlike"] = "alike",
+    sizes: Literal["equal", "unequal"] = "equal",
 ) -> Partition:
-    """Two random labels a client, mixed by a Dirichlet(alpha) over those two (paper 001: 250 clients, alpha 0.5).
+    """Two random labels a client, mixed by a Dirichlet(alpha) over those two (FedProx with one mu a layer: 250 clients, 0.5).
 
     The paper says no more than that. Reading: client i draws q_i ~ Dirichlet(alpha, alpha) for its two labels; the rows of a
     label are cut among its holders in proportion to their q, after one row for each, so that every row is used once and every
     client does hold both its labels. Labels have equally many holders, as in ``classes``. As each q_i adds up to one, sizes
-    come out nearly alike; that the paper samples clients "proportionally to shard size" hints at a Dirichlet over the holders
-    of each label instead, which makes them unlike.
+    come out nearly equal (their standard deviation is a tenth of their mean), and drawing clients "proportionally to shard
+    size", as the paper does, is nearly drawing them uniformly. ``sizes=unequal`` is a Dirichlet over the holders of each label
+    instead: there it is about as large as the mean. The default is equal, the words of the paper: its Dirichlet is over two
+    classes each, and sizes it does not mention.
 
     Args:
         alpha: small for clients with nearly one label, large for two in equal shares
-        sizes: alike for a Dirichlet over each client's labels, unlike for one over each label's holders
+        sizes: equal for a Dirichlet over each client's labels, as in the paper's words; unequal for one over each label's
+            holders, which makes sampling by size matter
     """
     deal = _deal("two-class-dirichlet", "labels", rows.y, clients, 2, stream)
     generator = substream(stream, 4).generator()
     logs = log_gammas(alpha, (clients, 2), generator)
-    if sizes == "alike":
+    if sizes == "equal":
         logs -= np.logaddexp(logs[:, :1], logs[:, 1:])
     shares = logs.ravel()[deal.slot]
     dealt = np.ones(len(deal.slot), dtype=np.int64)
