@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2_contingency
+from scipy.stats import chi2_contingency, chisquare
 
 import fedskew
 from fedskew.errors import FedskewError
@@ -122,6 +122,54 @@ def test_natural_never_splits_a_group(group: list[int], data: st.DataObject, see
     assert holders == [1] * len(present)
     # Largest first to the least loaded: the gap between two clients is never more than the largest group.
     assert merged.sizes.max() - merged.sizes.min() <= np.bincount(groups).max()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 15), min_size=1, max_size=80), st.data(), seeds)
+def test_some_groups_of_many_as_clients(group: list[int], data: st.DataObject, seed: int):
+    groups = np.array(group)
+    present = np.unique(groups)
+    count = data.draw(st.integers(1, len(present)))
+    rows = rows_of(np.zeros(len(groups)), groups)
+    few = cut_rows(f"natural:groups={count}", rows, None, seed)
+    names = [np.unique(groups[few.of(client)]).tolist() for client in range(few.clients)]
+    assert len(names) == count
+    assert all(len(name) == 1 for name in names)
+    assert names == sorted(names)
+    assert few.rows.tolist() == [row for name in names for row in np.flatnonzero(groups == name[0])]  # whole groups
+    assert few == cut_rows(f"natural:groups={count}", rows, count, seed)
+    clients = data.draw(st.integers(1, count))
+    packed = cut_rows(f"natural:groups={count}", rows, clients, seed)
+    assert packed.clients == clients
+    assert sorted(packed.rows.tolist()) == sorted(few.rows.tolist())  # the same groups
+    if count == len(present):
+        assert few == cut_rows("natural", rows, None, seed)
+
+
+def test_groups_are_drawn_with_the_seed():
+    taken = np.zeros(50)
+    for seed in range(300):
+        taken[np.unique(BALANCED.group[cut_rows("natural:groups=10", BALANCED, None, seed).rows])] += 1
+    assert taken.sum() == 3000
+    assert chisquare(taken).pvalue > 1e-3
+
+
+def test_a_run_on_some_of_the_groups():
+    data = fedskew.split((BALANCED.x, BALANCED.y, BALANCED.group), "natural").data
+    fed = fedskew.split(data, "natural:groups=6 + noise:sigma=0.5", client_test=0.2)
+    assert fed.clients == 6
+    assert (len(fed.partition.rows) + len(fed.held_out.rows)) == np.isin(
+        data.train.group, data.train.group[fed.partition.rows]
+    ).sum()
+    nobody = np.setdiff1d(np.arange(len(data.train)), np.concatenate([fed.partition.rows, fed.held_out.rows]))
+    assert len(nobody)
+    assert np.array_equal(fed.train.x[nobody], data.train.x[nobody])
+    assert not np.array_equal(fed.train.x[fed.partition.of(5)], data.train.x[fed.partition.of(5)])
+    run = fedskew.train(fed, "logreg", rounds=1, folder=False, device="cpu", threads=1)
+    assert sorted(run.clients["client"]) == list(range(6))
+    assert fedskew.measure(fed)
+    packed = fedskew.split(data, "natural:groups=6", clients=2)
+    assert sorted(np.concatenate([fed.partition.rows, fed.held_out.rows])) == sorted(packed.partition.rows)
 
 
 BALANCED = rows_of(np.repeat(np.arange(10), 100), np.repeat(np.arange(50), 20))
@@ -372,6 +420,9 @@ def test_two_class_sizes():
         ("two-class-dirichlet", 501, "use at most 500 clients"),
         ("natural", 51, "51 clients, but the data has 50 groups: use 1 to 50 clients"),
         ("natural", -2, "use 1 to 50 clients, or 0"),
+        ("natural:groups=51", 0, "groups=51, but the data has 50 groups with training rows: use groups <= 50"),
+        ("natural:groups=7", 8, "8 clients, but groups=7 takes 7 of the groups: use 1 to 7 clients"),
+        ("natural:groups=0", 0, "groups=0 is out of range"),
         ("dirichlt", 5, "did you mean 'dirichlet'"),
         (3, 5, "write it as text, name:key=value, or as a table with a name"),
         (lambda rows, clients, stream: [1], 5, "must return a Partition, got list"),

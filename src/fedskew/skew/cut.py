@@ -31,7 +31,7 @@ def cut(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Cut:
     ``spec`` is a name with options (``"dirichlet:alpha=0.2"``), with treatments after it (``"... + noise:sigma=0.1"``), a
     table, a choice, or a function of (rows, clients, stream). Without a number of clients, a skew that finds them in the data
     (``natural``) takes all of those. A skew that has an option ``overlap`` may give a row to several clients, or to none, when
-    it is on.
+    it is on; one that takes only some ``groups`` leaves the rows of the others to nobody.
 
     Rows that overlap (``rows.series``) stay together: the skew deals one item a series (its commonest label, its mean
     features, its group), and a client holds whole series. Sizes, shares and counts are then those of series.
@@ -44,7 +44,8 @@ def cut(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Cut:
         return Cut(_deal(spec, rows, clients or 0, seed).check(len(rows)), rows)
     choice = skews.choose(spec)
     partition = _deal(partial(skews.get(choice.name), **choice.options), rows, clients or 0, seed)
-    partition.check(len(rows), overlap=bool(choice.options.get("overlap")))
+    some = choice.options.get("groups") is not None
+    partition.check(len(rows), overlap=bool(choice.options.get("overlap")), subset=some)
     for place, treatment in enumerate(choice.added if isinstance(choice, Composition) else ()):
         treat = treatments.get(treatment.name)
         rows = treat(rows, partition, Stream(seed, "treatment", place), **treatment.options)

@@ -1,34 +1,51 @@
 """Clients that the data already has: writers, subjects, sites."""
 
 import heapq
+from typing import Annotated
 
 import numpy as np
 
 from fedskew.errors import FedskewError
-from fedskew.skew.deal import groups_of
+from fedskew.registry import AtLeastOne
+from fedskew.skew.deal import groups_of, substream
 from fedskew.skew.partition import Partition, Rows, Stream, skews
 from fedskew.streams import Ints
 
 
 @skews.register("natural")
-def natural(rows: Rows, clients: int, stream: Stream, /) -> Partition:
+def natural(rows: Rows, clients: int, stream: Stream, /, *, groups: Annotated[int | None, AtLeastOne] = None) -> Partition:
     """One client a group of the data (a writer, a subject); with fewer clients, whole groups are dealt out by size.
 
     With 0 clients, or as many as there are groups, client i is the i-th group that has rows. With fewer, the groups go,
-    largest first, each to the client that holds least so far: no group is split.
+    largest first, each to the client that holds least so far: no group is split. With ``groups``, that many of them are drawn
+    first, and the rows of the others belong to nobody: ``groups=30`` is 30 writers as 30 clients, and with 10 clients these
+    30 packed into them.
+
+    Args:
+        groups: how many of the groups take part, drawn at random; none for all
     """
     group = groups_of("natural", rows)
     sizes = np.bincount(group)
     present = np.flatnonzero(sizes)
-    if not 0 <= clients <= len(present):
+    if groups is not None and groups > len(present):
         raise FedskewError(
-            f"skew natural: {clients} clients, but the data has {len(present)} groups: "
-            f"use 1 to {len(present)} clients, or 0 (or none given) for one a group"
+            f"skew natural: groups={groups}, but the data has {len(present)} groups with training rows: "
+            f"use groups <= {len(present)}, or leave it out for all"
+        )
+    if groups is not None:
+        present = present[np.sort(substream(stream, 0).sample(len(present), groups))]
+    if not 0 <= clients <= len(present):
+        has = f"the data has {len(present)} groups" if groups is None else f"groups={groups} takes {groups} of the groups"
+        raise FedskewError(
+            f"skew natural: {clients} clients, but {has}: use 1 to {len(present)} clients, or 0 (or none given) for one a group"
         )
     clients = clients or len(present)
-    client_of = np.zeros(len(sizes), dtype=np.int64)
+    client_of = np.full(len(sizes), -1)
     client_of[present] = np.arange(clients) if clients == len(present) else _pack(sizes[present], clients, stream)
-    return Partition.from_owner(client_of[group], clients)
+    owner = client_of[group]
+    held = np.flatnonzero(owner >= 0)
+    dealt = Partition.from_owner(owner[held], clients)
+    return Partition(held[dealt.rows], dealt.offsets)
 
 
 def _pack(sizes: Ints, clients: int, stream: Stream) -> Ints:

@@ -76,8 +76,11 @@ class Partition:
         flat = np.bincount(owner * classes + labels[self.rows], minlength=self.clients * classes)
         return flat.reshape(self.clients, classes)
 
-    def check(self, population: int, *, overlap: bool = False) -> "Partition":
-        """Refuse an empty client, a row that does not exist and, unless ``overlap``, a row held twice or by nobody."""
+    def check(self, population: int, *, overlap: bool = False, subset: bool = False) -> "Partition":
+        """Refuse an empty client, a row that does not exist and, unless ``overlap``, a row held twice or by nobody.
+
+        With ``subset`` a row may be held by nobody.
+        """
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
             raise FedskewError(
@@ -89,8 +92,9 @@ class Partition:
             raise FedskewError(f"the partition names row {stray[0]}, but the rows are 0 … {population - 1}")
         if not overlap:
             held = np.bincount(self.rows, minlength=population)
-            if np.any(held != 1):
-                row = int(np.argmax(held != 1))
+            wrong = held > 1 if subset else held != 1
+            if np.any(wrong):
+                row = int(np.argmax(wrong))
                 raise FedskewError(f"row {row} is held by {held[row]} clients; every row must belong to exactly one")
         return self
 

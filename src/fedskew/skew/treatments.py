@@ -25,7 +25,8 @@ def noise(rows: Rows, partition: Partition, stream: Stream, /, *, sigma: Annotat
     Args:
         sigma: standard deviation of the noise at the last client
     """
-    level = (sigma * np.arange(1, partition.clients + 1) / partition.clients).astype(np.float32)[partition.owner]
+    level = np.zeros(len(rows), dtype=np.float32)  # none where a row is nobody's
+    level[partition.rows] = np.repeat(sigma * np.arange(1, partition.clients + 1) / partition.clients, partition.sizes)
     x = rows.x.copy()
     generator = stream.generator()
     step = max(1, _CHUNK // max(1, x[:1].size))
