@@ -40,10 +40,64 @@ def test_by_hand(norm_net, engine, spec: str, norm: str, kept: tuple[str, ...], 
     assert min(float((means[0] - mean).abs().max()) for mean in means[1:]) > 0.01
 
 
+def section_4(net, eta: float, rounds: int) -> tuple[dict, list[dict]]:
+    """To the letter: everybody starts from the whole global model, and of that only what is not BatchNorm moves.
+
+    The global model after all rounds, and the clients' models straight after the last local training.
+    """
+    w = net.start()
+    for round in range(rounds):
+        ended = [net.descend(w, round, client) for client in range(4)]
+        moves = [name for name in w if name not in BATCH_NORM]
+        w = {**w, **{name: w[name] + eta * (net.mean(ended, name) - w[name]) for name in moves}}
+    return w, ended
+
+
+@ENGINES
+@pytest.mark.parametrize("norm", ["aggregate", "local", "silo"])  # the method says what becomes of BatchNorm
+def test_section_4_by_hand(norm_net, engine, norm: str):
+    training = norm_net.training("mfedbn:eta=0.25,norm=global", engine, norm=norm)
+    wanted, _ = section_4(norm_net, 0.25, 3)
+    start = norm_net.start()
+    for key, value in training.state().items():
+        np.testing.assert_allclose(value.numpy(), wanted[key], rtol=0, atol=1e-12)
+        moved = np.abs(value.numpy() - start[key]).max()
+        assert (moved == 0) == (key in BATCH_NORM) or key == "features.0.bias"  # which BatchNorm takes off again
+    for client in range(4):
+        assert all(value.equal(training.state()[key]) for key, value in training.client_state(client).items())
+    assert not training.personalised
+    other = norm_net.training("mfedbn:eta=0.25", engine)
+    assert float((training.params["head.weight"] - other.params["head.weight"]).abs().max()) > 1e-4
+
+
+@ENGINES
+def test_section_4_scores_clients_with_the_statistics_of_their_training(norm_net, engine):
+    """The loss of a client's model after local training, on its own rows, with the running statistics that it has by then."""
+    training = norm_net.training("mfedbn:eta=0.25,norm=global", engine, test_trained=True)
+    _, ended = section_4(norm_net, 0.25, 3)
+    for client, w in enumerate(ended):
+        rows = norm_net.held[client]
+        sums = norm_net.x[rows].astype(np.float64) @ w["features.0.weight"].T + w["features.0.bias"]
+        unit = (sums - w["features.1.running_mean"]) / np.sqrt(w["features.1.running_var"] + 1e-5)
+        logits = np.tanh(unit * w["features.1.weight"] + w["features.1.bias"]) @ w["head.weight"].T + w["head.bias"]
+        losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(rows)), norm_net.y[rows]]
+        assert training.lines[-1].clients[client]["trained_loss"] == pytest.approx(losses.mean(), abs=1e-10)
+
+
+def test_section_4_sends_batch_norm_down_and_not_up(norm_net):
+    rest, batch_norm = 5 * 4 + 4 + 4 * 3 + 3, 4 * 4 + 1
+    line = norm_net.training("mfedbn:norm=global").lines[-1].round
+    assert (line["bytes_down"], line["bytes_up"]) == (4 * 8 * (rest + batch_norm), 4 * 8 * rest)
+
+
 @ENGINES
 @pytest.mark.parametrize(
     ("left", "right"),
-    [("mfedbn:eta=1", "fedbn"), ("mfedbn:eta=1,weights=uniform", "fedbn:weights=uniform")],
+    [
+        ("mfedbn:eta=1", "fedbn"),
+        ("mfedbn:eta=1,norm=local", "fedbn"),
+        ("mfedbn:eta=1,weights=uniform", "fedbn:weights=uniform"),
+    ],
 )
 def test_eta_1_is_fedbn(norm_net, engine, left: str, right: str):
     mine, theirs = (norm_net.training(spec, engine, momentum=0.9, per_round=3) for spec in (left, right))
@@ -55,7 +109,10 @@ def test_eta_1_is_fedbn(norm_net, engine, left: str, right: str):
 
 
 @ENGINES
-@pytest.mark.parametrize(("spec", "norm"), [("fedbn", "aggregate"), ("mfedbn:eta=1", "aggregate"), ("fedavg", "silo")])
+@pytest.mark.parametrize(
+    ("spec", "norm"),
+    [("fedbn", "aggregate"), ("mfedbn:eta=1", "aggregate"), ("mfedbn:eta=1,norm=global", "aggregate"), ("fedavg", "silo")],
+)
 def test_without_batch_norm_it_is_fedavg(plain_net, engine, spec: str, norm: str):
     mine, theirs = (plain_net.training(name, engine, norm=n) for name, n in ((spec, norm), ("fedavg", "aggregate")))
     for key, value in mine.state().items():
@@ -75,7 +132,7 @@ def test_what_is_kept_is_not_sent(norm_net, spec: str, norm: str, numbers: int):
 
 
 def test_a_tiny_eta_hardly_moves_the_global_model_and_clients_use_it(norm_net):
-    """What paper 004 leaves open: such a client model is the global one with the client's own BatchNorm."""
+    """What MFedBN's paper leaves open: such a client model is the global one with the client's own BatchNorm."""
     training = norm_net.training("mfedbn:eta=0.00001")
     start = norm_net.start()
     assert max(np.abs(training.client_state(0)[key].numpy() - start[key]).max() for key in ("head.weight", "head.bias")) < 1e-4

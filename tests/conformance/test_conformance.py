@@ -23,6 +23,7 @@ VARIANTS = [
     "fedbs:rows=all,importance=size",
     "fedpbs:variant=section4",
     "fedtan:steps=all",
+    "mfedbn:norm=global",
     "stratify-single:retain=2,reuse=true",
 ]  # what an option makes another method
 

@@ -213,6 +213,10 @@ class Algorithm:
         """Parameters and buffers that never leave their client."""
         return frozenset()
 
+    def fixed(self, layout: Layout) -> frozenset[str]:
+        """Parameters and buffers that the server never changes: clients begin every round with them, and do not send theirs."""
+        return frozenset()
+
     def disclose(self, counts: Ints, stream: Stream) -> dict[str, Floats]:
         """What clients say of themselves once, before the first round; ``counts`` are their rows by label: client x label."""
         return {}

@@ -1,7 +1,7 @@
 """FedBN and MFedBN: BatchNorm is everybody's own, the rest is averaged, at once or in small steps."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fedskew.algorithms.base import Crowd, Tensors, Tree, algorithms
 from fedskew.algorithms.fedavg import FedAvg
@@ -12,7 +12,7 @@ from fedskew.registry import Positive
 @algorithms.register("fedbn")
 @dataclass(frozen=True)
 class FedBN(FedAvg):
-    """FedAvg of all but BatchNorm (Li, Jiang et al. 2021, Algorithm 1; the baseline of paper 004).
+    """FedAvg of all but BatchNorm (Li, Jiang et al. 2021, Algorithm 1; the baseline of MFedBN).
 
     Scale, shift and running statistics stay with their client; the global model keeps those it began with, so what counts are
     the clients' own models. Without BatchNorm in the model it is FedAvg.
@@ -31,14 +31,22 @@ class FedBN(FedAvg):
 @algorithms.register("mfedbn")
 @dataclass(frozen=True)
 class MFedBN(FedBN):
-    """FedBN with a learning rate on the server (paper 004, section 4): ``w <- w + eta sum_k (n_k / n) (w_k - w)``.
+    """FedBN with a learning rate on the server (MFedBN, section 4): ``w <- w + eta sum_k (n_k / n) (w_k - w)``.
 
-    ``eta = 1`` is FedBN. The paper tries 0.00001 to 0.1 and names no best; the default is its largest, the only one at which
-    the global model moves much in its 10 rounds. Own models are as in FedBN, the global one with the client's BatchNorm, and
-    move no more than that; what the paper reaches with a smaller ``eta`` can only be of models straight after local training.
+    Of BatchNorm the paper says two things. Its introduction preserves "local Batch Normalization statistics", as FedBN does:
+    ``norm=local``, where ``eta = 1`` is FedBN. Section 4, word for word, has clients start from the global weights, and "the BN
+    parameters from the previous global model are retained": ``norm=global``. Scale, shift and running statistics of the global
+    model then stay as they began, clients train from them anew in every round, and theirs are lost, so here they are not
+    sent. There are no own models then, and the global one normalises by the statistics it began with.
+
+    The paper tries 0.00001 to 0.1 and names no best; the default is its largest, the only one at which the global model moves
+    much in its 10 rounds. Own models are as in FedBN, the global one with the client's BatchNorm, and move no more than that;
+    what the paper reaches with a smaller ``eta`` can only be of models straight after local training.
 
     Args:
         eta: learning rate of the server
+        norm: BatchNorm stays with each client (local, the introduction), or the global model's stays as it began and clients
+            start from it in every round (global, section 4 to the letter)
 
     >>> import numpy as np
     >>> import torch
@@ -48,6 +56,15 @@ class MFedBN(FedBN):
     """
 
     eta: Annotated[float, Positive] = 0.1
+    norm: Literal["local", "global"] = "local"
+
+    def kept(self, layout: Layout) -> frozenset[str]:
+        """BatchNorm, where it is the client's."""
+        return super().kept(layout) if self.norm == "local" else frozenset()
+
+    def fixed(self, layout: Layout) -> frozenset[str]:
+        """BatchNorm, where it is the global model's."""
+        return layout.batch_norm if self.norm == "global" else frozenset()
 
     def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
         """A part of the way to the mean."""

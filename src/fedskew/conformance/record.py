@@ -101,13 +101,13 @@ def _bytes_a_client(lab: Lab, scene: Scene) -> tuple[int, int]:
         return result
 
     training = lab.run(1, scene, Sequential(), None, watched(lab.fresh(), around)).training
-    kept = training.job.kept
-    up = _weight(trees["payload"], kept) + _weight({"buffers": training.buffers}, kept)
-    return up, _weight({"model": training.state()}, kept) + _weight(trees["broadcast"], frozenset())
+    unsent = training.job.unsent
+    up = _weight(trees["payload"], unsent) + _weight({"buffers": training.buffers}, unsent)
+    return up, _weight({"model": training.state()}, training.job.kept) + _weight(trees["broadcast"], frozenset())
 
 
-def _weight(tree: Tree, kept: frozenset[str]) -> int:
-    values = [value for part in tree.values() for name, value in part.items() if name not in kept]
+def _weight(tree: Tree, without: frozenset[str]) -> int:
+    values = [value for part in tree.values() for name, value in part.items() if name not in without]
     return sum(len(value.detach().cpu().numpy().tobytes()) for value in values)
 
 

@@ -50,6 +50,12 @@ class Job:
     kept: frozenset[str]  # names that never leave a client
     seed: int
     first: int = 0  # number of the partition's first client
+    fixed: frozenset[str] = frozenset()  # names that clients get and never send
+
+    @property
+    def unsent(self) -> frozenset[str]:
+        """Names that no client sends."""
+        return self.kept | self.fixed
 
     def rows(self, clients: Ints, positions: Ints) -> Tensor:
         """Row numbers of the data, on the data's device, for positions ``[..., client, slot]`` of these clients."""
@@ -67,11 +73,12 @@ def make_job(
     device, dtype = pick_device(settings.device), getattr(torch, settings.dtype)
     names = layout(model)
     moving = {*trainable(model), *dict(model.named_buffers())}
-    kept = frozenset(algorithm.kept(names)) | _kept_by_policy(names, settings.norm)
+    fixed = frozenset(algorithm.fixed(names)) & moving
+    kept = (frozenset(algorithm.kept(names)) | _kept_by_policy(names, settings.norm)) & moving - fixed
     optimizer = Optimizer(settings.optimizer, settings.momentum, settings.weight_decay, settings.nesterov)
     x, y = torch.from_numpy(rows.x).to(device, dtype), torch.from_numpy(rows.y).to(device)
     own_model = copy.deepcopy(model).to(device=device, dtype=dtype)
-    return Job(own_model, x, y, partition, algorithm, optimizer, kept & moving, settings.seed, first)
+    return Job(own_model, x, y, partition, algorithm, optimizer, kept, settings.seed, first, fixed)
 
 
 def _kept_by_policy(names: Layout, norm: str) -> frozenset[str]:
@@ -97,7 +104,7 @@ def fresh_client(job: Job) -> Tree:
     params, buffers = trainable(job.model), dict(job.model.named_buffers())
     everything = {name: value.detach().clone() for name, value in {**params, **buffers}.items()}
     weights = {name: everything[name] for name in params}
-    tree = prefixed(job.algorithm.remember({name: value for name, value in weights.items() if name not in job.kept}), MEMO)
+    tree = prefixed(job.algorithm.remember({name: value for name, value in weights.items() if name not in job.unsent}), MEMO)
     if job.kept:
         tree["kept"] = {name: everything[name] for name in sorted(job.kept)}
     if job.algorithm.keeps_optimizer:
@@ -125,10 +132,11 @@ class Updates:
     """The finished work of some of a round's clients; every tensor is stacked in the order of ``report.clients``."""
 
     report: Report
-    payload: Tree  # what they send, kept names left out
-    buffers: Tensors  # what they send of their buffers, kept names left out
+    payload: Tree  # what they send, unsent names left out
+    buffers: Tensors  # what they send of their buffers, unsent names left out
     own: Tree  # what stays with them, as in Start
-    trained: Tensors = field(default_factory=dict)  # all weights as they are after local training, for whoever wants to look
+    # Weights, and buffers that are nowhere else, as they are after local training, for whoever wants to look.
+    trained: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

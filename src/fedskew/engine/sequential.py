@@ -269,6 +269,7 @@ def _finish(job: Job, view: View, buffers: dict[str, Tensor], state: Tree, repor
         own["kept"] = {name: everything[name].clone() for name in sorted(job.kept)}
     if job.algorithm.keeps_optimizer:
         own |= prefixed(state, OPTIMIZER)
-    payload = without(unsqueezed(job.algorithm.payload(view)), job.kept)
-    sent = {name: value.unsqueeze(0).clone() for name, value in buffers.items() if name not in job.kept}
-    return Updates(report, payload, sent, unsqueezed(own), unsqueezed({"": view.params})[""])
+    payload = without(unsqueezed(job.algorithm.payload(view)), job.unsent)
+    sent = {name: value.unsqueeze(0).clone() for name, value in buffers.items() if name not in job.unsent}
+    trained = {**view.params, **{name: buffers[name].clone() for name in job.fixed & buffers.keys()}}
+    return Updates(report, payload, sent, unsqueezed(own), unsqueezed({"": trained})[""])

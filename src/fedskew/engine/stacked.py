@@ -365,5 +365,6 @@ class _Stack:
             own["kept"] = {name: everything[name] for name in sorted(job.kept)}
         if algorithm.keeps_optimizer:
             own |= prefixed(self.optimizer_state, OPTIMIZER)
-        sent = {name: value for name, value in self.buffers.items() if name not in job.kept}
-        return Updates(report, without(payload, job.kept), sent, own, self.params)
+        sent = {name: value for name, value in self.buffers.items() if name not in job.unsent}
+        trained = {**self.params, **{name: self.buffers[name] for name in job.fixed & self.buffers.keys()}}
+        return Updates(report, without(payload, job.unsent), sent, own, trained)

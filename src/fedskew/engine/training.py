@@ -95,7 +95,7 @@ class Training:
         self.evaluator = Evaluator(fed, copy.deepcopy(self.model), self.job.x, self.job.y, settings.eval_rows, settings.seed)
 
     def _shared(self) -> Tensors:
-        return {name: value for name, value in self.params.items() if name not in self.job.kept}
+        return {name: value for name, value in self.params.items() if name not in self.job.unsent}
 
     # -- one round ------------------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Training:
         return Start(self.params, self.buffers, self.algorithm.broadcast(self.server), self.store.get(plan.clients), lr)
 
     def _leaving(self) -> Tensors:
-        """What of the model is sent to and fro."""
+        """What of the model is sent to clients."""
         return {name: value for name, value in self.state().items() if name not in self.job.kept}
 
     @torch.no_grad()
@@ -251,8 +251,8 @@ class Training:
         memo = parts(self.store.fresh, MEMO)
         sent_along = self.algorithm.broadcast(self.server)
         view = View(self.params, self.params, sent_along, memo, numbers, self.settings.momentum, full_gradient=self.params)
-        buffers = {name: value for name, value in self.buffers.items() if name not in self.job.kept}
-        sent = size_in_bytes(without(self.algorithm.payload(view), self.job.kept)) + size_in_bytes({"buffers": buffers})
+        buffers = {name: value for name, value in self.buffers.items() if name not in self.job.unsent}
+        sent = size_in_bytes(without(self.algorithm.payload(view), self.job.unsent)) + size_in_bytes({"buffers": buffers})
         return sent + self._reported()
 
     def _reported(self) -> int:
@@ -531,7 +531,9 @@ def _own_job(job: Job) -> Job | None:
     method = job.algorithm.personal()
     if method is None:
         return None
-    return replace(job, algorithm=method, kept=frozenset({*trainable(job.model), *layout(job.model).buffers}))
+    return replace(
+        job, algorithm=method, kept=frozenset({*trainable(job.model), *layout(job.model).buffers}), fixed=frozenset()
+    )
 
 
 def weights_of(algorithm: Algorithm, settings: Settings) -> Weights:
@@ -585,7 +587,7 @@ def _check_combining(algorithm: Algorithm, job: Job, updates: int) -> None:
     method = algorithm.label()
     if algorithm.topology(0) != "parallel":
         raise FedskewError(f"{method}: one model goes through all clients, so no updates are combined: leave the rule out")
-    if not trainable(job.model).keys() - job.kept:
+    if not trainable(job.model).keys() - job.unsent:
         raise FedskewError(f"{method}: clients send nothing that could be combined: leave the rule out")
     if updates < max(2, algorithm.quorum()):
         raise FedskewError(
