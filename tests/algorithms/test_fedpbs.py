@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import fedskew as fs
 from fedskew.algorithms.base import Roster, resolve
 from fedskew.algorithms.fedpbs import FedPBS
 from fedskew.engine.sequential import Sequential
@@ -154,6 +155,21 @@ def test_identities(desk, spec: str, same: str):
     for engine in (Sequential(), Stacked(mode="stack")):
         left, right = (desk.train(each, engine, momentum=0.5, per_round=3)[0] for each in (spec, same))
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("fedpbs", "uniform"),
+        ("fedpbs:weights=soft", "softmax of -tau x variance"),
+        ("fedpbs:variant=section4", "softmax of -tau x variance"),
+        ("fedbs", "softmax of -tau x variance"),
+        ("fedpbs + median", "median"),
+    ],
+)
+def test_tables_say_what_clients_count_by(desk, spec: str, says: str):
+    run = fs.train(desk.federation(), "logreg", spec, rounds=1, folder=False, device="cpu", threads=1)
+    assert run.summary["weights"] == says
 
 
 def test_the_proximal_term_matters(desk):

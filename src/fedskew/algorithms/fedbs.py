@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from fedskew.streams import Floats, Ints, Stream
 
 Importance: TypeAlias = Literal["equal", "size"]
 
+SOFT = "softmax of -tau x variance"  # what tables say of these weights
 FAINT = 60.0  # e^-60 changes no sum of doubles, but keeps a weight above 0 should all steadier clients be lost
 
 
@@ -78,6 +79,8 @@ class FedBS(Algorithm):
     >>> orders.members.tolist(), orders.numbers["beta"].tolist()
     ([0, 2], [0.5, 0.5])
     """
+
+    weighs_by: ClassVar[str] = SOFT
 
     tau: Annotated[float | None, NonNegative] = None
     importance: Importance = "equal"

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.algorithms.base import Algorithm, Orders, Probe, Report, Roster, Tree, View, algorithms, pull_to
-from fedskew.algorithms.fedbs import Importance, soft_weights, steadiest, sur
+from fedskew.algorithms.fedbs import SOFT, Importance, soft_weights, steadiest, sur
 from fedskew.errors import FedskewError
 from fedskew.registry import AtLeastOne, NonNegative, Share
 from fedskew.streams import Floats, Ints, Stream
@@ -106,6 +106,11 @@ class FedPBS(Algorithm):
     def soft(self) -> bool:
         """Whether eq. 11 gives the weights."""
         return self.section4 if self.weights is None else self.weights == "soft"
+
+    @property
+    def weighs_by(self) -> str:  # type: ignore[override]
+        """What tables say of the weights, which are the method's own whatever the setting of the run."""
+        return SOFT if self.soft else "uniform"
 
     def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
         """Line 5; in section 4 everybody, as who trains is decided when all have measured."""
