@@ -96,6 +96,18 @@ def test_all_rows_of_a_large_client_take_bounded_memory(lab, monkeypatch, engine
     assert found["gradient_variance"][0] == pytest.approx(by_hand(training, 0, 540)[2], rel=1e-10)
 
 
+def test_gradients_of_single_rows_are_taken_in_stacks_however_large_the_model(lab, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("one row after the other")
+
+    monkeypatch.setattr("fedskew.engine.cost.STACK_BELOW", 0)
+    monkeypatch.setattr(Sequential, "probe", refuse)
+    training = lab.training(None, "fedavg", MODELS[1])
+    assert (probe(lab, training, Stacked(), ("gradient_variance",))["gradient_variance"] > 0).all()
+    with pytest.raises(AssertionError, match="one row after the other"):
+        probe(lab, training, Stacked(), ("loss",))
+
+
 @pytest.mark.parametrize("engine", [Sequential(), *STACKS.values()], ids=["sequential", *STACKS])
 def test_some_clients_in_some_order(lab, engine):
     training = lab.run(2, None, "fedavg", MODELS[2], Sequential(), norm="local")

@@ -132,7 +132,7 @@ def _judge_orders(result: Any, given: Mapping[str, Any]) -> None:
 
 
 def _require_counts(where: str, found: Any, length: int, of: str) -> None:
-    if not isinstance(found, np.ndarray) or found.shape != (length,) or found.dtype.kind != "i" or found.min() < 1:
+    if not isinstance(found, np.ndarray) or found.shape != (length,) or found.dtype.kind != "i" or (found < 1).any():
         raise ContractError(f"{where} must be an array of {length} whole numbers, at least 1, one {of}")
 
 

@@ -111,8 +111,8 @@ def _gradient_variance(worker: nn.Module, job: Job, batch: Tensor) -> float:
     room = max(1, GRADIENTS_AT_ONCE // sum(8 * value.numel() for value in weights))
 
     def gradients(some: Tensor) -> Tensor:
-        losses = F.cross_entropy(worker(job.x[some]), job.y[some], reduction="none")
-        each = [torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True) for loss in losses]
+        losses = (F.cross_entropy(worker(job.x[row]), job.y[row]) for row in some[:, None])
+        each = (torch.autograd.grad(loss, weights, materialize_grads=True) for loss in losses)
         return torch.stack([torch.cat([grad.flatten() for grad in grads]) for grads in each]).double()
 
     if len(batch) <= room:

@@ -72,10 +72,9 @@ class Stacked:
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
         """All clients at once, or as many as fit; of one that does not, some rows at a time."""
         widest = int(plan.batch.max())
-        cost = measure_cost(job.model, job.x, widest)
-        if self.mode == "loop" or (self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))):
-            return Sequential().probe(job, start, plan, what)
         of_gradients = "gradient_variance" in what
+        if not (self.mode == "stack" or (self.mode == "auto" and self._probes_in_stacks(job, plan, of_gradients))):
+            return Sequential().probe(job, start, plan, what)
         weights = sum(value.nbytes for value in start.params.values())
 
         def needed(rows: int) -> int:
@@ -91,6 +90,12 @@ class Stacked:
             for name, value in StackedProbe(job, start, members, plan.only(members), width).measure(what).items():
                 found[name][members] = value.double().cpu().numpy()
         return found
+
+    def _probes_in_stacks(self, job: Job, plan: Plan, of_gradients: bool) -> bool:
+        """One backward pass for each row is where a stack gains most, whatever the model and the device."""
+        if of_gradients:
+            return can_be_stacked(job.model, job.x)
+        return self._stack_is_better(job, measure_cost(job.model, job.x, int(plan.batch.max())), len(plan.clients))
 
     @staticmethod
     def _stack_is_better(job: Job, cost: Cost, clients: int) -> bool:
