@@ -8,6 +8,7 @@ from benchmarks import (
     engines,
     entropy_privacy,
     generators,
+    label_recovery,
     methods,
     rule,
     scale,
@@ -26,6 +27,7 @@ BENCHMARKS = {
     "tables004": tables004.main,
     "entropy_privacy": entropy_privacy.main,
     "secret_labels": secret_labels.main,
+    "label_recovery": label_recovery.main,
     "single": single.main,
     "chunks": chunks.main,
 }
