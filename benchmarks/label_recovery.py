@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
 import fedskew as fs
-from fedskew.engine.exact_norm import Hub, Party
+from fedskew.engine.exact_norm import Hub, Lockstep, Party, presence
 from fedskew.engine.frames import unpack
 from fedskew.engine.turns import in_turn
 from fedskew.models.build import build
+from fedskew.privacy.client import rounded
+from fedskew.privacy.secure_sum import Dealer, Masks
 from fedskew.stratify.holdings import Holdings
 from fedskew.stratify.labels import frequencies, label_schedule
 from fedskew.stratify.walk import walk_batch
@@ -19,29 +22,27 @@ from fedskew.streams import Floats, Ints, Stream
 
 SEEDS, STEPS, BATCH, LR = range(5), 150, 30, 0.1
 TRIES = (5, 10, 15, 20, 30, 50, 100, 150)  # steps after which the server tries
+MULTIPLES = (1, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+TIES = 1000  # ways to break ties between equal totals
 
 
-class Curious(Hub):
-    """A server that keeps what every client sends last in a step."""
+class Seen(NamedTuple):
+    """What a server knows of each step: how many of each placeholder it asked for, and the head's bias gradient."""
 
-    heard: list[bytes]
-
-    def finish(self, messages):
-        """Remember, and go on as told."""
-        self.heard = list(messages)
-        return super().finish(messages)
+    by_client: list[list[tuple[Ints, Floats]]]
+    sums: list[list[tuple[Ints, Floats]]]  # one a step
 
 
 def main() -> None:
     print(f"placeholders named rightly, of 10, after {STEPS} steps of {BATCH} samples: mean of {len(SEEDS)} seeds (least), and")
     print("the steps after which all ten are right in every seed\n")
-    print("| data, labels a client | each client's gradient | sums of a step | sums, every batch composed alike |")
-    print("|---|---|---|---|")
+    heads = ("each client's gradient", "each client's masked message", "sums of a step", "sums, every batch composed alike")
+    print(f"| data, labels a client | {' | '.join(heads)} |\n|---|---|---|---|---|")
     for name in ("digits", "mnist"):
         data = fs.load(name)
         for k in (1, 2):
             runs = [list(_tried(data, k, seed)) for seed in SEEDS]
-            cells = [_cell(np.array([[found[view] for found in run] for run in runs])) for view in range(3)]
+            cells = [_cell(np.array([[found[view] for found in run] for run in runs])) for view in range(len(heads))]
             print(f"| {name}, {k} | {' | '.join(cells)} |", flush=True)
     _print_sizes()
 
@@ -52,47 +53,58 @@ def _cell(right: Ints) -> str:
     return f"{right[:, -1].mean():.1f} ({right[:, -1].min()}), {f'{always[0]} steps' if always else 'never'}"
 
 
-def _tried(data: fs.Dataset, k: int, seed: int) -> Iterator[tuple[int, int, int]]:
-    """After each of so many steps: how many placeholders are named from single gradients, from sums, from sums alike."""
+def _tried(data: fs.Dataset, k: int, seed: int) -> Iterator[list[int]]:
+    """After each of so many steps: how many placeholders are named by what the server sees, in the order of the table."""
     fed = fs.split(data, f"classes:k={k}", clients=10, seed=seed)
     label_of = Stream(seed, "placeholders").permutation(10)
     held = Holdings.of(fed.partition, np.argsort(label_of)[fed.train.y], 10)
     counts = held.counts.sum(axis=0)
     usual = label_schedule(frequencies(counts, frequency="uniform"), Stream(seed, "schedule"))
-    alike = np.concatenate(
-        [Stream(seed, "alike", step).permutation(BATCH) % 10 for step in range(int(counts.min()) * 10 // BATCH)]
-    )
-    singles, sums = _observed(fed, held, usual, seed)
-    _, level = _observed(fed, held, alike, seed)
+    batches = int(counts.min()) * 10 // BATCH
+    alike = np.concatenate([Stream(seed, "alike", step).permutation(BATCH) % 10 for step in range(batches)])
+    open_, masked = (_observed(fed, held, usual, seed, secret) for secret in (False, True))
+    level = _observed(fed, held, alike, seed, secret=True)
+    views = (open_.by_client, masked.by_client, masked.sums, level.sums)
     for steps in TRIES:
-        parts = [one for step in singles[:steps] for one in step]
-        yield tuple(_named(some, label_of) for some in (parts, sums[:steps], level[:steps]))
+        yield [_named([one for step in seen[:steps] for one in step], label_of) for seen in views]
 
 
-def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int):
-    """Of every step what the server asked for (of each placeholder how many) and the head's bias gradient: by client, in sum."""
+def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int, secret: bool) -> Seen:
+    """What the server sees of the first steps; with secure sums only masked messages and totals."""
     path = walk_batch(held, schedule, selection="uniform", batch_size=BATCH, stream=Stream(seed, "walk"))
-    kinds = np.repeat(np.tile(np.arange(10), len(held.counts)), held.counts.ravel())
     placeholder = np.zeros(len(fed.train.y), dtype=np.int64)
-    placeholder[held.flat] = kinds
-    shape = fed.train.x.shape[1:]
-    model = build("mlp:hidden=32", shape, 10, seed=seed)
+    placeholder[held.flat] = np.repeat(np.tile(np.arange(10), len(held.counts)), held.counts.ravel())
+    model = build("mlp:hidden=32", fed.train.x.shape[1:], 10, seed=seed)
     weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-    singles, sums = [], []
-    for first, last in pairwise([0, *path.ends[:STEPS].tolist()]):
-        clients = path.clients[first:last]
-        mine = [path.rows[first:last][clients == client] for client in np.unique(clients)]
+    dealer = Dealer()
+    ends = [Masks(me, dealer.seeds(me, fed.clients)) for me in range(fed.clients)]
+    seen = Seen([], [])
+    for step, (first, last) in enumerate(pairwise([0, *path.ends[:STEPS].tolist()])):
+        there = np.unique(path.clients[first:last])
+        mine = [path.rows[first:last][path.clients[first:last] == client] for client in there]
         batches = [(torch.from_numpy(fed.train.x[rows]), torch.from_numpy(fed.train.y[rows])) for rows in mine]
-        hub = Curious(model, weights, len(batches))
-        opening = hub.opening()
-        work = [lambda ask, x=x, y=y: Party(model, ask).step(opening, x, y) for x, y in batches]
-        done = hub.finish(in_turn(work, lambda given: hub.add([given[party] for party in sorted(given)])))
+        done, messages = _step(model, weights, batches, [ends[client] for client in there] if secret else None, step)
         asked = [np.bincount(placeholder[rows], minlength=10) for rows in mine]
-        singles.append([(n, unpack(message)[-2].values.double().numpy()) for n, message in zip(asked, hub.heard, strict=True)])
+        # The last gradient, before the score, is that of the head's bias.
+        seen.by_client.append([(asked[i], unpack(message)[-2].values.double().numpy()) for i, message in enumerate(messages)])
         total = np.sum(asked, axis=0)
-        sums.append((total, list(done.grads.values())[-1].double().numpy() * total.sum()))
+        seen.sums.append([(total, list(done.grads.values())[-1].double().numpy() * total.sum())])
         weights = {name: value - LR * done.grads[name] for name, value in weights.items()}
-    return singles, sums
+    return seen
+
+
+def _step(
+    model: torch.nn.Module, weights: dict[str, torch.Tensor], batches: list, masks: list[Masks] | None, step: int
+) -> tuple[Lockstep, list[bytes]]:
+    """One step of all parties, and what each of them sent last."""
+    hub = Hub(model, weights, len(batches), step, presence([own.me for own in masks], masks[0].clients) if masks else None)
+    opening = hub.opening()
+    work = [
+        lambda ask, x=x, y=y, own=own: Party(model, ask, own).step(opening, x, y)
+        for (x, y), own in zip(batches, masks or [None] * len(batches), strict=True)
+    ]
+    messages = in_turn(work, lambda given: hub.add([given[party] for party in sorted(given)]))
+    return hub.finish(messages), messages
 
 
 def _named(seen: list[tuple[Ints, Floats]], label_of: Ints) -> int:
@@ -103,8 +115,27 @@ def _named(seen: list[tuple[Ints, Floats]], label_of: Ints) -> int:
 
 
 def _print_sizes() -> None:
-    """Totals beside the class sizes of MNIST, which everybody knows."""
-    sizes = np.bincount(fs.load("mnist").train.y, minlength=10)
-    print(
-        f"\nMNIST's class sizes: {', '.join(map(str, sizes))}: {len(np.unique(sizes))} different totals name all 10 placeholders"
-    )
+    """Totals beside the class sizes of MNIST, which everybody knows, exact and rounded."""
+    data = fs.load("mnist")
+    sizes = np.bincount(data.train.y, minlength=10)
+    print(f"\nMNIST's class sizes: {', '.join(map(str, sizes))}")
+    print("placeholders named by their totals alone: different totals; named rightly, of 10 (mean over ways to break ties)\n")
+    print("| round_totals | 1 holder a label | 2 holders a label |\n|---|---|---|")
+    feds = [fs.split(data, f"classes:k={k}", clients=10, seed=0) for k in (1, 2)]
+    for multiple in MULTIPLES:
+        cells = [
+            f"{len(np.unique(totals))}; {_by_size(totals, sizes):.1f}" for totals in (_totals(fed, multiple) for fed in feds)
+        ]
+        print(f"| {multiple} | {' | '.join(cells)} |")
+
+
+def _totals(fed: fs.Federation, multiple: int) -> Ints:
+    counts = Holdings.of(fed.partition, fed.train.y, 10).counts
+    return np.array([sum(rounded(int(rows), multiple) for rows in column if rows) for column in counts.T])
+
+
+def _by_size(totals: Ints, sizes: Ints) -> float:
+    """The least placeholder is the least label, and so on; equal totals are named in any order."""
+    draw = np.random.default_rng(0)
+    right = [(np.lexsort((draw.random(10), totals)) == np.argsort(sizes)).sum() for _ in range(TIES)]
+    return float(np.mean(right))
