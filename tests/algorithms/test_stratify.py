@@ -4,13 +4,19 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 import fedskew as fs
 from fedskew.algorithms.base import Roster, resolve
 from fedskew.data.dataset import Dataset, Rows
+from fedskew.engine.exact_norm import Hub, step_bytes
+from fedskew.engine.frames import unpack
+from fedskew.engine.journey import of_several
 from fedskew.errors import FedskewError, Interrupted
+from fedskew.models.build import build
 from fedskew.skew.partition import Partition
 from fedskew.stratify.holdings import Holdings
+from fedskew.stratify.walk import Walk
 from fedskew.streams import Stream
 
 SETTINGS = {"model": "mlp", "folder": False, "device": "cpu", "threads": 1, "eval_every": 100}
@@ -195,3 +201,91 @@ def test_without_tenseal_it_says_what_to_install(apart, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tenseal", None)
     with pytest.raises(FedskewError, match=r"fedskew\[he\]"):
         fs.train(apart, algorithm="stratify-batch", secure=True, **SETTINGS)
+
+
+def test_a_secure_step_tells_the_server_sums_and_nothing_of_each_client(monkeypatch):
+    pytest.importorskip("tenseal")
+    heard = []
+    finish = Hub.finish
+
+    def listen(self, messages):
+        heard.extend(frame for message in messages for frame in unpack(message))
+        return finish(self, messages)
+
+    monkeypatch.setattr(Hub, "finish", listen)
+    fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
+    settings = {
+        **SETTINGS,
+        "rounds": 1,
+        "lr": 0.1,
+        "model": "logreg",
+        "algorithm": "stratify-batch:per_label=20",
+        "secure": True,
+    }
+    parties = fs.train(fed, engine="sequential", **settings)
+    assert {frame.values.dtype for frame in heard} == {torch.int64}
+    at_once = fs.train(fed, engine="stacked", **settings)
+    assert parties.rounds["bytes_up"].tolist() == at_once.rounds["bytes_up"].tolist()
+    for name, value in parties.training.params.items():
+        torch.testing.assert_close(value, at_once.training.params[name], rtol=0, atol=1e-5)
+    columns = ["samples", "weight", "local_loss", "local_accuracy"]
+    np.testing.assert_allclose(parties.clients[columns], at_once.clients[columns], atol=1e-5)
+
+
+def test_secure_sums_cost_eight_bytes_a_number(apart):
+    pytest.importorskip("tenseal")
+    settings = {**SETTINGS, "rounds": 2, "lr": 0.1, "model": "logreg", "algorithm": "stratify-batch:per_label=32"}
+    plain, secret = (fs.train(apart, secure=secure, **settings) for secure in (False, True))
+    up, _ = step_bytes(build("logreg", apart.train.x.shape[1:], 10, seed=0), torch.float32)
+    for run, each in ((plain, up), (secret, up + 4 * (10 * 64 + 10))):  # weights and biases of ten classes
+        assert run.rounds["bytes_up"][1] == each * run.rounds["transfers"][1] // 2
+
+
+@pytest.mark.parametrize(("clients", "batch_size"), [(1, 8), (5, 1)])
+def test_a_sum_over_one_client_is_no_secret(clients: int, batch_size: int):
+    pytest.importorskip("tenseal")
+    fed = fs.split(fs.load("digits"), "iid", clients=clients)
+    with pytest.raises(FedskewError, match="here every step has one: use at least 2 clients and batch_size=2"):
+        fs.train(fed, algorithm="stratify-batch", secure=True, **{**SETTINGS, "batch_size": batch_size})
+
+
+def test_steps_of_one_client_are_left_out_of_secure_training():
+    path = Walk(np.arange(7), np.array([0, 1, 2, 2, 2, 1, 0]), np.array([2, 4, 5, 7]), np.array([2, 4, 5, 7]))
+    kept = of_several(path)
+    assert kept.rows.tolist() == [0, 1, 5, 6]
+    assert kept.ends.tolist() == kept.visits.tolist() == [2, 4]
+    assert of_several(kept) is kept
+
+
+# -- what the server schedules by ----------------------------------------------------------------------------------------
+
+
+def test_the_schedule_follows_from_what_was_disclosed_and_nothing_else():
+    """Who holds what, and totals over all clients, are the same in both; the rows of those who are present are not."""
+    method, stream = fs.StratifyBatch(frequency="proportional"), Stream(0, "test")
+    told = np.array([20, 30, 9])
+    schedules = []
+    for counts in (np.array([[5, 10, 0], [15, 0, 9], [0, 20, 0]]), np.array([[18, 29, 0], [2, 0, 9], [0, 1, 0]])):
+        assert (counts.sum(0) == told).all()
+        here = Holdings(counts, np.arange(counts.sum()), totals=told).without(np.array([1]))
+        schedules.append(method.schedule(here, stream).tolist())
+        path = method.walk(here, Roster(0, counts.sum(1), batch_size=4), stream)
+        assert len(path.rows) == here.counts.sum()  # what those who are present do not have is dropped on the way
+    assert schedules[0] == schedules[1]
+    assert np.bincount(schedules[0], minlength=3).tolist() == [20, 30, 0]  # nobody here holds the last: that is known
+
+
+@pytest.mark.parametrize("round_totals", [1, 50])
+def test_secure_training_is_told_totals_over_all_clients(round_totals: int):
+    pytest.importorskip("tenseal")
+    fed = fs.split(fs.load("digits"), "classes:k=3", clients=10)
+    settings = {**SETTINGS, "rounds": 1, "lr": 0.1, "per_round": 4, "secure": True, "round_totals": round_totals}
+    held = fs.train(fed, algorithm="stratify-batch", **settings).training.holdings
+    rows = held.counts if round_totals == 1 else np.where(held.counts > 0, np.maximum(1, (held.counts + 25) // 50), 0) * 50
+    assert held.totals.tolist() == rows.sum(0).tolist()
+    assert held.without(np.arange(9)).known.sum() <= held.totals.sum()
+
+
+def test_rounding_without_secrets_is_refused():
+    with pytest.raises(FedskewError, match="round_totals=50 rounds what secure=true tells of labels"):
+        fs.Settings(round_totals=50)

@@ -58,20 +58,20 @@ def test_bad_sets_of_parties():
 
 
 def test_the_secret_key_goes_to_clients_only(holder):
-    _, (secret, key) = unpack(holder.for_client("ann"), "test")
+    _, (secret, *own) = unpack(holder.for_client("ann"), "test")
     head, (public, *keys) = unpack(holder.for_server(), "test")
     with refused("the server was given the secret key: enrol it with for_server()"):
         Server(pack(head, [secret, *keys]))
     head, _ = unpack(holder.for_client("ann"), "test")
     with refused("ann: its context has no secret key: enrol it as a client"):
-        Client(pack(head, [public, key]), {1: 1})
+        Client(pack(head, [public, *own]), {1: 1})
     with refused("ann: its CKKS context cannot be read", "enrol it again"):
-        Client(pack(head, [public[:5000], key]), {1: 1})
+        Client(pack(head, [public[:5000], *own]), {1: 1})
 
 
 def test_another_context(holder, room):
-    head, (_, key) = unpack(holder.for_client("ann"), "test")
-    stranger = Client(pack(head, [make_context().secret_bytes(), key]), {7: 3})
+    head, (_, *own) = unpack(holder.for_client("ann"), "test")
+    stranger = Client(pack(head, [make_context().secret_bytes(), *own]), {7: 3})
     question = room.until("turn")
     with refused("ann: server uses another CKKS context", "enrol all parties with the same key holder"):
         stranger.receive(question)

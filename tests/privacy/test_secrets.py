@@ -12,7 +12,7 @@ from scipy.stats import ks_2samp
 from fedskew.privacy import blinding, client
 from fedskew.privacy.ckks import SLOTS, Context, make_context
 from fedskew.privacy.enrolment import KeyHolder, Terms
-from fedskew.privacy.envelope import unpack
+from fedskew.privacy.envelope import Line, unpack
 from fedskew.privacy.server import Server
 
 tenseal = pytest.importorskip("tenseal")
@@ -117,6 +117,13 @@ def test_no_label_and_no_clients_count_reaches_the_server(played):
         for form in ("<q", ">q", "<d", ">d"):  # shorter ones would be found by chance among 6 MB
             code = struct.pack(form, number)
             assert not any(code in part for part in things(room.server) if isinstance(part, bytes))
+
+
+def test_the_length_of_a_message_tells_nothing_of_its_numbers():
+    ann, server = (Line(*pair, "session", "context", b"key") for pair in (("ann", "server"), ("server", "ann")))
+    sent = [ann.wrap("opened", {"values": values}) for values in ([0, -1], [10**18, 7])]
+    assert len(sent[0]) == len(sent[1])
+    assert [server.unwrap(data, "opened").fields["values"] for data in sent] == [[0, -1], [10**18, 7]]
 
 
 def test_shares_or_counts_but_never_both(played):

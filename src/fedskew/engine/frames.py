@@ -35,6 +35,7 @@ class Kind(IntEnum):
     SLOPE = 4  # sums of dL/dxhat and of xhat dL/dxhat
     GRADIENT = 5  # up: of the summed loss
     SCORE = 6  # up: summed loss and right answers
+    PRESENT = 7  # down: which clients take part in a step of secure sums
 
 
 @dataclass(frozen=True)

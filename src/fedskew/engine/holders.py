@@ -24,15 +24,20 @@ def who_holds_what(
         return plain, None
     counts = [{int(k): int(row[k]) for k in np.flatnonzero(row)} for row in plain.counts]
     agreed = agree(
-        counts, label_range=classes, stream=Stream(settings.seed, "placeholders"), weighted=algorithm.reads() == "shares"
+        counts,
+        label_range=classes,
+        stream=Stream(settings.seed, "placeholders"),
+        weighted=algorithm.reads() == "shares",
+        round_totals=settings.round_totals,
     )
     placeholder = np.zeros(classes, dtype=np.int64)  # labels that nobody has are never looked up
     for held in agreed.placeholders:
         for label, name in held.items():
             placeholder[label] = name
     secret = Holdings.of(trained_on, placeholder[labels], len(agreed.holders))
-    if agreed.shares is None:
-        return secret, agreed
+    if agreed.counts is not None:
+        return replace(secret, totals=np.array([agreed.counts[name] for name in range(len(agreed.counts))])), agreed
+    assert agreed.shares is not None
     shares = np.zeros(secret.counts.shape)
     for client, told in enumerate(agreed.shares):
         shares[client, list(told)] = list(told.values())

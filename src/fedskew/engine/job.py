@@ -51,6 +51,7 @@ class Job:
     seed: int
     first: int = 0  # number of the partition's first client
     fixed: frozenset[str] = frozenset()  # names that clients get and never send
+    secure: bool = False  # a server in lock-step learns sums over the clients of a step and nothing of each
 
     @property
     def unsent(self) -> frozenset[str]:
@@ -78,7 +79,7 @@ def make_job(
     optimizer = Optimizer(settings.optimizer, settings.momentum, settings.weight_decay, settings.nesterov)
     x, y = torch.from_numpy(rows.x).to(device, dtype), torch.from_numpy(rows.y).to(device)
     own_model = copy.deepcopy(model).to(device=device, dtype=dtype)
-    return Job(own_model, x, y, partition, algorithm, optimizer, kept, settings.seed, first, fixed)
+    return Job(own_model, x, y, partition, algorithm, optimizer, kept, settings.seed, first, fixed, settings.secure)
 
 
 def _kept_by_policy(names: Layout, norm: str) -> frozenset[str]:

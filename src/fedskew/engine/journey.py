@@ -131,14 +131,28 @@ def _per_client(clients: Ints, values: Floats, population: int) -> Floats:
 
 def at_least(path: Walk, least: int) -> Walk:
     """The path without steps of fewer rows: BatchNorm needs two."""
-    sizes = np.diff(path.ends, prepend=0)
-    if not len(sizes) or sizes.min() >= least:
+    return _only(path, np.diff(path.ends, prepend=0) >= least)
+
+
+def of_several(path: Walk) -> Walk:
+    """The path without steps of one client alone: a sum over it would be its own numbers."""
+    first = np.concatenate([[0], path.ends[:-1]]).astype(np.int64)
+    if not len(path.ends):
         return path
-    kept = np.repeat(sizes >= least, sizes)
+    least, most = (reduce.reduceat(path.clients, first) for reduce in (np.minimum, np.maximum))
+    return _only(path, least < most)
+
+
+def _only(path: Walk, steps: Flags) -> Walk:
+    """The path with these steps alone."""
+    if steps.all():
+        return path
+    kept = np.repeat(steps, np.diff(path.ends, prepend=0))
     total = np.concatenate([[0], np.cumsum(kept)])
     visits = np.unique(total[path.visits])
-    ends = total[path.ends[sizes >= least]]
-    return replace(path, rows=path.rows[kept], clients=path.clients[kept], ends=ends, visits=visits[visits > 0])
+    return replace(
+        path, rows=path.rows[kept], clients=path.clients[kept], ends=total[path.ends[steps]], visits=visits[visits > 0]
+    )
 
 
 def _before(deadline: float | None, clock: Floats) -> int:

@@ -24,6 +24,7 @@ from fedskew.engine.shared_norm import mean_of_sound, settle_with, shares_norm
 from fedskew.engine.trees import unsqueezed, without
 from fedskew.engine.turns import Meet, in_turn
 from fedskew.engine.walk import walk
+from fedskew.privacy.secure_sum import Dealer, Masks
 from fedskew.stratify.walk import Walk
 from fedskew.streams import Floats
 
@@ -72,17 +73,28 @@ def _walk_together(job: Job, course: Course, path: Walk) -> Walked:
     state = {part: {name: value.clone() for name, value in tensors.items()} for part, tensors in course.optimizer.items()}
     lr = torch.tensor(course.lr, dtype=job.x.dtype, device=job.x.device)
     losses, right = np.zeros(len(path.rows)), np.zeros(len(path.rows))
-    for first, last in pairwise([0, *path.ends.tolist()]):
+    masks = _masks(job, path) if job.secure else {}
+    for number, (first, last) in enumerate(pairwise([0, *path.ends.tolist()])):
         clients, rows = path.clients[first:last], torch.from_numpy(path.rows[first:last]).to(job.y.device)
         parties = np.unique(clients)
         mine = [rows[torch.from_numpy(clients == client).to(rows.device)] for client in parties]
-        step = lockstep_step(job.model, {**params, **buffers}, [(job.x[some], job.y[some]) for some in mine])
+        batches = [(job.x[some], job.y[some]) for some in mine]
+        ends = [masks[client] for client in parties.tolist()] if masks else None
+        step = lockstep_step(job.model, {**params, **buffers}, batches, ends, number)
         buffers = step.buffers
         job.optimizer.step_(params, step.grads, state, lr)
-        for client, (loss, correct) in zip(parties, step.scores, strict=True):
+        # Where scores are summed in secret, only the mean of all parties is known.
+        losses[first:last], right[first:last] = float(step.loss_sum) / len(clients), float(step.correct) / len(clients)
+        for client, (loss, correct) in zip(parties, step.scores, strict=not job.secure):
             at = first + np.flatnonzero(clients == client)  # a party tells sums; each of its rows gets the mean
             losses[at], right[at] = loss / len(at), correct / len(at)
     return Walked(params, buffers, state, losses, right)
+
+
+def _masks(job: Job, path: Walk) -> dict[int, Masks]:
+    """An end of secure sums for every client of the path, with seeds for this walk alone."""
+    dealer, clients = Dealer(), job.partition.clients
+    return {client: Masks(client, dealer.seeds(client, clients)) for client in np.unique(path.clients).tolist()}
 
 
 def _own(start: Start, i: int) -> Tree:

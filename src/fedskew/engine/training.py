@@ -22,7 +22,7 @@ from fedskew.engine.finish import new_head
 from fedskew.engine.flights import Air, each, joined
 from fedskew.engine.holders import who_holds_what, with_protocol
 from fedskew.engine.job import MEMO, Course, Engine, Job, Start, Updates, fresh_client, make_job, parts, trainable
-from fedskew.engine.journey import NOWHERE, Load, as_call, at_least, chain, lockstep
+from fedskew.engine.journey import NOWHERE, Load, as_call, at_least, chain, lockstep, of_several
 from fedskew.engine.norm import has_batch_norm
 from fedskew.engine.plan import Plan
 from fedskew.engine.schedule import schedules
@@ -153,6 +153,8 @@ class Training:
         holdings = self.holdings.without(np.setdiff1d(everybody, there))
         stream = Stream(self.settings.seed, "walk", self.round)
         path = at_least(self.algorithm.walk(holdings, roster, stream), self.least) if holdings.counts.any() else NOWHERE
+        if self._sums_in_secret():
+            path = of_several(path)
         travel = chain if self.algorithm.topology(self.round) == "chain" else lockstep
         journey = travel(path, len(everybody), self.dispatcher.fleet, self._load())
         course = Course(self.params, self.buffers, self.walking, lr * self.algorithm.pace(roster), self.round)
@@ -172,11 +174,15 @@ class Training:
         extra = {"transfers": journey.transfers, "run_length": journey.run_length, "returned": path.returned}
         return self._record(call, [stack], dict(zip(stack.sound.tolist(), shares.tolist(), strict=True)), lr, extra)
 
+    def _sums_in_secret(self) -> bool:
+        """Whether the server of this round learns sums over the clients of a step and nothing of each."""
+        return self.settings.secure and self.algorithm.topology(self.round) == "lockstep"
+
     def _load(self) -> Load:
         """What one visit of the model, or one client's part of a batch, puts on the line."""
         order = 0 if self.algorithm.reads() == "nothing" else NUMBER
         if self.algorithm.topology(self.round) == "lockstep":
-            up, down = step_bytes(self.model, self.job.x.dtype)
+            up, down = step_bytes(self.model, self.job.x.dtype, self.fed.clients if self._sums_in_secret() else None)
             return Load(down, up, order)
         state = self.walking if self.algorithm.keeps_optimizer else {}
         travels = size_in_bytes({"model": self.state()}) + size_in_bytes(state)
@@ -568,6 +574,11 @@ def _check_topology(algorithm: Algorithm, job: Job, settings: Settings) -> None:
         )
     if algorithm.topology(0) == "parallel":
         return
+    if settings.secure and algorithm.topology(0) == "lockstep" and min(settings.batch_size, job.partition.clients) < 2:
+        raise FedskewError(
+            "secure=true sums gradients over the clients of a step, and here every step has one: use at least 2 clients and "
+            "batch_size=2"
+        )
     if job.kept:
         raise FedskewError(
             f"norm={settings.norm} keeps parts of the model with each client, but {algorithm.label()} has one model for all: "

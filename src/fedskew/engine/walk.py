@@ -6,6 +6,7 @@ gradients are divided once. Either way the next weights follow from the batch al
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -57,7 +58,8 @@ class _Walker:
             seen += take(rows, at, visits)
             at += width * count
         logits = torch.cat(seen) if seen else self.job.x.new_zeros((0, 1))
-        return self._finish(logits, path.rows)
+        walked = self._finish(logits, path.rows)
+        return _in_sums(walked, sizes) if self.job.secure else walked
 
     def _eager(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
         """Step by step; the rows of many steps are gathered at once, for one row at a time costs more than its step."""
@@ -122,6 +124,13 @@ class _Walker:
             for tensors in (self.params, self.buffers)
         )
         return Walked(params, buffers, self.state, losses.double().cpu().numpy(), right.double().cpu().numpy())
+
+
+def _in_sums(walked: Walked, sizes: Ints) -> Walked:
+    """As a server sees it that learns sums over a step and nothing of its rows: every row has the mean of its step."""
+    step = np.repeat(np.arange(len(sizes)), sizes)
+    losses, right = ((np.bincount(step, seen) / np.bincount(step))[step] for seen in (walked.losses, walked.right))
+    return replace(walked, losses=losses, right=right)
 
 
 def _runs(sizes: Ints) -> Iterator[tuple[int, int]]:

@@ -57,8 +57,9 @@ def agree(
     stream: Stream,
     weighted: bool = False,
     blind: bool = True,
+    round_totals: int = 1,
 ) -> Agreement:
-    """Placeholders for the clients' labels, by way of a server that learns no label and no client's counts (paper 002, IV-A).
+    """Placeholders for the clients' labels, by way of a server that is sent no label and no client's counts (Stratify, IV-A).
 
     Keys, blinding and the placeholders that parties exchange come from the operating system's randomness. At the end they are
     renamed 0, 1, 2, … in an order drawn from ``stream``, so that a simulation repeats; no party could do that.
@@ -69,10 +70,11 @@ def agree(
         stream: draws the names of the placeholders
         weighted: clients tell shares of each placeholder's rows, for weighted selection, and the server gets no counts
         blind: clients see only whether labels are equal; false is the protocol as printed, where they see the difference
+        round_totals: clients round their counts to a multiple of this before they are added up, so that totals name no label
     """
     began = time.perf_counter()
     names = [f"client {k}" for k in range(len(counts_by_client))]
-    holder = KeyHolder(names, Terms(label_range, weighted, blind))
+    holder = KeyHolder(names, Terms(label_range, weighted, blind, round_totals))
     clients = {name: Client(holder.for_client(name), counts) for name, counts in zip(names, counts_by_client, strict=True)}
     server = Server(holder.for_server())
     keys = {"keys": time.perf_counter() - began}

@@ -33,6 +33,7 @@ class Client:
         enrolled = enrol(enrolment, "a client")
         self.name, self._terms, self._context = enrolled.name, enrolled.terms, enrolled.context
         self._line = enrolled.lines[SERVER]
+        self.masks = enrolled.masks  # for secure sums, when training has begun
         if not self._context.raw.is_private():
             raise FedskewError(f"{self.name}: its context has no secret key: enrol it as a client, not as the server")
         self._counts = _checked(self.name, counts, self._terms.labels)
@@ -98,7 +99,7 @@ class Client:
         (self._list_size,) = numbers(message, "slots", 1)
         self.placeholders = dict(zip(self._labels, ids, strict=True))
         held = np.zeros(pages(self._list_size, SLOTS) * SLOTS)
-        held[self._slots] = [self._counts[label] for label in self._labels]
+        held[self._slots] = [rounded(self._counts[label], self._terms.round_totals) for label in self._labels]
         self._awaited = "total"
         return self._line.wrap("counts", blobs=[self._encrypt(page) for page in held.reshape(-1, SLOTS)])
 
@@ -127,6 +128,15 @@ class Client:
     def _encrypt(self, values: Floats) -> bytes:
         data: bytes = self._context.encrypt(values).serialize()
         return data
+
+
+def rounded(rows: int, multiple: int) -> int:
+    """The nearest multiple, and never none: that a client holds the label is known.
+
+    >>> [rounded(rows, 100) for rows in (3, 149, 250, 251)]
+    [100, 100, 300, 300]
+    """
+    return max(1, (rows + multiple // 2) // multiple) * multiple
 
 
 def _checked(name: str, counts: Mapping[int, int], labels: int) -> dict[int, int]:

@@ -14,6 +14,7 @@ Fields: TypeAlias = Mapping[str, Sequence[int]]
 
 _MAGIC = b"fedskew1"
 _MAC_BYTES = 32
+_DIGITS = 20  # room that every number of a message takes, so that a message's length tells nothing of its numbers
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,15 @@ class Message:
 
     def to_bytes(self, key: bytes) -> bytes:
         """Head and blobs, and an HMAC-SHA256 over both."""
-        data = pack(vars(self) | {"fields": {name: list(values) for name, values in self.fields.items()}}, self.blobs)
+        fields = {name: list(values) for name, values in self.fields.items()}
+        spare = sum(_DIGITS - len(str(value)) for values in fields.values() for value in values)
+        data = pack(vars(self) | {"fields": fields}, self.blobs, spare)
         return data + _mac(key, data)
 
 
-def pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> bytes:
-    """A JSON head and blobs in one byte string."""
-    text = json.dumps(dict(head) | {"blobs": [len(blob) for blob in blobs]}).encode()
+def pack(head: Mapping[str, Any], blobs: Sequence[bytes], spare: int = 0) -> bytes:
+    """A JSON head, so many spaces and blobs in one byte string."""
+    text = json.dumps(dict(head) | {"blobs": [len(blob) for blob in blobs]}).encode() + b" " * spare
     return b"".join([_MAGIC, len(text).to_bytes(4, "big"), text, *blobs])
 
 
