@@ -164,8 +164,8 @@ _PANELS = {
         "weight_decay", "nesterov", "weights", "norm", "seed",
     ),
     "Execution and record": (
-        "secure", "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows", "test_trained",
-        "checkpoint_every", "tensorboard",
+        "secure", "round_totals", "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows",
+        "test_trained", "checkpoint_every", "tensorboard",
     ),
 }  # fmt: skip
 

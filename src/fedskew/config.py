@@ -34,7 +34,9 @@ class Settings:
         norm: BatchNorm of the clients: merged by the server (aggregate), kept by each client (local), or merged but for the
             running statistics, which stay with the client (silo)
         fleet: how fast the clients' machines and lines are (fedskew list fleets)
-        secure: the server of a Stratify method sees placeholders, agreed on under encryption, and no labels (needs fedskew[he])
+        secure: the server of a Stratify method sees placeholders, agreed on under encryption, and sums over the clients of a
+            step (needs fedskew[he]); docs/secret-labels.md says what these still tell
+        round_totals: with secure, clients round their rows of each label to a multiple of this before these are added up
         engine: all clients of a round at once (stacked), or one by one, the plain reference (sequential)
         device: cpu, cuda, cuda:1, ... or auto
         dtype: precision of everything
@@ -63,6 +65,7 @@ class Settings:
     norm: Literal["aggregate", "local", "silo"] = "aggregate"
     fleet: str | Mapping[str, Any] = "uniform"
     secure: bool = False
+    round_totals: Annotated[int, AtLeastOne] = 1
     engine: Literal["stacked", "sequential"] = "stacked"
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"
@@ -77,6 +80,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         checked(self, "settings")
+        if self.round_totals > 1 and not self.secure:
+            raise FedskewError(
+                f"round_totals={self.round_totals} rounds what secure=true tells of labels: add it, or leave it at 1"
+            )
         if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
             raise FedskewError("nesterov=true needs optimizer=sgd and a momentum above 0")
         if self.optimizer == "adam" and self.momentum:

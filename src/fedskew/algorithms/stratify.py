@@ -52,7 +52,7 @@ class _Stratified(Algorithm):
 
     def schedule(self, holdings: Holdings, stream: Stream) -> Ints:
         """The label schedule of an epoch (section III-A); where clients are away, no label more often than all others can."""
-        held = holdings.counts.sum(axis=0)
+        held = holdings.known
         if holdings.shares is not None:  # counts are not known: what nobody has any more is dropped on the way
             return label_schedule((held > 0) * (self.per_label or 0), stream)
         least = int(held[held > 0].min(initial=held.max()))
@@ -60,8 +60,9 @@ class _Stratified(Algorithm):
         return label_schedule(self._frequencies(holdings, often), stream)
 
     def _frequencies(self, holdings: Holdings, per_label: int | None) -> Ints:
-        counts = holdings.counts.sum(axis=0)
-        return frequencies(counts, frequency=self.frequency, per_label=per_label, cap=self.cap, reuse=self.reuse)
+        return frequencies(
+            holdings.known, frequency=self.frequency, per_label=per_label, cap=self.cap, reuse=self.reuse
+        )
 
     def in_batches(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
         """Algorithm 4, with Algorithm 2 for every batch."""

@@ -1,6 +1,6 @@
 """The Holdings: who holds which placeholder, and its rows of it. A placeholder stands for a label unknown to the server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,8 @@ from fedskew.streams import Floats, Ints
 class Holdings:
     """``counts[client, placeholder]`` rows each; ``flat`` has the rows themselves, by client and then by placeholder.
 
-    Where the server is told shares of the placeholders' rows and no counts, ``shares`` are what it draws by.
+    Where the server is told shares of the placeholders' rows and no counts, ``shares`` are what it draws by. Where it is told
+    who holds which placeholder and the rows of each over all clients, present or not, ``totals`` are what it schedules by.
 
     >>> held = Holdings.of(Partition.from_owner(np.array([1, 0, 1, 1]), clients=2), np.array([0, 1, 1, 0]), placeholders=2)
     >>> held.counts.tolist(), held.rows(1, 0).tolist()
@@ -24,6 +25,7 @@ class Holdings:
     counts: Ints
     flat: Ints
     shares: Floats | None = None
+    totals: Ints | None = None
 
     @classmethod
     def of(cls, partition: Partition, placeholder_of_row: Ints, placeholders: int) -> "Holdings":
@@ -52,7 +54,14 @@ class Holdings:
         """The same clients, but these have no rows."""
         there = np.ones(len(self.counts), dtype=bool)
         there[absent] = False
-        return Holdings(self.counts * there[:, None], self.flat[np.repeat(there, self.counts.sum(axis=1))], self.shares)
+        flat = self.flat[np.repeat(there, self.counts.sum(axis=1))]
+        return replace(self, counts=self.counts * there[:, None], flat=flat)
+
+    @property
+    def known(self) -> Ints:
+        """Rows of each placeholder that somebody here holds, as far as the server knows them."""
+        counts: Ints = self.counts.sum(axis=0)
+        return counts if self.totals is None else np.where(counts > 0, self.totals, 0)
 
     @property
     def weights(self) -> Ints:
