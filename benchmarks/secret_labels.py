@@ -1,4 +1,4 @@
-"""Secret labels: seconds of the protocol's parts beside Table IV of paper 002, and what each party sends."""
+"""Secret labels: seconds of the protocol's parts beside Table IV of Stratify, and what each party sends."""
 
 import os
 import statistics

@@ -115,7 +115,12 @@ def test_seconds_and_bytes_are_told():
     found = run([{3: 20, 5: 1}, {5: 7}], 10)
     assert set(found.seconds) == {"keys", "mapping", "unique list", "counts"}
     assert min(found.seconds.values()) > 0
-    vectors_sent = {name: round(size / 262_144, 1) for name, size in found.bytes_sent.items()}
-    # Fresh vectors take 1.5 x 262,144 bytes, products 1. Client 0: labels, new labels, counts; client 1: labels, counts;
-    # the server: one comparison, for client 1, and the total.
-    assert vectors_sent == {"client 0": 4.5, "client 1": 3.0, "server": 2.0}
+    vectors_sent = {name: round(size / 393_216, 1) for name, size in found.bytes_sent.items()}
+    # A vector takes 393,216 bytes. Client 0: labels, new labels, counts; client 1: labels, counts; the server: one
+    # comparison, for client 1, and the total.
+    assert vectors_sent == {"client 0": 3.0, "client 1": 2.0, "server": 2.0}
+
+
+def test_totals_beyond_a_limb_and_beyond_the_prime():
+    holdings = [{0: 2**31, 1: 65_535}, {0: 2**31, 1: 65_535}, {0: 2**31 - 1, 1: 3}]
+    assert set(run(holdings, 2).counts.values()) == {3 * 2**31 - 1, 2 * 65_535 + 3}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from fedskew.errors import FedskewError
-from fedskew.privacy.ckks import make_context
+from fedskew.privacy.bfv import make_context
 from fedskew.privacy.client import Client
 from fedskew.privacy.enrolment import KeyHolder, Terms
 from fedskew.privacy.envelope import Line, pack, unpack
@@ -53,8 +53,14 @@ def test_bad_sets_of_parties():
         KeyHolder(["a", "b", "a"], Terms(10))
     with refused("none is 'server'"):
         KeyHolder(["a", "server"], Terms(10))
+    with refused("16384 clients are more than secret labels can count: use at most 16383"):
+        KeyHolder([str(k) for k in range(16_384)], Terms(10))
     with refused("label_range=0 is out of range"):
         Terms(0)
+    with refused("round_totals=0 is out of range"):
+        Terms(10, round_totals=0)
+    with refused("with weighted=true the server gets none: leave it at 1"):
+        Terms(10, weighted=True, round_totals=5)
 
 
 def test_the_secret_key_goes_to_clients_only(holder):
@@ -65,7 +71,7 @@ def test_the_secret_key_goes_to_clients_only(holder):
     head, _ = unpack(holder.for_client("ann"), "test")
     with refused("ann: its context has no secret key: enrol it as a client"):
         Client(pack(head, [public, *own]), {1: 1})
-    with refused("ann: its CKKS context cannot be read", "enrol it again"):
+    with refused("ann: its encryption context cannot be read", "enrol it again"):
         Client(pack(head, [public[:5000], *own]), {1: 1})
 
 
@@ -73,15 +79,15 @@ def test_another_context(holder, room):
     head, (_, *own) = unpack(holder.for_client("ann"), "test")
     stranger = Client(pack(head, [make_context().secret_bytes(), *own]), {7: 3})
     question = room.until("turn")
-    with refused("ann: server uses another CKKS context", "enrol all parties with the same key holder"):
+    with refused("ann: server uses another encryption context", "enrol all parties with the same key holder"):
         stranger.receive(question)
-    with refused("server: ann uses another CKKS context", "enrol all parties with the same key holder"):
+    with refused("server: ann uses another encryption context", "enrol all parties with the same key holder"):
         room.server.receive(stranger._send_labels(None))
 
 
 def test_a_vector_made_with_another_key_in_a_good_envelope(room):
     room.clients["bob"]._context = make_context()
-    with refused("bob: a decrypted number is no whole number", "enrol all parties with the same key holder"):
+    with refused("bob: a vector decrypts to noise", "enrol all parties with the same key holder"):
         room.finish()
 
 
@@ -89,7 +95,7 @@ def test_a_damaged_vector_in_a_good_envelope(room):
     bob = room.clients["bob"]
     encrypt = bob._encrypt
     bob._encrypt = lambda values: (data := encrypt(values))[:200_000] + bytes(500) + data[200_500:]
-    with refused("bob: a decrypted number is no whole number", "the ciphertext was changed"):
+    with refused("bob: a vector decrypts to noise", "the ciphertext was changed"):
         room.finish()
 
 
@@ -197,11 +203,11 @@ def test_wrong_receiver_and_session():
 BAD_ANSWERS = {
     "no labels": ("labels", {"count": [0]}, 0, "it has 0 labels, not 1 to 1048576"),
     "no count": ("labels", {}, 0, "'count' must be 1 whole numbers"),
-    "too few vectors": ("labels", {"count": [2]}, 0, "it carries 0 ciphertexts, not 2"),
+    "too few vectors": ("labels", {"count": [2]}, 0, "it carries 0 ciphertexts, not 1"),
     "not as many slots": ("matched", {"slots": [-1]}, 0, "'slots' must be 2 whole numbers"),
     "slots that are none": ("matched", {"slots": [0, -1]}, 0, "its slots are not different slots of the list"),
     "a slot in words": ("matched", {"slots": ["a", -1]}, 0, "'slots' must be 2 whole numbers"),
-    "totals below one": ("opened", {"values": [0, 0, 0]}, 0, "a total is below one"),
+    "totals of another mask": ("opened", {"values": [0] * 6}, 0, "a total is below one, or more than all clients can have"),
 }
 
 

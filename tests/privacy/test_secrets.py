@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import ks_2samp
+from scipy.stats import ks_2samp, kstest
 
-from fedskew.privacy import blinding, client
-from fedskew.privacy.ckks import SLOTS, Context, make_context
+from fedskew.errors import FedskewError
+from fedskew.privacy import bfv, blinding, client
+from fedskew.privacy.bfv import SLOTS, Context, make_context, times
 from fedskew.privacy.enrolment import KeyHolder, Terms
 from fedskew.privacy.envelope import Line, unpack
+from fedskew.privacy.layout import LIMB
 from fedskew.privacy.server import Server
 
 tenseal = pytest.importorskip("tenseal")
@@ -92,16 +94,16 @@ def test_the_server_holds_no_secret_key(played, tmp_path: Path):
 def test_the_server_cannot_decrypt_what_it_holds(played):
     _, room = played
     contexts = [part for part in things(room.server) if isinstance(part, tenseal.Context)]
-    vectors = [part for part in things(room.server) if isinstance(part, tenseal.CKKSVector)]
+    vectors = [part for part in things(room.server) if isinstance(part, tenseal.BFVVector)]
     assert contexts
-    assert len(vectors) >= 3  # a block of two digits, and the sum
+    assert len(vectors) >= 2  # a block, and the sum
     assert not any(context.is_private() or context.has_galois_keys() or context.has_relin_keys() for context in contexts)
     for vector in vectors:
         assert not vector.context().is_private()
         with pytest.raises(ValueError, match="secret_key"):
             vector.decrypt()
     blobs = [blob for data in room.server.received[1:] for blob in unpack(data[:-32], "test")[1]]
-    assert len(blobs) >= 10
+    assert len(blobs) >= 8
     for blob in blobs:
         with pytest.raises(ValueError, match="secret_key"):
             room.server._context.decrypt(blob, "test")
@@ -175,54 +177,67 @@ def seen_by_bob(make_room, monkeypatch: pytest.MonkeyPatch):
 
 
 def likelihood(one: Any, other: Any) -> float:
-    """The least chance of such samples from one distribution: by sign and size, by size, and by rough size."""
-    views = (lambda x: x, np.abs, lambda x: np.floor(np.log2(np.abs(x) + 0.5)))
+    """The least chance of such samples from one distribution: as they are, and by their distance from zero."""
+    views = (lambda x: x, lambda x: np.minimum(x, blinding.PRIME - x))
     return min(float(ks_2samp(view(one), view(other)).pvalue) for view in views)
 
 
 def test_a_client_cannot_tell_how_far_anothers_labels_are(seen_by_bob):
     near, far = seen_by_bob(NEAR), seen_by_bob(FAR)
-    prime = blinding.Code(1000).prime
     assert likelihood(near, far) > 1e-6
-    assert likelihood(np.rint(near) % prime, np.rint(far) % prime) > 1e-6
-    assert (np.rint(near) % prime).min() > 0  # nothing is equal
+    assert likelihood(near, blinding.factors(SLOTS)) > 1e-6
+    assert near.min() > 0  # nothing is equal
 
 
 def test_without_blinding_it_can(seen_by_bob):
     near, far = seen_by_bob(NEAR, blind=False), seen_by_bob(FAR, blind=False)
     assert likelihood(near, far) < 1e-12
     # It even reads them: its own labels, in its own order, less the differences.
-    assert {*np.rint(np.repeat(seen_by_bob.labels, 64) - far)} == {*FAR}
+    assert {*((np.repeat(seen_by_bob.labels, 64) - far) % blinding.PRIME)} == {*FAR}
 
 
-def test_with_a_random_factor_alone_it_can(seen_by_bob, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(blinding, "multiples", lambda code, count: np.zeros((code.length, count), dtype=np.int64))
-    assert likelihood(seen_by_bob(NEAR), seen_by_bob(FAR)) < 1e-12
+def noise_bits(context: Context, vector: Any) -> int:
+    """Of encrypted zeros, as whoever has the secret key can measure it: how often they can be doubled until they are lost."""
+    doubled = 0
+    while True:
+        vector = times(vector, np.full(2 * SLOTS, 2))
+        try:
+            context.decrypt(vector.serialize(), "test")
+        except FedskewError:
+            return 149 - doubled
+        doubled += 1
 
 
 def test_the_noise_does_not_tell_the_factor():
     context = make_context()
-    zeros = np.zeros(SLOTS)
+    zeros, ones = np.zeros(SLOTS, dtype=np.int64), np.ones(2 * SLOTS, dtype=np.int64)
 
-    def noise(factor: float, cover: bool) -> float:
-        product = context.encrypt(zeros) * np.full(SLOTS, factor).tolist()
-        shown = context.cover(zeros.astype(np.int64)) + product if cover else product
-        return float(np.std(context.decrypt(shown.serialize(), "test")))
+    def bits(factors: Any, cover: bool) -> int:
+        product = times(context.encrypt(zeros), factors)
+        return noise_bits(context, context.cover(zeros) + product if cover else product)
 
-    assert noise(1000.0, cover=False) > 100 * noise(1.0, cover=False)
-    assert noise(1000.0, cover=True) == pytest.approx(noise(1.0, cover=True), rel=0.15)
-    assert 0.005 < noise(1.0, cover=True) < 0.012  # far inside the tolerance of 0.25
+    small, great = bits(ones, cover=False), bits(blinding.factors(SLOTS), cover=False)
+    assert small + 20 < great < 72  # the bound by which the docs say how little is left to see
+    assert bits(ones, cover=True) == bits(blinding.factors(SLOTS), cover=True) == bfv._FLOOD
+
+
+def test_the_noise_that_covers_is_even_and_new_every_time():
+    vector = make_context().encrypt(np.zeros(SLOTS, dtype=np.int64))
+    first, second = (np.frombuffer(bfv._noise(vector)[-8 * 6 * 8192 :], dtype="<u8").reshape(2, 3, 8192) for _ in range(2))
+    assert not first[1].any()
+    assert (first[0] != second[0]).mean() > 0.999
+    for residues in first[0]:
+        assert kstest(residues / 2.0**60, "uniform").pvalue > 1e-6
 
 
 def test_tiles_without_a_label_answer_no_question(seen_by_bob, monkeypatch: pytest.MonkeyPatch):
     """A client that says it has one label cannot look for 63 others in the rest of its vector."""
     spread = client.spread_labels
-    monkeypatch.setattr(client, "spread_labels", lambda digits: [np.where(row == 0, NEAR[0], row) for row in spread(digits)])
+    monkeypatch.setattr(client, "spread_labels", lambda labels: [np.where(row == 0, NEAR[0], row) for row in spread(labels)])
     values = seen_by_bob(NEAR, own=range(400, 401)).reshape(64, 64)
-    residues = np.rint(values) % blinding.Code(1000).prime
-    assert (residues[1:] == 0).mean() < 0.01
+    assert (values[1:] == 0).mean() < 0.01
     honest = seen_by_bob(NEAR, own=range(336, 400)).reshape(64, 64)
-    assert ((np.rint(honest) % blinding.Code(1000).prime == 0).sum(axis=1) == 1).all()  # as it can for labels it has named
+    assert ((honest == 0).sum(axis=1) == 1).all()  # as it can for labels it has named
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -231,13 +246,14 @@ def test_who_decrypts_reads_only_its_own_totals(make_room, weighted: bool):
     room = make_room(KeyHolder(list(counts), Terms(100, weighted=weighted)), counts)
     question = room.until("total", "server")
     ann = room.clients["ann"]
-    values = np.rint(ann._context.decrypt(unpack(question[:-32], "test")[1][0], "ann"))
-    own = np.zeros(SLOTS, dtype=bool)
+    values = ann._context.decrypt(unpack(question[:-32], "test")[1][0], "ann")
+    low, high = values.reshape(2, -1)
+    own = np.zeros(len(low), dtype=bool)
     own[ann._slots] = weighted
     totals = {
         slot: counts["ann"][label] + counts["bob"].get(label, 0) for label, slot in zip(ann._labels, ann._slots, strict=True)
     }
     if weighted:
-        assert {slot: int(values[slot]) for slot in totals} == totals
-    assert (values[~own] > 2**34).mean() > 0.98
-    assert values[~own].max() < 2**44 + 100
+        assert {slot: int(low[slot] + LIMB * high[slot]) for slot in totals} == totals
+    for masked in (low[~own], high[~own]):
+        assert kstest(masked / blinding.PRIME, "uniform").pvalue > 1e-6

@@ -9,12 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.errors import FedskewError
-from fedskew.privacy.blinding import Code
-from fedskew.privacy.ckks import SLOTS, whole
 from fedskew.privacy.enrolment import PARTS, SERVER, enrol
 from fedskew.privacy.envelope import Message, malformed, numbers, vectors
-from fedskew.privacy.layout import WIDTH, pages, spread_labels, spread_slots
-from fedskew.streams import Floats, Ints
+from fedskew.privacy.layout import COUNTS, WIDTH, join_counts, limbs, pages, split_counts, spread_labels, spread_slots
+from fedskew.streams import Ints
 
 Bools: TypeAlias = NDArray[np.bool_]
 
@@ -59,7 +57,7 @@ class Client:
 
     def _send_labels(self, _: Message) -> bytes:
         self._awaited = "compared"
-        rows = spread_labels(self._code.digits(np.array(self._labels)))
+        rows = spread_labels(np.array(self._labels))
         return self._line.wrap("labels", {"count": [len(self._labels)]}, [self._encrypt(row) for row in rows])
 
     def _match(self, message: Message) -> bytes:
@@ -73,14 +71,12 @@ class Client:
         return self._line.wrap("matched", {"slots": self._slots})
 
     def _equal(self, message: Message, blocks: int) -> Bools:
-        """Labels x slots: whether the decrypted difference is zero in all digits."""
-        groups, digits = pages(len(self._labels), WIDTH), self._code.length
-        blobs = vectors(message, groups * blocks * digits)
-        shape = (groups, blocks, digits, WIDTH, WIDTH)
-        values = np.array([self._context.decrypt(blob, self.name) for blob in blobs]).reshape(shape)
-        by_label = values.transpose(0, 3, 1, 4, 2).reshape(groups * WIDTH, blocks * WIDTH, digits)[: len(self._labels)]
-        found = whole(by_label, self.name)
-        equal: Bools = np.all((found % self._code.prime if self._terms.blind else found) == 0, axis=2)
+        """Labels x slots: whether the decrypted difference is zero."""
+        groups = pages(len(self._labels), WIDTH)
+        blobs = vectors(message, groups * blocks)
+        values = np.array([self._context.decrypt(blob, self.name) for blob in blobs]).reshape(groups, blocks, WIDTH, WIDTH)
+        by_label = values.transpose(0, 2, 1, 3).reshape(groups * WIDTH, blocks * WIDTH)[: len(self._labels)]
+        equal: Bools = by_label == 0
         return equal
 
     def _add(self, message: Message) -> bytes:
@@ -90,42 +86,38 @@ class Client:
         for position, slot in zip(new, assigned, strict=True):
             self._slots[position] = slot
         labels = np.array([self._labels[position] for position in new])
-        offsets = self._code.digits(labels) - self._code.digits(np.array([self._code.sentinel]))
+        rows = spread_slots(labels - self._terms.sentinel, np.array(assigned))
         self._awaited = "placeholders"
-        return self._line.wrap("added", blobs=[self._encrypt(row) for row in spread_slots(offsets, np.array(assigned))])
+        return self._line.wrap("added", blobs=[self._encrypt(row) for row in rows])
 
     def _send_counts(self, message: Message) -> bytes:
         ids = numbers(message, "ids", len(self._labels))
         (self._list_size,) = numbers(message, "slots", 1)
         self.placeholders = dict(zip(self._labels, ids, strict=True))
-        held = np.zeros(pages(self._list_size, SLOTS) * SLOTS)
+        held = np.zeros(self._list_size, dtype=np.int64)
         held[self._slots] = [rounded(self._counts[label], self._terms.round_totals) for label in self._labels]
         self._awaited = "total"
-        return self._line.wrap("counts", blobs=[self._encrypt(page) for page in held.reshape(-1, SLOTS)])
+        return self._line.wrap("counts", blobs=[self._encrypt(page) for page in split_counts(held)])
 
     def _open(self, message: Message) -> bytes:
-        """Decrypt the total for the server. Only whole numbers leave: unrounded ones would give the secret key away."""
+        """Decrypt the masked total for the server, limb by limb."""
         self._awaited = None
-        return self._line.wrap("opened", {"values": self._totals(message).tolist()})
+        return self._line.wrap("opened", {"values": self._limbs(message).ravel().tolist()})
 
     def _share(self, message: Message) -> bytes:
         """Tell the share of each label that is held here, in thousandths, and one at least."""
-        totals = self._totals(message)[self._slots]
+        totals = join_counts(self._limbs(message))[self._slots]
         held = np.array([self._counts[label] for label in self._labels])
         if np.any(totals < held):
             raise malformed(message, "a total is below this client's own count")
         self._awaited = None
         return self._line.wrap("shares", {"parts": np.maximum(np.rint(PARTS * held / totals), 1).astype(np.int64).tolist()})
 
-    def _totals(self, message: Message) -> Ints:
-        blobs = vectors(message, pages(self._list_size, SLOTS))
-        return whole(np.concatenate([self._context.decrypt(blob, self.name) for blob in blobs]), self.name)[: self._list_size]
+    def _limbs(self, message: Message) -> Ints:
+        blobs = vectors(message, pages(self._list_size, COUNTS))
+        return limbs(np.array([self._context.decrypt(blob, self.name) for blob in blobs]), self._list_size)
 
-    @property
-    def _code(self) -> Code:
-        return self._terms.code
-
-    def _encrypt(self, values: Floats) -> bytes:
+    def _encrypt(self, values: Ints) -> bytes:
         data: bytes = self._context.encrypt(values).serialize()
         return data
 

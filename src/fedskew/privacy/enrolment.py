@@ -4,12 +4,12 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 
 from fedskew.errors import FedskewError
-from fedskew.privacy.blinding import Code
-from fedskew.privacy.ckks import Context, load_context, make_context
+from fedskew.privacy.bfv import Context, load_context, make_context
+from fedskew.privacy.blinding import check_labels
 from fedskew.privacy.envelope import Line, pack, unpack
+from fedskew.privacy.layout import MOST_CLIENTS
 from fedskew.privacy.secure_sum import Dealer, Masks
 
 SERVER = "server"
@@ -33,7 +33,7 @@ class Terms:
     round_totals: int = 1
 
     def __post_init__(self) -> None:
-        _ = self.code  # refuses a range that is too large
+        check_labels(self.labels)
         if self.round_totals < 1:
             raise FedskewError(f"round_totals={self.round_totals} is out of range: use 1 for exact totals, or more")
         if self.weighted and self.round_totals > 1:
@@ -41,10 +41,10 @@ class Terms:
                 f"round_totals={self.round_totals} rounds totals, and with weighted=true the server gets none: leave it at 1"
             )
 
-    @cached_property
-    def code(self) -> Code:
-        """How labels are written."""
-        return Code(self.labels)
+    @property
+    def sentinel(self) -> int:
+        """What an empty slot holds: the first number that is no label."""
+        return self.labels
 
 
 class KeyHolder:
@@ -53,6 +53,8 @@ class KeyHolder:
     def __init__(self, clients: Sequence[str], terms: Terms) -> None:
         if not clients:
             raise FedskewError("secret labels need at least one client, none was named")
+        if len(clients) > MOST_CLIENTS:
+            raise FedskewError(f"{len(clients)} clients are more than secret labels can count: use at most {MOST_CLIENTS}")
         if len({*clients, SERVER}) <= len(clients):
             raise FedskewError(f"clients must have different names, and none is {SERVER!r}: {', '.join(clients)}")
         self._clients, self._terms = tuple(clients), terms

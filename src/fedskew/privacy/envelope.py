@@ -26,7 +26,7 @@ class Message:
     receiver: str
     step: str
     number: int  # counted for each pair of sender and receiver
-    context: str  # fingerprint of the sender's public CKKS context
+    context: str  # fingerprint of the sender's public encryption context
     fields: Fields
     blobs: Sequence[bytes]
 
@@ -109,8 +109,8 @@ class Line:
             )
         if message.context != self.context:
             raise FedskewError(
-                f"{self.me}: {self.peer} uses another CKKS context ({message.context[:8]}, not {self.context[:8]}): enrol all "
-                f"parties with the same key holder"
+                f"{self.me}: {self.peer} uses another encryption context ({message.context[:8]}, not {self.context[:8]}): "
+                f"enrol all parties with the same key holder"
             )
         if message.number < self._received:
             raise FedskewError(f"{self.me}: message {message.number} from {self.peer} came before: drop the repetition")

@@ -8,10 +8,10 @@ import numpy as np
 
 from fedskew.errors import FedskewError
 from fedskew.privacy import blinding
-from fedskew.privacy.ckks import SLOTS, Vector
+from fedskew.privacy.bfv import SLOTS, Vector, times
 from fedskew.privacy.enrolment import PARTS, enrol
 from fedskew.privacy.envelope import Message, claimed, malformed, numbers, vectors
-from fedskew.privacy.layout import WIDTH, pages, touched
+from fedskew.privacy.layout import COUNTS, LIMB, WIDTH, join_counts, limbs, pages, touched
 from fedskew.streams import Ints
 
 Outbox: TypeAlias = list[tuple[str, bytes]]  # receiver and message
@@ -33,11 +33,11 @@ class Server:
             raise FedskewError("the server was given the secret key: enrol it with for_server()")
         self._turns = list(self._lines)  # clients whose labels are still to come
         self._awaited: dict[str, str] = {}
-        self._blocks: list[list[Vector]] = []  # the unique list: for every 64 slots one vector a digit
+        self._blocks: list[Vector] = []  # the unique list: a vector for every 64 slots
         self._slots: dict[str, Ints] = {}  # of each client's labels, in the client's own order
         self._ids: list[int] = []  # the placeholder of each slot
         self._sums: list[Vector] = []
-        self._masks: Ints = np.zeros(0, dtype=np.int64)
+        self._masks: Ints = np.zeros((0, SLOTS), dtype=np.int64)
         self.counts: dict[int, int] | None = None  # rows of each placeholder, all clients together
         self.shares: dict[str, dict[int, float]] | None = {} if self._terms.weighted else None  # by client and placeholder
 
@@ -80,32 +80,20 @@ class Server:
         (count,) = numbers(message, "count", 1)
         if not 1 <= count <= self._terms.labels:
             raise malformed(message, f"it has {count} labels, not 1 to {self._terms.labels}")
-        digits = self._terms.code.length
-        loaded = self._load(message, pages(count, WIDTH) * digits)
-        groups = [loaded[k : k + digits] for k in range(0, len(loaded), digits)]
         blobs = []
-        for number, group in enumerate(groups):
+        for number, labels in enumerate(self._load(message, pages(count, WIDTH))):
             tiles = min(WIDTH, count - number * WIDTH)
-            for block in self._blocks:
-                differences = [label - slot for label, slot in zip(group, block, strict=True)]
-                shown = self._blind(differences, tiles) if self._terms.blind else differences
-                blobs += [vector.serialize() for vector in shown]
+            for slots in self._blocks:
+                difference = labels - slots
+                blobs.append((self._blind(difference, tiles) if self._terms.blind else difference).serialize())
         self._slots[message.sender] = np.full(count, -1)
         return [self._ask(message.sender, "compared", "matched", blobs, blocks=[len(self._blocks)])]
 
-    def _blind(self, differences: list[Vector], tiles: int) -> list[Vector]:
+    def _blind(self, difference: Vector, tiles: int) -> Vector:
         """Zero stays zero modulo the prime, and all else becomes random; tiles without a label tell nothing at all."""
-        code = self._terms.code
-        matrix = blinding.factors(code, SLOTS)
-        masks = blinding.anything(code, SLOTS)
-        masks[:, : tiles * WIDTH] = blinding.multiples(code, tiles * WIDTH)
-        result = []
-        for row, mask in zip(matrix, masks, strict=True):
-            blinded = self._context.cover(mask)
-            for difference, factor in zip(differences, row, strict=True):
-                blinded += difference * factor.astype(np.float64).tolist()
-            result.append(blinded)
-        return result
+        masks = blinding.uniform(SLOTS)
+        masks[: tiles * WIDTH] = 0
+        return self._context.cover(masks) + times(difference, blinding.factors(SLOTS))
 
     def _assign(self, message: Message) -> Outbox:
         """Give slots to labels that are new."""
@@ -124,19 +112,17 @@ class Server:
         """Add the new labels to the list; the empty slots held a sentinel, which the client has subtracted."""
         mine = self._slots[message.sender]
         new = mine[mine >= len(self._ids)]
-        code, blocks = self._terms.code, touched(new)
-        loaded = iter(self._load(message, len(blocks) * code.length))
-        for block in blocks:
+        blocks = touched(new)
+        for block, labels in zip(blocks, self._load(message, len(blocks)), strict=True):
             if block == len(self._blocks):
-                empty = code.digits(np.full(SLOTS, code.sentinel))
-                self._blocks.append([self._context.encrypt(row) for row in empty])
-            self._blocks[block] = [slots + next(loaded) for slots in self._blocks[block]]
+                self._blocks.append(self._context.encrypt(np.full(SLOTS, self._terms.sentinel)))
+            self._blocks[block] = self._blocks[block] + labels
         self._ids += _new_ids(len(new), self._ids)
         return self._next_turn()
 
     def _sum(self, message: Message) -> Outbox:
         """Add the counts to those of the others; have the total opened when it is complete."""
-        counts = self._load(message, pages(len(self._ids), SLOTS))
+        counts = self._load(message, pages(len(self._ids), COUNTS))
         self._sums = [total + more for total, more in zip(self._sums, counts, strict=True)] if self._sums else counts
         if len(self._awaited) > 1:  # this client's own is still among them
             return []
@@ -147,20 +133,22 @@ class Server:
 
     def _draw_masks(self, reader: str | None = None) -> Ints:
         """Random numbers for the total, none where ``reader`` may read it."""
-        masks = blinding.uniform(1 << (blinding.MASK_BITS - 1), len(self._sums) * SLOTS)
+        masks = blinding.uniform(len(self._sums) * SLOTS).reshape(-1, SLOTS)
         if reader:
-            masks[self._slots[reader]] = 0
+            page, slot = np.divmod(self._slots[reader], COUNTS)
+            masks[page, slot] = masks[page, COUNTS + slot] = 0
         return masks
 
     def _masked(self, masks: Ints) -> list[bytes]:
-        covers = [self._context.cover(row) for row in masks.reshape(-1, SLOTS)]
-        return [(cover + total * 1.0).serialize() for cover, total in zip(covers, self._sums, strict=True)]
+        return [(self._context.cover(row) + total).serialize() for row, total in zip(masks, self._sums, strict=True)]
 
     def _unmask(self, message: Message) -> Outbox:
-        values = numbers(message, "values", len(self._ids))
-        totals = np.array(values) - self._masks[: len(self._ids)]
-        if totals.min() < 1:
-            raise malformed(message, "a total is below one")
+        size = len(self._ids)
+        masked = np.array(numbers(message, "values", 2 * size)).reshape(2, size)
+        found = (masked - limbs(self._masks, size)) % blinding.PRIME
+        totals = join_counts(found)
+        if totals.min() < 1 or found.max() >= len(self._lines) * LIMB:
+            raise malformed(message, "a total is below one, or more than all clients can have")
         self.counts = dict(zip(self._ids, totals.tolist(), strict=True))
         return []
 
