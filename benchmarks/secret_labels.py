@@ -5,6 +5,8 @@ import statistics
 import time
 
 from fedskew.privacy.agreement import Agreement, agree
+from fedskew.privacy.bfv import SLOTS, make_context, times
+from fedskew.privacy.blinding import uniform
 from fedskew.streams import Stream
 
 CLIENTS = (5, 10, 20)
@@ -35,6 +37,7 @@ def main() -> None:
     for classes, each in CLASSES.items():
         for clients in CLIENTS:
             _print_line(classes, each, clients)
+    _print_vectors()
     _print_one_by_one()
     print(f"\nload after: {os.getloadavg()[0]:.1f}")
 
@@ -65,6 +68,24 @@ def _medians(runs: list[Agreement]) -> tuple[float, ...]:
 
 def _added(seconds: tuple[float, ...]) -> str:
     return f"{' + '.join(f'{round(value, 3):g}' for value in seconds)} s"
+
+
+def _print_vectors() -> None:
+    """What one vector costs: the virtual clock counts vectors at fixed costs like these."""
+    context, numbers = make_context(), uniform(SLOTS)
+    data = context.encrypt(numbers).serialize()
+    parts = {
+        "encrypt": lambda: context.encrypt(numbers).serialize(),
+        "decrypt": lambda: context.decrypt(data, "benchmark"),
+        "blind": lambda: (context.cover(numbers) + times(context.load(data, "benchmark"), numbers)).serialize(),
+    }
+    found = []
+    for name, work in parts.items():
+        began = time.perf_counter()
+        for _ in range(50):
+            work()
+        found.append(f"{name} {20 * (time.perf_counter() - began):.1f} ms")
+    print(f"\nOne vector: {', '.join(found)}")
 
 
 def _print_one_by_one() -> None:

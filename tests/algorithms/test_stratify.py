@@ -289,3 +289,17 @@ def test_secure_training_is_told_totals_over_all_clients(round_totals: int):
 def test_rounding_without_secrets_is_refused():
     with pytest.raises(FedskewError, match="round_totals=50 rounds what secure=true tells of labels"):
         fs.Settings(round_totals=50)
+
+
+def test_the_label_protocol_takes_time_and_the_same_time_again():
+    pytest.importorskip("tenseal")
+    fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
+    settings = {**SETTINGS, "model": "logreg", "algorithm": "stratify-single:per_label=5", "rounds": 2, "fleet": "mixed:slow=5"}
+    first, second = (fs.train(fed, secure=True, **settings) for _ in range(2))
+    names = ["bytes_down", "bytes_up", "simulated_seconds", "clock"]
+    assert first.rounds[names].equals(second.rounds[names])
+    lines = first.training.dispatcher.fleet.machines(np.arange(5)).up
+    one_by_one = float((8e-6 * 393_216 / lines).sum())  # every client sends its labels, one after the other
+    assert first.rounds["simulated_seconds"][0] - first.rounds["simulated_seconds"][1] > one_by_one
+    assert first.rounds["clock"][0] == first.rounds["simulated_seconds"][0]
+    assert first.rounds["clock"][1] == pytest.approx(first.rounds["simulated_seconds"].sum())

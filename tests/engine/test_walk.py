@@ -1,6 +1,7 @@
 """A walk is central SGD on the same samples in the same order, BatchNorm included; and what it costs, by hand."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch.nn.functional as F
 from fedskew.algorithms.base import resolve
 from fedskew.config import Settings
 from fedskew.data.dataset import Dataset, Rows
+from fedskew.engine.holders import protocol_bytes, protocol_seconds
 from fedskew.engine.job import Course
-from fedskew.engine.journey import Load, at_least, chain, lockstep
+from fedskew.engine.journey import NOWHERE, Load, at_least, broadcast, chain, lockstep
 from fedskew.engine.sequential import Sequential
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.training import Training
@@ -19,6 +21,7 @@ from fedskew.engine.walk import _Walker
 from fedskew.errors import FedskewError
 from fedskew.fleet.base import fleets
 from fedskew.models.build import build
+from fedskew.privacy.agreement import Agreement, Exchange
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
 from fedskew.stratify.walk import Walk
@@ -143,6 +146,37 @@ def test_a_chain_by_hand(tmp_path):
     assert journey.bytes_down.tolist() == [2_000_000 + 3 * 8, 1_000_000 + 8, 1_000_000]
     assert journey.bytes_up.tolist() == [1_000_000, 500_000, 500_000]
     assert journey.computing.tolist() == pytest.approx([3 / 10, 1 / 5, 0.0])
+
+
+def test_a_broadcast_by_hand(tmp_path):
+    fleet = machines(tmp_path)
+    journey = chain(path_of([0, 0, 1], [1, 2, 3], [2, 3]), 3, fleet, Load(1_000_000, 500_000, 8))
+    after = broadcast(journey, np.array([0, 1]), fleet, 2_000_000)
+    assert after.duration - journey.duration == pytest.approx(max(0.5 + 16 / 8, 0.25 + 16 / 4))
+    assert (after.transfers, after.bytes_down, after.bytes_up) == (4, 2_000_000 + 24 + 4_000_000, 1_000_000)
+    assert broadcast(replace(journey, path=NOWHERE), np.array([0]), fleet, 9) == replace(journey, path=NOWHERE)
+
+
+def test_the_final_model_goes_to_all_who_are_there():
+    """The model of a chain comes down once a visit and once more for everybody: Fig. 1 of Stratify, step a7."""
+    run, other = (training(method, Stacked(), dtype="float32") for method in ("stratify-single", "sfl"))
+    size = sum(4 * value.numel() for value in run.params.values())
+    for walked, everybody in ((run, 4), (other, 0)):
+        line = walked.advance()
+        visits = sum(client["visits"] for client in line.clients)
+        orders = 8 * sum(client["samples"] for client in line.clients) if everybody else 0
+        assert line.round["transfers"] == visits + everybody
+        assert line.round["bytes_down"] == size * (visits + everybody) + orders
+        assert line.round["bytes_up"] == size * visits
+
+
+def test_the_label_protocol_on_the_clock_by_hand(tmp_path):
+    first = (Exchange(0, 1_000_000, 500_000, 0.25, 0.5),)
+    second = (Exchange(0, 0, 0, 0.0, 0.0), Exchange(2, 1_000_000, 250_000, 2.0, 0.125))
+    agreed = Agreement((), None, None, {}, {}, (first, second))
+    wanted = (1.0 + 8 / 8 + 4 / 8 + 0.25) + 0.5 + max(1.0, 8 / 1 + 2 / 1 + 2.0) + 0.125
+    assert protocol_seconds(agreed, machines(tmp_path)) == pytest.approx(wanted)
+    assert protocol_bytes(agreed) == (2_000_000, 750_000)
 
 
 def test_lockstep_by_hand(tmp_path):

@@ -6,7 +6,8 @@ import numpy as np
 
 from fedskew.algorithms.base import Algorithm
 from fedskew.config import Settings
-from fedskew.engine.dispatch import Call
+from fedskew.fleet.base import Fleet
+from fedskew.fleet.clock import line_seconds
 from fedskew.privacy.agreement import Agreement, agree
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
@@ -44,8 +45,24 @@ def who_holds_what(
     return replace(secret, shares=shares), agreed
 
 
-def with_protocol(call: Call, agreed: Agreement) -> Call:
-    """The traffic of the label protocol on top of a call's."""
-    down = agreed.bytes_sent.get("server", 0)
-    up = sum(agreed.bytes_sent.values()) - down
-    return replace(call, others_down=call.others_down + down, others_up=call.others_up + up)
+def protocol_bytes(agreed: Agreement) -> tuple[int, int]:
+    """What the label protocol sends down to the clients and up to the server."""
+    exchanges = [exchange for wave in agreed.waves for exchange in wave]
+    return sum(exchange.bytes_down for exchange in exchanges), sum(exchange.bytes_up for exchange in exchanges)
+
+
+def protocol_seconds(agreed: Agreement, fleet: Fleet) -> float:
+    """How long the label protocol takes on the virtual clock: question, work and answer of the slowest client of each wave.
+
+    Lines are the fleet's. Work is counted, so many vectors at a fixed cost each, and what the server has to do before it can
+    go on comes on top; the same seed gives the same seconds.
+    """
+    total = 0.0
+    for wave in agreed.waves:
+        machines = fleet.machines(np.array([exchange.client for exchange in wave]))
+        down, up, work = (
+            np.array([getattr(exchange, name) for exchange in wave]) for name in ("bytes_down", "bytes_up", "seconds")
+        )
+        taken = line_seconds(machines, down, up) + work
+        total += float(taken.max()) + sum(exchange.then for exchange in wave)
+    return total

@@ -99,6 +99,19 @@ def lockstep(path: Walk, clients: int, fleet: Fleet, load: Load) -> Journey:
     )
 
 
+def broadcast(journey: Journey, there: Ints, fleet: Fleet, size: int) -> Journey:
+    """The journey, and then its model to all who are there, at once (Stratify, Fig. 1, step a7)."""
+    if not len(journey.path.rows):
+        return journey
+    machines = fleet.machines(there)
+    return replace(
+        journey,
+        duration=journey.duration + float((machines.latency + 8e-6 * size / machines.down).max()),
+        transfers=journey.transfers + len(there),
+        bytes_down=journey.bytes_down + size * len(there),
+    )
+
+
 def as_call(
     journey: Journey, walked: Walked, clients: Ints, lost: Flags, sizes: Ints, when: tuple[float, float], seed: int
 ) -> tuple[Call, Arrived, Floats]:

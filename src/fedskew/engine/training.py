@@ -20,9 +20,9 @@ from fedskew.engine.evaluate import OWN_TESTED, SCORES, Evaluator, OwnModel, Sco
 from fedskew.engine.exact_norm import step_bytes
 from fedskew.engine.finish import new_head
 from fedskew.engine.flights import Air, each, joined
-from fedskew.engine.holders import who_holds_what, with_protocol
+from fedskew.engine.holders import protocol_bytes, protocol_seconds, who_holds_what
 from fedskew.engine.job import MEMO, Course, Engine, Job, Start, Updates, fresh_client, make_job, parts, trainable
-from fedskew.engine.journey import NOWHERE, Load, as_call, at_least, chain, lockstep, of_several
+from fedskew.engine.journey import NOWHERE, Load, as_call, at_least, broadcast, chain, lockstep, of_several
 from fedskew.engine.norm import has_batch_norm
 from fedskew.engine.plan import Plan
 from fedskew.engine.schedule import schedules
@@ -89,6 +89,8 @@ class Training:
             self.walking = self.job.optimizer.init(self.params, stacked=False)
             self.holdings, self.protocol = who_holds_what(fed, self.trained_on, algorithm, settings)
             algorithm.check_labels(self.holdings)
+        if self.protocol:  # it comes before the first round
+            self.dispatcher.clock = protocol_seconds(self.protocol, machines)
         self.round = 0
         self._trained: dict[int, Tensors] = {}
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
@@ -148,7 +150,8 @@ class Training:
 
     def _walk(self, lr: float) -> RoundResult:
         """A round in which one model goes through the samples of all clients in an order that the method decides."""
-        began, (clock, roster, clients, lost) = self.dispatcher.clock, self.dispatcher.gather(self.round, self.per_round)
+        began = self.dispatcher.clock if self.round else 0.0
+        clock, roster, clients, lost = self.dispatcher.gather(self.round, self.per_round)
         everybody, there = np.arange(self.trained_on.clients), clients[~lost]
         holdings = self.holdings.without(np.setdiff1d(everybody, there))
         stream = Stream(self.settings.seed, "walk", self.round)
@@ -157,6 +160,8 @@ class Training:
             path = of_several(path)
         travel = chain if self.algorithm.topology(self.round) == "chain" else lockstep
         journey = travel(path, len(everybody), self.dispatcher.fleet, self._load())
+        if travel is chain and self.algorithm.reads() != "nothing":
+            journey = broadcast(journey, there, self.dispatcher.fleet, size_in_bytes({"model": self.state()}))
         course = Course(self.params, self.buffers, self.walking, lr * self.algorithm.pace(roster), self.round)
         walked = self.engine.walk(self.job, course, journey.path, resets=not self.algorithm.keeps_optimizer)
         if not all(bool(torch.isfinite(value).all()) for value in walked.params.values()):
@@ -169,8 +174,9 @@ class Training:
         when = (began, clock)
         call, stack, shares = as_call(journey, walked, clients, lost, self.trained_on.sizes, when, self.settings.seed)
         self.dispatcher.went(call, there)
-        if self.protocol and self.round == 1:  # it came before the first round
-            call = with_protocol(call, self.protocol)
+        if self.protocol and self.round == 1:
+            down, up = protocol_bytes(self.protocol)
+            call = replace(call, others_down=call.others_down + down, others_up=call.others_up + up)
         extra = {"transfers": journey.transfers, "run_length": journey.run_length, "returned": path.returned}
         return self._record(call, [stack], dict(zip(stack.sound.tolist(), shares.tolist(), strict=True)), lr, extra)
 

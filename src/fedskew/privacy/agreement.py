@@ -1,14 +1,14 @@
 """Secret labels from end to end, in one process: all parties, talking in bytes only."""
 
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from fedskew.privacy.client import Client
 from fedskew.privacy.enrolment import SERVER, KeyHolder, Terms
-from fedskew.privacy.envelope import claimed
+from fedskew.privacy.envelope import MAC_BYTES, claimed, unpack
 from fedskew.privacy.server import Server
 from fedskew.streams import Stream
 
@@ -23,6 +23,30 @@ _PART_OF_STEP = {
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """A question of the server and a client's answer, as a clock and a line see them; ``seconds`` come from counted work.
+
+    Args:
+        client: whose answer it is
+        bytes_down: of the question
+        bytes_up: of the answer
+        seconds: that the client works on the answer
+        then: seconds that the server works on what follows from it
+    """
+
+    client: int
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    then: float
+
+
+# Seconds of work for a vector, measured once on one core (python -m benchmarks secret_labels) and fixed: a simulated clock
+# must not depend on how busy the machine is that simulates.
+ENCRYPT, DECRYPT, BLIND = 0.004, 0.002, 0.025
+
+
+@dataclass(frozen=True)
 class Agreement:
     """What comes out: the server has ``holders`` and ``counts`` or ``shares``, a client its own part of ``placeholders``.
 
@@ -30,8 +54,10 @@ class Agreement:
         placeholders: for each client its labels' placeholders
         counts: rows of each placeholder, all clients together; None with ``weighted``
         shares: for each client its share of each placeholder's rows, in thousandths; None without ``weighted``
-        seconds: of the keys, the mapping (comparing labels with the list), the unique list (adding to it) and the counts
+        seconds: of the keys, the mapping (comparing labels with the list), the unique list (adding to it) and the counts, as
+            they took here
         bytes_sent: by each party
+        waves: what was exchanged, in order; exchanges of one wave take place at the same time
     """
 
     placeholders: tuple[dict[int, int], ...]
@@ -39,6 +65,7 @@ class Agreement:
     shares: tuple[dict[int, float], ...] | None
     seconds: dict[str, float]
     bytes_sent: dict[str, int]
+    waves: tuple[tuple[Exchange, ...], ...]
 
     @property
     def holders(self) -> dict[int, list[int]]:
@@ -78,7 +105,7 @@ def agree(
     clients = {name: Client(holder.for_client(name), counts) for name, counts in zip(names, counts_by_client, strict=True)}
     server = Server(holder.for_server())
     keys = {"keys": time.perf_counter() - began}
-    seconds, sent = _play(server, clients)
+    seconds, sent, waves = _play(server, clients)
     names_of = _names(list(clients.values()), stream)
     return Agreement(
         tuple({label: names_of[id_] for label, id_ in client.placeholders.items()} for client in clients.values()),
@@ -86,24 +113,42 @@ def agree(
         None if server.shares is None else tuple(_renamed(server.shares[name], names_of) for name in names),
         keys | seconds,
         sent,
+        waves,
     )
 
 
-def _play(server: Server, clients: Mapping[str, Client]) -> tuple[dict[str, float], dict[str, int]]:
-    """Carry messages until none is left: the seconds of each part, and the bytes that each party sent."""
+def _play(
+    server: Server, clients: Mapping[str, Client]
+) -> tuple[dict[str, float], dict[str, int], tuple[tuple[Exchange, ...], ...]]:
+    """Carry messages until none is left: the seconds of each part, the bytes that each party sent, and the exchanges."""
     seconds, sent = defaultdict[str, float](float), defaultdict[str, int](int)
-    outbox = deque(server.start())
-    while outbox:
-        name, question = outbox.popleft()
-        began = time.perf_counter()
-        answer = clients[name].receive(question)
-        between = time.perf_counter()
-        outbox.extend(server.receive(answer))
-        seconds[_PART_OF_STEP[claimed(question, "step", name)]] += between - began
-        seconds[_PART_OF_STEP[claimed(answer, "step", SERVER)]] += time.perf_counter() - between
-        sent[SERVER] += len(question)
-        sent[name] += len(answer)
-    return dict(seconds), dict(sent)
+    number = {name: k for k, name in enumerate(clients)}
+    waves: list[tuple[Exchange, ...]] = []
+    questions = server.start()
+    while questions:
+        wave, following = [], []
+        for name, question in questions:
+            began = time.perf_counter()
+            answer = clients[name].receive(question)
+            between = time.perf_counter()
+            next_ones = server.receive(answer)
+            seconds[_PART_OF_STEP[claimed(question, "step", name)]] += between - began
+            seconds[_PART_OF_STEP[claimed(answer, "step", SERVER)]] += time.perf_counter() - between
+            sent[SERVER] += len(question)
+            sent[name] += len(answer)
+            work = DECRYPT * _vectors(question) + ENCRYPT * _vectors(answer)
+            then = BLIND * sum(_vectors(message) for _, message in next_ones)
+            wave.append(Exchange(number[name], len(question), len(answer), work, then))
+            following += next_ones
+        waves.append(tuple(wave))
+        questions = following
+    return dict(seconds), dict(sent), tuple(waves)
+
+
+def _vectors(message: bytes) -> int:
+    """The ciphertexts of a message."""
+    _, blobs = unpack(message[:-MAC_BYTES], SERVER)
+    return len(blobs)
 
 
 def _names(clients: Sequence[Client], stream: Stream) -> dict[int, int]:

@@ -13,7 +13,7 @@ from fedskew.errors import FedskewError
 Fields: TypeAlias = Mapping[str, Sequence[int]]
 
 _MAGIC = b"fedskew1"
-_MAC_BYTES = 32
+MAC_BYTES = 32
 _DIGITS = 20  # room that every number of a message takes, so that a message's length tells nothing of its numbers
 
 
@@ -66,7 +66,7 @@ def unpack(data: bytes, party: str) -> tuple[dict[str, Any], list[bytes]]:
 
 def claimed(data: bytes, name: str, party: str) -> str:
     """What the envelope says under ``name``, such as its sender; nothing is checked yet."""
-    head, _ = unpack(data[:-_MAC_BYTES], party)
+    head, _ = unpack(data[:-MAC_BYTES], party)
     return str(head.get(name))
 
 
@@ -86,10 +86,10 @@ class Line:
 
     def unwrap(self, data: bytes, awaited: str | None) -> Message:
         """The peer's next message, if it is whole, the peer's own and the one that is awaited."""
-        head, blobs = unpack(data[:-_MAC_BYTES], self.me)
+        head, blobs = unpack(data[:-MAC_BYTES], self.me)
         if head.get("sender") != self.peer:
             raise FedskewError(f"{self.me}: unknown sender {head.get('sender')!r}: only {self.peer} may write here")
-        if not hmac.compare_digest(data[-_MAC_BYTES:], _mac(self._key, data[:-_MAC_BYTES])):
+        if not hmac.compare_digest(data[-MAC_BYTES:], _mac(self._key, data[:-MAC_BYTES])):
             raise FedskewError(
                 f"{self.me}: the HMAC of a message from {self.peer} is wrong, it was changed or signed with another key: "
                 f"have it sent again, or enrol {self.peer} again"
