@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import rankdata, wasserstein_distance
 
 import fedskew
+from fedskew.api import load
+from fedskew.data.arrays import Arrays
+from fedskew.data.dataset import Split
 from fedskew.errors import FedskewError
 from fedskew.skew.clusters import row_clusters
 from fedskew.skew.columns import ranks, widest
@@ -74,8 +78,40 @@ def test_vop_takes_the_column_it_is_given_and_the_first_of_equals():
     assert cut("vop", rows, 2, 0).partition.of(0).tolist() == [0, 1, 2, 3]
     assert cut("vop:column=1", rows, 2, 0).partition.of(0).tolist() == [4, 5, 6, 7]
     standardised = ((x - x.mean(axis=0)) / x.std(axis=0)).astype(np.float32)
-    assert widest(standardised) == 0
-    assert widest(np.ones((4, 3), np.float32)) is None
+    assert widest(standardised, np.ones(3)) == 0
+    assert widest(standardised, x.std(axis=0)) == 0
+    assert widest(standardised, np.array([1.0, 1.0, 1.1])) == 2
+    assert widest(np.ones((4, 3), np.float32), np.ones(3)) is None
+
+
+@pytest.mark.parametrize("skew", ["vop", "sldf", "feature-dirichlet"])
+@pytest.mark.parametrize("window", ["", ",window=2"])
+def test_variances_are_those_of_the_file_whatever_the_model_trains_on(tmp_path: Path, skew: str, window: str):
+    """The second column varies most in the file, the third within one label; standardised, all vary alike."""
+    draw = np.random.default_rng(0)
+    y = np.arange(400) // 2 % 2
+    columns = {
+        "a": draw.normal(size=400),
+        "b": 50 + 9 * draw.normal(size=400),
+        "c": np.where(y, 20, 0.1) * draw.normal(size=400),
+    }
+    kinds = draw.choice(["red", "green"], 400)
+    lines = [f"{a},{b},{c},{kind},{label}" for a, b, c, kind, label in zip(*columns.values(), kinds, y, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,c,kind,y", *lines]))
+    raw, scaled = (load(f"{tmp_path / 't.csv'}:label=y,standardize={flag}{window}").train for flag in ("false", "true"))
+    assert raw.x[:, 1].std() > 5
+    assert scaled.x[:, 1].std() == pytest.approx(1, abs=0.1)
+    assert cut(skew, scaled, 4, seed=0).partition == cut(skew, raw, 4, seed=0).partition
+
+
+def test_arrays_are_cut_by_raw_variances_too():
+    draw = np.random.default_rng(0)
+    x = (draw.normal(size=(200, 3)) * [1, 2, 30]).astype(np.float32)
+    made = Arrays(Rows(x, np.arange(200) % 2), Split("test", 0.2, 0), ("a", "b"), scaled=np.array([True, True, True]))
+    train = made.build("made up", None).train
+    first = cut("vop", train, 2, seed=0).partition.of(0)
+    assert np.sort(train.x[:, 2])[: len(first)].max() == train.x[first, 2].max()
+    assert train.unit == pytest.approx(x.std(axis=0), rel=0.2)
 
 
 def test_equal_values_are_cut_at_random():
@@ -93,6 +129,14 @@ def test_lds_clients_are_runs_of_the_sorted_labels(rows: Rows, data: st.DataObje
     assert whole(partition, rows)
     assert partition.sizes.max() - partition.sizes.min() <= 1
     assert np.concatenate([np.sort(rows.y[partition.of(client)]) for client in range(clients)]).tolist() == sorted(rows.y)
+
+
+def test_lds_by_frequency_gives_the_commonest_label_to_the_first_clients():
+    y = np.repeat([0, 1, 2], [10, 20, 70])[Stream(0, "test").permutation(100)]
+    rows = Rows(np.zeros((100, 1), np.float32), y)
+    counts = cut("lds:order=frequency", rows, 4, seed=0).partition.counts(y, 3)
+    assert counts.tolist() == [[0, 0, 25], [0, 0, 25], [0, 5, 20], [10, 15, 0]]
+    assert cut("lds", rows, 4, seed=0).partition.counts(y, 3).tolist() == [[10, 15, 0], [0, 5, 20], [0, 0, 25], [0, 0, 25]]
 
 
 @settings(deadline=None, max_examples=100)

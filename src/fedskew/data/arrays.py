@@ -50,6 +50,8 @@ class Arrays:
             if part is not None:
                 _refuse_nan(f"{name}: {label}", part.x)
         offset, factor = self._fit(train.x)
+        if self.scaled is not None:
+            train = replace(train, unit=1 / factor)
         return Dataset(
             name=name,
             train=_convert(train, offset, factor),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedskew.errors import FedskewError
 from fedskew.registry import Registry
-from fedskew.streams import Ints, Stream
+from fedskew.streams import Floats, Ints, Stream
 
 Features: TypeAlias = NDArray[np.float32]
 
@@ -20,12 +20,16 @@ class Rows:
 
     ``series`` is the number of the series that a row was cut from, where rows of one series overlap (windows): such rows share
     readings, so that no cut may put them into different hands. None: rows have nothing in common.
+
+    ``unit`` is what 1 in ``x`` was before standardisation, for every entry of the second axis (column or channel): skews that
+    look at variances look at those of the file, whatever the model trains on. None: features are in the units of the file.
     """
 
     x: Features
     y: Ints
     group: Ints | None = None
     series: Ints | None = None
+    unit: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -38,7 +42,7 @@ class Rows:
     def take(self, index: Ints) -> "Rows":
         """The rows at these positions, in this order."""
         group, series = (None if part is None else part[index] for part in (self.group, self.series))
-        return Rows(self.x[index], self.y[index], group, series)
+        return Rows(self.x[index], self.y[index], group, series, self.unit)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Dataset:
         return self.train.x.shape[1:]
 
     def hold_out(self, share: float, seed: int) -> "Dataset":
-        """Move a stratified share of the training rows into the validation part (paper 001: 12,000 of 60,000).
+        """Move a stratified share of the training rows into the validation part (per-layer FedProx: 12,000 of 60,000).
 
         The features stay as they are, so a standardisation that was fitted before has seen the rows held out here;
         ``load(..., validation=share)`` draws the same rows before anything is fitted.
@@ -131,6 +135,8 @@ def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[
         len(rows.group) != len(rows.y) or (len(rows.y) and not 0 <= rows.group.min() <= rows.group.max() < groups)
     ):
         raise FedskewError(f"{where}: group numbers do not match the {groups} group names")
+    if rows.unit is not None and rows.unit.shape != rows.x.shape[1:2]:
+        raise FedskewError(f"{where}: units of shape {rows.unit.shape} for features of shape {shape}")
     if rows.series is not None and len(rows.series) != len(rows.y):
         raise FedskewError(f"{where}: {len(rows.series)} series numbers for {len(rows.y)} rows")
 

@@ -1,7 +1,7 @@
 """A table with named columns into arrays: labels, groups, categories, missing values, standardisation, windows."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -11,7 +11,7 @@ from fedskew.data.arrays import split_note
 from fedskew.data.dataset import Dataset, Features, Rows, Split
 from fedskew.data.windows import cut_windows, split_series
 from fedskew.errors import FedskewError, unknown
-from fedskew.streams import Ints
+from fedskew.streams import Floats, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,11 @@ class Table:
         kept, held, tested = self._parts(name, labels[0], groups[0], validation)
         encoders = [self._encoder(name, self.train[column], kept) for column in columns]
         whole = [Rows(_encode(frame, encoders), y, group) for frame, y, group in zip(frames, labels, groups, strict=True)]
-        rows = {"train": whole[0].take(kept), "test": whole[-1] if tested is None else whole[0].take(tested)}
+        unit = np.concatenate([encoder.unit for encoder in encoders]) if self.standardize else None
+        rows = {
+            "train": replace(whole[0].take(kept), unit=unit),
+            "test": whole[-1] if tested is None else whole[0].take(tested),
+        }
         if held is not None:
             rows["validation"] = whole[0].take(held)
         if self.window:
@@ -150,6 +154,11 @@ class Numeric:
         """Name of its one feature."""
         return (self.name,)
 
+    @property
+    def unit(self) -> Floats:
+        """What 1 in its feature is in the column."""
+        return np.array([self.deviation])
+
     @staticmethod
     def fit(name: str, column: "Column", rows: Ints, standardize: bool) -> "Numeric":
         """From the training rows."""
@@ -187,6 +196,11 @@ class Categories:
         """Names of its features."""
         names = (*self.values, OTHER) if self.pooled else self.values
         return tuple(f"{self.name}={value}" for value in names)
+
+    @property
+    def unit(self) -> Floats:
+        """Its ones are ones."""
+        return np.ones(len(self.features))
 
     @staticmethod
     def fit(name: str, column: "Column", rows: Ints, most: int, forced: bool) -> "Categories":

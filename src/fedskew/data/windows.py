@@ -51,7 +51,7 @@ def cut_windows(rows: Rows, window: int, stride: int, classes: int) -> Rows:
         x = np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(ordered.x, window, axis=0)[start])
     group = None if ordered.group is None else ordered.group[start]
     overlapping = series[order][start] if stride < window else None
-    return Rows(x, _majority(ordered.y, start, window, classes), group, overlapping)
+    return Rows(x, _majority(ordered.y, start, window, classes), group, overlapping, rows.unit)
 
 
 def _majority(y: Ints, start: Ints, window: int, classes: int) -> Ints:

@@ -1,9 +1,11 @@
 """Features as columns: which of them varies most, where a value stands among the others, and columns on one scale."""
 
+import math
+
 import numpy as np
 
 from fedskew.data.arrays import moments
-from fedskew.data.dataset import Features
+from fedskew.data.dataset import Features, Rows
 from fedskew.errors import FedskewError
 from fedskew.streams import Floats, Ints, Stream
 
@@ -15,18 +17,32 @@ def columns(x: Features) -> Features:
     return x.reshape(len(x), -1)
 
 
-def widest(table: Features) -> int | None:
-    """The column of greatest variance (the first of those that are equal but for rounding); None: all are constant."""
+def units(rows: Rows) -> Floats:
+    """What 1 in each column of ``columns(rows.x)`` is in the units of the file.
+
+    >>> units(Rows(np.zeros((1, 2, 3), np.float32), np.zeros(1, np.int64), unit=np.array([5.0, 0.5]))).tolist()
+    [5.0, 5.0, 5.0, 0.5, 0.5, 0.5]
+    """
+    unit = np.ones(rows.x.shape[1]) if rows.unit is None else rows.unit
+    return np.repeat(unit, math.prod(rows.x.shape[2:]))
+
+
+def widest(table: Features, unit: Floats) -> int | None:
+    """The column of greatest variance in the units of the file (the first of those that are equal but for rounding).
+
+    None: all are constant.
+    """
     _, deviation = moments(table)
+    deviation = deviation * unit
     greatest = deviation.max(initial=0.0) ** 2
     return int(np.argmax(deviation**2 >= greatest * (1 - _SAME))) if greatest > 0 else None
 
 
-def chosen_column(skew: str, x: Features, column: int | None) -> Features:
+def chosen_column(skew: str, rows: Rows, column: int | None) -> Features:
     """The values of the column that was asked for, or of the one of greatest variance; refuses one that does not vary."""
-    table = columns(x)
+    table = columns(rows.x)
     if column is None:
-        found = widest(table)
+        found = widest(table, units(rows))
         if found is None:
             raise FedskewError(f"skew {skew}: all {table.shape[1]} features are constant: use a skew by label, such as lds")
         return table[:, found]

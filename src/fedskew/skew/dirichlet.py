@@ -86,7 +86,7 @@ def feature_dirichlet(
     """
     least = _least(len(rows), clients) if min_size is None else min_size
     check_clients("feature-dirichlet", len(rows), clients, least)
-    bin_of = (ranks(chosen_column("feature-dirichlet", rows.x, column)) * bins).astype(np.int64)
+    bin_of = (ranks(chosen_column("feature-dirichlet", rows, column)) * bins).astype(np.int64)
     return _Draws(bin_of, clients, alpha, False, stream).filled(least)
 
 

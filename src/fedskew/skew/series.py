@@ -29,7 +29,7 @@ class WholeSeries:
             members = order[start : start + size]
             x[number] = rows.x[members].mean(axis=0, dtype=np.float64)
             y[number] = np.bincount(rows.y[members]).argmax()
-        return cls(Rows(x, y, None if rows.group is None else rows.group[order[first]]), item)
+        return cls(Rows(x, y, None if rows.group is None else rows.group[order[first]], unit=rows.unit), item)
 
     def rows_of(self, items: Partition) -> Partition:
         """Each client's items as their rows, in stored order."""
