@@ -1,4 +1,4 @@
-"""``make bench``: the usual benchmarks, or those named, such as ``python -m benchmarks engines tables004 entropy_privacy``."""
+"""``make bench``: the usual benchmarks, or those named, such as ``python -m benchmarks engines mfedbn_tables``."""
 
 import sys
 
@@ -10,11 +10,11 @@ from benchmarks import (
     generators,
     label_recovery,
     methods,
+    mfedbn_tables,
     rule,
     scale,
     secret_labels,
     single,
-    tables004,
 )
 
 BENCHMARKS = {
@@ -24,7 +24,7 @@ BENCHMARKS = {
     "scale": scale.main,
     "rule": rule.main,
     "generators": generators.main,
-    "tables004": tables004.main,
+    "mfedbn_tables": mfedbn_tables.main,
     "entropy_privacy": entropy_privacy.main,
     "secret_labels": secret_labels.main,
     "label_recovery": label_recovery.main,

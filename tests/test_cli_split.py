@@ -161,6 +161,17 @@ def test_nan_in_arrays_is_refused(fedskew: Callable[..., Any], capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("no_picture")
+def test_the_convention_of_fedartml(fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for convention in ("mean", "fedartml"):
+        assert fedskew(f"measure {MY} --skew dirichlet:alpha=1 --clients 3 --convention {convention} --json") == 0
+        found.append(json.loads(capsys.readouterr().out)["labels"])
+    assert found[1]["hellinger"]["mean"] > found[0]["hellinger"]["mean"]
+    assert set(found[1]) == {"hellinger", "wasserstein"}
+    assert fedskew(f"measure {MY} --skew dirichlet:alpha=1 --clients 3 --convention median") != 0
+    assert "unknown convention of measure 'median'" in capsys.readouterr().err
+
+
 def test_a_folder_measures_as_its_cut_does(fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert fedskew(f"split {MY} --skew lds --clients 3 --out nodes") == 0
     capsys.readouterr()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,6 +11,7 @@ from fedskew.registry import parse
 
 if TYPE_CHECKING:
     from fedskew.measures.result import Heterogeneity
+    from fedskew.measures.study import Convention
     from fedskew.report.split_folder import Files, Origin
     from fedskew.skew.federation import Federation
 
@@ -109,6 +110,9 @@ def measure(
         str | None,
         typer.Option("--sweep", metavar="OPTION=A+B", help="an option of the skew at several values", show_default=False),
     ] = None,
+    convention: Annotated[
+        str, typer.Option("--convention", metavar="TEXT", help="mean over pairs (mean), or as FedArtML and MFedBN (fedartml)")
+    ] = "mean",
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="draw it: a .png or .svg file", show_default=False)
     ] = None,
@@ -125,14 +129,21 @@ def measure(
     if folder is not None:
         _refuse_beside_folder({"data": data, "label": label, "skew": skew, "clients": clients, "target": target, "group": group,
                                "drop": drop, "sweep": sweep})  # fmt: skip
-        _measure_folder(folder, picture, as_json)
+        _measure_folder(folder, convention, picture, as_json)
     elif sweep is not None:
         _measure_sweep(
-            _data(data, label, group, drop), skew or DEFAULT_SKEW.partition(":")[0], sweep, clients, seed, picture, as_json
+            _data(data, label, group, drop),
+            skew or DEFAULT_SKEW.partition(":")[0],
+            sweep,
+            clients,
+            seed,
+            convention,
+            picture,
+            as_json,
         )
     else:
         _, fed, made_by = _cut(_data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, 0.0, target)
-        _show(fed, f"{fed.data.name} cut by {made_by['skew']}, seed {seed}", made_by, picture, as_json)
+        _show(fed, f"{fed.data.name} cut by {made_by['skew']}, seed {seed}", made_by, convention, picture, as_json)
 
 
 # -- what both do ------------------------------------------------------------------------------------------------------
@@ -208,26 +219,35 @@ def _check_picture(picture: Path | None) -> None:
         raise FedskewError(f"--picture {picture} exists already: remove it or choose another")
 
 
-def _measure_folder(folder: Path, picture: Path | None, as_json: bool) -> None:
+def _measure_folder(folder: Path, convention: str, picture: Path | None, as_json: bool) -> None:
     from fedskew.report.split_folder import load_split
 
     fed = load_split(folder)
-    _show(fed, f"{folder}", {"folder": str(folder)}, picture, as_json)
+    _show(fed, f"{folder}", {"folder": str(folder)}, convention, picture, as_json)
 
 
-def _show(fed: "Federation", title: str, facts: Mapping[str, Any], picture: Path | None, as_json: bool) -> None:
+def _show(
+    fed: "Federation", title: str, facts: Mapping[str, Any], convention: str, picture: Path | None, as_json: bool
+) -> None:
     from fedskew.measures.heterogeneity import measure as measured
     from fedskew.report.folder import to_json, write_atomically
     from fedskew.report.split_picture import draw_split
 
-    found = measured(fed)
+    found = measured(fed, convention=cast("Convention", convention))  # measure refuses what it does not know
     if picture is not None:
         write_atomically(picture, draw_split(fed, found, title, picture.suffix[1:]))
     print(to_json({**facts, **found.as_dict()}) if as_json else f"{title}\n{found}")
 
 
 def _measure_sweep(
-    data: Mapping[str, Any], skew: str, sweep: str, clients: int | None, seed: int, picture: Path | None, as_json: bool
+    data: Mapping[str, Any],
+    skew: str,
+    sweep: str,
+    clients: int | None,
+    seed: int,
+    convention: str,
+    picture: Path | None,
+    as_json: bool,
 ) -> None:
     """One line for each value of the option, and all matrices on one page."""
     from fedskew import api
@@ -241,7 +261,8 @@ def _measure_sweep(
         api.spell("skew", spec)
     source = read_origin(data).data
     feds = {title: api.split(source, spec, clients, seed=seed) for title, spec in specs.items()}
-    found = {title: measured(fed, chance=False) for title, fed in feds.items()}
+    chosen = cast("Convention", convention)  # measure refuses what it does not know
+    found = {title: measured(fed, chance=False, convention=chosen) for title, fed in feds.items()}
     if picture is not None:
         name = f"{source.name} cut by {skew}, seed {seed}"
         write_atomically(picture, draw_sweep(feds, found, name, picture.suffix[1:]))

@@ -400,3 +400,52 @@ def test_a_federation_with_another_partition_is_refused(partition: Partition):
     fed = fedskew.split(fedskew.load("digits"), "iid", clients=5)
     with pytest.raises(FedskewError, match="a federation has its own partition"):
         measure(fed, partition)
+
+
+# -- as FedArtML makes one number of many pairs --------------------------------------------------------------------------
+
+
+def test_the_convention_of_fedartml_by_hand():
+    """Three clients with one label each, two of them the same: by pairs 0, 1, 1, and labels 0 and 2 of 3 are 1 apart."""
+    y = np.array([0, 0, 0, 0, 2, 2])
+    rows = Rows(np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 4.0], [4.0, 1.0], [4.0, 4.0]], np.float32), y)
+    partition = Partition.from_owner(np.array([0, 0, 1, 1, 2, 2]), clients=3)
+    plain = measure(rows, partition, classes=3, bins=2, chance=False)
+    theirs = measure(rows, partition, classes=3, bins=2, chance=False, convention="fedartml")
+    assert plain.labels["hellinger"].mean == pytest.approx(2 / 3)
+    assert theirs.labels["hellinger"].mean == pytest.approx(math.sqrt(2 / 3))
+    assert plain.labels["wasserstein"].mean == pytest.approx(2 / 3)
+    assert theirs.labels["wasserstein"].mean == pytest.approx(math.sqrt(2 / 3))
+    # Feature 0 as the labels. Feature 1, in bins below and above 2.5: (1, 0), (0, 1), (1/2, 1/2); scaled, its values are
+    # 0 1/3 | 2/3 1 | 0 1.
+    half = 1 - math.sqrt(0.5)
+    hellinger = [math.sqrt(2 / 3), math.sqrt((1 + half + half) / 3)]
+    wasserstein = [math.sqrt(2 / 3), math.sqrt((2 / 3 + 1 / 3 + 1 / 3) / 3)]
+    assert theirs.features["hellinger"].mean == pytest.approx(np.mean(hellinger))
+    assert theirs.features["wasserstein"].mean == pytest.approx(np.mean(wasserstein))
+    assert set(theirs.features) == set(theirs.labels) == {"hellinger", "wasserstein"}
+    assert any("FedArtML" in sentence for sentence in theirs.definition)
+    for of in ("labels", "features"):
+        found = levels(rows, partition, of, classes=3, convention="fedartml")
+        if of == "labels":
+            assert found == {name: spread.mean for name, spread in theirs.labels.items()}
+        assert set(found) == {"hellinger", "wasserstein"}
+
+
+def test_it_is_never_below_the_mean_and_never_above_one():
+    draw = np.random.default_rng(0)
+    rows = Rows(draw.normal(size=(300, 4)).astype(np.float32), draw.integers(0, 3, 300))
+    partition = Partition.from_owner(draw.integers(0, 5, 300), clients=5)
+    plain, theirs = (measure(rows, partition, convention=convention) for convention in ("mean", "fedartml"))
+    for view, found in theirs.views.items():
+        for name, spread in found.items():
+            assert plain.views[view][name].mean <= spread.mean <= 1
+            assert spread.by_chance is not None
+    sampled = measure(rows, partition, features=2, convention="fedartml").features["hellinger"]
+    assert math.isnan(sampled.standard_error)
+
+
+def test_an_unknown_convention():
+    rows, partition = Rows(np.zeros((2, 1), np.float32), np.array([0, 1])), Partition.from_owner(np.array([0, 1]), clients=2)
+    with pytest.raises(FedskewError, match="unknown convention of measure 'fedart'"):
+        measure(rows, partition, convention="fedart")

@@ -87,14 +87,15 @@ def test_vop_takes_the_column_it_is_given_and_the_first_of_equals():
 @pytest.mark.parametrize("skew", ["vop", "sldf", "feature-dirichlet"])
 @pytest.mark.parametrize("window", ["", ",window=2"])
 def test_variances_are_those_of_the_file_whatever_the_model_trains_on(tmp_path: Path, skew: str, window: str):
-    """The second column varies most in the file, the third within one label; standardised, all vary alike."""
+    """The second column varies most in the file; standardised, all vary alike, and within each label another one most."""
     draw = np.random.default_rng(0)
     y = np.arange(400) // 2 % 2
-    columns = {
-        "a": draw.normal(size=400),
-        "b": 50 + 9 * draw.normal(size=400),
-        "c": np.where(y, 20, 0.1) * draw.normal(size=400),
-    }
+    a, b, c = (
+        np.where(y, 0.1, 1) * draw.normal(size=400),
+        50 + 9 * draw.normal(size=400),
+        np.where(y, 2, 0.1) * draw.normal(size=400),
+    )
+    columns = {"a": a, "b": b, "c": c}
     kinds = draw.choice(["red", "green"], 400)
     lines = [f"{a},{b},{c},{kind},{label}" for a, b, c, kind, label in zip(*columns.values(), kinds, y, strict=True)]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,c,kind,y", *lines]))

@@ -27,6 +27,11 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
         f"so that all rows span [0, 1]; {options.bins} bins of equal width; wasserstein of the values themselves, exact in "
         f"{looked - on_steps} features{steps}. A pair's distance is the mean over features."
     )
+    if options.convention == "fedartml":
+        yield (
+            "mean, by chance: as FedArtML makes one number of all pairs: for every feature the square root of the mean squared "
+            "hellinger, and the square root of the mean wasserstein, 1 at most; then the mean over features."
+        )
     yield f"mean, worst: over {_drawn(pairs)}, each counted alike. pooled: to all rows together, clients counted by their rows."
     yield (
         f"features given label: mean over the labels of which both clients have {options.min_rows} rows. "

@@ -14,7 +14,7 @@ from fedskew.measures.fairness import gini
 from fedskew.measures.pairs import Comparison, shuffled, standard_error, whole_clients, within_strata
 from fedskew.measures.regions import regions_of
 from fedskew.measures.result import VIEWS, Heterogeneity, Spread
-from fedskew.measures.study import Options, Study, study_of
+from fedskew.measures.study import FEDARTML, Convention, Options, Study, study_of
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
 from fedskew.streams import Floats, Ints, Stream
@@ -31,6 +31,7 @@ def measure(
     min_rows: int = 20,
     chance: bool = True,
     seed: int = 0,
+    convention: Convention = "mean",
 ) -> Heterogeneity:
     """How unlike the clients are, by Hellinger, Jensen-Shannon, total variation and 1-Wasserstein distance.
 
@@ -44,12 +45,14 @@ def measure(
         min_rows: rows that both clients need of a label, or in a region of feature space, to be compared there
         chance: also measure what dealing the same rows at random gives
         seed: of the samples and of that deal
+        convention: how one number is made of many pairs: their mean, or as FedArtML and the tables of MFedBN do (fedartml): for
+            every feature the square root of the mean squared Hellinger distance, and of the mean Wasserstein distance
 
     >>> rows = Rows(np.zeros((4, 1), np.float32), np.array([0, 0, 1, 1]))
     >>> measure(rows, Partition.from_owner(np.array([0, 0, 1, 1]), clients=2)).labels["hellinger"].mean
     1.0
     """
-    study = study_of(data, partition, classes, Options(features, bins, pairs, min_rows, seed))
+    study = study_of(data, partition, classes, Options(features, bins, pairs, min_rows, seed, convention))
     views, columns = {"labels": _labels(study, chance)}, study.columns
     by_feature, on_steps, found = _features(study, chance)
     views |= found
@@ -69,13 +72,21 @@ def measure(
     )
 
 
-def levels(rows: Rows, partition: Partition, of: str, *, classes: int | None = None, seed: int = 0) -> dict[str, float]:
+def levels(
+    rows: Rows,
+    partition: Partition,
+    of: str,
+    *,
+    classes: int | None = None,
+    seed: int = 0,
+    convention: Convention = "mean",
+) -> dict[str, float]:
     """Only the mean distances between clients, of ``labels`` or of ``features``: the same numbers that ``measure`` gives."""
-    study = study_of(rows, partition, classes, Options(seed=seed))
+    study = study_of(rows, partition, classes, Options(seed=seed, convention=convention))
     comparison = whole_clients(partition.offsets, study.pairs)
     variables = [study.labels] if of == "labels" else study.columns.coded(study.options.bins, comparison.load)
     (apart,) = _compare(variables, [comparison])
-    return {name: _mean(values) for name, values in zip(DISTANCES, apart.by_pair, strict=True)}
+    return {name: apart.level(line, convention) for line, name in _named(convention)}
 
 
 @dataclass(frozen=True)
@@ -85,22 +96,39 @@ class _Apart:
     comparison: Comparison
     by_pair: Floats  # distances x pairs
     by_variable: Floats  # distances x variables
+    squares: Floats  # the mean over pairs of the squared distances: distances x variables
+
+    def level(self, line: int, convention: Convention) -> float:
+        """One number for this distance."""
+        if convention == "mean":
+            return _mean(self.by_pair[line])
+        inside = self.squares if DISTANCES[line] == "hellinger" else self.by_variable
+        return min(_mean(np.sqrt(inside[line])), 1.0)
+
+
+def _named(convention: Convention) -> list[tuple[int, str]]:
+    """Which distances a convention defines, with their lines."""
+    return [(line, name) for line, name in enumerate(DISTANCES) if convention == "mean" or name in FEDARTML]
 
 
 def _compare(variables: Iterable[Coded], comparisons: Sequence[Comparison], pooled: "_Pooled | None" = None) -> list[_Apart]:
     sums = [np.zeros((len(DISTANCES), comparison.pairs)) for comparison in comparisons]
     means: list[list[Floats]] = [[] for _ in comparisons]
+    squares: list[list[Floats]] = [[] for _ in comparisons]
     for variable in variables:
-        for comparison, total, mean in zip(comparisons, sums, means, strict=True):
+        for comparison, total, mean, square in zip(comparisons, sums, means, squares, strict=True):
             if comparison.pairs:
                 apart = comparison.distances(variable)
                 total += apart
                 mean.append(apart.mean(axis=1))
+                square.append((apart**2).mean(axis=1))
         if pooled is not None:
             pooled.add(variable)
     return [
-        _Apart(comparison, total / max(len(mean), 1), np.array(mean).T.reshape(len(DISTANCES), -1))
-        for comparison, total, mean in zip(comparisons, sums, means, strict=True)
+        _Apart(
+            comparison, total / max(len(mean), 1), *(np.array(part).T.reshape(len(DISTANCES), -1) for part in (mean, square))
+        )
+        for comparison, total, mean, square in zip(comparisons, sums, means, squares, strict=True)
     ]
 
 
@@ -129,7 +157,7 @@ class _Pooled:
 def _labels(study: Study, chance: bool) -> dict[str, Spread]:
     comparison, pooled = whole_clients(study.partition.offsets, study.pairs), _Pooled(study.partition.offsets)
     comparisons = [comparison, *_by_chance(comparison, None, study, chance)]
-    return _spreads(_compare([study.labels], comparisons, pooled), 1, pooled)
+    return _spreads(_compare([study.labels], comparisons, pooled), 1, study.options.convention, pooled)
 
 
 def _features(study: Study, chance: bool) -> tuple[Floats, int, dict[str, dict[str, Spread]]]:
@@ -140,36 +168,41 @@ def _features(study: Study, chance: bool) -> tuple[Floats, int, dict[str, dict[s
     pooled, varying = _Pooled(offsets), study.columns.varying
     apart = _compare(study.columns.coded(study.options.bins, plain.load), comparisons, pooled)
     half = len(apart) // 2
-    found = {"features": _spreads(apart[:half], varying, pooled)}
+    found = {"features": _spreads(apart[:half], varying, study.options.convention, pooled)}
     if given.pairs:
-        found["features given label"] = _spreads(apart[half:], varying)
+        found["features given label"] = _spreads(apart[half:], varying, study.options.convention)
     return apart[0].by_variable[0], pooled.on_steps, found
 
 
 def _labels_given_features(study: Study, region: Ints, chance: bool) -> dict[str, dict[str, Spread]]:
     comparison = within_strata(study.partition.offsets, region, study.few_pairs, study.options.min_rows)
     comparisons = [comparison, *_by_chance(comparison, region, study, chance)]
-    return {"labels given features": _spreads(_compare([study.labels], comparisons), 1)} if comparison.pairs else {}
+    if not comparison.pairs:
+        return {}
+    return {"labels given features": _spreads(_compare([study.labels], comparisons), 1, study.options.convention)}
 
 
 def _by_chance(comparison: Comparison, stratum: Ints | None, study: Study, chance: bool) -> list[Comparison]:
     return [shuffled(comparison, stratum, Stream(study.options.seed, "measure chance"))] if chance else []
 
 
-def _spreads(apart: Sequence[_Apart], variables: int, pooled: _Pooled | None = None) -> dict[str, Spread]:
+def _spreads(
+    apart: Sequence[_Apart], variables: int, convention: Convention, pooled: _Pooled | None = None
+) -> dict[str, Spread]:
     """A line for each distance: ``apart`` is as it is and, perhaps, by chance; ``variables`` is how many there are in all."""
     actual, comparison = apart[0], apart[0].comparison
     to_all, worst_to_all = pooled.summary() if pooled else (None, None)
     result = {}
-    for line, name in enumerate(DISTANCES):
+    for line, name in _named(convention):
         values = actual.by_pair[line]
         from_pairs, from_variables = comparison.error(values), standard_error(actual.by_variable[line], variables)
+        error = math.hypot(from_pairs, from_variables) if len(values) else 0.0
         result[name] = Spread(
-            mean=_mean(values),
+            mean=actual.level(line, convention),
             worst=float(values.max(initial=0.0)),
-            standard_error=math.hypot(from_pairs, from_variables) if len(values) else 0.0,
+            standard_error=error if convention == "mean" or error == 0 else math.nan,  # that of a root is another one
             pairs=comparison.pairs,
-            by_chance=_mean(apart[1].by_pair[line]) if len(apart) > 1 else None,
+            by_chance=apart[1].level(line, convention) if len(apart) > 1 else None,
             pooled=None if to_all is None else float(to_all[line]),
             pooled_worst=None if worst_to_all is None else float(worst_to_all[line]),
         )

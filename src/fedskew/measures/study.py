@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from fedskew.data.dataset import Features, Rows
-from fedskew.errors import FedskewError
+from fedskew.errors import FedskewError, unknown
 from fedskew.measures.coded import Coded, Columns, code_labels
 from fedskew.measures.pairs import PAIRS_CONDITIONAL, Pairs, choose_pairs, default_pairs
 from fedskew.skew.federation import Federation
@@ -14,6 +15,9 @@ from fedskew.skew.partition import Partition
 from fedskew.streams import Floats, Ints, Stream
 
 _VALUES_AT_ONCE = 1 << 22
+
+Convention: TypeAlias = Literal["mean", "fedartml"]
+FEDARTML = ("hellinger", "wasserstein")  # the distances that this convention is about
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,11 @@ class Options:
     pairs: int | None = None
     min_rows: int = 20
     seed: int = 0
+    convention: Convention = "mean"
 
     def __post_init__(self) -> None:
+        if self.convention not in get_args(Convention):
+            raise unknown("convention of measure", self.convention, get_args(Convention))
         least = {"features": 1, "bins": 2, "pairs": 1, "min_rows": 1}
         for name, low in least.items():
             value = getattr(self, name)
