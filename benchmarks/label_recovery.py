@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 
 import fedskew as fs
@@ -24,6 +25,8 @@ SEEDS, STEPS, BATCH, LR = range(5), 150, 30, 0.1
 TRIES = (5, 10, 15, 20, 30, 50, 100, 150)  # steps after which the server tries
 MULTIPLES = (1, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 TIES = 1000  # ways to break ties between equal totals
+UNLIKE = ("classes:k=2", "classes:k=2 + noise:sigma=1", "classes:k=5 + noise:sigma=2")
+EPOCHS, TREND = 3, 50  # of the attack by who serves; steps over which the gradients' slow change is taken off
 
 
 class Seen(NamedTuple):
@@ -44,6 +47,7 @@ def main() -> None:
             runs = [list(_tried(data, k, seed)) for seed in SEEDS]
             cells = [_cell(np.array([[found[view] for found in run] for run in runs])) for view in range(len(heads))]
             print(f"| {name}, {k} | {' | '.join(cells)} |", flush=True)
+    _print_who_serves()
     _print_sizes()
 
 
@@ -55,25 +59,32 @@ def _cell(right: Ints) -> str:
 
 def _tried(data: fs.Dataset, k: int, seed: int) -> Iterator[list[int]]:
     """After each of so many steps: how many placeholders are named by what the server sees, in the order of the table."""
-    fed = fs.split(data, f"classes:k={k}", clients=10, seed=seed)
-    label_of = Stream(seed, "placeholders").permutation(10)
-    held = Holdings.of(fed.partition, np.argsort(label_of)[fed.train.y], 10)
-    counts = held.counts.sum(axis=0)
-    usual = label_schedule(frequencies(counts, frequency="uniform"), Stream(seed, "schedule"))
-    batches = int(counts.min()) * 10 // BATCH
-    alike = np.concatenate([Stream(seed, "alike", step).permutation(BATCH) % 10 for step in range(batches)])
+    fed, label_of, held = _secret(data, f"classes:k={k}", seed)
+    usual = label_schedule(frequencies(held.counts.sum(axis=0), frequency="uniform"), Stream(seed, "schedule"))
     open_, masked = (_observed(fed, held, usual, seed, secret) for secret in (False, True))
-    level = _observed(fed, held, alike, seed, secret=True)
+    level = _observed(fed, held, _alike(held, seed), seed, secret=True)
     views = (open_.by_client, masked.by_client, masked.sums, level.sums)
     for steps in TRIES:
         yield [_named([one for step in seen[:steps] for one in step], label_of) for seen in views]
 
 
+def _secret(data: fs.Dataset, skew: str, seed: int) -> tuple[fs.Federation, Ints, Holdings]:
+    """Ten clients, the label behind each placeholder, and who holds which."""
+    fed = fs.split(data, skew, clients=10, seed=seed)
+    label_of = Stream(seed, "placeholders").permutation(10)
+    return fed, label_of, Holdings.of(fed.partition, np.argsort(label_of)[fed.train.y], 10)
+
+
+def _alike(held: Holdings, *path: int) -> Ints:
+    """A schedule whose batches all hold every placeholder equally often."""
+    batches = int(held.counts.sum(axis=0).min()) * 10 // BATCH
+    return np.concatenate([Stream(path[0], "alike", *path[1:], step).permutation(BATCH) % 10 for step in range(batches)])
+
+
 def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int, secret: bool) -> Seen:
     """What the server sees of the first steps; with secure sums only masked messages and totals."""
     path = walk_batch(held, schedule, selection="uniform", batch_size=BATCH, stream=Stream(seed, "walk"))
-    placeholder = np.zeros(len(fed.train.y), dtype=np.int64)
-    placeholder[held.flat] = np.repeat(np.tile(np.arange(10), len(held.counts)), held.counts.ravel())
+    placeholder = _placeholders(fed, held)
     model = build("mlp:hidden=32", fed.train.x.shape[1:], 10, seed=seed)
     weights = {name: value.detach().clone() for name, value in model.named_parameters()}
     dealer = Dealer()
@@ -91,6 +102,13 @@ def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int, sec
         seen.sums.append([(total, list(done.grads.values())[-1].double().numpy() * total.sum())])
         weights = {name: value - LR * done.grads[name] for name, value in weights.items()}
     return seen
+
+
+def _placeholders(fed: fs.Federation, held: Holdings) -> Ints:
+    """Of every row."""
+    result = np.zeros(len(fed.train.y), dtype=np.int64)
+    result[held.flat] = np.repeat(np.tile(np.arange(10), len(held.counts)), held.counts.ravel())
+    return result
 
 
 def _step(
@@ -112,6 +130,45 @@ def _named(seen: list[tuple[Ints, Floats]], label_of: Ints) -> int:
     asked, gradients = (np.array(part, dtype=np.float64) for part in zip(*seen, strict=True))
     each = np.linalg.lstsq(asked, gradients, rcond=None)[0]
     return int((linear_sum_assignment(each)[1] == label_of).sum())
+
+
+def _print_who_serves() -> None:
+    """Sums of batches that are composed alike, by who served which placeholder in them."""
+    data = fs.load("mnist")
+    print(f"\nplaceholders named rightly by who serves them, of 10: MNIST, {EPOCHS} epochs, every batch composed alike\n")
+    print(f"| clients | seeds {', '.join(map(str, SEEDS))} |\n|---|---|")
+    for skew in UNLIKE:
+        print(f"| `{skew}` | {', '.join(str(_by_who_serves(data, skew, seed)) for seed in SEEDS)} |", flush=True)
+
+
+def _by_who_serves(data: fs.Dataset, skew: str, seed: int) -> int:
+    """Where a placeholder's holders have unlike rows, who serves it changes the gradient at its label most."""
+    fed, label_of, held = _secret(data, skew, seed)
+    placeholder, served, gradients = _placeholders(fed, held), [], []
+    model = build("mlp:hidden=32", fed.train.x.shape[1:], 10, seed=seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    for epoch in range(EPOCHS):
+        path = walk_batch(
+            held, _alike(held, seed, epoch), selection="uniform", batch_size=BATCH, stream=Stream(seed, "walk", epoch)
+        )
+        for first, last in pairwise([0, *path.ends.tolist()]):
+            rows, clients = path.rows[first:last], path.clients[first:last]
+            loss = F.cross_entropy(model(torch.from_numpy(fed.train.x[rows])), torch.from_numpy(fed.train.y[rows]))
+            optimizer.zero_grad()
+            loss.backward()
+            gradients.append(list(model.parameters())[-1].grad.double().numpy() * len(rows))
+            served.append(np.bincount(clients * 10 + placeholder[rows], minlength=100))
+            optimizer.step()
+    found, by = np.array(gradients), np.array(served, dtype=np.float64)
+    found -= np.stack([np.convolve(column, np.ones(TREND) / TREND, "same") for column in found.T], axis=1)
+    cells = np.flatnonzero(by.any(axis=0))
+    design = by[:, cells] - by[:, cells].mean(axis=0)
+    effect = np.linalg.pinv(design) @ found
+    # How much of each label's gradient goes with who serves the placeholder: the sum over its holders of effects squared, by
+    # how well each is known.
+    size = effect**2 * (design**2).sum(axis=0)[:, None] / (found - design @ effect).var(axis=0)
+    told = np.stack([size[cells % 10 == kind].sum(axis=0) for kind in range(10)])
+    return int((linear_sum_assignment(-told)[1] == label_of).sum())
 
 
 def _print_sizes() -> None:
