@@ -70,6 +70,15 @@ def test_the_sum_is_that_of_the_numbers_to_fixed_point_rounding():
     assert float((opened(total, 40, torch.float64) - sum(values)).abs().max()) <= 3 * 2.0**-41 + 3000 * 2.0**-52
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_numbers_of_any_shape(shape: tuple[int, ...]):
+    masks = ends([1, 2])
+    for own in masks:
+        own.enter(0, [1, 2])
+    total = sum(own.hide(torch.full(shape, -0.25), 40) for own in masks)
+    assert torch.equal(opened(total, 40, torch.float32), torch.full(shape, -0.5))
+
+
 @pytest.mark.parametrize("name", ["mlp:hidden=6", "tabular:hidden=6"])
 def test_a_step_with_secure_sums_is_the_step(name: str):
     model = build(name, (6,), 3, seed=0).double()

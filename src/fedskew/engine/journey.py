@@ -100,7 +100,10 @@ def lockstep(path: Walk, clients: int, fleet: Fleet, load: Load) -> Journey:
 
 
 def broadcast(journey: Journey, there: Ints, fleet: Fleet, size: int) -> Journey:
-    """The journey, and then its model to all who are there, at once (Stratify, Fig. 1, step a7)."""
+    """The journey, and then its model to all who are there, at once (Stratify, Fig. 1, step a7).
+
+    That is after the walk, and comes on top of a deadline that has ended it.
+    """
     if not len(journey.path.rows):
         return journey
     machines = fleet.machines(there)

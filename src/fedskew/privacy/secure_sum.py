@@ -83,13 +83,13 @@ class Masks:
                 f"client {self.me}: a number is not finite, or not below {limit:.3g}, which secure sums have room for: "
                 f"standardise the data or lower lr"
             )
-        scaled = np.rint(values.detach().cpu().double().numpy() * 2.0**bits)
-        total = np.array(scaled, dtype=np.int64).view(np.uint64)
+        scaled = np.rint(values.detach().cpu().double().flatten().numpy() * 2.0**bits)
+        total = scaled.astype(np.int64).view(np.uint64)
         for other in self._others:
-            mask = self._mask(other, total.size).reshape(total.shape)
+            mask = self._mask(other, total.size)
             total = total + mask if self.me < other else total - mask
         self._sent += 1
-        return torch.from_numpy(np.asarray(total).view(np.int64))
+        return torch.from_numpy(total.view(np.int64)).reshape(values.shape)
 
     def _mask(self, other: int, size: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
         """What this pair adds and subtracts in this message of this step, and never again."""
