@@ -11,7 +11,7 @@ from fedskew.registry import NonNegative
 @algorithms.register("fedprox")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg with a proximal term (Li et al. 2020, eq. 2; paper 000, eqs. 12-13).
+    """FedAvg with a proximal term (Li et al. 2020, eq. 2; eqs. 12-13 of FedPBS).
 
     A client minimises ``F_k(w) + mu/2 ||w - w_t||^2``; the term enters as its gradient ``mu (w - w_t)``, so the recorded loss
     is the plain one. ``mu = 0`` is FedAvg.

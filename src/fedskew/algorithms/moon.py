@@ -14,7 +14,7 @@ from fedskew.registry import NonNegative, Positive
 @algorithms.register("moon")
 @dataclass(frozen=True)
 class Moon(FedAvg):
-    """Model-contrastive learning (Li, He and Song 2021, eqs. 2-3; a baseline of paper 000).
+    """Model-contrastive learning (Li, He and Song 2021, eqs. 2-3).
 
     A client minimises its loss plus ``mu`` times the mean over its rows of
     ``-log(e^(sim(z, z_global)/tau) / (e^(sim(z, z_global)/tau) + e^(sim(z, z_previous)/tau)))``. ``sim`` is the cosine and

@@ -216,7 +216,14 @@ class _Watched:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._algorithm, name)
-        return (lambda *args, **kwargs: self._around(name, value, args, kwargs)) if name in HOOKS else value
+        if name not in HOOKS:
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._around(name, value, args, kwargs)
+
+        call.__func__ = getattr(value, "__func__", None)  # type: ignore[attr-defined]  # whether it is the default still shows
+        return call
 
 
 def names_of(engines: Iterable[Engine]) -> str:

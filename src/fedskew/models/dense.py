@@ -1,4 +1,4 @@
-"""Models that flatten their input: logistic regression, the multi-layer perceptron, and the wide table net of paper 004."""
+"""Models that flatten their input: logistic regression, the multi-layer perceptron, and the wide table net of MFedBN."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ def _network(shape: Shape, hidden: Sequence[int], classes: int, layer: Callable[
 
 @models.register("logreg")
 def logreg(shape: Shape, classes: int, /) -> Network:
-    """Logistic regression: one linear layer on the flattened row (paper 001).
+    """Logistic regression: one linear layer on the flattened row.
 
     >>> sum(p.numel() for p in logreg((1, 28, 28), 10).parameters())
     7850
@@ -51,7 +51,7 @@ def tabular(
     hidden: Annotated[tuple[int, ...], AtLeastOne] = (1024, 512, 256, 128, 64),
     norm: Norm = "batch",
 ) -> Network:
-    """Linear layers with normalisation and ReLU: the table net of paper 004 (section 5), 1024-512-256-128-64.
+    """Linear layers with normalisation and ReLU: the table net of MFedBN (section 5), 1024-512-256-128-64.
 
     The paper tried several activations and drop-out rates and does not say which its tables have: ReLU and none here.
 

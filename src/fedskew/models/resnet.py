@@ -1,4 +1,4 @@
-"""Residual networks for small images: ResNet-9, ResNet-18 and ResNet-20 (paper 002), with BatchNorm or GroupNorm."""
+"""Residual networks for small images: ResNet-9, ResNet-18 and ResNet-20, with BatchNorm or GroupNorm."""
 
 from typing import Annotated
 
@@ -27,7 +27,7 @@ def resnet9(
     width: Annotated[int, AtLeastOne] = 64,
     norm: Norm = "batch",
 ) -> Network:
-    """ResNet-9 of the DAWNBench entries, the CIFAR net of paper 002 (with BatchNorm, and with GroupNorm in table VI).
+    """ResNet-9 of the DAWNBench entries, the CIFAR net of Stratify (with BatchNorm, and with GroupNorm in table VI).
 
     Convolutions of 64, 128, 256 and 512 channels, the last three halved by max-pooling, with a residual pair after the
     second and the fourth; global maximum; head. The entries' fixed factor 1/8 on the logits is left out.
@@ -97,7 +97,7 @@ def resnet18(
     width: Annotated[int, AtLeastOne] = 64,
     norm: Norm = "batch",
 ) -> Network:
-    """ResNet-18 for small images: a 3x3 stem of stride 1 and no max-pooling (paper 002's Tiny-ImageNet net).
+    """ResNet-18 for small images: a 3x3 stem of stride 1 and no max-pooling (Stratify's Tiny-ImageNet net).
 
     He et al. 2016, four stages of two basic blocks with projection shortcuts.
 
@@ -122,7 +122,7 @@ def resnet20(
     width: Annotated[int, AtLeastOne] = 16,
     norm: Norm = "batch",
 ) -> Network:
-    """ResNet-20 of He et al. 2016 (section 4.2) for CIFAR; the net on which paper 002 meets FedTAN.
+    """ResNet-20 of He et al. 2016 (section 4.2) for CIFAR; the net on which Stratify meets FedTAN.
 
     Three stages of three basic blocks with shortcuts that have no weights (their option A).
 

@@ -46,7 +46,7 @@ def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = 
 
 
 def draw_sweep(feds: Mapping[str, Federation], found: Mapping[str, Heterogeneity], title: str, ending: str = "png") -> bytes:
-    """A page of client x class matrices, one for each cut, as in paper 000's Fig. 3."""
+    """A page of client x class matrices, one for each cut, as in Fig. 3 of the FedPBS paper."""
     columns = min(len(feds), 4)
     lines = -(-len(feds) // columns)
     figure = _figure(3.3 * columns + 0.8, 3.4 * lines + 0.5)

@@ -32,7 +32,7 @@ def sfdl(
     clusters: Annotated[int | None, Bounds(2)] = None,
     strength: Annotated[float, Share] = 1.0,
 ) -> Partition:
-    """Same features, different labels: rows are clustered by features, each cluster cut into n equal parts (SFDL of paper 004).
+    """Same features, different labels: rows are clustered by features, each cluster cut into n equal parts (SFDL of MFedBN).
 
     Every client has equally many rows of each cluster, to within one. A cluster is cut in stored order, as the paper's text has
     it, so the order of the rows decides how the labels fall: a table stored by label or by time gives very unlike labels, a

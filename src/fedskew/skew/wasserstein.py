@@ -29,7 +29,7 @@ def wgc(
     overlap: bool = False,
     strength: Annotated[float, Share] = 1.0,
 ) -> Partition:
-    """Like features are clustered; a client holds the rows that are extreme in its cluster's features (FDS-WGC of paper 004).
+    """Like features are clustered; a client holds the rows that are extreme in its cluster's features (FDS-WGC of MFedBN).
 
     Features are scaled to [0, 1] and clustered by their 1-Wasserstein distances (average linkage; features of more than
     1,001 rows by 1,001 even quantiles); constant ones take no part. As printed, a row goes to every cluster in which some
