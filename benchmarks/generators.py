@@ -1,4 +1,4 @@
-"""Every generator on 1,623,118 rows of 14 features, as in the MFedBN paper: seconds and peak memory of the cut and of measuring it."""
+"""Every generator on 1,623,118 rows of 14 features, as in MFedBN: seconds and peak memory of cutting and measuring."""
 
 import multiprocessing
 import time

@@ -106,12 +106,13 @@ def broadcast(journey: Journey, there: Ints, fleet: Fleet, size: int) -> Journey
     """
     if not len(journey.path.rows):
         return journey
-    machines = fleet.machines(there)
+    machines, got = fleet.machines(there), np.zeros_like(journey.bytes_down)
+    got[there] = size
     return replace(
         journey,
         duration=journey.duration + float((machines.latency + 8e-6 * size / machines.down).max()),
         transfers=journey.transfers + len(there),
-        bytes_down=journey.bytes_down + size * len(there),
+        bytes_down=journey.bytes_down + got,
     )
 
 

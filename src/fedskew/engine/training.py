@@ -84,7 +84,9 @@ class Training:
         self.walking: Tree = {}
         self.protocol: Agreement | None = None
         _check_topology(algorithm, self.job, settings)
-        _check_combining(algorithm, self.job, min(algorithm.awaits() or self.per_round, self.per_round))
+        pooled = self.trained_on is not fed.partition
+        few = min(algorithm.awaits() or self.per_round, self.per_round) if algorithm.awaits() or pooled else None
+        _check_combining(algorithm, self.job, few)
         if algorithm.topology(0) != "parallel":
             self.walking = self.job.optimizer.init(self.params, stacked=False)
             self.holdings, self.protocol = who_holds_what(fed, self.trained_on, algorithm, settings)
@@ -597,8 +599,11 @@ def _check_topology(algorithm: Algorithm, job: Job, settings: Settings) -> None:
         )
 
 
-def _check_combining(algorithm: Algorithm, job: Job, updates: int) -> None:
-    """Refuse a rule for the updates of several clients where there are no such; ``updates`` is how many make a step."""
+def _check_combining(algorithm: Algorithm, job: Job, updates: int | None) -> None:
+    """Refuse a rule for the updates of several clients where the method has none.
+
+    ``updates`` is how many make a step of a method that pools all rows or does not wait for everybody; None for the others.
+    """
     if not overridden(algorithm, "combine"):
         return
     method = algorithm.label()
@@ -606,7 +611,7 @@ def _check_combining(algorithm: Algorithm, job: Job, updates: int) -> None:
         raise FedskewError(f"{method}: one model goes through all clients, so no updates are combined: leave the rule out")
     if not trainable(job.model).keys() - job.unsent:
         raise FedskewError(f"{method}: clients send nothing that could be combined: leave the rule out")
-    if updates < max(2, algorithm.quorum()):
+    if updates is not None and updates < max(2, algorithm.quorum()):
         raise FedskewError(
             f"{method}: the rule needs the updates of at least {max(2, algorithm.quorum())} clients, and a step of the server "
             f"has {updates}: take more clients a round (per_round), or leave the rule out"
