@@ -208,6 +208,11 @@ def test_every_so_often_a_calibrated_copy_is_scored_and_training_goes_on_without
     assert often.summary["rounds_to_90_percent_of_best_calibrated_test_accuracy"] in (3, 6)
 
 
+def test_a_broken_client_does_not_break_the_head_for_all():
+    report = fs.check("ccvr:every=1")
+    assert report["nan"].outcome == "passed"
+
+
 # -- what it is added to ------------------------------------------------------------------------------------------------
 
 

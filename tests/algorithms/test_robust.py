@@ -296,6 +296,17 @@ def test_what_stays_with_its_client_goes_on_whoever_is_left_out(norm_net):
     assert ((scale - 1).abs().max(1).values > 1e-6).all()
 
 
+@pytest.mark.parametrize("method", ["scaffold", "feddyn:alpha=0.1"])
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean:trim=0.3"])
+def test_three_alike_are_one_whatever_their_order(method: str, rule: str):
+    """Coordinates that are the same at all belong to all: nobody is left out because of its number."""
+    report = fs.check(f"{method} + {rule}")
+    assert report["identical"].outcome == "passed"
+    alike = {"delta": {"w": torch.ones(3, 4)}}
+    _, shares = resolve(rule).combine(alike, torch.full((3,), 1 / 3))
+    assert shares.tolist() == pytest.approx([1 / 3] * 3)
+
+
 # -- the record -------------------------------------------------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ class CCVR(Algorithm):
     def _virtual(self, sums: Tensors, draw: np.random.Generator) -> tuple[Floats, Ints]:
         """Features of every class that somebody has, and their labels."""
         count, total, outer = (sums[name].cpu().numpy() for name in ("count", "sum", "outer"))
-        if not np.isfinite(outer).all():
+        if not count.any() or not np.isfinite(outer).all():
             raise FedskewError("ccvr: the features of the last model are NaN or infinite: lower lr or check the data")
         held = np.flatnonzero(count)
         drawn = [_sample(*class_gaussian(count[c], total[c], outer[c]), self.features, draw) for c in held]

@@ -179,15 +179,17 @@ def _flat(value: Tensor) -> Tensor:
 def _without_ends(payloads: Tree, cut: int, like: Tensor) -> tuple[Tree, Tensor]:
     """The mean of every coordinate without its ``cut`` largest and ``cut`` smallest values, as a stack of one; and shares.
 
-    A client's share is the part of the coordinates of ``delta`` (of everything, where there is none) that come from it.
+    A client's share is the part of the coordinates of ``delta`` (of everything, where there is none) that come from it; those
+    that several clients have alike are shared out among them.
     """
     counts = torch.zeros(len(like), dtype=torch.float64, device=like.device)
     result: Tree = {}
     for part, tensors in payloads.items():
         result[part] = {}
         for name, value in tensors.items():
-            ordered, client = value.sort(dim=0, stable=True)
-            result[part][name] = ordered[cut : len(value) - cut].mean(0, keepdim=True)
+            middle = value.sort(0).values[cut : len(value) - cut]
+            result[part][name] = middle.mean(0, keepdim=True)
             if part == "delta" or "delta" not in payloads:
-                counts += torch.bincount(client[cut : len(value) - cut].flatten(), minlength=len(like))
+                inside = (value >= middle[0]) & (value <= middle[-1])
+                counts += _flat(inside / inside.sum(0)).sum(1, dtype=torch.float64)
     return result, (counts / counts.sum()).to(like)

@@ -78,7 +78,8 @@ def _add_tallies(total: Tree, job: Job, worker: nn.Module, rows: Tensor, classes
     tap = Tap(worker)
     for some in torch.split(rows, rows_at_once(worker, job.x)):
         worker(job.x[some])
-        for part, tensors in job.algorithm.tally(tap.features, job.y[some], classes).items():
+        sound = torch.isfinite(tap.features).all(1)  # a broken client must not break the head for all
+        for part, tensors in job.algorithm.tally(tap.features[sound], job.y[some][sound], classes).items():
             sums = total.setdefault(part, {})
             for name, value in tensors.items():
                 sums[name] = sums[name].add_(value) if name in sums else value
