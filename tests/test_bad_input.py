@@ -19,7 +19,7 @@ from torch import nn
 import fedskew as fs
 from fedskew import cli
 from fedskew.engine.training import Training
-from fedskew.report.folder import CHECKPOINT, CONFIG, ROUNDS, SUMMARY
+from fedskew.report.folder import CHECKPOINTS, CONFIG, ROUNDS, SUMMARY
 
 # What was done wrong: the command, then what its one line must say: the value, and the way out.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -120,9 +120,9 @@ KINDS: dict[str, tuple[str, ...]] = {
     "resume when the rows changed owner": ("resume moved", "moved", "put the data back"),
     "resume when only a feature changed": ("resume changed", "changed", "put the data back"),
     "resume with half a configuration": ("resume halfconfig", "which model", "put the line back"),
-    "resume with a damaged checkpoint": ("resume torn", "checkpoint.safetensors is damaged", "remove it"),
-    "resume with another model's checkpoint": ("resume othermodel", "does not fit", "config.toml"),
-    "resume with a table that lacks rounds": ("resume norounds", "0 of the 2 rounds", "new run"),
+    "resume with a damaged checkpoint": ("resume torn", "checkpoints/00000002.safetensors is damaged", "--force"),
+    "resume with another model": ("resume othermodel", "config.toml is damaged: its content is not", "start a new run"),
+    "resume with a table that lacks rounds": ("resume norounds", "rounds.csv is gone", "remove checkpoints to start again"),
     "resume of what only Python has": ("resume frompython", "frompython", "fedskew.resume(folder, fed=...)"),
     "run of what only Python has": ("run frompython/config.toml", "data=from-python", "run it from Python"),
 }  # fmt: skip
@@ -168,7 +168,7 @@ def write_runs(place: Path) -> None:
 
     def run(name: str, data: Any = None, model: Any = "logreg") -> Path:
         data = fs.load(str(place / f"{name}.npz")) if data is None else data
-        fs.train(fs.split(data, "iid", clients=4), model, rounds=2, folder=place / name)
+        fs.train(fs.split(data, "iid", clients=4), model, rounds=2, folder=place / name, checkpoint_every=1)
         (place / name / SUMMARY).unlink()
         return place / name
 
@@ -178,7 +178,8 @@ def write_runs(place: Path) -> None:
     np.savez(place / "moved.npz", x=x[:-4], y=y[:-4])
     np.savez(place / "changed.npz", x=x + np.float32([[0, 0, 1]]) * (np.arange(40) == 5)[:, None], y=y)
     edit(place / "halfconfig" / CONFIG, '[model]\nname = "logreg"\n', "")
-    (place / "torn" / CHECKPOINT).write_bytes((place / "torn" / CHECKPOINT).read_bytes()[:-7])
+    state = place / "torn" / CHECKPOINTS / "00000002.safetensors"
+    state.write_bytes(state.read_bytes()[:-7])
     edit(place / "othermodel" / CONFIG, '[model]\nname = "logreg"\n', '[model]\nname = "mlp"\n')
     (place / "norounds" / ROUNDS).unlink()
     run("frompython", data=(x, y))

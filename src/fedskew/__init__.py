@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.data.dataset import Dataset as Dataset
     from fedskew.errors import FedskewError as FedskewError
     from fedskew.measures.heterogeneity import measure as measure
+    from fedskew.report.record import open_run as open_run
     from fedskew.report.split_folder import load_split as load_split
     from fedskew.skew.federation import Federation as Federation
     from fedskew.skew.partition import Partition as Partition
@@ -102,6 +103,7 @@ _PUBLIC = {
     "load": "fedskew.api",
     "load_split": "fedskew.report.split_folder",
     "measure": "fedskew.measures.heterogeneity",
+    "open_run": "fedskew.report.record",
     "resume": "fedskew.api",
     "split": "fedskew.api",
     "train": "fedskew.api",

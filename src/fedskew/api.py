@@ -2,14 +2,16 @@
 
 import copy
 import inspect
+import math
 import os
 import platform
-import time
+import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ from fedskew.engine.finish import check_head
 from fedskew.engine.job import trainable
 from fedskew.engine.schedule import schedules
 from fedskew.engine.training import RoundResult, Training
-from fedskew.errors import FedskewError, Interrupted, unknown
+from fedskew.errors import FedskewError, unknown
 from fedskew.fleet.base import fleets
 from fedskew.models.base import models
 from fedskew.models.build import ModelSpec, build
@@ -33,7 +35,9 @@ from fedskew.registry import Choice, Composition, Registry, options_of
 from fedskew.report import folder as on_disk
 from fedskew.report.checkpoint import Checkpoints, to_bytes
 from fedskew.report.folder import RunFolder
+from fedskew.report.lock import locked
 from fedskew.report.summary import Row, summarise
+from fedskew.runner import Watcher, client_lines, finished_files, only_warned, run_rounds
 from fedskew.skew.cut import SkewSpec, client_holdout, cut
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition, skews
@@ -47,14 +51,6 @@ FROM_PYTHON = "from-python"  # stands in a configuration for what was passed as 
 REGISTRIES: Mapping[str, Registry[Any]] = {
     "data": datasets, "skew": skews, "model": models, "algorithm": algorithms, "schedule": schedules, "fleet": fleets,
 }  # fmt: skip
-
-
-class Watcher(Protocol):
-    """Somebody who wants to see every round as it ends."""
-
-    def __call__(self, result: RoundResult, rounds: int) -> None:
-        """Called once a round."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -74,8 +70,10 @@ class Run:
 
     @property
     def clients(self) -> "pd.DataFrame":
-        """One line for each client of each round."""
-        return _frame(self.tables["clients"])
+        """One line for each client of each round; read from the folder, if there is one, as there may be very many."""
+        if self.folder is None:
+            return _frame(self.tables["clients"])
+        return _frame(RunFolder(self.folder).table(on_disk.CLIENTS))
 
     @property
     def final_clients(self) -> "pd.DataFrame":
@@ -223,10 +221,21 @@ def train(
     training, config = prepare(fed, model, resolve(algorithm), Settings(**settings))
     if folder is False and training.settings.tensorboard:
         raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
-    place = None if folder is False else Path(folder) if isinstance(folder, (str, os.PathLike)) else _fresh_folder(config)
-    disk = None if place is None else RunFolder.create(place, to_toml(config), environment(training), fed.partition)
-    checkpoints = None if disk is None else Checkpoints(disk)
-    return _drive(training, checkpoints, {"rounds": [], "clients": [], "timing": []}, config, watch)
+    if folder is False:
+        return _drive(training, None, {"rounds": [], "clients": [], "timing": []}, config, watch)
+    place = Path(folder) if isinstance(folder, (str, os.PathLike)) else None
+    disk = _create(place, config, training)
+    with locked(disk.path):
+        return _drive(training, Checkpoints(disk), {"rounds": [], "timing": []}, config, watch)
+
+
+def _create(place: Path | None, config: Mapping[str, Any], training: Training) -> RunFolder:
+    """The folder of a run; without a place under a fresh name, and the next one if somebody else was quicker."""
+    content = (to_toml(config), environment(training), training.fed.partition)
+    while place is None:
+        with suppress(on_disk.TakenError):
+            return RunFolder.create(_fresh_folder(config), *content)
+    return RunFolder.create(place, *content)
 
 
 def _signature_with_settings() -> inspect.Signature:
@@ -276,6 +285,23 @@ def run_experiment(
     return train(fed or federate(experiment), experiment.model, experiment.algorithm, folder=folder, watch=watch, **settings)
 
 
+def run_or_resume(experiment: Experiment, folder: Path, watch: Watcher | None = None) -> Run:
+    """Run an experiment, or go on with it if the folder holds the very same one: a job that is started again is one line."""
+    if not folder.exists():
+        return run_experiment(experiment, folder=folder, watch=watch)
+    check_choices(experiment)
+    disk, fed = RunFolder.open(folder), federate(experiment)
+    _, config = prepare(fed, experiment.model, resolve(experiment.algorithm), experiment.settings())
+    wanted, there = tomllib.loads(to_toml(config)), read_config(disk)
+    for name in sorted(wanted.keys() | there.keys()):
+        if name != "threads" and wanted.get(name) != there.get(name):
+            raise FedskewError(
+                f"{folder} holds another run, its {name} is {there.get(name)} and not {wanted.get(name)}: "
+                f"choose another folder, or go on with what it holds ({on_disk.resume_command(folder)})"
+            )
+    return resume(folder, fed=fed, watch=watch)
+
+
 def resume(
     folder: "str | os.PathLike[str]",
     *,
@@ -283,8 +309,11 @@ def resume(
     model: ModelSpec | None = None,
     algorithm: Algorithm | None = None,
     watch: Watcher | None = None,
+    force: bool = False,
 ) -> Run:
     """Go on with a run that was killed; the result has the same bits as if it never had been.
+
+    The checkpoint and all that it relies on is verified first, and so is that data, model and algorithm are those of the run.
 
     Args:
         folder: the run folder
@@ -292,8 +321,23 @@ def resume(
         model: the model as it was passed to ``train``, if it was a Python object
         algorithm: the algorithm, if its class is not a registered one
         watch: called after every round
+        force: go on from the last checkpoint that is whole, and with a configuration, model or algorithm that was changed
     """
     disk = RunFolder.open(Path(folder))
+    with nullcontext() if disk.finished else locked(disk.path):
+        return _resume(disk, fed, model, algorithm, watch, force)
+
+
+def _resume(
+    disk: RunFolder,
+    fed: Federation | None,
+    model: ModelSpec | None,
+    algorithm: Algorithm | None,
+    watch: Watcher | None,
+    force: bool,
+) -> Run:
+    began = disk.environment()
+    disk.verify_start(force)
     config = read_config(disk)
     for name, given in (("data", fed), ("skew", fed), ("model", model), ("algorithm", algorithm)):
         if config[name] == FROM_PYTHON and given is None:
@@ -304,7 +348,6 @@ def resume(
     if fed is None:
         cut = ("data", "validation", "skew", "clients", "split_seed", "client_test")
         fed = federate(Experiment(**{name: config[name] for name in cut if name in config}))
-    began = disk.read_json(on_disk.ENVIRONMENT)
     if fed.partition != Partition.load(disk.path / on_disk.PARTITION) or fed.fingerprint != began.get("federation"):
         raise FedskewError(
             f"{disk.path}: the clients hold other rows than when the run began: put the data back or start a new run"
@@ -313,20 +356,45 @@ def resume(
     settings = replace(settings, threads=settings.threads or began.get("threads"))  # sums depend on how they are shared out
     method = algorithm or resolve(config["algorithm"])
     training, _ = prepare(fed, config["model"] if model is None else model, method, settings)
+    _check_same(disk, began, environment(training), force)
     checkpoints = Checkpoints(disk)
-    checkpoints.restore(training)
-    files = {"rounds": on_disk.ROUNDS, "clients": on_disk.CLIENTS, "timing": on_disk.TIMING}
+    checkpoints.restore(training, force)
+    files = {"rounds": on_disk.ROUNDS, "timing": on_disk.TIMING}
     if disk.finished:
         tables = {name: disk.table(file) for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items()}
         training.finish()
         return Run(disk.read_json(on_disk.SUMMARY), _trained(training), disk.path, tables, training)
-    tables = {name: disk.trim(file, training.round) for name, file in files.items()}
-    if len(tables["rounds"]) != training.round:
-        raise FedskewError(
-            f"{disk.path / on_disk.ROUNDS} has {len(tables['rounds'])} of the {training.round} rounds of the checkpoint: "
-            "put it back or start a new run"
-        )
-    return _drive(training, checkpoints, tables, config, watch)
+    return _drive(training, checkpoints, {name: disk.table(file) for name, file in files.items()}, config, watch)
+
+
+def _check_same(disk: RunFolder, began: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:
+    """Refuse a model or an algorithm that is not that of the run, and say what else changed around it."""
+    for name in ("algorithm", "model"):
+        if not _alike(began.get(name), now[name]) and not force:
+            raise FedskewError(
+                f"{disk.path}: the {name} is not the one that the run began with ({_first_change(began[name], now[name])}): "
+                f"put it back, or go on all the same: {on_disk.resume_command(disk.path)} --force"
+            )
+    around = ("fedskew", "python", "torch", "numpy", "platform", "device")
+    if changed := [f"{name} was {began[name]} and is {now[name]}" for name in around if began.get(name) != now[name]]:
+        warnings.warn(f"{disk.path}: {'; '.join(changed)}: the bits may differ from here on", stacklevel=4)
+
+
+def _alike(began: Any, now: Any) -> bool:
+    """Equal, numbers to within what another processor may change in their last digits."""
+    if isinstance(now, Mapping):
+        return isinstance(began, Mapping) and began.keys() == now.keys() and all(_alike(began[key], now[key]) for key in now)
+    if isinstance(now, list):
+        return isinstance(began, list) and len(began) == len(now) and bool(np.allclose(began, now, rtol=1e-6, atol=1e-9))
+    return bool(began == now)
+
+
+def _first_change(began: Any, now: Mapping[str, Any]) -> str:
+    before = began if isinstance(began, Mapping) else {}
+    name = next(name for name in now if not _alike(before.get(name), now[name]))
+    if name == "answers":
+        return "it answers fixed rows otherwise"
+    return f"{name} was {before.get(name)} and is {now[name]}"
 
 
 def read_config(disk: RunFolder) -> dict[str, Any]:
@@ -381,38 +449,11 @@ def _drive(
     config: Mapping[str, Any],
     watch: Watcher | None,
 ) -> Run:
-    """Round after round to the end; Ctrl-C leaves a run that can be resumed."""
+    """Round after round to the end, and the files that a run ends with."""
     disk = checkpoints.disk if checkpoints else None
-    try:
-        with _events(training, disk) as events:
-            _run_rounds(training, checkpoints, tables, [one for one in (events, watch) if one])
-        return _finish(training, disk, tables, config)
-    except KeyboardInterrupt:
-        done = f"interrupted after round {training.round} of {training.settings.rounds}"
-        raise Interrupted(f"{done}; go on with: {on_disk.resume_command(disk.path)}" if disk else done) from None
-
-
-def _run_rounds(
-    training: Training, checkpoints: Checkpoints | None, tables: dict[str, list[Row]], watchers: list[Watcher]
-) -> None:
-    """Every round is recorded before the next begins."""
-    settings = training.settings
-    while training.round < settings.rounds:
-        began = time.perf_counter()
-        result = training.advance()
-        new = {"rounds": [result.round], "clients": result.clients}
-        new["timing"] = [{"round": training.round, "seconds": time.perf_counter() - began}]
-        for name, rows in new.items():
-            tables[name].extend(rows)
-        if checkpoints:
-            disk = checkpoints.disk
-            disk.append(on_disk.ROUNDS, new["rounds"])
-            disk.append(on_disk.CLIENTS, new["clients"])
-            disk.append(on_disk.TIMING, new["timing"])
-            if training.round % settings.checkpoint_every == 0 or training.round == settings.rounds:
-                checkpoints.save(training)
-        for watch in watchers:
-            watch(result, settings.rounds)
+    with _events(training, disk) as events:
+        run_rounds(training, checkpoints, tables, [one for one in (events, watch) if one])
+    return _finish(training, disk, tables, config)
 
 
 def _finish(training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], config: Mapping[str, Any]) -> Run:
@@ -429,20 +470,20 @@ def _finish(training: Training, disk: RunFolder | None, tables: dict[str, list[R
     facts |= {f"{part}_majority_rate": rate for part, rate in majority_rates(fed).items()}
     facts["parameters"] = sum(value.numel() for value in training.params.values())
     population = training.trained_on.clients
-    numbers = summarise(tables["rounds"], tables["clients"], final, population, fed.held_out is not None)
+    numbers = summarise(tables["rounds"], client_lines(tables, disk), final, population, fed.held_out is not None)
     for name in ("bytes_down", "bytes_up", "simulated_seconds"):
         numbers[name] += finished.get(f"calibration_{name}", 0)
     summary = {**facts, **numbers, **finished, "seconds": float(sum(row["seconds"] for row in tables["timing"]))}
     if disk:
         columns = list(dict.fromkeys(key for row in final for key in row))
-        (disk.path / on_disk.FINAL_CLIENTS).unlink(missing_ok=True)
-        disk.append(on_disk.FINAL_CLIENTS, [{key: row.get(key) for key in columns} for row in final])
+        lines = on_disk.to_csv([{key: row.get(key) for key in columns} for row in final], header=True)
         model = _trained(training)
-        disk.write(on_disk.MODEL, to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())}))
-        from fedskew.report.picture import draw_run
+        weights = to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())})
+        finished_files(disk, {on_disk.FINAL_CLIENTS: lines, on_disk.MODEL: weights}, summary)
+        with only_warned(str(disk.path / on_disk.PICTURE)):
+            from fedskew.report.picture import draw_run
 
-        disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary))
-        disk.write_json(on_disk.SUMMARY, summary)
+            disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary))
     return Run(summary, _trained(training), disk.path if disk else None, {**tables, "final": final}, training)
 
 
@@ -490,13 +531,30 @@ def environment(training: Training) -> dict[str, Any]:
     device = str(training.device)
     if training.device.type == "cuda":
         device += f" ({torch.cuda.get_device_name(training.device)})"
+    method = training.algorithm
     return {
+        "format": on_disk.FORMAT,
         **versions,
         "platform": platform.platform(),
         "device": device,
         "threads": training.threads,
         "federation": training.fed.fingerprint,
+        "algorithm": {"class": _qualified(type(method)), "options": {k: str(v) for k, v in method.options().items()}},
+        "model": {"class": _qualified(type(training.model)), "answers": answers(training)},
     }
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@torch.no_grad()
+def answers(training: Training) -> list[float]:
+    """What the model, as it begins, answers to two fixed rows: other code or other first weights give something else."""
+    rows = torch.arange(2 * math.prod(training.fed.data.shape), dtype=torch.float64).cos().view(2, *training.fed.data.shape)
+    fresh = copy.deepcopy(training.model).cpu().double().eval()
+    found: list[float] = fresh(rows).flatten().tolist()
+    return found
 
 
 def _summary_writer() -> Any:

@@ -1,9 +1,10 @@
 """The command line: run, resume, list, data. Help and options come from the registries; nothing here trains."""
 
 import inspect
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +22,8 @@ from fedskew.registry import Option, options_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedskew.api import Watcher
     from fedskew.report.summary import Row
+    from fedskew.runner import Watcher
     from fedskew.several import Member
 
 
@@ -31,7 +32,11 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 class _StoppedError(Exception):
-    """Ctrl-C, with what to do next."""
+    """Ctrl-C or a signal, with what to do next and the exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class _Commands(TyperGroup):
@@ -42,7 +47,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
-            raise _StoppedError(str(stopped) or "interrupted") from None
+            raise _StoppedError(str(stopped) or "interrupted", getattr(stopped, "code", 130)) from None
 
 
 app = typer.Typer(
@@ -59,12 +64,15 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except _StoppedError as stopped:
-        code = _complain(str(stopped), 130)
+        code = _complain(str(stopped), stopped.code)
     except _UsageError as problem:
         where = f" (see {problem.ctx.command_path} --help)" if problem.ctx and problem.message else ""
         code = _complain(problem.format_message().rstrip(".") + where)
     except FedskewError as problem:
         code = _complain(str(problem))
+    except BrokenPipeError:  # whoever read the output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except OSError as problem:  # a file that may not be read, a disk that failed
         code = _complain(f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem))
     sys.exit(code if isinstance(code, int) else 0)
@@ -99,6 +107,7 @@ def run(
     algorithm: list[str] | None,
     seeds: str | None,
     folder: Path | None,
+    or_resume: bool,
     as_json: bool,
     **given: str | bool | None,
 ) -> None:
@@ -125,21 +134,29 @@ def run(
     from fedskew import api, several
     from fedskew.report.folder import must_be_new
 
+    if or_resume and folder is None:
+        raise FedskewError("--or-resume goes on with what a folder holds: say which with --folder")
     if seeds is None and len(algorithms) == 1:
         experiment = Experiment(**{**values, "algorithm": algorithms[0]})
         name = api.spell("algorithm", experiment.algorithm)
         with _progress([name], experiment.rounds) as watch:
-            done = api.run_experiment(experiment, folder=folder, watch=watch(name))
+            if or_resume and folder:
+                done = api.run_or_resume(experiment, folder, watch(name))
+            else:
+                done = api.run_experiment(experiment, folder=folder, watch=watch(name))
         assert done.folder is not None
         _tell([name], [done.summary], done.folder, done.summary, as_json)
         return
     seed_list = [Experiment(**values).seed] if seeds is None else several.parse_seeds(seeds)
     wanted = several.members(values, [api.spell("algorithm", entry) for entry in algorithms], seed_list)
-    place = folder or _fresh_group(wanted[0])
-    must_be_new(place)
+    if or_resume and folder and folder.exists():
+        several.must_be_the_same(folder, wanted)
+        _run_group(folder, wanted, as_json)
+        return
+    if folder:
+        must_be_new(folder)
     several.check(wanted)
-    several.create(place, wanted)
-    _run_group(place, wanted, as_json)
+    _run_group(_create_group(folder, wanted), wanted, as_json)
 
 
 def _options_as_parameters() -> list[inspect.Parameter]:
@@ -214,6 +231,15 @@ _command(
             Annotated[Path | None, typer.Option("--folder", help="where to write; a fresh one under runs/ when left out")],
             None,
         ),
+        "or_resume": (
+            Annotated[
+                bool,
+                typer.Option(
+                    "--or-resume", help="go on with the folder if it holds the same run, so that a job can be requeued"
+                ),
+            ],
+            False,
+        ),
         "as_json": (Annotated[bool, typer.Option("--json", help="print the summary as JSON, the last line of stdout")], False),
     },
     _options_as_parameters(),
@@ -223,15 +249,20 @@ _command(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="the folder of a run, or of several")],
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="go on from the last checkpoint that is whole, and with a configuration that was changed"),
+    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="of several runs, try those again that failed")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, the last line of stdout")] = False,
 ) -> None:
-    """Go on with a run, or with several, after a crash, Ctrl-C or kill -9: same bits as if it had never stopped."""
+    """Go on with a run, or with several, after a crash, Ctrl-C, kill -9 or a power cut: as if it had never stopped."""
     from fedskew.report.folder import SUMMARY, RunFolder
 
     if (folder / "group.json").is_file():
         from fedskew import several
 
-        _run_group(folder, several.read(folder), as_json)
+        _run_group(folder, several.read(folder), as_json, retry=retry, force=force)
         return
     disk = RunFolder.open(folder)
     if disk.finished:
@@ -243,26 +274,38 @@ def resume(
         config = api.read_config(disk)
         name = api.brief("algorithm", config["algorithm"])
         with _progress([name], config.get("rounds", 0)) as watch:
-            summary = api.resume(folder, watch=watch(name)).summary
+            summary = api.resume(folder, watch=watch(name), force=force).summary
     _tell([summary["algorithm"]], [summary], folder, summary, as_json)
 
 
-def _fresh_group(first: "Member") -> Path:
+def _create_group(folder: Path | None, wanted: "list[Member]") -> Path:
+    """The folder of a group; a fresh name if none was given, and the next one if somebody else was quicker."""
+    from fedskew import several
     from fedskew.api import fresh_folder, spell
+    from fedskew.report.folder import TakenError
 
-    experiment = first.experiment()
-    return fresh_folder("compare", *(spell(kind, getattr(experiment, kind)) for kind in ("data", "skew")))
+    experiment = wanted[0].experiment()
+    while True:
+        place = folder or fresh_folder("compare", *(spell(kind, getattr(experiment, kind)) for kind in ("data", "skew")))
+        try:
+            several.create(place, wanted)
+        except TakenError:
+            if folder:
+                raise
+        else:
+            return place
 
 
-def _run_group(place: Path, wanted: "list[Member]", as_json: bool) -> None:
+def _run_group(place: Path, wanted: "list[Member]", as_json: bool, *, retry: bool = False, force: bool = False) -> None:
     from fedskew import several
     from fedskew.report.folder import resume_command
 
     with _progress([member.name for member in wanted], wanted[0].experiment().rounds) as watch:
         try:
-            summaries = several.run_all(place, wanted, lambda member: watch(member.name))
-        except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; go on with: {resume_command(place)}") from None
+            summaries = several.run_all(place, wanted, lambda member: watch(member.name), retry=retry, force=force)
+        except KeyboardInterrupt as stop:
+            code = getattr(stop, "code", 130)
+            raise Interrupted(f"interrupted; go on with: {resume_command(place)}", code) from None
     methods = [member.algorithm for member in wanted]
     _tell(methods, summaries, place, several.overview(wanted, summaries), as_json)
 
@@ -304,7 +347,8 @@ def _plain_watcher(name: str) -> "Watcher":
     def watch(result: Any, rounds: int) -> None:
         number = result.round["round"]
         if number == rounds or number % max(1, rounds // 10) == 0:
-            print(f"{name}: round {number}/{rounds}  {_state(result.round)}", file=sys.stderr, flush=True)
+            with suppress(OSError, ValueError):  # a full disk or a closed pipe behind stderr does not stop a training
+                print(f"{name}: round {number}/{rounds}  {_state(result.round)}", file=sys.stderr, flush=True)
 
     return watch
 
@@ -351,7 +395,25 @@ def _tell(methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, resu
     from fedskew.report.folder import to_json
 
     console = console_for(stderr=as_json)
+    failed = [row for row in summaries if "failed" in row]
+    methods = [method for method, row in zip(methods, summaries, strict=True) if "failed" not in row]
+    summaries = [row for row in summaries if "failed" not in row]
     rows = [{**row, "bytes": row["bytes_down"] + row["bytes_up"]} for row in summaries]
+    if rows:
+        _table(console, methods, rows)
+    for row in failed:
+        console.print(f"\nfailed: {escape(row['failed'])}", soft_wrap=True)
+    if warned := several.unequal_weights(methods, summaries):
+        console.print(f"\n{warned}", soft_wrap=True)
+    if lost := _lost(summaries):
+        console.print(f"\n{lost}", soft_wrap=True)
+    console.print(f"\nrun folder: {escape(str(folder))}", soft_wrap=True)
+    if as_json:
+        print(to_json({**result, "folder": str(folder)}))
+
+
+def _table(console: Console, methods: Sequence[str], rows: "Sequence[Row]") -> None:
+    """One line a method, and what the columns say."""
     shown = {key: look for key, look in _COLUMNS.items() if any(row.get(key) is not None for row in rows)}
     lines = [["method", *(title for title, *_ in shown.values())]]
     for method in dict.fromkeys(methods):
@@ -366,13 +428,6 @@ def _tell(methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, resu
     width = max(len(title) for title, *_ in shown.values())
     for title, _, _, meaning in shown.values():
         console.print(f"[dim]{title:{width}}  {meaning}[/dim]")
-    if warned := several.unequal_weights(methods, summaries):
-        console.print(f"\n{warned}", soft_wrap=True)
-    if lost := _lost(summaries):
-        console.print(f"\n{lost}", soft_wrap=True)
-    console.print(f"\nrun folder: {escape(str(folder))}", soft_wrap=True)
-    if as_json:
-        print(to_json({**result, "folder": str(folder)}))
 
 
 def _lost(summaries: "Sequence[Row]") -> str:

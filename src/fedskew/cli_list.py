@@ -20,9 +20,17 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(data_app, name="data")
 
 
+class _Console(Console):
+    """Rich would end the process with an error when nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command line, which takes it for a reader that has read enough."""
+        raise BrokenPipeError
+
+
 def console_for(stderr: bool = False) -> Console:
     """Colour and the terminal's width on a terminal; neither, and room for a whole line, without one."""
-    console = Console(stderr=stderr, highlight=False)
+    console = _Console(stderr=stderr, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200
     return console

@@ -46,7 +46,7 @@ class Settings:
         eval_every: rounds between two evaluations; the last round always has one
         eval_rows: training rows on which the global model's training loss is measured; a fixed random sample, or none for all
         test_trained: also score clients' models right after their local training, before the server mixes them
-        checkpoint_every: rounds between two checkpoints
+        checkpoint_every: rounds between two checkpoints; when left out as often as takes about 1 % of the time
         tensorboard: also write TensorBoard events into the run folder
     """
 
@@ -75,7 +75,7 @@ class Settings:
     eval_every: Annotated[int, AtLeastOne] = 1
     eval_rows: Annotated[int | None, AtLeastOne] = 2_000
     test_trained: bool = False
-    checkpoint_every: Annotated[int, AtLeastOne] = 1
+    checkpoint_every: Annotated[int | None, AtLeastOne] = None
     tensorboard: bool = False
 
     def __post_init__(self) -> None:

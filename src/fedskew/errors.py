@@ -8,8 +8,16 @@ class FedskewError(ValueError):
     """Bad input or an impossible request; the message names the value and the fix, and fits on one line."""
 
 
+class DivergedError(FedskewError):
+    """Training left the numbers that floating point can hold; the message says in which round, and what to change."""
+
+
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a run; the message says how to go on."""
+    """Ctrl-C, or a signal that ends a run; the message says how to go on, and ``code`` is the exit code of the command."""
+
+    def __init__(self, message: str, code: int = 130) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedskewError:

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from fedskew.algorithms.base import resolve
-from fedskew.api import Run, Watcher, check_choices, federate, prepare, resume, run_experiment
+from fedskew.api import Run, check_choices, federate, prepare, resume, run_experiment
 from fedskew.config import Experiment
-from fedskew.errors import FedskewError
-from fedskew.report.folder import SUMMARY, RunFolder, new_folder, to_json, write_atomically
+from fedskew.errors import DivergedError, FedskewError
+from fedskew.report.folder import SUMMARY, RunFolder, new_folder, resume_command, to_json, write_atomically
+from fedskew.report.lock import locked
 from fedskew.report.summary import Row
+from fedskew.runner import Watcher
 from fedskew.skew.federation import Federation
 
-GROUP = "group.json"
+GROUP, FAILED = "group.json", "failed.json"
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,26 @@ def _named(member: Member) -> Iterator[None]:
     try:
         yield
     except FedskewError as problem:
-        raise FedskewError(f"{member.name}: {problem}") from problem
+        raise type(problem)(f"{member.name}: {problem}") from problem
 
 
 def create(folder: Path, wanted: Sequence[Member]) -> None:
     """The folder of a group, with the list of what is to be run."""
-    listed = [{"name": m.name, "algorithm": m.algorithm, "values": m.values} for m in wanted]
     with new_folder(folder) as part:
-        (part / GROUP).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
+        (part / GROUP).write_text(_listed(wanted), encoding="utf-8")
+
+
+def _listed(wanted: Sequence[Member]) -> str:
+    return json.dumps([{"name": m.name, "algorithm": m.algorithm, "values": m.values} for m in wanted], indent=2) + "\n"
+
+
+def must_be_the_same(folder: Path, wanted: Sequence[Member]) -> None:
+    """Refuse a folder that holds another group than this."""
+    if _listed(read(folder)) != _listed(wanted):
+        raise FedskewError(
+            f"{folder} holds other runs than these: choose another folder, or go on with what it holds ("
+            f"{resume_command(folder)})"
+        )
 
 
 def read(folder: Path) -> list[Member]:
@@ -117,19 +131,43 @@ def read(folder: Path) -> list[Member]:
     return found
 
 
-def run_all(folder: Path, wanted: Sequence[Member], watch: Callable[[Member], Watcher | None]) -> list[Row]:
-    """Run, resume or skip every member in turn; returns their summaries, and leaves them with means in the folder."""
-    cuts, summaries = Cuts(), []
-    for member in wanted:
-        place = folder / member.name
-        if place.exists() and RunFolder.open(place).finished:
-            summaries.append(RunFolder.open(place).read_json(SUMMARY))
-        else:
-            with _named(member):
-                summaries.append(_run(member, place, cuts, watch(member)).summary)
-    content = to_json(overview(wanted, summaries), indent=2) + "\n"
-    write_atomically(folder / SUMMARY, content.encode())
-    return summaries
+def run_all(
+    folder: Path,
+    wanted: Sequence[Member],
+    watch: Callable[[Member], Watcher | None],
+    *,
+    retry: bool = False,
+    force: bool = False,
+) -> list[Row]:
+    """Run, resume or skip every member in turn; returns their summaries, and leaves them with means in the folder.
+
+    A run that diverges is recorded as failed, with its reason, and the others go on; it is tried again only with ``retry``.
+    """
+    with locked(folder):
+        cuts = Cuts()
+        summaries = [_outcome(folder / member.name, member, cuts, watch, retry, force) for member in wanted]
+        content = to_json(overview(wanted, summaries), indent=2) + "\n"
+        write_atomically(folder / SUMMARY, content.encode())
+        return summaries
+
+
+def _outcome(
+    place: Path, member: Member, cuts: Cuts, watch: Callable[[Member], Watcher | None], retry: bool, force: bool
+) -> Row:
+    """The summary of a member, of which there may be one already; for one that failed, which it was and why."""
+    failed = place / FAILED
+    if place.exists() and RunFolder.open(place).finished:
+        return RunFolder.open(place).read_json(SUMMARY)
+    if failed.exists() and not retry:
+        return RunFolder(place).read_json(FAILED)
+    failed.unlink(missing_ok=True)
+    try:
+        with _named(member):
+            return _run(member, place, cuts, watch(member), force).summary
+    except DivergedError as problem:
+        row = {"algorithm": member.algorithm, "seed": member.experiment().seed, "failed": str(problem)}
+        RunFolder(place).write_json(FAILED, row)
+        return row
 
 
 def overview(wanted: Sequence[Member], summaries: Sequence[Row]) -> Row:
@@ -154,19 +192,24 @@ def unequal_weights(methods: Sequence[str], summaries: Sequence[Row]) -> str:
     return f"clients count by unlike weights, {sides}: on heterogeneous clients that alone can decide a ranking (--weights)"
 
 
-def _run(member: Member, place: Path, cuts: Cuts, watch: Watcher | None) -> Run:
+def _run(member: Member, place: Path, cuts: Cuts, watch: Watcher | None, force: bool) -> Run:
     experiment = member.experiment()
     fed = cuts.of(experiment)
     if place.exists():
-        return resume(place, fed=fed, watch=watch)
+        return resume(place, fed=fed, watch=watch, force=force)
     return run_experiment(experiment, folder=place, watch=watch, fed=fed)
 
 
 def means(wanted: Sequence[Member], summaries: Sequence[Row]) -> dict[str, Row]:
-    """For every method, mean and standard deviation (n - 1) over the seeds of whatever is a number in all its runs."""
+    """For every method, mean and standard deviation (n - 1) over the seeds of whatever is a number in all its runs.
+
+    Runs that failed do not count; a method of which all did is left out.
+    """
     result = {}
     for algorithm in dict.fromkeys(member.algorithm for member in wanted):
-        rows = [row for member, row in zip(wanted, summaries, strict=True) if member.algorithm == algorithm]
+        rows = [row for m, row in zip(wanted, summaries, strict=True) if m.algorithm == algorithm and "failed" not in row]
+        if not rows:
+            continue
         numbers = [key for key, value in rows[0].items() if isinstance(value, (int, float)) and key != "seed"]
         result[algorithm] = {
             key: {"mean": float(np.mean([row[key] for row in rows])), "std": float(np.std([row[key] for row in rows], ddof=1))}

@@ -1,6 +1,7 @@
 """The run folder: tables that grow, files that are whole or not there, refusals in plain words."""
 
 import errno
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,17 @@ import numpy as np
 import pytest
 
 from fedskew.errors import FedskewError
-from fedskew.report.folder import RunFolder, must_be_new, new_folder, resume_command, to_json, write_atomically
+from fedskew.report.folder import (
+    Digest,
+    RunFolder,
+    manifest,
+    must_be_new,
+    new_folder,
+    read_manifest,
+    resume_command,
+    to_json,
+    write_atomically,
+)
 from fedskew.skew.partition import Partition
 
 ROWS: list[dict[str, Any]] = [{"round": number, "loss": 1 / number, "note": None} for number in (1, 2, 3)]
@@ -21,7 +32,12 @@ def disk(tmp_path: Path) -> RunFolder:
 
 
 def test_a_new_run_is_complete_and_nothing_lies_beside_it(disk: RunFolder) -> None:
-    assert sorted(path.name for path in disk.path.iterdir()) == ["config.toml", "environment.json", "partition.npz"]
+    assert sorted(path.name for path in disk.path.iterdir()) == [
+        "config.toml",
+        "environment.json",
+        "partition.npz",
+        "start.json",
+    ]
     assert [path.name for path in disk.path.parent.iterdir()] == ["run"]
     assert (disk.path / "config.toml").read_text() == "rounds = 3\n"
     assert disk.read_json("environment.json") == {"threads": 1}
@@ -56,31 +72,56 @@ def test_tables_grow_and_numbers_come_back_as_they_were(disk: RunFolder) -> None
     assert disk.table("clients.csv") == []
 
 
-@pytest.mark.parametrize("torn", ["", "4", "4,0.2", "2"])
-def test_trim_keeps_the_very_bytes_of_what_remains(disk: RunFolder, torn: str) -> None:
-    disk.append("rounds.csv", ROWS)
+@pytest.mark.parametrize("torn", ["", "4", "4,0.2", "2", "4,0.2,\n"])
+def test_what_came_after_a_checkpoint_is_cut_off(disk: RunFolder, torn: str) -> None:
+    disk.append("rounds.csv", ROWS[:2])
+    lengths = disk.sync_tables()
+    disk.append("rounds.csv", ROWS[2:])
     with (disk.path / "rounds.csv").open("a") as table:
         table.write(torn)
-    assert disk.trim("rounds.csv", 2) == ROWS[:2]
+    again = RunFolder(disk.path)
+    again.verify(lengths)
+    again.cut_back(lengths)
     assert (disk.path / "rounds.csv").read_text() == "round,loss,note\n1,1.0,\n2,0.5,\n"
-    disk.append("rounds.csv", ROWS[2:])
-    assert disk.table("rounds.csv") == ROWS
+    again.append("rounds.csv", ROWS[2:])
+    assert again.table("rounds.csv") == list(again.stream("rounds.csv")) == ROWS
+    RunFolder(disk.path).verify(again.sync_tables())
 
 
-def test_trim_to_the_start_and_of_nothing(disk: RunFolder) -> None:
-    assert disk.trim("rounds.csv", 3) == []
+def test_without_a_checkpoint_tables_begin_anew(disk: RunFolder) -> None:
+    disk.cut_back({})
     disk.append("rounds.csv", ROWS)
-    assert disk.trim("rounds.csv", 0) == []
+    disk.cut_back({})
+    assert not (disk.path / "rounds.csv").exists()
     disk.append("rounds.csv", ROWS)
     assert disk.table("rounds.csv") == ROWS
 
 
 def test_a_damaged_table_is_not_patched_over(disk: RunFolder) -> None:
     disk.append("rounds.csv", ROWS)
+    lengths = disk.sync_tables()
     path = disk.path / "rounds.csv"
-    path.write_text(path.read_text().replace("2,0.5", "2,O.5"))
-    with pytest.raises(FedskewError, match=r"rounds\.csv is damaged: .*O\.5"):
-        disk.trim("rounds.csv", 3)
+    path.write_text(path.read_text().replace("2,0.5", "2,0.6"))
+    with pytest.raises(FedskewError, match=r"rounds\.csv is damaged: its content is not what was written"):
+        disk.verify(lengths)
+    path.unlink()
+    with pytest.raises(FedskewError, match=r"rounds\.csv is gone"):
+        disk.verify(lengths)
+
+
+@pytest.mark.parametrize("position", range(0, 400, 7))
+def test_a_manifest_is_refused_whichever_byte_was_changed(tmp_path: Path, position: int) -> None:
+    path = tmp_path / "manifest.json"
+    content = manifest({"rounds.csv": Digest.of(b"a"), "clients/00000001.safetensors": Digest.of(b"b")}, round=7)
+    path.write_bytes(content)
+    assert read_manifest(path)["round"] == 7
+    assert read_manifest(path)["files"]["rounds.csv"] == Digest(1, hashlib.sha256(b"a").hexdigest())
+    for flipped in range(8):
+        changed = bytearray(content)
+        changed[position % len(content)] ^= 1 << flipped
+        path.write_bytes(bytes(changed))
+        with pytest.raises(FedskewError, match=r"manifest\.json (is damaged|has the format)"):
+            read_manifest(path)
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

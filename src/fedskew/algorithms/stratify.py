@@ -60,9 +60,7 @@ class _Stratified(Algorithm):
         return label_schedule(self._frequencies(holdings, often), stream)
 
     def _frequencies(self, holdings: Holdings, per_label: int | None) -> Ints:
-        return frequencies(
-            holdings.known, frequency=self.frequency, per_label=per_label, cap=self.cap, reuse=self.reuse
-        )
+        return frequencies(holdings.known, frequency=self.frequency, per_label=per_label, cap=self.cap, reuse=self.reuse)
 
     def in_batches(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
         """Algorithm 4, with Algorithm 2 for every batch."""

@@ -31,7 +31,7 @@ from fedskew.engine.shared_norm import meeting
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.store import ClientStore
 from fedskew.engine.trees import rows_of, size_in_bytes, without
-from fedskew.errors import FedskewError
+from fedskew.errors import DivergedError, FedskewError
 from fedskew.fleet.base import fleets
 from fedskew.fleet.clock import LOOK, computing_seconds, line_seconds
 from fedskew.models.layout import layout
@@ -167,7 +167,7 @@ class Training:
         course = Course(self.params, self.buffers, self.walking, lr * self.algorithm.pace(roster), self.round)
         walked = self.engine.walk(self.job, course, journey.path, resets=not self.algorithm.keeps_optimizer)
         if not all(bool(torch.isfinite(value).all()) for value in walked.params.values()):
-            raise FedskewError(
+            raise DivergedError(
                 f"round {self.round + 1}: the model became NaN or infinite on its way through {len(there)} clients; "
                 f"lower lr (now {lr:g}) or check the data"
             )
@@ -215,7 +215,7 @@ class Training:
             arrived.append(mean.add(updates))
             self._keep_trained(updates)
         if mean.total <= 0:
-            raise FedskewError(
+            raise DivergedError(
                 f"round {self.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "
                 f"lower lr (now {lr:g}) or check the data"
             )

@@ -1,6 +1,7 @@
 """The Partition: which rows each client holds, as one row array and one offset array."""
 
 import hashlib
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -125,7 +126,7 @@ class Partition:
                 rows, offsets = stored["rows"].astype(np.int64), stored["offsets"].astype(np.int64)
         except FileNotFoundError:
             raise FedskewError(f"there is no partition file {path}") from None
-        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as problem:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error, NotImplementedError) as problem:
             raise FedskewError(f"{path} is not a partition file: {problem}") from None
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(rows) or np.any(np.diff(offsets) < 0):
             raise FedskewError(f"{path} is not a partition file: its offsets do not cover its {len(rows)} rows")
