@@ -13,21 +13,21 @@ import pytest
 
 import fedskew as fs
 from fedskew.errors import FedskewError
-from fedskew.report.folder import CLIENTS, ROUNDS
+from fedskew.report.folder import CLIENTS, ROUNDS, new_folder
 from fedskew.report.lock import LOCK, locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from fedskew.report.lock import locked
-with locked(Path(sys.argv[1])):
+with locked(*map(Path, sys.argv[1:])):
     print("held", flush=True)
     time.sleep(60)
 """
 
 
-def holder(folder: Path) -> "subprocess.Popen[str]":
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+def holder(folder: Path, *at: Path) -> "subprocess.Popen[str]":
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), *map(str, at)], stdout=subprocess.PIPE, text=True)
     assert process.stdout
     assert process.stdout.readline() == "held\n"
     return process
@@ -86,6 +86,19 @@ def test_a_group_has_one_writer_too(tmp_path: Path):
         several.run_all(tmp_path / "group", wanted, lambda member: None)
     first.kill()
     first.communicate()
+
+
+def test_a_folder_that_is_being_made_has_one_maker(tmp_path: Path):
+    """Such as that of fedskew split, which is put in place when it is whole."""
+    new = tmp_path / "nodes"
+    first = holder(new, tmp_path / ".nodes.lock")
+    with pytest.raises(FedskewError, match=f"nodes is being written by process {first.pid} on "), new_folder(new):
+        pass
+    first.kill()
+    first.communicate()
+    with new_folder(new) as part:
+        (part / "file").write_text("whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nodes"]
 
 
 def test_two_runs_that_want_one_name_get_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import FedskewError
+from fedskew.report.lock import locked
 from fedskew.skew.partition import Partition
 
 Row = dict[str, Any]
@@ -77,6 +78,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     must_be_new(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path), locked(path, path.parent / f".{path.name}.lock"):
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         try:
             yield part

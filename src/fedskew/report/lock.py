@@ -38,22 +38,30 @@ except ImportError:  # Windows
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; a second process is refused, and a process that died holds nothing."""
-    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+def locked(folder: Path, at: Path | None = None) -> Iterator[None]:
+    """Hold the lock of a folder; a second process is refused, and a process that died holds nothing.
+
+    The lock is a file in the folder, or ``at`` another place while there is no folder yet.
+    """
+    place = at or folder / LOCK
+    file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if not _seize(file):
-            raise FedskewError(f"{folder} is being written by {_holder(folder)}: wait for it to end, or stop it")
+            raise FedskewError(f"{folder} is being written by {_holder(place)}: wait for it to end, or stop it")
         os.ftruncate(file, 0)
         os.write(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-        yield
+        try:
+            yield
+        finally:
+            if at:
+                at.unlink(missing_ok=True)
     finally:
         os.close(file)
 
 
-def _holder(folder: Path) -> str:
+def _holder(place: Path) -> str:
     """Who wrote the note."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        note = json.loads((folder / LOCK).read_text(encoding="utf-8"))
+        note = json.loads(place.read_text(encoding="utf-8"))
         return f"process {int(note['pid'])} on {note['host']}"
     return "another process"
