@@ -141,7 +141,7 @@ def test_a_chain_by_hand(tmp_path):
     assert journey.duration == pytest.approx((at_0 + 2 / 10) + at_1 + (at_0 + 1 / 10) + idle)
     assert journey.stays.tolist() == [2, 1, 1]
     assert journey.run_length == 1.0
-    assert journey.busy.tolist() == pytest.approx([2 * at_0 + 3 / 10, at_1, 0.0])
+    assert journey.busy.tolist() == pytest.approx([2 * at_0 + 3 / 10, at_1, idle])  # in vain, but on its line
     assert journey.transfers == 4
     assert journey.bytes_down.tolist() == [2_000_000 + 3 * 8, 1_000_000 + 8, 1_000_000]
     assert journey.bytes_up.tolist() == [1_000_000, 500_000, 500_000]
@@ -171,6 +171,9 @@ def test_the_final_model_goes_to_all_who_are_there():
         assert line.round["transfers"] == visits + everybody
         assert line.round["bytes_down"] == size * (visits + everybody) + orders
         assert line.round["bytes_up"] == size * visits
+        for client in line.clients:
+            mine = size * (client["visits"] + bool(everybody)) + (8 * client["samples"] if everybody else 0)
+            assert client["bytes_down"] == mine
 
 
 def test_the_label_protocol_on_the_clock_by_hand(tmp_path):

@@ -53,7 +53,8 @@ def chain(path: Walk, clients: int, fleet: Fleet, load: Load) -> Journey:
     machines = fleet.machines(at)
     computing = computing_seconds(machines, samples, steps)
     taken = line_seconds(machines, load.down, load.up) + computing
-    waits = line_seconds(fleet.machines(path.idle), load.down, load.up).sum()
+    in_vain = line_seconds(fleet.machines(path.idle), load.down, load.up)
+    waits = in_vain.sum()
     kept = _before(fleet.deadline, waits + np.cumsum(taken))
     path = _cut(path, int(path.visits[kept - 1]) if kept else 0)
     at, taken, computing = at[:kept], taken[:kept], computing[:kept]
@@ -64,7 +65,7 @@ def chain(path: Walk, clients: int, fleet: Fleet, load: Load) -> Journey:
         path,
         duration,
         stays,
-        _per_client(at, taken, clients),
+        _per_client(visited, np.concatenate([taken, in_vain]), clients),
         _per_client(at, computing, clients),
         len(visited),
         load.down * stays + load.order * ordered,
