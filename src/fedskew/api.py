@@ -429,7 +429,7 @@ def prepare(fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: S
 
 def _check_model(module: nn.Module, fed: Federation) -> None:
     """Try one row on a copy, so that a model that does not fit the data is refused in a line and not after a minute."""
-    row = torch.from_numpy(fed.train.x[:1]).to(next(iter(trainable(module).values())).dtype)
+    row = torch.from_numpy(fed.train.x[:1].copy()).to(next(iter(trainable(module).values())).dtype)
     try:
         with torch.no_grad():
             answer = copy.deepcopy(module).cpu().eval()(row)

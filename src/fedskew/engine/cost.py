@@ -70,7 +70,7 @@ def largest_output(model: nn.Module, x: Tensor) -> int:
 def _row_cost(model: nn.Module, x: Tensor) -> _RowCost:
     """Counted once a model."""
     if model not in _known:
-        _known[model] = _count_row(model, x[:1])
+        _known[model] = _count_row(model, x[:1].clone())  # a model may write to its input
     return _known[model]
 
 

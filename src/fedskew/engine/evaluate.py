@@ -58,6 +58,8 @@ def row_scores(model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, rows: T
         for first in range(0, total, size):
             chosen = slice(first, first + size) if rows is None else rows[first : first + size]
             inputs, labels = x[chosen], y[chosen]
+            if rows is None:  # a slice is a view: a model may write to its input, and must not write to the data
+                inputs = inputs.clone()
             if channels_last:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             logits = functional_call(model, tensors, (inputs,))

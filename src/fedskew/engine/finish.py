@@ -41,7 +41,7 @@ def check_head(job: Job, personal: bool) -> None:
 def _ends_in_head(job: Job) -> bool:
     worker = copy.deepcopy(job.model).eval()
     tap = Tap(worker)
-    logits = worker(job.x[:1])
+    logits = worker(job.x[:1].clone())  # a model may write to its input
     features = getattr(tap, "features", None)
     return features is not None and features.dim() == 2 and torch.allclose(head_module(worker)(features), logits)
 

@@ -236,7 +236,7 @@ class _Look:
         @torch.no_grad()
         def represent(weights: Tensors) -> Tensor:
             moving = {name: value.clone() for name, value in self.worker.named_buffers()}
-            functional_call(self.other, {**own, **weights, **moving}, (x,))
+            functional_call(self.other, {**own, **weights, **moving}, (x.clone(),))  # a model may write to its input
             return self.other_tap.features
 
         return Batch(self.tap.features, represent, torch.mean)

@@ -109,7 +109,7 @@ _stackable: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
 def can_be_stacked(model: nn.Module, x: Tensor) -> bool:
     """Whether all layers run under ``vmap`` without falling back to a slow path (an LSTM does not); tried once a model."""
     if model not in _stackable:
-        rows = x[:1].expand(2, 2, *x.shape[1:])
+        rows = x[:1].repeat(2, 2, *(1,) * (x.dim() - 1))
         copied, _ = maskable(model)
         tensors = stacked({**dict(copied.named_parameters()), **dict(copied.named_buffers())}, 2)
         try:
@@ -247,7 +247,8 @@ class _Stack:
         params = {name: value[head].detach().requires_grad_() for name, value in self.params.items()}
         x, y = (data.index_select(0, batch.flatten()).view(*batch.shape, *data.shape[1:]) for data in (self.job.x, self.job.y))
         buffers = {name: value[head] for name, value in self.buffers.items()}
-        logits, features, moved = self._predict(params, buffers, x, real)
+        # A model may write to its input, and other models are to see the same rows.
+        logits, features, moved = self._predict(params, buffers, x.clone() if self.tap else x, real)
         losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
         loss = losses.mean(1) if real is None else (losses * real).sum(1) / real.sum(1)
         total = loss
@@ -347,7 +348,7 @@ class _Stack:
             self.mask.rows = real
             own = {name: value.detach() for name, value in params.items()}
             still = {name: value.clone() for name, value in buffers.items()}  # a look must not move running statistics
-            functional_call(self.model, {**own, **weights, **still}, (x,))
+            functional_call(self.model, {**own, **weights, **still}, (x.clone(),))
             return self.tap.features
 
         def mean(values: Tensor) -> Tensor:

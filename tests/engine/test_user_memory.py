@@ -1,0 +1,89 @@
+"""The user's memory is his: a model that writes to its input changes no row, and trains like its twin that does not."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedskew as fs
+from fedskew.algorithms.base import resolve
+from fedskew.api import prepare
+from fedskew.config import Settings
+from fedskew.engine.sequential import Sequential
+from fedskew.engine.stacked import Stacked
+from fedskew.engine.training import Training
+
+ROWS, CLASSES = 90, 3
+ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack"), Stacked()], ids=["loop", "stack", "auto"])
+METHODS = [
+    "fedavg", "moon", "scaffold:option=I", "fedga", "fedpbs", "fedbs", "ditto", "local", "fedavg + ccvr:every=1", "sfl",
+    "stratify-batch", "stratify-single",
+]  # fmt: skip
+
+
+class Shifts(nn.Module):
+    """Subtracts a mean from its input, in place or not."""
+
+    def __init__(self, shape: tuple[int, ...], in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("mean", torch.full(shape, 0.7))
+        body = [nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(27, 5)] if len(shape) == 3 else [nn.Linear(shape[0], 5)]
+        self.body, self.head = nn.Sequential(*body, nn.Tanh()), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.sub_(self.mean) if self.in_place else x - self.mean
+        return self.head(self.body(x))
+
+
+def arrays(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(3)
+    y = np.arange(ROWS) % CLASSES
+    return (draw.normal(size=(ROWS, *shape)) + y.reshape(-1, *(1,) * len(shape))).astype(np.float32), y
+
+
+def trained(fed, shape: tuple[int, ...], in_place: bool, method: str, engine) -> Training:
+    torch.manual_seed(0)
+    settings = Settings(rounds=2, batch_size=4, threads=1, device="cpu", test_trained=method == "fedavg")
+    training, _ = prepare(fed, Shifts(shape, in_place), resolve(method), settings)
+    training.engine = engine
+    training.lines = [training.advance() for _ in range(2)]
+    training.finish()
+    training.final = training.final_clients()
+    return training
+
+
+@ENGINES
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_that_writes_to_its_input_changes_no_row_and_no_number(engine, method: str):
+    x, y = arrays((6,))
+    kept = x.copy()
+    fed = fs.split((x, y), "dirichlet:alpha=1", clients=4, seed=0, client_test=0.2)
+    before = [part.x.copy() for part in (fed.train, fed.test)]
+    writes, twin = (trained(fed, (6,), in_place, method, engine) for in_place in (True, False))
+    for part, old in zip((fed.train, fed.test), before, strict=True):
+        np.testing.assert_array_equal(part.x, old)
+    np.testing.assert_array_equal(x, kept)
+    assert all(value.equal(twin.params[name]) for name, value in writes.params.items())
+    assert writes.lines == twin.lines
+    assert writes.final == twin.final
+
+
+@ENGINES
+def test_nor_do_images_of_one_channel(engine):
+    """For them one layout in memory is as good as the other, and a copy into the other layout is no copy."""
+    fed = fs.split(arrays((1, 4, 4)), "iid", clients=3, seed=0)
+    before = [part.x.copy() for part in (fed.train, fed.test)]
+    writes, twin = (trained(fed, (1, 4, 4), in_place, "fedavg", engine) for in_place in (True, False))
+    for part, old in zip((fed.train, fed.test), before, strict=True):
+        np.testing.assert_array_equal(part.x, old)
+    assert writes.lines == twin.lines
+
+
+@pytest.mark.parametrize("skew", ["noise:sigma=0.5", "relabel", "vop", "iid + noise:sigma=0.1"])
+def test_a_cut_leaves_the_arrays_that_it_was_given(skew: str):
+    x, y = arrays((6,))
+    kept = x.copy(), y.copy()
+    fs.split((x, y), skew, clients=3, seed=0)
+    np.testing.assert_array_equal(x, kept[0])
+    np.testing.assert_array_equal(y, kept[1])
