@@ -518,3 +518,47 @@ def test_a_disk_that_is_full_for_what_clients_keep(fed: fs.Federation, tmp_path:
     fs.resume(folder, fed=fed)
     assert bits(folder) == bits(tmp_path / "whole")
     assert journal(folder) == journal(tmp_path / "whole")
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+@pytest.mark.parametrize("method", ["stratify-batch", "stratify-single:selection=weighted,per_label=3", "stratify-hybrid"])
+def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agreed_on(monkeypatch, tmp_path, method, engine):
+    pytest.importorskip("tenseal")
+    from fedskew.engine import holders
+
+    def killed_in_round(number: int):
+        def watch(result, rounds: int) -> None:
+            if result.round["round"] == number:
+                raise KilledError
+
+        return watch
+
+    played, agree = [], holders.agree
+    monkeypatch.setattr(holders, "agree", lambda *args, **more: played.append(1) or agree(*args, **more))
+    settings = {"rounds": 4, "batch_size": 8, "per_round": 3, "secure": True, "engine": engine, "threads": 1}
+    settings |= {"fleet": "mixed:slow=5,dropout=0.2", "algorithm": method, "model": "logreg", "checkpoint_every": 2}
+    draw = fs.load("digits")
+    data = (draw.train.x[:120].reshape(120, -1), draw.train.y[:120] % 4)
+    fed = fs.split(data, "classes:k=2", clients=4, seed=0)
+    whole = fs.train(fed, folder=tmp_path / "whole", **settings)
+    again = fs.train(fed, folder=tmp_path / "again", **settings)
+    assert len(played) == 2
+    for number in (3, 4):
+        with pytest.raises(KilledError):
+            fs.train(fed, folder=tmp_path / f"killed {number}", watch=killed_in_round(number), **settings)
+        told = len(played)
+        resumed = fs.resume(tmp_path / f"killed {number}", fed=fed)
+        assert len(played) == told  # from the checkpoint
+        assert set(resumed.summary["label_protocol_seconds"]) == {"keys", "mapping", "unique list", "counts"}
+        assert _facts(tmp_path / f"killed {number}", resumed) == _facts(tmp_path / "whole", whole)
+    assert _facts(tmp_path / "again", again) == _facts(tmp_path / "whole", whole)
+
+
+def _facts(folder: Path, run: fs.Run) -> tuple[list[bytes], dict[str, Any]]:
+    """The bits of a run, and its summary without what a clock has measured."""
+    measured = ("seconds", "label_protocol_seconds")
+    return [(folder / name).read_bytes() for name in BITS], {n: v for n, v in run.summary.items() if n not in measured}

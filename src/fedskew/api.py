@@ -221,6 +221,7 @@ def train(
     training, config = prepare(fed, model, resolve(algorithm), Settings(**settings))
     if folder is False and training.settings.tensorboard:
         raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
+    training.agree()  # it may refuse, so before anything is written
     if folder is False:
         return _drive(training, None, {"rounds": [], "clients": [], "timing": []}, config, watch)
     place = Path(folder) if isinstance(folder, (str, os.PathLike)) else None

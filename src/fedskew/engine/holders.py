@@ -1,14 +1,17 @@
 """Who holds which label, as the server of a walk knows it: the labels themselves, or placeholders agreed on in secret."""
 
-from dataclasses import replace
+import json
+from dataclasses import astuple, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedskew.algorithms.base import Algorithm
 from fedskew.config import Settings
 from fedskew.fleet.base import Fleet
 from fedskew.fleet.clock import line_seconds
-from fedskew.privacy.agreement import Agreement, agree
+from fedskew.privacy.agreement import Agreement, Exchange, agree
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
 from fedskew.stratify.holdings import Holdings
@@ -16,15 +19,18 @@ from fedskew.streams import Stream
 
 
 def who_holds_what(
-    fed: Federation, trained_on: Partition, algorithm: Algorithm, settings: Settings
+    fed: Federation, trained_on: Partition, algorithm: Algorithm, settings: Settings, agreed: Agreement | None = None
 ) -> tuple[Holdings, Agreement | None]:
-    """The holdings of all clients; with ``secure`` by placeholders, which the parties find without telling their labels."""
+    """The holdings of all clients; with ``secure`` by placeholders, which the parties find without telling their labels.
+
+    ``agreed`` is what they found before, if they have.
+    """
     labels, classes = fed.train.y, len(fed.data.classes)
     plain = Holdings.of(trained_on, labels, classes)
     if not settings.secure:
         return plain, None
     counts = [{int(k): int(row[k]) for k in np.flatnonzero(row)} for row in plain.counts]
-    agreed = agree(
+    agreed = agreed or agree(
         counts,
         label_range=classes,
         stream=Stream(settings.seed, "placeholders"),
@@ -43,6 +49,37 @@ def who_holds_what(
     for client, told in enumerate(agreed.shares):
         shares[client, list(told)] = list(told.values())
     return replace(secret, shares=shares), agreed
+
+
+def packed(agreed: Agreement) -> Tensor:
+    """An agreement as bytes, for a checkpoint."""
+    plain = vars(agreed) | {
+        "placeholders": [list(held.items()) for held in agreed.placeholders],
+        "counts": agreed.counts and list(agreed.counts.items()),
+        "shares": agreed.shares and [list(told.items()) for told in agreed.shares],
+        "waves": [[astuple(exchange) for exchange in wave] for wave in agreed.waves],
+    }
+    return torch.from_numpy(np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8).copy())
+
+
+def unpacked(content: Tensor) -> Agreement:
+    """The inverse of ``packed``.
+
+    >>> wave = (Exchange(1, 2, 3, 0.5, 0.25),)
+    >>> agreed = Agreement(({7: 0}, {7: 0, 3: 1}), {0: 9, 1: 4}, None, {"keys": 0.1}, {"server": 5}, (wave,))
+    >>> unpacked(packed(agreed)) == agreed
+    True
+    """
+    plain = json.loads(content.cpu().numpy().tobytes())
+    placeholders, counts, shares, waves = (plain[name] for name in ("placeholders", "counts", "shares", "waves"))
+    return Agreement(
+        tuple(map(dict, placeholders)),
+        None if counts is None else dict(counts),
+        None if shares is None else tuple(map(dict, shares)),
+        plain["seconds"],
+        plain["bytes_sent"],
+        tuple(tuple(Exchange(*exchange) for exchange in wave) for wave in waves),
+    )
 
 
 def protocol_bytes(agreed: Agreement) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from fedskew.engine.evaluate import OWN_TESTED, SCORES, Evaluator, OwnModel, Sco
 from fedskew.engine.exact_norm import step_bytes
 from fedskew.engine.finish import new_head
 from fedskew.engine.flights import Air, each, joined
-from fedskew.engine.holders import protocol_bytes, protocol_seconds, who_holds_what
+from fedskew.engine.holders import packed, protocol_bytes, protocol_seconds, unpacked, who_holds_what
 from fedskew.engine.job import MEMO, Course, Engine, Job, Start, Updates, fresh_client, make_job, parts, trainable
 from fedskew.engine.journey import NOWHERE, Load, as_call, at_least, broadcast, chain, lockstep, of_several
 from fedskew.engine.norm import has_batch_norm
@@ -38,9 +38,11 @@ from fedskew.models.layout import layout
 from fedskew.privacy.agreement import Agreement
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition
+from fedskew.stratify.holdings import Holdings
 from fedskew.streams import Floats, Ints, Stream
 
 Row = dict[str, Any]
+PROTOCOL = "protocol"  # name in a checkpoint: what the label protocol found out
 
 
 @dataclass(frozen=True)
@@ -83,23 +85,42 @@ class Training:
         self.air = Air(self.dispatcher, self.per_round)
         self.walking: Tree = {}
         self.protocol: Agreement | None = None
+        self._holdings: Holdings | None = None
         _check_topology(algorithm, self.job, settings)
         pooled = self.trained_on is not fed.partition
         few = min(algorithm.awaits() or self.per_round, self.per_round) if algorithm.awaits() or pooled else None
         _check_combining(algorithm, self.job, few)
         if algorithm.topology(0) != "parallel":
             self.walking = self.job.optimizer.init(self.params, stacked=False)
-            self.holdings, self.protocol = who_holds_what(fed, self.trained_on, algorithm, settings)
-            algorithm.check_labels(self.holdings)
-        if self.protocol:  # it comes before the first round
-            self.dispatcher.clock = protocol_seconds(self.protocol, machines)
         self.round = 0
+        if not settings.secure:  # with it that takes a while, and a resumed run has it in its checkpoint
+            self.agree()
         self._trained: dict[int, Tensors] = {}
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
         self.evaluator = Evaluator(fed, copy.deepcopy(self.model), self.job.x, self.job.y, settings.eval_rows, settings.seed)
 
     def _shared(self) -> Tensors:
         return {name: value for name, value in self.params.items() if name not in self.job.unsent}
+
+    @property
+    def holdings(self) -> Holdings:
+        """Who holds what, where one model goes through all clients."""
+        self.agree()
+        assert self._holdings
+        return self._holdings
+
+    def agree(self, agreed: Agreement | None = None) -> None:
+        """Find out who holds what, if one model goes through all clients and it is not known yet.
+
+        With ``secure`` that takes a protocol between all parties; ``agreed`` is what came of it before a run was stopped, and
+        then it is not played again.
+        """
+        if self.algorithm.topology(0) == "parallel" or self._holdings:
+            return
+        self._holdings, self.protocol = who_holds_what(self.fed, self.trained_on, self.algorithm, self.settings, agreed)
+        self.algorithm.check_labels(self._holdings)
+        if self.protocol and self.round == 0:
+            self.dispatcher.clock = protocol_seconds(self.protocol, self.dispatcher.fleet)
 
     # -- one round ------------------------------------------------------------------------------------------------------
 
@@ -152,6 +173,7 @@ class Training:
 
     def _walk(self, lr: float) -> RoundResult:
         """A round in which one model goes through the samples of all clients in an order that the method decides."""
+        self.agree()
         began = self.dispatcher.clock if self.round else 0.0
         clock, roster, clients, lost = self.dispatcher.gather(self.round, self.per_round)
         everybody, there = np.arange(self.trained_on.clients), clients[~lost]
@@ -447,7 +469,8 @@ class Training:
         }
         groups |= {"dispatcher": self.dispatcher.state(), "flights": self.air.state()}
         flat = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
-        return {**flat, "round": torch.tensor(self.round)}
+        agreed = {PROTOCOL: packed(self.protocol)} if self.protocol else {}
+        return {**flat, **agreed, "round": torch.tensor(self.round)}
 
     def stores(self) -> dict[str, ClientStore]:
         """What clients keep, by name; empty where they keep nothing."""
@@ -477,6 +500,8 @@ class Training:
         for part, store in self.stores().items():
             store.restore(group(f"store/{part}/"))
         self.round = int(flat["round"])
+        if PROTOCOL in flat:
+            self.agree(unpacked(flat[PROTOCOL]))
 
 
 class _Ones(dict[str, Tensor]):
