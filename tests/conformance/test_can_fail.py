@@ -1,6 +1,7 @@
 """The suite is worth nothing unless it fails: a broken toy for every check, caught by that check and no other."""
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fedskew
-from fedskew.algorithms.base import Algorithm, Crowd, Probe, Report, Roster, Tensors, Tree, View, difference
+from fedskew.algorithms.base import Algorithm, Crowd, Probe, Report, Roster, Tensors, Tree, View, difference, pull_to
 from fedskew.conformance import CHECKS, Conformance, ConformanceError
 from fedskew.conformance.options import bad_values
 from fedskew.engine.job import Job, Start, Updates
@@ -213,9 +214,87 @@ class Hoards(Algorithm):
 
 def test_checkpoint_catches_state_inside_the_object() -> None:
     found = failures(Hoards)
-    assert set(found) == {"checkpoint"}
-    assert "resumed and never stopped" in found["checkpoint"]
+    assert set(found) == {"functions", "checkpoint"}
+    assert found["functions"].startswith("step gives something else when a fresh object is asked the same")
+    assert "resumed after 2 rounds and never stopped" in found["checkpoint"]
     assert "the bits must be the same" in found["checkpoint"]
+
+
+@dataclass(frozen=True)
+class Mellows(Algorithm):
+    """Takes shorter steps from the fourth round on, and counts rounds in the object."""
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        object.__setattr__(self, "rounds", vars(self).get("rounds", 0) + 1)
+        share = 0.5 if vars(self)["rounds"] > 3 else 1.0
+        return {name: weight + share * mean["delta"][name] for name, weight in weights.items()}, server
+
+
+@dataclass(frozen=True)
+class MellowsElsewhere(Algorithm):
+    """The same, but counts where no object shows it, and begins anew with every training."""
+
+    rounds: ClassVar[set[int]] = set()
+
+    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
+        if roster.round == 0:
+            self.rounds.clear()
+        self.rounds.add(roster.round)
+        return super().select(roster, count, stream)
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        share = 0.5 if len(self.rounds) > 3 else 1.0
+        return {name: weight + share * mean["delta"][name] for name, weight in weights.items()}, server
+
+
+def test_state_that_shows_late_is_caught() -> None:
+    assert set(failures(Mellows)) == {"functions", "checkpoint"}
+    assert set(failures(MellowsElsewhere)) == {"checkpoint"}
+
+
+@dataclass(frozen=True)
+class Jealous(Algorithm):
+    """Holds its clients back where client 0 is among them, which no client can know."""
+
+    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
+        chosen = super().select(roster, count, stream)
+        object.__setattr__(self, "strength", 0.5 * (0 in chosen))
+        return chosen
+
+    def pull(self, view: View) -> Tree:
+        return pull_to(view.start, dict.fromkeys(view.start, vars(self).get("strength", 0.0)))
+
+
+def test_functions_catches_a_client_that_knows_who_else_is_there() -> None:
+    found = failures(Jealous)
+    assert set(found) == {"functions"}
+    assert found["functions"].startswith("pull gives something else when a fresh object is asked the same")
+
+
+@dataclass(frozen=True)
+class Compares(Algorithm):
+    """A client tells its rows as a part of the largest client's, which it cannot know."""
+
+    def disclose(self, counts: Ints, stream: Stream) -> dict[str, Floats]:
+        rows = counts.sum(1)
+        return {"rank": rows / rows.max()}
+
+
+@dataclass(frozen=True)
+class AveragesTally(Algorithm):
+    """Tallies a mean where a sum is due."""
+
+    def tally(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
+        return {"head": {"mean": features.mean(0)}}
+
+
+def test_alone_catches_what_depends_on_others() -> None:
+    found = failures(Compares)
+    assert set(found) == {"alone"}
+    assert found["alone"].startswith("disclose: rank of client 0 is 1, and ")
+    found = failures(AveragesTally)
+    assert set(found) == {"alone"}
+    assert found["alone"].startswith("tally: head.mean of nine rows is not the sum of that of three and of six")
 
 
 @dataclass(frozen=True)
@@ -245,7 +324,7 @@ class ReplacesEntries(Algorithm):
     ],
 )
 def test_purity_catches_changed_inputs(algorithm: type[Algorithm], message: str) -> None:
-    found = failures(algorithm)
+    found = failures(algorithm, *(name for name in CHECKS if name != "functions"))  # asked again, it would find them changed
     assert set(found) == {"purity"}
     assert found["purity"].startswith(message)
 
@@ -285,6 +364,35 @@ class Counts(Algorithm):
 
 
 @dataclass(frozen=True)
+class SeedsByTheHour(Algorithm):
+    """Its noise comes from a generator of its own, which the clock has seeded."""
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        noise = np.random.default_rng(int(time.time()) // 36_000).normal()
+        return {name: weight + mean["delta"][name] + 1e-3 * noise for name, weight in weights.items()}, server
+
+
+@dataclass(frozen=True)
+class SeedsLate(Algorithm):
+    """Draws what nobody can draw again, from the fourth round on."""
+
+    def init(self, weights: Tensors) -> Tree:
+        return {"clock": {"rounds": torch.zeros(())}}
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        rounds = server["clock"]["rounds"] + 1
+        noise = float(rounds > 3) * 1e-3 * np.random.default_rng().normal()
+        moved = {name: weight + mean["delta"][name] + noise for name, weight in weights.items()}
+        return moved, {"clock": {"rounds": rounds}}
+
+
+def test_seed_catches_generators_that_the_stream_has_not_seeded() -> None:
+    assert set(failures(SeedsByTheHour)) == {"seed"}
+    assert "twice with the same seed" in failures(SeedsLate, "seed", engines=[Sequential()])["seed"]
+    assert failures(SeedsLate, "functions", "checkpoint", engines=[Sequential()]).keys() == {"functions", "checkpoint"}
+
+
+@dataclass(frozen=True)
 class Ignores(Algorithm):
     """Learns nothing, whatever the seed."""
 
@@ -307,7 +415,8 @@ class WeighsByStack(Algorithm):
 
 def test_engines_catches_weights_that_depend_on_the_stack() -> None:
     found = failures(WeighsByStack)
-    assert set(found) == {"engines"}
+    assert set(found) == {"alone", "engines"}
+    assert "must not depend on who comes back with it" in found["alone"]
     assert found["engines"].startswith("Stacked and Sequential after 5 rounds with no norm: ")
 
 
@@ -326,7 +435,7 @@ class SumsUp(Algorithm):
 
 def test_identical_catches_sums_in_place_of_means() -> None:
     found = failures(SumsUp)
-    assert set(found) == {"identical"}
+    assert set(found) == {"functions", "identical"}
     assert "three identical clients and one" in found["identical"]
 
 
@@ -501,7 +610,7 @@ def test_engines_catches_an_engine_that_forgets_buffers() -> None:
 
 def test_a_failure_raises_with_the_report() -> None:
     with pytest.raises(
-        ConformanceError, match=r"^WeighsByNumber fails 1 of 11 checks: \[order\] Sequential, clients"
+        ConformanceError, match=r"^WeighsByNumber fails 1 of 13 checks: \[order\] Sequential, clients"
     ) as caught:
         fedskew.check(WeighsByNumber())
     report = caught.value.report

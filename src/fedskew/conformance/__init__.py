@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 
 from fedskew.algorithms.base import Algorithm, resolve
 from fedskew.conformance.agreement import clients_in_any_order, engines_agree, identical_clients, one_seed_one_result
-from fedskew.conformance.hooks import hooks_are_pure, hooks_keep_shapes, runs_everywhere
+from fedskew.conformance.alone import everybody_for_itself
+from fedskew.conformance.hooks import hooks_are_functions, hooks_are_pure, hooks_keep_shapes, runs_everywhere
 from fedskew.conformance.lab import Lab
 from fedskew.conformance.options import options_are_guarded
 from fedskew.conformance.record import bytes_are_counted, checkpoint_goes_on, nan_client_is_left_out
@@ -32,6 +33,8 @@ CHECKS: dict[str, Check] = {
     "options": options_are_guarded,
     "shapes": hooks_keep_shapes,
     "purity": hooks_are_pure,
+    "functions": hooks_are_functions,
+    "alone": everybody_for_itself,
     "runs": runs_everywhere,
     "engines": engines_agree,
     "seed": one_seed_one_result,

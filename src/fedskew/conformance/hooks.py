@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedskew.algorithms.base import Algorithm
-from fedskew.conformance.lab import LOCAL, MERGED, PLAIN, SCENES, Lab, names_of, watched
+from fedskew.conformance.lab import LATE, LOCAL, MERGED, PLAIN, SCENES, Lab, names_of, watched
 from fedskew.conformance.report import ContractError, Passed, explain
 from fedskew.engine.sequential import Sequential
 
@@ -198,6 +198,45 @@ def hooks_are_pure(lab: Lab) -> Passed:
     for scene in lab.scenes(PLAIN, MERGED, LOCAL):
         lab.run(2, scene, Sequential(), None, watched(lab.fresh(), around))
     return Passed(f"inputs and global random state in {calls} hook calls")
+
+
+def hooks_are_functions(lab: Lab) -> Passed:
+    """What a hook returns follows from what it is given: an equal object that has been through nothing says the same."""
+    calls = 0
+
+    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal calls
+        calls += 1
+        result = method(*args, **kwargs)
+        if not _alike(getattr(lab.fresh(), hook)(*args, **kwargs), result):
+            raise ContractError(
+                f"{hook} gives something else when a fresh object is asked the same: what it needs to know must be in its "
+                "arguments (server state, memo, numbers), never in the object"
+            )
+        return result
+
+    scenes = lab.scenes(PLAIN, MERGED, LOCAL)
+    for scene in scenes:
+        rounds = LATE if scene is scenes[0] else 2
+        lab.run(rounds, scene, Sequential(), None, watched(lab.fresh(), around))
+    return Passed(f"the same bits from a fresh object in {calls} hook calls, over {LATE} rounds")
+
+
+def _alike(left: Any, right: Any) -> bool:
+    """Whether two results are the same to the last bit, whatever they are made of."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, Tensor):
+        return left.dtype == right.dtype and _equal(left.detach(), right)
+    if isinstance(left, np.ndarray):
+        return _equal(left, right)
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(_alike, left, right))
+    if isinstance(left, Mapping):
+        return left.keys() == right.keys() and all(_alike(value, right[name]) for name, value in left.items())
+    if is_dataclass(left):
+        return all(_alike(getattr(left, field.name), getattr(right, field.name)) for field in fields(left))
+    return bool(left == right)
 
 
 def random_states() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from fedskew.skew.partition import Partition
 from fedskew.streams import Ints, Stream
 
 CLASSES, FEATURES, ROUNDS = 3, 6, 1000
+LATE = 6  # rounds after which what a method keeps to itself from the fourth round on has shown
 SIZES = (9, 5, 4, 7, 2, 6)  # batches of 4 leave ends of 1, 1, 0, 3, 2 and 2 rows
 SINGLE_CLASS = 1  # the client that sees one label only
 FULL: Mapping[str, Any] = {"batch_size": 64, "per_round": None}  # everybody, with all rows in every batch
