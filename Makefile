@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAGED := ../shared/data
 DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
 
-.PHONY: run test check bench clean
+.PHONY: run test check bench lock dist-test clean
 
 run: $(VENV)/.core
 	$(BIN)/fedskew run --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
@@ -23,8 +23,18 @@ check: $(VENV)/.dev
 bench: $(VENV)/.dev
 	FEDSKEW_DATA="$(DATA)" $(BIN)/python -m benchmarks
 
+# The hashes that PyPI publishes for every file of the pinned versions that the base install needs; run it when a pin changes.
+lock: $(VENV)/.core
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	$(BIN)/uv pip compile pyproject.toml tools/torch-needs.in --override tools/no-torch.txt -c constraints.txt --generate-hashes \
+	    --universal --python-version 3.11.4 --no-annotate --custom-compile-command "make lock" --quiet -o requirements.lock
+
+# Wheel and sdist in fresh environments, and the SBOM of the wheel's.
+dist-test:
+	tools/dist-test
+
 clean:
-	rm -rf $(VENV) .data .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf dist .dist $(VENV) .data .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)
