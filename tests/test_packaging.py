@@ -12,9 +12,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE = [Requirement(line) for line in PROJECT["dependencies"]]
-FOR_USERS = [
-    Requirement(line) for name, lines in PROJECT["optional-dependencies"].items() if name != "dev" for line in lines
-]
+FOR_USERS = [Requirement(line) for name, lines in PROJECT["optional-dependencies"].items() if name != "dev" for line in lines]
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M))
 PINS = {canonicalize_name(name): version for name, version in PINS.items()}
 
