@@ -247,6 +247,7 @@ def test_own_models_when_nothing_is_shared(fed: fs.Federation) -> None:
     # The global model stays as it began: a number for it would be that of an untrained network.
     assert not [name for name in run.rounds if name.startswith(("test_", "train_", "validation_"))]
     assert not [name for name in run.summary if name.startswith("test_accuracy_") and run.summary[name] is not None]
+    assert not [name for name in (*run.clients, *run.final_clients, *run.summary) if "global" in name]
     assert run.summary["own_test_accuracy_last"] > 0.3
     assert run.summary["weights"] == "-"
 

@@ -94,9 +94,9 @@ def client_scores(
     return mean_loss, accuracy
 
 
-def own_columns(personal: bool) -> tuple[str, ...]:
-    """What is said of a client's own rows: the model that it uses, then the global one where that is another."""
-    return ("loss", "accuracy", "global_loss", "global_accuracy") if personal else ("loss", "accuracy")
+def own_columns(personal: bool, common: bool) -> tuple[str, ...]:
+    """What is said of a client's own rows: the model that it uses, then the global one where there is one and it is another."""
+    return ("loss", "accuracy", "global_loss", "global_accuracy") if personal and common else ("loss", "accuracy")
 
 
 class Evaluator:
@@ -134,20 +134,23 @@ class Evaluator:
     def _own_test(self, own: OwnModel, client: int) -> Score:
         return score(self.model, own(client), *self._parts["test"])
 
-    def on_own_rows(self, state: Tensors, own: OwnModel | None, clients: Ints, split: Partition) -> dict[str, Floats]:
-        """The ``own_columns``: scores of the model that each client uses, on its rows in ``split``."""
+    def on_own_rows(self, state: Tensors | None, own: OwnModel | None, clients: Ints, split: Partition) -> dict[str, Floats]:
+        """The ``own_columns``: scores of the model that each client uses, on its rows in ``split``.
+
+        ``state`` is the global model; None where clients share nothing, and each has its ``own``.
+        """
         rows = [split.of(int(client)) for client in clients]
-        scores = client_scores(self.model, state, self.x, self.y, rows)
+        scores: tuple[Floats, ...] = client_scores(self.model, state, self.x, self.y, rows) if state else ()
         if own:
             each = [
                 client_scores(self.model, own(int(client)), self.x, self.y, [mine])
                 for client, mine in zip(clients, rows, strict=True)
             ]
             scores = (*np.array(each).reshape(-1, 2).T, *scores)
-        return dict(zip(own_columns(own is not None), scores, strict=True))
+        return dict(zip(own_columns(own is not None, state is not None), scores, strict=True))
 
-    def final(self, state: Tensors, own: OwnModel | None) -> list[dict[str, Any]]:
-        """One line a client (a random sample above 10,000) about the model it ends with."""
+    def final(self, state: Tensors | None, own: OwnModel | None) -> list[dict[str, Any]]:
+        """One line a client (a random sample above 10,000) about the model it ends with; arguments as in ``on_own_rows``."""
         clients = np.arange(self.fed.clients)
         if len(clients) > FINAL_CLIENTS:
             clients = np.sort(Stream(self.seed, "final").sample(len(clients), FINAL_CLIENTS))

@@ -333,13 +333,14 @@ class Training:
         """Scores of the global model; also adds to the lines of those sent to train how their models do on their own rows."""
         scores: dict[str, Score | None] = {}
         found: dict[str, Floats] = {}
-        due, own, columns = self._due(self.round), self._own(), own_columns(self.personalised)
+        due, own, columns = self._due(self.round), self._own(), own_columns(self.personalised, self.has_common_model)
         if due:
             chosen, trained = (np.array(sorted(some), dtype=np.int64) for some in (sent, self._trained))
-            scores |= self.evaluator.scores(self.state()) if self.has_common_model else {}
+            common = self._common()
+            scores |= self.evaluator.scores(common) if common else {}
             scores["own_test"] = self.evaluator.mean_on_test(own, chosen) if own else None
             scores["trained_test"] = self.evaluator.mean_on_test(self._trained.__getitem__, trained)
-            found = self.evaluator.on_own_rows(self.state(), own, chosen, self._own_rows())
+            found = self.evaluator.on_own_rows(common, own, chosen, self._own_rows())
         place = {client: i for i, client in enumerate(sorted(sent))}
         for client in clients:
             at = place.get(client["client"])
@@ -387,6 +388,9 @@ class Training:
     def personalised(self) -> bool:
         """Whether clients use models of their own."""
         return bool(self.job.kept) or self.personal is not None
+
+    def _common(self) -> Tensors | None:
+        return self.state() if self.has_common_model else None
 
     def _own(self) -> OwnModel | None:
         return self.client_state if self.personalised else None
@@ -450,7 +454,7 @@ class Training:
     def final_clients(self) -> list[Row]:
         """One line a client about the model it ends with."""
         with computing(self.threads):
-            return self.evaluator.final(self.state(), self._own())
+            return self.evaluator.final(self._common(), self._own())
 
     # -- to disk and back ------------------------------------------------------------------------------------------------
 
