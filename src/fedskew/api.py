@@ -2,11 +2,8 @@
 
 import copy
 import inspect
-import math
 import os
-import platform
 import tomllib
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
@@ -34,6 +31,7 @@ from fedskew.models.build import ModelSpec, build
 from fedskew.registry import Choice, Composition, Registry, options_of
 from fedskew.report import folder as on_disk
 from fedskew.report.checkpoint import Checkpoints, to_bytes
+from fedskew.report.environment import check_same, environment
 from fedskew.report.folder import RunFolder
 from fedskew.report.lock import locked
 from fedskew.report.summary import Row, summarise
@@ -357,7 +355,7 @@ def _resume(
     settings = replace(settings, threads=settings.threads or began.get("threads"))  # sums depend on how they are shared out
     method = algorithm or resolve(config["algorithm"])
     training, _ = prepare(fed, config["model"] if model is None else model, method, settings)
-    _check_same(disk, began, environment(training), force)
+    check_same(disk, began, environment(training), force)
     checkpoints = Checkpoints(disk)
     checkpoints.restore(training, force)
     files = {"rounds": on_disk.ROUNDS, "timing": on_disk.TIMING}
@@ -366,36 +364,6 @@ def _resume(
         training.finish()
         return Run(disk.read_json(on_disk.SUMMARY), _trained(training), disk.path, tables, training)
     return _drive(training, checkpoints, {name: disk.table(file) for name, file in files.items()}, config, watch)
-
-
-def _check_same(disk: RunFolder, began: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:
-    """Refuse a model or an algorithm that is not that of the run, and say what else changed around it."""
-    for name in ("algorithm", "model"):
-        if not _alike(began.get(name), now[name]) and not force:
-            raise FedskewError(
-                f"{disk.path}: the {name} is not the one that the run began with ({_first_change(began[name], now[name])}): "
-                f"put it back, or go on all the same: {on_disk.resume_command(disk.path)} --force"
-            )
-    around = ("fedskew", "python", "torch", "numpy", "platform", "device")
-    if changed := [f"{name} was {began[name]} and is {now[name]}" for name in around if began.get(name) != now[name]]:
-        warnings.warn(f"{disk.path}: {'; '.join(changed)}: the bits may differ from here on", stacklevel=4)
-
-
-def _alike(began: Any, now: Any) -> bool:
-    """Equal, numbers to within what another processor may change in their last digits."""
-    if isinstance(now, Mapping):
-        return isinstance(began, Mapping) and began.keys() == now.keys() and all(_alike(began[key], now[key]) for key in now)
-    if isinstance(now, list):
-        return isinstance(began, list) and len(began) == len(now) and bool(np.allclose(began, now, rtol=1e-6, atol=1e-9))
-    return bool(began == now)
-
-
-def _first_change(began: Any, now: Mapping[str, Any]) -> str:
-    before = began if isinstance(began, Mapping) else {}
-    name = next(name for name in now if not _alike(before.get(name), now[name]))
-    if name == "answers":
-        return "it answers fixed rows otherwise"
-    return f"{name} was {before.get(name)} and is {now[name]}"
 
 
 def read_config(disk: RunFolder) -> dict[str, Any]:
@@ -517,45 +485,6 @@ def fresh_folder(*words: str) -> Path:
     while place.exists():
         place, number = Path("runs") / f"{base}-{number}", number + 1
     return place
-
-
-def environment(training: Training) -> dict[str, Any]:
-    """What the bits of a run depend on beside its configuration."""
-    from fedskew import __version__
-
-    versions = {
-        "fedskew": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-    device = str(training.device)
-    if training.device.type == "cuda":
-        device += f" ({torch.cuda.get_device_name(training.device)})"
-    method = training.algorithm
-    return {
-        "format": on_disk.FORMAT,
-        **versions,
-        "platform": platform.platform(),
-        "device": device,
-        "threads": training.threads,
-        "federation": training.fed.fingerprint,
-        "algorithm": {"class": _qualified(type(method)), "options": {k: str(v) for k, v in method.options().items()}},
-        "model": {"class": _qualified(type(training.model)), "answers": answers(training)},
-    }
-
-
-def _qualified(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-@torch.no_grad()
-def answers(training: Training) -> list[float]:
-    """What the model, as it begins, answers to two fixed rows: other code or other first weights give something else."""
-    rows = torch.arange(2 * math.prod(training.fed.data.shape), dtype=torch.float64).cos().view(2, *training.fed.data.shape)
-    fresh = copy.deepcopy(training.model).cpu().double().eval()
-    found: list[float] = fresh(rows).flatten().tolist()
-    return found
 
 
 def _summary_writer() -> Any:

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from fedskew.algorithms.base import Algorithm, Crowd, Tensors, Tree, View, Weights, base_weights, overridden
 from fedskew.config import Settings
 from fedskew.engine.aggregate import Arrived, WeightedMean, sound_clients
+from fedskew.engine.checks import check_combining, check_topology, clients_a_round, least_batch
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import computing, usable_cores
 from fedskew.engine.dispatch import NUMBER, Call, Dispatcher, Traffic
@@ -23,7 +23,7 @@ from fedskew.engine.flights import Air, each, joined
 from fedskew.engine.holders import packed, protocol_bytes, protocol_seconds, unpacked, who_holds_what
 from fedskew.engine.job import MEMO, Course, Engine, Job, Start, Updates, fresh_client, make_job, parts, trainable
 from fedskew.engine.journey import NOWHERE, Load, as_call, at_least, broadcast, chain, lockstep, of_several
-from fedskew.engine.norm import has_batch_norm
+from fedskew.engine.lines import Row, client_lines
 from fedskew.engine.plan import Plan
 from fedskew.engine.schedule import schedules
 from fedskew.engine.sequential import Sequential
@@ -31,7 +31,7 @@ from fedskew.engine.shared_norm import meeting
 from fedskew.engine.stacked import Stacked
 from fedskew.engine.store import ClientStore
 from fedskew.engine.trees import rows_of, size_in_bytes, without
-from fedskew.errors import DivergedError, FedskewError
+from fedskew.errors import DivergedError
 from fedskew.fleet.base import fleets
 from fedskew.fleet.clock import LOOK, computing_seconds, line_seconds
 from fedskew.models.layout import layout
@@ -41,7 +41,6 @@ from fedskew.skew.partition import Partition
 from fedskew.stratify.holdings import Holdings
 from fedskew.streams import Floats, Ints, Stream
 
-Row = dict[str, Any]
 PROTOCOL = "protocol"  # name in a checkpoint: what the label protocol found out
 
 
@@ -63,10 +62,10 @@ class Training:
         self.engine = engine or _engine(settings)
         self.schedule, fleet = schedules.choose(settings.schedule), fleets.choose(settings.fleet)
         self.trained_on = algorithm.arrange(fed.partition)
-        self.per_round = _clients_a_round(settings, self.trained_on, fed.clients)
+        self.per_round = clients_a_round(settings, self.trained_on, fed.clients)
         algorithm.check(optimizer=settings.optimizer, per_round=self.per_round, secure=settings.secure)
         self.weights = weights_of(algorithm, settings)
-        self.least = _least_batch(model, self.trained_on, settings.batch_size)
+        self.least = least_batch(model, self.trained_on, settings.batch_size)
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings)
         self.model, self.device = self.job.model, self.job.x.device
         cost = measure_cost(self.model, self.job.x, 1 if algorithm.one_by_one else settings.batch_size)
@@ -86,10 +85,10 @@ class Training:
         self.walking: Tree = {}
         self.protocol: Agreement | None = None
         self._holdings: Holdings | None = None
-        _check_topology(algorithm, self.job, settings)
+        check_topology(algorithm, self.job, settings)
         pooled = self.trained_on is not fed.partition
         few = min(algorithm.awaits() or self.per_round, self.per_round) if algorithm.awaits() or pooled else None
-        _check_combining(algorithm, self.job, few)
+        check_combining(algorithm, self.job, few)
         if algorithm.topology(0) != "parallel":
             self.walking = self.job.optimizer.init(self.params, stacked=False)
         self.round = 0
@@ -308,7 +307,7 @@ class Training:
         """``shares`` are those of the clients in the new model; ``told`` is what a walk adds to the line of the round."""
         extra = ["loss_before", "loss_after"] if self.algorithm.measures_fall else []
         extra += ["staleness"] if self.algorithm.awaits() else []
-        clients = _client_lines(call, arrived, shares, extra, self._reported())
+        clients = client_lines(call, arrived, shares, extra, self._reported())
         rest = call.only_measured()
         sound = sum(len(stack.sound) for stack in arrived)
         answers = sound if told else int(call.outcome.arrived.sum())  # in a walk not everybody who is there is asked
@@ -515,60 +514,6 @@ class _Ones(dict[str, Tensor]):
         return self["one"]
 
 
-def _client_lines(
-    call: Call, arrived: list[Arrived], shares: Mapping[int, float], extra: list[str], reported: int
-) -> list[Row]:
-    """One line for each client that did something, the lost ones too.
-
-    ``extra`` names the numbers that come back with an update, and ``reported`` is what they take in bytes.
-    """
-    lines: dict[int, Row] = {}
-    plan, outcome = call.plan, call.outcome
-    empty: Row = {"weight": 0.0, "local_loss": None, "local_accuracy": None} | dict.fromkeys(extra)
-    if rest := call.only_measured():
-        nothing = np.zeros_like(rest.clients)
-        looked: dict[str, Any] = {
-            "rows": rest.sizes,
-            "steps": nothing,
-            "seconds": rest.seconds,
-            "training_seconds": nothing.astype(np.float64),
-            "dropped": nothing,
-            "late": rest.late.astype(np.int64),
-            "bytes_down": nothing + rest.down,
-            "bytes_up": nothing + rest.up,
-        }
-        lines |= _lines(rest.clients, looked, empty | dict.fromkeys(plan.numbers))
-    sent: dict[str, Any] = {
-        "rows": plan.sizes,
-        "steps": plan.steps,
-        "seconds": outcome.seconds,
-        "training_seconds": outcome.training,
-        "dropped": outcome.dropped.astype(np.int64),
-        "late": outcome.late.astype(np.int64),
-        "bytes_down": call.bytes_down,
-        "bytes_up": call.bytes_up,
-    }
-    lines |= _lines(plan.clients, sent, empty)
-    for i, client in enumerate(plan.clients.tolist()):
-        lines[client] |= {name: values[i].item() for name, values in plan.numbers.items()}
-    for stack in arrived:
-        report = stack.report
-        back = {"local_loss": report.loss, "local_accuracy": report.accuracy, **report.numbers}
-        for i, client in enumerate(report.clients.tolist()):
-            lines[client] |= {name: values[i].item() for name, values in back.items()}
-            lines[client]["weight"] = shares.get(client, 0.0)
-            lines[client]["bytes_up"] += stack.bytes + reported
-    return [lines[client] for client in sorted(lines)]
-
-
-def _lines(clients: Ints, columns: Mapping[str, Any], empty: Row) -> dict[int, Row]:
-    plain = {name: values.tolist() for name, values in columns.items()}
-    return {
-        client: {"client": client} | {name: values[i] for name, values in plain.items()} | empty
-        for i, client in enumerate(clients.tolist())
-    }
-
-
 def _own_job(job: Job) -> Job | None:
     """How clients train models all of their own beside the global one."""
     method = job.algorithm.personal()
@@ -586,78 +531,3 @@ def weights_of(algorithm: Algorithm, settings: Settings) -> Weights:
 
 def _engine(settings: Settings) -> Engine:
     return Sequential() if settings.engine == "sequential" else Stacked(memory=int(settings.memory * 2**30))
-
-
-def _clients_a_round(settings: Settings, trained_on: Partition, clients: int) -> int:
-    if settings.per_round is None:
-        return trained_on.clients
-    if settings.per_round > clients:
-        raise FedskewError(f"per_round={settings.per_round} is more than the {clients} clients: use at most {clients}")
-    return min(settings.per_round, trained_on.clients)
-
-
-def _check_topology(algorithm: Algorithm, job: Job, settings: Settings) -> None:
-    """Refuse settings that make no sense for the way in which the method moves the model."""
-    if settings.secure and algorithm.reads() == "nothing":
-        raise FedskewError(
-            f"secure=true hides labels from a server that schedules by them, and {algorithm.label()} does not: "
-            "use a Stratify method, or leave it out"
-        )
-    together = algorithm.topology(0) == "parallel" and algorithm.awaits() is None
-    if settings.test_trained and not together:
-        raise FedskewError(
-            f"test_trained=true scores clients' models when all have trained, and {algorithm.label()} has no such moment: "
-            "leave it out"
-        )
-    if algorithm.topology(0) == "parallel":
-        return
-    if settings.secure and algorithm.topology(0) == "lockstep" and min(settings.batch_size, job.partition.clients) < 2:
-        raise FedskewError(
-            "secure=true sums gradients over the clients of a step, and here every step has one: use at least 2 clients and "
-            "batch_size=2"
-        )
-    if job.kept:
-        raise FedskewError(
-            f"norm={settings.norm} keeps parts of the model with each client, but {algorithm.label()} has one model for all: "
-            "use norm=aggregate"
-        )
-    if algorithm.one_by_one and has_batch_norm(job.model):
-        raise FedskewError(
-            f"{algorithm.label()} trains on one sample at a time, and BatchNorm has no spread to normalise by then: "
-            "use norm=group in the model, or a method that trains in batches"
-        )
-
-
-def _check_combining(algorithm: Algorithm, job: Job, updates: int | None) -> None:
-    """Refuse a rule for the updates of several clients where the method has none.
-
-    ``updates`` is how many make a step of a method that pools all rows or does not wait for everybody; None for the others.
-    """
-    if not overridden(algorithm, "combine"):
-        return
-    method = algorithm.label()
-    if algorithm.topology(0) != "parallel":
-        raise FedskewError(f"{method}: one model goes through all clients, so no updates are combined: leave the rule out")
-    if not trainable(job.model).keys() - job.unsent:
-        raise FedskewError(f"{method}: clients send nothing that could be combined: leave the rule out")
-    if updates is not None and updates < max(2, algorithm.quorum()):
-        raise FedskewError(
-            f"{method}: the rule needs the updates of at least {max(2, algorithm.quorum())} clients, and a step of the server "
-            f"has {updates}: take more clients a round (per_round), or leave the rule out"
-        )
-
-
-def _least_batch(model: nn.Module, trained_on: Partition, batch_size: int) -> int:
-    """Rows that a batch must have: 2 where BatchNorm needs a spread to divide by."""
-    if not has_batch_norm(model):
-        return 1
-    if batch_size == 1:
-        raise FedskewError(
-            "batch_size=1 with BatchNorm has no spread to normalise by: use batch_size >= 2 or norm=group in the model"
-        )
-    if trained_on.sizes.min() == 1:
-        client = int(np.argmin(trained_on.sizes))
-        raise FedskewError(
-            f"client {client} has 1 row, BatchNorm needs 2; use min_size=2 in the skew, fewer clients or norm=group"
-        )
-    return 2
