@@ -77,7 +77,7 @@ def test_an_experiment_holds_its_settings():
     "experiment",
     [
         Experiment(),
-        Experiment(lr=1e-7, memory=1e300, per_round=3, eval_rows=None, tensorboard=True, seed=2**63),
+        Experiment(lr=1e-7, memory=1e5, per_round=3, eval_rows=None, tensorboard=True, seed=2**63 - 1),
         Experiment(data={"name": "csv", "path": 'C:\\a "b"\n\t\r\x07\x7fü…', "header": True, "columns": [1, 2]}),
         Experiment(
             model={"name": "mlp", "hidden": (5, 3)}, skew={"name": "iid", "a": np.float64(0.1)}, algorithm="fedprox:mu=0.1"

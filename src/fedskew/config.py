@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedskew.errors import FedskewError, unknown
-from fedskew.registry import AtLeastOne, NonNegative, PartialShare, Positive, validate
+from fedskew.files import reading
+from fedskew.registry import AtLeastOne, Bounds, NonNegative, PartialShare, Positive, validate
 
 CHOICES = ("data", "skew", "model", "algorithm", "schedule", "fleet")  # settings that are a name with options
 
@@ -53,7 +54,7 @@ class Settings:
     rounds: Annotated[int, AtLeastOne] = 50
     per_round: Annotated[int | None, AtLeastOne] = None
     sampling: Literal["uniform", "size"] = "uniform"
-    epochs: Annotated[int, AtLeastOne] = 1
+    epochs: Annotated[int, Bounds(1, 10_000)] = 1
     batch_size: Annotated[int, AtLeastOne] = 32
     lr: Annotated[float, Positive] = 0.1
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -69,8 +70,8 @@ class Settings:
     engine: Literal["stacked", "sequential"] = "stacked"
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"
-    threads: Annotated[int | None, AtLeastOne] = None
-    memory: Annotated[float, Positive] = 2.0
+    threads: Annotated[int | None, Bounds(1, 1024)] = None
+    memory: Annotated[float, Bounds(0, 1e6, above=True)] = 2.0
     seed: Annotated[int, NonNegative] = 0
     eval_every: Annotated[int, AtLeastOne] = 1
     eval_rows: Annotated[int | None, AtLeastOne] = 2_000
@@ -130,14 +131,15 @@ def checked(instance: Any, where: str) -> None:
 
 def read_file(path: Path) -> dict[str, Any]:
     """The settings in a TOML file; dashes and underscores are the same, choices may be text or a table with ``name``."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FedskewError(f"there is no experiment file {path}") from None
-    except IsADirectoryError:
-        raise FedskewError(f"{path} is a folder, not an experiment file; to go on with a run: fedskew resume {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
-        raise FedskewError(f"{path} is not a TOML file: {problem}") from None
+    if path.is_dir():
+        raise FedskewError(f"{path} is a folder, not an experiment file; to go on with a run: fedskew resume {path}")
+    if not path.exists():
+        raise FedskewError(f"there is no experiment file {path}")
+    with reading(path):
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+            raise FedskewError(f"{path} is not a TOML file: {problem}") from None
     known = {field.name for field in fields(Experiment)}
     result: dict[str, Any] = {}
     for written, value in content.items():

@@ -3,9 +3,25 @@
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 1_500  # characters of a message
+
 
 class FedskewError(ValueError):
-    """Bad input or an impossible request; the message names the value and the fix, and fits on one line."""
+    """Bad input or an impossible request; the message names the value and the fix, and fits on one line.
+
+    What it quotes may come from anywhere: line breaks become spaces, signs that steer a terminal are shown as \ufffd, and of a
+    very long message the middle is left out.
+
+    >>> str(FedskewError("two\\nlines"))
+    'two lines'
+    """
+
+    def __init__(self, message: str) -> None:
+        half = _LONGEST // 2
+        if len(message) > _LONGEST:
+            message = f"{message[:half]} … {message[-half:]}"
+        line = " ".join(message.splitlines())
+        super().__init__("".join(sign if sign.isprintable() else "\ufffd" for sign in line))
 
 
 class DivergedError(FedskewError):
@@ -27,6 +43,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FedskewError:
     "unknown skew 'dirichlt': did you mean 'dirichlet'? Known: dirichlet, iid"
     """
     names = sorted(known)
+    name, names = name[:_LONGEST], names[:_LONGEST]
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return FedskewError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}")

@@ -36,6 +36,8 @@ class Bounds:
         return " and ".join(part for part in (low, high) if part) or "finite"
 
 
+# Beyond it seeds repeat, whole numbers leave 64 bits, and the product of two options leaves single precision.
+LIMIT = 2**63
 Positive = Bounds(0, above=True)
 NonNegative = Bounds(0)
 AtLeastOne = Bounds(1)
@@ -68,10 +70,16 @@ class Option:
             result = _convert(value, self.type)
         except (TypeError, KeyError, ValueError, OverflowError):
             raise FedskewError(f"{where}: {self.name}={_show(value)} is not {self.type_name()}") from None
-        numbers = result if isinstance(result, tuple) else (result,)
-        for number in numbers:
-            if self.bounds and isinstance(number, (int, float)) and not self.bounds.holds(number):
+        parts = result if isinstance(result, tuple) else (result,)
+        for part in parts:
+            if isinstance(part, str) and not is_utf8(part):
+                raise FedskewError(f"{where}: {self.name}={_show(value)} is not UTF-8 text: rename what it names")
+            if not isinstance(part, (int, float)):
+                continue
+            if self.bounds and not self.bounds.holds(part):
                 raise FedskewError(f"{where}: {self.name}={_show(value)} is out of range, it must be {self.bounds}")
+            if abs(part) >= LIMIT:
+                raise FedskewError(f"{where}: {self.name}={_show(value)} is too large: numbers stay below 2^63")
         return result
 
 
@@ -96,6 +104,15 @@ def _type_name(kind: Any) -> str:
 def _show(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def is_utf8(text: str) -> bool:
+    """Whether text can be written down: names of files may hold bytes that are no text.
+
+    >>> is_utf8("größe"), is_utf8("gr\\udcf6")
+    (True, False)
+    """
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}

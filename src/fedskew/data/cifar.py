@@ -6,8 +6,9 @@ import numpy as np
 
 from fedskew.data.arrays import Arrays, Numbers, PixelScale, scaled_pixels
 from fedskew.data.dataset import Rows
-from fedskew.data.source import Download, Source, find, read_bytes, register
+from fedskew.data.source import Download, Source, find, register
 from fedskew.errors import FedskewError
+from fedskew.files import read_bytes, read_text
 
 _PIXELS = 3 * 32 * 32
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -16,8 +17,22 @@ _TEST_10 = "cifar-10-batches-bin/test_batch.bin"
 _LICENCE = "none stated, cite Krizhevsky 2009"
 
 
-def _archive(folder: str, file: str, md5: str) -> Download:
-    return Download(folder, (f"https://www.cs.toronto.edu/~kriz/{file}",), f"md5:{md5}", archive=file)
+def _archive(folder: str, file: str, size: int, digest: str) -> Download:
+    return Download(folder, (f"https://www.cs.toronto.edu/~kriz/{file}",), f"sha256:{digest}", size, archive=file)
+
+
+_ARCHIVE_10 = _archive(
+    "cifar-10-batches-bin",
+    "cifar-10-binary.tar.gz",
+    170_052_171,
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+_ARCHIVE_100 = _archive(
+    "cifar-100-binary",
+    "cifar-100-binary.tar.gz",
+    168_513_733,
+    "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+)
 
 
 @register(
@@ -25,7 +40,7 @@ def _archive(folder: str, file: str, md5: str) -> Download:
     Source(
         _LICENCE,
         files=(*_TRAIN_10, _TEST_10),
-        downloads=(_archive("cifar-10-batches-bin", "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
+        downloads=(_ARCHIVE_10,),
     ),
 )
 def cifar10(*, scale: PixelScale = "standard") -> Arrays:
@@ -43,7 +58,7 @@ def cifar10(*, scale: PixelScale = "standard") -> Arrays:
     Source(
         _LICENCE,
         files=("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
-        downloads=(_archive("cifar-100-binary", "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+        downloads=(_ARCHIVE_100,),
     ),
 )
 def cifar100(*, labels: Literal["fine", "coarse"] = "fine", scale: PixelScale = "standard") -> Arrays:
@@ -78,5 +93,5 @@ def _records(name: str, files: tuple[str, ...], label_bytes: int, column: int, c
 def _class_names(labels: str, count: int) -> tuple[str, ...]:
     """From the text file in the official archive; plain numbers where only the .bin files were copied."""
     path = find("cifar100", "cifar-100-binary/train.bin").with_name(f"{labels}_label_names.txt")
-    names = tuple(read_bytes(path).decode().split()) if path.exists() else ()
+    names = tuple(read_text(path).split()) if path.exists() else ()
     return names if len(names) == count else tuple(str(number) for number in range(count))

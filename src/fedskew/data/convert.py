@@ -102,11 +102,14 @@ def part_from(name: str, parts: tuple[Any, ...]) -> Loose:
     x = _features(name, parts[0])
     named = []
     for what, values in zip(("labels", "groups"), parts[1:], strict=False):
-        flat = _plain(values)
+        try:
+            flat = _plain(values)
+        except ValueError:
+            raise FedskewError(f"{name}: {what} of different lengths, expected one number or name a row") from None
         if flat.ndim == 2 and flat.shape[1] == 1:
             flat = flat[:, 0]
-        if flat.ndim != 1:
-            raise FedskewError(f"{name}: {what} of shape {flat.shape}, expected one number or name a row")
+        if flat.ndim != 1 or flat.dtype.kind in "cV":
+            raise FedskewError(f"{name}: {what} of shape {flat.shape} and type {flat.dtype}, expected one number or name a row")
         if len(flat) != len(x):
             raise FedskewError(f"{name}: {len(x)} rows of features but {len(flat)} {what}")
         named.append(pd.Series(flat))
@@ -121,7 +124,8 @@ def _plain(values: Any) -> Numbers:
         values = values.to_numpy()
     elif hasattr(values, "numpy"):
         values = values.numpy()
-    return np.asarray(values)
+    array = np.asarray(values)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # numbers of another machine's byte order
 
 
 def _features(name: str, values: Any) -> Numbers:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.errors import FedskewError
-from fedskew.registry import Registry
+from fedskew.registry import Registry, is_utf8
 from fedskew.streams import Floats, Ints, Stream
 
 Features: TypeAlias = NDArray[np.float32]
@@ -68,6 +68,9 @@ class Dataset:
         for part, rows in (("train", self.train), ("test", self.test), ("validation", self.validation)):
             if rows is not None:
                 _check_rows(f"{self.name}: {part}", rows, len(self.classes), len(self.groups), self.train.x.shape[1:])
+        for name in (*self.classes, *self.groups, *self.features):
+            if not is_utf8(name):
+                raise FedskewError(f"{self.name}: the name {name!r} of a class, group or column is not UTF-8: rename it")
         if len(self.train) == 0:
             raise FedskewError(f"{self.name}: there are no training rows")
 

@@ -9,8 +9,9 @@ import numpy as np
 from fedskew.data.arrays import Arrays, everything
 from fedskew.data.dataset import Features, Rows, Split
 from fedskew.data.own import read_npz
-from fedskew.data.source import Download, Source, TestShare, find, is_there, read_bytes, reading, register
+from fedskew.data.source import Download, Source, TestShare, find, is_there, register
 from fedskew.errors import FedskewError
+from fedskew.files import read_bytes, reading
 from fedskew.streams import Ints
 
 _FOLDER = "UCI HAR Dataset"
@@ -23,6 +24,7 @@ _DOWNLOAD = Download(
     _FOLDER,
     ("https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip",),
     "sha256:2045e435c955214b38145fb5fa00776c72814f01b203fec405152dac7d5bfeb0",
+    60_999_314,
     archive="UCI HAR Dataset.zip",
 )
 _OVERLAP = "the windows overlap by half, so a random split puts neighbours into both parts; the published one is by subject"
@@ -140,8 +142,10 @@ def _whole_numbers(path: Path, most: int) -> Ints:
 
 
 def _from_one(where: str, values: Any, most: int) -> Ints:
-    numbers = np.asarray(values).astype(np.int64)
-    if not np.array_equal(numbers, values) or not 1 <= numbers.min() <= numbers.max() <= most:
+    with np.errstate(invalid="ignore"):  # what is no whole number is refused below
+        numbers = np.asarray(values).astype(np.int64)
+    whole = numbers.ndim == 1 and numbers.size > 0 and np.array_equal(numbers, values)
+    if not whole or not 1 <= numbers.min() <= numbers.max() <= most:
         raise FedskewError(f"{where} holds numbers other than 1 … {most}")
     return numbers - 1
 
@@ -160,7 +164,8 @@ def _compact(path: Path) -> tuple[Rows, Rows]:
     lacking = [name for name in ("x", "y", "subject", "split") if name not in arrays]
     if lacking or arrays["x"].ndim != 3 or arrays["x"].shape[2] != len(_SIGNALS):
         raise FedskewError(f"{path}: expected x (rows, 128, 9), y, subject and split")
-    y, group = _from_one(f"{path}: y", arrays["y"], 6), _from_one(f"{path}: subject", arrays["subject"], 30)
+    with reading(path):
+        y, group = _from_one(f"{path}: y", arrays["y"], 6), _from_one(f"{path}: subject", arrays["subject"], 30)
     if not len(arrays["x"]) == len(y) == len(group) == len(arrays["split"]):
         raise FedskewError(f"{path}: x, y, subject and split have different lengths")
     whole = Rows(arrays["x"].transpose(0, 2, 1), y, group)

@@ -8,8 +8,9 @@ import numpy as np
 
 from fedskew.data.arrays import Arrays, Numbers, PixelScale, scaled_pixels
 from fedskew.data.dataset import Rows
-from fedskew.data.source import Download, Source, find, read_bytes, register
+from fedskew.data.source import Download, Source, find, register
 from fedskew.errors import FedskewError
+from fedskew.files import read_bytes
 from fedskew.streams import Ints
 
 _FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
@@ -17,12 +18,11 @@ _TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def _downloads(
-    folder: str, addresses: tuple[str, ...], files: tuple[str, ...], checksums: tuple[str, ...]
-) -> tuple[Download, ...]:
+def _downloads(folder: str, addresses: tuple[str, ...], files: dict[str, tuple[int, str]]) -> tuple[Download, ...]:
+    """Of files with their size and SHA-256."""
     return tuple(
-        Download(f"{folder}/{file}", tuple(address + file for address in addresses), f"md5:{md5}")
-        for file, md5 in zip(files, checksums, strict=True)
+        Download(f"{folder}/{file}", tuple(address + file for address in addresses), f"sha256:{digest}", size)
+        for file, (size, digest) in files.items()
     )
 
 
@@ -30,30 +30,31 @@ _MNIST = _downloads(
     "mnist",
     # The publisher's own server has long refused downloads; PyTorch's copy has the same checksums.
     ("https://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
-    _FILES,
-    (
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "d53e105ee54ea40749a09fcbcd1e9432",
-        "9fb629c4189551a2d022fa330f9573f3",
-        "ec29112dd5afa0611ce80d1b7f02629c",
-    ),
+    {
+        _FILES[0]: (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+        _FILES[1]: (28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+        _FILES[2]: (1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+        _FILES[3]: (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+    },
 )
 _FASHION_MNIST = _downloads(
     "fashion-mnist",
-    ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-    _FILES,
-    (
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "25c81989df183df01b3e8a0aad5dffbe",
-        "bef4ecab320f06d8554ea6380940ec79",
-        "bb300cfdad3c16e7a12a480ee83cd310",
-    ),
+    # The address in the paper is http only; the publisher's repository has the same files.
+    ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
+    {
+        _FILES[0]: (26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+        _FILES[1]: (29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+        _FILES[2]: (4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+        _FILES[3]: (5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+    },
 )
 _QMNIST = _downloads(
     "qmnist",
     ("https://raw.githubusercontent.com/facebookresearch/qmnist/master/",),
-    ("qmnist-train-labels-idx2-int.gz", "qmnist-test-labels-idx2-int.gz"),
-    ("0058f8dd561b90ffdd0f734c6a30e5e4", "5b5b05890a5e13444e108efe57b788aa"),
+    {
+        "qmnist-train-labels-idx2-int.gz": (463_024, "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f"),
+        "qmnist-test-labels-idx2-int.gz": (526_800, "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06"),
+    },
 )
 
 

@@ -1,6 +1,7 @@
 """Folders of image files: pacs, digits-dg, tiny-imagenet, and the user's own."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 
 from fedskew.data.arrays import Arrays, Numbers, PixelScale, scaled_pixels
 from fedskew.data.dataset import Rows, Split, datasets
-from fedskew.data.source import Download, Source, TestShare, find, read_bytes, register
+from fedskew.data.source import Download, Source, TestShare, find, register
 from fedskew.errors import FedskewError
+from fedskew.files import must_fit, read_text, reading
 from fedskew.registry import AtLeastOne, NonNegative
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+_MOST_PIXELS = 100_000_000  # of one image
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 _DIGIT_DOMAINS = ("mnist", "mnist_m", "svhn", "syn")
 
@@ -96,8 +99,9 @@ def digits_dg(*, size: Annotated[int, AtLeastOne] = 32, scale: PixelScale = "sta
         downloads=(
             Download(
                 "tiny-imagenet-200",
-                ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+                ("https://cs231n.stanford.edu/tiny-imagenet-200.zip",),
                 "md5:90528d7ca1a48142e341f4ef8d21d0de",
+                248_100_043,
                 archive="tiny-imagenet-200.zip",
             ),
         ),
@@ -110,11 +114,11 @@ def tiny_imagenet(*, scale: PixelScale = "standard") -> Arrays:
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
     """
     name, folder = "tiny-imagenet", "tiny-imagenet-200"
-    classes = sorted(read_bytes(find(name, f"{folder}/wnids.txt")).decode().split())
+    classes = sorted(read_text(find(name, f"{folder}/wnids.txt")).split())
     train = [picture for wnid in classes for picture in _files(find(name, f"{folder}/train/{wnid}/images"), wnid)]
     annotations, images = find(name, f"{folder}/val/val_annotations.txt"), find(name, f"{folder}/val/images")
     test = []
-    for number, line in enumerate(read_bytes(annotations).decode().splitlines(), 1):
+    for number, line in enumerate(read_text(annotations).splitlines(), 1):
         file, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
         if wnid not in classes:
@@ -217,7 +221,10 @@ def _arrays(
 
 def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
     """All images as (rows, channels, height, width); decoding runs in threads, Pillow lets go of the interpreter for it."""
+    where, channels = pictures[0].path.parent, len(mode)
+    must_fit(f"{where}: {len(pictures)} images of size={size}", len(pictures) * channels * size**2, "choose a smaller size=")
     first = _pixels(pictures[0].path, size, mode)
+    must_fit(f"{where}: {len(pictures)} images", len(pictures) * first.size, "give a smaller size= or fewer images")
     result = np.empty((len(pictures), *first.shape), dtype=np.uint8)
 
     def fill(position: int) -> None:
@@ -238,14 +245,20 @@ def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
 def _pixels(path: Path, size: int, mode: str) -> NDArray[np.uint8]:
     from PIL import Image
 
-    try:
-        with Image.open(path) as image:
-            converted = image.convert(mode)
-            if size and converted.size != (size, size):
-                converted = converted.resize((size, size), Image.Resampling.LANCZOS)
-            pixels = np.asarray(converted, dtype=np.uint8)
-    except FileNotFoundError:
-        raise FedskewError(f"{path} is not there") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise FedskewError(f"{path} is not a readable image: {error}") from None
+    with reading(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's doubts: either the pixels are read, or there is an error
+        try:
+            with Image.open(path) as image:
+                if image.width * image.height > _MOST_PIXELS:
+                    raise FedskewError(
+                        f"{path} is {image.width}x{image.height}, more than {_MOST_PIXELS:,} pixels: scale it down first"
+                    )
+                converted = image.convert(mode)
+                if size and converted.size != (size, size):
+                    converted = converted.resize((size, size), Image.Resampling.LANCZOS)
+                pixels = np.asarray(converted, dtype=np.uint8)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            if isinstance(error, (FedskewError, FileNotFoundError)):
+                raise
+            raise FedskewError(f"{path} is not a readable image: {error}") from None
     return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]

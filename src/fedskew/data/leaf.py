@@ -9,11 +9,14 @@ import numpy as np
 
 from fedskew.data.arrays import Arrays, PixelScale, scaled_pixels
 from fedskew.data.dataset import Rows
-from fedskew.data.source import Source, find, reading, register
+from fedskew.data.source import Source, find, register
 from fedskew.errors import FedskewError
+from fedskew.files import read_text, reading
 
 # LEAF numbers digits first, then capital, then small letters.
 _CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+
+_BRIGHTEST = 255  # LEAF writes pixels from 0 to 1
 
 
 @register(
@@ -59,21 +62,30 @@ def _read(folder: Path) -> tuple[Any, Any, list[tuple[str, int]]]:
 
 
 def _writers(file: Path) -> list[tuple[str, Any, Any]]:
+    text = read_text(file)
     with reading(file):
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads(text)
         except json.JSONDecodeError as error:
             raise FedskewError(f"{file} is not whole JSON (line {error.lineno}, column {error.colno}): get it again") from None
-    try:
-        return [(writer, *_writer(content["user_data"][writer])) for writer in content["users"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise FedskewError(f"{file} is not LEAF's FEMNIST: users with 784 pixels x and labels y expected ({error})") from None
+        try:
+            found = [(str(writer), *_writer(content["user_data"][writer])) for writer in content["users"]]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FedskewError(
+                f"{file} is not LEAF's FEMNIST: users with 784 pixels x and labels y expected ({error})"
+            ) from None
+    if not found:
+        raise FedskewError(f"{file} is not LEAF's FEMNIST: it names no users")
+    return found
 
 
 def _writer(data: dict[str, Any]) -> tuple[Any, Any]:
-    x, y = np.asarray(data["x"], dtype=np.float32).reshape(-1, 1, 28, 28), np.asarray(data["y"], dtype=np.int64)
+    x, y = np.asarray(data["x"], dtype=np.float64).reshape(-1, 1, 28, 28), data["y"]
     if len(x) != len(y):
         raise ValueError(f"{len(x)} images but {len(y)} labels")
-    if len(y) and not 0 <= y.min() <= y.max() < len(_CLASSES):
-        raise ValueError(f"label {y.max()}")
-    return x, y
+    for label in y:
+        if type(label) is not int or not 0 <= label < len(_CLASSES):
+            raise ValueError(f"label {label}, they are whole numbers from 0 to {len(_CLASSES) - 1}")
+    if not (np.abs(x) <= _BRIGHTEST).all():
+        raise ValueError(f"pixels beyond {_BRIGHTEST}")
+    return x.astype(np.float32), np.array(y, dtype=np.int64)

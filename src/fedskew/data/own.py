@@ -1,9 +1,11 @@
 """Readers of the user's own data: CSV, Parquet and NPZ files (a folder of images is in images.py)."""
 
 import csv as text_table
+import io
 import warnings
 import zipfile
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,15 +15,17 @@ from numpy.typing import NDArray
 from fedskew.data.arrays import Arrays, everything
 from fedskew.data.convert import part_from, split_parts
 from fedskew.data.dataset import Split, datasets
-from fedskew.data.source import TestShare, reading
+from fedskew.data.source import TestShare
 from fedskew.data.table import Table, need_column
 from fedskew.errors import FedskewError
+from fedskew.files import open_unpacked, reading, too_large, unpacked_limit
 from fedskew.registry import AtLeastOne, NonNegative
 
 if TYPE_CHECKING:
     from fedskew.data.table import Frame
 
 Separator = Literal["comma", "semicolon", "tab", "space"]
+_MOST_COLUMNS = 100_000
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " "}
 
 
@@ -63,11 +67,13 @@ def table(
         stride: rows from one window to the next, 0 for as many as the window has
         separator: what stands between the columns of a CSV file
     """
+
+    def read(file: str) -> "Frame":
+        return read_table(Path(file).expanduser(), drop, separator, (label, group))
+
     return Table(
-        train=read_table(Path(path).expanduser(), drop, separator),
-        test=(
-            Split("test", test, split_seed) if test_path is None else read_table(Path(test_path).expanduser(), drop, separator)
-        ),
+        train=read(path),
+        test=Split("test", test, split_seed) if test_path is None else read(test_path),
         label=label,
         group=group,
         standardize=standardize,
@@ -118,11 +124,16 @@ def npz(
     )
 
 
-def read_table(path: Path, drop: Iterable[str] = (), separator: Separator = "comma") -> "Frame":
-    """A CSV or Parquet file, told apart by their first bytes, without the dropped columns."""
+def read_table(
+    path: Path, drop: Iterable[str] = (), separator: Separator = "comma", named: Iterable[str | None] = ()
+) -> "Frame":
+    """A CSV or Parquet file, told apart by their first bytes, without the dropped columns.
+
+    Of the index that pandas may have stored in a Parquet file, the levels in ``named`` are columns; the others are left out.
+    """
     with reading(path), path.open("rb") as file:
         start = file.read(4)
-    frame = read_parquet(path, drop) if start == b"PAR1" else read_csv(path, drop, separator)
+    frame = read_parquet(path, drop, named) if start == b"PAR1" else read_csv(path, drop, separator)
     if not len(frame):
         raise FedskewError(f"{path} has no rows")
     return frame
@@ -133,19 +144,41 @@ def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma
     import pandas as pd
 
     sign = _SEPARATORS[separator]
-    with reading(path), warnings.catch_warnings():
+    _check_header(path, _csv_header(path, sign))
+    with reading(path), warnings.catch_warnings(), open_unpacked(path) as file:
         # More fields than the header has are otherwise cut away with a warning only.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            frame = pd.read_csv(path, sep=sign, index_col=False, low_memory=False)
+            frame = pd.read_csv(file, sep=sign, index_col=False, low_memory=False)
         except pd.errors.EmptyDataError:
             raise FedskewError(f"{path} is empty") from None
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
-            raise FedskewError(f"{path} is not a regular table: {' '.join(str(error).split())}") from None
+            raise FedskewError(f"{path} is not a regular table: {error}") from None
     _refuse_short_end(path, sign, len(frame.columns))
     for column in drop:
         need_column(str(path), column, frame.columns)
     return frame.drop(columns=list(drop))
+
+
+def _csv_header(path: Path, sign: str) -> list[str]:
+    """The names in the first line that is not empty."""
+    with reading(path), open_unpacked(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        try:
+            return next((fields for fields in text_table.reader(text, delimiter=sign) if fields), [])
+        except text_table.Error as error:
+            raise FedskewError(
+                f"{path} has no header line that can be read ({error}): write the names of its columns"
+            ) from None
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    """Two columns of one name are two answers to what is asked for, and the second of two labels would be a feature."""
+    if len(names) > _MOST_COLUMNS:
+        raise FedskewError(f"{path} has {len(names):,} columns, more than {_MOST_COLUMNS:,}: is it a table, separator and all?")
+    twice = next((name for name, count in Counter(names).items() if count > 1 and name.strip()), None)
+    if twice is not None:
+        raise FedskewError(f"{path}: column {twice!r} is there twice: rename one or take it out")
 
 
 def _refuse_short_end(path: Path, sign: str, columns: int) -> None:
@@ -155,16 +188,16 @@ def _refuse_short_end(path: Path, sign: str, columns: int) -> None:
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - (1 << 16)))
-        lines = file.read().decode(errors="replace").rstrip("\r\n").splitlines()
-    if len(lines) < 2 or '"' in lines[-1]:
+        lines = file.read().rstrip(b"\r\n").splitlines()  # of bytes: text has other signs that end a line, a table has not
+    if len(lines) < 2 or b'"' in lines[-1]:
         return  # quotes may span lines, so the last one proves nothing
-    fields = len(next(text_table.reader([lines[-1]], delimiter=sign), []))
+    fields = lines[-1].count(sign.encode()) + 1
     if fields < columns:
         raise FedskewError(f"{path}: the last line has {fields} of {columns} columns, so the file is cut off: get it again")
 
 
-def read_parquet(path: Path, drop: Iterable[str] = ()) -> "Frame":
-    """A Parquet file without the dropped columns."""
+def read_parquet(path: Path, drop: Iterable[str] = (), named: Iterable[str | None] = ()) -> "Frame":
+    """A Parquet file without the dropped columns; ``named`` are levels of a stored index that are wanted as columns."""
     try:
         import pyarrow
         from pyarrow import parquet as files
@@ -172,14 +205,31 @@ def read_parquet(path: Path, drop: Iterable[str] = ()) -> "Frame":
         raise FedskewError("Parquet files need pyarrow: pip install 'fedskew[parquet]'") from None
     with reading(path):
         try:
-            header = files.read_schema(path).names
-            for column in drop:
-                need_column(str(path), column, header)
-            table = files.read_table(path, columns=[column for column in header if column not in set(drop)])
+            table = _read_columns(path, files.ParquetFile(path), set(drop))
         except pyarrow.ArrowException as error:
-            raise FedskewError(f"{path} is not a Parquet file or damaged: {' '.join(str(error).split())}") from None
+            raise FedskewError(f"{path} is not a Parquet file or damaged: {error}") from None
         frame: Frame = table.to_pandas()
-    return frame.reset_index(drop=True)
+        return frame.reset_index([level for level in frame.index.names if level in set(named) - {None}]).reset_index(drop=True)
+
+
+def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
+    """The columns of an open Parquet file that are not dropped, if they hold single values and are not made to fill memory."""
+    from pyarrow import types
+
+    schema, size = file.schema_arrow, 8 * file.metadata.num_rows * file.metadata.num_columns
+    for column in drop:
+        need_column(str(path), column, schema.names)
+    _check_header(path, schema.names)
+    if size > unpacked_limit(path.stat().st_size):
+        raise too_large(path, "about", size)
+    kept = [field for field in schema if field.name not in drop]
+    for field in kept:
+        if types.is_nested(field.type):
+            raise FedskewError(
+                f"{path}: column {field.name!r} holds {field.type}, not one value a row: leave it out with drop={field.name} "
+                "or make a column of each part"
+            )
+    return file.read([field.name for field in kept])
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -190,6 +240,10 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
                 archive = np.load(file, allow_pickle=False)
                 if not isinstance(archive, np.lib.npyio.NpzFile):
                     raise FedskewError(f"{path} is a single array, not an .npz archive: use numpy.savez")
+                with zipfile.ZipFile(file) as packed:
+                    size = sum(member.file_size for member in packed.infolist())
+                if size > unpacked_limit(path.stat().st_size):
+                    raise too_large(path, "", size)
                 return {name: archive[name] for name in archive.files}
         except FedskewError:
             raise

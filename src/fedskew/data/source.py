@@ -1,11 +1,8 @@
 """Where the files of a known data set lie under the data root, and how to get them when they do not."""
 
-import gzip
 import os
 import sys
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -19,14 +16,16 @@ TestShare: TypeAlias = Annotated[float, Bounds(0, 1, above=True, below=True)]
 
 @dataclass(frozen=True)
 class Download:
-    """One published file: its place under the data root (for an archive: the folder it unpacks to) and its checksum.
+    """One published file: its place under the data root (for an archive: the folder it unpacks to), its checksum and size.
 
-    The addresses are tried in order: the publisher's own, then copies that the same checksum vouches for.
+    The addresses are tried in order: the publisher's own, then copies that the same checksum vouches for. An MD5 stands where
+    nobody has published a SHA-256: it tells a damaged file, but not one that was forged with effort.
     """
 
     path: str
-    urls: tuple[str, ...]
-    checksum: str  # "sha256:…" or "md5:…", whichever is published
+    urls: tuple[str, ...]  # https only
+    checksum: str  # "sha256:…", or "md5:…" if no other is published
+    size: int  # in bytes
     archive: str = ""  # file name of the .zip or .tar.gz to unpack; empty: the file is kept as it is
 
 
@@ -99,29 +98,3 @@ def how_to_get(name: str) -> str:
     """What to do for the files of a known data set."""
     source = sources[name]
     return f"run: fedskew data fetch {name}" if source.downloads else source.manual.format(root=root())
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while a file is read into one line that names the file."""
-    try:
-        yield
-    except FedskewError:
-        raise
-    except FileNotFoundError:
-        raise FedskewError(f"{path} is not there") from None
-    except (EOFError, zlib.error):
-        raise FedskewError(f"{path} is cut off or damaged: get it again") from None
-    except UnicodeDecodeError as error:
-        raise FedskewError(f"{path} is not UTF-8 text (byte {error.start}): convert it") from None
-    except OSError as error:
-        raise FedskewError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def read_bytes(path: Path) -> bytes:
-    """The content of a file, decompressed when it is gzipped."""
-    with reading(path):
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    if not content:
-        raise FedskewError(f"{path} is empty: get it again")
-    return content

@@ -335,7 +335,10 @@ def number_groups(name: str, what: str, parts: "list[Column]") -> tuple[list[Int
     if len({pd.api.types.is_numeric_dtype(part.dtype) for part in parts}) > 1:  # 1 here and "1" there are the same
         parts = [part.map(_text) for part in parts]
     whole = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
-    codes, values = pd.factorize(whole)
+    try:
+        codes, values = pd.factorize(whole)
+    except TypeError:
+        raise FedskewError(f"{name}: {what} holds lists or the like, expected one number or name a row") from None
     try:
         order = sorted(range(len(values)), key=values.__getitem__)
     except TypeError:  # numbers and text in one column have no order of their own

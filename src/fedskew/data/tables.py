@@ -8,9 +8,10 @@ import numpy as np
 from fedskew.data.arrays import Arrays
 from fedskew.data.dataset import Rows, Split
 from fedskew.data.own import read_csv
-from fedskew.data.source import Download, Source, TestShare, find, reading, register
+from fedskew.data.source import Download, Source, TestShare, find, register
 from fedskew.data.table import Table
 from fedskew.errors import FedskewError
+from fedskew.files import open_unpacked, reading
 from fedskew.registry import NonNegative
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ _COVTYPE_ROWS = 581_012
                     "https://ndownloader.figshare.com/files/5976039",  # scikit-learn's copy
                 ),
                 "sha256:614360d0257557dd1792834a85a1cdebfadc3c4f30b011d56afee7ffb5b15771",
+                11_240_707,
             ),
         ),
     ),
@@ -64,7 +66,8 @@ def covtype(*, file: str = "covtype.data.gz", test: TestShare = 0.2, split_seed:
     """
     path = find("covtype", f"covtype/{file}")
     values = _numeric_table(path, len(_COVTYPE_FEATURES) + 1)
-    y = values[:, -1].astype(np.int64)
+    with np.errstate(invalid="ignore"):  # what is no whole number is refused below
+        y = values[:, -1].astype(np.int64)
     if not np.array_equal(y, values[:, -1]) or not 1 <= y.min() <= y.max() <= len(_COVERS):
         raise FedskewError(f"{path}: the last column must hold cover types 1 … {len(_COVERS)}")
     partial = f"{path.name} holds {len(y):,} of the published {_COVTYPE_ROWS:,} rows"
@@ -82,13 +85,13 @@ def _numeric_table(path: Path, columns: int) -> "np.ndarray[tuple[int, int], np.
     """A file of numbers with commas and without a header."""
     import pandas as pd
 
-    with reading(path):
+    with reading(path), open_unpacked(path) as file:
         try:
-            frame = pd.read_csv(path, header=None, dtype=np.float32)
+            frame = pd.read_csv(file, header=None, dtype=np.float32)
         except pd.errors.EmptyDataError:
             raise FedskewError(f"{path} is empty: get it again") from None
         except (pd.errors.ParserError, ValueError) as error:
-            raise FedskewError(f"{path} is not a table of {columns} numbers a line: {' '.join(str(error).split())}") from None
+            raise FedskewError(f"{path} is not a table of {columns} numbers a line: {error}") from None
     values = frame.to_numpy()
     short = np.flatnonzero(np.isnan(values).any(axis=1))
     if values.shape[1] != columns or len(short):

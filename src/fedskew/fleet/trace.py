@@ -7,8 +7,8 @@ from typing import Annotated, Unpack
 
 import numpy as np
 
-from fedskew.data.source import reading
 from fedskew.errors import FedskewError, unknown
+from fedskew.files import reading
 from fedskew.fleet.base import Fleet, Machines, Rules, preset
 from fedskew.fleet.windows import DAY, Windows
 from fedskew.registry import Bounds, NonNegative, Option, PartialShare, Positive, Share

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fedskew.data.dataset import Rows
 from fedskew.data.own import read_npz
-from fedskew.data.source import reading
 from fedskew.errors import FedskewError
+from fedskew.files import read_bytes, reading
 from fedskew.streams import Ints
 
 
@@ -37,9 +37,7 @@ class Lines:
     @classmethod
     def read(cls, path: Path, separator: bytes) -> "Lines":
         """A file of lines."""
-        with reading(path):
-            content = path.read_bytes()
-            content = gzip.decompress(content) if path.suffix == ".gz" else content
+        content = read_bytes(path)
         if not content.endswith(b"\n"):
             content += b"\r\n" if b"\r\n" in content else b"\n"
         text = np.frombuffer(content, dtype=np.uint8)
@@ -89,7 +87,7 @@ class Columns:
             try:
                 return cls(parquet.read_table(path))
             except pyarrow.ArrowException as error:
-                raise FedskewError(f"{path} is not a Parquet file or damaged: {' '.join(str(error).split())}") from None
+                raise FedskewError(f"{path} is not a Parquet file or damaged: {error}") from None
 
     @classmethod
     def join(cls, parts: "Sequence[Columns]") -> "Columns":

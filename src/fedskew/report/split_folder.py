@@ -14,9 +14,9 @@ from fedskew import __version__
 from fedskew.data import catalogue
 from fedskew.data.dataset import Dataset, Rows, Split, datasets
 from fedskew.data.own import read_npz
-from fedskew.data.source import reading
 from fedskew.data.table import Table
 from fedskew.errors import FedskewError
+from fedskew.files import reading
 from fedskew.measures.heterogeneity import measure
 from fedskew.measures.result import Heterogeneity
 from fedskew.registry import Choice

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedskew.registry import AtLeastOne, Bounds, Positive
+from fedskew.registry import AtLeastOne, NonNegative, Positive
 from fedskew.skew.deal import apportion, at_least, check_clients, log_gammas, substream
 from fedskew.skew.partition import Partition, Rows, Stream, skews
 
@@ -19,7 +19,7 @@ def quantity(
     alpha: Annotated[float, Positive] = 0.5,
     min_size: Annotated[int, AtLeastOne] = 1,
     law: Literal["dirichlet", "lognormal"] = "dirichlet",
-    sigma: Annotated[float, Bounds(0, 1e30)] = 1.0,
+    sigma: Annotated[float, NonNegative] = 1.0,
 ) -> Partition:
     """Unlike sizes, like labels: the sizes are Dirichlet(alpha), the rows shuffled (NIID-Bench's quantity skew).
 

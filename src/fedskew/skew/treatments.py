@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 
 from fedskew.errors import FedskewError
-from fedskew.registry import Bounds, Share
+from fedskew.registry import NonNegative, Share
 from fedskew.skew.deal import substream
 from fedskew.skew.partition import Partition, Rows, Stream, treatments
 from fedskew.streams import Ints
@@ -15,7 +15,7 @@ _CHUNK = 1 << 20  # random numbers drawn at a time
 
 
 @treatments.register("noise")
-def noise(rows: Rows, partition: Partition, stream: Stream, /, *, sigma: Annotated[float, Bounds(0, 1e30)] = 0.1) -> Rows:
+def noise(rows: Rows, partition: Partition, stream: Stream, /, *, sigma: Annotated[float, NonNegative] = 0.1) -> Rows:
     """Unlike features: client i of n gets Gaussian noise of standard deviation sigma * i / n, i = 1 … n (NIID-Bench).
 
     The first client has the least noise and the last has sigma. NIID-Bench's text calls sigma * i / n the variance, its code
