@@ -2,26 +2,39 @@
 
 import hashlib
 import http.client
+import os
 import stat
 import tarfile
 import tempfile
+import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 from fedskew.data.dataset import datasets
-from fedskew.data.source import Download, how_to_get, is_there, reading, root, sources
+from fedskew.data.source import Download, how_to_get, is_there, root, sources
 from fedskew.errors import FedskewError
+from fedskew.files import reading
 from fedskew.registry import parse
+
+try:
+    import fcntl
+except ImportError:  # on Windows nobody else is kept out
+    fcntl = None  # type: ignore[assignment]
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 _BLOCK = 1 << 18
 _PATIENCE = 30  # seconds without a byte
+_GRACE, _SLOWEST = 600, 10_000  # a download may take so many seconds, and one more for so many bytes
+_MOST_GROWTH, _ROOM, _MOST_MEMBERS = 10, 64 << 20, 1_000_000  # of an archive: times its size, bytes besides, files
 
 
 def fetch(name: str, progress: Progress | None = None) -> tuple[Path, ...]:
@@ -67,14 +80,8 @@ def _fetch_one(download: Download, progress: Progress) -> Path:
     part = target.parent / f"{download.archive or target.name}.part"
     with _writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    _download(download, part, progress)
-    with _writing(target):
-        if not _matches(part, download.checksum):
-            part.unlink()
-            raise FedskewError(
-                f"{part.name} from {download.urls[0]} does not have the {download.checksum} it should have; "
-                "it was deleted: fetch again, and if that fails too the publisher has changed the file"
-            )
+    with _writing(target), _locked(part):
+        _download(download, part, progress)
         if download.archive:
             _unpack(part, download.archive, target)
             part.unlink()
@@ -83,15 +90,49 @@ def _fetch_one(download: Download, progress: Progress) -> Path:
     return target
 
 
-def _download(download: Download, part: Path, progress: Progress) -> None:
-    """From the first address that has the file; an interrupted download goes on where it stopped."""
-    refused = []
-    for url in download.urls:
+@contextmanager
+def _locked(part: Path) -> Iterator[None]:
+    """The partial file for this process alone; the operating system lets go of it when the process ends, however it ends."""
+    with _open_locked(part):
         try:
-            return _stream(url, part, progress)
+            yield
+        finally:
+            if part.exists() and not _size(part):
+                part.unlink()
+
+
+def _open_locked(part: Path) -> "IO[bytes]":
+    while True:
+        file = part.open("ab")
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if part.exists() and part.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                return file
+        except BlockingIOError:
+            file.close()
+            raise FedskewError(f"{part} is being fetched by another process: wait for it, then try again") from None
+        file.close()  # somebody else had it, and has just put it in its place
+
+
+def _download(download: Download, part: Path, progress: Progress) -> None:
+    """From the first address that has the file, whole and right; an interrupted download goes on where it stopped."""
+    refused = []
+    until = time.monotonic() + _GRACE + download.size / _SLOWEST
+    for url in download.urls:
+        resumed = _size(part) > 0
+        try:
+            _stream(url, download.size, part, progress, until)
+            if resumed and not _matches(part, download.checksum):  # what an earlier call left may be to blame
+                _empty(part)
+                _stream(url, download.size, part, progress, until)
+            if _matches(part, download.checksum):
+                return
+            _empty(part)
+            refused.append(f"{url} gives a file that does not have the {download.checksum} it should have")
         except _NotHereError as error:
             refused.append(str(error))
-    raise FedskewError("; ".join(refused))
+    raise FedskewError(f"{'; '.join(refused)}: try again later; if that fails too, the publisher has changed the file")
 
 
 class _NotHereError(Exception):
@@ -102,13 +143,14 @@ class _CutError(Exception):
     """The connection ended before the file did."""
 
 
-def _stream(url: str, part: Path, progress: Progress) -> None:
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise FedskewError(f"{url}: only http and https addresses are fetched")
+def _stream(url: str, size: int, part: Path, progress: Progress, until: float) -> None:
+    """Bring ``part`` to ``size`` bytes."""
+    if _size(part) > size:
+        _empty(part)
     furthest = _size(part)
-    while True:
+    while _size(part) < size:
         try:
-            return _receive(url, part, progress)
+            _receive(url, size, part, progress, until)
         except _CutError as cut:
             # Go on by ourselves as long as every attempt gets further; a server that always stops at one point ends it.
             if _size(part) <= furthest:
@@ -120,34 +162,53 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _receive(url: str, part: Path, progress: Progress) -> None:
+def _empty(part: Path) -> None:
+    """Start again; the file itself stays, since it is locked."""
+    os.truncate(part, 0)
+
+
+def _receive(url: str, size: int, part: Path, progress: Progress, until: float) -> None:
     start = _size(part)
     request = urllib.request.Request(url, headers={"User-Agent": "fedskew"})
     if start:
         request.add_header("Range", f"bytes={start}-")
-    with _open(request, url) as response:
-        if response is None:  # nothing lies beyond what we have: it is complete, or else its checksum will be wrong
-            return
-        resumed = response.status == http.client.PARTIAL_CONTENT and _first_byte(response) == start
-        if not resumed:
+    with _open(request, url, until) as response:
+        if response.headers.get_content_type() == "text/html":
+            raise _NotHereError(f"{url} answers with a web page, not with the file")
+        if not (response.status == http.client.PARTIAL_CONTENT and _first_byte(response) == start):
             start = 0
-        length = response.headers.get("Content-Length")
-        total = start + int(length) if length is not None else None
-        done = _copy(response, part, "ab" if resumed else "wb", lambda count: progress(part.stem, start + count, total))
-        if total is not None and start + done < total:
-            raise _CutError(f"the connection was cut after {start + done:,} of {total:,} bytes")
+            _empty(part)
+        length = response.headers.get("Content-Length", "")
+        if length.isdecimal() and start + int(length) != size:
+            raise _NotHereError(f"{url} offers {start + int(length):,} bytes, the published file has {size:,}")
+        done = start + _copy(response, url, part, size - start, until, lambda count: progress(part.stem, start + count, size))
+        if done < size:
+            raise _CutError(f"the connection was cut after {done:,} of {size:,} bytes")
+
+
+class _HttpsOnly(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to https addresses, and no others."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """The request to the next address."""
+        _need_https(newurl, f"{req.full_url} leads to ")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _need_https(url: str, before: str = "") -> None:
+    if urllib.parse.urlsplit(url).scheme != "https":
+        raise _NotHereError(f"{before}{url}: only https addresses are fetched, on any other line a file can be changed")
 
 
 @contextmanager
-def _open(request: urllib.request.Request, url: str) -> "Iterator[http.client.HTTPResponse | None]":
+def _open(request: urllib.request.Request, url: str, until: float) -> "Iterator[http.client.HTTPResponse]":
+    _need_https(url)
+    opener = urllib.request.build_opener(_HttpsOnly)
     try:
-        response = urllib.request.urlopen(request, timeout=_PATIENCE)
+        response = _in_time(lambda: opener.open(request, timeout=_PATIENCE), url, until)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise _NotHereError(f"{url} answers {error.code} {error.reason}") from None
-        yield None
-        return
+        raise _NotHereError(f"{url} answers {error.code} {error.reason}") from None
     except urllib.error.URLError as error:
         raise _NotHereError(f"{url} cannot be reached: {error.reason}") from None
     except (OSError, http.client.HTTPException) as error:
@@ -156,25 +217,56 @@ def _open(request: urllib.request.Request, url: str) -> "Iterator[http.client.HT
         yield response
 
 
+def _in_time(call: Callable[[], Any], url: str, until: float) -> Any:
+    """What ``call`` returns or raises, if it does so in time: a server that sends its head byte by byte is not waited for."""
+    result: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as problem:
+            result.set_exception(problem)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return result.result(max(0, until - time.monotonic()))
+    except TimeoutError:
+        if result.done():  # the connection's own
+            raise
+        raise _too_slow(url) from None
+
+
+def _too_slow(url: str) -> _NotHereError:
+    return _NotHereError(f"{url} is too slow: {_GRACE / 60:g} minutes and a second for {_SLOWEST:,} bytes are over")
+
+
 def _first_byte(response: http.client.HTTPResponse) -> int:
     """From ``Content-Range: bytes 100-199/200``."""
     first = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-    return int(first) if first.isdigit() else -1
+    return int(first) if first.isdecimal() else -1
 
 
-def _copy(response: http.client.HTTPResponse, part: Path, mode: str, report: Callable[[int], None]) -> int:
+def _copy(
+    response: http.client.HTTPResponse, url: str, part: Path, most: int, until: float, report: Callable[[int], None]
+) -> int:
+    """Append what arrives; more than ``most`` bytes is another file, and it is not kept."""
     done = 0
-    with _writing(part), part.open(mode) as file:
+    with part.open("ab") as file:
         while block := _read_block(response):
-            file.write(block)
             done += len(block)
+            if done > most:
+                file.truncate(0)
+                raise _NotHereError(f"{url} sends more than the {most:,} bytes that are missing of the published file")
+            if time.monotonic() > until:
+                raise _too_slow(url)
+            file.write(block)
             report(done)
     return done
 
 
 def _read_block(response: http.client.HTTPResponse) -> bytes:
     try:
-        return response.read(_BLOCK)
+        return response.read1(_BLOCK)
     except (OSError, http.client.HTTPException) as error:
         raise _CutError(f"the connection was cut ({type(error).__name__})") from None
 
@@ -194,27 +286,64 @@ def _matches(path: Path, checksum: str) -> bool:
 
 
 def _unpack(archive: Path, name: str, target: Path) -> None:
-    """Into a temporary folder beside the target, then one rename."""
+    """Into a temporary folder beside the target, then one rename; one bad member, and nothing is written at all."""
+    try:
+        if name.endswith(".zip"):
+            with zipfile.ZipFile(archive) as packed:
+                _check_members(name, archive, map(_zip_member, packed.infolist()))
+                _put(name, target, packed.extractall)
+        else:
+            with tarfile.open(archive) as packed_tar:
+                _check_members(name, archive, map(_tar_member, packed_tar))
+                _put(name, target, lambda place: packed_tar.extractall(place, filter="data"))
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise FedskewError(f"{name} cannot be unpacked: {error}") from None
+
+
+def _put(name: str, target: Path, extract: Callable[[str], None]) -> None:
     with tempfile.TemporaryDirectory(prefix=".unpack-", dir=target.parent) as place:
-        try:
-            if name.endswith(".zip"):
-                with zipfile.ZipFile(archive) as packed:
-                    _refuse_unsafe(packed, name)
-                    packed.extractall(place)
-            else:
-                with tarfile.open(archive) as packed_tar:
-                    packed_tar.extractall(place, filter="data")
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-            raise FedskewError(f"{name} cannot be unpacked: {error}") from None
+        extract(place)
         inner = Path(place) / target.name
         if not inner.exists():
             raise FedskewError(f"{name} has no folder {target.name!r} in it: the publisher has changed it")
         inner.rename(target)
 
 
-def _refuse_unsafe(packed: zipfile.ZipFile, name: str) -> None:
-    for member in packed.infolist():
-        path = PurePosixPath(member.filename.replace("\\", "/"))
-        link = stat.S_ISLNK(member.external_attr >> 16)
-        if path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or link:
-            raise FedskewError(f"{name} holds the unsafe path {member.filename!r}: it was not unpacked")
+class _Member(NamedTuple):
+    """A member of an archive: its path, the bytes it takes unpacked, and what is odd about it."""
+
+    path: str
+    size: int
+    odd: str
+
+
+def _zip_member(member: zipfile.ZipInfo) -> _Member:
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    odd = "is encrypted" if member.flag_bits & 1 else "is no file" if kind not in (0, stat.S_IFREG, stat.S_IFDIR) else ""
+    return _Member(member.filename, member.file_size, odd)  # no more than file_size bytes are unpacked, whatever comes
+
+
+def _tar_member(member: tarfile.TarInfo) -> _Member:
+    plain = member.isdir() or (member.isreg() and not member.issparse())
+    return _Member(member.name, member.size, "" if plain else "is no file")
+
+
+def _check_members(name: str, archive: Path, members: Iterable[_Member]) -> None:
+    """Refuse links, devices, paths to elsewhere, and archives that unpack to far more than they are."""
+    most, total, seen = _MOST_GROWTH * _size(archive) + _ROOM, 0, set()
+    for number, member in enumerate(members):
+        path = PurePosixPath(member.path.replace("\\", "/"))
+        odd = member.odd
+        if path.is_absolute() or ".." in path.parts or any(":" in part for part in path.parts):
+            odd = "leads elsewhere"
+        elif path in seen:
+            odd = "is there twice"
+        if odd:
+            raise FedskewError(f"{name} holds the unsafe path {member.path!r}, which {odd}: it was not unpacked")
+        seen.add(path)
+        total += member.size
+        if total > most or number >= _MOST_MEMBERS:
+            raise FedskewError(
+                f"{name} unpacks to more than {most:,} bytes or {_MOST_MEMBERS:,} files, which no published set does: "
+                "it was not unpacked"
+            )
