@@ -14,7 +14,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from fedskew import __version__, cli_list, cli_split
-from fedskew.cli_list import console_for, escape
+from fedskew.cli_list import Once, console_for, escape
 from fedskew.config import Experiment, read_file
 from fedskew.errors import FedskewError, Interrupted
 from fedskew.registry import Option, options_of
@@ -197,7 +197,7 @@ def _help(option: Option) -> str:
     kind = option.type_name()
     choices = f" ({kind.removeprefix('one of ')})" if kind.startswith("one of ") else ""
     default = "" if option.default is None or option.type is bool else f" \\[{option.default}]"
-    return f"{option.help}{choices}{default}"
+    return f"{escape(option.help)}{choices}{default}"
 
 
 def _command(function: Any, own: Mapping[str, tuple[Any, Any]], extra: Sequence[inspect.Parameter]) -> None:
@@ -208,7 +208,7 @@ def _command(function: Any, own: Mapping[str, tuple[Any, Any]], extra: Sequence[
     ]
     function.__signature__ = inspect.Signature([*parameters, *extra])
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, *extra]}
-    app.command()(function)
+    app.command(cls=Once)(function)
 
 
 _command(
@@ -246,7 +246,7 @@ _command(
 )
 
 
-@app.command()
+@app.command(cls=Once)
 def resume(
     folder: Annotated[Path, typer.Argument(help="the folder of a run, or of several")],
     force: Annotated[

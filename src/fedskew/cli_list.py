@@ -1,22 +1,36 @@
 """The commands that only show: what there is to choose from, and the data sets; and how all commands print."""
 
 import os
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
-from fedskew.errors import unknown
+from fedskew.errors import FedskewError, unknown
 from fedskew.registry import Registry, spelled
+
+
+class Once(TyperCommand):
+    """A command that refuses an option given twice, of which Click would take the last without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        given = Counter(self.make_parser(ctx).parse_args(args=list(args))[2])
+        for option, count in given.items():
+            if count > 1 and option.param_type_name == "option" and not option.multiple:
+                raise FedskewError(f"{option.opts[0]} is given {count} times: give it once (see {ctx.command_path} --help)")
+        return super().parse_args(ctx, args)
 
 
 def add_to(app: typer.Typer) -> None:
     """Add ``list`` and ``data`` to the command line."""
-    app.command("list")(list_things)
+    app.command("list", cls=Once)(list_things)
     data_app = typer.Typer(help="The data sets: which are there, whether they are sound, how to get them", no_args_is_help=True)
     for name, command in (("list", data_list), ("check", data_check), ("fetch", data_fetch)):
-        data_app.command(name)(command)
+        data_app.command(name, cls=Once)(command)
     app.add_typer(data_app, name="data")
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from fedskew.cli_list import Once
 from fedskew.errors import FedskewError
 from fedskew.registry import parse
 
@@ -50,8 +51,8 @@ DEFAULT_SKEW = "dirichlet:alpha=0.2"
 
 def add_to(app: typer.Typer) -> None:
     """Make the commands part of the command line."""
-    app.command()(split)
-    app.command()(measure)
+    app.command(cls=Once)(split)
+    app.command(cls=Once)(measure)
 
 
 def split(

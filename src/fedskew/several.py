@@ -2,9 +2,10 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedskew.algorithms.base import resolve
 from fedskew.api import Run, check_choices, federate, prepare, resume, run_experiment
 from fedskew.config import Experiment
 from fedskew.errors import DivergedError, FedskewError
+from fedskew.files import reading
 from fedskew.report.folder import SUMMARY, RunFolder, new_folder, resume_command, to_json, write_atomically
 from fedskew.report.lock import locked
 from fedskew.report.summary import Row
@@ -21,6 +23,7 @@ from fedskew.runner import Watcher
 from fedskew.skew.federation import Federation
 
 GROUP, FAILED = "group.json", "failed.json"
+MOST_SEEDS = 1_000  # of one group: every one of them is cut and checked before the first run
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,14 @@ class Member:
 
 def members(values: Mapping[str, Any], algorithms: Sequence[str], seeds: Sequence[int]) -> list[Member]:
     """All methods with all seeds, seed by seed so that each cut is made once; refuses what is wrong without any data."""
+    if len(seeds) > MOST_SEEDS:
+        raise FedskewError(f"{len(seeds):,} seeds are more than a group holds: give at most {MOST_SEEDS:,} at a time")
     result = []
     for seed in seeds:
         for algorithm in algorithms:
             name = re.sub(r"[^A-Za-z0-9.+-]+", "-", algorithm).strip("-") + f"-s{seed}"
             result.append(Member(name, algorithm, {**values, "algorithm": algorithm, "seed": seed}))
-    names = [member.name for member in result]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, count in Counter(member.name for member in result).items() if count > 1), None)
     if twice:
         raise FedskewError(f"{twice} is asked for twice: give every algorithm and seed once")
     for member in result:
@@ -63,7 +67,10 @@ def parse_seeds(text: str) -> list[int]:
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if not found or (found[2] and int(found[2]) < int(found[1])):
             raise FedskewError(f"seeds {text!r}: {part!r} is not a number or a range such as 0-4")
-        seeds.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last - first >= MOST_SEEDS:
+            raise FedskewError(f"seeds {part}: that is more than a group holds, give at most {MOST_SEEDS:,} at a time")
+        seeds.extend(range(first, last + 1))
     return seeds
 
 
@@ -122,12 +129,18 @@ def must_be_the_same(folder: Path, wanted: Sequence[Member]) -> None:
 
 def read(folder: Path) -> list[Member]:
     """What a group is to run."""
-    try:
-        found = [Member(**entry) for entry in json.loads((folder / GROUP).read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError) as problem:
-        raise FedskewError(f"{folder / GROUP} cannot be read: {problem}") from None
+    path = folder / GROUP
+    with reading(path):
+        found = [Member(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        for member in found:
+            if not isinstance(member.algorithm, str) or not isinstance(member.values, dict):
+                raise FedskewError(f"{path} is damaged: {member.name!r} needs an algorithm and values")
+            if not re.fullmatch(r"[A-Za-z0-9.+-]+", member.name) or not member.name.strip("."):
+                raise FedskewError(f"{path} is damaged: the run {member.name!r} is no name of a folder in it")
+            if strange := set(member.values) - {field.name for field in fields(Experiment)}:
+                raise FedskewError(f"{path} is damaged: {member.name} has the unknown settings {', '.join(sorted(strange))}")
     if not found:
-        raise FedskewError(f"{folder / GROUP} cannot be read: it names no run")
+        raise FedskewError(f"{path} cannot be read: it names no run")
     return found
 
 

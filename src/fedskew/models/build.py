@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from fedskew.errors import FedskewError
+from fedskew.files import must_fit
 from fedskew.models.base import Shape, models
 from fedskew.registry import Choice
 from fedskew.streams import bits
 
+_COPIES = 4  # of all weights that training holds at least: the server's, a client's, its gradient and its update
 ModelSpec: TypeAlias = str | Mapping[str, Any] | Choice | nn.Module | Callable[[Shape, int], nn.Module]
 
 
@@ -28,6 +30,7 @@ def build(spec: ModelSpec, shape: Shape, classes: int, seed: int) -> nn.Module:
     if classes < 1 or not shape or min(shape) < 1:
         raise FedskewError(f"no model fits rows of shape {shape} and {classes} classes: both must be at least 1")
     make = _maker(spec)
+    _refuse_giant(spec, make, shape, classes)
     # Only the CPU's generator is forked and seeded: torch.manual_seed would reset the GPUs' generators as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(int(bits(seed, "weights")[0]))
@@ -35,6 +38,21 @@ def build(spec: ModelSpec, shape: Shape, classes: int, seed: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise FedskewError(f"a model function must return a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+def _refuse_giant(spec: Any, make: Callable[[Shape, int], object], shape: Shape, classes: int) -> None:
+    """Build a model of the zoo without its weights first, and refuse one that no training could hold."""
+    if callable(spec):
+        return
+    try:
+        with torch.device("meta"):
+            model = make(shape, classes)
+    except (RuntimeError, TypeError) as problem:  # sizes that are beyond 64 bits when multiplied
+        reason = str(problem).splitlines()[0]
+        raise FedskewError(f"model {models.choose(spec)} cannot be built: {reason}") from problem
+    assert isinstance(model, nn.Module)
+    weights = sum(weight.numel() for weight in model.parameters())
+    must_fit(f"model {models.choose(spec)} with {weights:,} weights", _COPIES * 4 * weights, "make it smaller")
 
 
 def _maker(spec: str | Mapping[str, Any] | Choice | Callable[[Shape, int], nn.Module]) -> Callable[[Shape, int], object]:
