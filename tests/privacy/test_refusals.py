@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from fedskew.errors import FedskewError
 from fedskew.privacy.bfv import make_context
 from fedskew.privacy.client import Client
-from fedskew.privacy.enrolment import KeyHolder, Terms
+from fedskew.privacy.enrolment import KeyHolder, Terms, seal, unseal
 from fedskew.privacy.envelope import Line, pack, unpack
 from fedskew.privacy.server import Server
 
@@ -24,6 +25,10 @@ def refused(*parts: str) -> Iterator[None]:
     assert "\n" not in text
     for part in parts:
         assert part in text
+
+
+def parts(enrolment: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    return unpack(unseal(enrolment, "test"), "test")
 
 
 BAD_COUNTS = {
@@ -64,20 +69,20 @@ def test_bad_sets_of_parties():
 
 
 def test_the_secret_key_goes_to_clients_only(holder):
-    _, (secret, *own) = unpack(holder.for_client("ann"), "test")
-    head, (public, *keys) = unpack(holder.for_server(), "test")
+    _, (secret, *own) = parts(holder.for_client("ann"))
+    head, (public, *keys) = parts(holder.for_server())
     with refused("the server was given the secret key: enrol it with for_server()"):
-        Server(pack(head, [secret, *keys]))
-    head, _ = unpack(holder.for_client("ann"), "test")
+        Server(seal(pack(head, [secret, *keys])))
+    head, _ = parts(holder.for_client("ann"))
     with refused("ann: its context has no secret key: enrol it as a client"):
-        Client(pack(head, [public, *own]), {1: 1})
+        Client(seal(pack(head, [public, *own])), {1: 1})
     with refused("ann: its encryption context cannot be read", "enrol it again"):
-        Client(pack(head, [public[:5000], *own]), {1: 1})
+        Client(seal(pack(head, [public[:5000], *own])), {1: 1})
 
 
 def test_another_context(holder, room):
-    head, (_, *own) = unpack(holder.for_client("ann"), "test")
-    stranger = Client(pack(head, [make_context().secret_bytes(), *own]), {7: 3})
+    head, (_, *own) = parts(holder.for_client("ann"))
+    stranger = Client(seal(pack(head, [make_context().secret_bytes(), *own])), {7: 3})
     question = room.until("turn")
     with refused("ann: server uses another encryption context", "enrol all parties with the same key holder"):
         stranger.receive(question)

@@ -1,6 +1,7 @@
 """BFV vectors through TenSEAL: whole numbers modulo a prime under encryption, contexts and vectors to and from bytes."""
 
 import hashlib
+import importlib
 import os
 import struct
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ SLOTS = 4096
 
 _DEGREE = 2 * SLOTS
 _MODULI = (60, 60, 60, 38)  # 218 bits in all, the most at this degree for 128-bit security; the last is for keys only
+_LARGEST = 2 * (len(_MODULI) - 1) * 8 * _DEGREE + 4096  # bytes of a vector: two polynomials, and room for their heads
 _FLOOD = 147  # bits of the noise that is added before a client decrypts; from 150 on numbers would be lost in it
 
 Vector: TypeAlias = Any  # an encrypted vector of SLOTS numbers; TenSEAL has no types
@@ -53,12 +55,15 @@ class Context:
 
     def load(self, data: bytes, whose: str) -> Vector:
         """The vector that ``whose`` made."""
+        if len(data) > _LARGEST:
+            raise _unreadable(whose, len(data), f"a vector has {_LARGEST} at most")
         try:
             vector = _tenseal().bfv_vector_from(self.raw, data)
-        except (ValueError, RuntimeError) as error:
+            sizes = [part.size() for part in vector.ciphertext()]
+        except (ValueError, RuntimeError, IndexError, TypeError) as error:
             raise _unreadable(whose, len(data), str(error)) from None
-        if vector.size() != _DEGREE:
-            raise _unreadable(whose, len(data), f"it holds {vector.size()} numbers, not {_DEGREE}")
+        if vector.size() != _DEGREE or sizes != [2]:
+            raise _unreadable(whose, len(data), f"it holds {vector.size()} numbers in {len(sizes)} parts, not {_DEGREE} in one")
         return vector
 
     def decrypt(self, data: bytes, whose: str) -> Ints:
@@ -98,9 +103,16 @@ def load_context(data: bytes, party: str) -> Context:
     found = _loaded.get(key)
     if found is not None:
         return found
+    ts = _tenseal()
+    importlib.import_module("tenseal.sealapi")  # without it the parameters have no type in Python
     try:
-        context = Context(_tenseal().context_from(data, 1))
-    except (ValueError, RuntimeError) as error:
+        context = Context(ts.context_from(data, 1))
+        found = context.raw.seal_context().data.key_context_data().parms()
+        moduli = tuple(modulus.bit_count() for modulus in found.coeff_modulus())
+        numbers = (found.poly_modulus_degree(), found.plain_modulus().value(), moduli)
+        if not context.raw.has_public_key() or numbers != (_DEGREE, PRIME, _MODULI):
+            raise ValueError(f"it has other parameters than this version of fedskew: {numbers}")
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise FedskewError(f"{party}: its encryption context cannot be read ({error}): enrol it again") from None
     _loaded[key] = context
     return context

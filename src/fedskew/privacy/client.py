@@ -30,6 +30,8 @@ class Client:
     def __init__(self, enrolment: bytes, counts: Mapping[int, int]) -> None:
         enrolled = enrol(enrolment, "a client")
         self.name, self._terms, self._context = enrolled.name, enrolled.terms, enrolled.context
+        if list(enrolled.lines) != [SERVER] or enrolled.masks is None:
+            raise FedskewError(f"{self.name}: this is the enrolment of a server: enrol it with for_client()")
         self._line = enrolled.lines[SERVER]
         self.masks = enrolled.masks  # for secure sums, when training has begun
         if not self._context.raw.is_private():
@@ -53,7 +55,9 @@ class Client:
             "placeholders": self._send_counts,
             "total": self._share if self._terms.weighted else self._open,
         }
-        return answers[message.step](message)
+        answer = answers[message.step](message)
+        self._line.accept()
+        return answer
 
     def _send_labels(self, _: Message) -> bytes:
         self._awaited = "compared"
@@ -62,7 +66,7 @@ class Client:
 
     def _match(self, message: Message) -> bytes:
         """Say which slot holds which label, -1 for labels that no slot holds."""
-        (blocks,) = numbers(message, "blocks", 1)
+        (blocks,) = numbers(message, "blocks", 1, range(pages(self._terms.labels, WIDTH) + 1))
         seen = self._equal(message, blocks)
         if np.any(seen.sum(axis=1) > 1):
             raise malformed(message, "a label equals two slots")
@@ -82,7 +86,9 @@ class Client:
     def _add(self, message: Message) -> bytes:
         """Send the new labels, encrypted at the slots that they were given."""
         new = [position for position, slot in enumerate(self._slots) if slot < 0]
-        assigned = numbers(message, "slots", len(new))
+        assigned = numbers(message, "slots", len(new), range(self._terms.labels), different=True)
+        if set(assigned) & set(self._slots):
+            raise malformed(message, "it gives a slot that a label of this client has already")
         for position, slot in zip(new, assigned, strict=True):
             self._slots[position] = slot
         labels = np.array([self._labels[position] for position in new])
@@ -91,8 +97,9 @@ class Client:
         return self._line.wrap("added", blobs=[self._encrypt(row) for row in rows])
 
     def _send_counts(self, message: Message) -> bytes:
-        ids = numbers(message, "ids", len(self._labels))
-        (self._list_size,) = numbers(message, "slots", 1)
+        ids = numbers(message, "ids", len(self._labels), range(2**63), different=True)
+        (size,) = numbers(message, "slots", 1, range(max(self._slots) + 1, self._terms.labels + 1))
+        self._list_size = size
         self.placeholders = dict(zip(self._labels, ids, strict=True))
         held = np.zeros(self._list_size, dtype=np.int64)
         held[self._slots] = [rounded(self._counts[label], self._terms.round_totals) for label in self._labels]
@@ -101,8 +108,9 @@ class Client:
 
     def _open(self, message: Message) -> bytes:
         """Decrypt the masked total for the server, limb by limb."""
+        values = self._limbs(message).ravel().tolist()
         self._awaited = None
-        return self._line.wrap("opened", {"values": self._limbs(message).ravel().tolist()})
+        return self._line.wrap("opened", {"values": values})
 
     def _share(self, message: Message) -> bytes:
         """Tell the share of each label that is held here, in thousandths, and one at least."""

@@ -1,5 +1,7 @@
 """Enrolment: one key holder makes all keys and hands every party, over a channel of its own, what that party may hold."""
 
+import hashlib
+import hmac
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,7 @@ from fedskew.privacy.layout import MOST_CLIENTS
 from fedskew.privacy.secure_sum import Dealer, Masks
 
 SERVER = "server"
+_DIGEST = _KEY = 32  # bytes
 PARTS = 1000  # shares are told in thousandths: from a share in full precision the counts themselves could be read
 
 
@@ -33,6 +36,10 @@ class Terms:
     round_totals: int = 1
 
     def __post_init__(self) -> None:
+        if type(self.labels) is not int or type(self.round_totals) is not int:
+            raise FedskewError(f"labels={self.labels!r} and round_totals={self.round_totals!r} must be whole numbers")
+        if type(self.weighted) is not bool or type(self.blind) is not bool:
+            raise FedskewError(f"weighted={self.weighted!r} and blind={self.blind!r} must be true or false")
         check_labels(self.labels)
         if self.round_totals < 1:
             raise FedskewError(f"round_totals={self.round_totals} is out of range: use 1 for exact totals, or more")
@@ -60,7 +67,7 @@ class KeyHolder:
         self._clients, self._terms = tuple(clients), terms
         self._session = secrets.token_hex(8)
         self._context = make_context()
-        self._keys = {name: os.urandom(32) for name in clients}
+        self._keys = {name: os.urandom(_KEY) for name in clients}
         self._dealer = Dealer()
 
     def for_client(self, name: str) -> bytes:
@@ -77,7 +84,20 @@ class KeyHolder:
         self, name: str, peers: Sequence[str], context: bytes, keys: list[bytes], number: int | None, seeds: Mapping[int, bytes]
     ) -> bytes:
         head = {"name": name, "session": self._session, "terms": asdict(self._terms), "peers": peers}
-        return pack(head | {"number": number, "others": list(seeds)}, [context, *keys, *seeds.values()])
+        return seal(pack(head | {"number": number, "others": list(seeds)}, [context, *keys, *seeds.values()]))
+
+
+def seal(data: bytes) -> bytes:
+    """What is handed out, and a SHA-256 over it; that nobody else handed it out is for the channel to see to."""
+    return data + hashlib.sha256(data).digest()
+
+
+def unseal(data: bytes, party: str) -> bytes:
+    """What was sealed, if not a byte of it has changed."""
+    inner, digest = data[:-_DIGEST], data[-_DIGEST:]
+    if not hmac.compare_digest(hashlib.sha256(inner).digest(), digest):
+        raise FedskewError(f"{party}: {len(data)} bytes are no enrolment, or they were changed: have it handed out again")
+    return inner
 
 
 @dataclass(frozen=True)
@@ -93,10 +113,19 @@ class Enrolled:
 
 def enrol(data: bytes, party: str) -> Enrolled:
     """Read what a key holder handed out; ``party`` says for whom, in errors."""
-    head, (context_bytes, *keys) = unpack(data, party)
-    name, peers, number = head["name"], head["peers"], head["number"]
-    context = load_context(context_bytes, name)
-    lines = {peer: Line(name, peer, head["session"], context.fingerprint, key) for peer, key in zip(peers, keys, strict=False)}
-    seeds = dict(zip(head["others"], keys[len(peers) :], strict=True))
-    masks = None if number is None else Masks(number, seeds)
-    return Enrolled(name, Terms(**head["terms"]), context, lines, masks)
+    head, blobs = unpack(unseal(data, party), party)
+    try:
+        name, session, peers, number, others = (head.pop(part) for part in ("name", "session", "peers", "number", "others"))
+        terms = Terms(**head.pop("terms"))
+        named = all(isinstance(text, str) for text in (name, session, *peers)) and len(set(peers)) == len(peers) > 0
+        numbered = all(type(other) is int for other in (*others, 0 if number is None else number)) and number not in others
+        if head or not named or not numbered or len(blobs) != 1 + len(peers) + len(others):
+            raise ValueError("its parts do not belong together")
+        if len(set(others)) < len(others) or any(len(key) != _KEY for key in blobs[1:]):
+            raise ValueError("its keys are not those of different parties")
+    except (KeyError, TypeError, ValueError) as error:
+        raise FedskewError(f"{party}: this enrolment makes no sense ({error}): have it handed out again") from None
+    context = load_context(blobs[0], name)
+    lines = {peer: Line(name, peer, session, context.fingerprint, key) for peer, key in zip(peers, blobs[1:], strict=False)}
+    seeds = dict(zip(others, blobs[1 + len(peers) :], strict=True))
+    return Enrolled(name, terms, context, lines, None if number is None else Masks(number, seeds))

@@ -4,8 +4,8 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 from fedskew.errors import FedskewError
@@ -14,6 +14,7 @@ Fields: TypeAlias = Mapping[str, Sequence[int]]
 
 _MAGIC = b"fedskew1"
 MAC_BYTES = 32
+_MOST_HEAD = 64 << 20  # bytes of a head: 2^20 labels in two limbs need 46 of these millions
 _DIGITS = 20  # room that every number of a message takes, so that a message's length tells nothing of its numbers
 
 
@@ -32,9 +33,9 @@ class Message:
 
     def to_bytes(self, key: bytes) -> bytes:
         """Head and blobs, and an HMAC-SHA256 over both."""
-        fields = {name: list(values) for name, values in self.fields.items()}
-        spare = sum(_DIGITS - len(str(value)) for values in fields.values() for value in values)
-        data = pack(vars(self) | {"fields": fields}, self.blobs, spare)
+        lists = {name: list(values) for name, values in self.fields.items()}
+        spare = sum(_DIGITS - len(str(value)) for values in lists.values() for value in values)
+        data = pack(vars(self) | {"fields": lists}, self.blobs, spare)
         return data + _mac(key, data)
 
 
@@ -51,23 +52,46 @@ def unpack(data: bytes, party: str) -> tuple[dict[str, Any], list[bytes]]:
         if not data.startswith(_MAGIC):
             raise ValueError("it does not start like one")
         end = start + int.from_bytes(data[start - 4 : start], "big")
+        if end > min(len(data), start + _MOST_HEAD):
+            raise ValueError("its head is longer than it may be")
         head: dict[str, Any] = json.loads(data[start:end])
-        ends = [end]
-        for length in head.pop("blobs"):
-            ends.append(ends[-1] + length)
-        if ends[-1] != len(data) or ends != sorted(ends):
+        if not isinstance(head, dict) or not _are_whole(lengths := head.pop("blobs", None)):
+            raise ValueError("its head is none")
+        ends = list(accumulate(lengths, initial=end))
+        if ends[-1] != len(data) or min(lengths, default=0) < 0:
             raise ValueError("its lengths do not add up")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise FedskewError(
             f"{party}: {len(data)} bytes are no message of this protocol ({error}): cut short or changed, have them sent again"
         ) from None
     return head, [data[a:b] for a, b in pairwise(ends)]
 
 
+def _are_whole(values: object) -> bool:
+    """Whether it is a list of whole numbers of 64 bits."""
+    return isinstance(values, list) and all(type(value) is int and -(2**63) <= value < 2**63 for value in values)
+
+
 def claimed(data: bytes, name: str, party: str) -> str:
     """What the envelope says under ``name``, such as its sender; nothing is checked yet."""
     head, _ = unpack(data[:-MAC_BYTES], party)
     return str(head.get(name))
+
+
+# The steps of the protocol: the numbers that a message of it carries by name, and whether there are ciphertexts.
+_STEPS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "turn": ((), False),
+    "labels": (("count",), True),
+    "compared": (("blocks",), True),
+    "matched": (("slots",), False),
+    "assigned": (("slots",), False),
+    "added": ((), True),
+    "placeholders": (("ids", "slots"), False),
+    "counts": ((), True),
+    "total": ((), True),
+    "opened": (("values",), False),
+    "shares": (("parts",), False),
+}
 
 
 class Line:
@@ -94,10 +118,25 @@ class Line:
                 f"{self.me}: the HMAC of a message from {self.peer} is wrong, it was changed or signed with another key: "
                 f"have it sent again, or enrol {self.peer} again"
             )
-        message = Message(**head, blobs=blobs)
+        message = self._message(head, blobs)
         self._check(message, awaited)
-        self._received += 1
         return message
+
+    def accept(self) -> None:
+        """Count the message that was unwrapped last: all that it asked for was right."""
+        self._received += 1
+
+    def _message(self, head: Mapping[str, Any], blobs: list[bytes]) -> Message:
+        """The message with this head, if it has every part of one and no more."""
+        kinds = {field.name: field.type for field in fields(Message) if field.name != "blobs"}
+        texts = all(isinstance(head.get(name), str) for name, kind in kinds.items() if kind is str)
+        carried = head.get("fields")
+        if head.keys() != kinds.keys() or not texts or not _are_whole([head["number"]]) or not isinstance(carried, dict):
+            raise FedskewError(
+                f"{self.me}: a message from {self.peer} has another head than messages have: run the same version of fedskew "
+                f"at all parties"
+            )
+        return Message(**head, blobs=blobs)
 
     def _check(self, message: Message, awaited: str | None) -> None:
         if message.receiver != self.me:
@@ -123,14 +162,22 @@ class Line:
                 f"{self.me}: {self.peer} is out of order, it sent {message.step!r} when {awaited or 'nothing'!r} was awaited: "
                 f"start a new session"
             )
+        names, carries = _STEPS[message.step]
+        if extra := sorted(set(message.fields) - set(names)):
+            raise malformed(message, f"it has the fields {', '.join(extra)}, which nobody asked for")
+        if message.blobs and not carries:
+            raise malformed(message, f"it carries {len(message.blobs)} ciphertexts, not 0")
 
 
-def numbers(message: Message, name: str, count: int | None = None) -> list[int]:
-    """The whole numbers that ``message`` carries under ``name``, ``count`` of them if given."""
+def numbers(message: Message, name: str, count: int, within: range | None = None, different: bool = False) -> list[int]:
+    """The ``count`` whole numbers that ``message`` carries under ``name``, all of them ``within`` a range if one is given."""
     found = message.fields.get(name)
-    if not isinstance(found, list) or any(type(value) is not int for value in found) or count not in (None, len(found)):
-        wanted = "whole numbers" if count is None else f"{count} whole numbers"
-        raise malformed(message, f"{name!r} must be {wanted}")
+    if not isinstance(found, list) or not _are_whole(found) or count != len(found):
+        raise malformed(message, f"{name!r} must be {count} whole numbers")
+    if within is not None and not all(value in within for value in found):
+        raise malformed(message, f"{name!r} must be numbers from {within.start} to {within.stop - 1}")
+    if different and len(set(found)) < count:
+        raise malformed(message, f"{name!r} must be different numbers")
     return found
 
 

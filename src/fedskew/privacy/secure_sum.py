@@ -62,6 +62,8 @@ class Masks:
 
     def enter(self, step: int, present: Sequence[int]) -> None:
         """Begin a step of these clients; a step that was begun never comes again, for then masks could be taken off."""
+        if any(type(number) is not int for number in (step, *present)) or len(set(present)) < len(present):
+            raise FedskewError(f"client {self.me}: step {step} of clients {list(present)}: give whole numbers, none twice")
         if step <= self._step:
             raise FedskewError(f"client {self.me}: step {step} of secure sums was begun before: number steps upwards")
         self._others = [client for client in present if client != self.me]
@@ -77,6 +79,8 @@ class Masks:
 
     def hide(self, values: Tensor, bits: int) -> Tensor:
         """The numbers in fixed point with so many binary places, under this client's masks."""
+        if not 0 <= bits <= _ROOM:
+            raise FedskewError(f"client {self.me}: {bits} binary places are out of range, it must be 0 to {_ROOM}")
         limit = 2.0 ** (_ROOM - bits) / (len(self._others) + 1)
         if not bool((values.abs() < limit).all()):
             raise FedskewError(

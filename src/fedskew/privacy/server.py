@@ -65,6 +65,7 @@ class Server:
             "shares": self._keep_shares,
         }
         following = answers[message.step](message)
+        self._lines[client].accept()
         if self._awaited.get(client) == message.step:
             del self._awaited[client]
         return following
@@ -102,6 +103,8 @@ class Server:
         if matched.min() < -1 or len(np.unique(known)) < len(known) or np.any(known >= len(self._ids)):
             raise malformed(message, "its slots are not different slots of the list")
         new = np.flatnonzero(matched < 0)
+        if len(self._ids) + len(new) > self._terms.labels:
+            raise malformed(message, f"with its {len(new)} new labels there would be more than {self._terms.labels}")
         matched[new] = np.arange(len(self._ids), len(self._ids) + len(new))
         self._slots[message.sender] = matched
         if not len(new):
@@ -144,7 +147,7 @@ class Server:
 
     def _unmask(self, message: Message) -> Outbox:
         size = len(self._ids)
-        masked = np.array(numbers(message, "values", 2 * size)).reshape(2, size)
+        masked = np.array(numbers(message, "values", 2 * size, range(blinding.PRIME))).reshape(2, size)
         found = (masked - limbs(self._masks, size)) % blinding.PRIME
         totals = join_counts(found)
         if totals.min() < 1 or found.max() >= len(self._lines) * LIMB:
@@ -154,7 +157,7 @@ class Server:
 
     def _keep_shares(self, message: Message) -> Outbox:
         ids = self.placeholders[message.sender]
-        parts = numbers(message, "parts", len(ids))
+        parts = numbers(message, "parts", len(ids), range(1, PARTS + 1))
         assert self.shares is not None
         self.shares[message.sender] = {placeholder: part / PARTS for placeholder, part in zip(ids, parts, strict=True)}
         return []
