@@ -7,6 +7,7 @@ from benchmarks import (
     compositions,
     engines,
     entropy_privacy,
+    fuzz_readers,
     generators,
     label_recovery,
     methods,
@@ -30,6 +31,7 @@ BENCHMARKS = {
     "label_recovery": label_recovery.main,
     "single": single.main,
     "chunks": chunks.main,
+    "fuzz_readers": fuzz_readers.main,
 }
 DEFAULT = ("engines", "methods", "scale", "generators")
 

@@ -171,7 +171,11 @@ class Numeric:
             return Numeric(str(column.name), fill, 0.0, 1.0)
         filled = np.where(np.isnan(values), fill, values)
         constant = filled.min() == filled.max()
-        return Numeric(str(column.name), fill, float(filled.mean()), 1.0 if constant else float(filled.std()))
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, deviation = float(filled.mean()), 1.0 if constant else float(filled.std())
+        if not np.isfinite([mean, deviation]).all():
+            raise FedskewError(f"{name}: column {column.name!r} holds numbers too large to add up; drop={column.name}")
+        return Numeric(str(column.name), fill, mean, deviation)
 
     def missing(self, frame: "Frame") -> int:
         """How many gaps it fills."""
@@ -180,7 +184,8 @@ class Numeric:
     def write(self, frame: "Frame", x: Features) -> None:
         """Its values into its column of ``x``."""
         values = _finite(frame[self.name])
-        x[:, 0] = (np.where(np.isnan(values), self.fill, values) - self.mean) / self.deviation
+        with np.errstate(over="ignore"):  # what single precision cannot hold becomes infinite, and is refused as such
+            x[:, 0] = (np.where(np.isnan(values), self.fill, values) - self.mean) / self.deviation
 
 
 @dataclass(frozen=True)

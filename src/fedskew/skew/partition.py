@@ -1,17 +1,16 @@
 """The Partition: which rows each client holds, as one row array and one offset array."""
 
 import hashlib
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
-from zipfile import BadZipFile
 
 import numpy as np
 
 from fedskew.data.dataset import Rows
+from fedskew.data.own import read_npz
 from fedskew.errors import FedskewError
 from fedskew.registry import Registry
 from fedskew.skew.compose import Skews
@@ -121,13 +120,16 @@ class Partition:
     @classmethod
     def load(cls, path: Path) -> "Partition":
         """Read what ``save`` wrote."""
+        if not path.exists():
+            raise FedskewError(f"there is no partition file {path}")
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                rows, offsets = stored["rows"].astype(np.int64), stored["offsets"].astype(np.int64)
-        except FileNotFoundError:
-            raise FedskewError(f"there is no partition file {path}") from None
-        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error, NotImplementedError) as problem:
+            stored = read_npz(path)
+        except FedskewError as problem:
             raise FedskewError(f"{path} is not a partition file: {problem}") from None
+        found = [stored.get(name, np.zeros(0)) for name in ("rows", "offsets")]
+        if any(array.ndim != 1 or array.dtype.kind != "i" for array in found):
+            raise FedskewError(f"{path} is not a partition file: it has no whole numbers as rows and offsets")
+        rows, offsets = (array.astype(np.int64) for array in found)
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(rows) or np.any(np.diff(offsets) < 0):
             raise FedskewError(f"{path} is not a partition file: its offsets do not cover its {len(rows)} rows")
         return cls(rows, offsets)
