@@ -1,5 +1,6 @@
 """Folders of image files: pacs, digits-dg, tiny-imagenet, and the user's own."""
 
+import logging
 import os
 import warnings
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from fedskew.files import must_fit, read_text, reading
 from fedskew.registry import AtLeastOne, NonNegative
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
-_MOST_PIXELS = 100_000_000  # of one image
+_QUIET = logging.NullHandler()  # for Pillow, which else prints what it also raises
+_MOST_PIXELS = 64_000_000  # of one image
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 _DIGIT_DOMAINS = ("mnist", "mnist_m", "svhn", "syn")
 
@@ -245,6 +247,7 @@ def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
 def _pixels(path: Path, size: int, mode: str) -> NDArray[np.uint8]:
     from PIL import Image
 
+    logging.getLogger("PIL").addHandler(_QUIET)
     with reading(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's doubts: either the pixels are read, or there is an error
         try:
