@@ -98,6 +98,11 @@ def test_an_error_line_does_not_repeat_five_megabytes() -> None:
     assert str(FedskewError("a\nb\x1b[31m")) == "a b\ufffd[31m"
 
 
+def test_names_that_no_file_can_have() -> None:
+    refused(lambda: load("x" * 5_000), "unknown data set")
+    refused(lambda: load("~nobody-of-this-name/images"), "unknown data set")
+
+
 def test_names_that_are_no_text(here: Path) -> None:
     for name in (b"images/gr\xf6\xdfe", b"images/b"):
         os.makedirs(name)  # noqa: PTH103 (pathlib knows no bytes)

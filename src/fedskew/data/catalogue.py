@@ -1,6 +1,7 @@
 """Load a data set by its name or path, list the known ones, and say what is in one."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +40,9 @@ def _reader_of(path: str) -> str | None:
     for ending, reader in _BY_ENDING.items():
         if path.lower().endswith(ending):
             return reader
-    return "images" if Path(path).expanduser().is_dir() else None
+    with suppress(OSError, RuntimeError):  # a name that no file could have, or of nobody's home
+        return "images" if Path(path).expanduser().is_dir() else None
+    return None
 
 
 def load(spec: str | Mapping[str, Any] | Choice, *, validation: float = 0.0, seed: int = 0) -> Dataset:

@@ -191,7 +191,11 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         """The request to the next address."""
-        _need_https(newurl, f"{req.full_url} leads to ")
+        try:
+            _need_https(newurl, f"{req.full_url} leads to ")
+        except _NotHereError:
+            fp.close()
+            raise
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
