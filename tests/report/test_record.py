@@ -51,7 +51,7 @@ def table(run: fs.Run, name: str) -> list[dict[str, str]]:
 
 def score(model: nn.Module, rows: fs.Dataset | Any, index: Any = slice(None)) -> tuple[float, float]:
     with torch.no_grad():
-        logits, y = model(torch.from_numpy(rows.x[index])), torch.from_numpy(rows.y[index])
+        logits, y = model.cpu()(torch.from_numpy(rows.x[index])), torch.from_numpy(rows.y[index])
     return float(F.cross_entropy(logits.double(), y)), float((logits.argmax(1) == y).double().mean())
 
 
@@ -264,7 +264,7 @@ def test_an_accuracy_of_the_majority_is_shown_for_what_it_is() -> None:
     assert run.summary["test_accuracy_last"] == pytest.approx(0.89, abs=0.01)
     assert run.summary["test_balanced_accuracy_last"] == pytest.approx(0.5, abs=0.02)
     with torch.no_grad():
-        right = (run.model(torch.from_numpy(test.x)).argmax(1).numpy() == test.y).astype(float)
+        right = (run.model.cpu()(torch.from_numpy(test.x)).argmax(1).numpy() == test.y).astype(float)
     by_hand = (right[test.y == 0].mean() + right[test.y == 1].mean()) / 2
     assert run.rounds["test_balanced_accuracy"].iloc[-1] == pytest.approx(by_hand)
 
