@@ -65,6 +65,7 @@ class Training:
         self.per_round = clients_a_round(settings, self.trained_on, fed.clients)
         algorithm.check(optimizer=settings.optimizer, per_round=self.per_round, secure=settings.secure)
         self.weights = weights_of(algorithm, settings)
+        self.total_weight = float(base_weights(self.trained_on.sizes, self.weights).sum())
         self.least = least_batch(model, self.trained_on, settings.batch_size)
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings)
         self.model, self.device = self.job.model, self.job.x.device
@@ -142,8 +143,7 @@ class Training:
             call, arrived = self._collect(min(awaited, self.per_round), lr, mean)
         combined = mean.result() if mean.total > 0 and len(mean) >= self.algorithm.quorum() else None
         if combined:
-            everybody = float(base_weights(self.trained_on.sizes, self.weights).sum())
-            crowd = Crowd(combined.weights, everybody, combined.mean)
+            crowd = Crowd(combined.weights, self.total_weight, combined.mean)
             moved, self.server = self.algorithm.step(self._shared(), self.server, combined.payload, crowd)
             self.params = {**self.params, **moved}
             self.buffers = combined.merged_buffers(self.buffers)
