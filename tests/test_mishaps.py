@@ -48,6 +48,18 @@ def test_a_signal_makes_a_checkpoint_and_says_how_to_go_on(tmp_path: Path, name:
     assert f"after round {stopped} of" in told  # nothing was lost, though no checkpoint was due
 
 
+def test_ctrl_c_after_the_last_round_says_how_to_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+    with monkeypatch.context() as patched:
+        patched.setattr("fedskew.engine.training.Training.final_clients", stop)
+        with pytest.raises(KeyboardInterrupt, match="interrupted after round 2 of 2; go on with: fedskew resume "):
+            fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run")
+    assert fs.resume(tmp_path / "run").summary["rounds"] == 2
+
+
 def test_a_picture_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*args: object) -> bytes:
         raise ValueError("Expected end of text, found '$'\n  (at char 0)")

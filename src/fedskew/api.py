@@ -26,6 +26,7 @@ from fedskew.engine.schedule import schedules
 from fedskew.engine.training import RoundResult, Training
 from fedskew.errors import FedskewError, unknown
 from fedskew.fleet.base import fleets
+from fedskew.lock import locked
 from fedskew.models.base import models
 from fedskew.models.build import ModelSpec, build
 from fedskew.registry import Choice, Composition, Registry, options_of
@@ -33,9 +34,8 @@ from fedskew.report import folder as on_disk
 from fedskew.report.checkpoint import Checkpoints, to_bytes
 from fedskew.report.environment import check_same, environment
 from fedskew.report.folder import RunFolder
-from fedskew.report.lock import locked
 from fedskew.report.summary import Row, summarise
-from fedskew.runner import Watcher, client_lines, finished_files, only_warned, run_rounds
+from fedskew.runner import Watcher, client_lines, finished_files, going_on, only_warned, run_rounds
 from fedskew.skew.cut import SkewSpec, client_holdout, cut
 from fedskew.skew.federation import Federation
 from fedskew.skew.partition import Partition, skews
@@ -422,7 +422,8 @@ def _drive(
     disk = checkpoints.disk if checkpoints else None
     with _events(training, disk) as events:
         run_rounds(training, checkpoints, tables, [one for one in (events, watch) if one])
-    return _finish(training, disk, tables, config)
+    with going_on(training, disk):
+        return _finish(training, disk, tables, config)
 
 
 def _finish(training: Training, disk: RunFolder | None, tables: dict[str, list[Row]], config: Mapping[str, Any]) -> Run:

@@ -66,28 +66,34 @@ def run_rounds(
     """
     settings, disk = training.settings, checkpoints.disk if checkpoints else None
     pace = Pace(settings.checkpoint_every, settings.rounds)
+    with going_on(training, disk), _stopping() as stopped:
+        while training.round < settings.rounds:
+            began = time.perf_counter()
+            result = training.advance()
+            new = {"rounds": [result.round], "clients": result.clients}
+            new["timing"] = [{"round": training.round, "seconds": time.perf_counter() - began}]
+            for name, table in tables.items():
+                table.extend(new[name])
+            if checkpoints and disk:
+                for name, file in (("rounds", on_disk.ROUNDS), ("clients", on_disk.CLIENTS), ("timing", on_disk.TIMING)):
+                    disk.append(file, new[name])
+                if pace.due(training.round) or stopped:
+                    with pace.saving():
+                        checkpoints.save(training)
+            for watch in watchers:
+                watch(result, settings.rounds)
+            if stopped and training.round < settings.rounds:
+                raise Interrupted(_how_to_go_on(training, disk), code=STOPS[stopped[0]])
+
+
+@contextmanager
+def going_on(training: Training, disk: RunFolder | None) -> Iterator[None]:
+    """Ctrl-C says how to go on with the run."""
     try:
-        with _stopping() as stopped:
-            while training.round < settings.rounds:
-                began = time.perf_counter()
-                result = training.advance()
-                new = {"rounds": [result.round], "clients": result.clients}
-                new["timing"] = [{"round": training.round, "seconds": time.perf_counter() - began}]
-                for name, table in tables.items():
-                    table.extend(new[name])
-                if checkpoints and disk:
-                    for name, file in (("rounds", on_disk.ROUNDS), ("clients", on_disk.CLIENTS), ("timing", on_disk.TIMING)):
-                        disk.append(file, new[name])
-                    if pace.due(training.round) or stopped:
-                        with pace.saving():
-                            checkpoints.save(training)
-                for watch in watchers:
-                    watch(result, settings.rounds)
-                if stopped and training.round < settings.rounds:
-                    raise Interrupted(_how_to_go_on(training, disk), code=STOPS[stopped[0]])
-    except KeyboardInterrupt as stop:
-        if isinstance(stop, Interrupted):
-            raise
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
         raise Interrupted(_how_to_go_on(training, disk)) from None
 
 

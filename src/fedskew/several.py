@@ -16,8 +16,8 @@ from fedskew.api import Run, check_choices, federate, prepare, resume, run_exper
 from fedskew.config import Experiment
 from fedskew.errors import DivergedError, FedskewError
 from fedskew.files import reading
+from fedskew.lock import locked
 from fedskew.report.folder import SUMMARY, RunFolder, new_folder, resume_command, to_json, write_atomically
-from fedskew.report.lock import locked
 from fedskew.report.summary import Row
 from fedskew.runner import Watcher
 from fedskew.skew.federation import Federation

@@ -23,12 +23,8 @@ from fedskew.data.dataset import datasets
 from fedskew.data.source import Download, how_to_get, is_there, root, sources
 from fedskew.errors import FedskewError
 from fedskew.files import reading
+from fedskew.lock import seize
 from fedskew.registry import parse
-
-try:
-    import fcntl
-except ImportError:  # on Windows nobody else is kept out
-    fcntl = None  # type: ignore[assignment]
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 _BLOCK = 1 << 18
@@ -104,14 +100,11 @@ def _locked(part: Path) -> Iterator[None]:
 def _open_locked(part: Path) -> "IO[bytes]":
     while True:
         file = part.open("ab")
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if part.exists() and part.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                return file
-        except BlockingIOError:
+        if not seize(file.fileno()):
             file.close()
-            raise FedskewError(f"{part} is being fetched by another process: wait for it, then try again") from None
+            raise FedskewError(f"{part} is being fetched by another process: wait for it, then try again")
+        if part.exists() and part.stat().st_ino == os.fstat(file.fileno()).st_ino:
+            return file
         file.close()  # somebody else had it, and has just put it in its place
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import FedskewError
-from fedskew.report.lock import locked
+from fedskew.lock import locked
 from fedskew.skew.partition import Partition
 
 Row = dict[str, Any]

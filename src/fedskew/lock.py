@@ -14,7 +14,7 @@ LOCK = ".lock"
 try:
     import fcntl
 
-    def _seize(file: int) -> bool:
+    def seize(file: int) -> bool:
         """Take the lock on an open file if nobody has it."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -25,9 +25,9 @@ try:
 except ImportError:  # Windows
     import msvcrt
 
-    def _seize(file: int) -> bool:
+    def seize(file: int) -> bool:
         """Take the lock on a byte far behind what is written, which others may still read."""
-        os.lseek(file, 1 << 20, os.SEEK_SET)
+        os.lseek(file, (1 << 31) - 2, os.SEEK_SET)
         try:
             msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError:
@@ -46,7 +46,7 @@ def locked(folder: Path, at: Path | None = None) -> Iterator[None]:
     place = at or folder / LOCK
     file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if not _seize(file):
+        if not seize(file):
             raise FedskewError(f"{folder} is being written by {_holder(place)}: wait for it to end, or stop it")
         os.ftruncate(file, 0)
         os.write(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())

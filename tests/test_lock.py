@@ -13,13 +13,13 @@ import pytest
 
 import fedskew as fs
 from fedskew.errors import FedskewError
+from fedskew.lock import LOCK, locked
 from fedskew.report.folder import CLIENTS, ROUNDS, new_folder
-from fedskew.report.lock import LOCK, locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedskew.report.lock import locked
+from fedskew.lock import locked
 with locked(*map(Path, sys.argv[1:])):
     print("held", flush=True)
     time.sleep(60)
