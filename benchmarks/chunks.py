@@ -2,12 +2,13 @@
 
 import numpy as np
 
+from fedskew.core.streams import Stream
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.dirichlet import dirichlet
-from fedskew.skew.partition import Partition, Rows
-from fedskew.stratify.holdings import Holdings
-from fedskew.stratify.labels import label_schedule
-from fedskew.stratify.walk import walk_single
-from fedskew.streams import Stream
+from fedskew.topology.holdings import Holdings
+from fedskew.topology.label_schedule import label_schedule
+from fedskew.topology.sample_schedule import walk_single
 
 ROWS, CLASSES, CLIENTS, SPLITS = 50_000, 10, 10, 8
 LABELS = np.arange(ROWS) % CLASSES

@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.workloads import ALL, Workload, interleaved, peak_megabytes
 from fedskew.engine.job import Engine
-from fedskew.engine.sequential import Sequential
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
 
 ENGINES: dict[str, Engine] = {"sequential": Sequential(), "stacked": Stacked()}

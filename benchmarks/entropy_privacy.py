@@ -5,7 +5,7 @@ from scipy.stats import spearmanr
 
 import fedskew as fs
 from fedskew.algorithms.afl_cp import AFLCP
-from fedskew.streams import Floats, Ints, Stream
+from fedskew.core.streams import Floats, Ints, Stream
 
 EPSILONS = (0.5, 1.0, 2.0, 5.0, 10.0, None)
 SEEDS = range(8)

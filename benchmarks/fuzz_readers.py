@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
 
 FILES, SLOWEST = 10_000, 20  # in all; seconds for one of them
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.workloads import peak_megabytes
 from fedskew.data.dataset import Rows
-from fedskew.measures.heterogeneity import measure
+from fedskew.heterogeneity.heterogeneity import measure
 from fedskew.skew.cut import cut
-from fedskew.skew.partition import skews
+from fedskew.skew.skews import skews
 
 ROWS, FEATURES, CLASSES, GROUPS, CLIENTS = 1_623_118, 14, 10, 40, 10
 WANTED_SECONDS, WANTED_GIGABYTES = 60, 4

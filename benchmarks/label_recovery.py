@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 
 import fedskew as fs
-from fedskew.engine.exact_norm import Hub, Lockstep, Party, presence
-from fedskew.engine.frames import unpack
-from fedskew.engine.turns import in_turn
+from fedskew.batchnorm.exact import Hub, Lockstep, Party, presence
+from fedskew.batchnorm.turns import in_turn
+from fedskew.batchnorm.wire import unpack
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.label_privacy.protocol_client import rounded
+from fedskew.label_privacy.secure_sum import Dealer, Masks
 from fedskew.models.build import build
-from fedskew.privacy.client import rounded
-from fedskew.privacy.secure_sum import Dealer, Masks
-from fedskew.stratify.holdings import Holdings
-from fedskew.stratify.labels import frequencies, label_schedule
-from fedskew.stratify.walk import walk_batch
-from fedskew.streams import Floats, Ints, Stream
+from fedskew.topology.holdings import Holdings
+from fedskew.topology.label_schedule import frequencies, label_schedule
+from fedskew.topology.sample_schedule import walk_batch
 
 SEEDS, STEPS, BATCH, LR = range(5), 150, 30, 0.1
 TRIES = (5, 10, 15, 20, 30, 50, 100, 150)  # steps after which the server tries

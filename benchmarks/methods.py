@@ -3,7 +3,7 @@
 from statistics import median
 
 from benchmarks.workloads import HAR, MNIST, TINY, Workload, interleaved
-from fedskew.algorithms.base import resolve
+from fedskew.algorithms.contract import resolve
 from fedskew.engine.stacked import Stacked
 
 # The most that we promise, as a multiple of FedAvg; None: told only. FedBS probes every client, Ditto trains two models.

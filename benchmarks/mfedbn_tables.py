@@ -11,9 +11,9 @@ from scipy.stats import wasserstein_distance
 
 from fedskew.data.dataset import Rows
 from fedskew.data.source import find
-from fedskew.measures.heterogeneity import levels
-from fedskew.measures.study import Convention
-from fedskew.report.split_folder import read_origin
+from fedskew.export.split_folder import read_origin
+from fedskew.heterogeneity.heterogeneity import levels
+from fedskew.heterogeneity.study import Convention
 from fedskew.skew.cut import Cut, cut
 
 SKEWS = ("vop", "wgc", "lds", "sfdl", "sldf")

@@ -8,7 +8,7 @@ from benchmarks.workloads import CIFAR, HAR, MNIST, TINY, Workload
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import usable_cores
 from fedskew.engine.job import Engine
-from fedskew.engine.sequential import Sequential
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
 
 WAYS: dict[str, Engine] = {

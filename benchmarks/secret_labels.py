@@ -4,10 +4,10 @@ import os
 import statistics
 import time
 
-from fedskew.privacy.agreement import Agreement, agree
-from fedskew.privacy.bfv import SLOTS, make_context, times
-from fedskew.privacy.blinding import uniform
-from fedskew.streams import Stream
+from fedskew.core.streams import Stream
+from fedskew.label_privacy.agreement import Agreement, agree
+from fedskew.label_privacy.bfv import SLOTS, make_context, times
+from fedskew.label_privacy.blinding import uniform
 
 CLIENTS = (5, 10, 20)
 CLASSES = {2: 1, 10: 5, 100: 50}  # labels of a client

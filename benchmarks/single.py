@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.workloads import Workload
-from fedskew.algorithms.base import Algorithm
+from fedskew.algorithms.contract import Algorithm
 from fedskew.algorithms.stratify import StratifyBatch, StratifySingle
-from fedskew.engine.training import Training
+from fedskew.server.training import Training
 
 STEPS = 2000
 SINGLE = {"batch_size": 1, "lr": 0.01}

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedskew.algorithms.base import Algorithm
+from fedskew.algorithms.contract import Algorithm
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.config import Settings
+from fedskew.core.config import Settings
 from fedskew.data.dataset import Dataset, Rows
+from fedskew.data.federation import Federation
 from fedskew.engine.job import Engine
-from fedskew.engine.training import Training
 from fedskew.models.build import build
+from fedskew.server.training import Training
 from fedskew.skew.cut import cut
-from fedskew.skew.federation import Federation
 
 NEVER = 10**9  # rounds to plan for, and rounds between evaluations: only training is timed
 

@@ -1,14 +1,26 @@
-"""For all tests: other processes find this source tree, installed or not; and the command line as a function."""
+"""For all tests: child processes find this source tree, the command line is a function, and small trainings are at hand."""
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from fedskew import cli
+from fedskew.algorithms.contract import Algorithm, resolve
+from fedskew.cli import app as cli
+from fedskew.core.config import Settings
+from fedskew.data.dataset import Dataset, Rows
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.engine.job import Engine, Start
+from fedskew.engine.plan import Plan
+from fedskew.models.build import build
+from fedskew.server.training import Training
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -27,3 +39,90 @@ def fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         return ended.value.code
 
     return call
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # more are many times slower on tensors this small
+    yield
+    torch.set_num_threads(before)
+
+
+class Lab:
+    """Everything in float64 on the CPU, unless a test says otherwise."""
+
+    sizes = (9, 5, 4, 7, 2)  # batches of 4 leave ends of 1, 1, 0, 3 and 2 rows
+    classes = 3
+
+    def rows(self, count: int, shape: Sequence[int], seed: int) -> Rows:
+        draw = np.random.default_rng(seed)
+        return Rows(draw.normal(size=(count, *shape)).astype(np.float32), draw.integers(0, self.classes, count))
+
+    def federation(
+        self, sizes: Sequence[int] = sizes, shape: Sequence[int] = (6,), seed: int = 0, rows: Sequence[Any] | None = None
+    ) -> Federation:
+        """Clients of these sizes, or (``rows``) with these rows of 30."""
+        population = 30 if rows is not None else sum(sizes)
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        cut = Partition.from_lists(list(rows)) if rows is not None else Partition.from_owner(owner, len(sizes))
+        names = tuple(map(str, range(self.classes)))
+        data = Dataset("made up", self.rows(population, shape, seed), self.rows(20, shape, seed + 1), names)
+        return Federation(data, cut)
+
+    def training(
+        self,
+        fed: Federation | None = None,
+        algorithm: str | Algorithm = "fedavg",
+        model: str | nn.Module = "mlp:hidden=5",
+        engine: Engine | None = None,
+        **settings: Any,
+    ) -> Training:
+        fed = fed or self.federation()
+        usual = {"rounds": 10, "batch_size": 4, "lr": 0.1, "dtype": "float64", "device": "cpu", "threads": 1}
+        network = build(model, fed.data.shape, self.classes, seed=0)
+        return Training(fed, network, resolve(algorithm), Settings(**{**usual, **settings}), engine)
+
+    def run(self, count: int, /, *args: Any, **kwargs: Any) -> Training:
+        """A training after some rounds; ``lines`` are what each of them reported."""
+        training = self.training(*args, **kwargs)
+        training.lines = [training.advance() for _ in range(count)]
+        return training
+
+    @staticmethod
+    def outcome(training: Training) -> dict[str, torch.Tensor]:
+        """All that training changes, as flat float64 tensors in an order that does not depend on the engine."""
+        found = {name: value for name, value in training.checkpoint().items() if not name.startswith("store/")}
+        for client in range(training.trained_on.clients) if training.store else []:
+            for part, tensors in training.store.get(np.array([client])).items():
+                found |= {f"client {client} {part} {name}": value for name, value in tensors.items()}
+        for result in getattr(training, "lines", []):
+            for line in (result.round, *result.clients):
+                where = f"round {result.round['round']} client {line.get('client')}"
+                found |= {f"{where} {name}": torch.tensor(value) for name, value in line.items() if value is not None}
+        return {name: value.detach().double() for name, value in found.items()}
+
+    def gap(self, left: Training, right: Training) -> float:
+        """The largest difference between two trainings: weights, buffers, server, what clients keep, tables."""
+        a, b = self.outcome(left), self.outcome(right)
+        assert a.keys() == b.keys()
+        assert any(name.startswith("params/") for name in a)
+        return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+    @staticmethod
+    def plan(training: Training, clients: Sequence[int] | None = None) -> Plan:
+        """The plan of the training's next round, for some clients in some order."""
+        s, chosen = training.settings, np.arange(training.trained_on.clients) if clients is None else np.array(clients)
+        sizes, full = training.trained_on.sizes[chosen], np.full(len(chosen), 1)
+        return Plan.draw(s.seed, training.round, chosen, sizes, full * s.batch_size, full * s.epochs, training.least)
+
+    @staticmethod
+    def start(training: Training, plan: Plan) -> Start:
+        own = training.store.get(plan.clients)
+        server = training.algorithm.broadcast(training.server)
+        return Start(training.params, training.buffers, server, own, training.settings.lr)
+
+
+@pytest.fixture(scope="session")
+def lab() -> Lab:
+    return Lab()

@@ -19,14 +19,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedskew as fs
-from fedskew.algorithms.base import Tree, View
-from fedskew.streams import Stream
+from fedskew.algorithms.contract import View
+from fedskew.core.streams import Stream
+from fedskew.core.trees import Tree
 
 
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "picture" not in request.node.name:
-        monkeypatch.setattr("fedskew.report.picture.draw_run", lambda *args: b"picture")
+        monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 import fedskew as fs
-from fedskew import cli
-from fedskew.engine.training import Training
-from fedskew.report.folder import CHECKPOINTS, CONFIG, ROUNDS, SUMMARY
+from fedskew.cli import app as cli
+from fedskew.runs.folder import CHECKPOINTS, CONFIG, ROUNDS, SUMMARY
+from fedskew.server.training import Training
 
 # What was done wrong: the command, then what its one line must say: the value, and the way out.
 KINDS: dict[str, tuple[str, ...]] = {

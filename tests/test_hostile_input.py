@@ -19,9 +19,9 @@ import pytest
 from PIL import Image
 
 import fedskew as fs
-from fedskew.config import read_file
+from fedskew.core.config import read_file
+from fedskew.core.errors import FedskewError
 from fedskew.data import load
-from fedskew.errors import FedskewError
 
 ROWS = range(40)
 
@@ -202,9 +202,9 @@ def test_pipes_are_not_waited_for(here: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from fedskew.config import read_file
+from fedskew.core.config import read_file
 from fedskew.data import load
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
 specs = ["x.csv:label=y", "x.npz", "x.parquet:label=y", "images:path=images", "mnist"]
 for call in [*(lambda spec=spec: load(spec) for spec in specs), lambda: read_file(Path("x.toml"))]:
     try:
@@ -309,14 +309,14 @@ def test_settings_that_no_machine_can_do(
     ],
 )
 def test_a_list_of_runs_that_makes_no_sense(here: Path, content: str) -> None:
-    from fedskew import several
+    from fedskew.runs import sweep as several
 
     (here / several.GROUP).write_text(content)
     refused(lambda: several.read(here), "group.json")
 
 
 def test_a_thousand_seeds_are_read_at_once() -> None:
-    from fedskew import several
+    from fedskew.runs import sweep as several
 
     began = time.process_time()
     assert len(several.members({"model": "logreg"}, ["fedavg"], several.parse_seeds("0-999"))) == 1_000

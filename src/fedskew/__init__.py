@@ -7,10 +7,10 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.algorithms.afl_cp import AFLCP as AFLCP
     from fedskew.algorithms.asynchronous import FedAsync as FedAsync
     from fedskew.algorithms.asynchronous import FedBuff as FedBuff
-    from fedskew.algorithms.base import Algorithm as Algorithm
     from fedskew.algorithms.bounds import Central as Central
     from fedskew.algorithms.bounds import Local as Local
     from fedskew.algorithms.ccvr import CCVR as CCVR
+    from fedskew.algorithms.contract import Algorithm as Algorithm
     from fedskew.algorithms.ditto import Ditto as Ditto
     from fedskew.algorithms.fedavg import FedAvg as FedAvg
     from fedskew.algorithms.fedbn import FedBN as FedBN
@@ -43,29 +43,29 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.api import resume as resume
     from fedskew.api import split as split
     from fedskew.api import train as train
-    from fedskew.config import Experiment as Experiment
-    from fedskew.config import Settings as Settings
-    from fedskew.conformance import check as check
+    from fedskew.core.config import Experiment as Experiment
+    from fedskew.core.config import Settings as Settings
+    from fedskew.core.errors import FedskewError as FedskewError
     from fedskew.data.dataset import Dataset as Dataset
-    from fedskew.errors import FedskewError as FedskewError
-    from fedskew.measures.heterogeneity import measure as measure
-    from fedskew.report.record import open_run as open_run
-    from fedskew.report.split_folder import load_split as load_split
-    from fedskew.skew.federation import Federation as Federation
-    from fedskew.skew.partition import Partition as Partition
+    from fedskew.data.federation import Federation as Federation
+    from fedskew.data.partition import Partition as Partition
+    from fedskew.export.split_folder import load_split as load_split
+    from fedskew.heterogeneity.heterogeneity import measure as measure
+    from fedskew.runs.open_run import open_run as open_run
+    from fedskew.testing import check as check
 
 __version__ = "0.1.0"
 
 # Name -> module. Loaded when first asked for, so that `import fedskew` costs nothing and the command line starts at once.
 _PUBLIC = {
     "AFLCP": "fedskew.algorithms.afl_cp",
-    "Algorithm": "fedskew.algorithms.base",
+    "Algorithm": "fedskew.algorithms.contract",
     "CCVR": "fedskew.algorithms.ccvr",
     "Central": "fedskew.algorithms.bounds",
     "Clip": "fedskew.algorithms.robust",
     "Dataset": "fedskew.data.dataset",
     "Ditto": "fedskew.algorithms.ditto",
-    "Experiment": "fedskew.config",
+    "Experiment": "fedskew.core.config",
     "FedAdagrad": "fedskew.algorithms.fedopt",
     "FedAdam": "fedskew.algorithms.fedopt",
     "FedAsync": "fedskew.algorithms.asynchronous",
@@ -83,27 +83,27 @@ _PUBLIC = {
     "FedProxLayers": "fedskew.algorithms.fedprox_layers",
     "FedTAN": "fedskew.algorithms.fedtan",
     "FedYogi": "fedskew.algorithms.fedopt",
-    "Federation": "fedskew.skew.federation",
-    "FedskewError": "fedskew.errors",
+    "Federation": "fedskew.data.federation",
+    "FedskewError": "fedskew.core.errors",
     "Krum": "fedskew.algorithms.robust",
     "Local": "fedskew.algorithms.bounds",
     "MFedBN": "fedskew.algorithms.fedbn",
     "Median": "fedskew.algorithms.robust",
     "Moon": "fedskew.algorithms.moon",
-    "Partition": "fedskew.skew.partition",
+    "Partition": "fedskew.data.partition",
     "Run": "fedskew.api",
     "SFL": "fedskew.algorithms.stratify",
     "Scaffold": "fedskew.algorithms.scaffold",
-    "Settings": "fedskew.config",
+    "Settings": "fedskew.core.config",
     "StratifyBatch": "fedskew.algorithms.stratify",
     "StratifyHybrid": "fedskew.algorithms.stratify",
     "StratifySingle": "fedskew.algorithms.stratify",
     "TrimmedMean": "fedskew.algorithms.robust",
-    "check": "fedskew.conformance",
+    "check": "fedskew.testing",
     "load": "fedskew.api",
-    "load_split": "fedskew.report.split_folder",
-    "measure": "fedskew.measures.heterogeneity",
-    "open_run": "fedskew.report.record",
+    "load_split": "fedskew.export.split_folder",
+    "measure": "fedskew.heterogeneity.heterogeneity",
+    "open_run": "fedskew.runs.open_run",
     "resume": "fedskew.api",
     "split": "fedskew.api",
     "train": "fedskew.api",

@@ -1,6 +1,6 @@
 """``python -m fedskew``: the command line without an installed script."""
 
-from fedskew.cli import main
+from fedskew.cli.app import main
 
 if __name__ == "__main__":
     main()

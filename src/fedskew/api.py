@@ -14,32 +14,33 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedskew.algorithms.base import Algorithm, algorithms, choice_of, resolve
-from fedskew.config import CHOICES, Experiment, Settings, read_file, to_toml
+from fedskew.algorithms.contract import Algorithm, algorithms, choice_of, resolve
+from fedskew.core.config import CHOICES, Experiment, Settings, read_file, to_toml
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.lock import locked
+from fedskew.core.registry import Choice, Composition, Registry, options_of
 from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays
 from fedskew.data.dataset import Dataset, datasets
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
 from fedskew.engine.device import pick_device
-from fedskew.engine.finish import check_head
-from fedskew.engine.job import trainable
-from fedskew.engine.schedule import schedules
-from fedskew.engine.training import RoundResult, Training
-from fedskew.errors import FedskewError, unknown
-from fedskew.fleet.base import fleets
-from fedskew.lock import locked
-from fedskew.models.base import models
+from fedskew.engine.lr_schedule import schedules
+from fedskew.fleet.machines import fleets
+from fedskew.heterogeneity.target import find
 from fedskew.models.build import ModelSpec, build
-from fedskew.registry import Choice, Composition, Registry, options_of
-from fedskew.report import folder as on_disk
-from fedskew.report.checkpoint import Checkpoints, to_bytes
-from fedskew.report.environment import check_same, environment
-from fedskew.report.folder import RunFolder
-from fedskew.report.summary import Row, summarise
-from fedskew.runner import Watcher, client_lines, finished_files, going_on, only_warned, run_rounds
+from fedskew.models.network import models
+from fedskew.models.parameters import trainable
+from fedskew.runs import folder as on_disk
+from fedskew.runs.checkpoint import Checkpoints, to_bytes
+from fedskew.runs.environment import check_same, environment
+from fedskew.runs.folder import RunFolder
+from fedskew.runs.runner import Watcher, client_lines, finished_files, going_on, only_warned, run_rounds
+from fedskew.runs.summary import Row, summarise
+from fedskew.server.calibration import check_head
+from fedskew.server.training import RoundResult, Training
 from fedskew.skew.cut import SkewSpec, client_holdout, cut
-from fedskew.skew.federation import Federation
-from fedskew.skew.partition import Partition, skews
-from fedskew.skew.target import find
+from fedskew.skew.skews import skews
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -451,7 +452,7 @@ def _finish(training: Training, disk: RunFolder | None, tables: dict[str, list[R
         weights = to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())})
         finished_files(disk, {on_disk.FINAL_CLIENTS: lines, on_disk.MODEL: weights}, summary)
         with only_warned(str(disk.path / on_disk.PICTURE)):
-            from fedskew.report.picture import draw_run
+            from fedskew.runs.figures import draw_run
 
             disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary))
     return Run(summary, _trained(training), disk.path if disk else None, {**tables, "final": final}, training)

@@ -9,16 +9,17 @@ import torch
 from torch import nn
 
 import fedskew as fs
-from fedskew.algorithms.base import Algorithm, Tensors, resolve
-from fedskew.config import Settings
+from fedskew.algorithms.contract import Algorithm, resolve
+from fedskew.core.config import Settings
+from fedskew.core.trees import Tensors
 from fedskew.data.dataset import Dataset, Rows
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
 from fedskew.engine.job import Engine
 from fedskew.engine.plan import Plan
-from fedskew.engine.training import RoundResult, Training
-from fedskew.models.base import Network
 from fedskew.models.build import ModelSpec, build
-from fedskew.skew.federation import Federation
-from fedskew.skew.partition import Partition
+from fedskew.models.network import Network
+from fedskew.server.training import RoundResult, Training
 
 ROUNDS, EPOCHS, BATCH, LR, CLASSES, FEATURES = 3, 2, 4, 0.3, 3, 5
 

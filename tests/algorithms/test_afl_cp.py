@@ -10,12 +10,12 @@ import pytest
 
 import fedskew as fs
 from fedskew.algorithms.afl_cp import AFLCP, _laplace
-from fedskew.algorithms.base import Algorithm, Report, Roster, resolve
+from fedskew.algorithms.contract import Algorithm, Report, Roster, resolve
 from fedskew.api import prepare
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Stream
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.engine.job import Updates
-from fedskew.errors import FedskewError
-from fedskew.streams import Stream
 
 
 def entropy(counts: list[int]) -> float:

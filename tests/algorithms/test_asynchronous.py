@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import fedskew as fs
-from fedskew.algorithms.base import Report
-from fedskew.engine.sequential import Sequential
+from fedskew.algorithms.contract import Report
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])

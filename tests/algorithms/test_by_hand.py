@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedskew.algorithms.base import algorithms, resolve
-from fedskew.config import Settings
+from fedskew.algorithms.contract import algorithms, resolve
+from fedskew.core.config import Settings
 from fedskew.data.dataset import Dataset, Rows
-from fedskew.engine.sequential import Sequential
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.engine.training import Training
 from fedskew.models.build import build
-from fedskew.skew.federation import Federation
-from fedskew.skew.partition import Partition
+from fedskew.server.training import Training
 
 ROUNDS, EPOCHS, BATCH, LR, CLASSES = 3, 2, 4, 0.3, 3
 # One row eight times over makes two equal batches whatever the shuffle is; the others are one full batch.

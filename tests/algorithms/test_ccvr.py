@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedskew as fs
-from fedskew.algorithms.base import algorithms, resolve
 from fedskew.algorithms.ccvr import CCVR, class_gaussian
-from fedskew.errors import FedskewError
-from fedskew.streams import Stream
+from fedskew.algorithms.contract import algorithms, resolve
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Stream
 
 CLASSES, WIDTH = 4, 5
 

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 import fedskew as fs
-from fedskew import cli, several
-from fedskew.algorithms.base import Algorithm, Tree, algorithms, choice_of, overridden, resolve
+from fedskew.algorithms.contract import Algorithm, algorithms, choice_of, overridden, resolve
 from fedskew.api import FROM_PYTHON
-from fedskew.errors import FedskewError
-from fedskew.registry import Choice, Composition, NonNegative
-from fedskew.report.folder import CLIENTS, CONFIG, FINAL_CLIENTS, MODEL, ROUNDS
+from fedskew.cli import app as cli
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Choice, Composition, NonNegative
+from fedskew.core.trees import Tree
+from fedskew.runs import sweep as several
+from fedskew.runs.folder import CLIENTS, CONFIG, FINAL_CLIENTS, MODEL, ROUNDS
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """The command line in an empty folder, words as a shell would pass them; returns its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("fedskew.report.picture.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
 
     def run(command: str, *algorithms: str) -> Any:
         words = [word for algorithm in algorithms for word in ("--algorithm", algorithm)]

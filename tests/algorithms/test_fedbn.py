@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedskew.algorithms.bounds import Local
-from fedskew.engine.sequential import Sequential
+from fedskew.core.errors import FedskewError
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.errors import FedskewError
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
 STATISTICS = tuple(f"features.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked"))

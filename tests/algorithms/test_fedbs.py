@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from fedskew.algorithms.base import Report, Roster
+from fedskew.algorithms.contract import Report, Roster
 from fedskew.algorithms.fedbs import FedBS, soft_weights
-from fedskew.engine.sequential import Sequential
+from fedskew.core.errors import FedskewError
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.errors import FedskewError
-from fedskew.fleet.base import fleets
+from fedskew.fleet.machines import fleets
 
 ROUNDS, CLIENTS = 3, 5
 ENGINES = pytest.mark.parametrize(

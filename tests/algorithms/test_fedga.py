@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedskew.algorithms.base import Report
+from fedskew.algorithms.contract import Report
 from fedskew.algorithms.fedga import FedGA
-from fedskew.engine.sequential import Sequential
+from fedskew.core.errors import FedskewError
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.errors import FedskewError
 
 ROUNDS, CLIENTS = 3, 5
 ENGINES = pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import fedskew as fs
-from fedskew.algorithms.base import Roster, resolve
+from fedskew.algorithms.contract import Roster, resolve
 from fedskew.algorithms.fedpbs import FedPBS
-from fedskew.engine.sequential import Sequential
+from fedskew.core.errors import FedskewError
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.errors import FedskewError
-from fedskew.fleet.base import fleets
+from fedskew.fleet.machines import fleets
 
 ROUNDS, CLIENTS = 3, 5
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])

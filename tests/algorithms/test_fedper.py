@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from fedskew.algorithms.fedper import FedPer
-from fedskew.config import Settings
-from fedskew.engine.sequential import Sequential
+from fedskew.core.config import Settings
+from fedskew.core.errors import FedskewError
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.engine.training import Training
-from fedskew.errors import FedskewError
+from fedskew.server.training import Training
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
 HEAD = ("head.weight", "head.bias")

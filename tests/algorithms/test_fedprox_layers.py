@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import fedskew as fs
-from fedskew.algorithms.base import Crowd, resolve
-from fedskew.engine.sequential import Sequential
+from fedskew.algorithms.contract import Crowd, resolve
+from fedskew.core.errors import FedskewError
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.errors import FedskewError
 
 LR, CLIENTS = 0.3, 5
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])

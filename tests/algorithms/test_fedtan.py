@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from fedskew.algorithms.base import resolve
-from fedskew.config import Settings
+from fedskew.algorithms.contract import resolve
+from fedskew.batchnorm.shared import mean_of_sound
+from fedskew.core.config import Settings
+from fedskew.core.errors import FedskewError
 from fedskew.data.dataset import Dataset, Rows
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
 from fedskew.engine.job import Engine
+from fedskew.engine.loop import Sequential
 from fedskew.engine.plan import Plan
-from fedskew.engine.sequential import Sequential
-from fedskew.engine.shared_norm import mean_of_sound
 from fedskew.engine.stacked import Stacked
-from fedskew.engine.training import Training
-from fedskew.errors import FedskewError
 from fedskew.models.build import ModelSpec, build
-from fedskew.skew.federation import Federation
-from fedskew.skew.partition import Partition
+from fedskew.server.training import Training
 
 ENGINES: dict[str, Engine] = {"sequential": Sequential(), "stacked": Stacked(mode="stack"), "as it likes": Stacked()}
 EPOCHS, BATCH, LR, CLASSES = 2, 4, 0.3, 3  # as in conftest.py

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedskew.algorithms.base import Algorithm
+from fedskew.algorithms.contract import Algorithm
 from fedskew.algorithms.moon import Moon
-from fedskew.config import Settings
-from fedskew.engine.sequential import Sequential
+from fedskew.core.config import Settings
+from fedskew.core.errors import FedskewError
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.engine.training import Training
-from fedskew.errors import FedskewError
+from fedskew.server.training import Training
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
 NETS = pytest.mark.parametrize("name", ["plain_net", "norm_net"])

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import fedskew as fs
-from fedskew.algorithms.base import Algorithm, Report, Tree, View, algorithms, resolve
+from fedskew.algorithms.contract import Algorithm, Report, View, algorithms, resolve
 from fedskew.algorithms.robust import Clip, Krum, Median, TrimmedMean
-from fedskew.engine.aggregate import WeightedMean
+from fedskew.core.errors import FedskewError
+from fedskew.core.trees import Tree
 from fedskew.engine.job import Updates
-from fedskew.errors import FedskewError
+from fedskew.server.collector import WeightedMean
 
 SHAPES = {"layer": (2, 3), "bias": (4,), "number": ()}
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 import fedskew as fs
-from fedskew.algorithms.base import Roster, resolve
+from fedskew.algorithms.contract import Roster, resolve
+from fedskew.batchnorm.exact import Hub, step_bytes
+from fedskew.batchnorm.wire import unpack
+from fedskew.core.errors import FedskewError, Interrupted
+from fedskew.core.streams import Stream
 from fedskew.data.dataset import Dataset, Rows
-from fedskew.engine.exact_norm import Hub, step_bytes
-from fedskew.engine.frames import unpack
-from fedskew.engine.journey import of_several
-from fedskew.errors import FedskewError, Interrupted
+from fedskew.data.partition import Partition
 from fedskew.models.build import build
-from fedskew.skew.partition import Partition
-from fedskew.stratify.holdings import Holdings
-from fedskew.stratify.walk import Walk
-from fedskew.streams import Stream
+from fedskew.topology.holdings import Holdings
+from fedskew.topology.sample_schedule import Walk
+from fedskew.topology.schedule_cost import of_several
 
 SETTINGS = {"model": "mlp", "folder": False, "device": "cpu", "threads": 1, "eval_every": 100}
 

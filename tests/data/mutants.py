@@ -16,10 +16,10 @@ from PIL import Image
 
 import fedskew as fs
 from fedskew.api import check_choices
-from fedskew.config import Experiment, read_file
+from fedskew.core.config import Experiment, read_file
 from fedskew.data import load
-from fedskew.fleet.base import fleets
-from fedskew.report.split_folder import load_split, read_origin, save_split
+from fedskew.export.split_folder import load_split, read_origin, save_split
+from fedskew.fleet.machines import fleets
 
 ROWS = 24
 _RNG = np.random.default_rng(0)

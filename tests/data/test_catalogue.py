@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Choice
 from fedskew.data import check, choose, datasets, from_arrays, listing, load, root
 from fedskew.data import source as source_module
 from fedskew.data.source import sources
-from fedskew.errors import FedskewError
-from fedskew.registry import Choice
 
 ASKED = {
     *("digits", "mnist", "fashion-mnist", "qmnist", "femnist", "cifar10", "cifar100", "uci-har", "uci-har-inertial"),

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedskew.core.errors import FedskewError
 from fedskew.data import load
-from fedskew.errors import FedskewError
 
 
 def write_cifar10(root: Path) -> np.ndarray:

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
+from fedskew.core.errors import FedskewError
 from fedskew.data import from_arrays
-from fedskew.errors import FedskewError
 
 X = np.arange(40.0).reshape(20, 2)
 Y = np.arange(20) % 2

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Stream
 from fedskew.data import Dataset, Rows, load, stratified
-from fedskew.errors import FedskewError
-from fedskew.streams import Stream
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=200), st.floats(0.05, 0.95))

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from fedskew.core.errors import FedskewError
 from fedskew.data import datasets, download, fetch
 from fedskew.data.source import Download, Source, sources
-from fedskew.errors import FedskewError
 
 CONTENT = bytes(range(256)) * 4000  # several blocks
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
 
 pytest.importorskip("pyarrow")
 _spec = importlib.util.spec_from_file_location("mutants", Path(__file__).with_name("mutants.py"))

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedskew.core.errors import FedskewError
 from fedskew.data import load
-from fedskew.errors import FedskewError
 
 SIGNALS = [f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedskew.core.errors import FedskewError
 from fedskew.data import Dataset, Rows, Split, load
-from fedskew.data.windows import cut_windows, split_series
-from fedskew.errors import FedskewError
+from fedskew.data.readers.windows import cut_windows, split_series
 
 
 def test_windows_of_interleaved_groups() -> None:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedskew.engine.aggregate import WeightedMean
+from fedskew.engine.loop import Sequential
 from fedskew.engine.plan import Plan
-from fedskew.engine.sequential import Sequential
 from fedskew.engine.stacked import Stacked
+from fedskew.server.collector import WeightedMean
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
 BATCH_NORM = "tabular:hidden=5+4"

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine.sequential import Sequential
+from fedskew.core.errors import FedskewError
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked, can_be_stacked
-from fedskew.errors import FedskewError
 
 
 def frozen_first() -> nn.Module:

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedskew.algorithms.base import Algorithm, Crowd, Tensors, Tree, View, algorithms
+from fedskew.algorithms.contract import Algorithm, Crowd, View, algorithms
+from fedskew.core.errors import FedskewError
+from fedskew.core.trees import Tensors, Tree
 from fedskew.engine.cost import Cost, measure_cost
-from fedskew.engine.sequential import Sequential
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.errors import FedskewError
-from fedskew.models.base import models
 from fedskew.models.build import build
+from fedskew.models.network import models
 
 STACK = Stacked(mode="stack")
 BATCH_NORM = "tabular:hidden=5+4"

@@ -9,10 +9,10 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedskew.engine.loop import Sequential
 from fedskew.engine.plan import Plan
-from fedskew.engine.sequential import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.engine.training import Training
+from fedskew.server.training import Training
 
 WHAT = ("loss", "loss_variance", "gradient_variance")
 STACKS = {"stack": Stacked(mode="stack"), "one a stack": Stacked(1, "stack"), "loop": Stacked(mode="loop"), "auto": Stacked()}
@@ -67,7 +67,7 @@ def test_by_hand_and_alike_in_every_engine(lab, model: str, norm: str):
 def test_on_all_rows_in_pieces(lab, monkeypatch, model: str, norm: str, room: int):
     training = lab.run(2, None, "fedavg", model, Sequential(), norm=norm)
     weights = 8 * sum(value.numel() for value in training.params.values())
-    monkeypatch.setattr("fedskew.engine.sequential.GRADIENTS_AT_ONCE", room * weights)
+    monkeypatch.setattr("fedskew.engine.loop.GRADIENTS_AT_ONCE", room * weights)
     wanted = np.array([by_hand(training, client, 9) for client in range(5)])
     for engine in (Sequential(), Stacked(1, "stack"), Stacked(40 * weights, "stack"), Stacked(mode="stack")):
         found = probe(lab, training, engine, rows=9)
@@ -87,7 +87,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("engine", [Sequential(), Stacked(4 << 20, "stack")], ids=["sequential", "stacked"])
 def test_all_rows_of_a_large_client_take_bounded_memory(lab, monkeypatch, engine):
-    monkeypatch.setattr("fedskew.engine.sequential.GRADIENTS_AT_ONCE", 4 << 20)
+    monkeypatch.setattr("fedskew.engine.loop.GRADIENTS_AT_ONCE", 4 << 20)
     fed = lab.federation(rows=[list(range(27)) * 20, [1, 2, 3]])
     training = lab.training(fed, "fedavg", "mlp:hidden=1000")  # 10,003 weights, 80 kB: of 540 rows 43 MB
     with Largest() as largest:

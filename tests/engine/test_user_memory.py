@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 import fedskew as fs
-from fedskew.algorithms.base import resolve
+from fedskew.algorithms.contract import resolve
 from fedskew.api import prepare
-from fedskew.config import Settings
-from fedskew.engine.sequential import Sequential
+from fedskew.core.config import Settings
+from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.engine.training import Training
+from fedskew.server.training import Training
 
 ROWS, CLASSES = 90, 3
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack"), Stacked()], ids=["loop", "stack", "auto"])

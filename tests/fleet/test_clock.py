@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedskew.errors import FedskewError
-from fedskew.fleet.base import Fleet, Machines
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Stream
 from fedskew.fleet.clock import Meeting, Outcome, Work, computing_seconds, line_seconds, play
+from fedskew.fleet.machines import Fleet, Machines
 from fedskew.fleet.presets import mixed, phones, uniform
-from fedskew.streams import Stream
 
 NOBODY = np.zeros(0, dtype=np.int64)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedskew.errors import FedskewError
-from fedskew.fleet.base import Fleet, fleets
+from fedskew.core.errors import FedskewError
 from fedskew.fleet.clock import Work, line_seconds, play
+from fedskew.fleet.machines import Fleet, fleets
 from fedskew.fleet.presets import mixed, phones, silos, uniform
 from fedskew.models.build import build
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedskew.errors import FedskewError
-from fedskew.fleet.base import fleets
+from fedskew.core.errors import FedskewError
+from fedskew.fleet.machines import fleets
 from fedskew.fleet.trace import trace
 
 HEADER = "client,rows_per_second,down_mbit,up_mbit,latency,dropout"

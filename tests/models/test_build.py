@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Choice
 from fedskew.models.build import build
-from fedskew.registry import Choice
 
 
 def flat(model: nn.Module) -> torch.Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
 from fedskew.models.build import build
 from fedskew.models.layout import head_module, layout
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
-from fedskew.errors import FedskewError
-from fedskew.models.base import Network, models
+from fedskew.core.errors import FedskewError
 from fedskew.models.blocks import groups_of
 from fedskew.models.build import build
 from fedskew.models.conv import har_cnn
 from fedskew.models.dense import tabular
+from fedskew.models.network import Network, models
 
 SMALL = {
     "logreg": ("logreg", (3, 4)),

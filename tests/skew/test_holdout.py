@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.cut import client_holdout
-from fedskew.skew.partition import Partition, Rows
 
 
 def rows_of(y: np.ndarray, series: np.ndarray | None = None) -> Rows:

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedskew
-from fedskew.data.windows import cut_windows
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
+from fedskew.data.readers.windows import cut_windows
 from fedskew.skew.cut import cut
-from fedskew.skew.partition import Partition, Rows, skews
 from fedskew.skew.series import WholeSeries
+from fedskew.skew.skews import skews
 
 
 def windows(series: int, seed: int, per_series: tuple[int, int] = (1, 6)) -> Rows:

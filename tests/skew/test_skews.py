@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare
 
 import fedskew
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Stream
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.cut import SkewSpec, cut
 from fedskew.skew.deal import log_gammas
-from fedskew.skew.partition import Partition, Rows, Stream, skews
+from fedskew.skew.skews import skews
 
 alphas = st.sampled_from([1e-300, 1e-6, 0.01, 0.1, 0.5, 1.0, 10.0, 1e6, 1e18])
 seeds = st.integers(0, 2**63)

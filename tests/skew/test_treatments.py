@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedskew
-from fedskew.errors import FedskewError
-from fedskew.registry import Choice, Composition
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Choice, Composition
+from fedskew.data.dataset import Rows
 from fedskew.skew.cut import cut
-from fedskew.skew.partition import Rows, skews, treatments
+from fedskew.skew.skews import skews, treatments
 
 seeds = st.integers(0, 2**63)
 

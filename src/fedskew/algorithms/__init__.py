@@ -1,1 +1,1 @@
-"""One method, one small frozen class."""
+"""The contract of a method, and the methods, one paper a file."""

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.algorithms.base import Algorithm, Orders, Report, Roster, algorithms
-from fedskew.errors import FedskewError
-from fedskew.registry import Bounds, NonNegative, Positive
-from fedskew.streams import Floats, Ints, Stream
+from fedskew.algorithms.contract import Algorithm, Orders, Report, Roster, algorithms
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Bounds, NonNegative, Positive
+from fedskew.core.streams import Floats, Ints, Stream
 
 
 @algorithms.register("afl-cp")

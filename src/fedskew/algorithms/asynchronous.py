@@ -5,10 +5,11 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from fedskew.algorithms.base import Algorithm, Crowd, Report, Tensors, Tree, View, algorithms
+from fedskew.algorithms.contract import Algorithm, Crowd, Report, View, algorithms
 from fedskew.algorithms.fedprox import FedProx
-from fedskew.registry import AtLeastOne, Bounds, NonNegative, Positive
-from fedskew.streams import Floats
+from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, Positive
+from fedskew.core.streams import Floats
+from fedskew.core.trees import Tensors, Tree
 
 
 @algorithms.register("fedasync")

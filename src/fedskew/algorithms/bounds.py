@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.algorithms.base import Algorithm, algorithms
+from fedskew.algorithms.contract import Algorithm, algorithms
+from fedskew.data.partition import Partition
 from fedskew.models.layout import Layout
-from fedskew.skew.partition import Partition
 
 
 @algorithms.register("central")

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedskew.algorithms.base import Algorithm, Tensors, Tree, algorithms
-from fedskew.errors import FedskewError
-from fedskew.registry import AtLeastOne, NonNegative, Positive
-from fedskew.streams import Floats, Ints, Stream
+from fedskew.algorithms.contract import Algorithm, algorithms
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import AtLeastOne, NonNegative, Positive
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.core.trees import Tensors, Tree
 
 PART = "ccvr"
 

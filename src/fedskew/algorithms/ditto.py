@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedskew.algorithms.base import Algorithm, Tree, View, algorithms, pull_to
+from fedskew.algorithms.contract import Algorithm, View, algorithms, pull_to
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.registry import NonNegative
+from fedskew.core.registry import NonNegative
+from fedskew.core.trees import Tree
 
 
 @dataclass(frozen=True)

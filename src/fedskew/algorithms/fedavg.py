@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedskew.algorithms.base import Algorithm, Weights, algorithms
+from fedskew.algorithms.contract import Algorithm, Weights, algorithms
 
 
 @algorithms.register("fedavg")

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fedskew.algorithms.base import Crowd, Tensors, Tree, algorithms
+from fedskew.algorithms.contract import Crowd, algorithms
 from fedskew.algorithms.fedavg import FedAvg
+from fedskew.core.registry import Positive
+from fedskew.core.trees import Tensors, Tree
 from fedskew.models.layout import Layout
-from fedskew.registry import Positive
 
 
 @algorithms.register("fedbn")

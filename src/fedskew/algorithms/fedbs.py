@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from fedskew.algorithms.base import Algorithm, Orders, Probe, Report, Roster, algorithms
-from fedskew.registry import NonNegative
-from fedskew.streams import Floats, Ints, Stream
+from fedskew.algorithms.contract import Algorithm, Orders, Probe, Report, Roster, algorithms
+from fedskew.core.registry import NonNegative
+from fedskew.core.streams import Floats, Ints, Stream
 
 Importance: TypeAlias = Literal["equal", "size"]
 

@@ -5,9 +5,10 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from fedskew.algorithms.base import Crowd, Tensors, Tree, View, Weights, algorithms, difference, pull_to
+from fedskew.algorithms.contract import Crowd, View, Weights, algorithms, difference, pull_to
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.registry import NonNegative
+from fedskew.core.registry import NonNegative
+from fedskew.core.trees import Tensors, Tree
 
 
 @algorithms.register("feddyn")

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.algorithms.base import Algorithm, Report, algorithms
-from fedskew.streams import Floats
+from fedskew.algorithms.contract import Algorithm, Report, algorithms
+from fedskew.core.streams import Floats
 
 LEAST = 1e-9  # of a fall: where no client's loss falls, the weights are those of FedAvg and not all 0
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedskew.algorithms.base import Crowd, Tensors, Tree, View, algorithms, difference
+from fedskew.algorithms.contract import Crowd, View, algorithms, difference
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
+from fedskew.core.trees import Tensors, Tree
 
 
 @algorithms.register("fednova")

@@ -6,9 +6,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.base import Crowd, Tensors, Tree, algorithms
+from fedskew.algorithms.contract import Crowd, algorithms
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.registry import PartialShare, Positive
+from fedskew.core.registry import PartialShare, Positive
+from fedskew.core.trees import Tensors, Tree
 
 
 @algorithms.register("fedavgm")

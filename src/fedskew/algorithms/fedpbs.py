@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.algorithms.base import Algorithm, Orders, Probe, Report, Roster, Tree, View, algorithms, pull_to
+from fedskew.algorithms.contract import Algorithm, Orders, Probe, Report, Roster, View, algorithms, pull_to
 from fedskew.algorithms.fedbs import SOFT, Importance, soft_weights, steadiest, sur
-from fedskew.errors import FedskewError
-from fedskew.registry import AtLeastOne, NonNegative, Share
-from fedskew.streams import Floats, Ints, Stream
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import AtLeastOne, NonNegative, Share
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.core.trees import Tree
 
 ROUNDING = 1e-6  # clients with the same rows differ in the last bits of their variances; they stay on one side of a quantile
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from fedskew.algorithms.base import algorithms
+from fedskew.algorithms.contract import algorithms
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
 from fedskew.models.layout import Layout
 
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedskew.algorithms.base import Tree, View, algorithms, pull_to
+from fedskew.algorithms.contract import View, algorithms, pull_to
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.registry import NonNegative
+from fedskew.core.registry import NonNegative
+from fedskew.core.trees import Tree
 
 
 @algorithms.register("fedprox")

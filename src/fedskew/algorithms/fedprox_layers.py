@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fedskew.algorithms.base import Crowd, Tensors, Tree, View, algorithms, difference, pull_to
+from fedskew.algorithms.contract import Crowd, View, algorithms, difference, pull_to
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.registry import NonNegative, Share
+from fedskew.core.registry import NonNegative, Share
+from fedskew.core.trees import Tensors, Tree
 
 
 @algorithms.register("fedprox-layers")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedskew.algorithms.base import algorithms
+from fedskew.algorithms.contract import algorithms
 from fedskew.algorithms.fedavg import FedAvg
 
 

@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedskew.algorithms.base import Tensors, Tree, View, algorithms
+from fedskew.algorithms.contract import View, algorithms
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.registry import NonNegative, Positive
+from fedskew.core.registry import NonNegative, Positive
+from fedskew.core.trees import Tensors, Tree
 
 
 @algorithms.register("moon")

@@ -16,9 +16,10 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.base import Algorithm, Tensors, Tree, algorithms
-from fedskew.errors import FedskewError
-from fedskew.registry import AtLeastOne, Bounds, NonNegative, Positive
+from fedskew.algorithms.contract import Algorithm, algorithms
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, Positive
+from fedskew.core.trees import Tensors, Tree
 
 
 @algorithms.register("median")

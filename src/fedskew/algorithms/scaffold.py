@@ -5,11 +5,12 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from fedskew.algorithms.base import Crowd, Tensors, Tree, View, Weights, algorithms, difference
+from fedskew.algorithms.contract import Crowd, View, Weights, algorithms, difference
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.algorithms.fednova import FedNova
-from fedskew.errors import FedskewError
-from fedskew.registry import Positive
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Positive
+from fedskew.core.trees import Tensors, Tree
 
 
 @algorithms.register("scaffold")

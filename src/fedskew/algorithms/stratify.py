@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from fedskew.algorithms.base import Algorithm, Labels, Roster, Topology, algorithms
-from fedskew.errors import FedskewError
-from fedskew.registry import AtLeastOne, Positive
+from fedskew.algorithms.contract import Algorithm, Labels, Roster, Topology, algorithms
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import AtLeastOne, Positive
+from fedskew.core.streams import Ints, Stream
 from fedskew.skew.deal import substream
-from fedskew.stratify.holdings import Holdings
-from fedskew.stratify.labels import frequencies, label_schedule
-from fedskew.stratify.walk import Walk, walk_batch, walk_clients, walk_single
-from fedskew.streams import Ints, Stream
+from fedskew.topology.holdings import Holdings
+from fedskew.topology.label_schedule import frequencies, label_schedule
+from fedskew.topology.sample_schedule import Walk, walk_batch, walk_clients, walk_single
 
 
 @dataclass(frozen=True)

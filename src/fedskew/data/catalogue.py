@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Choice, parse
 from fedskew.data.dataset import Dataset, Split, datasets
 from fedskew.data.source import sources
-from fedskew.errors import FedskewError
-from fedskew.registry import Choice, parse
 
 _BY_ENDING = {".csv": "csv", ".csv.gz": "csv", ".parquet": "parquet", ".npz": "npz"}
 

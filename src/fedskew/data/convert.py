@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedskew.data.arrays import Arrays, Numbers, everything
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints
 from fedskew.data.dataset import Dataset, Rows, Split
-from fedskew.data.table import need_column, number_groups, number_labels
-from fedskew.errors import FedskewError
-from fedskew.streams import Ints
+from fedskew.data.readers.arrays import Arrays, Numbers, everything
+from fedskew.data.readers.table import need_column, number_groups, number_labels
 
 if TYPE_CHECKING:
-    from fedskew.data.table import Column
+    from fedskew.data.readers.table import Column
 
 
 @dataclass(frozen=True)

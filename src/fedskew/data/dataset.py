@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.errors import FedskewError
-from fedskew.registry import Registry, is_utf8
-from fedskew.streams import Floats, Ints, Stream
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Registry, is_utf8
+from fedskew.core.streams import Floats, Ints, Stream
 
 Features: TypeAlias = NDArray[np.float32]
 

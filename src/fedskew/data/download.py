@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, TypeAlias
 
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import reading
+from fedskew.core.lock import seize
+from fedskew.core.registry import parse
 from fedskew.data.dataset import datasets
 from fedskew.data.source import Download, how_to_get, is_there, root, sources
-from fedskew.errors import FedskewError
-from fedskew.files import reading
-from fedskew.lock import seize
-from fedskew.registry import parse
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 _BLOCK = 1 << 18

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Bounds
 from fedskew.data.dataset import Reader, datasets
-from fedskew.errors import FedskewError
-from fedskew.registry import Bounds
 
 TestShare: TypeAlias = Annotated[float, Bounds(0, 1, above=True, below=True)]
 

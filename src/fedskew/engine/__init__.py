@@ -1,1 +1,1 @@
-"""The only place that loops."""
+"""The plan of a round and how it is executed: one client after the other, or all of them stacked."""

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine.norm import has_batch_norm
+from fedskew.batchnorm.masked import has_batch_norm
 
 _known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from fedskew.errors import FedskewError
-from fedskew.streams import bits
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import bits
 
 
 def pick_device(name: str) -> torch.device:

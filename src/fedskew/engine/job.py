@@ -8,18 +8,19 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedskew.algorithms.base import Algorithm, Probe, Report, Tensors, Tree
-from fedskew.config import Settings
+from fedskew.algorithms.contract import Algorithm, Probe, Report
+from fedskew.batchnorm.masked import check_layers
+from fedskew.core.config import Settings
+from fedskew.core.streams import Floats, Ints
+from fedskew.core.trees import Tensors, Tree
 from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.engine.device import pick_device
-from fedskew.engine.norm import check_layers
 from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
-from fedskew.errors import FedskewError
 from fedskew.models.layout import Layout, head_module, layout
-from fedskew.skew.partition import Partition
-from fedskew.stratify.walk import Walk
-from fedskew.streams import Floats, Ints
+from fedskew.models.parameters import trainable
+from fedskew.topology.sample_schedule import Walk
 
 MEMO, OPTIMIZER = "memo.", "optimizer."
 
@@ -90,14 +91,6 @@ def _kept_by_policy(names: Layout, norm: str) -> frozenset[str]:
     if norm == "aggregate":
         return frozenset()
     return names.batch_norm & names.buffers if norm == "silo" else names.batch_norm
-
-
-def trainable(model: nn.Module) -> Tensors:
-    """The parameters that training moves; frozen ones (``requires_grad=False``) stay as they are and are never sent."""
-    found: Tensors = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    if not found:
-        raise FedskewError(f"{type(model).__name__} has nothing to train: no parameter has requires_grad=True")
-    return found
 
 
 def fresh_client(job: Job) -> Tree:

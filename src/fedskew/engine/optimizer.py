@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.base import Tensors, Tree
+from fedskew.core.trees import Tensors, Tree
 
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedskew.streams import Floats, Ints, bits
+from fedskew.core.streams import Floats, Ints, bits
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from fedskew.algorithms.base import Probe, Tensors
+from fedskew.algorithms.contract import Probe
+from fedskew.core.streams import Ints
+from fedskew.core.trees import Tensors, rows_of
 from fedskew.engine.job import Job, Start
 from fedskew.engine.plan import Plan
-from fedskew.engine.trees import rows_of
-from fedskew.streams import Ints
 
 
 class StackedProbe:

@@ -18,21 +18,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedskew.algorithms.base import Batch, Probe, Report, Tensors, Tree, View, overridden
+from fedskew.algorithms.contract import Batch, Probe, Report, View, overridden
+from fedskew.batchnorm.masked import maskable
+from fedskew.batchnorm.shared import settle_in_stack, shares_norm
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Floats
+from fedskew.core.trees import Tensors, Tree, rows_of, stacked, without
 from fedskew.engine.cost import Cost, measure_cost
 from fedskew.engine.device import random_layers
 from fedskew.engine.features import Tap
 from fedskew.engine.job import MEMO, OPTIMIZER, Course, Job, Start, Updates, Walked, parts, prefixed
-from fedskew.engine.norm import maskable
+from fedskew.engine.loop import GRADIENTS_AT_ONCE, Sequential
 from fedskew.engine.plan import Plan
 from fedskew.engine.probe import StackedProbe
-from fedskew.engine.sequential import GRADIENTS_AT_ONCE, Sequential
-from fedskew.engine.shared_norm import settle_in_stack, shares_norm
-from fedskew.engine.trees import rows_of, stacked, without
-from fedskew.engine.walk import walk
-from fedskew.errors import FedskewError
-from fedskew.stratify.walk import Walk
-from fedskew.streams import Floats
+from fedskew.engine.scheduled import walk
+from fedskew.topology.sample_schedule import Walk
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""How clients differ as machines."""
+"""Clients as machines: speed, bandwidth, availability, drop-out, and the virtual clock."""

@@ -7,8 +7,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.fleet.base import Fleet, Machines, shares
-from fedskew.streams import Floats, Ints
+from fedskew.core.streams import Floats, Ints
+from fedskew.fleet.machines import Fleet, Machines, shares
 
 Flags: TypeAlias = NDArray[np.bool_]
 

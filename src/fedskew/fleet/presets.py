@@ -4,10 +4,10 @@ from typing import Annotated, TypeAlias, Unpack
 
 import numpy as np
 
-from fedskew.fleet.base import Fleet, Machines, Rules, preset, shares
-from fedskew.fleet.windows import DAY, Windows
-from fedskew.registry import AtLeastOne, Bounds, NonNegative, PartialShare, Positive
-from fedskew.streams import Ints
+from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare, Positive
+from fedskew.core.streams import Ints
+from fedskew.fleet.availability import DAY, Windows
+from fedskew.fleet.machines import Fleet, Machines, Rules, preset, shares
 
 Speed: TypeAlias = Annotated[float, Positive]
 Latency: TypeAlias = Annotated[float, NonNegative]

@@ -7,12 +7,12 @@ from typing import Annotated, Unpack
 
 import numpy as np
 
-from fedskew.errors import FedskewError, unknown
-from fedskew.files import reading
-from fedskew.fleet.base import Fleet, Machines, Rules, preset
-from fedskew.fleet.windows import DAY, Windows
-from fedskew.registry import Bounds, NonNegative, Option, PartialShare, Positive, Share
-from fedskew.streams import Floats, Ints
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.files import reading
+from fedskew.core.registry import Bounds, NonNegative, Option, PartialShare, Positive, Share
+from fedskew.core.streams import Floats, Ints
+from fedskew.fleet.availability import DAY, Windows
+from fedskew.fleet.machines import Fleet, Machines, Rules, preset
 
 
 def _column(name: str, bounds: Bounds | None, kind: type = float) -> Option:

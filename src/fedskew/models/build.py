@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from fedskew.errors import FedskewError
-from fedskew.files import must_fit
-from fedskew.models.base import Shape, models
-from fedskew.registry import Choice
-from fedskew.streams import bits
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import must_fit
+from fedskew.core.registry import Choice
+from fedskew.core.streams import bits
+from fedskew.models.network import Shape, models
 
 _COPIES = 4  # of all weights that training holds at least: the server's, a client's, its gradient and its update
 ModelSpec: TypeAlias = str | Mapping[str, Any] | Choice | nn.Module | Callable[[Shape, int], nn.Module]

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from torch import nn
 
-from fedskew.errors import FedskewError
-from fedskew.models.base import Network, Shape, image_shape, models, signal_shape
-from fedskew.registry import AtLeastOne, NonNegative
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import AtLeastOne, NonNegative
+from fedskew.models.network import Network, Shape, image_shape, models, signal_shape
 
 
 def _dense(inputs: int, units: int) -> tuple[list[nn.Module], int]:

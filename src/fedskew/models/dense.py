@@ -7,9 +7,9 @@ from typing import Annotated
 
 from torch import nn
 
-from fedskew.models.base import Network, Shape, models
+from fedskew.core.registry import AtLeastOne
 from fedskew.models.blocks import Norm, normaliser
-from fedskew.registry import AtLeastOne
+from fedskew.models.network import Network, Shape, models
 
 
 def _network(shape: Shape, hidden: Sequence[int], classes: int, layer: Callable[[int, int], list[nn.Module]]) -> Network:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedskew.errors import FedskewError
+from fedskew.core.errors import FedskewError
 
 
 @dataclass(frozen=True)

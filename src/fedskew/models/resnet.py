@@ -5,9 +5,9 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from fedskew.models.base import Network, Shape, image_shape, models
+from fedskew.core.registry import AtLeastOne
 from fedskew.models.blocks import GlobalMax, GlobalMean, Norm, Residual, conv_norm
-from fedskew.registry import AtLeastOne
+from fedskew.models.network import Network, Shape, image_shape, models
 
 
 def _conv(inputs: int, outputs: int, norm: Norm) -> nn.Sequential:

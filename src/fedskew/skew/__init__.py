@@ -1,1 +1,1 @@
-"""Cut one data set into unlike clients."""
+"""Partition one data set into heterogeneous clients, one family of partitions a file."""

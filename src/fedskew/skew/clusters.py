@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from fedskew.data.arrays import moments
-from fedskew.data.dataset import Features
-from fedskew.errors import FedskewError
-from fedskew.registry import Bounds, Share
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Bounds, Share
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.data.dataset import Features, Rows
+from fedskew.data.partition import Partition
+from fedskew.data.readers.arrays import moments
 from fedskew.skew.columns import columns
 from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, placed, substream
-from fedskew.skew.partition import Partition, Rows, Stream, skews
-from fedskew.streams import Floats, Ints
+from fedskew.skew.skews import skews
 
 if TYPE_CHECKING:
     from sklearn.cluster import KMeans

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from fedskew.data.arrays import moments
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.dataset import Features, Rows
-from fedskew.errors import FedskewError
-from fedskew.streams import Floats, Ints, Stream
+from fedskew.data.readers.arrays import moments
 
 _SAME = 1e-5  # variances this near, relatively, are equal but for rounding
 

@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.errors import FedskewError
-from fedskew.registry import Choice, Composition
-from fedskew.skew.partition import Partition, Rows, Skew, skews, treatments
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Choice, Composition
+from fedskew.core.streams import Ints, Stream, bits
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.series import WholeSeries
-from fedskew.streams import Ints, Stream, bits
+from fedskew.skew.skews import Skew, skews, treatments
 
 SkewSpec: TypeAlias = str | Mapping[str, Any] | Choice | Callable[[Rows, int, Stream], Partition]
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.dataset import Rows
-from fedskew.errors import FedskewError
-from fedskew.streams import Floats, Ints, Stream
 
 
 def substream(stream: Stream, *path: int) -> Stream:

@@ -2,8 +2,11 @@
 
 import numpy as np
 
+from fedskew.core.streams import Stream
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.deal import check_clients
-from fedskew.skew.partition import Partition, Rows, Stream, skews
+from fedskew.skew.skews import skews
 
 
 @skews.register("iid")

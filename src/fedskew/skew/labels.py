@@ -5,20 +5,13 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedskew.errors import FedskewError
-from fedskew.registry import AtLeastOne, Positive
-from fedskew.skew.deal import (
-    apportion,
-    check_clients,
-    equal_parts,
-    groups_of,
-    log_gammas,
-    shuffled_by_class,
-    spread,
-    substream,
-)
-from fedskew.skew.partition import Partition, Rows, Stream, skews
-from fedskew.streams import Ints
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import AtLeastOne, Positive
+from fedskew.core.streams import Ints, Stream
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
+from fedskew.skew.deal import apportion, check_clients, equal_parts, groups_of, log_gammas, shuffled_by_class, spread, substream
+from fedskew.skew.skews import skews
 
 
 @skews.register("classes")

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import numpy as np
 
-from fedskew.errors import FedskewError
-from fedskew.registry import AtLeastOne
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import AtLeastOne
+from fedskew.core.streams import Ints, Stream
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.deal import groups_of, substream
-from fedskew.skew.partition import Partition, Rows, Stream, skews
-from fedskew.streams import Ints
+from fedskew.skew.skews import skews
 
 
 @skews.register("natural")

@@ -4,9 +4,12 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedskew.registry import AtLeastOne, NonNegative, Positive
+from fedskew.core.registry import AtLeastOne, NonNegative, Positive
+from fedskew.core.streams import Stream
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.deal import apportion, at_least, check_clients, log_gammas, substream
-from fedskew.skew.partition import Partition, Rows, Stream, skews
+from fedskew.skew.skews import skews
 
 
 @skews.register("quantity")

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedskew.core.streams import Ints
 from fedskew.data.dataset import Features, Rows
-from fedskew.skew.partition import Partition
-from fedskew.streams import Ints
+from fedskew.data.partition import Partition
 
 
 @dataclass(frozen=True)

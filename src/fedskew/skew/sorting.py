@@ -4,12 +4,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedskew.errors import FedskewError
-from fedskew.registry import AtLeastOne, NonNegative, Share
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import AtLeastOne, NonNegative, Share
+from fedskew.core.streams import Ints, Stream
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.columns import ascending, chosen_column, columns, units, widest
 from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, placed, shuffled_by_class, substream
-from fedskew.skew.partition import Partition, Rows, Stream, skews
-from fedskew.streams import Ints
+from fedskew.skew.skews import skews
 
 
 @skews.register("vop")

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import numpy as np
 
-from fedskew.errors import FedskewError
-from fedskew.registry import NonNegative, Share
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import NonNegative, Share
+from fedskew.core.streams import Ints, Stream
+from fedskew.data.dataset import Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.deal import substream
-from fedskew.skew.partition import Partition, Rows, Stream, treatments
-from fedskew.streams import Ints
+from fedskew.skew.skews import treatments
 
 _CHUNK = 1 << 20  # random numbers drawn at a time
 

@@ -5,13 +5,14 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.data.dataset import Features
-from fedskew.errors import FedskewError
-from fedskew.registry import AtLeastOne, Bounds, Share
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import AtLeastOne, Bounds, Share
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.data.dataset import Features, Rows
+from fedskew.data.partition import Partition
 from fedskew.skew.columns import columns, ranks
 from fedskew.skew.deal import at_least, check_clients, deal_rest, move_rows, placed, substream
-from fedskew.skew.partition import Partition, Rows, Stream, skews
-from fedskew.streams import Floats, Ints
+from fedskew.skew.skews import skews
 
 _LEVELS = 1001  # quantiles of a feature that stand for all its values
 _MOST_FEATURES = 4096  # their pairwise distances take 128 MiB

@@ -1,0 +1,1 @@
+"""BatchNorm among clients: masked, merged, with shared statistics (FedTAN), and exact (Stratify)."""

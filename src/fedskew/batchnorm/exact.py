@@ -1,0 +1,343 @@
+"""One step over the batches of several clients that is exactly one central step on all their rows (Stratify, section III-E).
+
+Everything that a step needs of the whole batch is a sum: the sums of BatchNorm forward and backward, the gradients, the loss.
+Parties (clients) send sums, a hub adds them up in the order of the clients, and what must be divided is divided once. They
+exchange bytes and nothing else, so the same two classes work in one process and on machines of their own.
+
+A BatchNorm layer takes three exchanges a step: sum of x and how many there are; sum of squares around the mean that follows;
+and backward the paper's G and G_x. The paper's formula has the mean inside the square, so the second exchange is its own. One
+exchange of sum x and sum x^2 would do without, but E x^2 - (E x)^2 loses all digits where the mean is large and the spread
+small, in float64 only later than in float32.
+
+With ``masks`` parties send their sums in fixed point under masks that cancel (``privacy.secure_sum``): the hub adds up what it
+cannot read, and only the totals are numbers to it.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedskew.batchnorm.masked import replace_batch_norms
+from fedskew.batchnorm.turns import in_turn
+from fedskew.batchnorm.wire import Frame, Kind, check, frame_bytes, unpack
+from fedskew.core.errors import FedskewError
+from fedskew.core.trees import Tensors
+from fedskew.label_privacy.secure_sum import Masks, opened
+from fedskew.models.layout import layout
+from fedskew.models.parameters import trainable
+
+Ask: TypeAlias = Callable[[bytes], bytes]  # send the hub a message, wait for its answer
+
+# An input of every layer that wants a gradient: the third exchange takes place even where nothing before the layer learns, so
+# that what is sent does not depend on what is frozen.
+_ANCHOR = torch.zeros(0, requires_grad=True)
+
+# Binary places of numbers that are summed in secret. Activations are summed over whole images: room for 2^35, where gradients
+# have 2^23.
+_PLACES = {Kind.SUM: 28, Kind.SPREAD: 28, Kind.SLOPE: 40, Kind.GRADIENT: 40, Kind.SCORE: 40}
+
+
+class Lockstep(NamedTuple):
+    """What came of one step; bytes are those of all parties together."""
+
+    grads: Tensors  # of the mean loss on the pooled batch
+    buffers: Tensors
+    loss_sum: Tensor
+    correct: Tensor
+    bytes_up: int
+    bytes_down: int
+    scores: list[tuple[float, float]]  # summed loss and right answers of each party; none where they are summed in secret
+
+
+def lockstep_step(
+    model: nn.Module,
+    tensors: Tensors,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    masks: Sequence[Masks] | None = None,
+    step: int = 0,
+) -> Lockstep:
+    """One step of parties that have these batches (x, y), in the order of the clients.
+
+    ``tensors`` are the trainable parameters and the buffers by name. Parties run in threads, one at a time. Layers that draw
+    random numbers (dropout) draw them from the global generator, party by party. With ``masks``, one for each party, the hub
+    learns sums over all parties and nothing of each; ``step`` must then be a number that these masks have not seen.
+    """
+    if not sum(len(y) for _, y in batches):
+        raise FedskewError(f"a step of {len(batches)} parties without a row: give at least one of them a batch")
+    present = presence([own.me for own in masks], masks[0].clients) if masks else None
+    hub = Hub(model, tensors, len(batches), step, present)
+    opening = hub.opening()
+
+    def work(x: Tensor, y: Tensor, own: Masks | None) -> Callable[[Ask], bytes]:
+        return lambda ask: Party(model, ask, own).step(opening, x, y)
+
+    ends: Sequence[Masks | None] = masks or [None] * len(batches)
+    workers = [work(x, y, own) for (x, y), own in zip(batches, ends, strict=True)]
+    return hub.finish(in_turn(workers, lambda given: hub.add([given[party] for party in sorted(given)])))
+
+
+def presence(parties: Sequence[int], clients: int) -> Tensor:
+    """Which of all clients take part in a step, one bit each.
+
+    >>> presence([0, 9], clients=10).tolist()
+    [128, 64]
+    """
+    there = torch.zeros(clients, dtype=torch.bool)
+    there[list(parties)] = True
+    return torch.from_numpy(np.packbits(there.numpy()))
+
+
+def bn_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Bytes of BatchNorm's messages for one party and step, with sums of this type; a layer named twice is used twice.
+
+    >>> bn_bytes(nn.BatchNorm1d(8), torch.float32)  # three frames: 24 bytes, 4 for each axis, 4 for each of 8 + 8 + 16 numbers
+    216
+    """
+    channels = [layer.num_features for _, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)]
+    shapes = [shape for width in channels for shape in ((width,), (width,), (2, width))]
+    return sum(frame_bytes(shape, dtype) for shape in shapes)
+
+
+def step_bytes(model: nn.Module, dtype: torch.dtype, among: int | None = None) -> tuple[int, int]:
+    """All bytes that one party sends and gets in a step: weights down, gradients and scores up, BatchNorm's messages.
+
+    With secure sums ``among`` so many clients every number that goes up takes 8 bytes, and who takes part goes down.
+    """
+    summed = dtype if among is None else torch.int64
+    weights, gradients = (
+        sum(frame_bytes(value.shape, kind) for value in trainable(model).values()) for kind in (dtype, summed)
+    )
+    other = [value for name, value in model.named_buffers() if name in _other_buffers(model)]
+    buffers = sum(frame_bytes(value.shape, dtype if value.is_floating_point() else value.dtype) for value in other)
+    present = 0 if among is None else frame_bytes(presence([], among).shape, torch.uint8)
+    up = gradients + frame_bytes((2,), torch.float64) + bn_bytes(model, summed)
+    return up, weights + buffers + present + bn_bytes(model, dtype)
+
+
+def _layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """BatchNorm layers with the beginning of their tensors' names; both sides number them alike."""
+    found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+    return [(f"{name}." if name else "", layer) for name, layer in found]
+
+
+def _other_buffers(model: nn.Module) -> list[str]:
+    """Buffers that parties are sent. Running statistics are not among them: in training nobody looks at them."""
+    normed = layout(model).batch_norm
+    return [name for name, _ in model.named_buffers() if name not in normed]
+
+
+class Party:
+    """One client's side: its copy of the model and a line to the hub.
+
+    ``ask`` sends a message and waits for the answer, however it is carried; it raises when none will come. With ``masks`` the
+    party's sums leave it under them.
+    """
+
+    def __init__(self, model: nn.Module, ask: Ask, masks: Masks | None = None) -> None:
+        self._ask, self._step, self._masks = ask, 0, masks
+        self._params = trainable(model)
+        self._sent = {**self._params, **{name: model.get_buffer(name) for name in _other_buffers(model)}}
+        # Structure only: every step brings its own weights, and frozen ones are read and never written.
+        held = {id(value): value for value in (*model.parameters(), *model.buffers())}
+        own = copy.deepcopy(model, held)
+        number = {layer: place for place, (_, layer) in enumerate(_layers(own))}
+        self._model = replace_batch_norms(own, lambda layer: ExactBatchNorm(layer, number[layer], self._total)).train()
+
+    def step(self, opening: bytes, x: Tensor, y: Tensor) -> bytes:
+        """From the hub's weights to this party's last message: its summed gradients, its summed loss and right answers."""
+        frames = unpack(opening)
+        self._step = frames[0].step
+        if self._masks:
+            self._enter(frames.pop(), self._masks)
+        if len(frames) != len(self._sent):
+            raise FedskewError(f"the hub sent {len(frames)} tensors for a model of {len(self._sent)}: use the same model")
+        for place, (frame, value) in enumerate(zip(frames, self._sent.values(), strict=True)):
+            check(frame, Frame(self._step, Kind.WEIGHT, place, 0, value), "the hub")
+        received = {name: frame.values.to(x.device) for name, frame in zip(self._sent, frames, strict=True)}
+        params = [received[name].requires_grad_() for name in self._params]
+        logits = functional_call(self._model, received, (x,))
+        loss = F.cross_entropy(logits, y, reduction="sum")
+        grads = torch.autograd.grad(loss, [*params, _ANCHOR], materialize_grads=True)[:-1]
+        score = torch.stack([loss.detach().double(), (logits.argmax(1) == y).sum().double()])
+        last = [Frame(self._step, Kind.GRADIENT, place, len(y), grad) for place, grad in enumerate(grads)]
+        return b"".join(self._packed(frame) for frame in (*last, Frame(self._step, Kind.SCORE, 0, len(y), score)))
+
+    def _enter(self, frame: Frame, masks: Masks) -> None:
+        """Begin a secure sum over the clients that the hub says take part."""
+        check(frame, Frame(self._step, Kind.PRESENT, 0, 0, presence([], masks.clients)), "the hub")
+        masks.enter(self._step, np.flatnonzero(np.unpackbits(frame.values.numpy())).tolist())
+
+    def _packed(self, frame: Frame) -> bytes:
+        """What leaves this party of its sums."""
+        hidden = self._masks.hide(frame.values, _PLACES[frame.kind]) if self._masks else frame.values
+        return replace(frame, values=hidden).pack()
+
+    def _total(self, kind: Kind, place: int, values: Tensor, count: int) -> tuple[Tensor, int]:
+        """These numbers and this count, summed over all parties."""
+        mine = Frame(self._step, kind, place, count, values)
+        answer = unpack(self._ask(self._packed(mine)))
+        if len(answer) != 1:
+            raise FedskewError(f"the hub answered one frame with {len(answer)}: refused, all must be at the same step")
+        check(answer[0], mine, "the hub")
+        return answer[0].values.to(values.device), answer[0].count
+
+
+class ExactBatchNorm(nn.Module):
+    """A BatchNorm layer over the batches of all parties; ``total`` sums over them. The hub keeps the running statistics."""
+
+    def __init__(self, layer: _BatchNorm, place: int, total: "Callable[[Kind, int, Tensor, int], tuple[Tensor, int]]") -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.eps, self.place, self.total = layer.eps, place, total
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise, scale and shift."""
+        channels = (1, -1) + (1,) * (x.dim() - 2)
+        result: Tensor = _Normalise.apply(x, _ANCHOR, self.eps, self._ask)  # type: ignore[no-untyped-call]
+        if self.weight is not None:
+            result = result * self.weight.view(channels)
+        return result if self.bias is None else result + self.bias.view(channels)
+
+    def _ask(self, kind: Kind, values: Tensor, count: int) -> tuple[Tensor, int]:
+        return self.total(kind, self.place, values, count)
+
+
+class _Normalise(torch.autograd.Function):
+    """``xhat = (x - mean) / sqrt(variance + eps)`` with the statistics of all parties, and its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, eps: float, total: "Callable[[Kind, Tensor, int], tuple[Tensor, int]]"
+    ) -> Tensor:
+        over, channels = [0, *range(2, x.dim())], (1, -1) + (1,) * (x.dim() - 2)
+        mine = x.numel() // x.shape[1]
+        added, count = total(Kind.SUM, x.sum(over), mine)
+        centred = x - (added / count).view(channels)
+        squares, _ = total(Kind.SPREAD, centred.square().sum(over), mine)
+        scale = torch.rsqrt(squares / count + eps).view(channels)
+        unit = centred * scale
+        ctx.save_for_backward(unit, scale)
+        ctx.total, ctx.mine = total, mine
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        unit, scale = ctx.saved_tensors
+        grad = grads[0]
+        over, channels = [0, *range(2, unit.dim())], (1, -1) + (1,) * (unit.dim() - 2)
+        slopes = torch.stack([grad.sum(over), (grad * unit).sum(over)])  # the paper's G and G_x
+        added, count = ctx.total(Kind.SLOPE, slopes, ctx.mine)
+        g, g_x = (added / count).view(2, *channels)
+        return scale * (grad - g - unit * g_x), None, None, None
+
+
+class Hub:
+    """The server's side of one step: adds up, divides once, and moves the running statistics as central BatchNorm would.
+
+    Buffers that are not BatchNorm's go out to the parties and come back as they were. With ``present``, which says who takes
+    part, sums come under masks, and totals are opened once all parties have sent theirs; where one is missing nothing is.
+    """
+
+    def __init__(self, model: nn.Module, tensors: Tensors, parties: int, step: int = 0, present: Tensor | None = None) -> None:
+        self._step, self._layers, self._tensors, self._present = step, _layers(model), tensors, present
+        self._params, self._others = list(trainable(model)), _other_buffers(model)
+        self._moved = {name: tensors[name].detach().cpu() for name, _ in model.named_buffers()}
+        self._mean: dict[int, Tensor] = {}
+        self.bytes_up, self.bytes_down = [0] * parties, [0] * parties
+
+    def opening(self) -> bytes:
+        """What every party gets first: the parameters, and the buffers that it needs."""
+        frames = [
+            Frame(self._step, Kind.WEIGHT, place, 0, self._tensors[name])
+            for place, name in enumerate([*self._params, *self._others])
+        ]
+        if self._present is not None:
+            frames.append(Frame(self._step, Kind.PRESENT, 0, 0, self._present))
+        return self._sent(b"".join(frame.pack() for frame in frames))
+
+    def add(self, messages: Sequence[bytes]) -> bytes:
+        """The answer to what all parties sent, in the order of the clients: the total of their one frame each."""
+        heard = [frame for [frame] in self._heard(messages, 1)]
+        total = self._total(heard, self._due(heard[0].kind, heard[0].place))
+        if total.count < 2:
+            raise FedskewError(
+                f"BatchNorm cannot normalise {total.count} values a channel: the pooled batch needs 2 rows, use a larger batch"
+            )
+        if total.kind == Kind.SUM:
+            self._mean[total.place] = total.values / total.count
+        elif total.kind == Kind.SPREAD:
+            self._track(total.place, self._mean.pop(total.place), total.values / (total.count - 1))
+        return self._sent(total.pack())
+
+    def _due(self, kind: Kind, place: int) -> Frame:
+        """The frame that all parties must send, if the first one is right about the kind and the layer."""
+        known = kind in (Kind.SUM, Kind.SPREAD, Kind.SLOPE) and place < len(self._layers)
+        if not known or (kind == Kind.SPREAD) != (place in self._mean):
+            raise FedskewError(f"party 0 sent {kind.name.lower()} {place}, which is not due: use the same model everywhere")
+        width = self._layers[place][1].num_features
+        values = torch.zeros((2, width) if kind == Kind.SLOPE else (width,), dtype=self._tensors[self._params[0]].dtype)
+        return Frame(self._step, kind, place, 0, values)
+
+    def finish(self, messages: Sequence[bytes]) -> Lockstep:
+        """The step, from what all parties sent last."""
+        heard = self._heard(messages, len(self._params) + 1)
+        grads: Tensors = {}
+        for place, name in enumerate(self._params):
+            weight = self._tensors[name]
+            total = self._total([frames[place] for frames in heard], Frame(self._step, Kind.GRADIENT, place, 0, weight))
+            grads[name] = (total.values / total.count).to(weight.device)
+        due = Frame(self._step, Kind.SCORE, 0, 0, torch.zeros(2, dtype=torch.float64))
+        loss_sum, correct = self._total([frames[-1] for frames in heard], due).values
+        buffers = {name: value.to(self._tensors[name].device) for name, value in self._moved.items()}
+        told = heard if self._present is None else []
+        scores = [(float(loss), float(right)) for loss, right in (frames[-1].values for frames in told)]
+        return Lockstep(grads, buffers, loss_sum, correct, sum(self.bytes_up), sum(self.bytes_down), scores)
+
+    def _heard(self, messages: Sequence[bytes], due: int) -> list[list[Frame]]:
+        """The frames of every party's message, so many from each."""
+        if len(messages) != len(self.bytes_up):
+            raise FedskewError(f"{len(messages)} of {len(self.bytes_up)} parties sent a message: all must be at the same step")
+        heard = []
+        for party, message in enumerate(messages):
+            self.bytes_up[party] += len(message)
+            heard.append(unpack(message))
+            if len(heard[-1]) != due:
+                raise FedskewError(f"party {party} sent {len(heard[-1])} frames where {due} are due: use the same model")
+        return heard
+
+    def _total(self, frames: list[Frame], due: Frame) -> Frame:
+        """Their sum, in the order of the clients."""
+        masked = self._present is not None
+        wanted = replace(due, values=due.values.long()) if masked else due
+        for party, frame in enumerate(frames):
+            check(frame, wanted, f"party {party}")
+        values = frames[0].values
+        for frame in frames[1:]:
+            values = values + frame.values
+        if masked:
+            values = opened(values, _PLACES[due.kind], due.values.dtype)
+        return Frame(due.step, due.kind, due.place, sum(frame.count for frame in frames), values)
+
+    def _sent(self, message: bytes) -> bytes:
+        self.bytes_down = [so_far + len(message) for so_far in self.bytes_down]
+        return message
+
+    def _track(self, place: int, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics of a layer; ``variance`` is the unbiased one of the pooled batch."""
+        prefix, layer = self._layers[place]
+        if f"{prefix}num_batches_tracked" not in self._moved:
+            return
+        batches = self._moved[f"{prefix}num_batches_tracked"] + 1
+        share = 1 / batches.to(variance.dtype) if layer.momentum is None else layer.momentum
+        self._moved[f"{prefix}num_batches_tracked"] = batches
+        for name, found in (("running_mean", mean), ("running_var", variance)):
+            old = self._moved[prefix + name]
+            self._moved[prefix + name] = old + share * (found - old)

@@ -1,0 +1,142 @@
+"""BatchNorm among clients: batches with a mask for the stacked engine, and running statistics merged as they should be.
+
+Averaging running variances forgets that the clients' means differ. The variance of a mixture is the mean of the second moments
+less the square of the mean, and that is what ``encode`` and ``decode`` make of a weighted mean.
+"""
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.trees import Tensors
+
+
+class Mask:
+    """What the masked layers of a model, which share one such object, must know of the current step.
+
+    ``rows`` says which rows of the batch are real; None when all are. ``agree`` makes one statistic of those that the clients
+    of the step found; None where everybody normalises with its own.
+    """
+
+    rows: Tensor | None = None
+    agree: Callable[[Tensor], Tensor] | None = None
+
+
+class MaskedBatchNorm(nn.Module):
+    """A BatchNorm layer that can leave rows of the batch out; same parameters and buffers, same result without a mask."""
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(self, layer: _BatchNorm, mask: Mask) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(layer, name))
+        self.momentum, self.eps, self.mask = layer.momentum, layer.eps, mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise with the statistics of the real rows, and move the running ones; in evaluation mode with these."""
+        if not self.training and self.running_mean is not None:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        if self.mask.rows is None and self.mask.agree is None and self.momentum is not None:
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked = self.num_batches_tracked + 1
+            statistics = (self.running_mean, self.running_var)
+            return F.batch_norm(x, *statistics, self.weight, self.bias, True, self.momentum, self.eps)
+        return self._masked(x)
+
+    def _masked(self, x: Tensor) -> Tensor:
+        over = [0, *range(2, x.dim())]
+        channels = (1, -1) + (1,) * (x.dim() - 2)
+        real = torch.ones_like(x.flatten(1)[:, 0]) if self.mask.rows is None else self.mask.rows
+        real = real.view(-1, *(1,) * (x.dim() - 1))
+        count = real.sum() * x[0, 0].numel()
+        agree = self.mask.agree or (lambda statistic: statistic)
+        mean = agree((x * real).sum(over) / count)
+        centred = x - mean.view(channels)
+        variance = agree((centred.square() * real).sum(over) / count)
+        self._track(mean.detach(), variance.detach() * count / (count - 1))
+        result = centred * torch.rsqrt(variance + self.eps).view(channels)
+        if self.weight is not None:
+            result = result * self.weight.view(channels)
+        if self.bias is not None:
+            result = result + self.bias.view(channels)
+        return result
+
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked = self.num_batches_tracked + 1
+        share = 1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
+        self.running_mean = self.running_mean + share * (mean - self.running_mean)
+        self.running_var = self.running_var + share * (variance - self.running_var)
+
+
+def maskable(model: nn.Module) -> tuple[nn.Module, Mask]:
+    """A copy of the model whose BatchNorm layers take a mask, and that mask."""
+    mask = Mask()
+    return replace_batch_norms(copy.deepcopy(model), lambda layer: MaskedBatchNorm(layer, mask)), mask
+
+
+def replace_batch_norms(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
+    """Put another layer in the place of every BatchNorm, in the model itself; returns it, or what a bare layer became."""
+    if isinstance(model, _BatchNorm):
+        return make(model)
+    replaced: dict[nn.Module, nn.Module] = {}  # a layer that is used in two places stays one layer
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):  # named_children would skip the second place
+            if isinstance(child, _BatchNorm):
+                if child not in replaced:
+                    replaced[child] = make(child)
+                setattr(parent, name, replaced[child])
+    return model
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether any layer normalises over the batch."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def check_layers(model: nn.Module) -> None:
+    """Refuse the one normalisation whose running statistics cannot be masked."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
+            raise FedskewError(
+                f"layer {name!r}: InstanceNorm with running statistics is not supported, set track_running_stats=False"
+            )
+
+
+def encode(buffers: Tensors) -> Tensors:
+    """Buffers in the form that a weighted mean merges rightly: variances as second moments, counters as numbers.
+
+    In float64, because a second moment less a squared mean cancels badly when the mean is large.
+    """
+    result = {}
+    for name, value in buffers.items():
+        partner = _mean_beside(name)
+        wide = value.to(torch.float64)
+        result[name] = wide + buffers[partner].to(torch.float64).square() if partner in buffers else wide
+    return result
+
+
+def decode(mean: Tensors, like: Tensors) -> Tensors:
+    """Buffers from the weighted mean of encoded ones, in the dtypes of ``like``."""
+    result = {}
+    for name, value in mean.items():
+        partner = _mean_beside(name)
+        if partner in mean:
+            value = (value - mean[partner].square()).clamp_min(0)
+        result[name] = (value if like[name].is_floating_point() else value.round()).to(like[name].dtype)
+    return result
+
+
+def _mean_beside(name: str) -> str:
+    """The running mean that belongs to a running variance; a name that no buffer has for everything else."""
+    return name.removesuffix("running_var") + "running_mean" if name.endswith("running_var") else ""

@@ -1,0 +1,289 @@
+"""The commands split and measure: cut a data set into files for real nodes, and say how unlike the clients of a cut are."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from fedskew.cli.listing import Once
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import parse
+
+if TYPE_CHECKING:
+    from fedskew.data.federation import Federation
+    from fedskew.export.split_folder import Files, Origin
+    from fedskew.heterogeneity.result import Heterogeneity
+    from fedskew.heterogeneity.study import Convention
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="SPEC", help="a CSV, Parquet or NPZ file, a folder of images, or a data set", show_default=False
+    ),
+]
+Label = Annotated[str | None, typer.Option("--label", metavar="COL", help="column with the class", show_default=False)]
+Group = Annotated[
+    str | None, typer.Option("--group", metavar="COL", help="column with whom a row belongs to", show_default=False)
+]
+Drop = Annotated[
+    str | None, typer.Option("--drop", metavar="A+B", help="columns that the cut does not look at", show_default=False)
+]
+Skew = Annotated[str | None, typer.Option("--skew", metavar="SPEC", help="how to cut (fedskew list skews)", show_default=False)]
+Clients = Annotated[
+    int | None,
+    typer.Option("--clients", metavar="N", help="how many; 10, or one a group with natural, when left out", show_default=False),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="DISTANCE=X",
+        help="a level the cut shall have, by the skew's own knob: hellinger=0.6, features.wasserstein=0.1",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="seed of the cut")]
+Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+
+DEFAULT_SKEW = "dirichlet:alpha=0.2"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make the commands part of the command line."""
+    app.command(cls=Once)(split)
+    app.command(cls=Once)(measure)
+
+
+def split(
+    out: Annotated[Path, typer.Option("--out", "--folder", metavar="DIR", help="a new folder", show_default=False)],
+    data: Data = None,
+    label: Label = None,
+    skew: Skew = None,
+    clients: Clients = None,
+    target: Target = None,
+    group: Group = None,
+    drop: Drop = None,
+    client_test: Annotated[
+        float, typer.Option("--client-test", metavar="X", help="share of its rows that every client holds out")
+    ] = 0.0,
+    seed: Seed = 0,
+    index: Annotated[bool, typer.Option("--index", help="write row numbers only")] = False,
+    npz: Annotated[bool, typer.Option("--npz", help="write what models see: encoded, scaled, treated, as NPZ arrays")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="draw the picture as SVG, too")] = False,
+    as_json: Json = False,
+) -> None:
+    """Cut a data set into one file a client, in the input's own format.
+
+    All rows of your own file go to clients, unless --data FILE:test=0.2 asks for test rows, which are then written as well.
+
+    \b
+    fedskew split --data my.csv --label y --skew dirichlet:alpha=0.3 --clients 4 --out nodes
+    fedskew split --data my.csv --label y --skew dirichlet --target hellinger=0.6 --clients 4 --out nodes
+    """
+    from fedskew.export.split_figure import draw_split
+    from fedskew.export.split_folder import must_not_exist, save_split
+
+    if index and npz:
+        raise FedskewError("--index and --npz clash: give one of them")
+    must_not_exist(out)
+    files: Files = "index" if index else "arrays" if npz else "same"
+    origin, fed, made_by = _cut(_data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, client_test, target)
+
+    def draw(fed: "Federation", found: "Heterogeneity", ending: str) -> bytes:
+        return draw_split(fed, found, f"{fed.data.name} cut by {made_by['skew']}, seed {seed}", ending)
+
+    found = save_split(out, origin, fed, made_by, files=files, pictures=("png", "svg") if svg else ("png",), draw=draw)
+    _tell_split(out, fed, found, made_by, as_json)
+
+
+def measure(
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="what fedskew split wrote", show_default=False)] = None,
+    data: Data = None,
+    label: Label = None,
+    skew: Skew = None,
+    clients: Clients = None,
+    target: Target = None,
+    group: Group = None,
+    drop: Drop = None,
+    seed: Seed = 0,
+    sweep: Annotated[
+        str | None,
+        typer.Option("--sweep", metavar="OPTION=A+B", help="an option of the skew at several values", show_default=False),
+    ] = None,
+    convention: Annotated[
+        str, typer.Option("--convention", metavar="TEXT", help="mean over pairs (mean), or as FedArtML and MFedBN (fedartml)")
+    ] = "mean",
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="draw it: a .png or .svg file", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say how unlike the clients of a cut are, and what exactly the numbers are.
+
+    \b
+    fedskew measure nodes
+    fedskew measure --data my.csv --label y --skew vop --clients 4
+    fedskew measure --data digits --skew dirichlet --sweep alpha=0.01+0.1+1+10 --picture page.png
+    """
+    _check_picture(picture)
+    if folder is not None:
+        _refuse_beside_folder({"data": data, "label": label, "skew": skew, "clients": clients, "target": target, "group": group,
+                               "drop": drop, "sweep": sweep})  # fmt: skip
+        _measure_folder(folder, convention, picture, as_json)
+    elif sweep is not None:
+        _measure_sweep(
+            _data(data, label, group, drop),
+            skew or DEFAULT_SKEW.partition(":")[0],
+            sweep,
+            clients,
+            seed,
+            convention,
+            picture,
+            as_json,
+        )
+    else:
+        _, fed, made_by = _cut(_data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, 0.0, target)
+        _show(fed, f"{fed.data.name} cut by {made_by['skew']}, seed {seed}", made_by, convention, picture, as_json)
+
+
+# -- what both do ------------------------------------------------------------------------------------------------------
+
+
+def _data(data: str | None, label: str | None, group: str | None, drop: str | None) -> dict[str, Any]:
+    """``--data`` with the options that have a spelling of their own."""
+    if data is None:
+        raise FedskewError("what is to be cut? Give --data FILE --label COL, or the name of a data set (fedskew data list)")
+    choice = parse(data, "data set")
+    own = {"label": label, "group": group, "drop": drop}
+    given = {name: value for name, value in own.items() if value is not None}
+    for name in given:
+        if name in choice.options:
+            raise FedskewError(f"--{name} {given[name]} and --data {data}: {name} is given twice")
+    return {"name": choice.name, **choice.options, **given}
+
+
+def _cut(
+    data: Mapping[str, Any], skew: str, clients: int | None, seed: int, client_test: float, target: str | None
+) -> "tuple[Origin, Federation, dict[str, Any]]":
+    from fedskew import api
+    from fedskew.export.split_folder import read_origin
+    from fedskew.heterogeneity.target import Target as Wanted
+    from fedskew.heterogeneity.target import find
+
+    wanted = None if target is None else Wanted.parse(target)
+    if wanted is None:
+        api.spell("skew", skew)
+    origin = read_origin(data)
+    made_by: dict[str, Any] = {"skew": skew, "seed": seed, "client_test": client_test}
+    if wanted is not None:
+        found = find(skew, origin.data.train, clients or api.DEFAULT_CLIENTS, seed, wanted, classes=len(origin.data.classes))
+        made_by |= {"skew": found.spec, "target": str(wanted), "level": found.level}
+    fed = api.split(origin.data, made_by["skew"], clients, seed=seed, client_test=client_test)
+    return origin, fed, made_by
+
+
+def _tell_split(out: Path, fed: "Federation", found: "Heterogeneity", made_by: Mapping[str, Any], as_json: bool) -> None:
+    from fedskew.export.split_folder import held_by_nobody
+    from fedskew.runs.folder import to_json
+
+    if as_json:
+        print(to_json({"folder": str(out), **made_by, "heterogeneity": found.as_dict()}))
+        return
+    sizes = fed.partition.sizes
+    print(f"{fed.clients} clients of {sizes.min():,} … {sizes.max():,} rows, cut by {made_by['skew']}, seed {made_by['seed']}")
+    if "target" in made_by:
+        print(f"wanted {made_by['target']}, got {made_by['level']:.4f}")
+    for view in ("labels", "features"):
+        means = "  ".join(f"{name} {spread.mean:.3f}" for name, spread in found.views.get(view, {}).items())
+        print(f"{view + ', mean of all pairs':28}{means}")
+    unheld = len(held_by_nobody(fed))
+    if unheld:
+        print(f"{unheld:,} rows that no client holds are in nobody.*")
+    if any(out.glob("test.*")):
+        print(f"{len(fed.test):,} test rows, which no client holds, are in test.*")
+    print(f"folder: {out}")
+
+
+def _refuse_beside_folder(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise FedskewError(f"--{name} clashes with a folder, which is cut already: give the folder alone, or --data")
+
+
+def _check_picture(picture: Path | None) -> None:
+    if picture is None:
+        return
+    if picture.suffix not in (".png", ".svg"):
+        raise FedskewError(f"--picture {picture}: give a file that ends in .png or .svg")
+    if picture.exists():
+        raise FedskewError(f"--picture {picture} exists already: remove it or choose another")
+
+
+def _measure_folder(folder: Path, convention: str, picture: Path | None, as_json: bool) -> None:
+    from fedskew.export.split_folder import load_split
+
+    fed = load_split(folder)
+    _show(fed, f"{folder}", {"folder": str(folder)}, convention, picture, as_json)
+
+
+def _show(
+    fed: "Federation", title: str, facts: Mapping[str, Any], convention: str, picture: Path | None, as_json: bool
+) -> None:
+    from fedskew.export.split_figure import draw_split
+    from fedskew.heterogeneity.heterogeneity import measure as measured
+    from fedskew.runs.folder import to_json, write_atomically
+
+    found = measured(fed, convention=cast("Convention", convention))  # measure refuses what it does not know
+    if picture is not None:
+        write_atomically(picture, draw_split(fed, found, title, picture.suffix[1:]))
+    print(to_json({**facts, **found.as_dict()}) if as_json else f"{title}\n{found}")
+
+
+def _measure_sweep(
+    data: Mapping[str, Any],
+    skew: str,
+    sweep: str,
+    clients: int | None,
+    seed: int,
+    convention: str,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """One line for each value of the option, and all matrices on one page."""
+    from fedskew import api
+    from fedskew.export.split_figure import draw_sweep
+    from fedskew.export.split_folder import read_origin
+    from fedskew.heterogeneity.heterogeneity import measure as measured
+    from fedskew.runs.folder import to_json, write_atomically
+
+    specs = _sweep(skew, sweep)
+    for spec in specs.values():
+        api.spell("skew", spec)
+    source = read_origin(data).data
+    feds = {title: api.split(source, spec, clients, seed=seed) for title, spec in specs.items()}
+    chosen = cast("Convention", convention)  # measure refuses what it does not know
+    found = {title: measured(fed, chance=False, convention=chosen) for title, fed in feds.items()}
+    if picture is not None:
+        name = f"{source.name} cut by {skew}, seed {seed}"
+        write_atomically(picture, draw_sweep(feds, found, name, picture.suffix[1:]))
+    if as_json:
+        print(to_json({title: result.as_dict() for title, result in found.items()}))
+        return
+    names = list(next(iter(found.values())).labels)
+    print(f"{'mean over pairs, labels':28}" + "".join(f"{name:>17}" for name in names))
+    for title, result in found.items():
+        print(f"{title:28}" + "".join(f"{result.labels[name].mean:17.4f}" for name in names))
+
+
+def _sweep(skew: str, sweep: str) -> dict[str, str]:
+    """What to call each cut of a sweep -> its skew."""
+    option, equals, values = sweep.partition("=")
+    if not equals or not option.strip() or not values.strip():
+        raise FedskewError(f"--sweep {sweep!r}: write option=a+b+c, such as alpha=0.01+0.1+1+10")
+    cut, plus, treatments = skew.partition(" + ")
+    joint = "," if ":" in cut else ":"
+    return {
+        f"{option.strip()}={value.strip()}": f"{cut}{joint}{option.strip()}={value.strip()}{plus}{treatments}"
+        for value in values.split("+")
+    }

@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, random streams, registries with options, trees of tensors, files."""

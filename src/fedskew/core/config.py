@@ -1,0 +1,175 @@
+"""Everything that can be set, once: types, bounds, defaults and help for Python, TOML files and the command line alike."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.files import reading
+from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare, Positive, validate
+
+CHOICES = ("data", "skew", "model", "algorithm", "schedule", "fleet")  # settings that are a name with options
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Args:
+        rounds: rounds of training
+        per_round: clients chosen each round; all of them when left out
+        sampling: how they are drawn, without replacement: uniform, or with chances in proportion to their size
+        epochs: passes of a chosen client over its rows
+        batch_size: rows a local step
+        lr: local learning rate
+        optimizer: local optimiser, fresh in every round
+        momentum: of local SGD
+        weight_decay: of the local optimiser
+        nesterov: Nesterov momentum in local SGD
+        schedule: local learning rate over rounds (fedskew list schedules)
+        weights: what a client counts by in the mean of every method: its rows (size), 1 (uniform), or as the paper of each
+            method says (paper)
+        norm: BatchNorm of the clients: merged by the server (aggregate), kept by each client (local), or merged but for the
+            running statistics, which stay with the client (silo)
+        fleet: how fast the clients' machines and lines are (fedskew list fleets)
+        secure: the server of a Stratify method sees placeholders, agreed on under encryption, and sums over the clients of a
+            step (needs fedskew[he]); docs/secret-labels.md says what these still tell
+        round_totals: with secure, clients round their rows of each label to a multiple of this before these are added up
+        engine: all clients of a round at once (stacked), or one by one, the plain reference (sequential)
+        device: cpu, cuda, cuda:1, ... or auto
+        dtype: precision of everything
+        threads: CPU threads; chosen by the engine when left out
+        memory: gigabytes that a stack of clients may take
+        seed: of the first weights, the choice of clients and the batches
+        eval_every: rounds between two evaluations; the last round always has one
+        eval_rows: training rows on which the global model's training loss is measured; a fixed random sample, or none for all
+        test_trained: also score clients' models right after their local training, before the server mixes them
+        checkpoint_every: rounds between two checkpoints; when left out as often as takes about 1 % of the time
+        tensorboard: also write TensorBoard events into the run folder
+    """
+
+    rounds: Annotated[int, AtLeastOne] = 50
+    per_round: Annotated[int | None, AtLeastOne] = None
+    sampling: Literal["uniform", "size"] = "uniform"
+    epochs: Annotated[int, Bounds(1, 10_000)] = 1
+    batch_size: Annotated[int, AtLeastOne] = 32
+    lr: Annotated[float, Positive] = 0.1
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: Annotated[float, PartialShare] = 0.0
+    weight_decay: Annotated[float, NonNegative] = 0.0
+    nesterov: bool = False
+    schedule: str | Mapping[str, Any] = "constant"
+    weights: Literal["size", "uniform", "paper"] = "size"
+    norm: Literal["aggregate", "local", "silo"] = "aggregate"
+    fleet: str | Mapping[str, Any] = "uniform"
+    secure: bool = False
+    round_totals: Annotated[int, AtLeastOne] = 1
+    engine: Literal["stacked", "sequential"] = "stacked"
+    device: str = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+    threads: Annotated[int | None, Bounds(1, 1024)] = None
+    memory: Annotated[float, Bounds(0, 1e6, above=True)] = 2.0
+    seed: Annotated[int, NonNegative] = 0
+    eval_every: Annotated[int, AtLeastOne] = 1
+    eval_rows: Annotated[int | None, AtLeastOne] = 2_000
+    test_trained: bool = False
+    checkpoint_every: Annotated[int | None, AtLeastOne] = None
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        checked(self, "settings")
+        if self.round_totals > 1 and not self.secure:
+            raise FedskewError(
+                f"round_totals={self.round_totals} rounds what secure=true tells of labels: add it, or leave it at 1"
+            )
+        if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
+            raise FedskewError("nesterov=true needs optimizer=sgd and a momentum above 0")
+        if self.optimizer == "adam" and self.momentum:
+            raise FedskewError(
+                f"momentum={self.momentum:g} clashes with optimizer=adam, which has its own: leave momentum at 0"
+            )
+
+
+@dataclass(frozen=True)
+class Experiment(Settings):
+    """What to train on, with what, and how: all that a run needs.
+
+    Args:
+        data: data set (fedskew list data), or a CSV, Parquet or NPZ file or a folder of images
+        validation: share of the training rows set aside for choosing hyper-parameters
+        skew: how the training rows are cut into clients (fedskew list skews)
+        clients: number of clients; when left out 10, or one a group with skew=natural
+        split_seed: seed of the cut and of the held-out rows; the same as seed when left out
+        client_test: share of its rows that every client holds out to test its own model
+        model: network (fedskew list models)
+        algorithm: method (fedskew list algorithms)
+    """
+
+    data: str | Mapping[str, Any] = "digits"
+    validation: Annotated[float, PartialShare] = 0.0
+    skew: str | Mapping[str, Any] = "dirichlet:alpha=0.2"
+    clients: Annotated[int | None, AtLeastOne] = None
+    split_seed: Annotated[int | None, NonNegative] = None
+    client_test: Annotated[float, PartialShare] = 0.0
+    model: str | Mapping[str, Any] = "mlp"
+    algorithm: str | Mapping[str, Any] = "fedavg"
+
+    def settings(self) -> Settings:
+        """The training part alone."""
+        return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
+
+
+def checked(instance: Any, where: str) -> None:
+    """Validate a frozen dataclass in its ``__post_init__``: every field converted to its type and inside its bounds."""
+    given = {field.name: getattr(instance, field.name) for field in fields(instance)}
+    for name, value in validate(type(instance), given, where).items():
+        object.__setattr__(instance, name, value)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file; dashes and underscores are the same, choices may be text or a table with ``name``."""
+    if path.is_dir():
+        raise FedskewError(f"{path} is a folder, not an experiment file; to go on with a run: fedskew resume {path}")
+    if not path.exists():
+        raise FedskewError(f"there is no experiment file {path}")
+    with reading(path):
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+            raise FedskewError(f"{path} is not a TOML file: {problem}") from None
+    known = {field.name for field in fields(Experiment)}
+    result: dict[str, Any] = {}
+    for written, value in content.items():
+        key = written.replace("-", "_")
+        if key in result:
+            raise FedskewError(f"{path}: {key} is given twice")
+        if key not in known:
+            raise unknown(f"setting in {path}", key, known)
+        if isinstance(value, dict) and key not in CHOICES:
+            raise FedskewError(f"{path}: {key} takes a single value, not a table")
+        result[key] = value
+    return result
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Settings as TOML: plain values first, then a table for each choice; None is written as "none"."""
+    plain = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
+    tables = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            body = [f"{name} = {_toml(entry)}" for name, entry in value.items()]
+            tables.append("\n".join(["", f"[{key}]", *body]))
+    return "\n".join([*plain, *tables]) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: '"none"'}[value]
+    if isinstance(value, (int, float)):
+        return repr(value if isinstance(value, int) else float(value))  # NumPy's numbers print with their type
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(_toml(entry) for entry in value) + "]"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's, less this one

@@ -1,0 +1,146 @@
+"""Reading files that somebody else made: only plain files, never more memory than there is, every failure one line."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.core.errors import FedskewError
+
+MOST_GROWTH = 200  # a packed file may unpack to so many times its size; a bomb of deflate does 1,000
+_SLACK = 64 << 20  # bytes that any packed file may unpack to
+_PACKED: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # type: ignore[dict-item]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a file is read into one line that names the file; what is no file is not opened at all.
+
+    Parsers raise whatever they like on damaged content, so everything is turned; the cause stays with the error.
+    """
+    try:
+        _refuse_odd(path)
+        yield
+    except FedskewError:
+        raise
+    except FileNotFoundError:
+        raise FedskewError(f"{path} is not there") from None
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise FedskewError(f"{path} is cut off or damaged: get it again") from error
+    except UnicodeDecodeError as error:
+        raise FedskewError(f"{path} is not UTF-8 text (byte {error.start}): convert it") from None
+    except OSError as error:
+        raise FedskewError(f"{path} cannot be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise FedskewError(f"{path} cannot be read: it needs more memory than this machine has; take a part of it") from error
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise FedskewError(f"{path} cannot be read, it is damaged or not what its name says ({why})") from error
+
+
+def _refuse_odd(path: Path) -> None:
+    """A pipe or device would be waited for, or never end."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder gives the operating system's own error
+        raise FedskewError(f"{path} is a pipe or device, not a file: write its content to a file first")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, decompressed when it is packed; an empty one is refused."""
+    with reading(path), open_unpacked(path) as file:
+        content = file.read()
+    if not content:
+        raise FedskewError(f"{path} is empty: get it again")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """The content of a UTF-8 text file, decompressed when it is packed; an empty one is refused."""
+    content = read_bytes(path)
+    with reading(path):
+        return content.decode()
+
+
+def open_unpacked(path: Path) -> IO[bytes]:
+    """A file for reading, decompressed by its ending; one that grows beyond all measure is refused as it is read."""
+    opener = _PACKED.get(path.suffix.lower())
+    if opener is None:
+        return path.open("rb")
+    limit = unpacked_limit(path.stat().st_size)
+    return io.BufferedReader(_Limited(path, opener(path), limit))
+
+
+def unpacked_limit(packed: int) -> int:
+    """How many bytes so many packed ones may unpack to."""
+    return MOST_GROWTH * packed + _SLACK
+
+
+class _Limited(io.RawIOBase):
+    """A stream that refuses to give more than so many bytes."""
+
+    def __init__(self, path: Path, inner: IO[bytes], limit: int) -> None:
+        self._path, self._inner, self._limit, self._left = path, inner, limit, limit
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """The next bytes."""
+        data = self._inner.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise too_large(self._path, "more than", self._limit)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Both."""
+        self._inner.close()
+        super().close()
+
+
+def too_large(path: Path, how: str, size: int) -> FedskewError:
+    """Error for a packed file that unpacks to far more than real data does."""
+    return FedskewError(
+        f"{path} unpacks to {how} {size:,} bytes, over {MOST_GROWTH} times its size: "
+        "it is damaged or made to fill the memory; unpack it yourself if you trust it"
+    )
+
+
+def must_fit(what: str, size: int, fix: str) -> None:
+    """Refuse what needs more bytes than this machine has memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 40
+    if size > memory:
+        raise FedskewError(f"{what} needs {size / 1e9:,.1f} GB, and this machine has {memory / 1e9:,.1f} GB of memory: {fix}")
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an NPZ file; pickled objects are refused."""
+    with reading(path):
+        try:
+            with path.open("rb") as file:
+                archive = np.load(file, allow_pickle=False)
+                if not isinstance(archive, np.lib.npyio.NpzFile):
+                    raise FedskewError(f"{path} is a single array, not an .npz archive: use numpy.savez")
+                with zipfile.ZipFile(file) as packed:
+                    size = sum(member.file_size for member in packed.infolist())
+                if size > unpacked_limit(path.stat().st_size):
+                    raise too_large(path, "", size)
+                return {name: archive[name] for name in archive.files}
+        except FedskewError:
+            raise
+        except (ValueError, zipfile.BadZipFile, KeyError) as error:
+            why = "it holds Python objects (dtype object), which are never unpickled" if "pickle" in str(error) else "damaged"
+            raise FedskewError(f"{path} is not a readable .npz archive: {why}") from None

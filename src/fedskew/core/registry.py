@@ -1,0 +1,384 @@
+"""Names for things: one registry a kind; options, defaults, bounds and help are read from signatures and docstrings."""
+
+import importlib
+import inspect
+import math
+import pkgutil
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedskew.core.errors import FedskewError, unknown
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Allowed range of a number, declared in its annotation: ``Annotated[float, Bounds(0, 1)]``."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False  # the low end itself is not allowed
+    below: bool = False  # the high end itself is not allowed
+
+    def holds(self, value: float) -> bool:
+        """Whether the value is finite and inside."""
+        low = value > self.low if self.above else value >= self.low
+        high = value < self.high if self.below else value <= self.high
+        return low and high and abs(value) < math.inf  # a whole number may be too large for math.isfinite
+
+    def __str__(self) -> str:
+        low = "" if self.low == -math.inf else f"{'>' if self.above else '>='} {self.low:g}"
+        high = "" if self.high == math.inf else f"{'<' if self.below else '<='} {self.high:g}"
+        return " and ".join(part for part in (low, high) if part) or "finite"
+
+
+# Beyond it seeds repeat, whole numbers leave 64 bits, and the product of two options leaves single precision.
+LIMIT = 2**63
+Positive = Bounds(0, above=True)
+NonNegative = Bounds(0)
+AtLeastOne = Bounds(1)
+Share = Bounds(0, 1)  # a fraction, both ends allowed
+PartialShare = Bounds(0, 1, below=True)  # a fraction of which something must remain
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a registered thing: everything that help, validation and docs need."""
+
+    name: str
+    type: Any
+    default: Any  # inspect.Parameter.empty: required
+    bounds: Bounds | None
+    help: str
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is inspect.Parameter.empty
+
+    def type_name(self) -> str:
+        """The type as a user would say it."""
+        return _type_name(self.type)
+
+    def convert(self, value: Any, where: str) -> Any:
+        """``value`` (text from the command line, or a typed value) as this option's type, inside its bounds."""
+        try:
+            result = _convert(value, self.type)
+        except (TypeError, KeyError, ValueError, OverflowError):
+            raise FedskewError(f"{where}: {self.name}={_show(value)} is not {self.type_name()}") from None
+        parts = result if isinstance(result, tuple) else (result,)
+        for part in parts:
+            if isinstance(part, str) and not is_utf8(part):
+                raise FedskewError(f"{where}: {self.name}={_show(value)} is not UTF-8 text: rename what it names")
+            if not isinstance(part, (int, float)):
+                continue
+            if self.bounds and not self.bounds.holds(part):
+                raise FedskewError(f"{where}: {self.name}={_show(value)} is out of range, it must be {self.bounds}")
+            if abs(part) >= LIMIT:
+                raise FedskewError(f"{where}: {self.name}={_show(value)} is too large: numbers stay below 2^63")
+        return result
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, get_args(kind)))
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_type_name(part) for part in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"a list of {_type_name(get_args(kind)[0])} (a+b+c)"
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        type(None): "none",
+        Mapping: "a table",
+    }
+    return names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
+
+
+def _show(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def is_utf8(text: str) -> bool:
+    """Whether text can be written down: names of files may hold bytes that are no text.
+
+    >>> is_utf8("größe"), is_utf8("gr\\udcf6")
+    (True, False)
+    """
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+_TRUTH = {"true": True, "yes": True, "false": False, "no": False}
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """``value`` as ``kind``; raises TypeError, KeyError, ValueError or OverflowError when it is not one."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _convert(value, get_args(kind)[0])
+    if origin is Literal:
+        for allowed in get_args(kind):
+            if str(value) == str(allowed):
+                return allowed
+        raise ValueError(value)
+    if origin in (Union, types.UnionType):
+        return _convert_union(value, get_args(kind))
+    if origin is tuple:
+        parts = value.split("+") if isinstance(value, str) else value
+        return tuple(_convert(part, get_args(kind)[0]) for part in parts)
+    if kind is bool:
+        return _TRUTH[str(value).lower()]
+    if isinstance(value, bool):
+        raise TypeError(value)
+    if kind is int:
+        if isinstance(value, float) and not value.is_integer():
+            raise ValueError(value)
+        return int(value)
+    if kind is float:
+        return float(value)
+    if kind is str and isinstance(value, (int, float)):
+        return str(value)
+    if not isinstance(value, origin or kind):
+        raise TypeError(value)
+    return value
+
+
+def _convert_union(value: Any, kinds: tuple[Any, ...]) -> Any:
+    if type(None) in kinds and (value is None or str(value).lower() == "none"):
+        return None
+    for kind in kinds:
+        if kind is not type(None):
+            try:
+                return _convert(value, kind)
+            except (TypeError, KeyError, ValueError, OverflowError):
+                continue
+    raise ValueError(value)
+
+
+def options_of(thing: Callable[..., Any]) -> dict[str, Option]:
+    """The options of a function (its keyword-only parameters) or of a dataclass (its fields)."""
+    target = thing.__init__ if is_dataclass(thing) else thing
+    hints = get_type_hints(target, include_extras=True)
+    documented: dict[str, str] = {}
+    for source in reversed(inspect.getmro(thing)) if isinstance(thing, type) else [thing]:
+        documented |= argument_help(inspect.cleandoc(source.__doc__ or ""))  # a derived class repeats only what it changes
+    keyword_kinds = (inspect.Parameter.KEYWORD_ONLY,)
+    if is_dataclass(thing):
+        keyword_kinds += (inspect.Parameter.POSITIONAL_OR_KEYWORD,)  # type: ignore[assignment]
+    result = {}
+    for name, parameter in inspect.signature(thing).parameters.items():
+        if parameter.kind not in keyword_kinds:
+            continue
+        kind, bounds = hints[name], None
+        if get_origin(kind) is Annotated:
+            kind, *extras = get_args(kind)
+            bounds = next((extra for extra in extras if isinstance(extra, Bounds)), None)
+        result[name] = Option(name, kind, parameter.default, bounds, documented.get(name, ""))
+    return result
+
+
+def argument_help(doc: str) -> dict[str, str]:
+    """The ``Args:`` section of a docstring as name -> text.
+
+    >>> argument_help("Idea.\\n\\nArgs:\\n    mu: strength of the pull,\\n        at least 0\\n    tau: other")
+    {'mu': 'strength of the pull, at least 0', 'tau': 'other'}
+    """
+    section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)*)", doc, re.MULTILINE)
+    found: dict[str, str] = {}
+    name = ""
+    for line in (section.group(1) if section else "").splitlines():
+        start = re.match(r" {4}(\w+): (.*)", line)
+        if start:
+            name = start.group(1)
+            found[name] = start.group(2).strip()
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+def validate(thing: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """``values`` converted to the types of ``thing``'s options; unknown, missing or out-of-range ones are refused."""
+    known = options_of(thing)
+    for name in values:
+        if name not in known:
+            if not known:
+                raise FedskewError(f"{where} takes no options, got {name!r}")
+            raise unknown(f"option of {where}", name, known)
+    for option in known.values():
+        if option.required and option.name not in values:
+            raise FedskewError(f"{where} needs {option.name}=: {option.help or option.type_name()}")
+    return {name: known[name].convert(value, where) for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A registered name with the options that were given: what ``name:key=value`` says."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        given = ",".join(f"{key}={spelled(value)}" for key, value in self.options.items())
+        return f"{self.name}:{given}" if given else self.name
+
+
+@dataclass(frozen=True)
+class Composition(Choice):
+    """A choice and what is added to it: what ``name:key=value + name:key=value`` says."""
+
+    added: tuple[Choice, ...] = ()
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, (Choice(self.name, self.options), *self.added)))
+
+
+def compose(parts: Iterable[Choice]) -> Choice:
+    """The parts as one choice; a single part is itself."""
+    first, *added = parts
+    return Composition(first.name, first.options, tuple(added)) if added else first
+
+
+def parts_of(spec: Any, kind: str) -> list[Any]:
+    """The parts of a spelling, in order; one that is no text and no composition has one part, itself.
+
+    >>> [part.name for part in parts_of("dirichlet:alpha=0.3 + noise:sigma=0.1", "skew")]
+    ['dirichlet', 'noise']
+    """
+    if isinstance(spec, str):
+        parts = [parse(part, kind) for part in re.split(r"\s+\+\s+", spec)]
+        for part in parts:
+            if "+" in part.name:  # in an option's value a plus makes a list
+                apart = " + ".join(name.strip() for name in part.name.split("+"))
+                raise FedskewError(f"{kind} {spec!r}: a plus between parts has a space on each side: {apart}")
+        return parts
+    return [Choice(spec.name, spec.options), *spec.added] if isinstance(spec, Composition) else [spec]
+
+
+def spelled(value: Any) -> str:
+    """An option's value as it is written on the command line."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return "+".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def parse(text: str, kind: str) -> Choice:
+    """Read ``name:key=value,key=value``.
+
+    >>> parse("dirichlet:alpha=0.2,min_size=5", "skew")
+    Choice(name='dirichlet', options={'alpha': '0.2', 'min_size': '5'})
+    """
+    name, _, rest = text.strip().partition(":")
+    if not name:
+        raise FedskewError(f"empty {kind}: write name or name:key=value,key=value")
+    options: dict[str, Any] = {}
+    for part in rest.split(",") if rest else []:
+        key, equals, value = part.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise FedskewError(f"{kind} {text!r}: {part!r} is not key=value")
+        if key in options:
+            raise FedskewError(f"{kind} {text!r}: {key} is given twice")
+        options[key] = value.strip()
+    return Choice(name.strip(), options)
+
+
+class Registry(Generic[T]):
+    """The things of one kind, found by importing the modules of one package the first time a name is looked up."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind = kind
+        self._package = package
+        self._things: dict[str, T] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator: make the class or function available as ``name``."""
+
+        def keep(thing: T) -> T:
+            if name in self._things:
+                raise FedskewError(f"{self.kind} {name!r} is registered twice")
+            if not inspect.getdoc(thing):
+                raise FedskewError(f"{self.kind} {name!r} needs a docstring: its help comes from there")
+            self._things[name] = thing
+            return thing
+
+        return keep
+
+    def _load(self) -> dict[str, T]:
+        if not self._loaded:
+            self._loaded = True
+            package = importlib.import_module(self._package)
+            for module in pkgutil.walk_packages(package.__path__, f"{self._package}."):
+                importlib.import_module(module.name)
+        return self._things
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._load()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._load()
+
+    def get(self, name: str) -> T:
+        """The thing of that name, or an error that names the nearest."""
+        things = self._load()
+        if name not in things:
+            raise unknown(self.kind, name, things)
+        return things[name]
+
+    def summary(self, name: str) -> str:
+        """First line of its docstring."""
+        return (inspect.getdoc(self.get(name)) or "").splitlines()[0]
+
+    def options(self, name: str) -> dict[str, Option]:
+        """Its options by name."""
+        return options_of(self.get(name))
+
+    def choose(self, spec: "str | Mapping[str, Any] | Choice") -> Choice:
+        """Validate a spelling (text, or a table with ``name``) into a choice with typed options."""
+        if isinstance(spec, str):
+            choice = parse(spec, self.kind)
+        elif isinstance(spec, Choice):
+            choice = spec
+        elif isinstance(spec, Mapping) and isinstance(spec.get("name"), str):
+            choice = Choice(spec["name"], {key.replace("-", "_"): value for key, value in spec.items() if key != "name"})
+        else:
+            raise FedskewError(f"{self.kind} {_show(spec)}: write it as text, name:key=value, or as a table with a name")
+        thing = self.get(choice.name)
+        return Choice(choice.name, validate(thing, choice.options, f"{self.kind} {choice.name}"))
+
+    def full(self, choice: Choice) -> Choice:
+        """The choice with every option, defaults too: what a record of it needs."""
+        known = self.options(choice.name)
+        return Choice(choice.name, {name: choice.options.get(name, option.default) for name, option in known.items()})
+
+    def brief(self, choice: Choice) -> Choice:
+        """The choice without the options that are at their defaults: what a reader needs."""
+        known = self.options(choice.name)
+        return Choice(choice.name, {key: value for key, value in choice.options.items() if value != known[key].default})
+
+    def name_of(self, thing: Any) -> str | None:
+        """The name under which a class or function is registered, if it is."""
+        return next((name for name, known in self._load().items() if known is thing), None)
+
+
+class Composing(Registry[T]):
+    """A registry whose choices may have several parts, each of them known to it or to another registry."""
+
+    def home(self, part: Choice) -> Registry[Any]:
+        """The registry that knows a part."""
+        return self
+
+    def full(self, choice: Choice) -> Choice:
+        """The choice with every option of every part."""
+        return compose(Registry.full(self.home(part), part) for part in parts_of(choice, self.kind))
+
+    def brief(self, choice: Choice) -> Choice:
+        """The choice without the options that are at their defaults, part by part."""
+        return compose(Registry.brief(self.home(part), part) for part in parts_of(choice, self.kind))

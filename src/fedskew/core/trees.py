@@ -1,0 +1,51 @@
+"""Named tensors, one client's or stacked over clients: the few operations that engines need on them."""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Tensors: TypeAlias = dict[str, Tensor]
+Tree: TypeAlias = dict[str, Tensors]  # named groups of named tensors
+
+
+def stacked(tensors: Tensors, count: int) -> Tensors:
+    """``count`` copies of every tensor on a new first axis."""
+    return {name: value.expand(count, *value.shape).clone() for name, value in tensors.items()}
+
+
+def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
+    """The clients at ``index`` of a stacked tree."""
+
+    def pick(value: Tensor) -> Tensor:
+        return value[index.to(value.device) if isinstance(index, Tensor) else index]
+
+    return {part: {name: pick(value) for name, value in tensors.items()} for part, tensors in tree.items()}
+
+
+def unsqueezed(tree: Tree) -> Tree:
+    """One client's tree as a stack of one."""
+    return {part: {name: value.unsqueeze(0) for name, value in tensors.items()} for part, tensors in tree.items()}
+
+
+def without(tree: Tree, names: frozenset[str]) -> Tree:
+    """The tree less the tensors of these names in every part."""
+    return {part: {name: value for name, value in tensors.items() if name not in names} for part, tensors in tree.items()}
+
+
+def size_in_bytes(tree: Tree) -> int:
+    """What a tree weighs on the wire."""
+    return sum(value.numel() * value.element_size() for tensors in tree.values() for value in tensors.values())
+
+
+def finite_clients(trees: Iterable[Tree], count: int) -> Tensor:
+    """For each of the ``count`` clients of the stacked trees, whether all of its numbers are finite."""
+    verdict = torch.ones(count, dtype=torch.bool)
+    for tree in trees:
+        for tensors in tree.values():
+            for value in tensors.values():
+                # A sum is finite only if all terms are; it costs one pass and no mask as large as the tensor.
+                fine = torch.isfinite(value.flatten(1).sum(1, dtype=torch.float64) if value.dim() > 1 else value)
+                verdict = verdict.to(fine.device) & fine
+    return verdict.cpu()

@@ -1,0 +1,65 @@
+"""A data set and how it is cut: what every run trains on."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedskew.data.dataset import Dataset, Rows
+from fedskew.data.partition import Partition
+
+_SAMPLED_VALUES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with their training rows; ``held_out`` are rows that each client keeps for testing its own model.
+
+    ``treated`` are the rows of ``data.train`` as the clients hold them, where the skew changes rows (noise, relabel); ``data``
+    stays as it was read, so that it can be cut again, and ``train`` is what to look at.
+
+    ``recipe`` holds the settings from which the same federation can be made again; it is empty when the data or the cut came
+    from Python objects.
+    """
+
+    data: Dataset
+    partition: Partition
+    held_out: Partition | None = None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    treated: Rows | None = None
+
+    @property
+    def train(self) -> Rows:
+        """Training rows of all clients, as they hold them."""
+        return self.data.train if self.treated is None else self.treated
+
+    @property
+    def test(self) -> Rows:
+        """Rows that no client holds."""
+        return self.data.test
+
+    @property
+    def validation(self) -> Rows | None:
+        """Rows for choosing hyper-parameters, if some were set aside."""
+        return self.data.validation
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return self.partition.clients
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells whether two federations hold the same rows at the same clients (labels in full, features by a sample)."""
+        parts = hashlib.sha256(self.partition.digest.encode())
+        for rows in (self.train, self.test, self.validation):
+            if rows is not None:
+                values = rows.x.reshape(-1)
+                step = max(1, len(values) // _SAMPLED_VALUES)
+                parts.update(repr(rows.x.shape).encode())
+                parts.update(np.ascontiguousarray(rows.y).tobytes())
+                parts.update(np.ascontiguousarray(values[::step]).tobytes())
+        return parts.hexdigest()

@@ -1,0 +1,147 @@
+"""Rows that are arrays from the start (images, numeric features): split, standardise on training rows, convert."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Floats
+from fedskew.data.dataset import Dataset, Features, Rows, Split
+
+Numbers: TypeAlias = NDArray[Any]
+_CHUNK = 1 << 20  # numbers converted at a time: bounds the float64 copies of a large set
+
+
+PixelScale: TypeAlias = Literal["standard", "unit"]
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Array data before any split; its rows hold numbers of any type.
+
+    ``test`` is the published test part or the split to draw. ``scaled`` marks the entries of the second axis (columns of a
+    table, channels of an image or signal) that are standardised; None: none. ``full_scale`` is the number that stands for 1.
+    """
+
+    train: Rows
+    test: Rows | Split
+    classes: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    scaled: NDArray[np.bool_] | None = None
+    full_scale: float = 1.0
+
+    def build(self, name: str, validation: Split | None) -> Dataset:
+        """Split, fit the standardisation on the training rows, and convert."""
+        train, notes = self.train, self.notes
+        if isinstance(self.test, Split):
+            train, test = _set_aside(name, train, self.test)
+            notes += (split_note(self.test),)
+        else:
+            test = self.test
+        held: Rows | None = None
+        if validation is not None:
+            train, held = _set_aside(name, train, validation)
+        for label, part in (("train", train), ("test", test), ("validation", held)):
+            if part is not None:
+                _refuse_nan(f"{name}: {label}", part.x)
+        offset, factor = self._fit(train.x)
+        if self.scaled is not None:
+            train = replace(train, unit=1 / factor)
+        return Dataset(
+            name=name,
+            train=_convert(train, offset, factor),
+            test=_convert(test, offset, factor),
+            validation=None if held is None else _convert(held, offset, factor),
+            classes=self.classes,
+            groups=self.groups,
+            features=self.features,
+            notes=notes + self._scale_notes(offset, factor, "channels" if train.x.ndim > 2 else "columns"),
+        )
+
+    def _fit(self, x: Numbers) -> tuple[Floats, Floats]:
+        """What to subtract from and then multiply with every entry of the second axis."""
+        offset, factor = np.zeros(x.shape[1]), np.full(x.shape[1], 1 / self.full_scale)
+        if self.scaled is not None:
+            mean, deviation = moments(x)
+            offset[self.scaled] = mean[self.scaled]
+            factor[self.scaled] = 1 / np.where(deviation > 0, deviation, 1)[self.scaled]
+        return offset, factor
+
+    def _scale_notes(self, offset: Floats, factor: Floats, what: str) -> tuple[str, ...]:
+        if self.scaled is None or not self.scaled.any():
+            return ()
+        count, total = int(self.scaled.sum()), len(self.scaled)
+        note = f"{count} of {total} {what} standardised with the mean and deviation of the training rows"
+        if what == "channels" and count <= 3:
+            means = ", ".join(f"{value:.4f}" for value in offset[self.scaled] / self.full_scale)
+            deviations = ", ".join(f"{value:.4f}" for value in 1 / factor[self.scaled] / self.full_scale)
+            note += f" ({means}; {deviations})"
+        return (note,)
+
+
+def scaled_pixels(x: Numbers, scale: PixelScale) -> NDArray[np.bool_] | None:
+    """The channels of images that are standardised: all of them, or none where pixels are to lie between 0 and 1."""
+    return everything(x) if scale == "standard" else None
+
+
+def everything(x: Numbers) -> NDArray[np.bool_]:
+    """The mark that standardises every column or channel of these rows."""
+    return np.ones(x.shape[1], dtype=np.bool_)
+
+
+def split_note(split: Split) -> str:
+    """What a user should know about a split that is not the publisher's."""
+    return f"no published split: a {split.share:g} share held out for test, in proportion within every class, seed {split.seed}"
+
+
+def _set_aside(name: str, part: Rows, split: Split) -> tuple[Rows, Rows]:
+    kept, held = split.rows(name, part.strata)
+    return part.take(kept), part.take(held)
+
+
+def _chunks(x: Numbers) -> Iterator[slice]:
+    step = max(1, _CHUNK // max(1, x[:1].size))
+    return (slice(start, start + step) for start in range(0, len(x), step))
+
+
+def moments(x: Numbers) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of every entry of the second axis, over all the others, in two passes."""
+    axes = (0, *range(2, x.ndim))
+    count = max(1, x.size // max(1, x.shape[1]))
+    mean = sum((x[rows].sum(axis=axes, dtype=np.float64) for rows in _chunks(x)), np.zeros(x.shape[1])) / count
+    centre = _along_second_axis(mean, x.ndim)
+    squares = sum((((x[rows] - centre) ** 2).sum(axis=axes) for rows in _chunks(x)), np.zeros(x.shape[1]))
+    deviation = np.sqrt(squares / count)
+    # Rounding leaves a constant column with a deviation of about 1e-16 of its value: that is still constant.
+    return mean, np.where(deviation <= 1e-12 * np.abs(mean), 0.0, deviation)
+
+
+def _along_second_axis(values: Floats, dimensions: int) -> Floats:
+    return values.reshape((1, -1) + (1,) * (dimensions - 2))
+
+
+def _convert(part: Rows, offset: Floats, factor: Floats) -> Rows:
+    x: Features = np.empty(part.x.shape, dtype=np.float32)
+    shift: Numbers = _along_second_axis(offset, x.ndim)
+    if np.can_cast(part.x.dtype, np.float32):  # single precision holds these numbers exactly, and is several times faster
+        shift = shift.astype(np.float32)
+    scale = _along_second_axis(factor, x.ndim).astype(np.float32)
+    for rows in _chunks(x):
+        np.subtract(part.x[rows], shift, out=x[rows], casting="same_kind")
+        x[rows] *= scale
+    return replace(part, x=x)
+
+
+def _refuse_nan(where: str, x: Numbers) -> None:
+    if x.dtype.kind != "f":
+        return
+    for rows in _chunks(x):
+        good = np.isfinite(x[rows]).reshape(len(x[rows]), -1).all(axis=1)
+        if not good.all():
+            first = rows.start + int(np.argmin(good))
+            raise FedskewError(f"{where}: row {first} holds NaN or infinity; fill or drop it")

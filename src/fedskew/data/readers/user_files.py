@@ -1,0 +1,237 @@
+"""Readers of the user's own data: CSV, Parquet and NPZ files (a folder of images is in images.py)."""
+
+import csv as text_table
+import io
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from numpy.typing import NDArray
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import open_unpacked, read_npz, reading, too_large, unpacked_limit
+from fedskew.core.registry import AtLeastOne, NonNegative
+from fedskew.data.convert import part_from, split_parts
+from fedskew.data.dataset import Split, datasets
+from fedskew.data.readers.arrays import Arrays, everything
+from fedskew.data.readers.table import Table, need_column
+from fedskew.data.source import TestShare
+
+if TYPE_CHECKING:
+    from fedskew.data.readers.table import Frame
+
+Separator = Literal["comma", "semicolon", "tab", "space"]
+_MOST_COLUMNS = 100_000
+_SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " "}
+
+
+@datasets.register("csv")
+@datasets.register("parquet")
+def table(
+    *,
+    path: str,
+    label: str,
+    group: str | None = None,
+    drop: tuple[str, ...] = (),
+    categorical: tuple[str, ...] = (),
+    test: TestShare = 0.2,
+    test_path: str | None = None,
+    split_seed: int = 0,
+    standardize: bool = True,
+    max_categories: Annotated[int, AtLeastOne] = 64,
+    window: Annotated[int, NonNegative] = 0,
+    stride: Annotated[int, NonNegative] = 0,
+    separator: Separator = "comma",
+) -> Table:
+    """Your own table: a CSV file with a header line (may be gzipped) or a Parquet file.
+
+    Text columns become one feature a category, missing numbers the training median; whatever is fitted is fitted on
+    training rows only.
+
+    Args:
+        path: the file
+        label: column with the class
+        group: column with whom a row belongs to (person, device, site): natural clients
+        drop: columns to leave out, a+b+c
+        categorical: columns to read as categories although they hold numbers, a+b+c
+        test: share of the rows held out for test, in proportion within every class (and group)
+        test_path: a second file with the test rows, instead of a split
+        split_seed: seed of the split
+        standardize: bring numeric columns to mean 0 and deviation 1
+        max_categories: features for one text column at most; the rarest categories are pooled
+        window: rows of one window of a time series, 0 for none; the split then keeps groups whole, or cuts the series once
+        stride: rows from one window to the next, 0 for as many as the window has
+        separator: what stands between the columns of a CSV file
+    """
+
+    def read(file: str) -> "Frame":
+        return read_table(Path(file).expanduser(), drop, separator, (label, group))
+
+    return Table(
+        train=read(path),
+        test=Split("test", test, split_seed) if test_path is None else read(test_path),
+        label=label,
+        group=group,
+        standardize=standardize,
+        categorical=categorical,
+        max_categories=max_categories,
+        window=window,
+        stride=stride,
+    )
+
+
+@datasets.register("npz")
+def npz(
+    *,
+    path: str,
+    test: TestShare = 0.2,
+    test_path: str | None = None,
+    split_seed: int = 0,
+    standardize: bool = True,
+) -> Arrays:
+    """Your own arrays: an NPZ file with x, y and perhaps group (and x_test, y_test, group_test).
+
+    The first axis of x is the rows, the second the columns of a table or the channels of images and signals.
+
+    Args:
+        path: the file
+        test: share of the rows held out for test, in proportion within every class (and group)
+        test_path: a second file with the test rows, instead of a split
+        split_seed: seed of the split
+        standardize: bring every column or channel to mean 0 and deviation 1
+    """
+    file = Path(path).expanduser()
+    arrays = read_npz(file)
+    train = part_from(str(file), _pick(file, arrays, ""))
+    tested = None
+    if test_path is not None:
+        test_file = Path(test_path).expanduser()
+        tested = part_from(str(test_file), _pick(test_file, read_npz(test_file), ""))
+    elif "x_test" in arrays:
+        tested = part_from(str(file), _pick(file, arrays, "_test"))
+    rows, classes, groups = split_parts(str(file), train, tested)
+    return Arrays(
+        train=rows[0],
+        test=rows[1] if tested else Split("test", test, split_seed),
+        classes=classes,
+        groups=groups,
+        features=train.features,
+        scaled=everything(train.x) if standardize else None,
+    )
+
+
+def read_table(
+    path: Path, drop: Iterable[str] = (), separator: Separator = "comma", named: Iterable[str | None] = ()
+) -> "Frame":
+    """A CSV or Parquet file, told apart by their first bytes, without the dropped columns.
+
+    Of the index that pandas may have stored in a Parquet file, the levels in ``named`` are columns; the others are left out.
+    """
+    with reading(path), path.open("rb") as file:
+        start = file.read(4)
+    frame = read_parquet(path, drop, named) if start == b"PAR1" else read_csv(path, drop, separator)
+    if not len(frame):
+        raise FedskewError(f"{path} has no rows")
+    return frame
+
+
+def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma") -> "Frame":
+    """A CSV file with a header line, without the dropped columns."""
+    import pandas as pd
+
+    sign = _SEPARATORS[separator]
+    _check_header(path, _csv_header(path, sign))
+    with reading(path), warnings.catch_warnings(), open_unpacked(path) as file:
+        # More fields than the header has are otherwise cut away with a warning only.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            frame = pd.read_csv(file, sep=sign, index_col=False, low_memory=False)
+        except pd.errors.EmptyDataError:
+            raise FedskewError(f"{path} is empty") from None
+        except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+            raise FedskewError(f"{path} is not a regular table: {error}") from None
+    _refuse_short_end(path, sign, len(frame.columns))
+    for column in drop:
+        need_column(str(path), column, frame.columns)
+    return frame.drop(columns=list(drop))
+
+
+def _csv_header(path: Path, sign: str) -> list[str]:
+    """The names in the first line that is not empty."""
+    with reading(path), open_unpacked(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        try:
+            return next((fields for fields in text_table.reader(text, delimiter=sign) if fields), [])
+        except text_table.Error as error:
+            raise FedskewError(
+                f"{path} has no header line that can be read ({error}): write the names of its columns"
+            ) from None
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    """Two columns of one name are two answers to what is asked for, and the second of two labels would be a feature."""
+    if len(names) > _MOST_COLUMNS:
+        raise FedskewError(f"{path} has {len(names):,} columns, more than {_MOST_COLUMNS:,}: is it a table, separator and all?")
+    twice = next((name for name, count in Counter(names).items() if count > 1 and name.strip()), None)
+    if twice is not None:
+        raise FedskewError(f"{path}: column {twice!r} is there twice: rename one or take it out")
+
+
+def _refuse_short_end(path: Path, sign: str, columns: int) -> None:
+    """A file that was cut off ends in a short line, which would pass for missing values."""
+    if path.suffix != ".csv":
+        return  # a compressed file knows by itself that it was cut off
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - (1 << 16)))
+        lines = file.read().rstrip(b"\r\n").splitlines()  # of bytes: text has other signs that end a line, a table has not
+    if len(lines) < 2 or b'"' in lines[-1]:
+        return  # quotes may span lines, so the last one proves nothing
+    fields = lines[-1].count(sign.encode()) + 1
+    if fields < columns:
+        raise FedskewError(f"{path}: the last line has {fields} of {columns} columns, so the file is cut off: get it again")
+
+
+def read_parquet(path: Path, drop: Iterable[str] = (), named: Iterable[str | None] = ()) -> "Frame":
+    """A Parquet file without the dropped columns; ``named`` are levels of a stored index that are wanted as columns."""
+    try:
+        import pyarrow
+        from pyarrow import parquet as files
+    except ImportError:
+        raise FedskewError("Parquet files need pyarrow: pip install 'fedskew[parquet]'") from None
+    with reading(path):
+        try:
+            table = _read_columns(path, files.ParquetFile(path), set(drop))
+        except pyarrow.ArrowException as error:
+            raise FedskewError(f"{path} is not a Parquet file or damaged: {error}") from None
+        frame: Frame = table.to_pandas()
+        return frame.reset_index([level for level in frame.index.names if level in set(named) - {None}]).reset_index(drop=True)
+
+
+def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
+    """The columns of an open Parquet file that are not dropped, if they hold single values and are not made to fill memory."""
+    from pyarrow import types
+
+    schema, size = file.schema_arrow, 8 * file.metadata.num_rows * file.metadata.num_columns
+    for column in drop:
+        need_column(str(path), column, schema.names)
+    _check_header(path, schema.names)
+    if size > unpacked_limit(path.stat().st_size):
+        raise too_large(path, "about", size)
+    kept = [field for field in schema if field.name not in drop]
+    for field in kept:
+        if types.is_nested(field.type):
+            raise FedskewError(
+                f"{path}: column {field.name!r} holds {field.type}, not one value a row: leave it out with drop={field.name} "
+                "or make a column of each part"
+            )
+    return file.read([field.name for field in kept])
+
+
+def _pick(path: Path, arrays: dict[str, NDArray[Any]], ending: str) -> tuple[NDArray[Any], ...]:
+    for name in ("x", "y"):
+        if name + ending not in arrays:
+            raise FedskewError(f"{path} has no array {name + ending!r}, it holds {', '.join(sorted(arrays)) or 'nothing'}")
+    return tuple(arrays[name + ending] for name in ("x", "y", "group") if name + ending in arrays)

@@ -1,0 +1,1 @@
+"""The known data sets, one family a file."""

@@ -1,0 +1,267 @@
+"""Folders of image files: pacs, digits-dg, tiny-imagenet, and the user's own."""
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import must_fit, read_text, reading
+from fedskew.core.registry import AtLeastOne, NonNegative
+from fedskew.data.dataset import Rows, Split, datasets
+from fedskew.data.readers.arrays import Arrays, Numbers, PixelScale, scaled_pixels
+from fedskew.data.source import Download, Source, TestShare, find, register
+
+_ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+_QUIET = logging.NullHandler()  # for Pillow, which else prints what it also raises
+_MOST_PIXELS = 64_000_000  # of one image
+_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+_DIGIT_DOMAINS = ("mnist", "mnist_m", "svhn", "syn")
+
+
+class Picture(NamedTuple):
+    """An image file with the names of its class and group."""
+
+    path: Path
+    label: str
+    group: str = ""
+
+
+@register(
+    "pacs",
+    Source(
+        "none stated, research use; Li et al. ICCV 2017",
+        files=tuple(f"PACS/{domain}" for domain in _DOMAINS),
+        manual=(
+            "download https://drive.google.com/open?id=1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE (linked from the Dassl.pytorch "
+            "project) and put its images as {root}/PACS/<domain>/<class>/*.jpg with the domains " + ", ".join(_DOMAINS)
+        ),
+    ),
+)
+def pacs(
+    *,
+    size: Annotated[int, AtLeastOne] = 64,
+    test: TestShare = 0.2,
+    split_seed: int = 0,
+    scale: PixelScale = "standard",
+) -> Arrays:
+    """Seven kinds of objects as photo, art painting, cartoon and sketch, 9,991 images, with the domain as group.
+
+    Args:
+        size: height and width to scale the images to
+        test: share of the rows held out for test, in proportion within every class and domain
+        split_seed: seed of the split
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+    """
+    pictures = [picture for domain in _DOMAINS for picture in _by_folder(find("pacs", f"PACS/{domain}"), group=domain)]
+    return _arrays(pictures, Split("test", test, split_seed), size, scale)
+
+
+@register(
+    "digits-dg",
+    Source(
+        "that of its parts (MNIST, MNIST-M, SVHN, SYN), research use; Zhou et al. 2020",
+        files=tuple(f"digits_dg/{domain}/{part}" for domain in _DIGIT_DOMAINS for part in ("train", "val")),
+        manual=(
+            "download https://drive.google.com/open?id=15V7EsHfCcfbKgsDmzQKj_DfXt_XYp_P7 (linked from the Dassl.pytorch "
+            "project) and unpack it as {root}/digits_dg/<domain>/{{train,val}}/<class>/*.jpg with the domains "
+            + ", ".join(_DIGIT_DOMAINS)
+        ),
+    ),
+)
+def digits_dg(*, size: Annotated[int, AtLeastOne] = 32, scale: PixelScale = "standard") -> Arrays:
+    """Digits from four sources (MNIST, MNIST-M, SVHN, SYN), colour, with the source as group; published val part as test.
+
+    Args:
+        size: height and width to scale the images to
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+    """
+    train, test = (
+        [
+            picture
+            for domain in _DIGIT_DOMAINS
+            for picture in _by_folder(find("digits-dg", f"digits_dg/{domain}/{part}"), group=domain)
+        ]
+        for part in ("train", "val")
+    )
+    return _arrays(train, test, size, scale, notes=("the published validation images serve as test rows",))
+
+
+@register(
+    "tiny-imagenet",
+    Source(
+        "research use (ImageNet terms); Stanford CS231n",
+        files=tuple(f"tiny-imagenet-200/{file}" for file in ("wnids.txt", "train", "val/val_annotations.txt", "val/images")),
+        downloads=(
+            Download(
+                "tiny-imagenet-200",
+                ("https://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+                "md5:90528d7ca1a48142e341f4ef8d21d0de",
+                248_100_043,
+                archive="tiny-imagenet-200.zip",
+            ),
+        ),
+    ),
+)
+def tiny_imagenet(*, scale: PixelScale = "standard") -> Arrays:
+    """200 classes of ImageNet, 64x64 colour, 100,000 + 10,000; the published val part as test (its test labels are secret).
+
+    Args:
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+    """
+    name, folder = "tiny-imagenet", "tiny-imagenet-200"
+    classes = sorted(read_text(find(name, f"{folder}/wnids.txt")).split())
+    train = [picture for wnid in classes for picture in _files(find(name, f"{folder}/train/{wnid}/images"), wnid)]
+    annotations, images = find(name, f"{folder}/val/val_annotations.txt"), find(name, f"{folder}/val/images")
+    test = []
+    for number, line in enumerate(read_text(annotations).splitlines(), 1):
+        file, _, rest = line.partition("\t")
+        wnid = rest.partition("\t")[0]
+        if wnid not in classes:
+            raise FedskewError(f"{annotations}: line {number} does not name an image and one of the {len(classes)} classes")
+        test.append(Picture(images / file, wnid))
+    return _arrays(train, test, 64, scale, notes=("the published validation images serve as test rows",))
+
+
+@datasets.register("images")
+def images(
+    *,
+    path: str,
+    layout: Literal["class", "group/class"] = "class",
+    size: Annotated[int, NonNegative] = 0,
+    color: Literal["rgb", "gray"] = "rgb",
+    test: TestShare = 0.2,
+    test_path: str | None = None,
+    split_seed: int = 0,
+    scale: PixelScale = "standard",
+) -> Arrays:
+    """Your own images: a folder with one folder a class; with train and test folders in it, that split is kept.
+
+    Args:
+        path: the folder
+        layout: class for <class>/<image>; group/class for <group>/<class>/<image>, where the groups are natural clients
+        size: height and width to scale the images to; 0: they all have one size already
+        color: rgb for three channels, gray for one
+        test: share of the images held out for test, in proportion within every class (and group)
+        test_path: a second folder with the test images, instead of a split
+        split_seed: seed of the split
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+    """
+    folder = Path(path).expanduser()
+    notes: tuple[str, ...] = ()
+    parted = (folder / "train").is_dir() and (folder / "test").is_dir()
+    if test_path is None and parted:
+        test_path, folder = str(folder / "test"), folder / "train"
+        notes = ("the folders train and test are taken as the split",)
+    tested = Split("test", test, split_seed) if test_path is None else _layout(Path(test_path).expanduser(), layout)
+    return _arrays(_layout(folder, layout), tested, size, scale, color, notes)
+
+
+def _layout(folder: Path, layout: str) -> list[Picture]:
+    if not folder.is_dir():
+        raise FedskewError(f"{folder} is not a folder")
+    if layout == "class":
+        return _by_folder(folder)
+    return [picture for group in _subfolders(folder) for picture in _by_folder(group, group.name)]
+
+
+def _by_folder(folder: Path, group: str = "") -> list[Picture]:
+    return [picture for inner in _subfolders(folder) for picture in _files(inner, inner.name, group)]
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    found = sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
+    if not found:
+        raise FedskewError(f"{folder} has no folders in it, expected one a class")
+    return found
+
+
+def _files(folder: Path, label: str, group: str = "") -> list[Picture]:
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _ENDINGS and not file.name.startswith("."))
+    if not files:
+        raise FedskewError(f"{folder} has no images in it ({', '.join(sorted(_ENDINGS))})")
+    return [Picture(file, label, group) for file in files]
+
+
+def _arrays(
+    train: Sequence[Picture],
+    test: "Sequence[Picture] | Split",
+    size: int,
+    scale: PixelScale,
+    color: str = "rgb",
+    notes: tuple[str, ...] = (),
+) -> Arrays:
+    parts = [train] if isinstance(test, Split) else [train, test]
+    classes, groups = (sorted({getattr(picture, kind) for part in parts for picture in part}) for kind in ("label", "group"))
+    if len(classes) < 2:
+        raise FedskewError(f"{train[0].path.parent.parent} holds one class only ({classes[0]}); there is nothing to learn")
+    named = groups != [""]
+    rows = [
+        Rows(
+            _read(part, size, "RGB" if color == "rgb" else "L"),
+            np.array([classes.index(picture.label) for picture in part], dtype=np.int64),
+            np.array([groups.index(picture.group) for picture in part], dtype=np.int64) if named else None,
+        )
+        for part in parts
+    ]
+    return Arrays(
+        train=rows[0],
+        test=test if isinstance(test, Split) else rows[1],
+        classes=tuple(classes),
+        groups=tuple(groups) if named else (),
+        notes=notes,
+        scaled=scaled_pixels(rows[0].x, scale),
+        full_scale=255,
+    )
+
+
+def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
+    """All images as (rows, channels, height, width); decoding runs in threads, Pillow lets go of the interpreter for it."""
+    where, channels = pictures[0].path.parent, len(mode)
+    must_fit(f"{where}: {len(pictures)} images of size={size}", len(pictures) * channels * size**2, "choose a smaller size=")
+    first = _pixels(pictures[0].path, size, mode)
+    must_fit(f"{where}: {len(pictures)} images", len(pictures) * first.size, "give a smaller size= or fewer images")
+    result = np.empty((len(pictures), *first.shape), dtype=np.uint8)
+
+    def fill(position: int) -> None:
+        pixels = _pixels(pictures[position].path, size, mode)
+        if pixels.shape != first.shape:
+            height, width = pixels.shape[1:]
+            raise FedskewError(
+                f"{pictures[position].path} is {width}x{height}, others are {first.shape[2]}x{first.shape[1]}: give size="
+            )
+        result[position] = pixels
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for _ in threads.map(fill, range(len(pictures)), chunksize=64):
+            pass
+    return result
+
+
+def _pixels(path: Path, size: int, mode: str) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    logging.getLogger("PIL").addHandler(_QUIET)
+    with reading(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's doubts: either the pixels are read, or there is an error
+        try:
+            with Image.open(path) as image:
+                if image.width * image.height > _MOST_PIXELS:
+                    raise FedskewError(
+                        f"{path} is {image.width}x{image.height}, more than {_MOST_PIXELS:,} pixels: scale it down first"
+                    )
+                converted = image.convert(mode)
+                if size and converted.size != (size, size):
+                    converted = converted.resize((size, size), Image.Resampling.LANCZOS)
+                pixels = np.asarray(converted, dtype=np.uint8)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            if isinstance(error, (FedskewError, FileNotFoundError)):
+                raise
+            raise FedskewError(f"{path} is not a readable image: {error}") from None
+    return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]

@@ -1,0 +1,144 @@
+"""One model and one optimiser along a walk: the samples of many clients in a given order, at the cost of central training.
+
+In a chain the model is at one client at a time, in lock-step all clients of a batch hold the same weights and their summed
+gradients are divided once. Either way the next weights follow from the batch alone, so one ordinary batch does for both.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedskew.core.streams import Ints
+from fedskew.engine.cost import measure_cost
+from fedskew.engine.device import random_layers
+from fedskew.engine.job import Course, Job, Walked
+from fedskew.models.parameters import trainable
+from fedskew.topology.sample_schedule import Walk
+
+_ROWS_AT_ONCE = 4096  # rows that are gathered ahead of the steps that use them
+_STEPS_AT_ONCE = 64  # steps in one CUDA graph
+
+
+def walk(job: Job, course: Course, path: Walk, resets: bool) -> Walked:
+    """Take every step of the path in order; ``resets`` starts the optimiser anew at each visit."""
+    with random_layers(job.x.device, job.seed, course.round, 0):
+        return _Walker(job, course, resets).along(path)
+
+
+class _Walker:
+    def __init__(self, job: Job, course: Course, resets: bool) -> None:
+        self.job, self.resets = job, resets
+        self.worker = copy.deepcopy(job.model).train()
+        images = job.x.dim() == 4 and job.x.device.type == "cpu" and measure_cost(job.model, job.x, 1).channels_last()
+        if images:
+            self.worker = self.worker.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.params, self.buffers = trainable(self.worker), dict(self.worker.named_buffers())
+        with torch.no_grad():
+            for name, value in {**self.params, **self.buffers}.items():
+                value.copy_({**course.params, **course.buffers}[name])
+        self.state = {part: {n: v.clone() for n, v in tensors.items()} for part, tensors in course.optimizer.items()}
+        self.lr = torch.tensor(course.lr, dtype=job.x.dtype, device=job.x.device)
+        self.weights = list(self.params.values())
+
+    def along(self, path: Walk) -> Walked:
+        """All steps."""
+        sizes, visits = np.diff(path.ends, prepend=0), set(path.visits.tolist())
+        seen: list[Tensor] = []
+        at = 0
+        for first, last in _runs(sizes):
+            width, count = int(sizes[first]), last - first
+            rows = torch.from_numpy(path.rows[at : at + width * count]).to(self.job.y.device).view(count, width)
+            graph = self.job.x.device.type == "cuda" and count >= 2 * _STEPS_AT_ONCE and not self.resets
+            take = self._replayed if graph else self._eager
+            seen += take(rows, at, visits)
+            at += width * count
+        logits = torch.cat(seen) if seen else self.job.x.new_zeros((0, 1))
+        walked = self._finish(logits, path.rows)
+        return _in_sums(walked, sizes) if self.job.secure else walked
+
+    def _eager(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
+        """Step by step; the rows of many steps are gathered at once, for one row at a time costs more than its step."""
+        seen: list[Tensor] = []
+        width = rows.shape[1]
+        if not len(rows):  # torch.split makes one empty piece of nothing, and momentum would take a step on it
+            return seen
+        for some in torch.split(rows, max(1, _ROWS_AT_ONCE // width)):
+            x, y = self.job.x[some.flatten()], self.job.y[some.flatten()]
+            for inputs, labels in zip(torch.split(x, width), torch.split(y, width), strict=True):
+                if self.resets and (at == 0 or at in visits):
+                    self.state = self.job.optimizer.init(self.params, stacked=False)
+                seen.append(self._step(inputs, labels))
+                at += width
+        return seen
+
+    def _step(self, x: Tensor, y: Tensor) -> Tensor:
+        logits: Tensor = self.worker(x)
+        found = torch.autograd.grad(F.cross_entropy(logits, y), self.weights, materialize_grads=True)
+        self.job.optimizer.step_(self.params, dict(zip(self.params, found, strict=True)), self.state, self.lr)
+        return logits.detach()
+
+    def _replayed(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
+        """Many steps captured as one CUDA graph and replayed; what is left over is done step by step."""
+        batch = rows[:_STEPS_AT_ONCE].clone()
+
+        def steps() -> Tensor:
+            return torch.cat([self._step(self.job.x[some], self.job.y[some]) for some in batch])
+
+        graph, logits = self._captured(steps)
+        seen, whole = [], len(rows) // _STEPS_AT_ONCE * _STEPS_AT_ONCE
+        for some in torch.split(rows[:whole], _STEPS_AT_ONCE):
+            batch.copy_(some)
+            graph.replay()
+            seen.append(logits.clone())
+        return seen + self._eager(rows[whole:], at + whole * rows.shape[1], visits)
+
+    def _captured(self, steps: Callable[[], Tensor]) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
+        """The graph of these steps; trying and capturing them leaves the model and the optimiser as they were."""
+        moving = [*self.weights, *self.buffers.values(), *(v for tensors in self.state.values() for v in tensors.values())]
+        before = [value.detach().clone() for value in moving]
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            steps()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = steps()
+        with torch.no_grad():
+            for value, old in zip(moving, before, strict=True):
+                value.copy_(old)
+        return graph, logits
+
+    @torch.no_grad()
+    def _finish(self, logits: Tensor, rows: Ints) -> Walked:
+        labels = self.job.y[torch.from_numpy(rows).to(self.job.y.device)]
+        losses = F.cross_entropy(logits, labels, reduction="none") if len(rows) else logits[:, 0]
+        right = logits.argmax(1) == labels
+        params, buffers = (
+            {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+            for tensors in (self.params, self.buffers)
+        )
+        return Walked(params, buffers, self.state, losses.double().cpu().numpy(), right.double().cpu().numpy())
+
+
+def _in_sums(walked: Walked, sizes: Ints) -> Walked:
+    """As a server sees it that learns sums over a step and nothing of its rows: every row has the mean of its step."""
+    step = np.repeat(np.arange(len(sizes)), sizes)
+    losses, right = ((np.bincount(step, seen) / np.bincount(step))[step] for seen in (walked.losses, walked.right))
+    return replace(walked, losses=losses, right=right)
+
+
+def _runs(sizes: Ints) -> Iterator[tuple[int, int]]:
+    """Stretches of steps with the same number of rows.
+
+    >>> list(_runs(np.array([4, 4, 4, 2])))
+    [(0, 3), (3, 4)]
+    """
+    cuts = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
+    yield from ((first, last) for first, last in pairwise(cuts) if last > first)

@@ -1,0 +1,155 @@
+"""Rows as files store them, unchanged: lines of text, columns of a Parquet file, arrays, or only row numbers."""
+
+import gzip
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import read_bytes, read_npz, reading
+from fedskew.core.streams import Ints
+from fedskew.data.dataset import Rows
+
+
+class Stored(Protocol):
+    """Rows of a file, unchanged."""
+
+    def __len__(self) -> int: ...
+
+    def write(self, path: Path, rows: Ints) -> None:
+        """These rows, in this order, as a file of the same kind."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of a CSV file as bytes; a line break inside quotes ends no line, and empty lines are no rows."""
+
+    header: bytes
+    content: bytes
+    starts: Ints
+    ends: Ints
+
+    @classmethod
+    def read(cls, path: Path, separator: bytes) -> "Lines":
+        """A file of lines."""
+        content = read_bytes(path)
+        if not content.endswith(b"\n"):
+            content += b"\r\n" if b"\r\n" in content else b"\n"
+        text = np.frombuffer(content, dtype=np.uint8)
+        ends = np.flatnonzero(text == ord("\n")) + 1
+        ends = ends[np.searchsorted(np.flatnonzero(text == ord('"')), ends) % 2 == 0]
+        starts = np.concatenate([[0], ends[:-1]])
+        solid = np.ones(256, dtype=np.bool_)
+        solid[[sign for sign in b" \t\r\n" if sign not in separator]] = False
+        kept = np.logical_or.reduceat(solid[text], starts) if len(ends) else np.zeros(0, dtype=np.bool_)
+        starts, ends = starts[: len(ends)][kept], ends[kept]
+        header = content[starts[0] : ends[0]] if len(ends) else b""
+        return cls(header, content, starts[1:], ends[1:])
+
+    @classmethod
+    def join(cls, parts: "Sequence[Lines]") -> "Lines":
+        """One after the other."""
+        shift = np.cumsum([0, *(len(part.content) for part in parts[:-1])])
+        starts, ends = (
+            np.concatenate([getattr(part, name) + by for part, by in zip(parts, shift, strict=True)])
+            for name in ("starts", "ends")
+        )
+        return cls(parts[0].header, b"".join(part.content for part in parts), starts, ends)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def write(self, path: Path, rows: Ints) -> None:
+        """These rows, in this order."""
+        places = zip(self.starts[rows].tolist(), self.ends[rows].tolist(), strict=True)
+        content = b"".join([self.header, *(self.content[start:end] for start, end in places)])
+        path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The rows of a Parquet file, with its own column types."""
+
+    table: Any
+
+    @classmethod
+    def read(cls, path: Path) -> "Columns":
+        """A Parquet file."""
+        import pyarrow
+        from pyarrow import parquet
+
+        with reading(path):
+            try:
+                return cls(parquet.read_table(path))
+            except pyarrow.ArrowException as error:
+                raise FedskewError(f"{path} is not a Parquet file or damaged: {error}") from None
+
+    @classmethod
+    def join(cls, parts: "Sequence[Columns]") -> "Columns":
+        """One after the other."""
+        import pyarrow
+
+        return cls(pyarrow.concat_tables([part.table for part in parts]))
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def write(self, path: Path, rows: Ints) -> None:
+        """These rows, in this order."""
+        from pyarrow import parquet
+
+        parquet.write_table(self.table.take(rows), path)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Arrays whose first axis is the rows."""
+
+    arrays: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def read(cls, path: Path, ending: str = "") -> "Stack":
+        """An NPZ file; ``ending`` picks its test arrays."""
+        found = read_npz(path)
+        names = [name for name in ("x", "y", "group", "series") if name + ending in found]
+        return cls({name: found[name + ending] for name in names})
+
+    @classmethod
+    def of(cls, rows: Rows) -> "Stack":
+        """Of rows in memory."""
+        named: dict[str, Any] = {"x": rows.x, "y": rows.y, "group": rows.group, "series": rows.series}
+        return cls({name: values for name, values in named.items() if values is not None})
+
+    @classmethod
+    def join(cls, parts: "Sequence[Stack]") -> "Stack":
+        """One after the other."""
+        return cls({name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays})
+
+    def __len__(self) -> int:
+        return len(self.arrays["y"])
+
+    def rows(self, order: Ints) -> Rows:
+        """As the rows of a data set."""
+        picked = {name: values[order] for name, values in self.arrays.items()}
+        return Rows(picked["x"], picked["y"], picked.get("group"), picked.get("series"))
+
+    def write(self, path: Path, rows: Ints) -> None:
+        """These rows, in this order."""
+        picked: dict[str, Any] = {name: values[rows] for name, values in self.arrays.items()}
+        with path.open("wb") as file:
+            np.savez(file, **picked)
+
+
+class Numbers:
+    """Only the numbers of the rows."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def write(self, path: Path, rows: Ints) -> None:
+        """These rows, in this order."""
+        np.save(path, rows)

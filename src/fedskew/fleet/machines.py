@@ -1,0 +1,107 @@
+"""The contract of a fleet: what machine each client is, when it is there, and how long the server waits."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, TypeAlias, TypedDict, TypeVar, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Positive, Registry
+from fedskew.core.streams import Floats, Ints, bits
+from fedskew.fleet.availability import Windows
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Some clients as machines on their lines: one entry a client in every array."""
+
+    rows_per_second: Floats  # training rows, in a step that is large enough
+    seconds_per_step: Floats  # on top of its rows, whatever the size of the batch
+    down: Floats  # Mbit/s
+    up: Floats  # Mbit/s
+    latency: Floats  # seconds until a message arrives
+    dropout: Floats  # chance to vanish during a round
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All clients as machines. ``draw`` says what some of them are, at a cost that does not grow with how many there are.
+
+    With a ``deadline`` the server waits no longer than so many seconds; with ``partial`` a client that would miss it does as
+    many epochs as fit.
+    """
+
+    clients: int
+    draw: Callable[[Ints], Machines]
+    windows: Windows | None = None  # None: everybody is always there
+    deadline: float | None = None
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        if self.partial and self.deadline is None:
+            raise FedskewError("fleet: partial=true needs a deadline to fit epochs into: add deadline=SECONDS")
+
+    def machines(self, clients: Ints) -> Machines:
+        """The machines of these clients."""
+        return self.draw(clients)
+
+    def capacity(self, clients: Ints) -> Floats:
+        """How fast these clients compute, as a part of the fastest machine of the whole fleet: in (0, 1]."""
+        return self.machines(clients).rows_per_second / self._fastest
+
+    @cached_property
+    def _fastest(self) -> float:
+        return float(self.machines(np.arange(self.clients)).rows_per_second.max())
+
+    def available(self, clock: float) -> NDArray[np.bool_] | None:
+        """Which of all clients are there at this simulated second; None: everybody, always."""
+        return self.windows.open(clock) if self.windows else None
+
+    def next_available(self, clock: float) -> float:
+        """The first second from ``clock`` on at which somebody is there."""
+        return self.windows.next_open(clock) if self.windows else clock
+
+
+Builder: TypeAlias = Callable[..., Fleet]  # (clients, seed, /, *, options) -> Fleet
+fleets: Registry[Builder] = Registry("fleet", "fedskew.fleet")
+
+
+class Rules(TypedDict, total=False):
+    """What every preset takes beside its own options, and hands on to its ``Fleet``."""
+
+    deadline: Annotated[float | None, Positive]
+    partial: bool
+
+
+_HELP = """Args:
+    deadline: seconds that the server waits in a round, none for as long as it takes
+    partial: true for a client that would be late to do as many epochs as fit (FedProx); needs a deadline
+"""
+_DEFAULTS = {"deadline": None, "partial": False}
+F = TypeVar("F", bound=Builder)
+
+
+def preset(name: str) -> Callable[[F], F]:
+    """Decorator: register a builder whose ``**rules`` are spelled out, so that help and validation know ``Rules`` as well."""
+
+    def keep(build: F) -> F:
+        signature = inspect.signature(build)
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        hints = get_type_hints(Rules, include_extras=True)
+        shared = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[key]) for key in hints]
+        build.__signature__ = signature.replace(parameters=own + shared)  # type: ignore[attr-defined]
+        build.__annotations__ = {**build.__annotations__, **hints}
+        build.__doc__ = inspect.cleandoc(build.__doc__ or "").replace("Args:\n", _HELP, 1)
+        fleets.register(name)(build)
+        return build
+
+    return keep
+
+
+def shares(seed: int, purpose: str, *path: int | Ints) -> Floats:
+    """A number in [0, 1) for every address: what ``Stream.uniform`` gives, for many streams at once."""
+    return (bits(seed, purpose, *path) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,50 @@
+"""What the numbers of a measurement are, in sentences that can be quoted."""
+
+from collections.abc import Iterator, Sequence
+
+from fedskew.heterogeneity.coded import STEPS
+from fedskew.heterogeneity.pairs import Pairs
+from fedskew.heterogeneity.regions import LLOYD_STEPS, REGIONS, SAMPLE
+from fedskew.heterogeneity.study import Study
+
+
+def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool) -> Iterator[str]:
+    """The distances, what they are taken of, what was sampled; ``on_steps`` features were not measured by all their values."""
+    options, columns, pairs, few = study.options, study.columns, study.pairs, study.few_pairs
+    looked, varying = len(columns.chosen), columns.varying
+    yield (
+        "hellinger: sqrt(sum (sqrt p - sqrt q)^2 / 2); jensen-shannon: square root of the divergence in bits; "
+        "total-variation: sum |p - q| / 2, which is 1-Wasserstein between categories that are all 1 apart; "
+        "wasserstein: 1-Wasserstein, the area between the cumulative distributions."
+    )
+    yield (
+        f"labels: shares of the {study.classes} classes; for wasserstein class k of K stands at k / (K - 1), so that it alone "
+        "depends on the order of the classes. Label entropy is divided by log K."
+    )
+    steps = f", in {on_steps} on {STEPS} steps (never above the exact value, at most {1 / STEPS:.4f} below)" if on_steps else ""
+    yield (
+        f"features: {'all' if looked == varying else f'{looked} random ones of'} {varying} that are not constant, each scaled "
+        f"so that all rows span [0, 1]; {options.bins} bins of equal width; wasserstein of the values themselves, exact in "
+        f"{looked - on_steps} features{steps}. A pair's distance is the mean over features."
+    )
+    if options.convention == "fedartml":
+        yield (
+            "mean, by chance: as FedArtML makes one number of all pairs: for every feature the square root of the mean squared "
+            "hellinger, and the square root of the mean wasserstein, 1 at most; then the mean over features."
+        )
+    yield f"mean, worst: over {_drawn(pairs)}, each counted alike. pooled: to all rows together, clients counted by their rows."
+    yield (
+        f"features given label: mean over the labels of which both clients have {options.min_rows} rows. "
+        f"labels given features: mean over the regions where both have {options.min_rows} rows, {REGIONS} regions by "
+        f"{LLOYD_STEPS} k-means steps on at most {SAMPLE} rows. Both over {_drawn(few)}."
+    )
+    if not (pairs.exact and few.exact and looked == varying):
+        yield "standard error: of the mean, for the pairs and features that were drawn; a worst value is that of the drawn."
+    if chance:
+        yield "by chance: the mean after the rows were dealt at random to the same sizes: what samples so small show anyway."
+    for view in missing:
+        yield f"{view}: not measured, as no two clients have {options.min_rows} rows to compare, or nothing varies."
+
+
+def _drawn(pairs: Pairs) -> str:
+    return f"all {pairs.total} pairs of clients" if pairs.exact else f"{len(pairs.first)} of {pairs.total} pairs of clients"

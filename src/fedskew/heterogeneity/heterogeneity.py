@@ -1,0 +1,225 @@
+"""How unlike the clients of a cut are: in labels, in features, in features given the label, in labels given the features."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.data.dataset import Rows
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.heterogeneity.coded import Coded
+from fedskew.heterogeneity.definition import definition
+from fedskew.heterogeneity.distances import DISTANCES, between
+from fedskew.heterogeneity.fairness import gini
+from fedskew.heterogeneity.pairs import Comparison, shuffled, standard_error, whole_clients, within_strata
+from fedskew.heterogeneity.regions import regions_of
+from fedskew.heterogeneity.result import VIEWS, Heterogeneity, Spread
+from fedskew.heterogeneity.study import FEDARTML, Convention, Options, Study, study_of
+
+
+def measure(
+    data: "Federation | Rows",
+    partition: Partition | None = None,
+    *,
+    classes: int | None = None,
+    features: int | None = 256,
+    bins: int = 20,
+    pairs: int | None = None,
+    min_rows: int = 20,
+    chance: bool = True,
+    seed: int = 0,
+    convention: Convention = "mean",
+) -> Heterogeneity:
+    """How unlike the clients are, by Hellinger, Jensen-Shannon, total variation and 1-Wasserstein distance.
+
+    Args:
+        data: what ``split`` returned (its training rows are measured), or rows together with their ``partition``
+        partition: which of the rows each client holds
+        classes: how many classes there are; the greatest label + 1 when only rows are given
+        features: how many features are looked at, a random choice if there are more; None for all
+        bins: of a feature's histogram, for Hellinger, Jensen-Shannon and total variation
+        pairs: compare at most so many pairs of clients; left out, all of up to 500 clients and 20,000 beyond
+        min_rows: rows that both clients need of a label, or in a region of feature space, to be compared there
+        chance: also measure what dealing the same rows at random gives
+        seed: of the samples and of that deal
+        convention: how one number is made of many pairs: their mean, or as FedArtML and the tables of MFedBN do (fedartml): for
+            every feature the square root of the mean squared Hellinger distance, and of the mean Wasserstein distance
+
+    >>> rows = Rows(np.zeros((4, 1), np.float32), np.array([0, 0, 1, 1]))
+    >>> measure(rows, Partition.from_owner(np.array([0, 0, 1, 1]), clients=2)).labels["hellinger"].mean
+    1.0
+    """
+    study = study_of(data, partition, classes, Options(features, bins, pairs, min_rows, seed, convention))
+    views, columns = {"labels": _labels(study, chance)}, study.columns
+    by_feature, on_steps, found = _features(study, chance)
+    views |= found
+    if len(columns.chosen):
+        views |= _labels_given_features(study, regions_of(columns, Stream(seed, "measure regions")), chance)
+    entropy = _entropies(study) / (math.log2(study.classes) if study.classes > 1 else 1.0)
+    sizes = study.partition.sizes
+    return Heterogeneity(
+        clients=study.partition.clients,
+        rows=len(study.partition.rows),
+        classes=study.classes,
+        views={view: views[view] for view in VIEWS if view in views},
+        label_entropy={"mean": float(entropy.mean()), "least": float(entropy.min()), "most": float(entropy.max())},
+        sizes=_sizes(sizes),
+        most_skewed_feature=int(columns.chosen[np.argmax(by_feature)]) if len(by_feature) else None,
+        definition=tuple(definition(study, on_steps, [view for view in VIEWS if view not in views], chance)),
+    )
+
+
+def levels(
+    rows: Rows,
+    partition: Partition,
+    of: str,
+    *,
+    classes: int | None = None,
+    seed: int = 0,
+    convention: Convention = "mean",
+) -> dict[str, float]:
+    """Only the mean distances between clients, of ``labels`` or of ``features``: the same numbers that ``measure`` gives."""
+    study = study_of(rows, partition, classes, Options(seed=seed, convention=convention))
+    comparison = whole_clients(partition.offsets, study.pairs)
+    variables = [study.labels] if of == "labels" else study.columns.coded(study.options.bins, comparison.load)
+    (apart,) = _compare(variables, [comparison])
+    return {name: apart.level(line, convention) for line, name in _named(convention)}
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """Distances of the pairs of one comparison: of each pair, the mean over variables; of each variable, over pairs."""
+
+    comparison: Comparison
+    by_pair: Floats  # distances x pairs
+    by_variable: Floats  # distances x variables
+    squares: Floats  # the mean over pairs of the squared distances: distances x variables
+
+    def level(self, line: int, convention: Convention) -> float:
+        """One number for this distance."""
+        if convention == "mean":
+            return _mean(self.by_pair[line])
+        inside = self.squares if DISTANCES[line] == "hellinger" else self.by_variable
+        return min(_mean(np.sqrt(inside[line])), 1.0)
+
+
+def _named(convention: Convention) -> list[tuple[int, str]]:
+    """Which distances a convention defines, with their lines."""
+    return [(line, name) for line, name in enumerate(DISTANCES) if convention == "mean" or name in FEDARTML]
+
+
+def _compare(variables: Iterable[Coded], comparisons: Sequence[Comparison], pooled: "_Pooled | None" = None) -> list[_Apart]:
+    sums = [np.zeros((len(DISTANCES), comparison.pairs)) for comparison in comparisons]
+    means: list[list[Floats]] = [[] for _ in comparisons]
+    squares: list[list[Floats]] = [[] for _ in comparisons]
+    for variable in variables:
+        for comparison, total, mean, square in zip(comparisons, sums, means, squares, strict=True):
+            if comparison.pairs:
+                apart = comparison.distances(variable)
+                total += apart
+                mean.append(apart.mean(axis=1))
+                square.append((apart**2).mean(axis=1))
+        if pooled is not None:
+            pooled.add(variable)
+    return [
+        _Apart(
+            comparison, total / max(len(mean), 1), *(np.array(part).T.reshape(len(DISTANCES), -1) for part in (mean, square))
+        )
+        for comparison, total, mean, square in zip(comparisons, sums, means, squares, strict=True)
+    ]
+
+
+class _Pooled:
+    """Sums, over variables, each client's distance to all rows together."""
+
+    def __init__(self, offsets: Ints) -> None:
+        self.offsets = offsets
+        self.total = np.zeros((len(DISTANCES), len(offsets) - 1))
+        self.variables = 0
+        self.on_steps = 0  # variables with more values than the line has steps
+
+    def add(self, variable: Coded) -> None:
+        everybody = variable.profiles(self.offsets[[0, -1]])
+        for clients, profiles in variable.profiles_in_turn(self.offsets):
+            self.total[:, clients] += between(profiles, everybody)
+        self.variables += 1
+        self.on_steps += variable.beyond is not None
+
+    def summary(self) -> tuple[Floats, Floats]:
+        """Mean by rows, and worst, of each distance."""
+        each = self.total / max(self.variables, 1)
+        return each @ np.diff(self.offsets) / self.offsets[-1], each.max(axis=1)
+
+
+def _labels(study: Study, chance: bool) -> dict[str, Spread]:
+    comparison, pooled = whole_clients(study.partition.offsets, study.pairs), _Pooled(study.partition.offsets)
+    comparisons = [comparison, *_by_chance(comparison, None, study, chance)]
+    return _spreads(_compare([study.labels], comparisons, pooled), 1, study.options.convention, pooled)
+
+
+def _features(study: Study, chance: bool) -> tuple[Floats, int, dict[str, dict[str, Spread]]]:
+    """Features as they are and given the label; before that, each one's mean Hellinger distance and how many were on steps."""
+    offsets, label = study.partition.offsets, study.rows.y[study.partition.rows]
+    plain, given = whole_clients(offsets, study.pairs), within_strata(offsets, label, study.few_pairs, study.options.min_rows)
+    comparisons = [plain, *_by_chance(plain, None, study, chance), given, *_by_chance(given, label, study, chance)]
+    pooled, varying = _Pooled(offsets), study.columns.varying
+    apart = _compare(study.columns.coded(study.options.bins, plain.load), comparisons, pooled)
+    half = len(apart) // 2
+    found = {"features": _spreads(apart[:half], varying, study.options.convention, pooled)}
+    if given.pairs:
+        found["features given label"] = _spreads(apart[half:], varying, study.options.convention)
+    return apart[0].by_variable[0], pooled.on_steps, found
+
+
+def _labels_given_features(study: Study, region: Ints, chance: bool) -> dict[str, dict[str, Spread]]:
+    comparison = within_strata(study.partition.offsets, region, study.few_pairs, study.options.min_rows)
+    comparisons = [comparison, *_by_chance(comparison, region, study, chance)]
+    if not comparison.pairs:
+        return {}
+    return {"labels given features": _spreads(_compare([study.labels], comparisons), 1, study.options.convention)}
+
+
+def _by_chance(comparison: Comparison, stratum: Ints | None, study: Study, chance: bool) -> list[Comparison]:
+    return [shuffled(comparison, stratum, Stream(study.options.seed, "measure chance"))] if chance else []
+
+
+def _spreads(
+    apart: Sequence[_Apart], variables: int, convention: Convention, pooled: _Pooled | None = None
+) -> dict[str, Spread]:
+    """A line for each distance: ``apart`` is as it is and, perhaps, by chance; ``variables`` is how many there are in all."""
+    actual, comparison = apart[0], apart[0].comparison
+    to_all, worst_to_all = pooled.summary() if pooled else (None, None)
+    result = {}
+    for line, name in _named(convention):
+        values = actual.by_pair[line]
+        from_pairs, from_variables = comparison.error(values), standard_error(actual.by_variable[line], variables)
+        error = math.hypot(from_pairs, from_variables) if len(values) else 0.0
+        result[name] = Spread(
+            mean=actual.level(line, convention),
+            worst=float(values.max(initial=0.0)),
+            standard_error=error if convention == "mean" or error == 0 else math.nan,  # that of a root is another one
+            pairs=comparison.pairs,
+            by_chance=apart[1].level(line, convention) if len(apart) > 1 else None,
+            pooled=None if to_all is None else float(to_all[line]),
+            pooled_worst=None if worst_to_all is None else float(worst_to_all[line]),
+        )
+    return result
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _entropies(study: Study) -> Floats:
+    result = np.empty(study.partition.clients)
+    for clients, profiles in study.labels.profiles_in_turn(study.partition.offsets):
+        result[clients] = profiles.entropy
+    return result
+
+
+def _sizes(sizes: Ints) -> dict[str, float]:
+    least, most = int(sizes.min()), int(sizes.max())
+    return {"least": least, "most": most, "mean": float(sizes.mean()), "ratio": most / least, "gini": gini(sizes)}

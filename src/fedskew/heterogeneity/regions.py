@@ -1,0 +1,41 @@
+"""Regions of feature space, so that labels can be compared where features are alike: the nearest of a few centres."""
+
+import numpy as np
+
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.heterogeneity.coded import Columns
+
+REGIONS = 10
+LLOYD_STEPS = 10
+SAMPLE = 10_000  # rows from which the centres are found
+_VALUES_AT_ONCE = 1 << 22
+
+
+def regions_of(columns: Columns, stream: Stream) -> Ints:
+    """The region of every row: ten steps of Lloyd's k-means on the scaled features of a sample, then the nearest centre."""
+    total, width = len(columns.rows), len(columns.chosen)
+    sample = np.sort(stream.sample(total, min(total, SAMPLE)))
+    points = columns.scaled(slice(None), sample).T
+    distinct = np.unique(points, axis=0)
+    start = np.sort(Stream(stream.seed, stream.purpose, *stream.path, 1).sample(len(distinct), min(REGIONS, len(distinct))))
+    centres = distinct[start]
+    for _ in range(LLOYD_STEPS):
+        centres = _means(points, _nearest(points, centres), centres)
+    step = max(_VALUES_AT_ONCE // max(width, 1), 1)
+    parts = [slice(begin, min(begin + step, total)) for begin in range(0, total, step)]
+    return np.concatenate([_nearest(columns.scaled(slice(None), part).T, centres) for part in parts])
+
+
+def _nearest(points: Floats, centres: Floats) -> Ints:
+    """Which centre is nearest: |x - c|^2 without the |x|^2 that all centres share."""
+    nearest: Ints = np.argmin((centres**2).sum(axis=1) / 2 - points @ centres.T, axis=1)
+    return nearest
+
+
+def _means(points: Floats, nearest: Ints, centres: Floats) -> Floats:
+    """The middle of each centre's points; a centre without any stays where it is."""
+    member = np.zeros((len(points), len(centres)))
+    member[np.arange(len(points)), nearest] = 1
+    sizes = member.sum(axis=0)
+    moved = (member.T @ points) / np.maximum(sizes, 1)[:, None]
+    return np.where(sizes[:, None] > 0, moved, centres)

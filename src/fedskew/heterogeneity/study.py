@@ -1,0 +1,106 @@
+"""What is measured: the rows in the order of their clients, which features and which pairs of clients are looked at."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.data.dataset import Features, Rows
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.heterogeneity.coded import Coded, Columns, code_labels
+from fedskew.heterogeneity.pairs import PAIRS_CONDITIONAL, Pairs, choose_pairs, default_pairs
+
+_VALUES_AT_ONCE = 1 << 22
+
+Convention: TypeAlias = Literal["mean", "fedartml"]
+FEDARTML = ("hellinger", "wasserstein")  # the distances that this convention is about
+
+
+@dataclass(frozen=True)
+class Options:
+    """How closely to look; see ``measure``."""
+
+    features: int | None = 256
+    bins: int = 20
+    pairs: int | None = None
+    min_rows: int = 20
+    seed: int = 0
+    convention: Convention = "mean"
+
+    def __post_init__(self) -> None:
+        if self.convention not in get_args(Convention):
+            raise unknown("convention of measure", self.convention, get_args(Convention))
+        least = {"features": 1, "bins": 2, "pairs": 1, "min_rows": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise FedskewError(f"measure: {name}={value} is out of range, it must be >= {low}")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Rows in the order of their clients, and what of them is compared."""
+
+    rows: Rows
+    partition: Partition
+    classes: int
+    options: Options
+
+    @cached_property
+    def labels(self) -> Coded:
+        """The label of every row."""
+        return code_labels(self.rows.y[self.partition.rows], self.classes)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The features to look at."""
+        x = self.rows.x.reshape(len(self.rows), -1)
+        low, high = _range(x, self.partition.rows)
+        varying = np.flatnonzero(high > low)
+        wanted, stream = self.options.features, Stream(self.options.seed, "measure features")
+        chosen = varying if wanted is None or len(varying) <= wanted else varying[np.sort(stream.sample(len(varying), wanted))]
+        return Columns(x, self.partition.rows, chosen, len(varying), low[chosen], high[chosen])
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Who is compared with whom."""
+        clients = self.partition.clients
+        return choose_pairs(clients, self.options.pairs or default_pairs(clients), Stream(self.options.seed, "measure pairs"))
+
+    @cached_property
+    def few_pairs(self) -> Pairs:
+        """The same where a pair takes many comparisons."""
+        most = min(self.options.pairs or PAIRS_CONDITIONAL, PAIRS_CONDITIONAL)
+        return choose_pairs(self.partition.clients, most, Stream(self.options.seed, "measure conditional pairs"))
+
+
+def study_of(data: "Federation | Rows", partition: Partition | None, classes: int | None, options: Options) -> Study:
+    """What is to be measured, refused if it cannot be."""
+    if isinstance(data, Federation):
+        if partition is not None:
+            raise FedskewError("measure: a federation has its own partition; give rows and a partition, or only the federation")
+        return Study(data.train, data.partition.check(len(data.train), overlap=True), len(data.data.classes), options)
+    if not isinstance(data, Rows) or partition is None:
+        raise FedskewError(f"measure needs what fedskew.split returns, or rows and their partition; got {type(data).__name__}")
+    partition.check(len(data), overlap=True)
+    least = int(data.y[partition.rows].max()) + 1
+    if classes is not None and classes < least:
+        raise FedskewError(f"measure: {classes} classes, but there is a row of class {least - 1}: use classes={least} or more")
+    return Study(data, partition, classes or least, options)
+
+
+def _range(x: Features, rows: Ints) -> tuple[Floats, Floats]:
+    """Least and greatest value of every feature among these rows."""
+    step = max(_VALUES_AT_ONCE // max(x.shape[1], 1), 1)
+    low, high = np.full(x.shape[1], np.inf), np.full(x.shape[1], -np.inf)
+    for start in range(0, len(rows), step):
+        part = x[rows[start : start + step]]
+        low, high = np.minimum(low, part.min(axis=0)), np.maximum(high, part.max(axis=0))
+    bad = np.flatnonzero(~np.isfinite(low) | ~np.isfinite(high))
+    if len(bad):
+        raise FedskewError(f"measure: feature {bad[0]} holds NaN or infinity: fill or remove such rows first")
+    return low, high

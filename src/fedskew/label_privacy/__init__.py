@@ -1,0 +1,1 @@
+"""The encrypted label protocol and secure sums."""

@@ -1,0 +1,178 @@
+"""BFV vectors through TenSEAL: whole numbers modulo a prime under encryption, contexts and vectors to and from bytes."""
+
+import hashlib
+import importlib
+import os
+import struct
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints
+from fedskew.label_privacy.blinding import PRIME
+
+# Numbers in a vector. There is room for twice as many: the rest is zero, and shows whether a vector was decrypted rightly.
+SLOTS = 4096
+
+_DEGREE = 2 * SLOTS
+_MODULI = (60, 60, 60, 38)  # 218 bits in all, the most at this degree for 128-bit security; the last is for keys only
+_LARGEST = 2 * (len(_MODULI) - 1) * 8 * _DEGREE + 4096  # bytes of a vector: two polynomials, and room for their heads
+_FLOOD = 147  # bits of the noise that is added before a client decrypts; from 150 on numbers would be lost in it
+
+Vector: TypeAlias = Any  # an encrypted vector of SLOTS numbers; TenSEAL has no types
+
+
+class Context:
+    """Parameters and keys: with the secret key at clients, with the public key alone at the server."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.fingerprint = hashlib.sha256(self.public_bytes()).hexdigest()
+
+    def public_bytes(self) -> bytes:
+        """Parameters and public key, all that the server needs: it never rotates or multiplies two ciphertexts."""
+        return self._bytes(secret=False)
+
+    def secret_bytes(self) -> bytes:
+        """The secret key too: for clients only."""
+        return self._bytes(secret=True)
+
+    def encrypt(self, values: Ints) -> Vector:
+        """A vector under the public key; equal values never give equal ciphertexts."""
+        return _tenseal().bfv_vector(self.raw, _padded(values))
+
+    def cover(self, masks: Ints) -> Vector:
+        """``masks``, to be added to what somebody with the secret key is to decrypt, with noise that hides what it came from.
+
+        The noise of a product is proportional to its factor, and whoever has the secret key can read it. This adds noise that
+        is uniform over 148 bits, where that of a product has 72 at most (docs/secret-labels.md); and as a fresh encryption it
+        leaves nothing of the old ciphertext to be seen.
+        """
+        fresh = self.encrypt(masks)
+        return fresh + self.load(_noise(fresh), "the server")
+
+    def load(self, data: bytes, whose: str) -> Vector:
+        """The vector that ``whose`` made."""
+        if len(data) > _LARGEST:
+            raise _unreadable(whose, len(data), f"a vector has {_LARGEST} at most")
+        try:
+            vector = _tenseal().bfv_vector_from(self.raw, data)
+            sizes = [part.size() for part in vector.ciphertext()]
+        except (ValueError, RuntimeError, IndexError, TypeError) as error:
+            raise _unreadable(whose, len(data), str(error)) from None
+        if vector.size() != _DEGREE or sizes != [2]:
+            raise _unreadable(whose, len(data), f"it holds {vector.size()} numbers in {len(sizes)} parts, not {_DEGREE} in one")
+        return vector
+
+    def decrypt(self, data: bytes, whose: str) -> Ints:
+        """The numbers of a vector, from 0 to the prime less one; raises ValueError without the secret key."""
+        values = np.array(self.load(data, whose).decrypt(), dtype=np.int64) % PRIME
+        if values[SLOTS:].any():
+            raise FedskewError(
+                f"{whose}: a vector decrypts to noise, the ciphertext was changed or made with another key: enrol all parties "
+                f"with the same key holder"
+            )
+        return values[:SLOTS]
+
+    def _bytes(self, secret: bool) -> bytes:
+        data: bytes = self.raw.serialize(save_secret_key=secret, save_galois_keys=False, save_relin_keys=False)
+        return data
+
+
+def times(vector: Vector, factors: Ints) -> Vector:
+    """Every number of the vector times its factor, modulo the prime."""
+    return vector * _padded(factors)
+
+
+def make_context() -> Context:
+    """New keys, from TenSEAL's own cryptographic randomness."""
+    ts = _tenseal()
+    made = ts.context(ts.SCHEME_TYPE.BFV, _DEGREE, plain_modulus=PRIME, coeff_mod_bit_sizes=list(_MODULI), n_threads=1)
+    return Context(made)
+
+
+# A loaded context takes 10 MB. Simulated clients hold the same bytes, so they share one; it is gone when they are.
+_loaded: WeakValueDictionary[bytes, Context] = WeakValueDictionary()
+
+
+def load_context(data: bytes, party: str) -> Context:
+    """The context that was given to ``party`` at enrolment."""
+    key = hashlib.sha256(data).digest()
+    found = _loaded.get(key)
+    if found is not None:
+        return found
+    ts = _tenseal()
+    importlib.import_module("tenseal.sealapi")  # without it the parameters have no type in Python
+    try:
+        context = Context(ts.context_from(data, 1))
+        found = context.raw.seal_context().data.key_context_data().parms()
+        moduli = tuple(modulus.bit_count() for modulus in found.coeff_modulus())
+        numbers = (found.poly_modulus_degree(), found.plain_modulus().value(), moduli)
+        if not context.raw.has_public_key() or numbers != (_DEGREE, PRIME, _MODULI):
+            raise ValueError(f"it has other parameters than this version of fedskew: {numbers}")
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
+        raise FedskewError(f"{party}: its encryption context cannot be read ({error}): enrol it again") from None
+    _loaded[key] = context
+    return context
+
+
+def _noise(like: Vector) -> bytes:
+    """A serialised ciphertext of zero that is noise and nothing else: uniform below 2^147, in both directions.
+
+    TenSEAL offers no way to add noise, so this writes SEAL's own format: a ciphertext is two polynomials, and its numbers are
+    the first plus the second times the secret key. The second is zero here, the first is the noise modulo each prime.
+    """
+    from tenseal import sealapi
+
+    moduli = [modulus.value() for modulus in sealapi.CoeffModulus.Create(_DEGREE, list(_MODULI))][:-1]
+    drawn = os.urandom(20 * _DEGREE)
+    low = (1 << (_FLOOD + 1)) - 1
+    noise = [(int.from_bytes(drawn[at : at + 20], "little") & low) - (1 << _FLOOD) for at in range(0, len(drawn), 20)]
+    words = np.zeros((2, len(moduli), _DEGREE), dtype="<u8")
+    words[0] = [[value % modulus for value in noise] for modulus in moduli]
+    wire: bytes = like.serialize()
+    start = wire.index(_SEAL)  # TenSEAL's own few bytes come before: the size of the vector
+    version = wire[start + 3 : start + 5]
+    array = _sealed(version, struct.pack("<Q", words.size) + words.tobytes())
+    shape = struct.pack("<4QBQQQdQ", *like.ciphertext()[0].parms_id(), 0, 2, _DEGREE, len(moduli), 1.0, 1)
+    body = _sealed(version, shape + array)
+    return b"\x0a\x02\x80\x40\x12" + _varint(len(body)) + body
+
+
+_SEAL = b"\x5e\xa1\x10"  # how everything that SEAL writes begins
+
+
+def _sealed(version: bytes, content: bytes) -> bytes:
+    """Content behind SEAL's header of 16 bytes, not compressed."""
+    return _SEAL + version + bytes(3) + struct.pack("<Q", 16 + len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    """A length as protocol buffers write it.
+
+    >>> _varint(300).hex()
+    'ac02'
+    """
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
+
+
+def _padded(values: Ints) -> list[int]:
+    """The numbers modulo the prime, nearest to zero, and zeros up to the vector's whole length."""
+    nearest = (values + PRIME // 2) % PRIME - PRIME // 2
+    result: list[int] = np.concatenate([nearest, np.zeros(_DEGREE - len(nearest), dtype=np.int64)]).tolist()
+    return result
+
+
+def _unreadable(whose: str, size: int, why: str) -> FedskewError:
+    return FedskewError(f"{whose}: a ciphertext of {size} bytes cannot be read ({why}): send it again, made with this context")
+
+
+def _tenseal() -> Any:
+    try:
+        import tenseal
+    except ImportError:
+        raise FedskewError("secret labels need TenSEAL: pip install 'fedskew[he]'") from None
+    return tenseal

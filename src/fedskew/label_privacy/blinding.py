@@ -1,0 +1,45 @@
+"""Blinding: an encrypted difference of labels becomes zero or not modulo a prime, and nothing else can be read off it.
+
+The server multiplies the difference of two labels by a random number that is not zero, modulo the prime of the encryption:
+zero stays zero, and every other difference becomes each of the other numbers with exactly the same chance.
+"""
+
+import os
+
+import numpy as np
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints
+
+PRIME = 1_073_692_673  # numbers are encrypted modulo this: below 2^30, and one more than a multiple of 2 x 8,192
+MOST_LABELS = 2**20
+
+
+def check_labels(labels: int) -> None:
+    """Labels are 0 … ``labels`` - 1; the number after them, the sentinel, stands for an empty slot."""
+    if not 1 <= labels <= MOST_LABELS:
+        raise FedskewError(f"label_range={labels} is out of range, it must be between 1 and {MOST_LABELS}")
+
+
+def uniform(count: int, least: int = 0) -> Ints:
+    """Numbers from ``least`` to the prime less one, exactly even, from the operating system's randomness.
+
+    >>> int(uniform(5, least=PRIME - 1).min()) == PRIME - 1
+    True
+    """
+    found = np.zeros(0, dtype=np.int64)
+    room = PRIME - least
+    bits = room.bit_length()
+    while len(found) < count:  # what is too great is drawn again: a remainder would favour small numbers
+        words = np.frombuffer(os.urandom(4 * count), dtype="<u4").astype(np.int64) & ((1 << bits) - 1)
+        found = np.concatenate([found, words[words < room]])
+    return least + found[:count]
+
+
+def factors(count: int) -> Ints:
+    """Random numbers that are not zero modulo the prime.
+
+    >>> int(factors(5).min()) > 0
+    True
+    """
+    return uniform(count, least=1)

@@ -1,0 +1,131 @@
+"""Enrolment: one key holder makes all keys and hands every party, over a channel of its own, what that party may hold."""
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from fedskew.core.errors import FedskewError
+from fedskew.label_privacy.bfv import Context, load_context, make_context
+from fedskew.label_privacy.blinding import check_labels
+from fedskew.label_privacy.envelope import Line, pack, unpack
+from fedskew.label_privacy.secure_sum import Dealer, Masks
+from fedskew.label_privacy.vector_layout import MOST_CLIENTS
+
+SERVER = "server"
+_DIGEST = _KEY = 32  # bytes
+PARTS = 1000  # shares are told in thousandths: from a share in full precision the counts themselves could be read
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all parties agree on beforehand.
+
+    Args:
+        labels: labels are whole numbers from 0 to this less one
+        weighted: clients tell their shares, and the server gets no counts
+        blind: clients see whether labels are equal and not their difference; false is Stratify's protocol as printed
+        round_totals: clients round their counts to a multiple of this, and to one multiple at least
+    """
+
+    labels: int
+    weighted: bool = False
+    blind: bool = True
+    round_totals: int = 1
+
+    def __post_init__(self) -> None:
+        if type(self.labels) is not int or type(self.round_totals) is not int:
+            raise FedskewError(f"labels={self.labels!r} and round_totals={self.round_totals!r} must be whole numbers")
+        if type(self.weighted) is not bool or type(self.blind) is not bool:
+            raise FedskewError(f"weighted={self.weighted!r} and blind={self.blind!r} must be true or false")
+        check_labels(self.labels)
+        if self.round_totals < 1:
+            raise FedskewError(f"round_totals={self.round_totals} is out of range: use 1 for exact totals, or more")
+        if self.weighted and self.round_totals > 1:
+            raise FedskewError(
+                f"round_totals={self.round_totals} rounds totals, and with weighted=true the server gets none: leave it at 1"
+            )
+
+    @property
+    def sentinel(self) -> int:
+        """What an empty slot holds: the first number that is no label."""
+        return self.labels
+
+
+class KeyHolder:
+    """Makes the keys of one session: a client, or somebody whom clients trust; it takes no part in the protocol."""
+
+    def __init__(self, clients: Sequence[str], terms: Terms) -> None:
+        if not clients:
+            raise FedskewError("secret labels need at least one client, none was named")
+        if len(clients) > MOST_CLIENTS:
+            raise FedskewError(f"{len(clients)} clients are more than secret labels can count: use at most {MOST_CLIENTS}")
+        if len({*clients, SERVER}) <= len(clients):
+            raise FedskewError(f"clients must have different names, and none is {SERVER!r}: {', '.join(clients)}")
+        self._clients, self._terms = tuple(clients), terms
+        self._session = secrets.token_hex(8)
+        self._context = make_context()
+        self._keys = {name: os.urandom(_KEY) for name in clients}
+        self._dealer = Dealer()
+
+    def for_client(self, name: str) -> bytes:
+        """The secret context, the key of this client's line with the server, and its seeds for secure sums."""
+        number = self._clients.index(name)
+        seeds = self._dealer.seeds(number, len(self._clients))
+        return self._enrolment(name, [SERVER], self._context.secret_bytes(), [self._keys[name]], number, seeds)
+
+    def for_server(self) -> bytes:
+        """The public context, and the keys of the lines with all clients."""
+        return self._enrolment(SERVER, self._clients, self._context.public_bytes(), list(self._keys.values()), None, {})
+
+    def _enrolment(
+        self, name: str, peers: Sequence[str], context: bytes, keys: list[bytes], number: int | None, seeds: Mapping[int, bytes]
+    ) -> bytes:
+        head = {"name": name, "session": self._session, "terms": asdict(self._terms), "peers": peers}
+        return seal(pack(head | {"number": number, "others": list(seeds)}, [context, *keys, *seeds.values()]))
+
+
+def seal(data: bytes) -> bytes:
+    """What is handed out, and a SHA-256 over it; that nobody else handed it out is for the channel to see to."""
+    return data + hashlib.sha256(data).digest()
+
+
+def unseal(data: bytes, party: str) -> bytes:
+    """What was sealed, if not a byte of it has changed."""
+    inner, digest = data[:-_DIGEST], data[-_DIGEST:]
+    if not hmac.compare_digest(hashlib.sha256(inner).digest(), digest):
+        raise FedskewError(f"{party}: {len(data)} bytes are no enrolment, or they were changed: have it handed out again")
+    return inner
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """What a party holds after enrolment."""
+
+    name: str
+    terms: Terms
+    context: Context
+    lines: Mapping[str, Line]
+    masks: Masks | None  # of a client; the server has no seeds
+
+
+def enrol(data: bytes, party: str) -> Enrolled:
+    """Read what a key holder handed out; ``party`` says for whom, in errors."""
+    head, blobs = unpack(unseal(data, party), party)
+    try:
+        name, session, peers, number, others = (head.pop(part) for part in ("name", "session", "peers", "number", "others"))
+        terms = Terms(**head.pop("terms"))
+        named = all(isinstance(text, str) for text in (name, session, *peers)) and len(set(peers)) == len(peers) > 0
+        numbered = all(type(other) is int for other in (*others, 0 if number is None else number)) and number not in others
+        if head or not named or not numbered or len(blobs) != 1 + len(peers) + len(others):
+            raise ValueError("its parts do not belong together")
+        if len(set(others)) < len(others) or any(len(key) != _KEY for key in blobs[1:]):
+            raise ValueError("its keys are not those of different parties")
+    except (KeyError, TypeError, ValueError) as error:
+        raise FedskewError(f"{party}: this enrolment makes no sense ({error}): have it handed out again") from None
+    context = load_context(blobs[0], name)
+    lines = {peer: Line(name, peer, session, context.fingerprint, key) for peer, key in zip(peers, blobs[1:], strict=False)}
+    seeds = dict(zip(others, blobs[1 + len(peers) :], strict=True))
+    return Enrolled(name, terms, context, lines, None if number is None else Masks(number, seeds))

@@ -1,0 +1,106 @@
+"""Secure sums: a server adds up what the clients of a step send and learns the sum, but no client's own numbers.
+
+Numbers become whole numbers modulo 2^64, in fixed point. Every pair of clients has a seed that the server does not know; one
+adds what the seed gives for this step, the other subtracts it, so that it cancels in the sum over all of them and only there.
+Without one of them nothing cancels, and nothing can be read: a step whose clients are not all there is not opened, and the
+next one has new masks.
+"""
+
+import hashlib
+import hmac
+import os
+import struct
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.core.errors import FedskewError
+
+_ROOM = 63  # bits of a whole number beside its sign
+
+
+class Dealer:
+    """Gives every pair of clients a seed of their own; the key holder does so over the channels of enrolment."""
+
+    def __init__(self) -> None:
+        self._master = os.urandom(32)
+
+    def seeds(self, me: int, clients: int) -> dict[int, bytes]:
+        """The seeds that client ``me`` shares with each of the others."""
+        return {other: self._seed(min(me, other), max(me, other)) for other in range(clients) if other != me}
+
+    def _seed(self, low: int, high: int) -> bytes:
+        return hmac.new(self._master, struct.pack("<QQ", low, high), hashlib.sha256).digest()
+
+
+class Masks:
+    """One client's end of secure sums: ``enter`` a step, then ``hide`` what it sends, in the order in which all do.
+
+    >>> dealer, values = Dealer(), torch.tensor([0.5, -3.0])
+    >>> ends = [Masks(me, dealer.seeds(me, 3)) for me in (0, 2)]
+    >>> for end in ends:
+    ...     end.enter(step=7, present=[0, 2])
+    >>> opened(sum(end.hide(values, bits=40) for end in ends), 40, torch.float32)
+    tensor([ 1., -6.])
+
+    Args:
+        me: the client's number
+        seeds: what it shares with each other client
+    """
+
+    def __init__(self, me: int, seeds: Mapping[int, bytes]) -> None:
+        self.me, self.seeds = me, seeds
+        self._step, self._sent = -1, 0
+        self._others: list[int] = []
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.seeds) + 1
+
+    def enter(self, step: int, present: Sequence[int]) -> None:
+        """Begin a step of these clients; a step that was begun never comes again, for then masks could be taken off."""
+        if any(type(number) is not int for number in (step, *present)) or len(set(present)) < len(present):
+            raise FedskewError(f"client {self.me}: step {step} of clients {list(present)}: give whole numbers, none twice")
+        if step <= self._step:
+            raise FedskewError(f"client {self.me}: step {step} of secure sums was begun before: number steps upwards")
+        self._others = [client for client in present if client != self.me]
+        unknown = [client for client in self._others if client not in self.seeds]
+        if unknown or len(self._others) == len(present):
+            raise FedskewError(
+                f"client {self.me}: a secure sum over clients {list(present)} needs this client and others that share a seed "
+                f"with it: enrol all of them with the same key holder"
+            )
+        if not self._others:
+            raise FedskewError(f"client {self.me} is alone in step {step}: a sum over one client is that client's own numbers")
+        self._step, self._sent = step, 0
+
+    def hide(self, values: Tensor, bits: int) -> Tensor:
+        """The numbers in fixed point with so many binary places, under this client's masks."""
+        if not 0 <= bits <= _ROOM:
+            raise FedskewError(f"client {self.me}: {bits} binary places are out of range, it must be 0 to {_ROOM}")
+        limit = 2.0 ** (_ROOM - bits) / (len(self._others) + 1)
+        if not bool((values.abs() < limit).all()):
+            raise FedskewError(
+                f"client {self.me}: a number is not finite, or not below {limit:.3g}, which secure sums have room for: "
+                f"standardise the data or lower lr"
+            )
+        scaled = np.rint(values.detach().cpu().double().flatten().numpy() * 2.0**bits)
+        total = scaled.astype(np.int64).view(np.uint64)
+        for other in self._others:
+            mask = self._mask(other, total.size)
+            total = total + mask if self.me < other else total - mask
+        self._sent += 1
+        return torch.from_numpy(total.view(np.int64)).reshape(values.shape)
+
+    def _mask(self, other: int, size: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+        """What this pair adds and subtracts in this message of this step, and never again."""
+        address = struct.pack("<QQ", self._step, self._sent)
+        return np.frombuffer(hashlib.shake_256(self.seeds[other] + address).digest(8 * size), dtype="<u8").astype(np.uint64)
+
+
+def opened(total: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
+    """The numbers behind a sum modulo 2^64 over all clients of a step: exact to half a unit of the last place a client."""
+    return (total.double() * 2.0**-bits).to(dtype)

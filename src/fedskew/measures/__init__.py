@@ -1,1 +1,0 @@
-"""How unlike clients are; how fair and how good the result is."""

@@ -1,0 +1,14 @@
+"""The parameters of a model that training moves, and weights put into a model by name."""
+
+from torch import nn
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.trees import Tensors
+
+
+def trainable(model: nn.Module) -> Tensors:
+    """The parameters that training moves; frozen ones (``requires_grad=False``) stay as they are and are never sent."""
+    found: Tensors = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    if not found:
+        raise FedskewError(f"{type(model).__name__} has nothing to train: no parameter has requires_grad=True")
+    return found

@@ -1,0 +1,1 @@
+"""Runs on disk and several runs together: the runner, the run folder, checkpoints, summaries and figures."""

@@ -1,0 +1,84 @@
+"""What the bits of a run depend on beside its configuration: written down at its start, compared when it is gone on with."""
+
+import copy
+import math
+import platform
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedskew.core.errors import FedskewError
+from fedskew.runs.folder import FORMAT, RunFolder, resume_command
+from fedskew.server.training import Training
+
+
+def environment(training: Training) -> dict[str, Any]:
+    """What the bits of a run depend on beside its configuration."""
+    from fedskew import __version__
+
+    versions = {
+        "fedskew": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    device = str(training.device)
+    if training.device.type == "cuda":
+        device += f" ({torch.cuda.get_device_name(training.device)})"
+    method = training.algorithm
+    return {
+        "format": FORMAT,
+        **versions,
+        "platform": platform.platform(),
+        "device": device,
+        "threads": training.threads,
+        "federation": training.fed.fingerprint,
+        "algorithm": {"class": _qualified(type(method)), "options": {k: str(v) for k, v in method.options().items()}},
+        "model": {"class": _qualified(type(training.model)), "answers": answers(training)},
+    }
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@torch.no_grad()
+def answers(training: Training) -> list[float]:
+    """What the model, as it begins, answers to two fixed rows: other code or other first weights give something else."""
+    rows = torch.arange(2 * math.prod(training.fed.data.shape), dtype=torch.float64).cos().view(2, *training.fed.data.shape)
+    fresh = copy.deepcopy(training.model).cpu().double().eval()
+    found: list[float] = fresh(rows).flatten().tolist()
+    return found
+
+
+def check_same(disk: RunFolder, began: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:
+    """Refuse a model or an algorithm that is not that of the run, and say what else changed around it."""
+    for name in ("algorithm", "model"):
+        if not _alike(began.get(name), now[name]) and not force:
+            raise FedskewError(
+                f"{disk.path}: the {name} is not the one that the run began with ({_first_change(began[name], now[name])}): "
+                f"put it back, or go on all the same: {resume_command(disk.path)} --force"
+            )
+    around = ("fedskew", "python", "torch", "numpy", "platform", "device")
+    if changed := [f"{name} was {began[name]} and is {now[name]}" for name in around if began.get(name) != now[name]]:
+        warnings.warn(f"{disk.path}: {'; '.join(changed)}: the bits may differ from here on", stacklevel=5)
+
+
+def _alike(began: Any, now: Any) -> bool:
+    """Equal, numbers to within what another processor may change in their last digits."""
+    if isinstance(now, Mapping):
+        return isinstance(began, Mapping) and began.keys() == now.keys() and all(_alike(began[key], now[key]) for key in now)
+    if isinstance(now, list):
+        return isinstance(began, list) and len(began) == len(now) and bool(np.allclose(began, now, rtol=1e-6, atol=1e-9))
+    return bool(began == now)
+
+
+def _first_change(began: Any, now: Mapping[str, Any]) -> str:
+    before = began if isinstance(began, Mapping) else {}
+    name = next(name for name in now if not _alike(before.get(name), now[name]))
+    if name == "answers":
+        return "it answers fixed rows otherwise"
+    return f"{name} was {before.get(name)} and is {now[name]}"

@@ -1,0 +1,167 @@
+"""The picture in a run folder: how training went, what it cost, who was lost, and who holds what."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedskew.data.federation import Federation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Row = dict[str, Any]
+
+# Colours that stay apart for colour-blind eyes (Okabe and Ito).
+_COLOURS = {
+    "train": "#999999",
+    "validation": "#009E73",
+    "test": "#0072B2",
+    "own_test": "#D55E00",
+    "trained_test": "#CC79A7",
+    "calibrated_test": "#E69F00",
+}
+_NAMES = {
+    "train": "global model, training rows",
+    "validation": "global model, validation rows",
+    "test": "global model, test rows",
+    "own_test": "clients' own models, test rows",
+    "trained_test": "clients' models after local training, test rows",
+    "calibrated_test": "global model with a new head, test rows",
+}
+_FATES = {  # columns of the table of rounds, likewise
+    "answered": ("answered", "#56B4E9"),
+    "late": ("late", "#E69F00"),
+    "dropped": ("dropped out", "#D55E00"),
+    "excluded": ("NaN or infinite", "#000000"),
+}
+_MOST_CLIENTS = 250  # rows of the matrix; above that, clients at even steps
+# From the smallest; the largest is taken of which there are at least two.
+_TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
+_SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row) -> bytes:
+    """Accuracy over rounds, simulated time and traffic, loss, lost updates, and the client x class matrix, as a PNG.
+
+    What there is nothing to show of is left out, and its neighbour takes its place.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=(13, 7.6), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08), dpi=110)
+    FigureCanvasAgg(figure)
+    sent = np.cumsum([row["bytes_down"] + row["bytes_up"] for row in rounds])
+    lost = any(row[fate] for row in rounds for fate in ("late", "dropped", "excluded"))
+    panels = figure.subplot_mosaic(
+        [["accuracy", "loss", "matrix"], ["time", "sent" if sent[-1] else "time", "fates" if lost else "matrix"]]
+    )
+    _draw_curves(panels["accuracy"], rounds, "accuracy")
+    if "test_majority_rate" in summary:
+        rate, name = summary["test_majority_rate"], "most frequent class for all test rows"
+        panels["accuracy"].axhline(rate, color="#000000", linestyle=":", linewidth=1.0, label=name)
+    _draw_curves(panels["loss"], rounds, "loss")
+    _draw_cost(panels["time"], rounds, [row["clock"] for row in rounds], "simulated time", _TIMES)
+    if sent[-1]:
+        _draw_cost(panels["sent"], rounds, sent.tolist(), "sent so far, both ways", _SIZES)
+    if lost:
+        _draw_fates(panels["fates"], rounds)
+    _draw_matrix(panels["matrix"], fed)
+    curves = panels["accuracy"].get_legend_handles_labels()
+    figure.legend(*curves, frameon=False, fontsize=9, ncols=4, loc="outside lower center")
+    figure.suptitle(_title(summary), fontsize=10)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
+
+
+def _title(summary: Row) -> str:
+    parts = [summary["algorithm"], summary["model"], f"{summary['data']} cut by {summary['skew']}", f"seed {summary['seed']}"]
+    if summary["fleet"] != "uniform":
+        parts.insert(-1, f"fleet {summary['fleet']}")
+    text = "  ·  ".join(parts)
+    return text if len(text) < 160 else text[:157] + "..."
+
+
+def _draw_curves(axes: "Axes", rounds: Sequence[Row], what: str) -> None:
+    """Accuracy or loss over rounds."""
+    _draw_parts(axes, rounds, [row["round"] for row in rounds], what)
+    _along_rounds(axes, len(rounds))
+
+
+def _draw_cost(axes: "Axes", rounds: Sequence[Row], spent: Sequence[float], what: str, units: Mapping[str, float]) -> None:
+    """Accuracy over what had been spent by the end of each round."""
+    smallest, *larger = units
+    unit = [smallest, *(name for name in larger if 2 * units[name] <= spent[-1])][-1]
+    _draw_parts(axes, rounds, [value / units[unit] for value in spent], "accuracy")
+    axes.set_xlim(left=0)
+    axes.locator_params(axis="x", nbins=6)
+    axes.set_xlabel(f"{what} ({unit})")
+
+
+def _draw_parts(axes: "Axes", rounds: Sequence[Row], x: Sequence[float], what: str) -> None:
+    for part, name in _NAMES.items():
+        key = f"{part}_{what}"
+        points = [(at, row[key]) for at, row in zip(x, rounds, strict=True) if row.get(key) is not None]
+        if points:
+            marker = "o" if len(points) == 1 else ""
+            axes.plot(*zip(*points, strict=True), color=_COLOURS[part], label=name, linewidth=1.6, marker=marker)
+    axes.set_ylabel(what)
+    axes.update_datalim([(x[0], 0)])  # or the room above a flat curve would be too small
+    axes.set_ylim(0, 1.02 if what == "accuracy" else None)
+    _tidy(axes)
+
+
+def _draw_fates(axes: "Axes", rounds: Sequence[Row]) -> None:
+    """What became of the clients of each round, one on top of the other."""
+    counts = {fate: np.array([row[fate] for row in rounds]) for fate in ("late", "dropped", "excluded")}
+    counts = {"answered": np.array([row["clients"] for row in rounds]) - sum(counts.values()), **counts}
+    edges, base = np.arange(len(rounds) + 1) + 0.5, np.zeros(len(rounds))
+    for fate, (name, colour) in _FATES.items():
+        if counts[fate].any():
+            axes.stairs(base + counts[fate], edges, baseline=base, fill=True, color=colour, label=name)
+            base = base + counts[fate]
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.locator_params(axis="y", integer=True)
+    axes.set_ylabel("clients of the round")
+    _along_rounds(axes, len(rounds))
+    _tidy(axes)
+
+
+def _along_rounds(axes: "Axes", rounds: int) -> None:
+    axes.set_xlim(0.5, rounds + 0.5)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+    axes.set_xlabel("round")
+
+
+def _tidy(axes: "Axes") -> None:
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_matrix(axes: "Axes", fed: Federation) -> None:
+    """Share of each class (column) at each client (row), with the client's rows on the right while they can be read."""
+    classes, clients = len(fed.data.classes), np.arange(fed.clients)
+    if fed.clients > _MOST_CLIENTS:
+        clients = np.unique(np.linspace(0, fed.clients - 1, _MOST_CLIENTS).astype(np.int64))
+    counts = np.stack([np.bincount(fed.train.y[fed.partition.of(int(client))], minlength=classes) for client in clients])
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes.figure.colorbar(image, ax=axes, label="share of the client's rows", shrink=0.9)
+    axes.set_xlabel("class")
+    axes.set_ylabel("client")
+    if classes <= 12:
+        names = [name if len(name) <= 10 else name[:9] + "…" for name in fed.data.classes]
+        axes.set_xticks(range(classes), names, rotation=0 if max(map(len, names)) <= 2 else 60, fontsize=8)
+    if len(clients) < fed.clients:
+        shown = np.linspace(0, len(clients) - 1, 6).astype(np.int64)
+        axes.set_yticks(shown, [f"{client:,}" for client in clients[shown]])
+        axes.set_ylabel(f"client ({len(clients)} of {fed.clients:,})")
+    elif len(clients) <= 20:
+        axes.set_yticks(
+            range(len(clients)), [f"{c}  ({n})" for c, n in zip(clients, counts.sum(axis=1), strict=True)], fontsize=8
+        )
+        axes.set_ylabel("client (rows)")

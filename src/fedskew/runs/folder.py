@@ -1,0 +1,367 @@
+"""The run folder: configuration, tables written as they grow, checkpoints, final weights.
+
+It survives a kill, or a power cut, at any moment: whatever is relied on later was forced to the disk before, files and the
+folders that name them, and is listed with its size and checksum in a manifest that is written last.
+"""
+
+import csv
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.lock import locked
+from fedskew.data.partition import Partition
+
+Row = dict[str, Any]
+
+CONFIG, ENVIRONMENT, PARTITION = "config.toml", "environment.json", "partition.npz"
+ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = "rounds.csv", "clients.csv", "timing.csv", "clients_final.csv"
+MODEL, SUMMARY, PICTURE = "model.safetensors", "summary.json", "picture.png"
+START, FINAL = "start.json", "final.json"  # manifests of what was written at first and at last
+CHECKPOINTS = "checkpoints"  # a folder with two files for each of the last checkpoints, named by their round
+JOURNAL = "clients"  # a folder of numbered files that go with the checkpoints
+FORMAT = 2  # of a run folder; 1 had one checkpoint.safetensors and no checksums
+TABLES = (ROUNDS, CLIENTS, TIMING)
+
+
+def resume_command(path: Path) -> str:
+    """What to type to go on with a run."""
+    return f"fedskew resume {shlex.quote(str(path))}"
+
+
+class TakenError(FedskewError):
+    """A folder that was to be new exists."""
+
+
+def must_be_new(path: Path) -> None:
+    """Refuse a folder that exists: a run never touches what is there."""
+    with writing(path):
+        taken = path.exists()
+    if taken:
+        raise TakenError(f"{path} exists already: go on with it ({resume_command(path)}), remove it or choose another")
+
+
+@contextmanager
+def writing(path: Path, then: str = "") -> Iterator[None]:
+    """Turn the operating system's refusals into errors that say what to do, and what ``then``."""
+    try:
+        yield
+    except OSError as problem:
+        advice = {
+            errno.ENOSPC: "the disk is full: free some space",
+            errno.EDQUOT: "the disk quota is used up: free some space",
+            errno.EACCES: "permission denied: choose a folder you may write to with --folder",
+            errno.EPERM: "not permitted: choose a folder you may write to with --folder",
+            errno.EROFS: "the file system is read-only: choose another folder with --folder",
+            errno.ENOTDIR: "a part of the path is a file: choose another folder with --folder",
+            errno.EEXIST: "a part of the path is a file: choose another folder with --folder",
+        }.get(problem.errno or 0, problem.strerror or str(problem))
+        raise FedskewError(f"cannot write {path}: {advice}{then}") from problem
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder that is complete from the moment it exists: fill the one given, it is then put in place."""
+    must_be_new(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path), locked(path, path.parent / f".{path.name}.lock"):
+        part = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        try:
+            yield part
+            part.chmod(0o755)
+            for inner in [*part.rglob("*"), part]:
+                sync(inner)
+            must_be_new(path)  # somebody may have made it in the meantime
+            part.rename(path)
+            sync(path.parent)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows has no such call for folders
+        return
+    file = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def write_atomically(path: Path, content: bytes, then: str = "") -> None:
+    """All of it or nothing, also after a power cut: a new file beside the old one takes its place."""
+    part = path.with_name(path.name + ".part")
+    with writing(path, then):
+        try:
+            with part.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What a file holds, or the beginning of a table that grows: so many bytes with this SHA-256."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, content: bytes) -> "Digest":
+        """Of a whole file."""
+        return cls(len(content), hashlib.sha256(content).hexdigest())
+
+
+def manifest(files: Mapping[str, Digest], **facts: Any) -> bytes:
+    """Files with their digests as JSON, and a checksum of that itself."""
+    content = {"format": FORMAT, **facts, "files": {name: vars(digest) for name, digest in files.items()}}
+    return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What ``manifest`` made, with ``files`` as digests; refuses one that was changed."""
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise FedskewError(
+                f"{path} has the format {content['format']!r}, and this version of fedskew reads {FORMAT}: "
+                "use the version that wrote it"
+            )
+        checksum = content.pop("checksum")
+        content["files"] = {name: Digest(**digest) for name, digest in content["files"].items()}
+        plain = {**content, "files": {name: vars(digest) for name, digest in content["files"].items()}}
+        whole = checksum == _checksum(plain) and manifest(content["files"], **_facts(content)) == path.read_bytes()
+    except FileNotFoundError:
+        raise FedskewError(f"{path} is gone") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        if isinstance(problem, FedskewError):
+            raise
+        raise FedskewError(f"{path} is damaged: it is no manifest ({type(problem).__name__})") from None
+    if not whole:
+        raise FedskewError(f"{path} is damaged: its checksum is not that of its content")
+    return dict(content)
+
+
+def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in ("format", "files")}
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def to_json(content: Any, indent: int | None = None) -> str:
+    """JSON that every parser takes: NaN and infinity, which JSON does not have, become null."""
+    return json.dumps(_finite(content), indent=indent)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def to_csv(rows: list[Row], header: bool) -> bytes:
+    """Lines of a table; all have the same columns."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    if header:
+        table.writeheader()
+    table.writerows(rows)
+    return text.getvalue().encode()
+
+
+class RunFolder:
+    """One run on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._then = f", then go on with: {resume_command(path)}"
+        self._grown: dict[str, Any] = {}  # of each table that was written to, its length and a running SHA-256
+
+    @classmethod
+    def create(cls, path: Path, config: str, environment: Mapping[str, Any], partition: Partition) -> "RunFolder":
+        """A new run, with all that is known before its first round."""
+        with new_folder(path) as part:
+            (part / CONFIG).write_text(config, encoding="utf-8")
+            (part / ENVIRONMENT).write_text(to_json(environment, indent=2) + "\n", encoding="utf-8")
+            partition.save(part / PARTITION)
+            written = {name: Digest.of((part / name).read_bytes()) for name in (CONFIG, ENVIRONMENT, PARTITION)}
+            (part / START).write_bytes(manifest(written))
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """An existing run."""
+        if not (path / CONFIG).is_file():
+            raise FedskewError(f"{path} is not a run folder: it has no {CONFIG}; name a folder such as runs/NAME")
+        return cls(path)
+
+    def environment(self) -> Row:
+        """What was written down of the environment in which the run began; refuses a folder of another format."""
+        found = self.read_json(ENVIRONMENT)
+        version = found.get("format", 1)
+        if version != FORMAT:
+            raise FedskewError(
+                f"{self.path} has the format {version}, and this version of fedskew goes on with runs of format {FORMAT} only: "
+                "finish it with the version that began it, or start a new run (fedskew.open_run reads finished ones)"
+            )
+        return found
+
+    def verify_start(self, force: bool = False) -> None:
+        """Refuse a configuration, an environment or a partition that are not as they were written.
+
+        With ``force`` the first two may have been changed on purpose.
+        """
+        files = read_manifest(self.path / START)["files"]
+        changed = (CONFIG, ENVIRONMENT) if force else ()
+        try:
+            self.verify({name: digest for name, digest in files.items() if name not in changed})
+        except FedskewError as problem:
+            raise FedskewError(f"{problem}: put it back, or start a new run") from None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / SUMMARY).is_file()
+
+    def append(self, name: str, rows: list[Row]) -> None:
+        """Add lines to a table; the header is written with the first."""
+        path = self.path / name
+        content = to_csv(rows, header=not path.exists())
+        with writing(path, self._then), path.open("ab") as file:
+            file.write(content)
+        length, running = self._grown.get(name, (0, hashlib.sha256()))
+        running.update(content)
+        self._grown[name] = length + len(content), running
+
+    def table(self, name: str) -> list[Row]:
+        """The lines of a table, with numbers as numbers."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        try:
+            lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
+            return [{key: _value(value) for key, value in row.items()} for row in lines]
+        except ValueError as problem:
+            raise FedskewError(f"{path} is damaged: {problem}; the run must be started again in another folder") from None
+
+    def stream(self, name: str) -> Iterator[Row]:
+        """The lines of a table one after the other, for tables that are larger than memory."""
+        with (self.path / name).open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                yield {key: _value(value) for key, value in row.items()}
+
+    def cut_back(self, lengths: Mapping[str, Digest]) -> None:
+        """Drop what was written to the tables after a checkpoint, torn last lines included."""
+        for name in TABLES:
+            path, digest = self.path / name, lengths.get(name, Digest.of(b""))
+            if not path.exists():
+                continue
+            if not digest.size:
+                with writing(path, self._then):
+                    path.unlink()
+            elif path.stat().st_size > digest.size:
+                with writing(path, self._then), path.open("r+b") as file:
+                    file.truncate(digest.size)
+                    os.fsync(file.fileno())
+        self._grown = {}
+        for name in TABLES:
+            if (self.path / name).exists():
+                content = (self.path / name).read_bytes()
+                self._grown[name] = len(content), hashlib.sha256(content)
+
+    def sync_tables(self) -> dict[str, Digest]:
+        """Force the tables to the disk; says how long they are now."""
+        for name in self._grown:
+            with writing(self.path / name, self._then):
+                sync(self.path / name)
+        return {name: Digest(length, running.hexdigest()) for name, (length, running) in self._grown.items()}
+
+    def verify(self, files: Mapping[str, Digest]) -> None:
+        """Refuse, by name, a file that is not as it was written; tables may have grown since."""
+        for name, digest in files.items():
+            path = self.path / name
+            try:
+                with path.open("rb") as file:
+                    content = file.read(digest.size if name in TABLES else -1)
+            except FileNotFoundError:
+                raise FedskewError(f"{path} is gone") from None
+            if Digest.of(content) != digest:
+                raise FedskewError(f"{path} is damaged: its content is not what was written")
+
+    def checkpoint(self, round: int, suffix: str) -> Path:
+        """Where the checkpoint after this round has its state (``safetensors``) or its manifest (``json``)."""
+        return self.path / CHECKPOINTS / f"{round:08d}.{suffix}"
+
+    def checkpoints(self) -> list[int]:
+        """The rounds after which there are checkpoints, the latest first."""
+        found = (re.fullmatch(r"(\d+)\.json", path.name) for path in (self.path / CHECKPOINTS).glob("*.json"))
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def write_inside(self, path: Path, content: bytes) -> None:
+        """Write a file of a folder inside this one, which is made for the first."""
+        with writing(path, self._then):
+            if not path.parent.is_dir():
+                path.parent.mkdir(exist_ok=True)
+                sync(self.path)
+        write_atomically(path, content, self._then)
+
+    def remove_inside(self, folder: str, kept: set[str], suffix: str) -> None:
+        """Remove numbered files of a kind but those with these names, and what a killed run left half written."""
+        for path in (self.path / folder).glob(f"*.{suffix}*"):
+            if re.fullmatch(rf"\d+\.{suffix}(\.part)?", path.name) and path.name not in kept:
+                with writing(path, self._then):
+                    path.unlink(missing_ok=True)
+
+    def journal(self, number: int) -> Path:
+        """Where the journal has its file of this number."""
+        return self.path / JOURNAL / f"{number:08d}.safetensors"
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file whole."""
+        write_atomically(self.path / name, content, self._then)
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a mapping as JSON."""
+        self.write(name, (to_json(content, indent=2) + "\n").encode())
+
+    def read_json(self, name: str) -> Row:
+        """What ``write_json`` wrote."""
+        try:
+            content: Row = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            raise FedskewError(f"{self.path / name} cannot be read: {problem}") from None
+        return content
+
+
+def _value(text: str | None) -> Any:
+    if text is None or text == "":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

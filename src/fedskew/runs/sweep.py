@@ -1,0 +1,234 @@
+"""Several runs that belong together: methods x seeds on the same cuts, in one folder that can be resumed as a whole."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.algorithms.contract import resolve
+from fedskew.api import Run, check_choices, federate, prepare, resume, run_experiment
+from fedskew.core.config import Experiment
+from fedskew.core.errors import DivergedError, FedskewError
+from fedskew.core.files import reading
+from fedskew.core.lock import locked
+from fedskew.data.federation import Federation
+from fedskew.runs.folder import SUMMARY, RunFolder, new_folder, resume_command, to_json, write_atomically
+from fedskew.runs.runner import Watcher
+from fedskew.runs.summary import Row
+
+GROUP, FAILED = "group.json", "failed.json"
+MOST_SEEDS = 1_000  # of one group: every one of them is cut and checked before the first run
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of several runs: the method as it was written, the seed, and everything that was set."""
+
+    name: str
+    algorithm: str
+    values: Mapping[str, Any]
+
+    def experiment(self) -> Experiment:
+        """Validated."""
+        return Experiment(**self.values)
+
+
+def members(values: Mapping[str, Any], algorithms: Sequence[str], seeds: Sequence[int]) -> list[Member]:
+    """All methods with all seeds, seed by seed so that each cut is made once; refuses what is wrong without any data."""
+    if len(seeds) > MOST_SEEDS:
+        raise FedskewError(f"{len(seeds):,} seeds are more than a group holds: give at most {MOST_SEEDS:,} at a time")
+    result = []
+    for seed in seeds:
+        for algorithm in algorithms:
+            name = re.sub(r"[^A-Za-z0-9.+-]+", "-", algorithm).strip("-") + f"-s{seed}"
+            result.append(Member(name, algorithm, {**values, "algorithm": algorithm, "seed": seed}))
+    twice = next((name for name, count in Counter(member.name for member in result).items() if count > 1), None)
+    if twice:
+        raise FedskewError(f"{twice} is asked for twice: give every algorithm and seed once")
+    for member in result:
+        check_choices(member.experiment())
+    return result
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``0-4`` or ``0,3,7`` or both.
+
+    >>> parse_seeds("0-2,7")
+    [0, 1, 2, 7]
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not found or (found[2] and int(found[2]) < int(found[1])):
+            raise FedskewError(f"seeds {text!r}: {part!r} is not a number or a range such as 0-4")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last - first >= MOST_SEEDS:
+            raise FedskewError(f"seeds {part}: that is more than a group holds, give at most {MOST_SEEDS:,} at a time")
+        seeds.extend(range(first, last + 1))
+    return seeds
+
+
+class Cuts:
+    """The federations of a group, one in memory at a time; the data is read once, unless the seed decides what is held out."""
+
+    def __init__(self) -> None:
+        self._seed: int | None = None
+        self._last: Federation | None = None
+
+    def of(self, experiment: Experiment) -> Federation:
+        """What this experiment trains on."""
+        seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
+        if self._last is None or seed != self._seed:
+            data = None if self._last is None or experiment.validation else self._last.data
+            self._seed, self._last = seed, federate(experiment, data)
+        return self._last
+
+
+def check(wanted: Sequence[Member]) -> None:
+    """Refuse before the first run what would stop a later one: every cut is made and every model is built once."""
+    cuts = Cuts()
+    for member in wanted:
+        experiment = member.experiment()
+        with _named(member):
+            prepare(cuts.of(experiment), experiment.model, resolve(experiment.algorithm), experiment.settings())
+
+
+@contextmanager
+def _named(member: Member) -> Iterator[None]:
+    """Errors say which of the runs they are about."""
+    try:
+        yield
+    except FedskewError as problem:
+        raise type(problem)(f"{member.name}: {problem}") from problem
+
+
+def create(folder: Path, wanted: Sequence[Member]) -> None:
+    """The folder of a group, with the list of what is to be run."""
+    with new_folder(folder) as part:
+        (part / GROUP).write_text(_listed(wanted), encoding="utf-8")
+
+
+def _listed(wanted: Sequence[Member]) -> str:
+    return json.dumps([{"name": m.name, "algorithm": m.algorithm, "values": m.values} for m in wanted], indent=2) + "\n"
+
+
+def must_be_the_same(folder: Path, wanted: Sequence[Member]) -> None:
+    """Refuse a folder that holds another group than this."""
+    if _listed(read(folder)) != _listed(wanted):
+        raise FedskewError(
+            f"{folder} holds other runs than these: choose another folder, or go on with what it holds ("
+            f"{resume_command(folder)})"
+        )
+
+
+def read(folder: Path) -> list[Member]:
+    """What a group is to run."""
+    path = folder / GROUP
+    with reading(path):
+        found = [Member(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        for member in found:
+            if not isinstance(member.algorithm, str) or not isinstance(member.values, dict):
+                raise FedskewError(f"{path} is damaged: {member.name!r} needs an algorithm and values")
+            if not re.fullmatch(r"[A-Za-z0-9.+-]+", member.name) or not member.name.strip("."):
+                raise FedskewError(f"{path} is damaged: the run {member.name!r} is no name of a folder in it")
+            if strange := set(member.values) - {field.name for field in fields(Experiment)}:
+                raise FedskewError(f"{path} is damaged: {member.name} has the unknown settings {', '.join(sorted(strange))}")
+    if not found:
+        raise FedskewError(f"{path} cannot be read: it names no run")
+    return found
+
+
+def run_all(
+    folder: Path,
+    wanted: Sequence[Member],
+    watch: Callable[[Member], Watcher | None],
+    *,
+    retry: bool = False,
+    force: bool = False,
+) -> list[Row]:
+    """Run, resume or skip every member in turn; returns their summaries, and leaves them with means in the folder.
+
+    A run that diverges is recorded as failed, with its reason, and the others go on; it is tried again only with ``retry``.
+    """
+    with locked(folder):
+        cuts = Cuts()
+        summaries = [_outcome(folder / member.name, member, cuts, watch, retry, force) for member in wanted]
+        content = to_json(overview(wanted, summaries), indent=2) + "\n"
+        write_atomically(folder / SUMMARY, content.encode())
+        return summaries
+
+
+def _outcome(
+    place: Path, member: Member, cuts: Cuts, watch: Callable[[Member], Watcher | None], retry: bool, force: bool
+) -> Row:
+    """The summary of a member, of which there may be one already; for one that failed, which it was and why."""
+    failed = place / FAILED
+    if place.exists() and RunFolder.open(place).finished:
+        return RunFolder.open(place).read_json(SUMMARY)
+    if failed.exists() and not retry:
+        return RunFolder(place).read_json(FAILED)
+    failed.unlink(missing_ok=True)
+    try:
+        with _named(member):
+            return _run(member, place, cuts, watch(member), force).summary
+    except DivergedError as problem:
+        row = {"algorithm": member.algorithm, "seed": member.experiment().seed, "failed": str(problem)}
+        RunFolder(place).write_json(FAILED, row)
+        return row
+
+
+def overview(wanted: Sequence[Member], summaries: Sequence[Row]) -> Row:
+    """The summaries of all runs, their means over seeds, and what to mind when they are compared."""
+    warned = unequal_weights([member.algorithm for member in wanted], summaries)
+    return {"runs": list(summaries), "means": means(wanted, summaries), "warnings": [warned] if warned else []}
+
+
+def unequal_weights(methods: Sequence[str], summaries: Sequence[Row]) -> str:
+    """A warning where clients count by their rows in one method and alike in another; nothing if they do not.
+
+    What a method multiplies that with, or does instead, is its idea and no difference of set-up.
+    """
+    found: dict[str, list[str]] = {}
+    for method, summary in zip(methods, summaries, strict=True):
+        base = str(summary.get("weights", "")).split(" ")[0]
+        if base in ("size", "uniform") and method not in found.setdefault(base, []):
+            found[base].append(method)
+    if len(found) < 2:
+        return ""
+    sides = " but ".join(f"{base} in {', '.join(names)}" for base, names in found.items())
+    return f"clients count by unlike weights, {sides}: on heterogeneous clients that alone can decide a ranking (--weights)"
+
+
+def _run(member: Member, place: Path, cuts: Cuts, watch: Watcher | None, force: bool) -> Run:
+    experiment = member.experiment()
+    fed = cuts.of(experiment)
+    if place.exists():
+        return resume(place, fed=fed, watch=watch, force=force)
+    return run_experiment(experiment, folder=place, watch=watch, fed=fed)
+
+
+def means(wanted: Sequence[Member], summaries: Sequence[Row]) -> dict[str, Row]:
+    """For every method, mean and standard deviation (n - 1) over the seeds of whatever is a number in all its runs.
+
+    Runs that failed do not count; a method of which all did is left out.
+    """
+    result = {}
+    for algorithm in dict.fromkeys(member.algorithm for member in wanted):
+        rows = [row for m, row in zip(wanted, summaries, strict=True) if m.algorithm == algorithm and "failed" not in row]
+        if not rows:
+            continue
+        numbers = [key for key, value in rows[0].items() if isinstance(value, (int, float)) and key != "seed"]
+        result[algorithm] = {
+            key: {"mean": float(np.mean([row[key] for row in rows])), "std": float(np.std([row[key] for row in rows], ddof=1))}
+            if len(rows) > 1
+            else {"mean": float(rows[0][key]), "std": None}
+            for key in numbers
+            if all(isinstance(row.get(key), (int, float)) for row in rows)
+        }
+    return result

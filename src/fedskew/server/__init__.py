@@ -1,0 +1,1 @@
+"""One run in memory: the round, who takes part, what clients keep, evaluation, calibration."""

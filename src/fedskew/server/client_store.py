@@ -1,0 +1,104 @@
+"""What clients keep between rounds, on the host: a row in growing tensors for every client that was ever chosen."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.core.streams import Ints
+from fedskew.core.trees import Tensors, Tree
+
+
+class ClientStore:
+    """One tree a client. A client that is not there yet has the tree that everybody starts with."""
+
+    def __init__(self, fresh: Tree) -> None:
+        self.fresh = fresh
+        self._slot: dict[int, int] = {}
+        self._changed: set[int] = set()
+        self._held = self._empty()
+
+    def _empty(self) -> Tree:
+        return {part: {name: value[None][:0].cpu() for name, value in ts.items()} for part, ts in self.fresh.items()}
+
+    def __bool__(self) -> bool:
+        return bool(self.fresh)
+
+    @property
+    def clients(self) -> list[int]:
+        """Those that have something of their own, in order of arrival."""
+        return list(self._slot)
+
+    @property
+    def changed(self) -> list[int]:
+        """Those of them that were put since ``settle``, in order of arrival."""
+        return sorted(self._changed, key=self._slot.__getitem__)
+
+    @property
+    def row_bytes(self) -> int:
+        """What ``rows`` takes for one client."""
+        held = (value.nbytes for tensors in self.fresh.values() for value in tensors.values())
+        return sum(held) + torch.int64.itemsize
+
+    @property
+    def all_bytes(self) -> int:
+        """What ``rows`` takes for everybody in ``clients``."""
+        return self.row_bytes * len(self._slot)
+
+    def get(self, clients: Ints) -> Tree:
+        """Their trees stacked, on the device of the fresh one."""
+        known = np.array([self._slot.get(int(client), -1) for client in clients], dtype=np.int64)
+        old, slots = torch.from_numpy(np.flatnonzero(known >= 0)), torch.from_numpy(known[known >= 0])
+
+        def gather(start: Tensor, held: Tensor) -> Tensor:
+            result = start.expand(len(clients), *start.shape).clone()
+            result[old] = held[slots].to(start.device)
+            return result
+
+        return {
+            part: {name: gather(value, self._held[part][name]) for name, value in ts.items()} for part, ts in self.fresh.items()
+        }
+
+    def put(self, clients: Ints, tree: Tree) -> None:
+        """Replace their trees."""
+        if not self or not len(clients):
+            return
+        for client in clients.tolist():
+            self._slot.setdefault(client, len(self._slot))
+        self._changed.update(clients.tolist())
+        slots = torch.tensor([self._slot[client] for client in clients.tolist()])
+        for part, tensors in tree.items():
+            for name, value in tensors.items():
+                held = self._held[part][name]
+                if len(held) < len(self._slot):  # grow by half, so that rounds stay cheap
+                    room = torch.empty((len(self._slot) * 3 // 2, *held.shape[1:]), dtype=held.dtype)
+                    room[: len(held)] = held
+                    self._held[part][name] = held = room
+                held[slots] = value.to("cpu")
+
+    def rows(self, clients: Sequence[int]) -> Tensors:
+        """A copy of what these hold, as flat named tensors with a row each; ``clients`` says whose it is."""
+        slots = torch.tensor([self._slot[client] for client in clients], dtype=torch.int64)
+        flat = {f"{part}/{name}": held[slots] for part, tensors in self._held.items() for name, held in tensors.items()}
+        return {"clients": torch.tensor(clients, dtype=torch.int64), **flat}
+
+    def add(self, rows: Tensors) -> None:
+        """Put what ``rows`` gave."""
+        tree = {part: {name: rows[f"{part}/{name}"] for name in tensors} for part, tensors in self.fresh.items()}
+        self.put(rows["clients"].cpu().numpy(), tree)
+
+    def settle(self) -> None:
+        """What is held now is safe elsewhere: from here on count anew who ``changed``."""
+        self._changed.clear()
+
+    def state(self) -> Tensors:
+        """Everything as flat named tensors, for a checkpoint."""
+        return self.rows(self.clients) if self._slot else {}
+
+    def restore(self, state: Tensors) -> None:
+        """The inverse of ``state``."""
+        self._slot, self._changed = {}, set()
+        self._held = self._empty()
+        if state:
+            self.add(state)

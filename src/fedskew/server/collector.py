@@ -1,0 +1,181 @@
+"""The server's side of a round: leave broken updates out, take the weighted mean of the rest as it arrives."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.algorithms.contract import Algorithm, Report, Weights, overridden, weighted_mean
+from fedskew.batchnorm.masked import decode, encode
+from fedskew.core.streams import Floats, Ints
+from fedskew.core.trees import Tensors, Tree, finite_clients, rows_of, size_in_bytes
+from fedskew.engine.job import Updates
+
+BUFFERS = "buffers"  # the part in which ``combine`` finds the clients' buffers
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """One stack of updates after the check: what the whole stack reported, and what the sound clients of it keep."""
+
+    report: Report
+    sound: Ints  # the clients whose numbers are finite
+    own: Tree  # of the sound ones
+    bytes: int  # sent by each client of the stack
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What the server makes of a round's payloads, and whose they are.
+
+    Args:
+        payload: one payload from all: the weighted mean, or what a robust rule makes of it
+        mean: the plain weighted mean of those that count
+        buffers: the merged buffers, still encoded
+        clients: all sound clients, in order of their numbers
+        shares: what part each of them has in the payload; 0 for who was left out
+        weights: of those that count, as ``weigh`` gave them
+        agreement: how much the change of each of the clients is like the payload's, in [0, 1]; nothing unless it is asked for
+    """
+
+    payload: Tree
+    mean: Tree
+    buffers: Tensors
+    clients: Ints
+    shares: Floats
+    weights: Floats
+    agreement: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def counted(self) -> Ints:
+        """The clients that were not left out."""
+        return self.clients[self.shares > 0]
+
+    def merged_buffers(self, like: Tensors) -> Tensors:
+        """The buffers; those that nobody sent stay as they are in ``like``."""
+        return {**like, **decode(self.buffers, like)}
+
+
+def sound_clients(updates: Updates) -> Tensor:
+    """Which clients of a stack sent and kept finite numbers only; a client that was not sound keeps its old state."""
+    return finite_clients([updates.payload, {BUFFERS: updates.buffers}, updates.own], len(updates.report.clients))
+
+
+class WeightedMean:
+    """Adds up updates stack by stack, so that a round never holds more than one stack of payloads in memory.
+
+    For a method with a ``combine`` of its own, all sound updates are kept until the round is over, and combined at once.
+    ``weights`` is what clients count by: their rows or 1.
+    """
+
+    def __init__(self, algorithm: Algorithm, weights: Weights) -> None:
+        self.algorithm, self.weights = algorithm, weights
+        self.total = 0.0
+        self._combines = overridden(algorithm, "combine")
+        self._clients: list[Ints] = []
+        self._weights: list[Floats] = []
+        self._stacks: list[Tree] = []
+        self._sums: Tree = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._clients))
+
+    def add(self, updates: Updates) -> Arrived:
+        """Weigh a stack and add it; clients with NaN or infinite numbers are left out."""
+        report = updates.report
+        keep = np.flatnonzero(sound_clients(updates).numpy())
+        sound = updates
+        if len(keep) < len(report.clients):
+            index = torch.from_numpy(keep)
+            sound = Updates(
+                _some(report, keep),
+                rows_of(updates.payload, index),
+                rows_of({"": updates.buffers}, index)[""],
+                rows_of(updates.own, index),
+            )
+        if len(keep):
+            self._accumulate(sound, self.algorithm.weigh(replace(sound.report, weights=self.weights)))
+        sent = size_in_bytes(updates.payload) + size_in_bytes({BUFFERS: updates.buffers})
+        return Arrived(report, sound.report.clients, sound.own, sent // len(report.clients))
+
+    def _accumulate(self, sound: Updates, weights: Floats) -> None:
+        self.total += float(weights.sum())
+        self._clients.append(sound.report.clients)
+        self._weights.append(weights)
+        sent = {**sound.payload, BUFFERS: encode(sound.buffers)} if sound.buffers else sound.payload
+        if self._combines or self.algorithm.needs_agreement():
+            self._stacks.append(sent)
+        if self._combines:
+            return
+        for part, tensors in sent.items():
+            _add_weighted(self._sums.setdefault(part, {}), tensors, weights)
+
+    def result(self) -> Combined:
+        """All that was added, as one; in the order of the clients' numbers, so that it does not matter how an engine cut it."""
+        clients, weights = np.concatenate(self._clients), np.concatenate(self._weights)
+        order = np.argsort(clients, kind="stable")
+        clients, weights = clients[order], weights[order]
+        whole = self._whole(order) if self._stacks else {}
+        found = self._ruled(whole, clients, weights) if self._combines else self._added_up(clients, weights)
+        return replace(found, agreement=_agreement(whole, found.payload)) if self.algorithm.needs_agreement() else found
+
+    def _whole(self, order: Ints) -> Tree:
+        """All stacks as one."""
+        parts = {
+            part: {name: torch.cat([stack[part][name] for stack in self._stacks]) for name in tensors}
+            for part, tensors in self._stacks[0].items()
+        }
+        return rows_of(parts, torch.from_numpy(order))
+
+    def _added_up(self, clients: Ints, weights: Floats) -> Combined:
+        mean = _divided(self._sums, self.total)
+        payload = _without_buffers(mean)
+        return Combined(payload, payload, mean.get(BUFFERS, {}), clients, weights / self.total, weights)
+
+    def _ruled(self, whole: Tree, clients: Ints, weights: Floats) -> Combined:
+        """What the method's own rule makes of everything but the parts that must stay a mean."""
+        mirrored = self.algorithm.mirrored
+        ruled = {part: tensors for part, tensors in whole.items() if part not in mirrored}
+        found, share = self.algorithm.combine(ruled, _on_device(weights / self.total, whole))
+        shares = share.double().cpu().numpy()
+        weights = np.where(shares > 0, weights, 0.0)
+        mean = weighted_mean(_without_buffers(whole), _on_device(weights / weights.sum(), whole)) if mirrored else {}
+        payload = {**{part: tensors for part, tensors in mean.items() if part in mirrored}, **_without_buffers(found)}
+        return Combined(payload, mean or payload, found.get(BUFFERS, {}), clients, shares, weights[shares > 0])
+
+
+def _agreement(whole: Tree, payload: Tree) -> Floats:
+    """(1 + cosine) / 2 of each client's change and the combined one; 1/2 where one of them is zero."""
+    mine = torch.cat([value.unsqueeze(1).flatten(1) for value in whole["delta"].values()], 1).double()
+    ours = torch.cat([payload["delta"][name].flatten() for name in whole["delta"]]).double()
+    lengths = torch.linalg.vector_norm(mine, dim=1) * torch.linalg.vector_norm(ours)
+    cosine = torch.where(lengths > 0, mine @ ours / lengths, 0.0).clamp(-1, 1)
+    return np.asarray(((1 + cosine) / 2).cpu().numpy())
+
+
+def _without_buffers(tree: Tree) -> Tree:
+    return {part: tensors for part, tensors in tree.items() if part != BUFFERS}
+
+
+def _on_device(weights: Floats, tree: Tree) -> Tensor:
+    device = next((value.device for tensors in tree.values() for value in tensors.values()), torch.device("cpu"))
+    return torch.from_numpy(weights).to(device)
+
+
+def _divided(sums: Tree, total: float) -> Tree:
+    return {part: {name: value / total for name, value in tensors.items()} for part, tensors in sums.items()}
+
+
+def _some(report: Report, keep: Ints) -> Report:
+    arrays = [one.name for one in fields(report) if one.name not in ("numbers", "weights")]
+    chosen: dict[str, Any] = {name: getattr(report, name)[keep] for name in arrays}
+    return replace(report, **chosen, numbers={name: values[keep] for name, values in report.numbers.items()})
+
+
+def _add_weighted(sums: Tensors, tensors: Tensors, weights: Floats) -> None:
+    for name, value in tensors.items():
+        scale = torch.from_numpy(weights).to(value)
+        term: Tensor = torch.tensordot(scale, value, dims=1)
+        sums[name] = sums[name].add_(term) if name in sums else term

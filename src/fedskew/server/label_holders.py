@@ -1,0 +1,105 @@
+"""Who holds which label, as the server of a walk knows it: the labels themselves, or placeholders agreed on in secret."""
+
+import json
+from dataclasses import astuple, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.algorithms.contract import Algorithm
+from fedskew.core.config import Settings
+from fedskew.core.streams import Stream
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.fleet.clock import line_seconds
+from fedskew.fleet.machines import Fleet
+from fedskew.label_privacy.agreement import Agreement, Exchange, agree
+from fedskew.topology.holdings import Holdings
+
+
+def who_holds_what(
+    fed: Federation, trained_on: Partition, algorithm: Algorithm, settings: Settings, agreed: Agreement | None = None
+) -> tuple[Holdings, Agreement | None]:
+    """The holdings of all clients; with ``secure`` by placeholders, which the parties find without telling their labels.
+
+    ``agreed`` is what they found before, if they have.
+    """
+    labels, classes = fed.train.y, len(fed.data.classes)
+    plain = Holdings.of(trained_on, labels, classes)
+    if not settings.secure:
+        return plain, None
+    counts = [{int(k): int(row[k]) for k in np.flatnonzero(row)} for row in plain.counts]
+    agreed = agreed or agree(
+        counts,
+        label_range=classes,
+        stream=Stream(settings.seed, "placeholders"),
+        weighted=algorithm.reads() == "shares",
+        round_totals=settings.round_totals,
+    )
+    placeholder = np.zeros(classes, dtype=np.int64)  # labels that nobody has are never looked up
+    for held in agreed.placeholders:
+        for label, name in held.items():
+            placeholder[label] = name
+    secret = Holdings.of(trained_on, placeholder[labels], len(agreed.holders))
+    if agreed.counts is not None:
+        return replace(secret, totals=np.array([agreed.counts[name] for name in range(len(agreed.counts))])), agreed
+    assert agreed.shares is not None
+    shares = np.zeros(secret.counts.shape)
+    for client, told in enumerate(agreed.shares):
+        shares[client, list(told)] = list(told.values())
+    return replace(secret, shares=shares), agreed
+
+
+def packed(agreed: Agreement) -> Tensor:
+    """An agreement as bytes, for a checkpoint."""
+    plain = vars(agreed) | {
+        "placeholders": [list(held.items()) for held in agreed.placeholders],
+        "counts": agreed.counts and list(agreed.counts.items()),
+        "shares": agreed.shares and [list(told.items()) for told in agreed.shares],
+        "waves": [[astuple(exchange) for exchange in wave] for wave in agreed.waves],
+    }
+    return torch.from_numpy(np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8).copy())
+
+
+def unpacked(content: Tensor) -> Agreement:
+    """The inverse of ``packed``.
+
+    >>> wave = (Exchange(1, 2, 3, 0.5, 0.25),)
+    >>> agreed = Agreement(({7: 0}, {7: 0, 3: 1}), {0: 9, 1: 4}, None, {"keys": 0.1}, {"server": 5}, (wave,))
+    >>> unpacked(packed(agreed)) == agreed
+    True
+    """
+    plain = json.loads(content.cpu().numpy().tobytes())
+    placeholders, counts, shares, waves = (plain[name] for name in ("placeholders", "counts", "shares", "waves"))
+    return Agreement(
+        tuple(map(dict, placeholders)),
+        None if counts is None else dict(counts),
+        None if shares is None else tuple(map(dict, shares)),
+        plain["seconds"],
+        plain["bytes_sent"],
+        tuple(tuple(Exchange(*exchange) for exchange in wave) for wave in waves),
+    )
+
+
+def protocol_bytes(agreed: Agreement) -> tuple[int, int]:
+    """What the label protocol sends down to the clients and up to the server."""
+    exchanges = [exchange for wave in agreed.waves for exchange in wave]
+    return sum(exchange.bytes_down for exchange in exchanges), sum(exchange.bytes_up for exchange in exchanges)
+
+
+def protocol_seconds(agreed: Agreement, fleet: Fleet) -> float:
+    """How long the label protocol takes on the virtual clock: question, work and answer of the slowest client of each wave.
+
+    Lines are the fleet's. Work is counted, so many vectors at a fixed cost each, and what the server has to do before it can
+    go on comes on top; the same seed gives the same seconds.
+    """
+    total = 0.0
+    for wave in agreed.waves:
+        machines = fleet.machines(np.array([exchange.client for exchange in wave]))
+        down, up, work = (
+            np.array([getattr(exchange, name) for exchange in wave]) for name in ("bytes_down", "bytes_up", "seconds")
+        )
+        taken = line_seconds(machines, down, up) + work
+        total += float(taken.max()) + sum(exchange.then for exchange in wave)
+    return total

@@ -1,1 +1,0 @@
-"""Who trains on which label next: the label schedule and the label-aware choice of clients of Stratify."""

@@ -1,0 +1,105 @@
+"""``fedskew.check``: does an algorithm keep the contract that engines, checkpoints and comparisons rely on?"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from fedskew.algorithms.contract import Algorithm, resolve
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.registry import Choice
+from fedskew.engine.job import Engine
+from fedskew.engine.loop import Sequential
+from fedskew.engine.stacked import Stacked
+from fedskew.testing.check_report import (
+    Conformance,
+    ConformanceError,
+    ContractError,
+    Finding,
+    NotApplicableError,
+    Passed,
+    explain,
+)
+from fedskew.testing.equalities import clients_in_any_order, engines_agree, identical_clients, one_seed_one_result
+from fedskew.testing.hook_checks import hooks_are_functions, hooks_are_pure, hooks_keep_shapes, runs_everywhere
+from fedskew.testing.independence import everybody_for_itself
+from fedskew.testing.lab import Lab
+from fedskew.testing.option_checks import options_are_guarded
+from fedskew.testing.record_checks import bytes_are_counted, checkpoint_goes_on, nan_client_is_left_out
+
+Check: TypeAlias = Callable[[Lab], Passed]
+
+# In this order: what fails first is most likely the cause of what fails after it.
+CHECKS: dict[str, Check] = {
+    "options": options_are_guarded,
+    "shapes": hooks_keep_shapes,
+    "purity": hooks_are_pure,
+    "functions": hooks_are_functions,
+    "alone": everybody_for_itself,
+    "runs": runs_everywhere,
+    "engines": engines_agree,
+    "seed": one_seed_one_result,
+    "order": clients_in_any_order,
+    "identical": identical_clients,
+    "checkpoint": checkpoint_goes_on,
+    "bytes": bytes_are_counted,
+    "nan": nan_client_is_left_out,
+}
+
+
+def check(
+    algorithm: "str | Mapping[str, Any] | Choice | type[Algorithm] | Algorithm",
+    raise_on_failure: bool = True,
+    *,
+    engines: Iterable[Engine] | None = None,
+    skip: Mapping[str, str] | None = None,
+    device: str = "cpu",
+) -> Conformance:
+    """Put an algorithm through every check on a tiny federation made in memory; takes a few seconds.
+
+    Args:
+        algorithm: an instance, a class with defaults for all options, or a spelling such as ``"fedprox:mu=0.1"``
+        raise_on_failure: raise ``ConformanceError``, which holds the report, when a check fails
+        engines: those that must run it alike, the reference first; one by one and stacked when left out
+        skip: checks that do not apply to the method, each with the reason, which the report repeats
+        device: where the engines compute
+
+    >>> check("fedavg").passed
+    True
+    """
+    leave_out = dict(skip or {})
+    for name in leave_out:
+        if name not in CHECKS:
+            raise unknown("check", name, CHECKS)
+    used = tuple(engines) if engines is not None else (Sequential(), Stacked(mode="stack"))
+    if not used:
+        raise FedskewError("engines is empty: give at least one, two to see whether they agree")
+    lab = Lab(resolve(algorithm), used, device)
+    findings = tuple(_try(name, function, lab, leave_out.get(name)) for name, function in CHECKS.items())
+    report = Conformance(str(lab.algorithm), tuple(type(engine).__name__ for engine in used), findings)
+    if raise_on_failure and not report.passed:
+        raise ConformanceError(report)
+    return report
+
+
+def _try(name: str, function: Check, lab: Lab, reason: str | None) -> Finding:
+    began = time.perf_counter()
+
+    def found(outcome: Any, detail: str, worst: float | None = None) -> Finding:
+        return Finding(name, outcome, detail, worst, time.perf_counter() - began)
+
+    if reason is not None:
+        return found("not applicable", reason)
+    if not lab.engines:
+        return found("not applicable", "no engine can run it, see runs")
+    try:
+        result = function(lab)
+    except NotApplicableError as why:
+        return found("not applicable", str(why))
+    except ContractError as problem:
+        return found("failed", str(problem))
+    except Exception as problem:  # whatever a hook may raise is a finding about that hook
+        return found("failed", explain(problem, type(lab.algorithm)))
+    return found("passed", result.detail, result.worst)
+
+
+__all__ = ["CHECKS", "Conformance", "ConformanceError", "Finding", "check"]

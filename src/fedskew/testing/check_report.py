@@ -1,0 +1,108 @@
+"""What the conformance suite found: a line a check, and failures that name the hook and the remedy."""
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedskew.algorithms.contract import Algorithm
+from fedskew.core.errors import FedskewError
+
+
+class ContractError(Exception):
+    """A check failed; the message says what is wrong and what would be right."""
+
+
+class NotApplicableError(Exception):
+    """A check says nothing about this algorithm; the message says why."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What was compared, and the largest difference seen where numbers were."""
+
+    detail: str
+    worst: float | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check."""
+
+    check: str
+    outcome: Literal["passed", "failed", "not applicable"]
+    detail: str  # what was compared, what is wrong, or why it does not apply
+    worst: float | None  # largest difference, relative to the size of the values where that is above 1
+    seconds: float
+
+    def __str__(self) -> str:
+        if self.outcome == "not applicable":
+            return f"{self.check:<11}-       not applicable: {self.detail}"
+        worst = "" if self.worst is None else f" (largest difference {self.worst:.1g})"
+        return f"{self.check:<11}{self.outcome:<8}{self.detail}{worst}"
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """All findings about one algorithm; prints as a table."""
+
+    algorithm: str
+    engines: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """The checks that failed."""
+        return tuple(finding for finding in self.findings if finding.outcome == "failed")
+
+    @property
+    def passed(self) -> bool:
+        """Whether none did."""
+        return not self.failures
+
+    def __getitem__(self, check: str) -> Finding:
+        return next(finding for finding in self.findings if finding.check == check)
+
+    def __str__(self) -> str:
+        verdict = f"fails {len(self.failures)} checks" if self.failures else "conforms"
+        seconds = sum(finding.seconds for finding in self.findings)
+        head = f"{self.algorithm} on {', '.join(self.engines)}: {verdict} ({seconds:.1f} s)"
+        return "\n".join([head, *(f"  {finding}" for finding in self.findings)])
+
+
+class ConformanceError(FedskewError):
+    """An algorithm failed ``fedskew.check``; ``report`` holds every finding."""
+
+    def __init__(self, report: Conformance) -> None:
+        self.report = report
+        failed = "; ".join(f"[{finding.check}] {finding.detail}" for finding in report.failures)
+        super().__init__(f"{report.algorithm} fails {len(report.failures)} of {len(report.findings)} checks: {failed}")
+
+
+HOOKS = tuple(
+    name
+    for name, value in vars(Algorithm).items()
+    if callable(value) and not name.startswith("_") and name not in ("options", "label", "check")
+)
+
+_ADVICE = (
+    ("data-dependent control flow", "hooks must not branch on tensor values: use torch.where"),
+    (".item()", "hooks must not turn tensors into Python numbers (.item(), float(), int()): compute with the tensor"),
+    ("data pointer", "hooks must not turn tensors into arrays or lists (.numpy(), .tolist()): compute with the tensor"),
+    ("dynamic shape", "hooks must not pick entries by a mask, the result has no fixed shape: use torch.where"),
+    ("inplace", "hooks must not change tensors in place: make a new one"),
+    ("in-place", "hooks must not change tensors in place: make a new one"),
+    ("random operation", "hooks must not draw random numbers"),
+)
+
+
+def explain(problem: BaseException, algorithm: type[Algorithm]) -> str:
+    """An exception on one line: the hook that raised it and where, the message, and what to do about it."""
+    text = " ".join(str(problem).split())
+    said = f"{type(problem).__name__}: {text if len(text) <= 120 else text[:117] + '...'}"
+    advice = next((f"; {remedy}" for symptom, remedy in _ADVICE if symptom in text), "")
+    for frame, line in traceback.walk_tb(problem.__traceback__):
+        if frame.f_code.co_name in HOOKS and isinstance(frame.f_locals.get("self"), algorithm):
+            file = Path(frame.f_code.co_filename).name
+            return f"{frame.f_code.co_name} ({file}, line {line}) raised {said}{advice}"
+    return f"{said}{advice}"

@@ -1,0 +1,233 @@
+"""The laboratory of the conformance suite: a tiny federation, a few ways to train on it, and what came of it in numbers."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedskew.algorithms.contract import Algorithm
+from fedskew.core.config import Settings
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints, Stream
+from fedskew.core.trees import Tensors
+from fedskew.data.dataset import Dataset, Rows
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.engine.job import Engine
+from fedskew.models.build import ModelSpec, build
+from fedskew.models.network import Network
+from fedskew.server.training import RoundResult, Training
+from fedskew.testing.check_report import HOOKS, ContractError, NotApplicableError
+
+CLASSES, FEATURES, ROUNDS = 3, 6, 1000
+LATE = 6  # rounds after which what a method keeps to itself from the fourth round on has shown
+SIZES = (9, 5, 4, 7, 2, 6)  # batches of 4 leave ends of 1, 1, 0, 3, 2 and 2 rows
+SINGLE_CLASS = 1  # the client that sees one label only
+FULL: Mapping[str, Any] = {"batch_size": 64, "per_round": None}  # everybody, with all rows in every batch
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A model and the settings it is trained with."""
+
+    name: str
+    model: ModelSpec
+    settings: Mapping[str, Any]
+
+
+def _with_dropout(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Network(nn.Sequential(nn.Linear(shape[0], 8), nn.Tanh(), nn.Dropout(0.5)), 8, classes)
+
+
+_SGD: Mapping[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "lr": 0.05}
+_ADAM: Mapping[str, Any] = {"optimizer": "adam", "lr": 0.01}
+PLAIN = Scene("no norm", "mlp:hidden=5", _SGD)
+MERGED = Scene("BatchNorm merged", "tabular:hidden=5", {**_SGD, "norm": "aggregate"})
+LOCAL = Scene("BatchNorm local", "tabular:hidden=5", {**_SGD, "norm": "local"})
+ADAM = Scene("Adam", "mlp:hidden=5", _ADAM)
+FLEET = Scene("a fleet with losses", "mlp:hidden=5", {**_SGD, "fleet": "mixed:slow=8,dropout=0.3"})
+DROPOUT = Scene("dropout", _with_dropout, _SGD)
+SCENES = (PLAIN, MERGED, LOCAL, ADAM, FLEET)
+
+
+@cache
+def made_up(purpose: str, count: int) -> Rows:
+    """Gaussian classes, far enough apart to learn something and near enough to go on learning."""
+    draw = Stream(0, "conformance", count).generator()
+    labels = draw.integers(0, CLASSES, count)
+    centres = Stream(0, "conformance centres").generator().normal(size=(CLASSES, FEATURES))
+    if purpose == "train":
+        first = sum(SIZES[:SINGLE_CLASS])
+        labels[first : first + SIZES[SINGLE_CLASS]] = 0
+    return Rows((centres[labels] + draw.normal(size=(count, FEATURES))).astype(np.float32), labels)
+
+
+def federation(rows_by_client: "list[Ints] | None" = None) -> Federation:
+    """The usual ragged clients, or clients with these rows."""
+    usual = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    names = tuple(map(str, range(CLASSES)))
+    data = Dataset("made up", made_up("train", sum(SIZES)), made_up("test", 8), names)
+    return Federation(data, Partition.from_lists(usual if rows_by_client is None else rows_by_client))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training after some rounds, and what each of them reported."""
+
+    training: Training
+    results: list[RoundResult]
+
+    def model(self) -> Tensors:
+        """The global weights, buffers and server state."""
+        others = ("store/", "dispatcher/", "flights/")
+        return {name: value for name, value in self.training.checkpoint().items() if not name.startswith(others)}
+
+    def memories(self, numbers: Mapping[int, int] | None = None) -> Tensors:
+        """What clients hold for themselves; ``numbers`` says which clients, and by which number to call them."""
+        found: Tensors = {}
+        for store in filter(None, (self.training.store, self.training.personal)):
+            for client, called in (numbers or self._everybody()).items():
+                for part, tensors in store.get(np.array([client])).items():
+                    found |= {f"client {called} {part}/{name}": value[0] for name, value in tensors.items()}
+        return found
+
+    def tables(self, numbers: Mapping[int, int] | None = None) -> Tensors:
+        """The lines of clients in the tables, renumbered likewise."""
+        numbers = numbers or self._everybody()
+        lines = [line for result in self.results for line in result.clients if line["client"] in numbers]
+        return {
+            f"round {line['round']} client {numbers[line['client']]} {name}": torch.tensor(value)
+            for line in lines
+            for name, value in line.items()
+            if value is not None and name != "client"
+        }
+
+    def rounds(self) -> Tensors:
+        """The lines of rounds in the tables."""
+        lines = [result.round for result in self.results]
+        return {f"round {r['round']} {name}": torch.tensor(v) for r in lines for name, v in r.items() if v is not None}
+
+    def everything(self) -> Tensors:
+        """All that training changes and reports."""
+        return {**self.model(), **self.memories(), **self.tables(), **self.rounds()}
+
+    def _everybody(self) -> dict[int, int]:
+        return {client: client for client in range(self.training.trained_on.clients)}
+
+
+class Lab:
+    """Short trainings of one algorithm; ``engines`` are those that can run it, the reference first."""
+
+    def __init__(self, algorithm: Algorithm, engines: tuple[Engine, ...], device: str) -> None:
+        self.algorithm, self.engines, self.device = algorithm, engines, device
+        self._refusals: dict[str, str | None] = {}
+
+    def fresh(self) -> Algorithm:
+        """An equal algorithm that has been through nothing."""
+        return replace(self.algorithm)
+
+    def training(
+        self, scene: Scene, engine: Engine, fed: Federation | None = None, algorithm: Algorithm | None = None, **settings: Any
+    ) -> Training:
+        """A training before its first round; never evaluates."""
+        usual = {"rounds": ROUNDS, "eval_every": ROUNDS, "per_round": 5, "epochs": 2, "batch_size": 4, "threads": 1}
+        chosen = Settings(**{**usual, "dtype": "float64", "device": self.device, **scene.settings, **settings})
+        model = build(scene.model, (FEATURES,), CLASSES, seed=0)
+        return Training(fed or federation(), model, algorithm or self.fresh(), chosen, engine)
+
+    def run(self, rounds: int, scene: Scene, engine: Engine, *args: Any, **settings: Any) -> Trained:
+        """A training after some rounds."""
+        training = self.training(scene, engine, *args, **settings)
+        return Trained(training, [training.advance() for _ in range(rounds)])
+
+    def refusal(self, scene: Scene) -> str | None:
+        """Why the method refuses a scene's settings, if it does."""
+        if scene.name not in self._refusals:
+            self._refusals[scene.name] = self._refusal(scene)
+        return self._refusals[scene.name]
+
+    def _refusal(self, scene: Scene) -> str | None:
+        try:
+            self.training(scene, self.engines[0])
+        except FedskewError as reason:
+            return str(reason)
+        except Exception:  # no refusal but a fault, which shows again when the scene is run
+            return None
+        return None
+
+    def scenes(self, *wanted: Scene) -> list[Scene]:
+        """Those that the method does not refuse."""
+        accepted = [scene for scene in wanted or SCENES if self.refusal(scene) is None]
+        if not accepted:
+            raise NotApplicableError(f"the method refuses the settings: {self.refusal((wanted or SCENES)[0])}")
+        return accepted
+
+    def walks(self) -> bool:
+        """Whether one model goes through all clients."""
+        return self.fresh().topology(0) != "parallel"
+
+    def pools(self) -> bool:
+        """Whether the method brings all rows to one place."""
+        return self.fresh().arrange(federation().partition).clients == 1
+
+
+class Difference:
+    """The largest difference over many comparisons."""
+
+    def __init__(self) -> None:
+        self.worst = 0.0
+
+    def compare(self, left: Tensors, right: Tensors, allowed: float, what: str) -> None:
+        """Refuse two sets of named tensors that differ by more than ``allowed``; 0 means bit for bit."""
+        for name in sorted(left.keys() ^ right.keys()):
+            raise ContractError(f"{what}: {name} is there only once")
+        gaps = {name: distance(value, right[name]) for name, value in left.items()}
+        name, worst = max(gaps.items(), key=lambda item: item[1], default=("nothing", 0.0))
+        self.worst = max(self.worst, worst)
+        if worst > allowed:
+            limit = f"allowed is {allowed:g}" if allowed else "the bits must be the same"
+            raise ContractError(f"{what}: {name} differs by {worst:.1e}, {limit}")
+
+
+def distance(left: torch.Tensor, right: torch.Tensor) -> float:
+    """The largest difference, relative to the largest value where that is above 1; infinite where shapes or NaNs differ."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return float("inf")
+    if left.numel() == 0 or torch.equal(left, right):
+        return 0.0
+    a, b = left.detach().double().cpu(), right.detach().double().cpu()
+    gap = float((a - b).abs().max() / b.abs().max().clamp_min(1.0))
+    return gap if np.isfinite(gap) else float("inf")
+
+
+Around: TypeAlias = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+def watched(algorithm: Algorithm, around: Around) -> Algorithm:
+    """The algorithm with ``around(hook, method, args, kwargs)`` called in place of every hook."""
+    return cast(Algorithm, _Watched(algorithm, around))
+
+
+class _Watched:
+    def __init__(self, algorithm: Algorithm, around: Around) -> None:
+        self._algorithm, self._around = algorithm, around
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._algorithm, name)
+        if name not in HOOKS:
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._around(name, value, args, kwargs)
+
+        call.__func__ = getattr(value, "__func__", None)  # type: ignore[attr-defined]  # whether it is the default still shows
+        return call
+
+
+def names_of(engines: Iterable[Engine]) -> str:
+    """The engines as a reader would list them."""
+    return ", ".join(type(engine).__name__ for engine in engines)

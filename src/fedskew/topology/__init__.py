@@ -1,0 +1,1 @@
+"""How a round moves the model, which samples it sees, and what that costs."""

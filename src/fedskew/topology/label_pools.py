@@ -1,0 +1,113 @@
+"""What the walks share: who is still asked for a placeholder, draws among them, and each client's next unused row."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import accumulate, compress, count
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fedskew.core.streams import Ints, Stream
+from fedskew.skew.deal import substream
+from fedskew.topology.holdings import Holdings
+
+Selection: TypeAlias = Literal["uniform", "weighted"]
+_FLAGS = bytes.maketrans(b"01", b"\0\1")
+
+
+class Pools:
+    """The clients that may still be asked for each placeholder, as bit sets (bit k: client k), and draws among them.
+
+    With uniform selection all candidates have the same chance, with weighted selection their share of the placeholder's count.
+    A client that has used up its rows stays in the pool until it was asked and has said so: the server cannot know before.
+    """
+
+    def __init__(self, holdings: Holdings, selection: Selection, stream: Stream) -> None:
+        weights = holdings.weights if selection == "weighted" else holdings.counts > 0
+        self._weights: list[list[int]] = weights.T.astype(np.int64).tolist()
+        self.sets = [sum(1 << client for client in np.flatnonzero(held).tolist()) for held in holdings.counts.T]
+        self._shares = uniforms(stream)
+        # A set is drawn from many times before it changes. With many clients its list is long, so fewer are kept.
+        self._lots = lru_cache(maxsize=2**19 // len(holdings.counts) + 1)(self._listed)
+
+    def draw(self, candidates: int, placeholder: int) -> int:
+        """One of these clients, who all hold the placeholder."""
+        members, chances = self._lots(candidates, placeholder)
+        return members[bisect_right(chances, next(self._shares) * chances[-1])]
+
+    def retained(self, placeholder: int, count: int | None) -> int:
+        """So many of those that may be asked for the placeholder, drawn without replacement; all of them for None."""
+        left = self.sets[placeholder]
+        if count is None or left.bit_count() <= count:
+            return left
+        kept = 0
+        for _ in range(count):
+            one = 1 << self.draw(left, placeholder)
+            kept, left = kept | one, left & ~one
+        return kept
+
+    def leave(self, client: int, placeholder: int) -> None:
+        """The client is not asked for this placeholder any more."""
+        self.sets[placeholder] &= ~(1 << client)
+
+    def below(self, limit: int) -> int:
+        """A whole number from 0 to this less one, all equally likely."""
+        return int(next(self._shares) * limit)
+
+    def _listed(self, candidates: int, placeholder: int) -> tuple[list[int], list[int]]:
+        """The clients of a set, and the running sum of their weights."""
+        flags = bin(candidates)[:1:-1].encode().translate(_FLAGS)
+        return list(compress(count(), flags)), list(accumulate(compress(self._weights[placeholder], flags)))
+
+
+class Shelves:
+    """The rows of every client and placeholder, shuffled, of which each is handed out once; with ``reuse`` in turns.
+
+    Where a client has used up its rows of a placeholder, ``reuse`` gives it all of them again, in a new shuffle.
+    """
+
+    def __init__(self, holdings: Holdings, stream: Stream, reuse: bool = False) -> None:
+        self._holdings, self._stream, self._reuse = holdings, stream, reuse
+        self._width: int = holdings.counts.shape[1]
+        cells = np.repeat(np.arange(holdings.counts.size), holdings.counts.ravel())
+        self._shuffles = [holdings.flat[shuffle_within(cells, stream)]]
+        self._length = len(cells)
+        self._next: list[int] = holdings.offsets[:-1].tolist()
+        self._stop: list[int] = holdings.offsets[1:].tolist()
+
+    def take(self, client: int, placeholder: int) -> int:
+        """The position of the client's next row of the placeholder, for ``rows``; -1 when all are used."""
+        cell = client * self._width + placeholder
+        if self._next[cell] == self._stop[cell] and not (self._reuse and self._refill(client, placeholder)):
+            return -1
+        self._next[cell] += 1
+        return self._next[cell] - 1
+
+    def _refill(self, client: int, placeholder: int) -> int:
+        """Shuffle all rows of a client and placeholder once more, and say how many these are."""
+        cell, rows = client * self._width + placeholder, self._holdings.rows(client, placeholder)
+        self._shuffles.append(rows[substream(self._stream, len(self._shuffles)).permutation(len(rows))])
+        self._next[cell], self._stop[cell] = self._length, self._length + len(rows)
+        self._length += len(rows)
+        return len(rows)
+
+    def rows(self, positions: Ints) -> Ints:
+        """The rows at positions that were handed out."""
+        return np.concatenate(self._shuffles)[positions]
+
+
+def shuffle_within(segments: Ints, stream: Stream) -> Ints:
+    """Positions 0 … n-1 by segment, those of one segment in random order.
+
+    >>> shuffle_within(np.array([0, 0, 0, 1, 2, 2]), Stream(0, "demo")).tolist()
+    [0, 2, 1, 3, 4, 5]
+    """
+    order = stream.permutation(len(segments))
+    return order[np.argsort(segments[order], kind="stable")]
+
+
+def uniforms(stream: Stream) -> Iterator[float]:
+    """Numbers in [0, 1) without end, drawn in blocks."""
+    for block in count():
+        yield from substream(stream, block).uniform(1024).tolist()

@@ -1,0 +1,64 @@
+"""The stratified label schedule: how often each placeholder is trained on in an epoch, and in which order."""
+
+from typing import Literal
+
+import numpy as np
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints, Stream
+
+
+def frequencies(
+    counts: Ints,
+    *,
+    frequency: Literal["uniform", "proportional"],
+    per_label: int | None = None,
+    cap: int | None = None,
+    reuse: bool = False,
+) -> Ints:
+    """How often each placeholder comes in an epoch: ``f_l`` of Stratify, section III-A.
+
+    With uniform frequencies every placeholder that has rows comes equally often, so that ``P(l) = 1/L`` exactly (III-B). A
+    sample is used at most once an epoch, so that is no more often than the rarest has rows; with ``reuse``, samples come
+    again, and it may be any number.
+
+    >>> frequencies(np.array([10, 2, 0, 6]), frequency="uniform").tolist()
+    [2, 2, 0, 2]
+    >>> frequencies(np.array([10, 2, 0, 6]), frequency="uniform", reuse=True).tolist()
+    [6, 6, 0, 6]
+    >>> frequencies(np.array([10, 2, 0, 6]), frequency="proportional", cap=5).tolist()
+    [5, 2, 0, 5]
+
+    Args:
+        counts: rows of each placeholder, all clients together
+        frequency: uniform: all equally often; proportional: each as often as it has rows
+        per_label: how often with uniform; when left out as often as the rarest has rows, with reuse the mean of all, rounded
+        cap: how often at most with proportional; no limit when left out
+        reuse: rows may come again within an epoch, where uniform asks for more than there are
+    """
+    for name, value in (("per_label", per_label), ("cap", cap)):
+        if value is not None and value < 1:
+            raise FedskewError(f"{name}={value} leaves no label to train on: use 1 or more, or leave it out")
+    if frequency == "proportional":
+        return counts.copy() if cap is None else np.minimum(counts, cap)
+    held = counts[counts > 0]
+    if not len(held):
+        return np.zeros_like(counts)
+    if reuse:
+        return (counts > 0) * (per_label or round(held.mean()))
+    least = int(held.min())
+    if per_label is not None and per_label > least:
+        raise FedskewError(
+            f"per_label={per_label} is more than the {least} rows of the rarest label: use per_label={least} or fewer, "
+            "reuse=true to use rows again within an epoch, or frequency=proportional"
+        )
+    return (counts > 0) * (per_label or least)
+
+
+def label_schedule(frequencies: Ints, stream: Stream) -> Ints:
+    """Every placeholder as often as its frequency says, shuffled.
+
+    >>> sorted(label_schedule(np.array([2, 0, 3]), Stream(0, "demo")).tolist())
+    [0, 0, 2, 2, 2]
+    """
+    return np.repeat(np.arange(len(frequencies)), frequencies)[stream.permutation(int(frequencies.sum()))]

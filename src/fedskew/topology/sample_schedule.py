@@ -1,0 +1,229 @@
+"""The Walk: what is trained on, in order, in one epoch: sample by sample, in lock-step batches, or client after client."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints, Stream
+from fedskew.skew.deal import substream
+from fedskew.topology.holdings import Holdings
+from fedskew.topology.label_pools import Pools, Selection, Shelves, shuffle_within
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """One epoch. Sample i is row ``rows[i]`` of client ``clients[i]``.
+
+    Args:
+        rows: row numbers of the data, one a sample
+        clients: whose row it is
+        ends: where each optimiser step ends, in samples
+        visits: where each stay of the model at one client ends, in samples; in batch learning, where the model is at many
+            clients at once, the same as ``ends``
+        returned: placeholders that a client could not serve any more and that were put back, or given to another
+        idle: clients that got the model and had nothing left to train it on, once for each time; such a stay is no visit
+    """
+
+    rows: Ints
+    clients: Ints
+    ends: Ints
+    visits: Ints
+    returned: int = 0
+    idle: Ints = field(default_factory=lambda: _ints([]))
+
+
+def walk_single(
+    holdings: Holdings,
+    schedule: Ints,
+    *,
+    selection: Selection,
+    chunk: int,
+    stream: Stream,
+    retain: int | None = None,
+    reuse: bool = False,
+) -> Walk:
+    """Single-sample learning: the model goes from client to client, a step for each sample (Stratify, Algorithms 1 and 3).
+
+    The schedule is taken in chunks; within one, the model always goes to a client that can serve the longest run of
+    placeholders from here on. A chunk is planned as soon as fewer than two tasks wait, before their clients could say what
+    they have used up. What a client has used up goes back into the schedule at a random position; a placeholder that nobody
+    has any more is dropped. With ``reuse`` a client begins its rows of a placeholder anew instead.
+
+    "Update client pool by retaining clients using uniform or weighted client selection" (Algorithm 1, lines 3-4) does not say
+    who is retained, nor how many. Two readings: everybody who may still have rows; or ``retain`` of them for each placeholder,
+    drawn anew for every chunk. Of those with the longest run one is drawn. Both draws are uniform, or by the clients' shares
+    of the global count of the placeholder (for a run, of its first).
+
+    >>> both = Holdings(np.array([[2, 0], [1, 2]]), flat=np.arange(5))
+    >>> walk = walk_single(both, np.array([0, 1, 1, 0, 0]), selection="uniform", chunk=3, stream=Stream(0, "demo"))
+    >>> walk.clients.tolist(), walk.visits.tolist()  # only client 1 can serve 0, 1, 1
+    ([1, 1, 1, 0, 0], [3, 5])
+    """
+    _check(holdings, "chunk", chunk)
+    if retain is not None:
+        _check(holdings, "retain", retain)
+    shelves, pools = Shelves(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
+    todo: list[int] = schedule.tolist()
+    planned = 0  # how much of it is done, or in the queue
+    queue: deque[tuple[int, list[int]]] = deque()
+    taken: list[int] = []
+    stops: list[tuple[int, int]] = []  # each task's client, and the samples so far
+    while planned < len(todo) or queue:
+        if len(queue) < 2 and planned < len(todo):
+            queue.extend(_tasks(todo[planned : planned + chunk], pools, retain))
+            planned = min(planned + chunk, len(todo))
+        if not queue:  # nobody has anything of that chunk any more
+            continue
+        client, wanted = queue.popleft()
+        for placeholder in wanted:
+            position = shelves.take(client, placeholder)
+            if position >= 0:
+                taken.append(position)
+            else:
+                todo.insert(planned + pools.below(len(todo) - planned + 1), placeholder)
+                pools.leave(client, placeholder)
+        stops.append((client, len(taken)))
+    return _passed_on(shelves.rows(_ints(taken)), stops, returned=len(todo) - len(schedule))
+
+
+def longest_run(pools: Mapping[int, int], placeholders: Sequence[int]) -> tuple[int, int]:
+    """The clients that can serve the most placeholders from the first on, and how many these are (Algorithm 1, lines 6-22).
+
+    Pools and answer are bit sets of clients; somebody must be in the first one's pool. Clients with the longest run are what is
+    left of the pools' intersection before the placeholder at which it would become empty.
+
+    >>> longest_run({0: 0b011, 1: 0b110, 2: 0b001}, [0, 1, 1, 2])  # client 1 holds the first three
+    (2, 3)
+    """
+    candidates = pools[placeholders[0]]
+    for length, placeholder in enumerate(placeholders):
+        common = candidates & pools[placeholder]
+        if not common:
+            return candidates, length
+        candidates = common
+    return candidates, len(placeholders)
+
+
+def _tasks(chunk: Sequence[int], pools: Pools, retain: int | None) -> Iterator[tuple[int, list[int]]]:
+    """Clients and the placeholders that each is asked for, in order."""
+    left = [placeholder for placeholder in chunk if pools.sets[placeholder]]
+    retained = {placeholder: pools.retained(placeholder, retain) for placeholder in dict.fromkeys(left)}
+    while left:
+        candidates, length = longest_run(retained, left)
+        yield pools.draw(candidates, left[0]), left[:length]
+        left = left[length:]
+
+
+def _passed_on(rows: Ints, stops: list[tuple[int, int]], returned: int) -> Walk:
+    """The walk of a model that stopped at these clients; consecutive stops at one client are one stay."""
+    clients, samples = np.array(stops, dtype=np.int64).reshape(-1, 2).T
+    leaves = np.append(clients[1:] != clients[:-1], True)[: len(clients)]
+    stays, visits = clients[leaves], samples[leaves]
+    trained = np.diff(visits, prepend=0)
+    return Walk(
+        rows=rows,
+        clients=np.repeat(stays, trained),
+        ends=np.arange(1, len(rows) + 1),
+        visits=visits[trained > 0],
+        returned=returned,
+        idle=stays[trained == 0],
+    )
+
+
+def walk_batch(
+    holdings: Holdings, schedule: Ints, *, selection: Selection, batch_size: int, stream: Stream, reuse: bool = False
+) -> Walk:
+    """Batch learning: a step for each batch of the schedule, its samples from many clients (Stratify, Algorithms 2 and 4).
+
+    For every placeholder of a batch a client is drawn, with replacement, from those that may still have rows, all with the
+    same chance or by their shares of its global count. What clients have used up is drawn again among the others, until all
+    is served; a placeholder that nobody has any more is dropped, and its batch is so much shorter. With ``reuse`` a client
+    begins its rows of a placeholder anew instead.
+
+    >>> both = Holdings(np.array([[2, 0], [0, 2]]), flat=np.arange(4))
+    >>> walk = walk_batch(both, np.array([0, 1, 1, 0, 0]), selection="uniform", batch_size=3, stream=Stream(0, "demo"))
+    >>> walk.clients.tolist(), walk.ends.tolist(), walk.returned  # client 0 is asked for a third row
+    ([0, 1, 1, 0], [3, 4], 1)
+    """
+    _check(holdings, "batch_size", batch_size)
+    shelves, pools = Shelves(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
+    todo: list[int] = schedule.tolist()
+    served: list[tuple[int, int]] = []
+    ends: list[int] = []
+    returned = 0
+    idle: list[int] = []
+    for start in range(0, len(todo), batch_size):
+        batch, vain = _serve(todo[start : start + batch_size], shelves, pools)
+        served += batch
+        ends.append(len(served))
+        returned += len(vain)
+        idle += sorted(set(vain) - {client for client, _ in batch}) if vain else []
+    clients, taken = _ints(served).reshape(-1, 2).T
+    steps = np.unique(_ints(ends))
+    return Walk(shelves.rows(taken), clients, steps[steps > 0], steps[steps > 0], returned, _ints(idle))
+
+
+def _serve(batch: Sequence[int], shelves: Shelves, pools: Pools) -> tuple[list[tuple[int, int]], list[int]]:
+    """Client and position of its row for every placeholder of a batch that anybody has, and the clients asked in vain."""
+    found: dict[int, tuple[int, int]] = {}
+    vain: list[int] = []
+    waiting: Sequence[int] = range(len(batch))
+    while waiting:
+        refused = []
+        for slot in waiting:
+            placeholder = batch[slot]
+            if not pools.sets[placeholder]:
+                continue
+            client = pools.draw(pools.sets[placeholder], placeholder)
+            position = shelves.take(client, placeholder)
+            if position >= 0:
+                found[slot] = client, position
+            else:
+                refused.append((slot, client))
+        for slot, client in refused:  # only now: all clients of a batch are asked at once
+            pools.leave(client, batch[slot])
+            vain.append(client)
+        waiting = [slot for slot, _ in refused]
+    return [found[slot] for slot in sorted(found)], vain
+
+
+def walk_clients(holdings: Holdings, *, epochs: int, batch_size: int, stream: Stream) -> Walk:
+    """Sequential federated learning (SFL): one model through all clients in random order, all local epochs at each.
+
+    Every local epoch is a shuffle of all rows of the client, in batches of which the last may be short.
+
+    >>> both = Holdings(np.array([[1, 2], [0, 1]]), flat=np.arange(4))
+    >>> walk = walk_clients(both, epochs=2, batch_size=2, stream=Stream(0, "demo"))
+    >>> walk.clients.tolist(), walk.ends.tolist(), walk.visits.tolist()
+    ([0, 0, 0, 0, 0, 0, 1, 1], [2, 3, 5, 6, 7, 8], [6, 8])
+    """
+    _check(holdings, "batch_size", batch_size)
+    _check(holdings, "epochs", epochs)
+    sizes = holdings.counts.sum(axis=1)
+    order = substream(stream, 0).permutation(len(sizes))
+    order = order[sizes[order] > 0]
+    # One segment for each (client, epoch) in the order of the walk.
+    members = np.repeat(order, epochs)
+    lengths = sizes[members]
+    stops = np.cumsum(lengths)
+    segments = np.repeat(np.arange(len(members)), lengths)
+    starts = (np.cumsum(sizes) - sizes)[members] - (stops - lengths)  # from a place in the walk to a place in ``flat``
+    shuffled = shuffle_within(segments, substream(stream, 1))
+    steps = -(-lengths // batch_size)
+    step = np.arange(int(steps.sum())) - np.repeat(np.cumsum(steps) - steps, steps)
+    ends = np.minimum(np.repeat(stops - lengths, steps) + (step + 1) * batch_size, np.repeat(stops, steps))
+    return Walk(holdings.flat[shuffled + starts[segments]], members[segments], ends, visits=stops[epochs - 1 :: epochs])
+
+
+def _check(holdings: Holdings, name: str, value: int) -> None:
+    if value < 1:
+        raise FedskewError(f"{name}={value} is too small: use 1 or more")
+    if not len(holdings.flat):
+        raise FedskewError("no client has any rows: an epoch needs at least one")
+
+
+def _ints(values: Sequence[int] | Sequence[tuple[int, int]]) -> Ints:
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,295 @@
+"""Runs that come to their end all the same: signals, failing pictures, closed pipes, divergence, jobs that are requeued."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedskew as fs
+from fedskew.data.dataset import Dataset, Rows
+from fedskew.runs import sweep as several
+from fedskew.runs.folder import CLIENTS, FINAL_CLIENTS, MODEL, ROUNDS, SUMMARY, RunFolder
+from fedskew.runs.runner import Pace
+
+BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)
+
+
+def bits(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in BITS}
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_makes_a_checkpoint_and_says_how_to_go_on(tmp_path: Path, name: str, code: int):
+    options = ["--model", "logreg", "--clients", "4", "--checkpoint-every", "1000"]
+    command = [sys.executable, "-m", "fedskew", "run", "--rounds", "3000", *options, "--folder", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "run" / ROUNDS).exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(getattr(signal, name))
+        _, err = process.communicate()
+    assert process.returncode == code
+    told = err.splitlines()[-1]
+    assert told.startswith("fedskew: interrupted after round ")
+    assert told.endswith(" of 3000; go on with: fedskew resume run")
+    (stopped, *_) = RunFolder(tmp_path / "run").checkpoints()
+    assert f"after round {stopped} of" in told  # nothing was lost, though no checkpoint was due
+
+
+def test_ctrl_c_after_the_last_round_says_how_to_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+    with monkeypatch.context() as patched:
+        patched.setattr("fedskew.server.training.Training.final_clients", stop)
+        with pytest.raises(KeyboardInterrupt, match="interrupted after round 2 of 2; go on with: fedskew resume "):
+            fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run")
+    assert fs.resume(tmp_path / "run").summary["rounds"] == 2
+
+
+def test_a_picture_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*args: object) -> bytes:
+        raise ValueError("Expected end of text, found '$'\n  (at char 0)")
+
+    monkeypatch.setattr("fedskew.runs.figures.draw_run", fail)
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+    with pytest.warns(
+        UserWarning, match=r"picture\.png could not be made \(ValueError: Expected end of text.*the run itself is whole"
+    ):
+        run = fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run")
+    assert run.folder
+    assert RunFolder(run.folder).finished
+    assert fs.open_run(run.folder).summary == run.summary
+    assert fs.resume(run.folder).summary == run.summary
+
+
+@pytest.mark.parametrize("name", ["price in $ and $", "x" * 300, "\n\t", "[/red]"])
+def test_odd_names_of_classes_do_not_keep_a_run_from_its_end(tmp_path: Path, name: str):
+    draw = np.random.default_rng(0)
+    rows = Rows(draw.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2)
+    fed = fs.split(Dataset("odd", rows, rows, (name, "other")), "iid", clients=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = fs.train(fed, "logreg", rounds=1, folder=tmp_path / "run")
+    assert run.folder
+    assert fs.open_run(run.folder).summary["rounds"] == 1
+
+
+def test_a_closed_pipe_does_not_stop_training(tmp_path: Path):
+    command = [sys.executable, "-m", "fedskew", "run", "--rounds", "20", "--model", "logreg", "--folder", "run"]
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = subprocess.run(command, cwd=tmp_path, stdout=writes, stderr=writes, check=False)
+    finally:
+        os.close(writes)
+    assert done.returncode == 0
+    assert fs.open_run(tmp_path / "run").summary["rounds"] == 20
+
+
+# -- several runs, of which one diverges -----------------------------------------------------------------------------------
+
+DIVERGES = {"rounds": "4", "model": "mlp:hidden=8", "clients": "3", "lr": "0.1"}
+METHODS = ["fedavg", "fedavgm:server_lr=9e18", "fedprox"]
+
+
+@pytest.fixture(autouse=True)
+def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "picture" not in request.node.name and "odd_names" not in request.node.name:
+        monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+
+
+def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):
+    wanted = several.members(DIVERGES, METHODS, [0])
+    several.create(tmp_path / "group", wanted)
+    found = several.run_all(tmp_path / "group", wanted, lambda member: None)
+    assert [("failed" in row) for row in found] == [False, True, False]
+    assert found[1]["failed"].startswith("fedavgm-server-lr-9e18-s0: round ")
+    assert "NaN or infinite" in found[1]["failed"]
+    stored = json.loads((tmp_path / "group" / SUMMARY).read_text())
+    assert stored["runs"][1] == found[1]
+    assert list(stored["means"]) == ["fedavg", "fedprox"]
+    failed = tmp_path / "group" / wanted[1].name / several.FAILED
+    written = failed.stat().st_mtime_ns
+    assert several.run_all(tmp_path / "group", wanted, lambda member: None) == found
+    assert failed.stat().st_mtime_ns == written  # it was not tried again
+    tried: list[str] = []
+
+    def watch(member: several.Member) -> None:
+        tried.append(member.name)
+
+    several.run_all(tmp_path / "group", wanted, watch, retry=True)
+    assert tried == [wanted[1].name]
+    assert failed.exists()
+
+
+def test_the_table_names_what_failed(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
+    options = "--rounds 4 --model mlp:hidden=8 --clients 3 --folder group"
+    assert fedskew(f"run {options} --algorithm fedavg --algorithm fedavgm:server_lr=9e18") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"failed: fedavgm-server-lr-9e.*18-s0: round \d", out)
+    assert fedskew("resume group --retry") == 0
+    assert (
+        fedskew("run --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm:server_lr=9e18 --seeds 0-1 --folder all")
+        == 0
+    )
+    assert capsys.readouterr().out.count("failed: ") == 3
+
+
+# -- jobs that are started again ---------------------------------------------------------------------------------------------
+
+
+def test_or_resume_runs_goes_on_and_tells(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
+    line = "run --rounds 4 --model logreg --clients 3 --algorithm fedavgm --checkpoint-every 1 --folder job --or-resume"
+    assert fedskew(line) == 0
+    done = bits(Path("job"))
+    (Path("job") / SUMMARY).unlink()
+    last = Path("job") / "checkpoints" / "00000004.json"
+    last.unlink()  # as if it had been stopped after round 3
+    assert fedskew(line) == 0
+    assert bits(Path("job")) == done
+    assert fedskew(line) == 0  # finished: told again
+    capsys.readouterr()
+    assert fedskew(line.replace("--rounds 4", "--rounds 5")) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("fedskew: job holds another run, its rounds is 4 and not 5: choose another folder, or go on")
+    assert fedskew("run --rounds 2 --or-resume") == 2
+    assert "say which with --folder" in capsys.readouterr().err
+
+
+def test_or_resume_of_several(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
+    line = "run --rounds 2 --model logreg --clients 3 --algorithm fedavg --algorithm fedprox --folder group --or-resume"
+    assert fedskew(line) == 0
+    assert fedskew(line) == 0
+    capsys.readouterr()
+    assert fedskew(line + " --seeds 0-1") == 2
+    assert "holds other runs than these" in capsys.readouterr().err
+
+
+# -- when a checkpoint is due ------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_take_about_one_percent_of_the_time():
+    now = [0.0]
+    pace, saved = Pace(None, 1000, lambda: now[0]), []
+    for round in range(1, 1001):
+        now[0] += 0.1
+        if pace.due(round):
+            with pace.saving():
+                now[0] += 0.05
+            saved.append(round)
+    assert saved[:3] == [20, 70, 120]  # two seconds, then what the last one costs a hundred times over
+    assert saved[-1] == 1000
+    assert 0.05 * len(saved) / now[0] < 0.0115
+
+
+def test_checkpoints_every_so_many_rounds_and_at_the_end():
+    pace = Pace(3, 8)
+    assert [round for round in range(1, 9) if pace.due(round)] == [3, 6, 8]
+
+
+# -- what was changed ---------------------------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """Not to be caught by anybody."""
+
+
+def begun(folder: Path, model: Any = "logreg", algorithm: Any = "fedprox", **more: Any) -> tuple[fs.Federation, Path]:
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+
+    def watch(result: Any, rounds: int) -> None:
+        if result.round["round"] == 2:
+            raise Crash
+
+    with pytest.raises(Crash):
+        fs.train(fed, model, algorithm, rounds=4, folder=folder, watch=watch, checkpoint_every=1, **more)
+    return fed, folder
+
+
+def test_another_model_or_method_is_refused_unless_forced(tmp_path: Path):
+    def net(*layers: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), *layers, nn.Linear(8, 10))
+
+    torch.manual_seed(0)
+    first = net(nn.ReLU())
+    fed, folder = begun(tmp_path / "run", first)
+    other = net(nn.Tanh())
+    other.load_state_dict(first.state_dict())  # the same weights, another path through them
+    with pytest.raises(
+        fs.FedskewError, match=r"the model is not the one that the run began with \(it answers fixed rows otherwise\)"
+    ):
+        fs.resume(folder, fed=fed, model=other)
+    with pytest.raises(fs.FedskewError, match=r"the algorithm is not the one .*\(options was .* and is .*--force"):
+        fs.resume(folder, fed=fed, model=first, algorithm=fs.FedProx(mu=0.5))
+    with pytest.raises(fs.FedskewError, match=r"the algorithm is not the one .*\(class was .*FedProx and is .*FedAvg"):
+        fs.resume(folder, fed=fed, model=first, algorithm=fs.FedAvg())
+    assert fs.resume(folder, fed=fed, model=other, force=True).summary["rounds"] == 4
+
+
+def test_what_changed_around_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _, folder = begun(tmp_path / "run")
+    monkeypatch.setattr(np, "__version__", "9.9.9")
+    with pytest.warns(UserWarning, match=r"numpy was .* and is 9\.9\.9: the bits may differ from here on"):
+        fs.resume(folder)
+
+
+# -- reading back ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_read_back(tmp_path: Path):
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+    run = fs.train(fed, "logreg", "scaffold", rounds=3, folder=tmp_path / "run")
+    again = fs.open_run(tmp_path / "run")
+    assert again.summary == run.summary
+    assert again.format == 2
+    assert again.config["rounds"] == 3
+    assert again.rounds.equals(run.rounds)
+    assert again.clients.equals(run.clients)
+    assert again.final_clients.equals(run.final_clients)
+    for name, value in again.weights.items():
+        assert value.equal(run.model.cpu().state_dict()[name])
+
+
+def test_runs_of_other_formats_are_read_or_named(tmp_path: Path):
+    _, folder = begun(tmp_path / "run")
+    with pytest.raises(fs.FedskewError, match=r"has not come to its end: go on with it \(fedskew resume"):
+        fs.open_run(folder)
+    run = fs.resume(folder)
+    environment = folder / "environment.json"
+    stored = json.loads(environment.read_text())
+    del stored["format"]  # as the first format was
+    environment.write_text(json.dumps(stored))
+    (folder / "final.json").unlink()
+    (folder / "start.json").unlink()
+    assert fs.open_run(folder).summary == run.summary
+    with pytest.raises(
+        fs.FedskewError, match="has the format 1, and this version of fedskew goes on with runs of format 2 only"
+    ):
+        fs.resume(folder)
+    environment.write_text(json.dumps({**stored, "format": 7}))
+    with pytest.raises(fs.FedskewError, match="has the format 7, and this version of fedskew reads 1 to 2: use a newer one"):
+        fs.open_run(folder)
+
+
+def test_lines_about_clients_stay_on_the_disk(tmp_path: Path):
+    fed = fs.split(fs.load("digits"), "iid", clients=20)
+    run = fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run")
+    assert "clients" not in run.tables
+    assert len(run.clients) == 60
+    assert run.summary["gini_of_client_weights"] == pytest.approx(
+        fs.train(fed, "logreg", rounds=3, folder=False).summary["gini_of_client_weights"]
+    )

@@ -1,0 +1,637 @@
+"""The suite is worth nothing unless it fails: a broken toy for every check, caught by that check and no other."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedskew
+from fedskew.algorithms.contract import Algorithm, Crowd, Probe, Report, Roster, View, difference, pull_to
+from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare, options_of
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.core.trees import Tensors, Tree
+from fedskew.engine.job import Job, Start, Updates
+from fedskew.engine.loop import Sequential
+from fedskew.engine.plan import Plan
+from fedskew.engine.stacked import Stacked
+from fedskew.testing import CHECKS, Conformance, ConformanceError
+from fedskew.testing.option_checks import bad_values
+
+
+def failures(algorithm: Algorithm | type[Algorithm], *only: str, **options: Any) -> dict[str, str]:
+    """What the failed checks say; ``only`` these are run when some are named."""
+    skip = {name: "not now" for name in CHECKS if only and name not in only}
+    report = fedskew.check(algorithm, raise_on_failure=False, skip=skip, **options)
+    return {finding.check: finding.detail for finding in report.failures}
+
+
+@dataclass(frozen=True)
+class WeighsByNumber(Algorithm):
+    """Later clients count for more."""
+
+    def weigh(self, report: Report) -> Floats:
+        return 1.0 + report.clients
+
+
+def test_order_catches_weights_by_client_number() -> None:
+    found = failures(WeighsByNumber)
+    assert set(found) == {"order"}
+    assert "clients relabelled" in found["order"]
+
+
+@dataclass(frozen=True)
+class Clips(Algorithm):
+    """Clips with a Python number."""
+
+    def correct(self, grads: Tensors, view: View) -> Tensors:
+        largest = max(grad.abs().max().item() for grad in grads.values())
+        return {name: grad / max(1.0, largest) for name, grad in grads.items()}
+
+
+@dataclass(frozen=True)
+class Branches(Algorithm):
+    """Branches on the loss."""
+
+    def objective(self, loss: Tensor, view: View) -> Tensor:
+        return loss * 2 if loss > 1 else loss
+
+
+@dataclass(frozen=True)
+class Masks(Algorithm):
+    """Picks by a mask."""
+
+    def payload(self, view: View) -> Tree:
+        delta = difference(view.params, view.start)
+        return {"delta": {name: value * value[value > 0].sum() for name, value in delta.items()}}
+
+
+@dataclass(frozen=True)
+class UsesNumPy(Algorithm):
+    """Leaves PyTorch on the way."""
+
+    def payload(self, view: View) -> Tree:
+        delta = difference(view.params, view.start)
+        return {"delta": {name: torch.from_numpy(value.detach().numpy()) for name, value in delta.items()}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "hook", "advice"),
+    [
+        (Clips, "correct", "compute with the tensor"),
+        (Branches, "objective", "use torch.where"),
+        (Masks, "payload", "use torch.where"),
+        (UsesNumPy, "payload", "compute with the tensor"),
+    ],
+)
+def test_runs_catches_what_cannot_be_stacked(algorithm: type[Algorithm], hook: str, advice: str) -> None:
+    found = failures(algorithm)
+    assert set(found) == {"runs"}
+    assert found["runs"].startswith(f"in Stacked {hook} (test_can_fail.py, line ")
+    assert found["runs"].endswith(advice)
+
+
+@dataclass(frozen=True)
+class Crashes(Algorithm):
+    """Cannot even begin."""
+
+    def init(self, weights: Tensors) -> Tree:
+        raise KeyError("momentum")
+
+
+def test_a_crash_everywhere_is_told_and_the_rest_does_not_pretend() -> None:
+    report = fedskew.check(Crashes, raise_on_failure=False)
+    assert "in Sequential init (test_can_fail.py, line" in report["runs"].detail
+    assert "KeyError: 'momentum'" in report["runs"].detail
+    assert {finding.outcome for finding in report.findings[list(CHECKS).index("runs") + 1 :]} == {"not applicable"}
+
+
+@dataclass(frozen=True)
+class Forgets(Algorithm):
+    """Its memo is not in ``remember``, so nobody keeps it."""
+
+    def memo(self, view: View) -> Tree:
+        return {"last": dict(view.params)}
+
+
+@dataclass(frozen=True)
+class Narrows(Algorithm):
+    """Makes float32 of a float64 gradient."""
+
+    def correct(self, grads: Tensors, view: View) -> Tensors:
+        return {name: grad.float() for name, grad in grads.items()}
+
+
+@dataclass(frozen=True)
+class LosesNames(Algorithm):
+    """Corrects only the matrices and drops the rest."""
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        return {name: value + mean["delta"][name] for name, value in weights.items() if value.dim() > 1}, server
+
+
+@dataclass(frozen=True)
+class SendsIntegers(Algorithm):
+    """Sends a count as an integer, of which there is no weighted mean."""
+
+    def payload(self, view: View) -> Tree:
+        return {**super().payload(view), "count": {"rows": view.numbers["size"].long()}}
+
+
+@dataclass(frozen=True)
+class FlatState(Algorithm):
+    """Server state without groups."""
+
+    def init(self, weights: Tensors) -> Tree:
+        return dict(weights)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class NegativeWeights(Algorithm):
+    """Punishes clients."""
+
+    def weigh(self, report: Report) -> Floats:
+        return 6.0 - report.sizes
+
+
+@dataclass(frozen=True)
+class MeasuresHalfRows(Algorithm):
+    """Asks for a measure on half of a batch, which may be half a row."""
+
+    def probe(self) -> tuple[Probe, ...]:
+        return ("loss",)
+
+    def probe_rows(self, roster: Roster, chosen: Ints) -> Ints:
+        return np.full(len(chosen), roster.batch_size / 2)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (MeasuresHalfRows, "probe_rows must be an array of 5 whole numbers, at least 1, one of the chosen"),
+        (Forgets, "memo must have the names of what remember returns, or it is lost: 'last.features.1.bias' is new"),
+        (Narrows, "correct must have the shapes and dtypes of gradients"),
+        (LosesNames, "step must have the names of the weights it was given: 'features.1.bias' is missing"),
+        (SendsIntegers, "payload count.rows is torch.int64: send floating point"),
+        (FlatState, "init must return named groups of named tensors"),
+        (NegativeWeights, "weigh must return an array of 1 finite weights, none below 0"),
+    ],
+)
+def test_shapes_catches_what_does_not_fit(algorithm: type[Algorithm], message: str) -> None:
+    assert failures(algorithm, "shapes")["shapes"].startswith(message)
+
+
+@dataclass(frozen=True)
+class LateState(Algorithm):
+    """Its server state is not in ``init``, so a resumed run has none."""
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        old = server.get("momentum", mean["delta"])
+        momentum = {name: 0.5 * old[name] + delta for name, delta in mean["delta"].items()}
+        return {name: weight + momentum[name] for name, weight in weights.items()}, {"momentum": momentum}
+
+
+def test_shapes_and_checkpoint_catch_server_state_that_is_not_in_init() -> None:
+    found = failures(LateState)
+    assert set(found) == {"shapes", "checkpoint"}
+    assert "what init returns, or it is lost on resume" in found["shapes"]
+
+
+@dataclass(frozen=True)
+class Hoards(Algorithm):
+    """Keeps its momentum in the object, out of reach of a checkpoint."""
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        old = vars(self).get("momentum", mean["delta"])
+        momentum = {name: 0.5 * old[name] + delta for name, delta in mean["delta"].items()}
+        object.__setattr__(self, "momentum", momentum)
+        return {name: weight + momentum[name] for name, weight in weights.items()}, server
+
+
+def test_checkpoint_catches_state_inside_the_object() -> None:
+    found = failures(Hoards)
+    assert set(found) == {"functions", "checkpoint"}
+    assert found["functions"].startswith("step gives something else when a fresh object is asked the same")
+    assert "resumed after 2 rounds and never stopped" in found["checkpoint"]
+    assert "the bits must be the same" in found["checkpoint"]
+
+
+@dataclass(frozen=True)
+class Mellows(Algorithm):
+    """Takes shorter steps from the fourth round on, and counts rounds in the object."""
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        object.__setattr__(self, "rounds", vars(self).get("rounds", 0) + 1)
+        share = 0.5 if vars(self)["rounds"] > 3 else 1.0
+        return {name: weight + share * mean["delta"][name] for name, weight in weights.items()}, server
+
+
+@dataclass(frozen=True)
+class MellowsElsewhere(Algorithm):
+    """The same, but counts where no object shows it, and begins anew with every training."""
+
+    rounds: ClassVar[set[int]] = set()
+
+    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
+        if roster.round == 0:
+            self.rounds.clear()
+        self.rounds.add(roster.round)
+        return super().select(roster, count, stream)
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        share = 0.5 if len(self.rounds) > 3 else 1.0
+        return {name: weight + share * mean["delta"][name] for name, weight in weights.items()}, server
+
+
+def test_state_that_shows_late_is_caught() -> None:
+    assert set(failures(Mellows)) == {"functions", "checkpoint"}
+    assert set(failures(MellowsElsewhere)) == {"checkpoint"}
+
+
+@dataclass(frozen=True)
+class Jealous(Algorithm):
+    """Holds its clients back where client 0 is among them, which no client can know."""
+
+    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
+        chosen = super().select(roster, count, stream)
+        object.__setattr__(self, "strength", 0.5 * (0 in chosen))
+        return chosen
+
+    def pull(self, view: View) -> Tree:
+        return pull_to(view.start, dict.fromkeys(view.start, vars(self).get("strength", 0.0)))
+
+
+def test_functions_catches_a_client_that_knows_who_else_is_there() -> None:
+    found = failures(Jealous)
+    assert set(found) == {"functions"}
+    assert found["functions"].startswith("pull gives something else when a fresh object is asked the same")
+
+
+@dataclass(frozen=True)
+class Compares(Algorithm):
+    """A client tells its rows as a part of the largest client's, which it cannot know."""
+
+    def disclose(self, counts: Ints, stream: Stream) -> dict[str, Floats]:
+        rows = counts.sum(1)
+        return {"rank": rows / rows.max()}
+
+
+@dataclass(frozen=True)
+class AveragesTally(Algorithm):
+    """Tallies a mean where a sum is due."""
+
+    def tally(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
+        return {"head": {"mean": features.mean(0)}}
+
+
+def test_alone_catches_what_depends_on_others() -> None:
+    found = failures(Compares)
+    assert set(found) == {"alone"}
+    assert found["alone"].startswith("disclose: rank of client 0 is 1, and ")
+    found = failures(AveragesTally)
+    assert set(found) == {"alone"}
+    assert found["alone"].startswith("tally: head.mean of nine rows is not the sum of that of three and of six")
+
+
+@dataclass(frozen=True)
+class MovesState(fedskew.FedAvgM):
+    """Updates the server's momentum in place."""
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        momentum = {name: value.mul_(self.beta).add_(mean["delta"][name]) for name, value in server["momentum"].items()}
+        return {name: weight + momentum[name] for name, weight in weights.items()}, {"momentum": momentum}
+
+
+@dataclass(frozen=True)
+class ReplacesEntries(Algorithm):
+    """Writes into the dictionary it was given."""
+
+    def correct(self, grads: Tensors, view: View) -> Tensors:
+        for name in grads:
+            grads[name] = grads[name] * 2
+        return grads
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (MovesState, "step changes its input server.momentum.features.1.weight"),
+        (ReplacesEntries, "correct changes its input grads.features.1.weight"),
+    ],
+)
+def test_purity_catches_changed_inputs(algorithm: type[Algorithm], message: str) -> None:
+    found = failures(algorithm, *(name for name in CHECKS if name != "functions"))  # asked again, it would find them changed
+    assert set(found) == {"purity"}
+    assert found["purity"].startswith(message)
+
+
+@dataclass(frozen=True)
+class RollsDice(Algorithm):
+    """Adds noise from the global generator."""
+
+    def correct(self, grads: Tensors, view: View) -> Tensors:
+        return {name: grad + torch.rand_like(grad) for name, grad in grads.items()}
+
+
+@dataclass(frozen=True)
+class RollsNumPyDice(Algorithm):
+    """Chooses clients with NumPy's global generator."""
+
+    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
+        return np.sort(np.random.permutation(len(roster.sizes))[:count])
+
+
+def test_purity_catches_global_random_numbers() -> None:
+    assert failures(RollsDice, "purity")["purity"].startswith("correct draws from the global generator of torch")
+    found = failures(RollsNumPyDice, "purity", "seed")
+    assert found["purity"].startswith("select draws from the global generator of numpy")
+    assert "seed" in found
+
+
+@dataclass(frozen=True)
+class Counts(Algorithm):
+    """Ages in a place that all of its objects share."""
+
+    calls: ClassVar[list[int]] = []
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        self.calls.append(1)
+        return {name: weight + mean["delta"][name] / len(self.calls) for name, weight in weights.items()}, server
+
+
+@dataclass(frozen=True)
+class SeedsByTheHour(Algorithm):
+    """Its noise comes from a generator of its own, which the clock has seeded."""
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        noise = np.random.default_rng(int(time.time()) // 36_000).normal()
+        return {name: weight + mean["delta"][name] + 1e-3 * noise for name, weight in weights.items()}, server
+
+
+@dataclass(frozen=True)
+class SeedsLate(Algorithm):
+    """Draws what nobody can draw again, from the fourth round on."""
+
+    def init(self, weights: Tensors) -> Tree:
+        return {"clock": {"rounds": torch.zeros(())}}
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        rounds = server["clock"]["rounds"] + 1
+        noise = float(rounds > 3) * 1e-3 * np.random.default_rng().normal()
+        moved = {name: weight + mean["delta"][name] + noise for name, weight in weights.items()}
+        return moved, {"clock": {"rounds": rounds}}
+
+
+def test_seed_catches_generators_that_the_stream_has_not_seeded() -> None:
+    assert set(failures(SeedsByTheHour)) == {"seed"}
+    assert "twice with the same seed" in failures(SeedsLate, "seed", engines=[Sequential()])["seed"]
+    assert failures(SeedsLate, "functions", "checkpoint", engines=[Sequential()]).keys() == {"functions", "checkpoint"}
+
+
+@dataclass(frozen=True)
+class Ignores(Algorithm):
+    """Learns nothing, whatever the seed."""
+
+    def correct(self, grads: Tensors, view: View) -> Tensors:
+        return {name: torch.zeros_like(grad) for name, grad in grads.items()}
+
+
+def test_seed_catches_runs_that_do_not_repeat_and_seeds_without_effect() -> None:
+    assert "twice with the same seed" in failures(Counts, "seed")["seed"]
+    assert "another seed gives the same bits" in failures(Ignores, "seed")["seed"]
+
+
+@dataclass(frozen=True)
+class WeighsByStack(Algorithm):
+    """Divides by the sum of whoever happens to come back together."""
+
+    def weigh(self, report: Report) -> Floats:
+        return report.sizes / report.sizes.sum()
+
+
+def test_engines_catches_weights_that_depend_on_the_stack() -> None:
+    found = failures(WeighsByStack)
+    assert set(found) == {"alone", "engines"}
+    assert "must not depend on who comes back with it" in found["alone"]
+    assert found["engines"].startswith("Stacked and Sequential after 5 rounds with no norm: ")
+
+
+@dataclass(frozen=True)
+class SumsUp(Algorithm):
+    """Sums the clients' changes where it should take their mean."""
+
+    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
+        object.__setattr__(self, "chosen", count)
+        return super().select(roster, count, stream)
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        chosen = vars(self)["chosen"]
+        return {name: weight + chosen * mean["delta"][name] / 6 for name, weight in weights.items()}, server
+
+
+def test_identical_catches_sums_in_place_of_means() -> None:
+    found = failures(SumsUp)
+    assert set(found) == {"functions", "identical"}
+    assert "three identical clients and one" in found["identical"]
+
+
+@dataclass(frozen=True)
+class HidesNaN(Algorithm):
+    """Sends zeros where it has NaN."""
+
+    def payload(self, view: View) -> Tree:
+        return {"delta": {name: torch.nan_to_num(value) for name, value in super().payload(view)["delta"].items()}}
+
+
+def test_nan_catches_a_payload_that_hides_it() -> None:
+    found = failures(HidesNaN)
+    assert set(found) == {"nan"}
+    assert "the rounds exclude [0, 0]; does payload hide NaN?" in found["nan"]
+
+
+@dataclass(frozen=True)
+class Lax(Algorithm):
+    """Forgets to validate.
+
+    Args:
+        mu: a strength
+    """
+
+    mu: Annotated[float, NonNegative] = 0.1
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Unbounded(Algorithm):
+    """Lets NaN in.
+
+    Args:
+        mu: a strength
+    """
+
+    mu: float = 0.1
+
+
+@dataclass(frozen=True)
+class OtherError(Algorithm):
+    """Refuses in its own way.
+
+    Args:
+        mu: a strength
+        nu: another
+    """
+
+    mu: Annotated[float, NonNegative] = 0.1
+    nu: Annotated[float, NonNegative] = 0.1
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.mu, float)
+        if not isinstance(self.nu, float) or not 0 <= self.nu < math.inf:
+            raise fedskew.FedskewError("something is wrong")
+
+
+@dataclass(frozen=True)
+class Undocumented(Algorithm):
+    mu: Annotated[float, NonNegative] = 0.1
+
+
+class Undecorated(Algorithm):
+    """No dataclass, so its option is none."""
+
+    mu: float = 0.1
+
+
+class Thawed(fedskew.FedProx):
+    """Can be changed."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "messages"),
+    [
+        (Lax, ["mu=nan is accepted, it must be >= 0", "mu=-5e-324 is accepted", "must call super().__post_init__()"]),
+        (Unbounded, ["mu=nan is accepted, it must be a number, Annotated with Bounds"]),
+        (OtherError, ["mu='many' raises AssertionError, not FedskewError", "nu=nan is refused without naming nu"]),
+        (Undocumented, ["the class has no docstring", "option mu is not in the docstring: add it under Args"]),
+        (Undecorated, ["mu is annotated but no option: decorate the class"]),
+        (Thawed, ["weights can be set after construction"]),
+    ],
+)
+def test_options_catches_bad_hyper_parameters(algorithm: type[Algorithm], messages: list[str]) -> None:
+    found = failures(algorithm, "options")
+    for message in messages:
+        assert message in found["options"]
+
+
+@dataclass(frozen=True)
+class ManyKinds(Algorithm):
+    """Options of every kind.
+
+    Args:
+        share: a share
+        count: a number or none
+        widths: some numbers
+        on: a switch
+        kind: a word
+        text: any text
+    """
+
+    share: Annotated[float, PartialShare] = 0.5
+    count: Annotated[int | None, Bounds(1, 9)] = None
+    widths: Annotated[tuple[int, ...], AtLeastOne] = (2, 3)
+    on: bool = True
+    kind: Literal["this", "that"] = "this"
+    text: str = "text"
+
+    def correct(self, g: Tensors, v: View) -> Tensors:  # a hook may name its arguments as it likes
+        return g
+
+
+def test_options_knows_what_is_bad_for_every_kind() -> None:
+    assert failures(ManyKinds, "options", "shapes", "purity") == {}
+    bad = {name: bad_values(option)[1:] for name, option in options_of(ManyKinds).items()}
+    assert bad["share"][-2:] == [-5e-324, 1.0]
+    assert bad["count"][-3:] == [1.5, 0, 10]
+    assert bad["widths"][-2:] == [(1.5,), (0,)]
+    assert (bad["on"], bad["kind"], bad["text"]) == (["perhaps"], ["neither of them"], [])
+
+
+@dataclass(frozen=True)
+class Picky(Algorithm):
+    """Refuses whatever it is asked to train with."""
+
+    def check(self, **settings: Any) -> None:
+        raise fedskew.FedskewError("not with me")
+
+
+def test_runs_catches_a_method_that_refuses_everything() -> None:
+    report = fedskew.check(Picky, raise_on_failure=False)
+    assert [finding.check for finding in report.failures] == ["runs"]
+    assert report["runs"].detail == "the method refuses every setting tried: not with me"
+    assert report["engines"].detail == "the method refuses the settings: not with me"
+
+
+class Chatty:
+    """An engine that sends more than the hooks hand over."""
+
+    def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
+        for updates in Sequential().train(job, start, plan):
+            extra = torch.zeros(len(updates.report.clients), 3, dtype=job.x.dtype)
+            yield replace(updates, payload={**updates.payload, "gossip": {"words": extra}})
+
+
+class Careless:
+    """An engine that forgets the buffers of BatchNorm."""
+
+    def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
+        for updates in Stacked(mode="stack").train(job, start, plan):
+            yield replace(updates, buffers={})
+
+
+def test_bytes_catches_an_engine_that_sends_more_than_it_says() -> None:
+    found = failures(fedskew.FedAvg, engines=[Chatty()])
+    assert set(found) == {"bytes"}
+    assert found["bytes"] == "Chatty with BatchNorm merged: bytes_up of round 1 is 2880, but 5 clients make 2760"
+
+
+def test_engines_catches_an_engine_that_forgets_buffers() -> None:
+    found = failures(fedskew.FedAvg, engines=[Sequential(), Careless()])
+    assert set(found) == {"engines", "bytes"}
+    assert "Careless and Sequential after 5 rounds with BatchNorm merged" in found["engines"]
+
+
+def test_a_failure_raises_with_the_report() -> None:
+    with pytest.raises(
+        ConformanceError, match=r"^WeighsByNumber fails 1 of 13 checks: \[order\] Sequential, clients"
+    ) as caught:
+        fedskew.check(WeighsByNumber())
+    report = caught.value.report
+    assert isinstance(report, Conformance)
+    assert not report.passed
+    assert "order      failed  Sequential, clients relabelled" in str(report)
+    assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Anchored(Algorithm):
+    """Its server state is the weights themselves, which share memory with the model."""
+
+    def init(self, weights: Tensors) -> Tree:
+        return {"anchor": weights}
+
+    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+        moved = {name: weight + mean["delta"][name] for name, weight in weights.items()}
+        return moved, {"anchor": moved}
+
+
+def test_server_state_may_share_memory_with_the_weights() -> None:
+    assert failures(Anchored) == {}
