@@ -1,11 +1,12 @@
-# fedskew: `make run` trains on the embedded data, `make test` runs every test; both set themselves up.
+# fedskew: `make run` trains on the embedded data, `make test` runs every test, `make test-fast` those that take less than
+# a minute together; all set themselves up.
 VENV := .venv
 BIN := $(VENV)/bin
 # Real data for the tests, if a copy is at hand; what is skipped without it is said at the end of `make test`.
 STAGED := ../shared/data
 DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
 
-.PHONY: run test check bench lock dist-test clean
+.PHONY: run test test-fast check bench lock dist-test clean
 
 run: $(VENV)/.core
 	$(BIN)/fedskew run --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
@@ -14,6 +15,10 @@ run: $(VENV)/.core
 test: $(VENV)/.dev check
 	@if [ -z "$(FEDSKEW_DATA)" ] && [ -x $(STAGED)/unpack ]; then $(BIN)/python $(STAGED)/unpack "$(DATA)"; fi
 	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs --cov --cov-report=term --cov-fail-under=90
+
+# For the inner loop: without lint, types, coverage, and what the root conftest.py lists as slow.
+test-fast: $(VENV)/.dev
+	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -6,9 +6,9 @@ from fedskew.core.streams import Stream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.skew.dirichlet import dirichlet
-from fedskew.topology.holdings import Holdings
-from fedskew.topology.label_schedule import label_schedule
-from fedskew.topology.sample_schedule import walk_single
+from fedskew.schedules.holdings import Holdings
+from fedskew.schedules.label_schedule import label_schedule
+from fedskew.schedules.sample_schedule import walk_single
 
 ROWS, CLASSES, CLIENTS, SPLITS = 50_000, 10, 10, 8
 LABELS = np.arange(ROWS) % CLASSES

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.workloads import peak_megabytes
 from fedskew.data.dataset import Rows
 from fedskew.heterogeneity.heterogeneity import measure
-from fedskew.skew.cut import cut
+from fedskew.skew.partitioning import partition_rows
 from fedskew.skew.skews import skews
 
 ROWS, FEATURES, CLASSES, GROUPS, CLIENTS = 1_623_118, 14, 10, 40, 10
@@ -76,7 +76,7 @@ def _in_fresh_process(spec: str) -> Cost:
 def _cost(spec: str) -> Cost:
     rows = table()
     began = time.perf_counter()
-    made = cut(spec, rows, CLIENTS, seed=0)
+    made = partition_rows(spec, rows, CLIENTS, seed=0)
     cut_seconds, cut_peak = time.perf_counter() - began, peak_megabytes() / 1e3
     began = time.perf_counter()
     measure(made.rows, made.partition)

@@ -17,9 +17,9 @@ from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.label_privacy.protocol_client import rounded
 from fedskew.label_privacy.secure_sum import Dealer, Masks
 from fedskew.models.build import build
-from fedskew.topology.holdings import Holdings
-from fedskew.topology.label_schedule import frequencies, label_schedule
-from fedskew.topology.sample_schedule import walk_batch
+from fedskew.schedules.holdings import Holdings
+from fedskew.schedules.label_schedule import frequencies, label_schedule
+from fedskew.schedules.sample_schedule import walk_batch
 
 SEEDS, STEPS, BATCH, LR = range(5), 150, 30, 0.1
 TRIES = (5, 10, 15, 20, 30, 50, 100, 150)  # steps after which the server tries

@@ -14,7 +14,7 @@ from fedskew.data.source import find
 from fedskew.export.split_folder import read_origin
 from fedskew.heterogeneity.heterogeneity import levels
 from fedskew.heterogeneity.study import Convention
-from fedskew.skew.cut import Cut, cut
+from fedskew.skew.partitioning import Partitioned, partition_rows
 
 SKEWS = ("vop", "wgc", "lds", "sfdl", "sldf")
 CELLS = ("features hellinger", "features wasserstein", "labels hellinger", "labels wasserstein")
@@ -104,7 +104,7 @@ def _measure(rows: Rows, lds: str) -> NDArray[np.float64]:
 
 
 def _made(skew: int, rows: Rows, lds: str, seed: int) -> Cut:
-    return cut(lds if SKEWS[skew] == "lds" else SKEWS[skew], rows, CLIENTS, seed)
+    return partition_rows(lds if SKEWS[skew] == "lds" else SKEWS[skew], rows, CLIENTS, seed)
 
 
 def _print_lists_of_shares(rows: Rows, lds: str) -> None:

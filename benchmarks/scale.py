@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.workloads import TINY, peak_megabytes
 from fedskew.data.dataset import Rows
-from fedskew.skew.cut import cut
+from fedskew.skew.partitioning import partition_rows
 
 ROWS, CLIENTS = 10_000_000, 1_000_000
 
@@ -18,7 +18,7 @@ def main() -> None:
     rows = Rows(np.zeros((ROWS, 1), dtype=np.float32), y)
     for spec in ("iid", "dirichlet:alpha=0.5", "quantity:alpha=1", "classes:k=2"):
         began = time.perf_counter()
-        partition = cut(spec, rows, CLIENTS, seed=0).partition
+        partition = partition_rows(spec, rows, CLIENTS, seed=0).partition
         seconds = time.perf_counter() - began
         size = f"{partition.clients:,} clients over {ROWS:,} rows"
         print(f"{spec:22} {size}: {seconds:5.1f} s, peak {peak_megabytes() / 1e3:.2f} GB (wanted: 30 s, 4 GB)", flush=True)

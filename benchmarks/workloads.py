@@ -16,7 +16,7 @@ from fedskew.data.federation import Federation
 from fedskew.engine.job import Engine
 from fedskew.models.build import build
 from fedskew.server.training import Training
-from fedskew.skew.cut import cut
+from fedskew.skew.partitioning import partition_rows
 
 NEVER = 10**9  # rounds to plan for, and rounds between evaluations: only training is timed
 
@@ -41,7 +41,7 @@ class Workload:
         rows = Rows(rng.standard_normal((count, *self.shape), dtype=np.float32), rng.permutation(count) % self.classes)
         names = tuple(map(str, range(self.classes)))
         data = Dataset(self.title, rows, rows.take(np.arange(1)), names)
-        return Federation(data, cut(self.skew, rows, self.clients, seed=0).partition)
+        return Federation(data, partition_rows(self.skew, rows, self.clients, seed=0).partition)
 
     def training(self, fed: Federation, engine: Engine | None, algorithm: Algorithm | None = None, **settings: Any) -> Training:
         """Ready for its first round."""

@@ -12,7 +12,7 @@ from fedskew.algorithms.robust import Clip, Krum, Median, TrimmedMean
 from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tree
 from fedskew.engine.job import Updates
-from fedskew.server.collector import WeightedMean
+from fedskew.topology.collector import WeightedMean
 
 SHAPES = {"layer": (2, 3), "bias": (4,), "number": ()}
 

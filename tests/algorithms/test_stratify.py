@@ -15,8 +15,8 @@ from fedskew.core.streams import Stream
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.partition import Partition
 from fedskew.models.build import build
-from fedskew.topology.holdings import Holdings
-from fedskew.topology.sample_schedule import Walk
+from fedskew.schedules.holdings import Holdings
+from fedskew.schedules.sample_schedule import Walk
 from fedskew.topology.schedule_cost import of_several
 
 SETTINGS = {"model": "mlp", "folder": False, "device": "cpu", "threads": 1, "eval_every": 100}

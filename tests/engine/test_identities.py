@@ -11,7 +11,7 @@ from torch import nn
 from fedskew.engine.loop import Sequential
 from fedskew.engine.plan import Plan
 from fedskew.engine.stacked import Stacked
-from fedskew.server.collector import WeightedMean
+from fedskew.topology.collector import WeightedMean
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
 BATCH_NORM = "tabular:hidden=5+4"

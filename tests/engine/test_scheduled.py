@@ -23,7 +23,7 @@ from fedskew.label_privacy.agreement import Agreement, Exchange
 from fedskew.models.build import build
 from fedskew.server.label_holders import protocol_bytes, protocol_seconds
 from fedskew.server.training import Training
-from fedskew.topology.sample_schedule import Walk
+from fedskew.schedules.sample_schedule import Walk
 from fedskew.topology.schedule_cost import NOWHERE, Load, at_least, broadcast, chain, lockstep
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked()], ids=["sequential", "stacked"])

@@ -19,7 +19,7 @@ from fedskew.heterogeneity.coded import STEPS
 from fedskew.heterogeneity.fairness import gini
 from fedskew.heterogeneity.heterogeneity import levels, measure
 from fedskew.heterogeneity.pairs import choose_pairs, standard_error
-from fedskew.skew.cut import cut
+from fedskew.skew.partitioning import partition_rows
 
 DISTANCES = ("hellinger", "jensen-shannon", "total-variation", "wasserstein")
 
@@ -160,7 +160,7 @@ def test_scaling_and_moving_a_feature_changes_nothing(rows: Rows, partition: Par
 
 
 def test_dealt_at_random_it_is_what_chance_gives_and_falls_with_the_size():
-    few, many = (measure(one, cut("iid", one, 10, seed=0).partition) for one in (table(1_000), table(40_000)))
+    few, many = (measure(one, partition_rows("iid", one, 10, seed=0).partition) for one in (table(1_000), table(40_000)))
     for found in (few, many):
         for view in found.views.values():
             assert view["hellinger"].mean == pytest.approx(view["hellinger"].by_chance, rel=0.25)
@@ -179,7 +179,7 @@ def test_what_differs_shows_where_it_differs():
     rows = Rows(x, y)
 
     def above_chance(spec: str) -> dict[str, bool]:
-        made = cut(spec, rows, 5, seed=0)
+        made = partition_rows(spec, rows, 5, seed=0)
         views = measure(made.rows, made.partition).views
         return {view: view_["hellinger"].mean > view_["hellinger"].by_chance + 0.1 for view, view_ in views.items()}
 
@@ -192,7 +192,7 @@ def test_what_differs_shows_where_it_differs():
 
 def test_sampled_pairs_are_within_the_stated_error():
     rows = table(6_000)
-    partition = cut("dirichlet:alpha=0.3", rows, 120, seed=0).partition
+    partition = partition_rows("dirichlet:alpha=0.3", rows, 120, seed=0).partition
     exact = measure(rows, partition, chance=False)
     assert exact.labels["hellinger"].pairs == 7_140
     for seed in range(5):
@@ -222,7 +222,7 @@ def test_sampled_features_are_within_the_stated_error():
 
 def test_wasserstein_on_steps_is_never_above_the_exact_and_at_most_a_step_below(monkeypatch: pytest.MonkeyPatch):
     rows = table(3_000)
-    partition = cut("dirichlet:alpha=0.3", rows, 8, seed=0).partition
+    partition = partition_rows("dirichlet:alpha=0.3", rows, 8, seed=0).partition
     exact = measure(rows, partition)
     monkeypatch.setattr("fedskew.heterogeneity.coded._CELLS_EXACT", 1)
     steps = measure(rows, partition)

@@ -10,7 +10,7 @@ from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.heterogeneity.heterogeneity import measure
 from fedskew.heterogeneity.target import KNOBS, Found, Target, find
-from fedskew.skew.cut import cut
+from fedskew.skew.partitioning import partition_rows
 from fedskew.skew.skews import skews, treatments
 
 
@@ -37,7 +37,7 @@ def blobs(count: int = 1_200, groups: int = 6) -> Rows:
 
 def check(found: Found, rows: Rows, clients: int, seed: int, tolerance: float = 0.01) -> None:
     """The level is that of ``measure``, near enough, and the spelling makes the same cut again."""
-    again = cut(found.spec, rows, clients, seed)
+    again = partition_rows(found.spec, rows, clients, seed)
     assert again.partition == found.partition
     view, name = measure(again.rows, again.partition, chance=False).views[found.target.of], found.target.distance
     assert view[name].mean == pytest.approx(found.level, abs=1e-12)
@@ -88,7 +88,7 @@ def test_every_knob_is_turned(spec: object, target: str):
 
 def test_whole_numbers_are_found_where_one_has_the_level(digits: Rows):
     for k in (1, 2, 3, 5, 8, 9):
-        level = measure(digits, cut(f"classes:k={k}", digits, 10, 0).partition, chance=False).labels["hellinger"].mean
+        level = measure(digits, partition_rows(f"classes:k={k}", digits, 10, 0).partition, chance=False).labels["hellinger"].mean
         found = find("classes", digits, 10, 0, f"hellinger={level:.4f}")
         assert found.spec == f"classes:k={k}"
         check(found, digits, 10, 0)

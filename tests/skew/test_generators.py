@@ -19,8 +19,9 @@ from fedskew.data.partition import Partition
 from fedskew.data.readers.arrays import Arrays
 from fedskew.skew.clusters import row_clusters
 from fedskew.skew.columns import ranks, widest
-from fedskew.skew.cut import cut
-from fedskew.skew.deal import deal_rest, equal_parts, placed, substream
+from fedskew.skew.partitioning import partition_rows
+from fedskew.skew.deal import deal_rest, equal_parts, placed
+from fedskew.core.streams import substream
 from fedskew.skew.wasserstein import feature_clusters, feature_distances
 
 seeds = st.integers(0, 2**63)
@@ -64,20 +65,20 @@ def top_column(rows: Rows) -> np.ndarray:
 @given(tables(), st.data(), seeds)
 def test_vop_clients_are_intervals_of_the_widest_feature(rows: Rows, data: st.DataObject, seed: int):
     clients = some_clients(rows, data)
-    partition = cut("vop", rows, clients, seed).partition
+    partition = partition_rows("vop", rows, clients, seed).partition
     assert whole(partition, rows)
     assert partition.sizes.max() - partition.sizes.min() <= 1
     values = [top_column(rows)[partition.of(client)] for client in range(clients)]
     for left, right in pairwise(values):
         assert left.max() <= right.min()  # they can share only the value at which they are cut
-    assert partition == cut("vop", rows, clients, seed).partition
+    assert partition == partition_rows("vop", rows, clients, seed).partition
 
 
 def test_vop_takes_the_column_it_is_given_and_the_first_of_equals():
     x = np.stack([np.arange(8), np.arange(8)[::-1], np.arange(8) * 0.5], axis=1).astype(np.float32)
     rows = Rows(x, np.arange(8) % 2)
-    assert cut("vop", rows, 2, 0).partition.of(0).tolist() == [0, 1, 2, 3]
-    assert cut("vop:column=1", rows, 2, 0).partition.of(0).tolist() == [4, 5, 6, 7]
+    assert partition_rows("vop", rows, 2, 0).partition.of(0).tolist() == [0, 1, 2, 3]
+    assert partition_rows("vop:column=1", rows, 2, 0).partition.of(0).tolist() == [4, 5, 6, 7]
     standardised = ((x - x.mean(axis=0)) / x.std(axis=0)).astype(np.float32)
     assert widest(standardised, np.ones(3)) == 0
     assert widest(standardised, x.std(axis=0)) == 0
@@ -103,7 +104,7 @@ def test_variances_are_those_of_the_file_whatever_the_model_trains_on(tmp_path: 
     raw, scaled = (load(f"{tmp_path / 't.csv'}:label=y,standardize={flag}{window}").train for flag in ("false", "true"))
     assert raw.x[:, 1].std() > 5
     assert scaled.x[:, 1].std() == pytest.approx(1, abs=0.1)
-    assert cut(skew, scaled, 4, seed=0).partition == cut(skew, raw, 4, seed=0).partition
+    assert partition_rows(skew, scaled, 4, seed=0).partition == partition_rows(skew, raw, 4, seed=0).partition
 
 
 def test_arrays_are_cut_by_raw_variances_too():
@@ -111,7 +112,7 @@ def test_arrays_are_cut_by_raw_variances_too():
     x = (draw.normal(size=(200, 3)) * [1, 2, 30]).astype(np.float32)
     made = Arrays(Rows(x, np.arange(200) % 2), Split("test", 0.2, 0), ("a", "b"), scaled=np.array([True, True, True]))
     train = made.build("made up", None).train
-    first = cut("vop", train, 2, seed=0).partition.of(0)
+    first = partition_rows("vop", train, 2, seed=0).partition.of(0)
     assert np.sort(train.x[:, 2])[: len(first)].max() == train.x[first, 2].max()
     assert train.unit == pytest.approx(x.std(axis=0), rel=0.2)
 
@@ -119,7 +120,7 @@ def test_arrays_are_cut_by_raw_variances_too():
 def test_equal_values_are_cut_at_random():
     """Stored by label, a constant stretch of the feature must not turn into a label skew."""
     rows = Rows(np.repeat([[0.0], [1.0]], 200, axis=0).astype(np.float32), np.repeat([0, 1, 0, 1], 100))
-    held = cut("vop", rows, 4, seed=0).partition.counts(rows.y, 2)
+    held = partition_rows("vop", rows, 4, seed=0).partition.counts(rows.y, 2)
     assert held.min() > 30
 
 
@@ -127,7 +128,7 @@ def test_equal_values_are_cut_at_random():
 @given(tables(least_labels=2), st.data(), seeds)
 def test_lds_clients_are_runs_of_the_sorted_labels(rows: Rows, data: st.DataObject, seed: int):
     clients = some_clients(rows, data)
-    partition = cut("lds", rows, clients, seed).partition
+    partition = partition_rows("lds", rows, clients, seed).partition
     assert whole(partition, rows)
     assert partition.sizes.max() - partition.sizes.min() <= 1
     assert np.concatenate([np.sort(rows.y[partition.of(client)]) for client in range(clients)]).tolist() == sorted(rows.y)
@@ -136,16 +137,16 @@ def test_lds_clients_are_runs_of_the_sorted_labels(rows: Rows, data: st.DataObje
 def test_lds_by_frequency_gives_the_commonest_label_to_the_first_clients():
     y = np.repeat([0, 1, 2], [10, 20, 70])[Stream(0, "test").permutation(100)]
     rows = Rows(np.zeros((100, 1), np.float32), y)
-    counts = cut("lds:order=frequency", rows, 4, seed=0).partition.counts(y, 3)
+    counts = partition_rows("lds:order=frequency", rows, 4, seed=0).partition.counts(y, 3)
     assert counts.tolist() == [[0, 0, 25], [0, 0, 25], [0, 5, 20], [10, 15, 0]]
-    assert cut("lds", rows, 4, seed=0).partition.counts(y, 3).tolist() == [[10, 15, 0], [0, 5, 20], [0, 0, 25], [0, 0, 25]]
+    assert partition_rows("lds", rows, 4, seed=0).partition.counts(y, 3).tolist() == [[10, 15, 0], [0, 5, 20], [0, 0, 25], [0, 0, 25]]
 
 
 @settings(deadline=None, max_examples=100)
 @given(tables(), st.data(), seeds)
 def test_sldf_has_like_labels_and_intervals_within_each(rows: Rows, data: st.DataObject, seed: int):
     clients = some_clients(rows, data)
-    partition = cut("sldf", rows, clients, seed).partition
+    partition = partition_rows("sldf", rows, clients, seed).partition
     assert whole(partition, rows)
     counts = partition.counts(rows.y, 7)
     assert np.all(counts.max(axis=0) - counts.min(axis=0) <= 1)
@@ -162,7 +163,7 @@ def test_sldf_has_like_labels_and_intervals_within_each(rows: Rows, data: st.Dat
 def test_shards_are_dealt_equally(rows: Rows, data: st.DataObject, seed: int):
     clients = some_clients(rows, data)
     per_client = data.draw(st.integers(1, len(rows) // clients))
-    partition = cut(f"shards:per_client={per_client}", rows, clients, seed).partition
+    partition = partition_rows(f"shards:per_client={per_client}", rows, clients, seed).partition
     assert whole(partition, rows)
     assert partition.sizes.max() - partition.sizes.min() <= per_client
     # Sorted by label and cut, s shards lie across s - 1 borders at most.
@@ -181,7 +182,7 @@ def test_sfdl_cuts_each_cluster_equally_in_stored_order(sizes: list[int], data: 
     x = (centres + random.uniform(0, 1e-3, centres.shape)).astype(np.float32)
     rows = Rows(x, np.arange(len(cluster)) % 3)
     clients = some_clients(rows, data)
-    partition = cut(f"sfdl:clusters={len(sizes)}", rows, clients, seed).partition
+    partition = partition_rows(f"sfdl:clusters={len(sizes)}", rows, clients, seed).partition
     assert whole(partition, rows)
     counts = partition.counts(cluster, len(sizes))
     assert np.all(counts.max(axis=0) - counts.min(axis=0) <= 1)
@@ -194,10 +195,10 @@ def test_sfdl_cuts_each_cluster_equally_in_stored_order(sizes: list[int], data: 
 @given(tables(least_labels=2), st.data(), seeds)
 def test_sfdl_takes_any_table(rows: Rows, data: st.DataObject, seed: int):
     clients = some_clients(rows, data)
-    partition = cut("sfdl", rows, clients, seed).partition
+    partition = partition_rows("sfdl", rows, clients, seed).partition
     assert whole(partition, rows)
     assert partition.sizes.max() - partition.sizes.min() <= 1
-    assert partition == cut("sfdl", rows, clients, seed).partition
+    assert partition == partition_rows("sfdl", rows, clients, seed).partition
 
 
 def test_sfdl_finds_the_number_of_clusters():
@@ -218,9 +219,9 @@ def test_wgc_gives_every_row_once_to_where_it_is_most_extreme(rows: Rows, data: 
     varying = np.flatnonzero(np.ptp(rows.x, axis=0) > 0)
     clients = some_clients(rows, data, most=len(varying))
     quantile = data.draw(st.sampled_from([0.1, 0.25, 0.5]))
-    partition = cut({"name": "wgc", "quantile": quantile}, rows, clients, seed).partition
+    partition = partition_rows({"name": "wgc", "quantile": quantile}, rows, clients, seed).partition
     assert whole(partition, rows)
-    assert partition == cut({"name": "wgc", "quantile": quantile}, rows, clients, seed).partition
+    assert partition == partition_rows({"name": "wgc", "quantile": quantile}, rows, clients, seed).partition
     extreme = np.stack(
         [
             np.max(
@@ -242,7 +243,7 @@ def test_wgc_gives_every_row_once_to_where_it_is_most_extreme(rows: Rows, data: 
 def test_wgc_overlap_is_the_literal_text(rows: Rows, data: st.DataObject, seed: int):
     varying = np.flatnonzero(np.ptp(rows.x, axis=0) > 0)
     clients = some_clients(rows, data, most=len(varying))
-    partition = cut("wgc:overlap=true", rows, clients, seed).partition
+    partition = partition_rows("wgc:overlap=true", rows, clients, seed).partition
     for client, members in enumerate(feature_clusters(rows.x, clients)):
         low, high = np.quantile(rows.x[:, members], [0.25, 0.75], axis=0)
         expected = ((rows.x[:, members] <= low) | (rows.x[:, members] >= high)).any(axis=1)
@@ -252,13 +253,13 @@ def test_wgc_overlap_is_the_literal_text(rows: Rows, data: st.DataObject, seed: 
 def test_wgc_matches_clusters_and_clients():
     random = np.random.default_rng(0)
     rows = Rows(random.normal(size=(400, 6)).astype(np.float32), random.integers(0, 2, 400))
-    by_cluster = cut("wgc", rows, 6, seed=0).partition.owner
-    merged = cut("wgc:clusters=6", rows, 3, seed=0).partition
+    by_cluster = partition_rows("wgc", rows, 6, seed=0).partition.owner
+    merged = partition_rows("wgc:clusters=6", rows, 3, seed=0).partition
     extreme = np.abs(2 * np.stack([ranks(column) for column in rows.x.T]) - 1)
     sure = extreme.max(axis=0) >= 0.5  # the others are dealt at random
     assert np.array_equal(merged.owner[sure], by_cluster[sure] % 3)
-    two = cut("wgc:clusters=2", rows, 6, seed=0).partition
-    coarse = cut("wgc", rows, 2, seed=0).partition.owner
+    two = partition_rows("wgc:clusters=2", rows, 6, seed=0).partition
+    coarse = partition_rows("wgc", rows, 2, seed=0).partition.owner
     assert np.array_equal(two.owner[sure] % 2, coarse[sure])
     for number in range(2):
         shares = np.bincount(two.owner[sure & (coarse == number)] // 2, minlength=3)
@@ -298,7 +299,7 @@ def test_feature_dirichlet_never_parts_a_bin_at_the_extreme(rows: Rows, data: st
     """With a tiny alpha every bin is at one client, but for what fills up the empty ones."""
     clients, bins = some_clients(rows, data), data.draw(st.integers(2, 12))
     spec = {"name": "feature-dirichlet", "alpha": 1e-9, "bins": bins, "min_size": 1}
-    partition = cut(spec, rows, clients, seed).partition
+    partition = partition_rows(spec, rows, clients, seed).partition
     assert whole(partition, rows)
     bin_of = (ranks(top_column(rows)) * bins).astype(int)
     assert len(np.unique(bin_of)) > 1
@@ -315,7 +316,7 @@ def test_domains_gives_exactly_k_groups(rows: Rows, data: st.DataObject, seed: i
     possible = [n for n in range(-(-len(counts) // k), len(rows) + 1) if np.minimum(counts, n).sum() >= n * k]
     assume(possible)
     clients = data.draw(st.sampled_from(possible))
-    partition = cut(f"domains:k={k}", rows, clients, seed).partition
+    partition = partition_rows(f"domains:k={k}", rows, clients, seed).partition
     held = partition.counts(rows.group, 4)
     assert whole(partition, rows)
     assert np.all((held > 0).sum(axis=1) == k)
@@ -338,7 +339,7 @@ def test_one_domain_alone_and_the_others_shared(counts: list[int], data: st.Data
     alone = data.draw(st.sampled_from(held))
     rows = in_groups(counts)
     clients = data.draw(st.integers(2, sum(counts) - counts[alone] + 1))
-    partition = cut(f"domains:alone={alone}", rows, clients, seed).partition
+    partition = partition_rows(f"domains:alone={alone}", rows, clients, seed).partition
     assert whole(partition, rows)
     table = partition.counts(rows.group, len(counts))
     assert table[0].tolist() == [count if group == alone else 0 for group, count in enumerate(counts)]
@@ -371,25 +372,25 @@ def test_a_domain_by_its_name():
 )
 def test_no_domain_can_be_alone(spec: str, counts: list[int], clients: int, says: str):
     with pytest.raises(FedskewError, match=says):
-        cut(spec, in_groups(counts), clients, seed=0)
+        partition_rows(spec, in_groups(counts), clients, seed=0)
 
 
 def test_dirichlet_by_group_mixes_groups_and_not_labels():
     group = np.repeat(np.arange(5), 200)
     rows = Rows(np.zeros((1000, 1), np.float32), np.tile(np.arange(10), 100), group)
-    partition = cut("dirichlet:alpha=0.05,by=group,min_size=20", rows, 5, seed=0).partition
+    partition = partition_rows("dirichlet:alpha=0.05,by=group,min_size=20", rows, 5, seed=0).partition
     by_group, by_label = partition.counts(group, 5), partition.counts(rows.y, 10)
     assert (by_group.max(axis=0) / 200).mean() > 0.7
     assert (by_label / partition.sizes[:, None]).max() < 0.35
-    same = cut("dirichlet:alpha=0.05,min_size=20", Rows(rows.x, group), 5, seed=0).partition
+    same = partition_rows("dirichlet:alpha=0.05,min_size=20", Rows(rows.x, group), 5, seed=0).partition
     assert same == partition
 
 
 def test_lognormal_sizes():
     rows = Rows(np.zeros((200_000, 1), np.float32), np.zeros(200_000, np.int64))
-    sizes = cut("quantity:law=lognormal,sigma=1.2", rows, 400, seed=0).partition.sizes
+    sizes = partition_rows("quantity:law=lognormal,sigma=1.2", rows, 400, seed=0).partition.sizes
     assert np.log(sizes).std() == pytest.approx(1.2, rel=0.1)
-    equal = cut("quantity:law=lognormal,sigma=0", rows, 400, seed=0).partition.sizes
+    equal = partition_rows("quantity:law=lognormal,sigma=0", rows, 400, seed=0).partition.sizes
     assert equal.min() >= 499
     assert equal.max() <= 501
 
@@ -403,7 +404,7 @@ def test_lognormal_sizes():
 def test_any_strength_keeps_every_row_once(name: str, rows: Rows, data: st.DataObject, strength: float, seed: int):
     most = len(np.flatnonzero(np.ptp(rows.x, axis=0) > 0)) if name == "wgc" else None
     clients = some_clients(rows, data, most)
-    partition = cut({"name": name, "strength": strength}, rows, clients, seed).partition
+    partition = partition_rows({"name": name, "strength": strength}, rows, clients, seed).partition
     assert whole(partition, rows)
     if name != "wgc":
         assert partition.sizes.max() - partition.sizes.min() <= 1
@@ -432,10 +433,10 @@ def deviation(partition: Partition, rows: Rows, high: np.ndarray) -> float:
 @pytest.mark.parametrize("name", STRENGTHS)
 def test_strength_goes_from_alike_to_the_rule(name: str):
     rows, high = skewed_table()
-    levels = [deviation(cut(f"{name}:strength={strength}", rows, 4, seed=1).partition, rows, high) for strength in (0, 0.5, 1)]
+    levels = [deviation(partition_rows(f"{name}:strength={strength}", rows, 4, seed=1).partition, rows, high) for strength in (0, 0.5, 1)]
     assert levels[0] < 0.06  # 1,000 rows a client, drawn at random
     assert levels[0] < 0.6 * levels[1] < levels[1] < levels[2]
-    assert cut(f"{name}:strength=1", rows, 4, seed=1).partition == cut(name, rows, 4, seed=1).partition
+    assert partition_rows(f"{name}:strength=1", rows, 4, seed=1).partition == partition_rows(name, rows, 4, seed=1).partition
 
 
 def test_strength_adds_rows_to_those_placed_before():
@@ -448,7 +449,7 @@ def test_strength_adds_rows_to_those_placed_before():
 
 def test_vop_of_half_strength_places_half():
     rows, _ = skewed_table()
-    partition = cut("vop:strength=0.5", rows, 4, seed=2).partition
+    partition = partition_rows("vop:strength=0.5", rows, 4, seed=2).partition
     kept = placed(4000, 0.5, substream(Stream(2, "partition"), 0))
     values = [rows.x[np.intersect1d(partition.of(client), kept), 2] for client in range(4)]
     for left, right in pairwise(values):
@@ -458,7 +459,7 @@ def test_vop_of_half_strength_places_half():
 
 def test_overlap_of_half_strength():
     rows, _ = skewed_table()
-    partition = cut("wgc:overlap=true,strength=0.5", rows, 4, seed=2).partition
+    partition = partition_rows("wgc:overlap=true,strength=0.5", rows, 4, seed=2).partition
     kept = placed(4000, 0.5, substream(Stream(2, "partition"), 0))
     held = np.bincount(partition.rows, minlength=4000)
     others = np.setdiff1d(np.arange(4000), kept)
@@ -527,7 +528,7 @@ ONE_LABEL = Rows(VARIED.x, np.zeros(8, np.int64))
 )
 def test_the_impossible_is_refused_in_one_line(spec: str, rows: Rows, clients: int, says: str):
     with pytest.raises(FedskewError) as caught:
-        cut(spec, rows, clients, seed=0)
+        partition_rows(spec, rows, clients, seed=0)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -535,12 +536,12 @@ def test_the_impossible_is_refused_in_one_line(spec: str, rows: Rows, clients: i
 def test_k_larger_than_the_groups():
     rows = Rows(VARIED.x, VARIED.y, np.arange(8) % 3)
     with pytest.raises(FedskewError, match="4 groups a client, but the data has only 3: use k <= 3"):
-        cut("domains:k=4", rows, 2, seed=0)
+        partition_rows("domains:k=4", rows, 2, seed=0)
 
 
 def test_too_many_features_for_pairs():
     with pytest.raises(FedskewError, match="4097 are too many"):
-        cut("wgc", Rows(np.random.default_rng(0).normal(size=(3, 4097)).astype(np.float32), np.arange(3)), 2, seed=0)
+        partition_rows("wgc", Rows(np.random.default_rng(0).normal(size=(3, 4097)).astype(np.float32), np.arange(3)), 2, seed=0)
 
 
 @pytest.mark.parametrize("name", [*STRENGTHS, "feature-dirichlet"])
@@ -548,4 +549,4 @@ def test_features_of_any_shape(name: str):
     random = np.random.default_rng(6)
     images = Rows(random.normal(size=(60, 2, 3, 4)).astype(np.float32), random.integers(0, 3, 60))
     flat = Rows(images.x.reshape(60, 24), images.y)
-    assert cut(name, images, 4, seed=0).partition == cut(name, flat, 4, seed=0).partition
+    assert partition_rows(name, images, 4, seed=0).partition == partition_rows(name, flat, 4, seed=0).partition

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedskew.core.errors import FedskewError
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.cut import client_holdout
+from fedskew.skew.partitioning import client_holdout
 
 
 def rows_of(y: np.ndarray, series: np.ndarray | None = None) -> Rows:

@@ -13,7 +13,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.data.readers.windows import cut_windows
-from fedskew.skew.cut import cut
+from fedskew.skew.partitioning import partition_rows
 from fedskew.skew.series import WholeSeries
 from fedskew.skew.skews import skews
 
@@ -32,7 +32,7 @@ def test_no_skew_splits_a_series(name: str, clients: int, seed: int):
     rows = windows(24, seed)
     assert rows.series is not None
     required = {"classes": {"k": 2}, "domains": {"k": 4}}.get(name, {})
-    partition = cut({"name": name, **required}, rows, clients, seed).partition
+    partition = partition_rows({"name": name, **required}, rows, clients, seed).partition
     assert partition.clients == clients
     assert sorted(partition.rows.tolist()) == list(range(len(rows)))
     pairs = np.unique(np.stack([rows.series, partition.owner]), axis=1)
@@ -43,7 +43,7 @@ def test_no_skew_splits_a_series(name: str, clients: int, seed: int):
 def test_series_overlap_only_as_a_whole():
     rows = windows(30, 1)
     assert rows.series is not None
-    partition = cut("wgc:overlap=true", rows, 3, seed=0).partition
+    partition = partition_rows("wgc:overlap=true", rows, 3, seed=0).partition
     for client in range(3):
         held = partition.of(client)
         assert np.isin(rows.series, np.unique(rows.series[held])).sum() == len(held)
@@ -69,13 +69,13 @@ def test_a_function_deals_series_too():
         seen.append(len(items))
         return Partition.from_owner(np.arange(len(items)) % clients, clients)
 
-    assert cut(halves, rows, 2, seed=0).partition.clients == 2
+    assert partition_rows(halves, rows, 2, seed=0).partition.clients == 2
     assert seen == [8]
 
 
 def test_too_few_series():
     with pytest.raises(FedskewError) as caught:
-        cut("iid", windows(4, 0), 5, seed=0)
+        partition_rows("iid", windows(4, 0), 5, seed=0)
     assert str(caught.value) == (
         "4 series are too few for 5 clients, as windows that overlap stay with their series: "
         "use at most 4 clients, more series (a group column), or a window stride >= the window"

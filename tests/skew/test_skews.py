@@ -14,7 +14,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.cut import SkewSpec, cut
+from fedskew.skew.partitioning import SkewSpec, partition_rows
 from fedskew.skew.deal import log_gammas
 from fedskew.skew.skews import skews
 
@@ -28,7 +28,7 @@ def rows_of(y: np.ndarray, group: np.ndarray | None = None) -> Rows:
 
 
 def cut_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Partition:
-    return cut(spec, rows, clients, seed).partition
+    return partition_rows(spec, rows, clients, seed).partition
 
 
 @st.composite

@@ -9,7 +9,7 @@ import fedskew
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, Composition
 from fedskew.data.dataset import Rows
-from fedskew.skew.cut import cut
+from fedskew.skew.partitioning import partition_rows
 from fedskew.skew.skews import skews, treatments
 
 seeds = st.integers(0, 2**63)
@@ -23,22 +23,22 @@ def rows_of(count: int, shape: tuple[int, ...] = (40,), labels: int = 5) -> Rows
 @pytest.mark.parametrize("shape", [(40,), (2, 5, 4)])
 def test_noise_grows_with_the_number_of_the_client(shape: tuple[int, ...]):
     rows = rows_of(2000, shape)
-    result = cut("dirichlet:alpha=1 + noise:sigma=0.5", rows, 4, seed=1)
-    assert result.partition == cut("dirichlet:alpha=1", rows, 4, seed=1).partition
+    result = partition_rows("dirichlet:alpha=1 + noise:sigma=0.5", rows, 4, seed=1)
+    assert result.partition == partition_rows("dirichlet:alpha=1", rows, 4, seed=1).partition
     assert np.array_equal(result.rows.y, rows.y)
     added = result.rows.x - rows.x
     for client in range(4):
         mine = added[result.partition.of(client)]
         assert mine.std() == pytest.approx(0.5 * (client + 1) / 4, rel=0.05)
         assert abs(mine.mean()) < 5 * mine.std() / np.sqrt(mine.size)
-    again = cut("dirichlet:alpha=1 + noise:sigma=0.5", rows, 4, seed=1).rows
+    again = partition_rows("dirichlet:alpha=1 + noise:sigma=0.5", rows, 4, seed=1).rows
     assert np.array_equal(again.x, result.rows.x)
-    assert not np.array_equal(cut("noise:sigma=0.5", rows, 4, seed=2).rows.x, result.rows.x)
+    assert not np.array_equal(partition_rows("noise:sigma=0.5", rows, 4, seed=2).rows.x, result.rows.x)
 
 
 def test_no_noise_changes_nothing():
     rows = rows_of(50)
-    assert np.array_equal(cut("noise:sigma=0", rows, 4, seed=1).rows.x, rows.x)
+    assert np.array_equal(partition_rows("noise:sigma=0", rows, 4, seed=1).rows.x, rows.x)
 
 
 @settings(deadline=None, max_examples=60)
@@ -46,7 +46,7 @@ def test_no_noise_changes_nothing():
 def test_relabel_permutes_the_labels_of_some_clients(clients: int, fraction: float, labels: int, seed: int):
     rows = rows_of(300, (2,), labels)
     rows = Rows(rows.x, rows.y * 3)  # gaps between the labels
-    result = cut({"name": "relabel", "fraction": fraction}, rows, clients, seed)
+    result = partition_rows({"name": "relabel", "fraction": fraction}, rows, clients, seed)
     assert np.array_equal(result.rows.x, rows.x)
     changed = []
     for client in range(clients):
@@ -62,7 +62,7 @@ def test_relabel_permutes_the_labels_of_some_clients(clients: int, fraction: flo
 
 def test_clients_have_permutations_of_their_own():
     rows = rows_of(4000, (1,), 8)
-    result = cut("relabel:fraction=1", rows, 6, seed=0)
+    result = partition_rows("relabel:fraction=1", rows, 6, seed=0)
     found = set()
     for client in range(6):
         held = result.partition.of(client)
@@ -72,17 +72,17 @@ def test_clients_have_permutations_of_their_own():
 
 def test_treatments_follow_in_order():
     rows = rows_of(400)
-    both = cut("lds + noise:sigma=0.3 + relabel:fraction=0.5", rows, 4, seed=0)
-    assert np.array_equal(both.rows.x, cut("lds + noise:sigma=0.3", rows, 4, seed=0).rows.x)
+    both = partition_rows("lds + noise:sigma=0.3 + relabel:fraction=0.5", rows, 4, seed=0)
+    assert np.array_equal(both.rows.x, partition_rows("lds + noise:sigma=0.3", rows, 4, seed=0).rows.x)
     assert (both.rows.y != rows.y).any()
-    twice = cut("lds + noise:sigma=0.3 + noise:sigma=0.3", rows, 4, seed=0)
+    twice = partition_rows("lds + noise:sigma=0.3 + noise:sigma=0.3", rows, 4, seed=0)
     assert (twice.rows.x - rows.x)[twice.partition.of(3)].std() == pytest.approx(0.3 * 2**0.5, rel=0.05)
 
 
 def test_groups_and_series_are_carried_along():
     rows = rows_of(40)
     rows = Rows(rows.x, rows.y, np.arange(40) % 3, np.arange(40) // 2)
-    treated = cut("noise + relabel", rows, 4, seed=0).rows
+    treated = partition_rows("noise + relabel", rows, 4, seed=0).rows
     assert treated.group is rows.group
     assert treated.series is rows.series
 
@@ -129,7 +129,7 @@ def test_a_single_cut_stays_a_plain_choice():
 )
 def test_a_bad_composition_is_refused_before_anything_is_computed(spec: str, says: str):
     with pytest.raises(FedskewError) as caught:
-        cut(spec, None, 4, seed=0)  # type: ignore[arg-type]
+        partition_rows(spec, None, 4, seed=0)  # type: ignore[arg-type]
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -138,7 +138,7 @@ def test_every_treatment_has_a_summary_and_keeps_the_partition():
     rows = rows_of(100)
     for name in treatments:
         assert treatments.summary(name)
-        assert cut(name, rows, 5, seed=0).partition == cut("iid", rows, 5, seed=0).partition
+        assert partition_rows(name, rows, 5, seed=0).partition == partition_rows("iid", rows, 5, seed=0).partition
 
 
 def test_a_federation_shows_the_treated_rows_and_keeps_the_data():

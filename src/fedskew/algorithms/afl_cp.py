@@ -1,13 +1,14 @@
-"""AFL-CP: who has balanced labels, comes back and is quick, is asked more often and counts for more."""
+"""AFL-CP: clients with balanced labels, few drop-outs and short training times are selected more often and weigh more."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.algorithms.contract import Algorithm, Orders, Report, Roster, algorithms
+from fedskew.algorithms.contract import Algorithm, Report, Requirement, Weighting, algorithms
+from fedskew.algorithms.selection import ClientPool, Selection, TrainConfig
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Bounds, NonNegative, Positive
 from fedskew.core.streams import Floats, Ints, Stream
@@ -45,17 +46,15 @@ class AFLCP(Algorithm):
         floor: least score, so that nobody is left out
         epsilon: privacy of the entropy that a client tells, smaller is more private; none for the plain entropy
 
-    >>> AFLCP().disclose(np.array([[5, 5], [8, 0]]), Stream(0, "disclose"))
+    >>> AFLCP().client_selection.client_profile(lambda: np.array([[5, 5], [8, 0]]), Stream(0, "profile"))
     {'entropy': array([1., 0.])}
-    >>> seen = Roster(
-    ...     round=2, sizes=np.array([10, 10, 10]), told={"entropy": np.array([1.0, 0.0, 0.4])},
-    ...     selected=np.array([2, 4, 0]), completed=np.array([2, 1, 0]), spent=np.array([6.0, 9.0, 0.0]),
+    >>> seen = ClientPool(
+    ...     round=2, sizes=np.array([10, 10, 10]), profile={"entropy": np.array([1.0, 0.0, 0.4])},
+    ...     selected=np.array([2, 4, 0]), completed=np.array([2, 1, 0]), seconds=np.array([6.0, 9.0, 0.0]),
     ... )
-    >>> {name: values.round(3).tolist() for name, values in AFLCP().profile(seen).items()}
+    >>> {name: values.round(3).tolist() for name, values in AFLCP().client_selection.scores(seen).items()}
     {'entropy': [1.0, 0.0, 0.4], 'reliability': [1.0, 0.25, 0.625], 'speed': [1.0, 0.0, 0.5], 'score': [1.0, 0.1, 0.508]}
     """
-
-    weighs_by: ClassVar[str] = "{base} x score"
 
     entropy: Annotated[float, NonNegative] = 1.0
     reliability: Annotated[float, NonNegative] = 1.0
@@ -72,50 +71,67 @@ class AFLCP(Algorithm):
     def _weights(self) -> Floats:
         return np.array([self.entropy, self.reliability, self.speed, self.consistency])
 
-    def needs_agreement(self) -> bool:
-        """Only if it counts."""
-        return self.consistency > 0
+    @property
+    def requires(self) -> frozenset[Requirement]:
+        """The similarity of updates, if it counts."""
+        return frozenset({"update_agreement"}) if self.consistency > 0 else frozenset()
 
-    def disclose(self, counts: Ints, stream: Stream) -> dict[str, Floats]:
-        """The normalised entropy of each client's labels, with noise if it is to stay private."""
-        told = _entropy(counts)
-        if self.epsilon is not None:
-            told = np.clip(told + _laplace(stream, len(told)) / self.epsilon, 0.0, 1.0)
-        return {"entropy": told}
+    @property
+    def weighting(self) -> Weighting:
+        """Rows times score."""
+        return Weighting(name="{base} x score")
 
-    def profile(self, roster: Roster) -> dict[str, Floats]:
-        """The parts of every client's score, and the score."""
-        chosen, completed = roster.selected > 0, roster.completed > 0
-        rounds = np.maximum(roster.completed, 1)
-        parts = {
-            "entropy": roster.told["entropy"],
-            "reliability": _known(roster.completed / np.maximum(roster.selected, 1), chosen),
-            "speed": _known(np.where(completed, _quickness(roster.spent / rounds, completed), 0.0), chosen),
-        }
-        if self.consistency > 0:
-            parts["consistency"] = _known(roster.agreed / rounds, completed)
-        weights = self._weights()[: len(parts)]
-        score = np.tensordot(weights, np.stack([*parts.values()]), 1) / weights.sum()
-        return {**parts, "score": np.maximum(score, self.floor)}
+    @property
+    def client_selection(self) -> "ProfileSelection":
+        """Selection in proportion to the clients' scores."""
+        return ProfileSelection(self)
 
-    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
-        """Different clients, drawn with a chance proportional to their score; FedAvg's draw where all scores are equal."""
-        score = self.profile(roster)["score"]
-        population = len(score)
-        if count == population or np.ptp(score) < 1e-12:
-            return super().select(roster, count, stream)
-        chance = score * roster.sizes if roster.sampling == "size" else score
-        key = np.log(stream.uniform(population) + 2.0**-54) / chance  # as FedAvg draws by size
-        return np.sort(np.argpartition(key, population - count)[population - count :])
-
-    def orders(self, roster: Roster, chosen: Ints, probed: Mapping[str, Floats], count: int) -> Orders:
-        """As in FedAvg; the profiles of the chosen go on record, and the score comes back to ``weigh``."""
-        numbers = {name: values[chosen] for name, values in self.profile(roster).items()}
-        return replace(super().orders(roster, chosen, probed, count), numbers=numbers)
-
-    def weigh(self, report: Report) -> Floats:
-        """Rows times score (section 4.5)."""
+    def weight(self, report: Report) -> Floats:
+        """Return rows times score (section 4.5)."""
         return report.base * report.numbers["score"]
+
+
+@dataclass(frozen=True)
+class ProfileSelection(Selection):
+    """Selects clients in proportion to the scores of their profiles; ``method`` has the options."""
+
+    method: AFLCP
+
+    def client_profile(self, label_counts: Callable[[], Ints], stream: Stream) -> dict[str, Floats]:
+        """Return the normalised entropy of each client's labels, with noise if it is to stay private."""
+        entropy = _entropy(label_counts())
+        if self.method.epsilon is not None:
+            entropy = np.clip(entropy + _laplace(stream, len(entropy)) / self.method.epsilon, 0.0, 1.0)
+        return {"entropy": entropy}
+
+    def scores(self, pool: ClientPool) -> dict[str, Floats]:
+        """Return the parts of every client's score, and the score."""
+        chosen, completed = pool.selected > 0, pool.completed > 0
+        rounds = np.maximum(pool.completed, 1)
+        parts = {
+            "entropy": pool.profile["entropy"],
+            "reliability": _known(pool.completed / np.maximum(pool.selected, 1), chosen),
+            "speed": _known(np.where(completed, _quickness(pool.seconds / rounds, completed), 0.0), chosen),
+        }
+        if self.method.consistency > 0:
+            parts["consistency"] = _known(pool.agreement / rounds, completed)
+        weights = self.method._weights()[: len(parts)]
+        score = np.tensordot(weights, np.stack([*parts.values()]), 1) / weights.sum()
+        return {**parts, "score": np.maximum(score, self.method.floor)}
+
+    def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
+        """Return different clients, drawn in proportion to their score; as FedAvg does where all scores are equal."""
+        score = self.scores(pool)["score"]
+        if count == len(score) or np.ptp(score) < 1e-12:
+            return super().select(pool, count, stream)
+        return stream.weighted_sample(score * pool.sizes if pool.sampling == "size" else score, count)
+
+    def configure_training(
+        self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
+    ) -> TrainConfig:
+        """Return FedAvg's configuration with the profiles of the chosen, for the record and for ``weight``."""
+        numbers = {name: values[chosen] for name, values in self.scores(pool).items()}
+        return replace(super().configure_training(pool, chosen, probed, count), numbers=numbers)
 
 
 def _entropy(counts: Ints) -> Floats:

@@ -1,12 +1,13 @@
-"""FedAsync and FedBuff: the server does not wait for the slow, and counts what comes late for less."""
+"""FedAsync and FedBuff: the server does not wait for slow clients, and gives stale updates less weight."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from fedskew.algorithms.contract import Algorithm, Crowd, Report, View, algorithms
+from fedskew.algorithms.contract import Algorithm, Cohort, Report, View, Weighting, algorithms
 from fedskew.algorithms.fedprox import FedProx
+from fedskew.algorithms.topologies import Buffered
 from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, Positive
 from fedskew.core.streams import Floats
 from fedskew.core.trees import Tensors, Tree
@@ -29,11 +30,9 @@ class FedAsync(Algorithm):
         power: how fast it falls
         wait: staleness up to which the hinge takes nothing off
 
-    >>> FedAsync(power=0.5).fade(np.array([0.0, 3.0])).tolist()
+    >>> FedAsync(power=0.5).staleness_factor(np.array([0.0, 3.0])).tolist()
     [1.0, 0.5]
     """
-
-    weighs_by: ClassVar[str] = "staleness"
 
     mu: Annotated[float, NonNegative] = 0.005
     alpha: Annotated[float, Bounds(0, 1, above=True)] = 0.6
@@ -41,34 +40,38 @@ class FedAsync(Algorithm):
     power: Annotated[float, NonNegative] = 0.5
     wait: Annotated[int, Bounds(0)] = 4
 
-    def awaits(self) -> int:
-        """One answer, one step."""
-        return 1
+    weighting = Weighting(name="staleness")
 
-    def fade(self, age: Floats) -> Floats:
-        """What staleness leaves of an answer, 1 for a fresh one."""
+    def topology(self, round: int) -> Buffered:
+        """Return a buffer of one update: every answer is a step of the server."""
+        return Buffered(1)
+
+    def staleness_factor(self, age: Floats) -> Floats:
+        """Return the factor on the weight of an update that is so many server steps old, 1 for a fresh one."""
         if self.staleness == "polynomial":
             return (age + 1.0) ** -self.power
         if self.staleness == "hinge":
             return 1.0 / (self.power * np.maximum(age - self.wait, 0.0) + 1.0)
         return np.ones_like(age)
 
-    def pull(self, view: View) -> Tree:
-        """FedProx's."""
-        return FedProx(mu=self.mu).pull(view)
+    def linear_correction(self, view: View) -> Tree:
+        """Return the gradient of FedProx's proximal term."""
+        return FedProx(mu=self.mu).linear_correction(view)
 
     def payload(self, view: View) -> Tree:
-        """The model itself: it is mixed with one that its client has never seen."""
+        """Return the weights themselves: they are mixed with weights that the client has never seen."""
         return {"model": view.params}
 
-    def weigh(self, report: Report) -> Floats:
-        """By staleness."""
-        return self.fade(report.numbers["staleness"])
+    def weight(self, report: Report) -> Floats:
+        """Return a weight that falls with staleness."""
+        return self.staleness_factor(report.numbers["staleness"])
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        """Mix."""
-        share = self.alpha * float(crowd.weights.mean())
-        return {name: (1 - share) * weight + share * mean["model"][name] for name, weight in weights.items()}, server
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        """Return the mixture of the global weights and those of the client."""
+        share = self.alpha * float(cohort.weights.mean())
+        return {name: (1 - share) * weight + share * mean["model"][name] for name, weight in weights.items()}, server_state
 
 
 @algorithms.register("fedbuff")
@@ -83,25 +86,27 @@ class FedBuff(Algorithm):
         buffer: answers that make a step
         server_lr: learning rate of the server
 
-    >>> mean, crowd = {"delta": {"w": np.array([4.0])}}, Crowd(np.array([1.0, 0.5]), total=9.0)
-    >>> FedBuff().step({"w": np.array([1.0])}, {}, mean, crowd)[0]["w"].tolist()  # 1 + 4 (1 + 0.5) / 2
+    >>> mean, cohort = {"delta": {"w": np.array([4.0])}}, Cohort(np.array([1.0, 0.5]), total=9.0)
+    >>> FedBuff().server_update({"w": np.array([1.0])}, {}, mean, cohort)[0]["w"].tolist()  # 1 + 4 (1 + 0.5) / 2
     [4.0]
     """
-
-    weighs_by: ClassVar[str] = "staleness"
 
     buffer: Annotated[int, AtLeastOne] = 10
     server_lr: Annotated[float, Positive] = 1.0
 
-    def awaits(self) -> int:
-        """A full buffer."""
-        return self.buffer
+    weighting = Weighting(name="staleness")
 
-    def weigh(self, report: Report) -> Floats:
-        """By staleness."""
+    def topology(self, round: int) -> Buffered:
+        """Return a buffer of as many updates as the option says."""
+        return Buffered(self.buffer)
+
+    def weight(self, report: Report) -> Floats:
+        """Return a weight that falls with staleness."""
         return 1.0 / np.sqrt(1.0 + report.numbers["staleness"])
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        """The mean is over the weights; the method divides by the number of answers."""
-        scale = self.server_lr * float(crowd.weights.mean())
-        return {name: weight + scale * mean["delta"][name] for name, weight in weights.items()}, server
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        """Return the weights after a step; the mean is divided by the weights, the method by the number of updates."""
+        scale = self.server_lr * float(cohort.weights.mean())
+        return {name: weight + scale * mean["delta"][name] for name, weight in weights.items()}, server_state

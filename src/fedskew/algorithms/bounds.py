@@ -1,12 +1,8 @@
-"""The two ends of every comparison: all data in one place, and no sharing at all."""
+"""The two bounds of every comparison: all data in one place, and no sharing at all."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-import numpy as np
-
-from fedskew.algorithms.contract import Algorithm, algorithms
-from fedskew.data.partition import Partition
+from fedskew.algorithms.contract import Algorithm, Weighting, algorithms
 from fedskew.models.layout import Layout
 
 
@@ -17,17 +13,12 @@ class Central(Algorithm):
 
     One round is ``epochs`` passes over the pooled rows.
 
-    >>> split = Partition(np.array([2, 0, 1]), np.array([0, 1, 3]))
-    >>> Central().arrange(split).sizes.tolist()
-    [3]
+    >>> sorted(Central().requires)
+    ['optimizer_state', 'pooled_rows']
     """
 
-    keeps_optimizer: ClassVar[bool] = True
-    weighs_by: ClassVar[str] = "-"
-
-    def arrange(self, partition: Partition) -> Partition:
-        """One client with every row, in stored order so that the cut does not matter."""
-        return Partition(np.sort(partition.rows), np.array([0, len(partition.rows)]))
+    requires = frozenset({"pooled_rows", "optimizer_state"})
+    weighting = Weighting(name="-")
 
 
 @algorithms.register("local")
@@ -38,9 +29,9 @@ class Local(Algorithm):
     The global model stays at its start; what counts are the clients' own models.
     """
 
-    keeps_optimizer: ClassVar[bool] = True
-    weighs_by: ClassVar[str] = "-"
+    requires = frozenset({"optimizer_state"})
+    weighting = Weighting(name="-")
 
-    def kept(self, layout: Layout) -> frozenset[str]:
-        """Everything."""
+    def local_names(self, layout: Layout) -> frozenset[str]:
+        """Return every parameter and buffer."""
         return layout.parameters | layout.buffers

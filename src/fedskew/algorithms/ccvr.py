@@ -1,21 +1,21 @@
-"""CCVR: the head is trained again on made-up features of every class, after the last round or every so often."""
+"""CCVR: the head is trained again on virtual features of every class, after the last round or every so often."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fedskew.algorithms.calibrator import Calibrator
 from fedskew.algorithms.contract import Algorithm, algorithms
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import AtLeastOne, NonNegative, Positive
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors, Tree
 
-PART = "ccvr"
+HeadLoss: TypeAlias = Callable[[Tensors, Tensor, Tensor], Tensor]  # (head, features, labels) -> mean loss
 
 
 @algorithms.register("ccvr")
@@ -46,7 +46,8 @@ class CCVR(Algorithm):
         head_batch: virtual features in a batch
         every: rounds between two calibrations of a copy that is scored, none for the last round alone
 
-    >>> sums = CCVR().tally(torch.tensor([[1.0, 2.0], [3.0, 6.0]]), torch.tensor([1, 1]), classes=2)["ccvr"]
+    >>> rows, labels = torch.tensor([[1.0, 2.0], [3.0, 6.0]]), torch.tensor([1, 1])
+    >>> sums = CCVR().calibrator.class_statistics(rows, labels, classes=2)["ccvr"]
     >>> sums["count"], class_gaussian(2.0, sums["sum"][1].numpy(), sums["outer"][1].numpy())
     (tensor([0., 2.], dtype=torch.float64), (array([2., 4.]), array([[2., 4.],
            [4., 8.]])))
@@ -60,46 +61,53 @@ class CCVR(Algorithm):
     head_batch: Annotated[int, AtLeastOne] = 64
     every: Annotated[int | None, AtLeastOne] = None
 
-    def calibrates_every(self) -> int | None:
-        """As the option says."""
-        return self.every
+    @property
+    def calibrator(self) -> "VirtualFeatures":
+        """Training of the head on virtual features."""
+        return VirtualFeatures(self.every, self)
 
-    def tally(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
-        """Of each class: rows, sum of their features, sum of the outer products."""
+
+@dataclass(frozen=True)
+class VirtualFeatures(Calibrator):
+    """Trains the head on features drawn from the classes' Gaussians; ``method`` has the options."""
+
+    method: CCVR = field(default_factory=CCVR)
+
+    def class_statistics(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
+        """Return for each class the number of rows, the sum of their features and the sum of the outer products."""
         rows, width = features.double(), features.shape[1]
         count, total, outer = (rows.new_zeros((classes, *shape)) for shape in ((), (width,), (width, width)))
         for label in torch.unique(labels).tolist():
             mine = rows[labels == label]
             count[label], total[label], outer[label] = len(mine), mine.sum(0), mine.T @ mine
-        return {**super().tally(features, labels, classes), PART: {"count": count, "sum": total, "outer": outer}}
+        return {"ccvr": {"count": count, "sum": total, "outer": outer}}
 
-    def finish(self, head: Tensors, total: Tree, classify: Callable[[Tensors, Tensor], Tensor], stream: Stream) -> Tensors:
-        """The head after SGD on virtual features."""
-        head = super().finish(head, total, classify, stream)
+    def calibrate(self, head: Tensors, statistics: Tree, loss: HeadLoss, stream: Stream) -> Tensors:
+        """Return the head after SGD on virtual features."""
         draw, like = stream.generator(), next(iter(head.values()))
-        drawn, classes = self._virtual(total[PART], draw)
+        drawn, classes = self._virtual(statistics["ccvr"], draw)
         features, labels = torch.from_numpy(drawn).to(like), torch.from_numpy(classes).to(like.device)
-        for _ in range(self.head_epochs):
+        for _ in range(self.method.head_epochs):
             order = torch.from_numpy(draw.permutation(len(labels))).to(like.device)
-            for batch in torch.split(order, self.head_batch):
-                head = self._step(head, classify, features[batch], labels[batch])
+            for batch in torch.split(order, self.method.head_batch):
+                head = self._step(head, loss, features[batch], labels[batch])
         return head
 
     def _virtual(self, sums: Tensors, draw: np.random.Generator) -> tuple[Floats, Ints]:
-        """Features of every class that somebody has, and their labels."""
+        """Return features of every class that somebody has, and their labels."""
         count, total, outer = (sums[name].cpu().numpy() for name in ("count", "sum", "outer"))
         if not count.any() or not np.isfinite(outer).all():
             raise FedskewError("ccvr: the features of the last model are NaN or infinite: lower lr or check the data")
         held = np.flatnonzero(count)
-        drawn = [_sample(*class_gaussian(count[c], total[c], outer[c]), self.features, draw) for c in held]
-        return np.concatenate(drawn), np.repeat(held, self.features)
+        drawn = [_sample(*class_gaussian(count[c], total[c], outer[c]), self.method.features, draw) for c in held]
+        return np.concatenate(drawn), np.repeat(held, self.method.features)
 
-    def _step(self, head: Tensors, classify: Callable[[Tensors, Tensor], Tensor], features: Tensor, labels: Tensor) -> Tensors:
+    def _step(self, head: Tensors, loss: HeadLoss, features: Tensor, labels: Tensor) -> Tensors:
         with torch.enable_grad():
             weights = {name: value.detach().requires_grad_() for name, value in head.items()}
-            loss = F.cross_entropy(classify(weights, features), labels)
-            grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-        return {name: value.detach() - self.head_lr * grad for (name, value), grad in zip(weights.items(), grads, strict=True)}
+            grads = torch.autograd.grad(loss(weights, features, labels), list(weights.values()), materialize_grads=True)
+        lr = self.method.head_lr
+        return {name: value.detach() - lr * grad for (name, value), grad in zip(weights.items(), grads, strict=True)}
 
 
 def class_gaussian(count: float, total: Floats, outer: Floats) -> tuple[Floats, Floats]:

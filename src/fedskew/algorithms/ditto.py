@@ -1,30 +1,30 @@
-"""Ditto: everybody also trains a model of its own, which is pulled to the global one."""
+"""Ditto: every client also trains a model of its own, which is kept near the global one."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from fedskew.algorithms.contract import Algorithm, View, algorithms, pull_to
+from fedskew.algorithms.contract import Algorithm, View, algorithms, proximal
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.core.registry import NonNegative
 from fedskew.core.trees import Tree
 
 
 @dataclass(frozen=True)
-class Pulled(Algorithm):
+class ProximalToGlobal(Algorithm):
     """How a client trains its own model ``v`` (Ditto, Algorithm 1): ``v <- v - lr (grad F_k(v) + lam (v - w_t))``.
 
     Args:
-        lam: strength of the pull to the global weights
+        lam: strength of the proximal term towards the global weights
     """
 
-    keeps_optimizer: ClassVar[bool] = True
+    requires = frozenset({"optimizer_state"})
 
     lam: Annotated[float, NonNegative] = 1.0
 
-    def pull(self, view: View) -> Tree:
-        """To the global weights; tensors that every client keeps for itself have no such counterpart."""
+    def linear_correction(self, view: View) -> Tree:
+        """Return the gradient of the proximal term; tensors that stay with their client have no global counterpart."""
         anchor = view.server["weights"]
-        return pull_to(anchor, dict.fromkeys(anchor, self.lam))
+        return proximal(anchor, dict.fromkeys(anchor, self.lam))
 
 
 @algorithms.register("ditto")
@@ -38,16 +38,17 @@ class Ditto(FedAvg):
     simulated clock too; the traffic is the same.
 
     Args:
-        lam: strength of the pull of a client's own model to the global one
+        lam: strength of the proximal term between a client's own model and the global one
 
     >>> import torch
     >>> view = View({"w": torch.tensor([3.0])}, {}, {"weights": {"w": torch.tensor([1.0])}}, {}, {}, 0.0)
-    >>> Ditto(lam=0.5).personal().pull(view)  # 0.5 v - 0.5 * 1
+    >>> Ditto(lam=0.5).personal_method.linear_correction(view)  # 0.5 v - 0.5 * 1
     {'scale': {'w': tensor(0.5000)}, 'offset': {'w': tensor([-0.5000])}}
     """
 
     lam: Annotated[float, NonNegative] = 1.0
 
-    def personal(self) -> Algorithm:
-        """Everything of a model pulled to the global one."""
-        return Pulled(self.lam)
+    @property
+    def personal_method(self) -> Algorithm:
+        """How a client trains its own model."""
+        return ProximalToGlobal(self.lam)

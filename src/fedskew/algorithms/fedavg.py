@@ -1,8 +1,8 @@
-"""FedAvg: everybody trains apart, the server takes the weighted mean."""
+"""FedAvg: clients train apart, and the server takes the weighted mean of their weights."""
 
 from dataclasses import dataclass
 
-from fedskew.algorithms.contract import Algorithm, Weights, algorithms
+from fedskew.algorithms.contract import Algorithm, Weighting, Weights, algorithms
 
 
 @algorithms.register("fedavg")
@@ -15,12 +15,13 @@ class FedAvg(Algorithm):
     Args:
         weights: what a client counts by, its rows (size) or 1 (uniform); none for the setting of the run
 
-    >>> FedAvg().counts_by("size"), FedAvg(weights="uniform").counts_by("size")
-    ('size', 'uniform')
+    >>> FedAvg(weights="uniform").weighting.by
+    'uniform'
     """
 
     weights: Weights | None = None
 
-    def counts_by(self, setting: Weights) -> Weights:
+    @property
+    def weighting(self) -> Weighting:
         """The method's own choice, if it has one."""
-        return self.weights or setting
+        return Weighting(by=self.weights)

@@ -1,13 +1,13 @@
-"""FedBN and MFedBN: BatchNorm is everybody's own, the rest is averaged, at once or in small steps."""
+"""FedBN and MFedBN: BatchNorm stays with each client, the rest is averaged, at once or in small steps."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fedskew.algorithms.contract import Crowd, algorithms
+from fedskew.algorithms.contract import Cohort, algorithms
 from fedskew.algorithms.fedavg import FedAvg
+from fedskew.batchnorm.policy import BatchNormPolicy
 from fedskew.core.registry import Positive
 from fedskew.core.trees import Tensors, Tree
-from fedskew.models.layout import Layout
 
 
 @algorithms.register("fedbn")
@@ -20,13 +20,14 @@ class FedBN(FedAvg):
 
     >>> from fedskew.models.build import build
     >>> from fedskew.models.layout import layout
-    >>> sorted(FedBN().kept(layout(build("tabular:hidden=4", (3,), 2, seed=0))))[:3]
+    >>> sorted(FedBN().batchnorm.local_names(layout(build("tabular:hidden=4", (3,), 2, seed=0))))[:3]
     ['features.2.bias', 'features.2.num_batches_tracked', 'features.2.running_mean']
     """
 
-    def kept(self, layout: Layout) -> frozenset[str]:
-        """BatchNorm, parameters and buffers alike."""
-        return layout.batch_norm
+    @property
+    def batchnorm(self) -> BatchNormPolicy:
+        """Parameters and running statistics stay with their client."""
+        return BatchNormPolicy(local="everything")
 
 
 @algorithms.register("mfedbn")
@@ -51,22 +52,21 @@ class MFedBN(FedBN):
 
     >>> import numpy as np
     >>> import torch
-    >>> mean, crowd = {"delta": {"w": torch.tensor([2.0])}}, Crowd(np.ones(2), total=4.0)
-    >>> MFedBN(eta=0.25).step({"w": torch.tensor([1.0])}, {}, mean, crowd)
+    >>> mean, cohort = {"delta": {"w": torch.tensor([2.0])}}, Cohort(np.ones(2), total=4.0)
+    >>> MFedBN(eta=0.25).server_update({"w": torch.tensor([1.0])}, {}, mean, cohort)
     ({'w': tensor([1.5000])}, {})
     """
 
     eta: Annotated[float, Positive] = 0.1
     norm: Literal["local", "global"] = "local"
 
-    def kept(self, layout: Layout) -> frozenset[str]:
-        """BatchNorm, where it is the client's."""
-        return super().kept(layout) if self.norm == "local" else frozenset()
+    @property
+    def batchnorm(self) -> BatchNormPolicy:
+        """BatchNorm stays with each client, or the global model's stays as it began."""
+        return super().batchnorm if self.norm == "local" else BatchNormPolicy(frozen=True)
 
-    def fixed(self, layout: Layout) -> frozenset[str]:
-        """BatchNorm, where it is the global model's."""
-        return layout.batch_norm if self.norm == "global" else frozenset()
-
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        """A part of the way to the mean."""
-        return {name: weight + self.eta * mean["delta"][name] for name, weight in weights.items()}, server
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        """Return weights that are a part of the way to the mean."""
+        return {name: weight + self.eta * mean["delta"][name] for name, weight in weights.items()}, server_state

@@ -1,4 +1,4 @@
-"""FedBS: everybody is asked how much its gradients vary, the steadiest train and count for more."""
+"""FedBS: all clients measure how much their gradients vary; those of least variance train and weigh more."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from fedskew.algorithms.contract import Algorithm, Orders, Probe, Report, Roster, algorithms
+from fedskew.algorithms.contract import Algorithm, Report, Weighting, algorithms
+from fedskew.algorithms.selection import ClientPool, Probe, Selection, TrainConfig
 from fedskew.core.registry import NonNegative
 from fedskew.core.streams import Floats, Ints, Stream
 
@@ -17,7 +18,7 @@ FAINT = 60.0  # e^-60 changes no sum of doubles, but keeps a weight above 0 shou
 
 
 def soft_weights(variance: Floats, tau: float | None) -> Floats:
-    """``softmax(-tau variance)``; without a tau it is 1 over the mean variance. Who could not measure its variance gets 0.
+    """Return ``softmax(-tau variance)``; without a tau it is 1 over the mean variance. A client without a variance gets 0.
 
     >>> soft_weights(np.array([0.0, np.log(3.0), np.nan]), tau=1.0).round(6).tolist()
     [0.75, 0.25, 0.0]
@@ -34,7 +35,7 @@ def soft_weights(variance: Floats, tau: float | None) -> Floats:
 
 
 def sur(variance: Floats, sizes: Ints, importance: Importance) -> Floats:
-    """The score ``alpha_q Var_q`` of eq. 9; by size, ``alpha_q`` is the client's rows over the mean of those asked.
+    """Return the score ``alpha_q Var_q`` of eq. 9; by size, ``alpha_q`` is the client's rows over the mean of those asked.
 
     >>> sur(np.array([2.0, 2.0]), np.array([30, 10]), "size").tolist()
     [3.0, 1.0]
@@ -42,10 +43,10 @@ def sur(variance: Floats, sizes: Ints, importance: Importance) -> Floats:
     return variance * sizes / sizes.mean() if importance == "size" and len(sizes) else variance
 
 
-def steadiest(score: Floats, count: int) -> Ints:
-    """Where the ``count`` least scores are (eq. 10), in their order; of equals the first, and who could not measure comes last.
+def least(score: Floats, count: int) -> Ints:
+    """Return the positions of the ``count`` least scores (eq. 10); of equals the first, and NaN comes last.
 
-    >>> steadiest(np.array([2.0, np.nan, 1.0, 2.0]), count=2).tolist()
+    >>> least(np.array([2.0, np.nan, 1.0, 2.0]), count=2).tolist()
     [0, 2]
     """
     return np.sort(np.argsort(score, kind="stable")[:count])
@@ -74,38 +75,50 @@ class FedBS(Algorithm):
         importance: alpha_q is 1 for all (equal), or a client's rows over the mean (size): large clients then train less often
         rows: the variance is taken on one batch (batch) or on all rows of the client (all), which costs a pass over them
 
-    >>> roster, varies = Roster(0, sizes=np.array([9, 9, 9])), {"gradient_variance": np.array([2.0, 5.0, 2.0])}
-    >>> orders = FedBS().orders(roster, np.arange(3), varies, count=2)
-    >>> orders.members.tolist(), orders.numbers["beta"].tolist()
+    >>> pool, varies = ClientPool(0, sizes=np.array([9, 9, 9])), {"gradient_variance": np.array([2.0, 5.0, 2.0])}
+    >>> config = FedBS().client_selection.configure_training(pool, np.arange(3), varies, count=2)
+    >>> config.clients.tolist(), config.numbers["beta"].tolist()
     ([0, 2], [0.5, 0.5])
     """
-
-    weighs_by: ClassVar[str] = SOFT
 
     tau: Annotated[float | None, NonNegative] = None
     importance: Importance = "equal"
     rows: Literal["batch", "all"] = "batch"
 
-    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
-        """Everybody: who trains is decided when all have measured."""
-        return np.arange(len(roster.sizes))
+    weighting = Weighting(name=SOFT)
 
-    def probe(self) -> tuple[Probe, ...]:
-        """Eq. 8."""
-        return ("gradient_variance",)
+    @property
+    def client_selection(self) -> "LeastVariance":
+        """The clients whose gradients vary least train."""
+        return LeastVariance(self)
 
-    def probe_rows(self, roster: Roster, chosen: Ints) -> Ints:
-        """A mini-batch, or all of ``D_q``."""
-        return roster.sizes[chosen] if self.rows == "all" else super().probe_rows(roster, chosen)
-
-    def orders(self, roster: Roster, chosen: Ints, probed: Mapping[str, Floats], count: int) -> Orders:
-        """The ``count`` steadiest, with their weights."""
-        variance = probed["gradient_variance"]
-        trains = steadiest(sur(variance, roster.sizes[chosen], self.importance), count)
-        variance = variance[trains]
-        numbers = {"variance": variance, "beta": soft_weights(variance, self.tau)}
-        return replace(super().orders(roster, chosen[trains], {}, count), numbers=numbers)
-
-    def weigh(self, report: Report) -> Floats:
-        """Eq. 11."""
+    def weight(self, report: Report) -> Floats:
+        """Return ``beta_q`` (eq. 11)."""
         return report.numbers["beta"]
+
+
+@dataclass(frozen=True)
+class LeastVariance(Selection):
+    """All clients measure the variance of their gradients, and those with the least scores train; ``method`` has the options."""
+
+    method: FedBS
+
+    probe: ClassVar[tuple[Probe, ...]] = ("gradient_variance",)
+
+    def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
+        """Return all clients: who trains is decided when all have measured."""
+        return np.arange(len(pool.sizes))
+
+    def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
+        """Return the size of a batch, or of all of ``D_q``."""
+        return pool.sizes[chosen] if self.method.rows == "all" else super().probe_rows(pool, chosen)
+
+    def configure_training(
+        self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
+    ) -> TrainConfig:
+        """Return the ``count`` clients of least score, with their weights."""
+        variance = probed["gradient_variance"]
+        trains = least(sur(variance, pool.sizes[chosen], self.method.importance), count)
+        variance = variance[trains]
+        numbers = {"variance": variance, "beta": soft_weights(variance, self.method.tau)}
+        return replace(super().configure_training(pool, chosen[trains], {}, count), numbers=numbers)

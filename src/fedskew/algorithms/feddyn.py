@@ -1,11 +1,11 @@
-"""FedDyn: a regulariser that every client carries on, so that its own minimum becomes everybody's."""
+"""FedDyn: a dynamic regulariser that aligns every client's minimum with that of the federation."""
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 
-from fedskew.algorithms.contract import Crowd, View, Weights, algorithms, difference, pull_to
+from fedskew.algorithms.contract import Cohort, View, Weighting, algorithms, difference, proximal
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.core.registry import NonNegative
 from fedskew.core.trees import Tensors, Tree
@@ -32,43 +32,43 @@ class FedDyn(FedAvg):
 
     >>> import numpy as np
     >>> mean = {"delta": {"w": torch.tensor([1.0])}}
-    >>> crowd = Crowd(np.ones(2), total=4.0, mean=mean)
-    >>> FedDyn(alpha=0.5).step({"w": torch.tensor([3.0])}, {"h": {"w": torch.tensor([-0.75])}}, mean, crowd)  # h: -0.75 - 0.5/2
+    >>> cohort, weights = Cohort(np.ones(2), total=4.0, mean=mean), {"w": torch.tensor([3.0])}
+    >>> FedDyn(alpha=0.5).server_update(weights, {"h": {"w": torch.tensor([-0.75])}}, mean, cohort)  # h: -0.75 - 0.5/2
     ({'w': tensor([6.])}, {'h': {'w': tensor([-1.])}})
     """
 
-    mirrored: ClassVar[frozenset[str]] = frozenset({"gradient"})
-    paper_weights: ClassVar[Weights] = "uniform"
-
     alpha: Annotated[float, NonNegative] = 0.01
 
-    def init(self, weights: Tensors) -> Tree:
-        """Nothing has been carried yet."""
-        return {"h": _zeros(weights)}
+    @property
+    def weighting(self) -> Weighting:
+        """As in FedAvg; the paper weighs clients uniformly."""
+        return replace(super().weighting, paper="uniform")
 
-    def remember(self, weights: Tensors) -> Tree:
-        """Nor by a client."""
-        return {"gradient": _zeros(weights)}
+    def init_server_state(self, weights: Tensors) -> Tree:
+        """Return ``h`` of zero."""
+        return {"h": {name: torch.zeros_like(weight) for name, weight in weights.items()}}
 
-    def pull(self, view: View) -> Tree:
-        """The gradient of the linear and of the proximal term."""
-        carried = view.memo["gradient"]
-        pull = pull_to(view.start, dict.fromkeys(carried, self.alpha))
-        return {**pull, "offset": difference(pull["offset"], carried)}
+    def init_client_state(self, weights: Tensors) -> Tree:
+        """Return a client's ``g_k`` of zero, under the name of their mean on the server."""
+        return self.init_server_state(weights)
 
-    def memo(self, view: View) -> Tree:
-        """The client's gradient at its new weights, by its own optimality condition."""
-        carried = view.memo["gradient"].items()
-        return {"gradient": {name: old - self.alpha * (view.params[name] - view.start[name]) for name, old in carried}}
+    def linear_correction(self, view: View) -> Tree:
+        """Return the gradient of the linear and of the proximal term."""
+        carried = view.client_state["h"]
+        term = proximal(view.start, dict.fromkeys(carried, self.alpha))
+        return {**term, "offset": difference(term["offset"], carried)}
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        """The mean of the clients' weights, less what has been carried; the absent have not moved."""
+    def client_state(self, view: View) -> Tree:
+        """Return the client's gradient at its new weights, by its own optimality condition."""
+        carried = view.client_state["h"].items()
+        return {"h": {name: old - self.alpha * (view.params[name] - view.start[name]) for name, old in carried}}
+
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        """Return the mean of the clients' weights less ``h / alpha``; clients that did not take part have not moved."""
         if self.alpha == 0:
-            return super().step(weights, server, mean, crowd)
-        delta, moved = mean["delta"], crowd.mean["delta"]
-        h = {name: old - self.alpha * crowd.share * moved[name] for name, old in server["h"].items()}
+            return super().server_update(weights, server_state, mean, cohort)
+        delta, moved = mean["delta"], cohort.mean["delta"]
+        h = {name: old - self.alpha * cohort.share * moved[name] for name, old in server_state["h"].items()}
         return {name: weight + delta[name] - h[name] / self.alpha for name, weight in weights.items()}, {"h": h}
-
-
-def _zeros(weights: Tensors) -> Tensors:
-    return {name: torch.zeros_like(weight) for name, weight in weights.items()}

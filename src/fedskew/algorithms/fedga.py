@@ -1,11 +1,10 @@
-"""FedGA: clients whose own loss falls faster count for more."""
+"""FedGA: clients whose own loss falls faster weigh more."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from fedskew.algorithms.contract import Algorithm, Report, algorithms
+from fedskew.algorithms.contract import Algorithm, Report, Weighting, algorithms
 from fedskew.core.streams import Floats
 
 LEAST = 1e-9  # of a fall: where no client's loss falls, the weights are those of FedAvg and not all 0
@@ -23,15 +22,15 @@ class FedGA(Algorithm):
 
     >>> numbers = {"loss_before": np.array([2.0, 2.0, 1.0]), "loss_after": np.array([1.0, 1.5, 3.0])}
     >>> report = Report(np.arange(3), np.array([10, 40, 10]), np.ones(3), np.ones(3), np.ones(3), numbers)
-    >>> FedGA().weigh(report).round(6).tolist()
+    >>> FedGA().weight(report).round(6).tolist()
     [5.0, 10.0, 0.0]
     """
 
-    measures_fall: ClassVar[bool] = True
-    weighs_by: ClassVar[str] = "{base} x fall of the loss"
+    requires = frozenset({"loss_before", "loss_after"})
+    weighting = Weighting(name="{base} x fall of the loss")
 
-    def weigh(self, report: Report) -> Floats:
-        """Rows times relative fall of the loss."""
+    def weight(self, report: Report) -> Floats:
+        """Return rows times relative fall of the loss."""
         before, after = report.numbers["loss_before"], report.numbers["loss_after"]
         known = np.isfinite(before) & np.isfinite(after) & (before > 0)
         remains = np.divide(after, before, out=np.ones(len(before)), where=known)

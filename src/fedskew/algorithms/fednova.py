@@ -1,12 +1,11 @@
-"""FedNova: a client that took more steps does not count for more."""
+"""FedNova: updates are normalised by the number of local steps."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedskew.algorithms.contract import Crowd, View, algorithms, difference
+from fedskew.algorithms.contract import Cohort, View, algorithms, difference
 from fedskew.algorithms.fedavg import FedAvg
-from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tensors, Tree
 
 
@@ -20,29 +19,26 @@ class FedNova(FedAvg):
     steps it is FedAvg. Weight decay and Nesterov momentum are left out of ``a_k``.
 
     >>> import torch
-    >>> FedNova.carried(torch.tensor(3.0), momentum=0.5)  # 1.75 + 1.5 + 1
+    >>> FedNova.effective_steps(torch.tensor(3.0), momentum=0.5)  # 1.75 + 1.5 + 1
     tensor(4.2500)
     """
 
-    def check(self, *, optimizer: str, per_round: int | None, secure: bool) -> None:
-        """The normaliser is derived for SGD."""
-        if optimizer != "sgd":
-            raise FedskewError(
-                f"fednova is defined for local SGD, got optimizer={optimizer}: use optimizer=sgd or another method"
-            )
+    requires = frozenset({"sgd"})
 
     @staticmethod
-    def carried(steps: Tensor, momentum: float) -> Tensor:
-        """``a_k`` for one client."""
+    def effective_steps(steps: Tensor, momentum: float) -> Tensor:
+        """Return ``a_k`` of one client: its steps, weighted by momentum."""
         return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
     def payload(self, view: View) -> Tree:
-        """The change a step, and the number of effective steps."""
-        carried = self.carried(view.numbers["steps"], view.momentum)
+        """Return the change per effective step, and the number of effective steps."""
+        steps = self.effective_steps(view.numbers["steps"], view.momentum)
         delta = difference(view.params, view.start)
-        return {"delta": {name: value / carried for name, value in delta.items()}, "carried": {"steps": carried}}
+        return {"delta": {name: value / steps for name, value in delta.items()}, "normaliser": {"steps": steps}}
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        """Mean change a step, times the mean number of steps."""
-        steps = mean["carried"]["steps"]
-        return {name: weight + steps * mean["delta"][name] for name, weight in weights.items()}, server
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        """Return the weights moved by the mean change per step times the mean number of steps."""
+        steps = mean["normaliser"]["steps"]
+        return {name: weight + steps * mean["delta"][name] for name, weight in weights.items()}, server_state

@@ -1,4 +1,4 @@
-"""FedAvgM, FedAdam, FedYogi, FedAdagrad: the server treats the mean change as a gradient and uses an optimiser of its own."""
+"""FedAvgM, FedAdam, FedYogi, FedAdagrad: the server treats the mean update as a gradient and uses an optimiser of its own."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.contract import Crowd, algorithms
+from fedskew.algorithms.contract import Cohort, algorithms
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.core.registry import PartialShare, Positive
 from fedskew.core.trees import Tensors, Tree
@@ -24,21 +24,23 @@ class FedAvgM(FedAvg):
         beta: momentum of the server
 
     >>> import numpy as np
-    >>> mean, crowd = {"delta": {"w": torch.tensor([1.0])}}, Crowd(np.ones(2), total=4.0)
-    >>> FedAvgM(beta=0.5).step({"w": torch.tensor([0.0])}, {"momentum": {"w": torch.tensor([4.0])}}, mean, crowd)
+    >>> mean, cohort = {"delta": {"w": torch.tensor([1.0])}}, Cohort(np.ones(2), total=4.0)
+    >>> FedAvgM(beta=0.5).server_update({"w": torch.tensor([0.0])}, {"momentum": {"w": torch.tensor([4.0])}}, mean, cohort)
     ({'w': tensor([3.])}, {'momentum': {'w': tensor([3.])}})
     """
 
     server_lr: Annotated[float, Positive] = 1.0
     beta: Annotated[float, PartialShare] = 0.9
 
-    def init(self, weights: Tensors) -> Tree:
-        """Momentum starts at zero."""
+    def init_server_state(self, weights: Tensors) -> Tree:
+        """Return a momentum of zero."""
         return {"momentum": {name: torch.zeros_like(weight) for name, weight in weights.items()}}
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        """Heavy-ball step."""
-        momentum = {name: self.beta * server["momentum"][name] + delta for name, delta in mean["delta"].items()}
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        """Return the weights after a step with heavy-ball momentum."""
+        momentum = {name: self.beta * server_state["momentum"][name] + delta for name, delta in mean["delta"].items()}
         moved = {name: weight + self.server_lr * momentum[name] for name, weight in weights.items()}
         return moved, {"momentum": momentum}
 
@@ -52,21 +54,23 @@ class _Adaptive(FedAvg):
     tau: Annotated[float, Positive] = 1e-3
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """The new ``v`` from the old one and the squared change."""
+        """Return the new ``v`` from the old one and the squared change."""
         raise NotImplementedError
 
-    def init(self, weights: Tensors) -> Tree:
-        """``m`` starts at 0 and ``v`` at tau^2, the least value the paper allows."""
+    def init_server_state(self, weights: Tensors) -> Tree:
+        """Return ``m`` of 0 and ``v`` of tau^2, the least value the paper allows."""
         return {
             "mean": {name: torch.zeros_like(weight) for name, weight in weights.items()},
             "square": {name: torch.full_like(weight, self.tau**2) for name, weight in weights.items()},
         }
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        """Adaptive step, without bias correction, as printed."""
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        """Return the weights after an adaptive step, without bias correction, as printed."""
         delta = mean["delta"]
-        m = {name: self.beta1 * server["mean"][name] + (1 - self.beta1) * change for name, change in delta.items()}
-        v = {name: self.second_moment(server["square"][name], change.square()) for name, change in delta.items()}
+        m = {name: self.beta1 * server_state["mean"][name] + (1 - self.beta1) * change for name, change in delta.items()}
+        v = {name: self.second_moment(server_state["square"][name], change.square()) for name, change in delta.items()}
         moved = {name: weight + self.server_lr * m[name] / (v[name].sqrt() + self.tau) for name, weight in weights.items()}
         return moved, {"mean": m, "square": v}
 
@@ -89,7 +93,7 @@ class FedAdam(_Adaptive):
     beta2: Annotated[float, PartialShare] = 0.99
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """Exponential mean of the squares."""
+        """Return the exponential mean of the squares."""
         return self.beta2 * v + (1 - self.beta2) * squared
 
 
@@ -111,7 +115,7 @@ class FedYogi(_Adaptive):
     beta2: Annotated[float, PartialShare] = 0.99
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """Additive steps towards the squares."""
+        """Return ``v`` after an additive step towards the squares."""
         return v - (1 - self.beta2) * squared * torch.sign(v - squared)
 
 
@@ -132,5 +136,5 @@ class FedAdagrad(_Adaptive):
     beta1: Annotated[float, PartialShare] = 0.0
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """Sum of the squares."""
+        """Return the sum of the squares."""
         return v + squared

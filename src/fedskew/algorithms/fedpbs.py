@@ -1,4 +1,4 @@
-"""FedPBS: only clients with small batches or unsteady losses are pulled back to the weights they were given."""
+"""FedPBS: only clients with small batches or a large variance get a proximal term."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.algorithms.contract import Algorithm, Orders, Probe, Report, Roster, View, algorithms, pull_to
-from fedskew.algorithms.fedbs import SOFT, Importance, soft_weights, steadiest, sur
+from fedskew.algorithms.contract import Algorithm, Report, View, Weighting, algorithms, proximal
+from fedskew.algorithms.fedbs import SOFT, Importance, least, soft_weights, sur
+from fedskew.algorithms.selection import ClientPool, Probe, Selection, TrainConfig
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import AtLeastOne, NonNegative, Share
 from fedskew.core.streams import Floats, Ints, Stream
@@ -43,7 +44,7 @@ class FedPBS(Algorithm):
     less than ``mu``. That section 4 ranks the clients is read as Algorithm 3's choice of them.
 
     Args:
-        mu: strength of the pull back to the global weights, for vulnerable clients
+        mu: strength of the proximal term, for vulnerable clients
         variant: the listing (algorithm4), or the text before it, with FedBS's choice of clients and weights (section4)
         mu_rule: the same for all of them (constant), mu (2 - |B_q|/B), more for smaller batches (batch), or mu V_q/V_th,
             at least mu, more for larger variances (heterogeneity)
@@ -60,11 +61,13 @@ class FedPBS(Algorithm):
         tau: how much less, with weights=soft; none for 1 / mean variance
         importance: in section4, the alpha_q of eq. 9, as in fedbs: 1 for all (equal), or a client's rows over the mean (size)
 
-    >>> roster = Roster(0, sizes=np.array([99, 99, 5]), batch_size=64, capacity=lambda some: np.array([1.0, 0.5, 1.0])[some])
-    >>> FedPBS().probe_rows(roster, np.arange(3)).tolist()
+    >>> speed = np.array([1.0, 0.5, 1.0])
+    >>> pool = ClientPool(0, sizes=np.array([99, 99, 5]), batch_size=64, capacity=lambda some: speed[some])
+    >>> FedPBS().client_selection.probe_rows(pool, np.arange(3)).tolist()
     [64, 32, 5]
-    >>> orders = FedPBS().orders(roster, np.arange(3), {"loss_variance": np.array([0.2, 0.4, 0.1])}, count=3)
-    >>> orders.batch.tolist(), orders.numbers["mu"].tolist()
+    >>> varies = {"loss_variance": np.array([0.2, 0.4, 0.1])}
+    >>> config = FedPBS().client_selection.configure_training(pool, np.arange(3), varies, count=3)
+    >>> config.batch_size.tolist(), config.numbers["mu"].tolist()
     ([64, 32, 5], [0.0, 0.01, 0.01])
     """
 
@@ -109,73 +112,91 @@ class FedPBS(Algorithm):
         return self.section4 if self.weights is None else self.weights == "soft"
 
     @property
-    def weighs_by(self) -> str:  # type: ignore[override]
-        """What tables say of the weights, which are the method's own whatever the setting of the run."""
-        return SOFT if self.soft else "uniform"
+    def weighting(self) -> Weighting:
+        """The weights are the method's own, whatever the setting of the run."""
+        return Weighting(name=SOFT if self.soft else "uniform")
 
-    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
-        """Line 5; in section 4 everybody, as who trains is decided when all have measured."""
-        return np.arange(len(roster.sizes)) if self.section4 else super().select(roster, count, stream)
+    @property
+    def client_selection(self) -> "Screening":
+        """Clients measure a variance, and get a batch size and a coefficient."""
+        return Screening(self)
 
-    def probe(self) -> tuple[Probe, ...]:
+    def linear_correction(self, view: View) -> Tree:
+        """Return the gradient of the proximal term (eq. 13); ``mu`` is 0 for stable clients."""
+        return proximal(view.start, dict.fromkeys(view.start, view.numbers["mu"]))
+
+    def weight(self, report: Report) -> Floats:
+        """Return equal weights (line 18), or those of eq. 11."""
+        return report.numbers["beta"] if self.soft else np.ones(len(report.clients))
+
+
+@dataclass(frozen=True)
+class Screening(Selection):
+    """Gives each client a batch size and decides from its variance whether it is vulnerable; ``method`` has the options."""
+
+    method: FedPBS
+
+    @property
+    def probe(self) -> tuple[Probe, ...]:  # type: ignore[override]
         """``V_q``, or ``Var_q`` of eq. 8."""
-        of = self.variance or ("gradient" if self.section4 else "loss")
+        of = self.method.variance or ("gradient" if self.method.section4 else "loss")
         return ("gradient_variance" if of == "gradient" else "loss_variance",)
 
-    def probe_rows(self, roster: Roster, chosen: Ints) -> Ints:
-        """``|B_q|``: the variance is that of the client's own mini-batch."""
-        most = np.minimum(roster.batch_size, roster.sizes[chosen])
-        return np.clip(np.rint(roster.batch_size * roster.capacity(chosen)).astype(np.int64), self.b_min, most)
+    def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
+        """Return the clients of the round (line 5); in section 4 all clients, as who trains is decided when all have measured."""
+        return np.arange(len(pool.sizes)) if self.method.section4 else super().select(pool, count, stream)
 
-    def orders(self, roster: Roster, chosen: Ints, probed: Mapping[str, Floats], count: int) -> Orders:
-        """A batch size for each client, and whether it is pulled back; in section 4 for the ``count`` steadiest."""
-        (variance,) = (probed[name] for name in self.probe())
-        if self.section4:
-            trains = steadiest(sur(variance, roster.sizes[chosen], self.importance), count)
+    def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
+        """Return ``|B_q|``: the variance is that of the client's own mini-batch."""
+        most = np.minimum(pool.batch_size, pool.sizes[chosen])
+        wanted = np.rint(pool.batch_size * pool.capacity(chosen)).astype(np.int64)
+        return np.clip(wanted, self.method.b_min, most)
+
+    def configure_training(
+        self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
+    ) -> TrainConfig:
+        """Return a batch size and a coefficient for each client; in section 4 for the ``count`` clients of least score."""
+        method, (variance,) = self.method, (probed[name] for name in self.probe)
+        if method.section4:
+            trains = least(sur(variance, pool.sizes[chosen], method.importance), count)
             chosen, variance = chosen[trains], variance[trains]
-        batch = self.probe_rows(roster, chosen)
-        v_th = _threshold(self.v_th, variance, self.v_quantile)
-        stable = (variance <= v_th * (1 if self.v_th is not None else 1 + ROUNDING)) & self._large(batch, variance, roster)
+        batch = self.probe_rows(pool, chosen)
+        v_th = _threshold(method.v_th, variance, method.v_quantile)
+        steady = variance <= v_th * (1 if method.v_th is not None else 1 + ROUNDING)
+        stable = steady & self._large(batch, variance, pool)
         numbers = {
             "batch_size": batch.astype(np.float64),
             "variance": variance,
             "vulnerable": np.where(stable, 0.0, 1.0),
-            "mu": np.where(stable, 0.0, self.mu * self._growth(batch / roster.batch_size, variance, v_th)),
+            "mu": np.where(stable, 0.0, method.mu * self._growth(batch / pool.batch_size, variance, v_th)),
         }
-        if self.soft:
-            numbers["beta"] = soft_weights(variance, self.tau)
-        return replace(super().orders(roster, chosen, {}, count), batch=batch, numbers=numbers)
+        if method.soft:
+            numbers["beta"] = soft_weights(variance, method.tau)
+        return replace(super().configure_training(pool, chosen, {}, count), batch_size=batch, numbers=numbers)
 
-    def _large(self, batch: Ints, variance: Floats, roster: Roster) -> npt.NDArray[np.bool_]:
-        """Who passes the test of batch sizes."""
-        if self.section4:
+    def _large(self, batch: Ints, variance: Floats, pool: ClientPool) -> npt.NDArray[np.bool_]:
+        """Return which clients pass the test of batch sizes."""
+        method = self.method
+        if method.section4:
             return np.full(len(batch), True)
-        b_th = roster.batch_size / 2
-        if self.b_th is not None or self.b_quantile is not None:
-            b_th = _threshold(self.b_th, np.where(np.isfinite(variance), batch, np.nan), self.b_quantile or 0.0)
+        b_th = pool.batch_size / 2
+        if method.b_th is not None or method.b_quantile is not None:
+            b_th = _threshold(method.b_th, np.where(np.isfinite(variance), batch, np.nan), method.b_quantile or 0.0)
         return np.asarray(batch >= b_th)
 
     def _growth(self, share: Floats, variance: Floats, v_th: float) -> Floats:
-        """``mu_q / mu`` of vulnerable clients, at least 1."""
-        if self.mu_rule == "batch":
+        """Return ``mu_q / mu`` of vulnerable clients, at least 1."""
+        if self.method.mu_rule == "batch":
             return 2 - share
-        if self.mu_rule == "constant":
+        if self.method.mu_rule == "constant":
             return np.ones(len(share))
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where(variance <= v_th, 1.0, variance / v_th)
-        return np.asarray(np.minimum(np.nan_to_num(times, nan=np.inf), self.mu_cap))
-
-    def pull(self, view: View) -> Tree:
-        """Eq. 13; ``mu`` is 0 for stable clients."""
-        return pull_to(view.start, dict.fromkeys(view.start, view.numbers["mu"]))
-
-    def weigh(self, report: Report) -> Floats:
-        """Line 18, or eq. 11."""
-        return report.numbers["beta"] if self.soft else np.ones(len(report.clients))
+        return np.asarray(np.minimum(np.nan_to_num(times, nan=np.inf), self.method.mu_cap))
 
 
 def _threshold(number: float | None, values: Floats, quantile: float) -> float:
-    """The number, or the quantile of what could be measured; whoever could not moves none, and is never stable."""
+    """Return the number, or the quantile of the variances that could be measured."""
     if number is not None:
         return number
     known = values[np.isfinite(values)]

@@ -1,4 +1,4 @@
-"""FedPer: the layers that represent are shared, the head is everybody's own."""
+"""FedPer: the layers before the head are shared, the head stays with each client."""
 
 from dataclasses import dataclass
 
@@ -18,12 +18,12 @@ class FedPer(FedAvg):
 
     >>> from fedskew.models.build import build
     >>> from fedskew.models.layout import layout
-    >>> sorted(FedPer().kept(layout(build("mlp:hidden=4", (3,), 2, seed=0))))
+    >>> sorted(FedPer().local_names(layout(build("mlp:hidden=4", (3,), 2, seed=0))))
     ['head.bias', 'head.weight']
     """
 
-    def kept(self, layout: Layout) -> frozenset[str]:
-        """The head."""
+    def local_names(self, layout: Layout) -> frozenset[str]:
+        """Return the tensors of the head."""
         if not layout.head:
             raise FedskewError("fedper keeps the head, but the model has none: name its last layer 'head'")
         return layout.head

@@ -1,9 +1,9 @@
-"""FedProx: a client is pulled back to the weights it was given."""
+"""FedProx: a proximal term keeps local training near the global weights."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedskew.algorithms.contract import View, algorithms, pull_to
+from fedskew.algorithms.contract import View, algorithms, proximal
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.core.registry import NonNegative
 from fedskew.core.trees import Tree
@@ -18,16 +18,16 @@ class FedProx(FedAvg):
     is the plain one. ``mu = 0`` is FedAvg.
 
     Args:
-        mu: strength of the pull back to the global weights
+        mu: strength of the proximal term
 
     >>> import torch
     >>> view = View({"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}, {}, {}, {}, 0.0)
-    >>> FedProx(mu=0.5).pull(view)  # 0.5 w - 0.5 * 1
+    >>> FedProx(mu=0.5).linear_correction(view)  # 0.5 w - 0.5 * 1
     {'scale': {'w': tensor(0.5000)}, 'offset': {'w': tensor([-0.5000])}}
     """
 
     mu: Annotated[float, NonNegative] = 0.01
 
-    def pull(self, view: View) -> Tree:
-        """The gradient of the proximal term."""
-        return pull_to(view.start, dict.fromkeys(view.start, self.mu))
+    def linear_correction(self, view: View) -> Tree:
+        """Return the gradient of the proximal term."""
+        return proximal(view.start, dict.fromkeys(view.start, self.mu))

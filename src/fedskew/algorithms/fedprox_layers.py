@@ -1,4 +1,4 @@
-"""FedProx with a strength for every layer, which follows how far the layer moves."""
+"""FedProx with a coefficient for every layer, which follows the drift of that layer."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fedskew.algorithms.contract import Crowd, View, algorithms, difference, pull_to
+from fedskew.algorithms.contract import Cohort, View, algorithms, difference, proximal
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.core.registry import NonNegative, Share
 from fedskew.core.trees import Tensors, Tree
@@ -24,15 +24,15 @@ class FedProxLayers(FedAvg):
     itself has no ``mu_l``. The table of rounds shows all of them, and all drifts. ``a = 0`` is FedProx.
 
     Args:
-        mu: strength of the pull at the start, and of the layer that moves most (mu_0)
-        adapt: how much of the old strength is replaced every round (a)
+        mu: coefficient at the start, and of the layer that moves most (mu_0)
+        adapt: how much of the old coefficient is replaced every round (a)
         group: what a layer is, each parameter tensor or each module
 
     >>> import numpy as np
     >>> method, weights = FedProxLayers(mu=1), {"a": torch.zeros(2), "b": torch.zeros(1)}
     >>> mean = {"delta": {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}}
-    >>> _, server = method.step(weights, method.init(weights), mean, Crowd(np.ones(2), total=4.0))
-    >>> {name: round(value, 3) for name, value in method.notes(server).items()}  # b: 0.5 * 1 + 0.5 * (1 / 5) * 1
+    >>> _, server = method.server_update(weights, method.init_server_state(weights), mean, Cohort(np.ones(2), total=4.0))
+    >>> {name: round(value, 3) for name, value in method.metrics(server).items()}  # b: 0.5 * 1 + 0.5 * (1 / 5) * 1
     {'mu_a': 1.0, 'mu_b': 0.6, 'drift_a': 5.0, 'drift_b': 1.0}
     """
 
@@ -40,41 +40,47 @@ class FedProxLayers(FedAvg):
     adapt: Annotated[float, Share] = 0.5
     group: Literal["tensor", "module"] = "tensor"
 
-    def init(self, weights: Tensors) -> Tree:
-        """Every layer begins with the same strength."""
+    def init_server_state(self, weights: Tensors) -> Tree:
+        """Return the same coefficient for every layer, and drifts of zero."""
         return {
             "mu": {name: weight.new_full((), self.mu) for name, weight in weights.items()},
             "drift": {name: weight.new_zeros(()) for name, weight in weights.items()},
         }
 
-    def broadcast(self, server: Tree) -> Tree:
-        """Clients get the strengths."""
-        return {"mu": server["mu"]}
+    def broadcast(self, server_state: Tree) -> Tree:
+        """Return the coefficients."""
+        return {"mu": server_state["mu"]}
 
-    def pull(self, view: View) -> Tree:
-        """The gradient of every layer's proximal term."""
-        return pull_to(view.start, view.server["mu"])
+    def linear_correction(self, view: View) -> Tree:
+        """Return the gradient of every layer's proximal term."""
+        return proximal(view.start, view.server["mu"])
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        """FedAvg, then the strengths follow the drifts."""
-        moved, _ = super().step(weights, server, mean, crowd)
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        """Return FedAvg's weights, and coefficients that follow the drifts."""
+        moved, _ = super().server_update(weights, server_state, mean, cohort)
         drift = self._drift(difference(moved, weights))
         largest = torch.stack([*drift.values()]).max()
         mu = {}
-        for name, old in server["mu"].items():
+        for name, old in server_state["mu"].items():
             new = (1 - self.adapt) * old + self.adapt * (drift[name] / largest) * self.mu
             mu[name] = torch.where(largest > 0, new, old)
         return moved, {"mu": mu, "drift": drift}
 
-    def notes(self, server: Tree) -> dict[str, float]:
-        """Strength and drift of every layer."""
-        return {f"{part}_{self._layer(name)}": float(value) for part in ("mu", "drift") for name, value in server[part].items()}
+    def metrics(self, server_state: Tree) -> dict[str, float]:
+        """Return coefficient and drift of every layer."""
+        return {
+            f"{part}_{self._layer(name)}": float(value)
+            for part in ("mu", "drift")
+            for name, value in server_state[part].items()
+        }
 
     def _layer(self, name: str) -> str:
         return name.rpartition(".")[0] or name if self.group == "module" else name
 
     def _drift(self, change: Tensors) -> Tensors:
-        """For every tensor the drift of its layer."""
+        """Return for every tensor the drift of its layer."""
         norms: dict[str, list[Tensor]] = {}
         for name, value in change.items():
             norms.setdefault(self._layer(name), []).append(vector_norm(value))

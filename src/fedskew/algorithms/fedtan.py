@@ -1,10 +1,11 @@
-"""FedTAN: clients train apart, but BatchNorm sees one batch statistic for all of them."""
+"""FedTAN: clients train apart, but BatchNorm normalises with statistics that they share."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from fedskew.algorithms.contract import algorithms
 from fedskew.algorithms.fedavg import FedAvg
+from fedskew.batchnorm.policy import BatchNormPolicy
 
 
 @algorithms.register("fedtan")
@@ -26,12 +27,13 @@ class FedTAN(FedAvg):
     Args:
         steps: local steps of a round at which statistics are common: only the first, as in the authors' code, or all
 
-    >>> [FedTAN(steps=steps).shares_norm(step) for steps in ("first", "all") for step in (0, 1)]
+    >>> [FedTAN(steps=steps).batchnorm.shares_statistics(step) for steps in ("first", "all") for step in (0, 1)]
     [True, False, True, True]
     """
 
     steps: Literal["first", "all"] = "first"
 
-    def shares_norm(self, step: int) -> bool:
-        """At the first step, or at every one."""
-        return self.steps == "all" or step == 0
+    @property
+    def batchnorm(self) -> BatchNormPolicy:
+        """Statistics are shared at the first local step of a round, or at every one."""
+        return BatchNormPolicy(shared="always" if self.steps == "all" else "first")

@@ -1,14 +1,13 @@
-"""SCAFFOLD: a client takes its own bias out of every step."""
+"""SCAFFOLD: control variates correct the drift of each client at every step."""
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import torch
 
-from fedskew.algorithms.contract import Crowd, View, Weights, algorithms, difference
+from fedskew.algorithms.contract import Cohort, Requirement, View, Weighting, algorithms, difference
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.algorithms.fednova import FedNova
-from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Positive
 from fedskew.core.trees import Tensors, Tree
 
@@ -39,56 +38,57 @@ class Scaffold(FedAvg):
     >>> def w(value): return {"w": torch.tensor([value])}
     >>> numbers = {"steps": torch.tensor(2.0), "lr": torch.tensor(0.5)}
     >>> view = View(w(3.0), w(5.0), {"control": w(0.25)}, {"control": w(1.0)}, numbers, momentum=0.0)
-    >>> Scaffold().pull(view), Scaffold().memo(view)  # 0.25 - 1 and 1 - 0.25 + (5 - 3) / (2 * 0.5)
+    >>> Scaffold().linear_correction(view), Scaffold().client_state(view)  # 0.25 - 1 and 1 - 0.25 + (5 - 3) / (2 * 0.5)
     ({'offset': {'w': tensor([-0.7500])}}, {'control': {'w': tensor([2.7500])}})
     """
-
-    mirrored: ClassVar[frozenset[str]] = frozenset({"control"})
-    paper_weights: ClassVar[Weights] = "uniform"
 
     option: Literal["I", "II"] = "II"
     server_lr: Annotated[float, Positive] = 1.0
 
-    def check(self, *, optimizer: str, per_round: int | None, secure: bool) -> None:
-        """Option II reads gradients off the change of the weights, which takes SGD."""
-        if self.option == "II" and optimizer != "sgd":
-            raise FedskewError(f"scaffold:option=II needs local SGD, got optimizer={optimizer}: use optimizer=sgd or option=I")
+    @property
+    def requires(self) -> frozenset[Requirement]:
+        """Option I needs a gradient on all rows; option II reads gradients off the change of the weights, which takes SGD."""
+        return frozenset({"full_gradient" if self.option == "I" else "sgd"})
 
-    def init(self, weights: Tensors) -> Tree:
-        """The server's control starts at zero."""
-        return self.remember(weights)
+    @property
+    def weighting(self) -> Weighting:
+        """As in FedAvg; the paper weighs clients uniformly."""
+        return replace(super().weighting, paper="uniform")
 
-    def broadcast(self, server: Tree) -> Tree:
-        """The server's control goes with the weights."""
-        return server
-
-    def remember(self, weights: Tensors) -> Tree:
-        """A client's starts at zero too."""
+    def init_server_state(self, weights: Tensors) -> Tree:
+        """Return a control of zero."""
         return {"control": {name: torch.zeros_like(weight) for name, weight in weights.items()}}
 
-    def pull(self, view: View) -> Tree:
-        """Less the client's own control, plus everybody's."""
-        return {"offset": difference(view.server["control"], view.memo["control"])}
+    def broadcast(self, server_state: Tree) -> Tree:
+        """Return the server's control."""
+        return server_state
 
-    def needs_full_gradient(self) -> bool:
-        """Option I is one."""
-        return self.option == "I"
+    def init_client_state(self, weights: Tensors) -> Tree:
+        """Return a client's control of zero."""
+        return self.init_server_state(weights)
 
-    def memo(self, view: View) -> Tree:
-        """The new control."""
-        own, shared = view.memo["control"], view.server["control"]
+    def linear_correction(self, view: View) -> Tree:
+        """Return the server's control minus the client's own (eq. 3)."""
+        return {"offset": difference(view.server["control"], view.client_state["control"])}
+
+    def client_state(self, view: View) -> Tree:
+        """Return the client's new control (eq. 4)."""
+        own, shared = view.client_state["control"], view.server["control"]
         if self.option == "I":
             return {"control": {name: view.full_gradient[name] for name in own}}
-        reach = view.numbers["lr"] * FedNova.carried(view.numbers["steps"], view.momentum)
+        reach = view.numbers["lr"] * FedNova.effective_steps(view.numbers["steps"], view.momentum)
         used = {name: (view.start[name] - view.params[name]) / reach for name in own}
         return {"control": {name: old - shared[name] + used[name] for name, old in own.items()}}
 
     def payload(self, view: View) -> Tree:
-        """The change of the weights and of the control."""
-        return {**super().payload(view), "control": difference(self.memo(view)["control"], view.memo["control"])}
+        """Return the change of the weights and of the control."""
+        change = difference(self.client_state(view)["control"], view.client_state["control"])
+        return {**super().payload(view), "control": change}
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        """Move both; the absent keep their controls, so the mean over all moves by the share of those who were there."""
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        """Return new weights and control (eq. 5); clients that did not take part keep their controls."""
         moved = {name: weight + self.server_lr * mean["delta"][name] for name, weight in weights.items()}
-        control = {name: old + crowd.share * mean["control"][name] for name, old in server["control"].items()}
+        control = {name: old + cohort.share * mean["control"][name] for name, old in server_state["control"].items()}
         return moved, {"control": control}

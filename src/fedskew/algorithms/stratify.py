@@ -1,23 +1,24 @@
-"""Stratify: a schedule of labels decides what the model sees next, whoever holds it; and SFL, from client to client."""
+"""Stratify: a label schedule decides which sample the model sees next; and SFL, from client to client."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from fedskew.algorithms.contract import Algorithm, Labels, Roster, Topology, algorithms
+from fedskew.algorithms.contract import Algorithm, algorithms
+from fedskew.algorithms.selection import ClientPool
+from fedskew.algorithms.topologies import LabelAccess, Sequential, Synchronous, Topology
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import AtLeastOne, Positive
-from fedskew.core.streams import Ints, Stream
-from fedskew.skew.deal import substream
-from fedskew.topology.holdings import Holdings
-from fedskew.topology.label_schedule import frequencies, label_schedule
-from fedskew.topology.sample_schedule import Walk, walk_batch, walk_clients, walk_single
+from fedskew.core.streams import Ints, Stream, substream
+from fedskew.schedules.holdings import Holdings
+from fedskew.schedules.label_schedule import frequencies, label_schedule
+from fedskew.schedules.sample_schedule import SampleSchedule, schedule_batches, schedule_clients, schedule_singles
 
 
 @dataclass(frozen=True)
 class _Stratified(Algorithm):
     """One round is one epoch of the label schedule; the optimiser of the settings is the server's, and is never reset."""
 
-    keeps_optimizer: ClassVar[bool] = True
+    requires = frozenset({"optimizer_state"})
 
     selection: Literal["uniform", "weighted"] = "uniform"
     frequency: Literal["uniform", "proportional"] = "uniform"
@@ -33,25 +34,25 @@ class _Stratified(Algorithm):
                 "has samples: leave one of the two out"
             )
 
-    def check(self, *, optimizer: str, per_round: int | None, secure: bool) -> None:
-        """A server that is told shares cannot count."""
-        if secure and self.reads() == "shares" and (self.per_label is None or self.frequency == "proportional"):
-            raise FedskewError(
-                "secure=true with selection=weighted tells the server shares of labels and no counts: use frequency=uniform "
-                "and say with per_label= how often each label is to come"
-            )
+    def _synchronous(self) -> Synchronous:
+        return Synchronous(self._in_batches, self._label_access, self._check_labels, self._counts_labels)
 
-    def reads(self) -> Labels:
-        """As the selection needs."""
+    @property
+    def _counts_labels(self) -> bool:
+        """Whether the schedule follows from how often each label occurs."""
+        return self.per_label is None or self.frequency == "proportional"
+
+    @property
+    def _label_access(self) -> LabelAccess:
         return "shares" if self.selection == "weighted" else "counts"
 
-    def check_labels(self, holdings: Holdings) -> None:
-        """A label cannot come more often than it has samples, unless these are used again; of shares nobody can tell."""
+    def _check_labels(self, holdings: Holdings) -> None:
+        """Raise an error where a label would come more often than it has samples; of shares nobody can tell."""
         if holdings.shares is None:
             self._frequencies(holdings, self.per_label)
 
-    def schedule(self, holdings: Holdings, stream: Stream) -> Ints:
-        """The label schedule of an epoch (section III-A); where clients are away, no label more often than all others can."""
+    def label_schedule(self, holdings: Holdings, stream: Stream) -> Ints:
+        """Return the labels of an epoch (section III-A); where clients are away, none more often than all others can come."""
         held = holdings.known
         if holdings.shares is not None:  # counts are not known: what nobody has any more is dropped on the way
             return label_schedule((held > 0) * (self.per_label or 0), stream)
@@ -62,14 +63,14 @@ class _Stratified(Algorithm):
     def _frequencies(self, holdings: Holdings, per_label: int | None) -> Ints:
         return frequencies(holdings.known, frequency=self.frequency, per_label=per_label, cap=self.cap, reuse=self.reuse)
 
-    def in_batches(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
-        """Algorithm 4, with Algorithm 2 for every batch."""
-        schedule = self.schedule(holdings, substream(stream, 0))
-        return walk_batch(
+    def _in_batches(self, holdings: Holdings, pool: ClientPool, stream: Stream) -> SampleSchedule:
+        """Return the schedule of Algorithm 4, with Algorithm 2 for every batch."""
+        labels = self.label_schedule(holdings, substream(stream, 0))
+        return schedule_batches(
             holdings,
-            schedule,
+            labels,
             selection=self.selection,
-            batch_size=roster.batch_size,
+            batch_size=pool.batch_size,
             stream=substream(stream, 1),
             reuse=self.reuse,
         )
@@ -93,17 +94,13 @@ class StratifyBatch(_Stratified):
         cap: how often at most with proportional frequency
         reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
 
-    >>> StratifyBatch().topology(0)
-    'lockstep'
+    >>> type(StratifyBatch().topology(0)).__name__
+    'Synchronous'
     """
 
     def topology(self, round: int) -> Topology:
-        """Gradients meet at every step."""
-        return "lockstep"
-
-    def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
-        """In batches, to the end of the schedule."""
-        return self.in_batches(holdings, roster, stream)
+        """Return synchronous steps on batches of the label schedule."""
+        return self._synchronous()
 
 
 @algorithms.register("stratify-single")
@@ -126,25 +123,27 @@ class StratifySingle(_Stratified):
         chunk: labels that are planned together; 1 is passing the model on at random
         retain: of which holders of each label the longest run is sought: all, or so many, drawn anew for every chunk
 
-    >>> StratifySingle().topology(0)
-    'chain'
+    >>> type(StratifySingle().topology(0)).__name__
+    'Sequential'
     """
-
-    one_by_one: ClassVar[bool] = True
 
     chunk: Annotated[int, AtLeastOne] = 5
     retain: Annotated[Literal["all"] | int, AtLeastOne] = "all"
 
     def topology(self, round: int) -> Topology:
-        """The model is passed on."""
-        return "chain"
+        """Return one model that is passed on, with a step for each sample."""
+        return self._sequential()
 
-    def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
-        """Algorithm 3, with Algorithm 1 for every chunk."""
-        schedule = self.schedule(holdings, substream(stream, 0))
-        return walk_single(
+    def _sequential(self, lr_scale: float | None = 1.0) -> Sequential:
+        checks = (self._label_access, self._check_labels, self._counts_labels)
+        return Sequential(self._single_samples, *checks, lr_scale=lr_scale, single_samples=True)
+
+    def _single_samples(self, holdings: Holdings, pool: ClientPool, stream: Stream) -> SampleSchedule:
+        """Return the schedule of Algorithm 3, with Algorithm 1 for every chunk."""
+        labels = self.label_schedule(holdings, substream(stream, 0))
+        return schedule_singles(
             holdings,
-            schedule,
+            labels,
             selection=self.selection,
             chunk=self.chunk,
             stream=substream(stream, 1),
@@ -165,26 +164,18 @@ class StratifyHybrid(StratifySingle):
         batch_rounds: rounds of batch-data learning before single-sample learning begins
         single_lr: learning rate of single samples, as a multiple of lr; 1 / batch_size when left out
 
-    >>> [StratifyHybrid(batch_rounds=1).topology(round) for round in range(2)]
-    ['lockstep', 'chain']
+    >>> [type(StratifyHybrid(batch_rounds=1).topology(round)).__name__ for round in range(2)]
+    ['Synchronous', 'Sequential']
     """
 
     batch_rounds: Annotated[int, AtLeastOne] = 5
     single_lr: Annotated[float | None, Positive] = None
 
     def topology(self, round: int) -> Topology:
-        """Lock-step, then a chain."""
-        return "lockstep" if round < self.batch_rounds else "chain"
-
-    def pace(self, roster: Roster) -> float:
-        """Smaller steps for single samples."""
-        return 1.0 if self.topology(roster.round) == "lockstep" else self.single_lr or 1.0 / roster.batch_size
-
-    def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
-        """One or the other."""
-        if self.topology(roster.round) == "chain":
-            return super().walk(holdings, roster, stream)
-        return self.in_batches(holdings, roster, stream)
+        """Return synchronous steps in the first rounds, then one model that is passed on, with smaller steps."""
+        if round < self.batch_rounds:
+            return self._synchronous()
+        return self._sequential(self.single_lr)
 
 
 @algorithms.register("sfl")
@@ -194,14 +185,14 @@ class SFL(Algorithm):
 
     Every client trains it on all of its rows for ``epochs`` passes, with a fresh optimiser, and passes it on.
 
-    >>> SFL().topology(0)
-    'chain'
+    >>> type(SFL().topology(0)).__name__
+    'Sequential'
     """
 
     def topology(self, round: int) -> Topology:
-        """The model is passed on."""
-        return "chain"
+        """Return one model that is passed from client to client."""
+        return Sequential(_all_clients)
 
-    def walk(self, holdings: Holdings, roster: Roster, stream: Stream) -> Walk:
-        """Client after client."""
-        return walk_clients(holdings, epochs=roster.epochs, batch_size=roster.batch_size, stream=stream)
+
+def _all_clients(holdings: Holdings, pool: ClientPool, stream: Stream) -> SampleSchedule:
+    return schedule_clients(holdings, epochs=pool.epochs, batch_size=pool.batch_size, stream=stream)

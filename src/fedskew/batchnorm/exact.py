@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -33,6 +32,8 @@ from fedskew.core.trees import Tensors
 from fedskew.label_privacy.secure_sum import Masks, opened
 from fedskew.models.layout import layout
 from fedskew.models.parameters import trainable
+from fedskew.tasks.classification import Classification
+from fedskew.tasks.task import Task
 
 Ask: TypeAlias = Callable[[bytes], bytes]  # send the hub a message, wait for its answer
 
@@ -42,28 +43,30 @@ _ANCHOR = torch.zeros(0, requires_grad=True)
 
 # Binary places of numbers that are summed in secret. Activations are summed over whole images: room for 2^35, where gradients
 # have 2^23.
+CLASSIFICATION = Classification()
 _PLACES = {Kind.SUM: 28, Kind.SPREAD: 28, Kind.SLOPE: 40, Kind.GRADIENT: 40, Kind.SCORE: 40}
 
 
-class Lockstep(NamedTuple):
+class SynchronousStep(NamedTuple):
     """What came of one step; bytes are those of all parties together."""
 
     grads: Tensors  # of the mean loss on the pooled batch
     buffers: Tensors
     loss_sum: Tensor
-    correct: Tensor
+    score_sum: Tensor
     bytes_up: int
     bytes_down: int
-    scores: list[tuple[float, float]]  # summed loss and right answers of each party; none where they are summed in secret
+    scores: list[tuple[float, float]]  # summed loss and score of each party; none where they are summed in secret
 
 
-def lockstep_step(
+def synchronous_step(
     model: nn.Module,
     tensors: Tensors,
     batches: Sequence[tuple[Tensor, Tensor]],
     masks: Sequence[Masks] | None = None,
     step: int = 0,
-) -> Lockstep:
+    task: Task = CLASSIFICATION,
+) -> SynchronousStep:
     """One step of parties that have these batches (x, y), in the order of the clients.
 
     ``tensors`` are the trainable parameters and the buffers by name. Parties run in threads, one at a time. Layers that draw
@@ -77,7 +80,7 @@ def lockstep_step(
     opening = hub.opening()
 
     def work(x: Tensor, y: Tensor, own: Masks | None) -> Callable[[Ask], bytes]:
-        return lambda ask: Party(model, ask, own).step(opening, x, y)
+        return lambda ask: Party(model, ask, own, task).step(opening, x, y)
 
     ends: Sequence[Masks | None] = masks or [None] * len(batches)
     workers = [work(x, y, own) for (x, y), own in zip(batches, ends, strict=True)]
@@ -141,8 +144,8 @@ class Party:
     party's sums leave it under them.
     """
 
-    def __init__(self, model: nn.Module, ask: Ask, masks: Masks | None = None) -> None:
-        self._ask, self._step, self._masks = ask, 0, masks
+    def __init__(self, model: nn.Module, ask: Ask, masks: Masks | None = None, task: Task = CLASSIFICATION) -> None:
+        self._ask, self._step, self._masks, self._task = ask, 0, masks, task
         self._params = trainable(model)
         self._sent = {**self._params, **{name: model.get_buffer(name) for name in _other_buffers(model)}}
         # Structure only: every step brings its own weights, and frozen ones are read and never written.
@@ -164,9 +167,9 @@ class Party:
         received = {name: frame.values.to(x.device) for name, frame in zip(self._sent, frames, strict=True)}
         params = [received[name].requires_grad_() for name in self._params]
         logits = functional_call(self._model, received, (x,))
-        loss = F.cross_entropy(logits, y, reduction="sum")
+        loss = self._task.losses(logits, y, "sum")
         grads = torch.autograd.grad(loss, [*params, _ANCHOR], materialize_grads=True)[:-1]
-        score = torch.stack([loss.detach().double(), (logits.argmax(1) == y).sum().double()])
+        score = torch.stack([loss.detach().double(), self._task.row_scores(logits, y).sum().double()])
         last = [Frame(self._step, Kind.GRADIENT, place, len(y), grad) for place, grad in enumerate(grads)]
         return b"".join(self._packed(frame) for frame in (*last, Frame(self._step, Kind.SCORE, 0, len(y), score)))
 
@@ -286,7 +289,7 @@ class Hub:
         values = torch.zeros((2, width) if kind == Kind.SLOPE else (width,), dtype=self._tensors[self._params[0]].dtype)
         return Frame(self._step, kind, place, 0, values)
 
-    def finish(self, messages: Sequence[bytes]) -> Lockstep:
+    def finish(self, messages: Sequence[bytes]) -> SynchronousStep:
         """The step, from what all parties sent last."""
         heard = self._heard(messages, len(self._params) + 1)
         grads: Tensors = {}
@@ -295,11 +298,11 @@ class Hub:
             total = self._total([frames[place] for frames in heard], Frame(self._step, Kind.GRADIENT, place, 0, weight))
             grads[name] = (total.values / total.count).to(weight.device)
         due = Frame(self._step, Kind.SCORE, 0, 0, torch.zeros(2, dtype=torch.float64))
-        loss_sum, correct = self._total([frames[-1] for frames in heard], due).values
+        loss_sum, score_sum = self._total([frames[-1] for frames in heard], due).values
         buffers = {name: value.to(self._tensors[name].device) for name, value in self._moved.items()}
         told = heard if self._present is None else []
         scores = [(float(loss), float(right)) for loss, right in (frames[-1].values for frames in told)]
-        return Lockstep(grads, buffers, loss_sum, correct, sum(self.bytes_up), sum(self.bytes_down), scores)
+        return SynchronousStep(grads, buffers, loss_sum, score_sum, sum(self.bytes_up), sum(self.bytes_down), scores)
 
     def _heard(self, messages: Sequence[bytes], due: int) -> list[list[Frame]]:
         """The frames of every party's message, so many from each."""

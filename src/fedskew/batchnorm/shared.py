@@ -8,34 +8,33 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.batchnorm.masked import has_batch_norm
+from fedskew.batchnorm.policy import BatchNormPolicy
 from fedskew.batchnorm.turns import Meet
-from fedskew.engine.job import Job
-from fedskew.engine.plan import Plan
+from fedskew.core.streams import Ints
 from fedskew.fleet.clock import Meeting
-
-
-def shares_norm(job: Job, plan: Plan) -> bool:
-    """Whether the plan's clients must be trained side by side, because they share statistics at any of their steps."""
-    steps = range(int(plan.steps.max()))
-    return len(plan.clients) > 1 and has_batch_norm(job.model) and any(job.algorithm.shares_norm(step) for step in steps)
-
 
 _TRIPS = 4  # of a layer: the mean, the variance around the common mean, and the gradient of each, one after the other
 
 
-def meeting(job: Job, plan: Plan) -> Meeting:
-    """What the clients of a plan send to and fro to settle on statistics and their gradients: a number a channel and trip."""
-    steps = [job.algorithm.shares_norm(step) for step in range(int(plan.steps.max(initial=0)))]
-    layers = [layer for _, layer in job.model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)]
-    if not any(steps) or not layers:
-        return Meeting(np.zeros_like(plan.clients), 0, 0)
-    shared_before = np.concatenate([[0], np.cumsum(steps)])
+def clients_share(model: nn.Module, policy: BatchNormPolicy, steps: Ints) -> bool:
+    """Return whether clients with so many steps must train side by side, because they share statistics at any step."""
+    shared = (policy.shares_statistics(step) for step in range(int(steps.max())))
+    return len(steps) > 1 and has_batch_norm(model) and any(shared)
+
+
+def exchange(model: nn.Module, policy: BatchNormPolicy, steps: Ints, number_bytes: int) -> Meeting:
+    """Return what clients with so many steps send each other for common statistics and their gradients."""
+    shared = [policy.shares_statistics(step) for step in range(int(steps.max(initial=0)))]
+    layers = [layer for _, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)]
+    if not any(shared) or not layers:
+        return Meeting(np.zeros_like(steps), 0, 0)
+    shared_before = np.concatenate([[0], np.cumsum(shared)])
     channels = sum(layer.num_features for layer in layers)  # a layer that is named twice is used twice
-    return Meeting(shared_before[plan.steps], _TRIPS * len(layers), _TRIPS * channels * job.x.element_size())
+    return Meeting(shared_before[steps], _TRIPS * len(layers), _TRIPS * channels * number_bytes)
 
 
 def mean_of_sound(values: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from fedskew.core.registry import Option, options_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedskew.runs.runner import Watcher
+    from fedskew.runs.callbacks import CallbackSpec
     from fedskew.runs.summary import Row
     from fedskew.runs.sweep import Member
 
@@ -133,25 +133,26 @@ def run(
         raise FedskewError(f"{file}: algorithm = [] names none: give one or several (fedskew list algorithms)")
     if seeds is not None and given.get("seed") is not None:
         raise FedskewError(f"--seed {given['seed']} clashes with --seeds {seeds}: give one of them")
-    from fedskew import api
     from fedskew.runs import sweep as several
+    from fedskew.runs.choices import spell
+    from fedskew.runs.experiment import run_experiment, run_or_resume
     from fedskew.runs.folder import must_be_new
 
     if or_resume and folder is None:
         raise FedskewError("--or-resume goes on with what a folder holds: say which with --folder")
     if seeds is None and len(algorithms) == 1:
         experiment = Experiment(**{**values, "algorithm": algorithms[0]})
-        name = api.spell("algorithm", experiment.algorithm)
+        name = spell("algorithm", experiment.algorithm)
         with _progress([name], experiment.rounds) as watch:
             if or_resume and folder:
-                done = api.run_or_resume(experiment, folder, watch(name))
+                done = run_or_resume(experiment, folder, watch(name))
             else:
-                done = api.run_experiment(experiment, folder=folder, watch=watch(name))
+                done = run_experiment(experiment, folder=folder, callbacks=watch(name))
         assert done.folder is not None
         _tell([name], [done.summary], done.folder, done.summary, as_json)
         return
     seed_list = [Experiment(**values).seed] if seeds is None else several.parse_seeds(seeds)
-    wanted = several.members(values, [api.spell("algorithm", entry) for entry in algorithms], seed_list)
+    wanted = several.members(values, [spell("algorithm", entry) for entry in algorithms], seed_list)
     if or_resume and folder and folder.exists():
         several.must_be_the_same(folder, wanted)
         _run_group(folder, wanted, as_json)
@@ -181,11 +182,11 @@ _PANELS = {
     "Data and clients": ("data", "skew", "clients", "validation", "client_test", "split_seed"),
     "Training": (
         "model", "rounds", "per_round", "sampling", "epochs", "batch_size", "lr", "schedule", "optimizer", "momentum",
-        "weight_decay", "nesterov", "weights", "norm", "seed",
+        "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",
     ),
     "Execution and record": (
         "secure", "round_totals", "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows",
-        "test_trained", "checkpoint_every", "tensorboard",
+        "test_trained", "stop_after", "checkpoint_every", "tensorboard",
     ),
 }  # fmt: skip
 
@@ -272,19 +273,22 @@ def resume(
         print(f"{folder} had come to its end already", file=sys.stderr)
         summary = disk.read_json(SUMMARY)
     else:
-        from fedskew import api
+        from fedskew.api import resume as resume_run
+        from fedskew.runs.choices import brief
+        from fedskew.runs.execute import read_config
 
-        config = api.read_config(disk)
-        name = api.brief("algorithm", config["algorithm"])
+        config = read_config(disk)
+        name = brief("algorithm", config["algorithm"])
         with _progress([name], config.get("rounds", 0)) as watch:
-            summary = api.resume(folder, watch=watch(name), force=force).summary
+            summary = resume_run(folder, callbacks=watch(name), force=force).summary
     _tell([summary["algorithm"]], [summary], folder, summary, as_json)
 
 
 def _create_group(folder: Path | None, wanted: "list[Member]") -> Path:
     """The folder of a group; a fresh name if none was given, and the next one if somebody else was quicker."""
-    from fedskew.api import fresh_folder, spell
     from fedskew.runs import sweep as several
+    from fedskew.runs.choices import spell
+    from fedskew.runs.execute import fresh_folder
     from fedskew.runs.folder import TakenError
 
     experiment = wanted[0].experiment()
@@ -318,10 +322,10 @@ def _run_group(place: Path, wanted: "list[Member]", as_json: bool, *, retry: boo
 
 @contextmanager
 def _progress(names: Sequence[str], rounds: int) -> "Iterator[Any]":
-    """A bar on a terminal; a line now and then without one. Yields a function: name of a run -> its watcher."""
+    """Show a bar on a terminal, a line now and then without one. Yields a function: name of a run -> its callbacks."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda name: _plain_watcher(name)
+        yield lambda name: [_plain_progress(name)]
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -335,25 +339,25 @@ def _progress(names: Sequence[str], rounds: int) -> "Iterator[Any]":
     )
     with Progress(*columns, console=console) as bars:
 
-        def watcher(name: str) -> "Watcher":
+        def progress(name: str) -> "list[CallbackSpec]":
             task = bars.add_task(name.ljust(width), total=rounds, state="")
 
-            def watch(result: Any, rounds: int) -> None:
+            def show(result: Any, rounds: int) -> None:
                 bars.update(task, completed=result.round["round"], total=rounds, state=_state(result.round))
 
-            return watch
+            return [show]
 
-        yield watcher
+        yield progress
 
 
-def _plain_watcher(name: str) -> "Watcher":
-    def watch(result: Any, rounds: int) -> None:
+def _plain_progress(name: str) -> "CallbackSpec":
+    def show(result: Any, rounds: int) -> None:
         number = result.round["round"]
         if number == rounds or number % max(1, rounds // 10) == 0:
             with suppress(OSError, ValueError):  # a full disk or a closed pipe behind stderr does not stop a training
                 print(f"{name}: round {number}/{rounds}  {_state(result.round)}", file=sys.stderr, flush=True)
 
-    return watch
+    return show
 
 
 def _state(row: "Row") -> str:

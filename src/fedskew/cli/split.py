@@ -170,14 +170,16 @@ def _cut(
     from fedskew.export.split_folder import read_origin
     from fedskew.heterogeneity.target import Target as Wanted
     from fedskew.heterogeneity.target import find
+    from fedskew.runs.choices import spell
+    from fedskew.runs.federate import DEFAULT_CLIENTS
 
     wanted = None if target is None else Wanted.parse(target)
     if wanted is None:
-        api.spell("skew", skew)
+        spell("skew", skew)
     origin = read_origin(data)
     made_by: dict[str, Any] = {"skew": skew, "seed": seed, "client_test": client_test}
     if wanted is not None:
-        found = find(skew, origin.data.train, clients or api.DEFAULT_CLIENTS, seed, wanted, classes=len(origin.data.classes))
+        found = find(skew, origin.data.train, clients or DEFAULT_CLIENTS, seed, wanted, classes=len(origin.data.classes))
         made_by |= {"skew": found.spec, "target": str(wanted), "level": found.level}
     fed = api.split(origin.data, made_by["skew"], clients, seed=seed, client_test=client_test)
     return origin, fed, made_by
@@ -255,11 +257,12 @@ def _measure_sweep(
     from fedskew.export.split_figure import draw_sweep
     from fedskew.export.split_folder import read_origin
     from fedskew.heterogeneity.heterogeneity import measure as measured
+    from fedskew.runs.choices import spell
     from fedskew.runs.folder import to_json, write_atomically
 
     specs = _sweep(skew, sweep)
     for spec in specs.values():
-        api.spell("skew", spec)
+        spell("skew", spec)
     source = read_origin(data).data
     feds = {title: api.split(source, spec, clients, seed=seed) for title, spec in specs.items()}
     chosen = cast("Convention", convention)  # measure refuses what it does not know

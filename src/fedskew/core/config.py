@@ -25,10 +25,13 @@ class Settings:
         epochs: passes of a chosen client over its rows
         batch_size: rows a local step
         lr: local learning rate
-        optimizer: local optimiser, fresh in every round
+        optimizer: local optimiser, fresh in every round, with PyTorch's defaults; adadelta is meant for lr=1
         momentum: of local SGD
-        weight_decay: of the local optimiser
+        weight_decay: of the local optimiser: added to the gradient, in AdamW taken off the weights
         nesterov: Nesterov momentum in local SGD
+        clip_norm: largest L2 norm of a client's gradient at a local step, over all parameters; longer ones are scaled
+        augment: what happens to images in training batches: nothing, a random crop after padding with 4 zeros on every
+            side, a horizontal flip with a chance of one half, or both
         schedule: local learning rate over rounds (fedskew list schedules)
         weights: what a client counts by in the mean of every method: its rows (size), 1 (uniform), or as the paper of each
             method says (paper)
@@ -38,7 +41,7 @@ class Settings:
         secure: the server of a Stratify method sees placeholders, agreed on under encryption, and sums over the clients of a
             step (needs fedskew[he]); docs/secret-labels.md says what these still tell
         round_totals: with secure, clients round their rows of each label to a multiple of this before these are added up
-        engine: all clients of a round at once (stacked), or one by one, the plain reference (sequential)
+        engine: all clients of a round at once (stacked), or one by one, the plain reference (loop)
         device: cpu, cuda, cuda:1, ... or auto
         dtype: precision of everything
         threads: CPU threads; chosen by the engine when left out
@@ -47,6 +50,7 @@ class Settings:
         eval_every: rounds between two evaluations; the last round always has one
         eval_rows: training rows on which the global model's training loss is measured; a fixed random sample, or none for all
         test_trained: also score clients' models right after their local training, before the server mixes them
+        stop_after: rounds without improvement on the validation rows after which the run stops; never when left out
         checkpoint_every: rounds between two checkpoints; when left out as often as takes about 1 % of the time
         tensorboard: also write TensorBoard events into the run folder
     """
@@ -57,17 +61,19 @@ class Settings:
     epochs: Annotated[int, Bounds(1, 10_000)] = 1
     batch_size: Annotated[int, AtLeastOne] = 32
     lr: Annotated[float, Positive] = 0.1
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = "sgd"
     momentum: Annotated[float, PartialShare] = 0.0
     weight_decay: Annotated[float, NonNegative] = 0.0
     nesterov: bool = False
+    clip_norm: Annotated[float | None, Positive] = None
+    augment: Literal["none", "crop", "flip", "crop+flip"] = "none"
     schedule: str | Mapping[str, Any] = "constant"
     weights: Literal["size", "uniform", "paper"] = "size"
     norm: Literal["aggregate", "local", "silo"] = "aggregate"
     fleet: str | Mapping[str, Any] = "uniform"
     secure: bool = False
     round_totals: Annotated[int, AtLeastOne] = 1
-    engine: Literal["stacked", "sequential"] = "stacked"
+    engine: Literal["stacked", "loop"] = "stacked"
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     threads: Annotated[int | None, Bounds(1, 1024)] = None
@@ -76,6 +82,7 @@ class Settings:
     eval_every: Annotated[int, AtLeastOne] = 1
     eval_rows: Annotated[int | None, AtLeastOne] = 2_000
     test_trained: bool = False
+    stop_after: Annotated[int | None, AtLeastOne] = None
     checkpoint_every: Annotated[int | None, AtLeastOne] = None
     tensorboard: bool = False
 
@@ -87,9 +94,9 @@ class Settings:
             )
         if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
             raise FedskewError("nesterov=true needs optimizer=sgd and a momentum above 0")
-        if self.optimizer == "adam" and self.momentum:
+        if self.optimizer != "sgd" and self.momentum:
             raise FedskewError(
-                f"momentum={self.momentum:g} clashes with optimizer=adam, which has its own: leave momentum at 0"
+                f"momentum={self.momentum:g} clashes with optimizer={self.optimizer}: it is for sgd, leave momentum at 0"
             )
 
 

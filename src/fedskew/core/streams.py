@@ -78,6 +78,17 @@ class Stream:
                 return drawn[np.sort(first)[:count]]
             draws *= 2
 
+    def weighted_sample(self, weights: "Floats | Ints", count: int) -> Ints:
+        """``count`` different positions, drawn without replacement in proportion to their weights, in ascending order."""
+        # Efraimidis and Spirakis (2006): the largest u^(1/weight) are such a draw.
+        keys = np.log(self.uniform(len(weights)) + 2.0**-54) / weights
+        return np.sort(np.argpartition(keys, len(weights) - count)[len(weights) - count :])
+
     def generator(self) -> np.random.Generator:
         """A NumPy generator keyed by this address, for the distributions that a hash does not give (Dirichlet, normal)."""
         return np.random.Generator(np.random.Philox(key=self.bits(2)))
+
+
+def substream(stream: Stream, *path: int) -> Stream:
+    """Return a stream of its own below this one, for one of several purposes."""
+    return Stream(stream.seed, stream.purpose, *stream.path, *path)

@@ -49,3 +49,21 @@ def finite_clients(trees: Iterable[Tree], count: int) -> Tensor:
                 fine = torch.isfinite(value.flatten(1).sum(1, dtype=torch.float64) if value.dim() > 1 else value)
                 verdict = verdict.to(fine.device) & fine
     return verdict.cpu()
+
+
+def copied(tree: Tree) -> Tree:
+    """Return a copy of a tree in memory of its own."""
+    return {part: {name: value.clone() for name, value in tensors.items()} for part, tensors in tree.items()}
+
+
+def flat_names(tree: Tree) -> Tensors:
+    """Return copies of a tree's tensors under flat names ``part/name``, for a file that holds no tensor twice."""
+    return {f"{part}/{name}": value.clone() for part, tensors in tree.items() for name, value in tensors.items()}
+
+
+def from_flat(flat: Tensors, like: Tree) -> Tree:
+    """Return the tree that ``flat_names`` made flat, in the order and on the devices of ``like``."""
+    return {
+        part: {name: flat[f"{part}/{name}"].to(value.device) for name, value in tensors.items()}
+        for part, tensors in like.items()
+    }

@@ -1,13 +1,15 @@
 """The forward pass without training: losses and predictions of rows, in evaluation mode."""
 
+from collections.abc import Iterator
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedskew.core.streams import Floats
 from fedskew.core.trees import Tensors
 from fedskew.engine.cost import largest_output, measure_cost
+from fedskew.tasks.task import Task
 
 # Numbers that one forward pass makes in its largest layer: 16 MB in float32. Above 32 MB, the C library maps and clears fresh
 # memory for every layer of every batch, which takes as long as the convolutions themselves.
@@ -20,25 +22,32 @@ def rows_at_once(model: nn.Module, x: Tensor) -> int:
 
 
 @torch.no_grad()
-def row_scores(model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, rows: Tensor | None = None) -> tuple[Floats, Floats]:
-    """Loss and 1.0 for right, 0.0 for wrong, of every row (all of them, or those at ``rows``), in evaluation mode."""
-    total = len(y) if rows is None else len(rows)
+def outputs_of(
+    model: nn.Module, tensors: Tensors, x: Tensor, rows: Tensor | None = None
+) -> Iterator[tuple[Tensor, "slice | Tensor"]]:
+    """Yield the model's outputs in evaluation mode for all rows, or those at ``rows``, some at a time, and which rows."""
+    total = len(x) if rows is None else len(rows)
     size = rows_at_once(model, x)
     channels_last = x.device.type == "cpu" and x.dim() == 4 and measure_cost(model, x, 1).channels_last()
-    losses, right = [], []
     training = model.training
     model.eval()
     try:
         for first in range(0, total, size):
             chosen = slice(first, first + size) if rows is None else rows[first : first + size]
-            inputs, labels = x[chosen], y[chosen]
+            inputs = x[chosen]
             if rows is None:  # a slice is a view: a model may write to its input, and must not write to the data
                 inputs = inputs.clone()
             if channels_last:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            logits = functional_call(model, tensors, (inputs,))
-            losses.append(F.cross_entropy(logits, labels, reduction="none"))
-            right.append(logits.argmax(1) == labels)
+            yield functional_call(model, tensors, (inputs,)), chosen
     finally:
         model.train(training)
-    return torch.cat(losses).double().cpu().numpy(), torch.cat(right).double().cpu().numpy()
+
+
+@torch.no_grad()
+def row_losses(
+    model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, task: Task, rows: Tensor | None = None
+) -> Floats:
+    """Return the loss of every row, or of those at ``rows``, in evaluation mode."""
+    found = [task.losses(outputs, y[chosen], "none") for outputs, chosen in outputs_of(model, tensors, x, rows)]
+    return torch.cat(found).double().cpu().numpy()

@@ -3,43 +3,55 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedskew.algorithms.contract import Algorithm, Probe, Report
+from fedskew.algorithms.contract import Algorithm, Report
+from fedskew.algorithms.selection import Probe
 from fedskew.batchnorm.masked import check_layers
+from fedskew.batchnorm.policy import BatchNormPolicy
 from fedskew.core.config import Settings
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
+from fedskew.engine.augment import Augment, check_images
 from fedskew.engine.device import pick_device
 from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
 from fedskew.models.layout import Layout, head_module, layout
 from fedskew.models.parameters import trainable
-from fedskew.topology.sample_schedule import Walk
+from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.tasks.classification import Classification
+from fedskew.tasks.task import Task
 
-MEMO, OPTIMIZER = "memo.", "optimizer."
+STATE, OPTIMIZER, LOCAL = "state.", "optimizer.", "local"  # how the parts of what a client keeps are named
+SETTING_POLICY = {
+    "aggregate": BatchNormPolicy(),
+    "local": BatchNormPolicy(local="everything"),
+    "silo": BatchNormPolicy(local="statistics"),  # Andreux et al. 2020: scale and shift are averaged, statistics are not
+}
 
 
-def parts(own: Tree, prefix: str) -> Tree:
-    """The parts of ``own`` under a prefix, by their plain names."""
-    return {name.removeprefix(prefix): tensors for name, tensors in own.items() if name.startswith(prefix)}
+def parts(kept: Tree, prefix: str) -> Tree:
+    """Return the parts of ``kept`` under a prefix, by their plain names."""
+    return {name.removeprefix(prefix): tensors for name, tensors in kept.items() if name.startswith(prefix)}
 
 
 def prefixed(tree: Tree, prefix: str) -> Tree:
-    """The inverse of ``parts``."""
+    """Return the tree with a prefix before the name of every part: the inverse of ``parts``."""
     return {prefix + name: tensors for name, tensors in tree.items()}
 
 
 @dataclass(frozen=True)
 class Job:
-    """The model, the data on its device, the method and the local optimiser.
+    """The model, the data on its device, the task, the method and the local optimiser.
 
-    The data may be everybody's, or only one client's: then ``first`` is that client's number and the partition has one client.
+    The data may be that of all clients, or of one client only: then ``first`` is that client's number and the partition has one
+    client.
     """
 
     model: nn.Module
@@ -48,60 +60,89 @@ class Job:
     partition: Partition
     algorithm: Algorithm
     optimizer: Optimizer
-    kept: frozenset[str]  # names that never leave a client
+    local_names: frozenset[str]  # names of tensors that never leave a client
     seed: int
     first: int = 0  # number of the partition's first client
-    fixed: frozenset[str] = frozenset()  # names that clients get and never send
-    secure: bool = False  # a server in lock-step learns sums over the clients of a step and nothing of each
+    frozen_names: frozenset[str] = frozenset()  # names of tensors that clients receive and never send
+    secure: bool = False  # a synchronous server learns sums over the clients of a step and nothing of each
+    task: Task = field(default_factory=Classification)
+    classes: int = 0  # how many classes the data has
+    augment: Augment = "none"  # what happens to the images of training batches
 
     @property
     def unsent(self) -> frozenset[str]:
-        """Names that no client sends."""
-        return self.kept | self.fixed
+        """Names of tensors that no client sends."""
+        return self.local_names | self.frozen_names
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout of the model."""
+        return layout(self.model)
 
     def rows(self, clients: Ints, positions: Ints) -> Tensor:
-        """Row numbers of the data, on the data's device, for positions ``[..., client, slot]`` of these clients."""
+        """Return row numbers of the data, on its device, for positions ``[..., client, slot]`` of these clients."""
         rows = self.partition.rows[self.partition.offsets[clients - self.first][:, None] + positions]
         return torch.from_numpy(rows).to(self.y.device)
 
+    def class_counts(self, clients: Ints) -> Tensor:
+        """Return how many rows of each class these clients have: client x class, in the precision of the data."""
+        own = [self.y[torch.from_numpy(self.partition.of(int(client - self.first))).to(self.y.device)] for client in clients]
+        return torch.stack([torch.bincount(labels, minlength=self.classes) for labels in own]).to(self.x)
+
 
 def make_job(
-    model: nn.Module, rows: Rows, partition: Partition, algorithm: Algorithm, settings: Settings, first: int = 0
+    model: nn.Module,
+    rows: Rows,
+    partition: Partition,
+    algorithm: Algorithm,
+    settings: Settings,
+    first: int = 0,
+    task: Task | None = None,
+    classes: int = 0,
 ) -> Job:
-    """A job for the device and the precision of the settings; the model that was passed in stays as it is."""
+    """Return a job for the device and the precision of the settings; the model that was passed in stays as it is."""
     check_layers(model)
-    if algorithm.uses_features:
+    if "features" in algorithm.requires:
         head_module(model)  # refuses a model that has none
     device, dtype = pick_device(settings.device), getattr(torch, settings.dtype)
     names = layout(model)
     moving = {*trainable(model), *dict(model.named_buffers())}
-    fixed = frozenset(algorithm.fixed(names)) & moving
-    kept = (frozenset(algorithm.kept(names)) | _kept_by_policy(names, settings.norm)) & moving - fixed
-    optimizer = Optimizer(settings.optimizer, settings.momentum, settings.weight_decay, settings.nesterov)
+    frozen = algorithm.batchnorm.frozen_names(names) & moving
+    local = algorithm.local_names(names) | algorithm.batchnorm.local_names(names)
+    local = (frozenset(local) | SETTING_POLICY[settings.norm].local_names(names)) & moving - frozen
+    check_images(settings.augment, rows.x.shape[1:])
+    optimizer = Optimizer(
+        settings.optimizer, settings.momentum, settings.weight_decay, settings.nesterov, settings.clip_norm
+    )
     x, y = torch.from_numpy(rows.x).to(device, dtype), torch.from_numpy(rows.y).to(device)
-    own_model = copy.deepcopy(model).to(device=device, dtype=dtype)
-    return Job(own_model, x, y, partition, algorithm, optimizer, kept, settings.seed, first, fixed, settings.secure)
-
-
-def _kept_by_policy(names: Layout, norm: str) -> frozenset[str]:
-    """What of BatchNorm stays with each client, whatever the method: nothing, all of it, or only the running statistics.
-
-    The last is SiloBN (Andreux et al. 2020): scale and shift are averaged, what they are applied to is the client's own.
-    """
-    if norm == "aggregate":
-        return frozenset()
-    return names.batch_norm & names.buffers if norm == "silo" else names.batch_norm
+    return Job(
+        copy.deepcopy(model).to(device=device, dtype=dtype),
+        x,
+        y if not y.is_floating_point() else y.to(dtype),
+        partition,
+        algorithm,
+        optimizer,
+        frozenset(local),
+        settings.seed,
+        first,
+        frozenset(frozen),
+        settings.secure,
+        task or Classification(),
+        classes,
+        settings.augment,
+    )
 
 
 def fresh_client(job: Job) -> Tree:
-    """What a client holds for itself before its first round; made from the model as it is before the first round of all."""
+    """Return what a client keeps before its first round, made from the model as it is before the first round of all."""
     params, buffers = trainable(job.model), dict(job.model.named_buffers())
     everything = {name: value.detach().clone() for name, value in {**params, **buffers}.items()}
     weights = {name: everything[name] for name in params}
-    tree = prefixed(job.algorithm.remember({name: value for name, value in weights.items() if name not in job.unsent}), MEMO)
-    if job.kept:
-        tree["kept"] = {name: everything[name] for name in sorted(job.kept)}
-    if job.algorithm.keeps_optimizer:
+    sent = {name: value for name, value in weights.items() if name not in job.unsent}
+    tree = prefixed(job.algorithm.init_client_state(sent), STATE)
+    if job.local_names:
+        tree[LOCAL] = {name: everything[name] for name in sorted(job.local_names)}
+    if "optimizer_state" in job.algorithm.requires:
         tree |= prefixed(job.optimizer.init(weights, stacked=False), OPTIMIZER)
     return tree
 
@@ -110,14 +151,14 @@ def fresh_client(job: Job) -> Tree:
 class Start:
     """Where a round's clients begin: the global model, what the server adds, and what each client kept.
 
-    ``own`` is stacked in the order of the plan's clients: ``kept`` (tensors of the model that never leave it), ``memo.*`` (the
-    parts of its memo) and ``optimizer.*`` (the parts of its optimiser's state).
+    ``kept`` is stacked in the order of the plan's clients: ``local`` (tensors of the model that never leave it), ``state.*``
+    (the parts of its client state) and ``optimizer.*`` (the parts of its optimiser's state).
     """
 
     params: Tensors
     buffers: Tensors
     server: Tree
-    own: Tree
+    kept: Tree
     lr: float
 
 
@@ -126,16 +167,16 @@ class Updates:
     """The finished work of some of a round's clients; every tensor is stacked in the order of ``report.clients``."""
 
     report: Report
-    payload: Tree  # what they send, unsent names left out
-    buffers: Tensors  # what they send of their buffers, unsent names left out
-    own: Tree  # what stays with them, as in Start
-    # Weights, and buffers that are nowhere else, as they are after local training, for whoever wants to look.
+    payload: Tree  # what they send, unsent names excluded
+    buffers: Tensors  # what they send of their buffers, unsent names excluded
+    kept: Tree  # what stays with them, as in Start
+    # Weights, and buffers that are nowhere else, as they are after local training, for evaluation.
     trained: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Course:
-    """A model on its way: what it begins with, and the state of the optimiser that goes with it."""
+class ModelState:
+    """One model that all clients train in turn or together, with the state of its optimiser."""
 
     params: Tensors
     buffers: Tensors
@@ -145,14 +186,14 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Walked:
-    """The end of a walk, and what was seen on it, one entry a sample, before the step that used it."""
+class ScheduleResult:
+    """The model after a sample schedule, and the loss and score of every sample before the step that used it."""
 
     params: Tensors
     buffers: Tensors
     optimizer: Tree
     losses: Floats
-    right: Floats
+    scores: Floats
 
 
 class Engine(Protocol):
@@ -165,8 +206,10 @@ class Engine(Protocol):
         """
         ...
 
-    def walk(self, job: Job, course: Course, path: Walk, resets: bool) -> Walked:
-        """Take one model along a path, step by step; ``resets`` starts the optimiser anew at each visit."""
+    def run_schedule(
+        self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
+    ) -> ScheduleResult:
+        """Train one model on a sample schedule, step by step; ``reset_optimizer`` starts the optimiser anew at each visit."""
         ...
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:

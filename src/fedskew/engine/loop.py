@@ -8,110 +8,125 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedskew.algorithms.contract import Batch, Probe, Report, View, pulled
-from fedskew.batchnorm.exact import lockstep_step
+from fedskew.algorithms.contract import Batch, Report, View, corrected, overridden
+from fedskew.algorithms.selection import Probe
+from fedskew.batchnorm.exact import synchronous_step
 from fedskew.batchnorm.masked import maskable
-from fedskew.batchnorm.shared import mean_of_sound, settle_with, shares_norm
+from fedskew.batchnorm.shared import clients_share, mean_of_sound, settle_with
 from fedskew.batchnorm.turns import Meet, in_turn
 from fedskew.core.streams import Floats
-from fedskew.core.trees import Tensors, Tree, unsqueezed, without
+from fedskew.core.trees import Tensors, Tree, copied, unsqueezed, without
+from fedskew.engine.augment import augment, draw_moves
 from fedskew.engine.device import random_layers
 from fedskew.engine.features import Tap
-from fedskew.engine.inference import row_scores
-from fedskew.engine.job import MEMO, OPTIMIZER, Course, Job, Start, Updates, Walked, parts, prefixed
+from fedskew.engine.inference import row_losses
+from fedskew.engine.job import (
+    LOCAL,
+    OPTIMIZER,
+    STATE,
+    Job,
+    ModelState,
+    ScheduleResult,
+    Start,
+    Updates,
+    parts,
+    prefixed,
+)
 from fedskew.engine.plan import Plan
-from fedskew.engine.scheduled import walk
+from fedskew.engine.scheduled import run_schedule
 from fedskew.label_privacy.secure_sum import Dealer, Masks
-from fedskew.models.parameters import trainable
-from fedskew.topology.sample_schedule import Walk
+from fedskew.models.parameters import load_weights, trainable
+from fedskew.schedules.sample_schedule import SampleSchedule
 
 GRADIENTS_AT_ONCE = 64 << 20  # bytes of the gradients of single rows that are held together
 
 
 @dataclass(frozen=True)
-class Sequential:
-    """One client at a time; ``channels_last`` lays images out as CPU convolutions like them."""
+class Loop:
+    """Trains one client at a time; ``channels_last`` lays images out as CPU convolutions prefer them."""
 
     channels_last: bool = False
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the plan's clients one by one, in its order."""
-        if shares_norm(job, plan):
+        if clients_share(job.model, job.algorithm.batchnorm, plan.steps):
             yield from _train_together(job, start, plan)
             return
         worker = copy.deepcopy(job.model).train()
         if self.channels_last and job.x.dim() == 4:
             worker = worker.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for i in range(len(plan.clients)):
-            yield train_client(worker, job, start, _own(start, i), plan.only(np.array([i])))
+            yield train_client(worker, job, start, _kept(start, i), plan.only(np.array([i])))
 
-    def walk(self, job: Job, course: Course, path: Walk, resets: bool) -> Walked:
+    def run_schedule(
+        self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
+    ) -> ScheduleResult:
         """Where several clients share a step, each does its part by itself, and they exchange sums as bytes."""
-        ends = path.ends[:-1]
-        apart = np.flatnonzero(np.diff(path.clients)) + 1
+        ends = schedule.ends[:-1]
+        apart = np.flatnonzero(np.diff(schedule.clients)) + 1
         if not len(np.setdiff1d(apart, ends)):
-            return walk(job, course, path, resets)
-        with random_layers(job.x.device, job.seed, course.round, 0):
-            return _walk_together(job, course, path)
+            return run_schedule(job, state, schedule, reset_optimizer)
+        with random_layers(job.x.device, job.seed, state.round, 0):
+            return _synchronous_steps(job, state, schedule)
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
-        """One client after the other, and for the variance of gradients one row after the other."""
+        """Measure one client after the other, and for the variance of gradients one row after the other."""
         worker = copy.deepcopy(job.model).eval()
         found = [
-            probe_client(worker, job, start, _own(start, i), plan.only(np.array([i])), what) for i in range(len(plan.clients))
+            probe_client(worker, job, start, _kept(start, i), plan.only(np.array([i])), what)
+            for i in range(len(plan.clients))
         ]
         return {name: np.array([measured[name] for measured in found]) for name in what}
 
 
-def _walk_together(job: Job, course: Course, path: Walk) -> Walked:
-    """Every step of a walk in lock-step, party by party."""
-    params = {name: value.clone() for name, value in course.params.items()}
-    buffers = {name: value.clone() for name, value in course.buffers.items()}
-    state = {part: {name: value.clone() for name, value in tensors.items()} for part, tensors in course.optimizer.items()}
-    lr = torch.tensor(course.lr, dtype=job.x.dtype, device=job.x.device)
-    losses, right = np.zeros(len(path.rows)), np.zeros(len(path.rows))
-    masks = _masks(job, path) if job.secure else {}
-    for number, (first, last) in enumerate(pairwise([0, *path.ends.tolist()])):
-        clients, rows = path.clients[first:last], torch.from_numpy(path.rows[first:last]).to(job.y.device)
+def _synchronous_steps(job: Job, model: ModelState, schedule: SampleSchedule) -> ScheduleResult:
+    """Take every step of a synchronous schedule, party by party."""
+    params = {name: value.clone() for name, value in model.params.items()}
+    buffers = {name: value.clone() for name, value in model.buffers.items()}
+    state = copied(model.optimizer)
+    lr = torch.tensor(model.lr, dtype=job.x.dtype, device=job.x.device)
+    losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
+    masks = _masks(job, schedule) if job.secure else {}
+    for number, (first, last) in enumerate(pairwise([0, *schedule.ends.tolist()])):
+        clients, rows = schedule.clients[first:last], torch.from_numpy(schedule.rows[first:last]).to(job.y.device)
         parties = np.unique(clients)
         mine = [rows[torch.from_numpy(clients == client).to(rows.device)] for client in parties]
         batches = [(job.x[some], job.y[some]) for some in mine]
         ends = [masks[client] for client in parties.tolist()] if masks else None
-        step = lockstep_step(job.model, {**params, **buffers}, batches, ends, number)
+        step = synchronous_step(job.model, {**params, **buffers}, batches, ends, number, job.task)
         buffers = step.buffers
         job.optimizer.step_(params, step.grads, state, lr)
         # Where scores are summed in secret, only the mean of all parties is known.
-        losses[first:last], right[first:last] = float(step.loss_sum) / len(clients), float(step.correct) / len(clients)
-        for client, (loss, correct) in zip(parties, step.scores, strict=not job.secure):
-            at = first + np.flatnonzero(clients == client)  # a party tells sums; each of its rows gets the mean
-            losses[at], right[at] = loss / len(at), correct / len(at)
-    return Walked(params, buffers, state, losses, right)
+        losses[first:last], scores[first:last] = float(step.loss_sum) / len(clients), float(step.score_sum) / len(clients)
+        for client, (loss, score) in zip(parties, step.scores, strict=not job.secure):
+            at = first + np.flatnonzero(clients == client)  # a party reports sums; each of its rows gets the mean
+            losses[at], scores[at] = loss / len(at), score / len(at)
+    return ScheduleResult(params, buffers, state, losses, scores)
 
 
-def _masks(job: Job, path: Walk) -> dict[int, Masks]:
-    """An end of secure sums for every client of the path, with seeds for this walk alone."""
+def _masks(job: Job, schedule: SampleSchedule) -> dict[int, Masks]:
+    """Return the masks of secure sums for every client of the schedule, with seeds for this round alone."""
     dealer, clients = Dealer(), job.partition.clients
-    return {client: Masks(client, dealer.seeds(client, clients)) for client in np.unique(path.clients).tolist()}
+    return {client: Masks(client, dealer.seeds(client, clients)) for client in np.unique(schedule.clients).tolist()}
 
 
-def _own(start: Start, i: int) -> Tree:
-    return {part: {name: value[i] for name, value in tensors.items()} for part, tensors in start.own.items()}
+def _kept(start: Start, i: int) -> Tree:
+    return {part: {name: value[i] for name, value in tensors.items()} for part, tensors in start.kept.items()}
 
 
 def probe_client(
-    worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan, what: tuple[Probe, ...]
+    worker: nn.Module, job: Job, start: Start, kept: Tree, plan: Plan, what: tuple[Probe, ...]
 ) -> dict[Probe, float]:
-    """What the plan's only client measures on its first batch; ``worker`` is a model to work in, in evaluation mode."""
-    _load(worker, start, own)
+    """Return what the plan's only client measures on its first batch; ``worker`` is a model in evaluation mode."""
+    _load(worker, start, kept)
     positions, counts = plan.first()
     batch = job.rows(plan.clients, positions)[0, : counts[0]]
     found: dict[Probe, float] = {}
     if set(what) - {"gradient_variance"}:
-        losses, _ = row_scores(worker, {}, job.x, job.y, batch)
+        losses = row_losses(worker, {}, job.x, job.y, job.task, batch)
         found |= {"loss": float(losses.mean()), "loss_variance": float(losses.var())}
     if "gradient_variance" in what:
         found["gradient_variance"] = _gradient_variance(worker, job, batch)
@@ -119,12 +134,12 @@ def probe_client(
 
 
 def _gradient_variance(worker: nn.Module, job: Job, batch: Tensor) -> float:
-    """``mean_i ||g_i - mean g||^2`` over the rows of a batch; where their gradients are many, in pieces and two passes."""
+    """Return ``mean_i ||g_i - mean g||^2`` over the rows of a batch; of many gradients in pieces and two passes."""
     weights = list(trainable(worker).values())
     room = max(1, GRADIENTS_AT_ONCE // sum(8 * value.numel() for value in weights))
 
     def gradients(some: Tensor) -> Tensor:
-        losses = (F.cross_entropy(worker(job.x[row]), job.y[row]) for row in some[:, None])
+        losses = (job.task.losses(worker(job.x[row]), job.y[row]) for row in some[:, None])
         each = (torch.autograd.grad(loss, weights, materialize_grads=True) for loss in losses)
         return torch.stack([torch.cat([grad.flatten() for grad in grads]) for grads in each]).double()
 
@@ -136,31 +151,30 @@ def _gradient_variance(worker: nn.Module, job: Job, batch: Tensor) -> float:
     return float(reduce(torch.add, ((gradients(some) - mean).square().sum() for some in pieces)) / len(batch))
 
 
-def _load(worker: nn.Module, start: Start, own: Tree) -> Tensors:
+def _load(worker: nn.Module, start: Start, kept: Tree) -> Tensors:
     """Give the worker the weights and buffers that a client begins with, and return them."""
-    begin = {**start.params, **start.buffers, **own.get("kept", {})}
-    with torch.no_grad():
-        for name, value in {**trainable(worker), **dict(worker.named_buffers())}.items():
-            value.copy_(begin[name])
+    begin = {**start.params, **start.buffers, **kept.get(LOCAL, {})}
+    load_weights(worker, begin)
     return begin
 
 
-def train_client(worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan) -> Updates:
-    """The work of the plan's only client for one round; ``worker`` is a model to work in, its content does not matter."""
+def train_client(worker: nn.Module, job: Job, start: Start, kept: Tree, plan: Plan) -> Updates:
+    """Do the work of the plan's only client for one round; ``worker`` is a model to work in, its content does not matter."""
     with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0])):
-        return _train_client(worker, job, start, own, plan)
+        return _Client(worker, job, start, kept, plan).train()
 
 
 def _train_together(job: Job, start: Start, plan: Plan) -> list[Updates]:
-    """All clients of the plan side by side, each in a model of its own; at BatchNorm layers they wait for each other."""
+    """Train all clients of the plan side by side, each in a model of its own; at BatchNorm layers they wait for each other."""
+    policy = job.algorithm.batchnorm
 
     def client(i: int, meet: Meet) -> Updates:
         worker, mask = maskable(job.model)
 
         def enter(step: int) -> None:
-            mask.agree = partial(settle_with, meet) if job.algorithm.shares_norm(step) else None
+            mask.agree = partial(settle_with, meet) if policy.shares_statistics(step) else None
 
-        return _train_client(worker.train(), job, start, _own(start, i), plan.only(np.array([i])), enter)
+        return _Client(worker.train(), job, start, _kept(start, i), plan.only(np.array([i]))).train(enter)
 
     def settle(given: dict[int, Tensor]) -> Tensor:
         return mean_of_sound(torch.stack(list(given.values())))
@@ -170,119 +184,190 @@ def _train_together(job: Job, start: Start, plan: Plan) -> list[Updates]:
         return in_turn([partial(client, i) for i in range(len(plan.clients))], settle)
 
 
-def _train_client(
-    worker: nn.Module, job: Job, start: Start, own: Tree, plan: Plan, enter: Callable[[int], None] = lambda step: None
-) -> Updates:
-    """``enter`` is told the number of every step before it begins."""
-    algorithm, params = job.algorithm, trainable(worker)
-    begin = _load(worker, start, own)
-    before = _mean_loss(worker, job, plan) if algorithm.measures_fall else None
-    full_gradient = _full_gradient(worker, job, plan) if algorithm.needs_full_gradient() else {}
-    lr = torch.tensor(start.lr, dtype=job.x.dtype, device=job.x.device)
-    numbers = {"size": torch.as_tensor(plan.sizes[0]), "steps": torch.as_tensor(plan.steps[0]), "lr": lr}
-    numbers |= {name: torch.as_tensor(values[0]) for name, values in plan.numbers.items()}
-    numbers = {name: value.to(lr) for name, value in numbers.items()}
-    view = View(params, {name: begin[name] for name in params}, start.server, parts(own, MEMO), numbers, job.optimizer.momentum)
-    state = parts(own, OPTIMIZER)
-    if not state:
-        state = job.optimizer.init(params, stacked=False)
-    else:
-        state = {part: {name: value.clone() for name, value in tensors.items()} for part, tensors in state.items()}
-    loss_sum, correct_sum = torch.zeros((2,), device=lr.device, dtype=torch.float64)
-    seen = 0
-    positions, counts = plan.table()
-    rows = job.rows(plan.clients, positions)
-    with torch.no_grad():
-        pull = algorithm.pull(view)
-    look = _Look(worker) if algorithm.uses_features else None
-    for step, count in enumerate(counts[:, 0].tolist()):
-        enter(step)
-        batch = rows[step, 0, :count]
-        labels = job.y[batch]
-        logits = worker(job.x[batch])
-        loss = F.cross_entropy(logits, labels)
-        seen_by_hooks = replace(view, batch=look.batch(job.x[batch])) if look else view
-        grads = torch.autograd.grad(algorithm.objective(loss, seen_by_hooks), list(params.values()), materialize_grads=True)
+class _Client:
+    """The local training of the only client of a plan, in the model ``worker``."""
+
+    def __init__(self, worker: nn.Module, job: Job, start: Start, kept: Tree, plan: Plan) -> None:
+        self.worker, self.job, self.plan, algorithm = worker, job, plan, job.algorithm
+        self.params, self.requires = trainable(worker), algorithm.requires
+        begin = _load(worker, start, kept)
+        self.before = self._mean_loss() if "loss_before" in self.requires else None
+        self.full_gradient = self._full_gradient() if "full_gradient" in self.requires else {}
+        self.lr = torch.tensor(start.lr, dtype=job.x.dtype, device=job.x.device)
+        known = {"size": plan.sizes, "steps": plan.steps, **plan.numbers, **self._measured(self.before, "loss_before")}
+        numbers = {name: torch.as_tensor(values[0]).to(self.lr) for name, values in known.items()} | {"lr": self.lr}
+        received = {name: begin[name] for name in self.params}
+        self.view = View(self.params, received, start.server, parts(kept, STATE), numbers, job.optimizer.momentum)
+        if "class_counts" in self.requires:
+            self.view = replace(self.view, class_counts=job.class_counts(plan.clients)[0])
+        self.state = copied(parts(kept, OPTIMIZER)) or job.optimizer.init(self.params, stacked=False)
+        positions, self.counts = plan.table()
+        self.rows, self.moves = job.rows(plan.clients, positions), draw_moves(job.augment, plan, job.x.device)
+
+    @staticmethod
+    def _measured(values: Floats | None, name: str) -> dict[str, Floats]:
+        return {} if values is None else {name: values}
+
+    def train(self, enter: Callable[[int], None] = lambda step: None) -> Updates:
+        """Take all steps of the plan; ``enter`` is told the number of every step before it begins."""
+        algorithm, job = self.job.algorithm, self.job
+        looks = overridden(algorithm, "objective") or "gradient_at" in self.requires
+        self.look = _Look(self.worker, "features" in self.requires) if looks else None
+        if overridden(algorithm, "on_receive"):
+            self._receive()
         with torch.no_grad():
-            corrected = pulled(algorithm.correct(dict(zip(params, grads, strict=True)), view), params, pull)
-            job.optimizer.step_(params, corrected, state, lr)
-            loss_sum += loss.double() * count
-            correct_sum += (logits.argmax(1) == labels).sum()
-        seen += count
-    if look:
-        look.close()
-    with torch.no_grad():
+            correction = algorithm.linear_correction(self.view)
+        loss_sum, score_sum = torch.zeros((2,), device=self.lr.device, dtype=torch.float64)
+        for step, count in enumerate(self.counts[:, 0].tolist()):
+            enter(step)
+            x, labels = self._batch(step)
+            logits = self.worker(x.clone() if self.look else x)  # a model may write to its input
+            loss = job.task.losses(logits, labels)
+            view = self._see(self.view, logits, x, labels)
+            total = algorithm.objective(loss, view)
+            grads = torch.autograd.grad(total, list(self.params.values()), materialize_grads=True)
+            with torch.no_grad():
+                found = algorithm.correct_gradients(dict(zip(self.params, grads, strict=True)), view)
+                self._move(corrected(found, self.params, correction), step)
+                loss_sum += loss.double() * count
+                score_sum += job.task.row_scores(logits, labels).sum()
+        if self.look:
+            self.look.close()
+        return self._leave(loss_sum, score_sum)
+
+    def _batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of a step."""
+        count = int(self.counts[step, 0])
+        rows = self.rows[step, 0, :count]
+        x = self.job.x[rows]
+        return x if self.moves is None else augment(x, *self.moves[:, step, 0, :count]), self.job.y[rows]
+
+    def _see(self, view: View, logits: Tensor, x: Tensor, labels: Tensor) -> View:
+        """Return the view with what hooks may see of a batch, right after the worker has computed ``logits`` of it."""
+        if self.look is None:
+            return view
+        view = replace(view, batch=self.look.batch(logits, x, labels))
+        return replace(view, gradient_at=partial(self._gradient_at, view, x, labels))
+
+    @torch.enable_grad()
+    def _gradient_at(self, view: View, x: Tensor, labels: Tensor, weights: Tensors) -> Tensors:
+        """Return the gradient of what the client minimises on this batch, at other weights."""
+        assert self.look
+        own = {name: value.detach() for name, value in self.params.items()}
+        at = {name: value.detach().requires_grad_() for name, value in {**own, **weights}.items()}
+        logits, features = self.look.forward(at, x)
+        other = replace(view, params=at)
+        if view.batch:
+            other = replace(other, batch=replace(view.batch, logits=logits, features=features))
+        total = self.job.algorithm.objective(self.job.task.losses(logits, labels), other)
+        grads = torch.autograd.grad(total, list(at.values()), materialize_grads=True)
+        return {name: grad.detach() for name, grad in zip(at, grads, strict=True)}
+
+    def _receive(self) -> None:
+        """Put the weights into the worker from which the method starts local training."""
+        view = self.view
+        if self.look:
+            view = replace(view, gradient_at=partial(self._gradient_at, view, *self._batch(0)))
+        with torch.no_grad():
+            for name, value in self.job.algorithm.on_receive(view).items():
+                self.params[name].copy_(value)
+
+    def _move(self, grads: Tensors, step: int) -> None:
+        """Take a step of the optimiser with the parameters that are trained in this epoch."""
+        job, params, state = self.job, self.params, self.state
+        if overridden(job.algorithm, "trainable"):
+            names = job.algorithm.trainable(job.layout, step // int(self.plan.steps_per_epoch[0]))
+            params = {name: value for name, value in params.items() if name in names}
+            state = {part: {n: v for n, v in ts.items() if n in names or n not in self.params} for part, ts in state.items()}
+        if params:
+            job.optimizer.step_(params, grads, state, self.lr)
+
+    @torch.no_grad()
+    def _leave(self, loss_sum: Tensor, score_sum: Tensor) -> Updates:
+        """Return what the client sends and keeps."""
         # The worker's weights go on to the next client; what the hooks make of these must not.
-        trained = {name: value.detach().clone() for name, value in params.items()}
-        view = replace(view, params=trained, full_gradient=full_gradient)
-        numbers_back = dict(plan.numbers)
-        if before is not None:
-            numbers_back |= {"loss_before": before, "loss_after": _mean_loss(worker, job, plan)}
-        loss_mean, correct_mean = (np.array([float(value) / seen]) for value in (loss_sum, correct_sum))
-        report = Report(plan.clients, plan.sizes, plan.steps, loss_mean, correct_mean, numbers_back)
-        return _finish(job, view, dict(worker.named_buffers()), state, report)
+        trained = {name: value.detach().clone() for name, value in self.params.items()}
+        view, plan = replace(self.view, params=trained, full_gradient=self.full_gradient), self.plan
+        numbers = {**plan.numbers, **self._measured(self.before, "loss_before")}
+        if "loss_after" in self.requires:
+            numbers["loss_after"] = self._mean_loss()
+        seen = int(self.counts.sum())
+        loss, score = (np.array([float(value) / seen]) for value in (loss_sum, score_sum))
+        report = Report(plan.clients, plan.sizes, plan.steps, loss, score, numbers)
+        return _updates(self.job, view, dict(self.worker.named_buffers()), self.state, report)
+
+    @torch.no_grad()
+    def _mean_loss(self) -> Floats:
+        """Return the loss of the worker on all rows of the client, in evaluation mode."""
+        self.worker.eval()
+        total = sum(float(self.job.task.losses(self.worker(x), y, "sum")) for x, y in self._all_rows())
+        self.worker.train()
+        return np.array([total / self.plan.sizes[0]])
+
+    def _full_gradient(self) -> Tensors:
+        """Return the gradient of that loss at the worker's weights."""
+        weights, size = self.params, int(self.plan.sizes[0])
+        total = {name: torch.zeros_like(value) for name, value in weights.items()}
+        self.worker.eval()
+        for x, y in self._all_rows():
+            loss = self.job.task.losses(self.worker(x), y, "sum") / size
+            grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+            total = {name: old + grad for (name, old), grad in zip(total.items(), grads, strict=True)}
+        self.worker.train()
+        return total
+
+    def _all_rows(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return all rows of the client, a batch at a time."""
+        rows = self.job.rows(self.plan.clients, np.arange(self.plan.sizes[0])[None])[0]
+        return ((self.job.x[some], self.job.y[some]) for some in torch.split(rows, int(self.plan.batch[0])))
 
 
 class _Look:
-    """What hooks may see of a batch: the representation under the worker's weights, and under others in a second model."""
+    """What hooks may see of a batch: the outputs under the worker's weights, and under others in a second model."""
 
-    def __init__(self, worker: nn.Module) -> None:
+    def __init__(self, worker: nn.Module, features: bool) -> None:
         self.worker, self.other = worker, copy.deepcopy(worker)
-        self.tap, self.other_tap = Tap(worker), Tap(self.other)
+        self.tap = Tap(worker) if features else None
+        self.other_tap = Tap(self.other) if features else None
 
-    def batch(self, x: Tensor) -> Batch:
-        """Right after the worker has seen ``x``."""
+    def forward(self, weights: Tensors, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return logits and features under other weights; running statistics stay as they are."""
+        moving = {name: value.clone() for name, value in self.worker.named_buffers()}
         own = {name: value.detach() for name, value in self.worker.named_parameters()}
+        # A model may write to its input.
+        logits: Tensor = functional_call(self.other, {**own, **weights, **moving}, (x.clone(),))
+        return logits, self.other_tap.features if self.other_tap else None
+
+    def batch(self, logits: Tensor, x: Tensor, labels: Tensor) -> Batch:
+        """Return the batch right after the worker has seen ``x``."""
 
         @torch.no_grad()
-        def represent(weights: Tensors) -> Tensor:
-            moving = {name: value.clone() for name, value in self.worker.named_buffers()}
-            functional_call(self.other, {**own, **weights, **moving}, (x.clone(),))  # a model may write to its input
-            return self.other_tap.features
+        def logits_at(weights: Tensors) -> Tensor:
+            return self.forward(weights, x)[0]
 
-        return Batch(self.tap.features, represent, torch.mean)
+        @torch.no_grad()
+        def features_at(weights: Tensors) -> Tensor:
+            features = self.forward(weights, x)[1]
+            assert features is not None, "features_at is for methods that require features"
+            return features
+
+        features = self.tap.features if self.tap else None
+        return Batch(logits, labels, torch.mean, logits_at, features_at, features)
 
     def close(self) -> None:
         """Leave the worker as it was."""
-        self.tap.remove()
+        if self.tap:
+            self.tap.remove()
 
 
-@torch.no_grad()
-def _mean_loss(worker: nn.Module, job: Job, plan: Plan) -> Floats:
-    """Loss of the worker on all rows of the plan's only client, in evaluation mode."""
-    worker.eval()
-    total = sum(float(F.cross_entropy(worker(x), y, reduction="sum")) for x, y in _all_rows(job, plan))
-    worker.train()
-    return np.array([total / plan.sizes[0]])
-
-
-def _full_gradient(worker: nn.Module, job: Job, plan: Plan) -> Tensors:
-    """Gradient of that loss at the worker's weights."""
-    weights = trainable(worker)
-    total = {name: torch.zeros_like(value) for name, value in weights.items()}
-    worker.eval()
-    for x, y in _all_rows(job, plan):
-        loss = F.cross_entropy(worker(x), y, reduction="sum") / int(plan.sizes[0])
-        grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-        total = {name: old + grad for (name, old), grad in zip(total.items(), grads, strict=True)}
-    worker.train()
-    return total
-
-
-def _all_rows(job: Job, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
-    """All rows of the plan's only client, a batch at a time."""
-    rows = job.rows(plan.clients, np.arange(plan.sizes[0])[None])[0]
-    return ((job.x[some], job.y[some]) for some in torch.split(rows, int(plan.batch[0])))
-
-
-def _finish(job: Job, view: View, buffers: dict[str, Tensor], state: Tree, report: Report) -> Updates:
+def _updates(job: Job, view: View, buffers: dict[str, Tensor], state: Tree, report: Report) -> Updates:
     everything = {**view.params, **buffers}
-    own: Tree = prefixed(job.algorithm.memo(view), MEMO)
-    if job.kept:
-        own["kept"] = {name: everything[name].clone() for name in sorted(job.kept)}
-    if job.algorithm.keeps_optimizer:
-        own |= prefixed(state, OPTIMIZER)
+    kept: Tree = prefixed(job.algorithm.client_state(view), STATE)
+    if job.local_names:
+        kept[LOCAL] = {name: everything[name].clone() for name in sorted(job.local_names)}
+    if "optimizer_state" in job.algorithm.requires:
+        kept |= prefixed(state, OPTIMIZER)
     payload = without(unsqueezed(job.algorithm.payload(view)), job.unsent)
     sent = {name: value.unsqueeze(0).clone() for name, value in buffers.items() if name not in job.unsent}
-    trained = {**view.params, **{name: buffers[name].clone() for name in job.fixed & buffers.keys()}}
-    return Updates(report, payload, sent, unsqueezed(own), unsqueezed({"": trained})[""])
+    trained = {**view.params, **{name: buffers[name].clone() for name in job.frozen_names & buffers.keys()}}
+    return Updates(report, payload, sent, unsqueezed(kept), unsqueezed({"": trained})[""])

@@ -10,38 +10,59 @@ from fedskew.core.trees import Tensors, Tree
 
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
+ADADELTA_RHO = 0.9
+ADADELTA_EPSILON = 1e-6
+CLIP_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """SGD (momentum, weight decay, Nesterov) or Adam, with PyTorch's update rules; state is a tree, the step is in place."""
+    """SGD (momentum, weight decay, Nesterov), Adam, AdamW or Adadelta, with PyTorch's update rules and defaults.
 
-    name: Literal["sgd", "adam"] = "sgd"
+    The state is a tree of tensors, and a step changes weights and state in place. ``clip_norm`` is the largest L2 norm
+    that a client's gradient may have at a step, over all of its parameters; None leaves gradients as they are.
+    ``weight_decay`` is added to the gradient, after clipping; in AdamW it shrinks the weights instead.
+    """
+
+    name: Literal["sgd", "adam", "adamw", "adadelta"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    clip_norm: float | None = None
 
     def init(self, params: Tensors, stacked: bool) -> Tree:
         """State before the first step; ``stacked`` params have clients on their first axis."""
-        if self.name == "adam":
+        if self.name in ("adam", "adamw"):
             first = next(iter(params.values()))
             count = torch.zeros(first.shape[:1] if stacked else (), dtype=first.dtype, device=first.device)
             return {"mean": _zeros(params), "square": _zeros(params), "adam": {"step": count}}
+        if self.name == "adadelta":
+            return {"square": _zeros(params), "change": _zeros(params)}
         return {"momentum": _zeros(params)} if self.momentum else {}
 
     @torch.no_grad()
-    def step_(self, params: Tensors, grads: Tensors, state: Tree, lr: Tensor) -> None:
-        """Move ``params`` and ``state`` in place; ``lr`` is a scalar tensor, so that a captured graph can change it."""
+    def step_(self, params: Tensors, grads: Tensors, state: Tree, lr: Tensor, stacked: bool = False) -> None:
+        """Move ``params`` and ``state`` in place; ``lr`` is a scalar tensor, so that a captured graph can change it.
+
+        ``stacked`` tensors have clients on their first axis; only ``clip_norm``, which is each client's, needs to know.
+        """
+        if self.clip_norm is not None:
+            grads = clipped(grads, self.clip_norm, stacked)
         weights, directions = list(params.values()), [grads[name] for name in params]
-        if self.weight_decay:
+        if self.weight_decay and self.name == "adamw":
+            torch._foreach_mul_(weights, 1 - lr * self.weight_decay)
+        elif self.weight_decay:
             directions = list(torch._foreach_add(directions, weights, alpha=self.weight_decay))
-        if self.name == "adam":
+        if self.name in ("adam", "adamw"):
             directions = self._adam_(params, directions, state)
+        elif self.name == "adadelta":
+            directions = self._adadelta_(params, directions, state)
         elif self.momentum:
             velocity = [state["momentum"][name] for name in params]
             torch._foreach_mul_(velocity, self.momentum)
             torch._foreach_add_(velocity, directions)
-            directions = list(torch._foreach_add(directions, velocity, alpha=self.momentum)) if self.nesterov else velocity
+            ahead = torch._foreach_add(directions, velocity, alpha=self.momentum) if self.nesterov else velocity
+            directions = list(ahead)
         torch._foreach_sub_(weights, torch._foreach_mul(directions, lr))
 
     def _adam_(self, params: Tensors, grads: list[Tensor], state: Tree) -> list[Tensor]:
@@ -51,9 +72,43 @@ class Optimizer:
         for name, grad in zip(params, grads, strict=True):
             mean = state["mean"][name].lerp_(grad, 1 - ADAM_BETAS[0])
             square = state["square"][name].mul_(ADAM_BETAS[1]).addcmul_(grad, grad, value=1 - ADAM_BETAS[1])
-            mean_part, square_part = (c.view(c.shape + (1,) * (grad.dim() - c.dim())) for c in correction)
+            mean_part, square_part = (_beside(c, grad) for c in correction)
             directions.append(mean / mean_part / ((square / square_part).sqrt() + ADAM_EPSILON))
         return directions
+
+    def _adadelta_(self, params: Tensors, grads: list[Tensor], state: Tree) -> list[Tensor]:
+        squares, changes = ([state[part][name] for name in params] for part in ("square", "change"))
+        torch._foreach_mul_(squares, ADADELTA_RHO)
+        torch._foreach_addcmul_(squares, grads, grads, value=1 - ADADELTA_RHO)
+        directions = torch._foreach_add(changes, ADADELTA_EPSILON)
+        torch._foreach_sqrt_(directions)
+        lengths = torch._foreach_add(squares, ADADELTA_EPSILON)
+        torch._foreach_sqrt_(lengths)
+        torch._foreach_div_(directions, lengths)
+        torch._foreach_mul_(directions, grads)
+        torch._foreach_mul_(changes, ADADELTA_RHO)
+        torch._foreach_addcmul_(changes, directions, directions, value=1 - ADADELTA_RHO)
+        return list(directions)
+
+
+def clipped(grads: Tensors, most: float, stacked: bool) -> Tensors:
+    """Return gradients scaled down to an L2 norm of at most ``most`` over all tensors, like clip_grad_norm_ of PyTorch.
+
+    ``stacked`` gradients have clients on their first axis, and each client has a norm of its own. The given tensors are
+    only read. A gradient that is not finite stays so: the caller sees that the client has diverged.
+    """
+    tensors = list(grads.values())
+    if stacked:
+        norms = torch.stack([torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1) for value in tensors])
+    else:
+        norms = torch.stack(torch._foreach_norm(tensors))
+    scale = (most / (torch.linalg.vector_norm(norms, dim=0) + CLIP_EPSILON)).clamp(max=1.0)
+    return {name: value * _beside(scale, value) for name, value in grads.items()}
+
+
+def _beside(numbers: Tensor, value: Tensor) -> Tensor:
+    """``numbers`` with as many axes as ``value``: one number for all of it, or one for each entry of its first axis."""
+    return numbers.view(numbers.shape + (1,) * (value.dim() - numbers.dim()))
 
 
 def _zeros(params: Tensors) -> Tensors:

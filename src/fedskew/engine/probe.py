@@ -1,4 +1,4 @@
-"""What stacked clients measure before they get their orders: their losses, and how much the gradients of single rows vary."""
+"""What stacked clients measure before they are configured: their losses, and the variance of the gradients of single rows."""
 
 import copy
 from collections.abc import Iterator
@@ -6,14 +6,13 @@ from functools import reduce
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from fedskew.algorithms.contract import Probe
+from fedskew.algorithms.selection import Probe
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, rows_of
-from fedskew.engine.job import Job, Start
+from fedskew.engine.job import LOCAL, Job, Start
 from fedskew.engine.plan import Plan
 
 
@@ -27,7 +26,7 @@ class StackedProbe:
         real = torch.from_numpy(np.arange(positions.shape[1]) < counts[:, None]).to(job.y.device, torch.float64)
         self.share = real / real.sum(1, keepdim=True)
         self.model = copy.deepcopy(job.model).eval()
-        self.kept = rows_of({"kept": start.own.get("kept", {})}, torch.from_numpy(members))["kept"]
+        self.kept = rows_of({"local": start.kept.get(LOCAL, {})}, torch.from_numpy(members))["local"]
         everything = {**start.params, **start.buffers}
         self.shared = {name: value for name, value in everything.items() if name not in self.kept}
 
@@ -51,19 +50,20 @@ class StackedProbe:
     def _losses(self) -> Tensor:
         def losses(kept: Tensors, x: Tensor, y: Tensor) -> Tensor:
             logits = functional_call(self.model, {**self.shared, **kept}, (x,))
-            return F.cross_entropy(logits, y, reduction="none")
+            return self.job.task.losses(logits, y, "none")
 
         if self.kept:
             each = [vmap(losses)(self.kept, x, y) for x, y, _ in self._pieces()]
         else:  # one model for all is one large batch
-            each = [losses({}, x.flatten(0, 1), y.flatten()).view_as(y) for x, y, _ in self._pieces()]
+            each = [losses({}, x.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2]) for x, y, _ in self._pieces()]
         return torch.cat(each, 1).double()
 
     def _gradient_variance(self) -> Tensor:
         """``mean_i ||g_i - mean g||^2``; for clients that come in pieces, the mean takes a pass of its own."""
 
         def mean_loss(weights: Tensors, fixed: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-            return share @ F.cross_entropy(functional_call(self.model, {**fixed, **weights}, (x,)), y, reduction="none")
+            outputs = functional_call(self.model, {**fixed, **weights}, (x,))
+            return share @ self.job.task.losses(outputs, y, "none")
 
         def parts(kept: Tensors) -> tuple[Tensors, Tensors]:
             everything = {**self.shared, **kept}

@@ -1,7 +1,7 @@
-"""One model and one optimiser along a walk: the samples of many clients in a given order, at the cost of central training.
+"""One model and one optimiser on a sample schedule: the samples of many clients in a given order, at the cost of central training.
 
-In a chain the model is at one client at a time, in lock-step all clients of a batch hold the same weights and their summed
-gradients are divided once. Either way the next weights follow from the batch alone, so one ordinary batch does for both.
+In a sequential round the model is at one client at a time, in a synchronous one all clients of a batch hold the same weights
+and their summed gradients are divided once. Either way the next weights follow from the batch alone, so one ordinary batch does for both.
 """
 
 import copy
@@ -11,59 +11,56 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedskew.core.streams import Ints
+from fedskew.core.trees import copied
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import random_layers
-from fedskew.engine.job import Course, Job, Walked
-from fedskew.models.parameters import trainable
-from fedskew.topology.sample_schedule import Walk
+from fedskew.engine.job import Job, ModelState, ScheduleResult
+from fedskew.models.parameters import load_weights, trainable
+from fedskew.schedules.sample_schedule import SampleSchedule
 
 _ROWS_AT_ONCE = 4096  # rows that are gathered ahead of the steps that use them
 _STEPS_AT_ONCE = 64  # steps in one CUDA graph
 
 
-def walk(job: Job, course: Course, path: Walk, resets: bool) -> Walked:
-    """Take every step of the path in order; ``resets`` starts the optimiser anew at each visit."""
-    with random_layers(job.x.device, job.seed, course.round, 0):
-        return _Walker(job, course, resets).along(path)
+def run_schedule(job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool) -> ScheduleResult:
+    """Take every step of the schedule in order; ``reset_optimizer`` starts the optimiser anew at each visit."""
+    with random_layers(job.x.device, job.seed, state.round, 0):
+        return _Trainer(job, state, reset_optimizer).run(schedule)
 
 
-class _Walker:
-    def __init__(self, job: Job, course: Course, resets: bool) -> None:
-        self.job, self.resets = job, resets
+class _Trainer:
+    def __init__(self, job: Job, model: ModelState, reset_optimizer: bool) -> None:
+        self.job, self.reset_optimizer = job, reset_optimizer
         self.worker = copy.deepcopy(job.model).train()
         images = job.x.dim() == 4 and job.x.device.type == "cpu" and measure_cost(job.model, job.x, 1).channels_last()
         if images:
             self.worker = self.worker.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.params, self.buffers = trainable(self.worker), dict(self.worker.named_buffers())
-        with torch.no_grad():
-            for name, value in {**self.params, **self.buffers}.items():
-                value.copy_({**course.params, **course.buffers}[name])
-        self.state = {part: {n: v.clone() for n, v in tensors.items()} for part, tensors in course.optimizer.items()}
-        self.lr = torch.tensor(course.lr, dtype=job.x.dtype, device=job.x.device)
+        load_weights(self.worker, {**model.params, **model.buffers})
+        self.state = copied(model.optimizer)
+        self.lr = torch.tensor(model.lr, dtype=job.x.dtype, device=job.x.device)
         self.weights = list(self.params.values())
 
-    def along(self, path: Walk) -> Walked:
-        """All steps."""
-        sizes, visits = np.diff(path.ends, prepend=0), set(path.visits.tolist())
+    def run(self, schedule: SampleSchedule) -> ScheduleResult:
+        """Take all steps."""
+        sizes, visits = np.diff(schedule.ends, prepend=0), set(schedule.visits.tolist())
         seen: list[Tensor] = []
         at = 0
         for first, last in _runs(sizes):
             width, count = int(sizes[first]), last - first
-            rows = torch.from_numpy(path.rows[at : at + width * count]).to(self.job.y.device).view(count, width)
-            graph = self.job.x.device.type == "cuda" and count >= 2 * _STEPS_AT_ONCE and not self.resets
+            rows = torch.from_numpy(schedule.rows[at : at + width * count]).to(self.job.y.device).view(count, width)
+            graph = self.job.x.device.type == "cuda" and count >= 2 * _STEPS_AT_ONCE and not self.reset_optimizer
             take = self._replayed if graph else self._eager
             seen += take(rows, at, visits)
             at += width * count
-        logits = torch.cat(seen) if seen else self.job.x.new_zeros((0, 1))
-        walked = self._finish(logits, path.rows)
-        return _in_sums(walked, sizes) if self.job.secure else walked
+        result = self._finish(torch.cat(seen) if seen else None, schedule.rows)
+        return _in_sums(result, sizes) if self.job.secure else result
 
     def _eager(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
-        """Step by step; the rows of many steps are gathered at once, for one row at a time costs more than its step."""
+        """Take step by step; the rows of many steps are gathered at once, for one row at a time costs more than its step."""
         seen: list[Tensor] = []
         width = rows.shape[1]
         if not len(rows):  # torch.split makes one empty piece of nothing, and momentum would take a step on it
@@ -71,7 +68,7 @@ class _Walker:
         for some in torch.split(rows, max(1, _ROWS_AT_ONCE // width)):
             x, y = self.job.x[some.flatten()], self.job.y[some.flatten()]
             for inputs, labels in zip(torch.split(x, width), torch.split(y, width), strict=True):
-                if self.resets and (at == 0 or at in visits):
+                if self.reset_optimizer and (at == 0 or at in visits):
                     self.state = self.job.optimizer.init(self.params, stacked=False)
                 seen.append(self._step(inputs, labels))
                 at += width
@@ -79,7 +76,7 @@ class _Walker:
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
         logits: Tensor = self.worker(x)
-        found = torch.autograd.grad(F.cross_entropy(logits, y), self.weights, materialize_grads=True)
+        found = torch.autograd.grad(self.job.task.losses(logits, y), self.weights, materialize_grads=True)
         self.job.optimizer.step_(self.params, dict(zip(self.params, found, strict=True)), self.state, self.lr)
         return logits.detach()
 
@@ -116,22 +113,23 @@ class _Walker:
         return graph, logits
 
     @torch.no_grad()
-    def _finish(self, logits: Tensor, rows: Ints) -> Walked:
-        labels = self.job.y[torch.from_numpy(rows).to(self.job.y.device)]
-        losses = F.cross_entropy(logits, labels, reduction="none") if len(rows) else logits[:, 0]
-        right = logits.argmax(1) == labels
+    def _finish(self, logits: Tensor | None, rows: Ints) -> ScheduleResult:
+        losses = scores = self.job.x.new_zeros(0)
+        if logits is not None:
+            labels, task = self.job.y[torch.from_numpy(rows).to(self.job.y.device)], self.job.task
+            losses, scores = task.losses(logits, labels, "none"), task.row_scores(logits, labels)
         params, buffers = (
             {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
             for tensors in (self.params, self.buffers)
         )
-        return Walked(params, buffers, self.state, losses.double().cpu().numpy(), right.double().cpu().numpy())
+        return ScheduleResult(params, buffers, self.state, losses.double().cpu().numpy(), scores.double().cpu().numpy())
 
 
-def _in_sums(walked: Walked, sizes: Ints) -> Walked:
-    """As a server sees it that learns sums over a step and nothing of its rows: every row has the mean of its step."""
+def _in_sums(result: ScheduleResult, sizes: Ints) -> ScheduleResult:
+    """Return the result as a server sees it that learns sums over a step: every row has the mean of its step."""
     step = np.repeat(np.arange(len(sizes)), sizes)
-    losses, right = ((np.bincount(step, seen) / np.bincount(step))[step] for seen in (walked.losses, walked.right))
-    return replace(walked, losses=losses, right=right)
+    losses, scores = ((np.bincount(step, seen) / np.bincount(step))[step] for seen in (result.losses, result.scores))
+    return replace(result, losses=losses, scores=scores)
 
 
 def _runs(sizes: Ints) -> Iterator[tuple[int, int]]:

@@ -9,30 +9,31 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 
-from fedskew.algorithms.contract import Batch, Probe, Report, View, overridden
+from fedskew.algorithms.contract import Batch, Report, View, overridden
+from fedskew.algorithms.selection import Probe
 from fedskew.batchnorm.masked import maskable
-from fedskew.batchnorm.shared import settle_in_stack, shares_norm
+from fedskew.batchnorm.shared import clients_share, settle_in_stack
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats
-from fedskew.core.trees import Tensors, Tree, rows_of, stacked, without
+from fedskew.core.trees import Tensors, Tree, copied, rows_of, stacked, without
+from fedskew.engine.augment import augment, draw_moves
 from fedskew.engine.cost import Cost, measure_cost
 from fedskew.engine.device import random_layers
 from fedskew.engine.features import Tap
-from fedskew.engine.job import MEMO, OPTIMIZER, Course, Job, Start, Updates, Walked, parts, prefixed
-from fedskew.engine.loop import GRADIENTS_AT_ONCE, Sequential
+from fedskew.engine.job import LOCAL, OPTIMIZER, STATE, Job, ModelState, ScheduleResult, Start, Updates, parts, prefixed
+from fedskew.engine.loop import GRADIENTS_AT_ONCE, Loop
 from fedskew.engine.plan import Plan
 from fedskew.engine.probe import StackedProbe
-from fedskew.engine.scheduled import walk
-from fedskew.topology.sample_schedule import Walk
+from fedskew.engine.scheduled import run_schedule
+from fedskew.schedules.sample_schedule import SampleSchedule
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Stacked:
         """Yield the plan's clients in stacks, those with most steps first."""
         cost = measure_cost(job.model, job.x, int(plan.batch.max()))
         room = max(1, self.memory // cost.bytes_per_client)
-        if room < len(plan.clients) and shares_norm(job, plan):
+        if room < len(plan.clients) and clients_share(job.model, job.algorithm.batchnorm, plan.steps):
             needed = math.ceil(10 * len(plan.clients) * cost.bytes_per_client / 2**30) / 10
             raise FedskewError(
                 f"{job.algorithm.label()} trains all {len(plan.clients)} clients of a round side by side, but memory has room "
@@ -54,27 +55,29 @@ class Stacked:
             )
         if self.mode == "loop" or (self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))):
             channels_last = job.x.device.type == "cpu" and cost.channels_last()
-            yield from Sequential(channels_last).train(job, start, plan)
+            yield from Loop(channels_last).train(job, start, plan)
             return
         by_steps = np.argsort(-plan.steps, kind="stable")
         for first in range(0, len(by_steps), room):
             members = by_steps[first : first + room]
             index = torch.from_numpy(members).to(job.y.device)
-            stack = _Stack(job, start, rows_of(start.own, index), plan.only(members))
+            stack = _Stack(job, start, rows_of(start.kept, index), plan.only(members))
             with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[members[0]])):
                 done = stack.run()
             yield done
 
-    def walk(self, job: Job, course: Course, path: Walk, resets: bool) -> Walked:
-        """The samples of a step as one batch, whoever's they are."""
-        return walk(job, course, path, resets)
+    def run_schedule(
+        self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
+    ) -> ScheduleResult:
+        """Train on the samples of a step as one batch, whichever clients hold them."""
+        return run_schedule(job, state, schedule, reset_optimizer)
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
         """All clients at once, or as many as fit; of one that does not, some rows at a time."""
         widest = int(plan.batch.max())
         of_gradients = "gradient_variance" in what
         if not (self.mode == "stack" or (self.mode == "auto" and self._probes_in_stacks(job, plan, of_gradients))):
-            return Sequential().probe(job, start, plan, what)
+            return Loop().probe(job, start, plan, what)
         weights = sum(value.nbytes for value in start.params.values())
 
         def needed(rows: int) -> int:
@@ -132,26 +135,28 @@ class _Numbers(dict[str, Tensor]):
         return self.packed[self.names.index(name)]
 
 
+# logits, features, inputs, targets, which rows are real, and buffers of the clients' batches
+_Seen: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor | None, Tensors]"
+
+
 class _Stack:
     """Some clients of a round, all with the same step number at any time."""
 
-    def __init__(self, job: Job, start: Start, own: Tree, plan: Plan) -> None:
-        self.job, self.start, self.own, self.plan = job, start, own, plan
+    def __init__(self, job: Job, start: Start, kept: Tree, plan: Plan) -> None:
+        self.job, self.start, self.plan, self.requires = job, start, plan, job.algorithm.requires
         self.model, self.mask = maskable(job.model)
         self.model.train()
-        count, kept = len(plan.clients), own.get("kept", {})
+        count, local = len(plan.clients), kept.get(LOCAL, {})
         both = {**start.params, **start.buffers}
-        every = {name: kept[name].clone() if name in kept else value for name, value in both.items()}
-        self.params = {n: every[n] if n in kept else stacked({n: every[n]}, count)[n] for n in start.params}
-        self.buffers = {n: every[n] if n in kept else stacked({n: every[n]}, count)[n] for n in start.buffers}
+        every = {name: local[name].clone() if name in local else value for name, value in both.items()}
+        self.params = {n: every[n] if n in local else stacked({n: every[n]}, count)[n] for n in start.params}
+        self.buffers = {n: every[n] if n in local else stacked({n: every[n]}, count)[n] for n in start.buffers}
         # Anchors are shared by the stack, except those that each client kept for itself.
-        self.begin = {name: self.params[name].clone() if name in kept else start.params[name] for name in start.params}
-        self.begin_dims = {name: 0 if name in kept else None for name in start.params}
-        self.own_begin = [name for name in start.params if name in kept]
-        self.memo = parts(own, MEMO)
-        self.optimizer_state = {
-            part: {name: value.clone() for name, value in tensors.items()} for part, tensors in parts(own, OPTIMIZER).items()
-        } or job.optimizer.init(self.params, stacked=True)
+        self.begin = {name: self.params[name].clone() if name in local else start.params[name] for name in start.params}
+        self.begin_dims = {name: 0 if name in local else None for name in start.params}
+        self.own_begin = [name for name in start.params if name in local]
+        self.client_state = parts(kept, STATE)
+        self.optimizer_state = copied(parts(kept, OPTIMIZER)) or job.optimizer.init(self.params, stacked=True)
         self.lr = torch.tensor(start.lr, dtype=job.x.dtype, device=job.x.device)
         self.numbers = {
             "size": torch.from_numpy(plan.sizes).to(self.lr),
@@ -159,62 +164,90 @@ class _Stack:
             "lr": self.lr.expand(count),
             **{name: torch.from_numpy(values).to(self.lr) for name, values in plan.numbers.items()},
         }
-        self.pull = self._once(job.algorithm.pull) if overridden(job.algorithm, "pull") else {}
-        pulls = {name for tensors in self.pull.values() for name in tensors}
-        self.scratch = {name: torch.empty_like(value) for name, value in self.params.items() if name in pulls}
-        self.tap = Tap(self.model) if job.algorithm.uses_features else None
+        self.class_counts = job.class_counts(plan.clients) if "class_counts" in self.requires else None
+        self.measured: dict[str, Floats] = {}
+        if "loss_before" in self.requires:
+            self.measured["loss_before"] = self._mean_loss()
+            self.numbers["loss_before"] = torch.from_numpy(self.measured["loss_before"]).to(self.lr)
+        self.full_gradient = self._full_gradient() if "full_gradient" in self.requires else {}
+        self.tap = Tap(self.model) if "features" in self.requires else None
+        positions, self.counts = plan.table()
+        self.rows = job.rows(plan.clients, positions)
+        self.real_rows = torch.from_numpy(self.counts).to(job.y.device)
+        self.slots = torch.arange(positions.shape[2], device=job.y.device)
+        self.moves = draw_moves(job.augment, plan, job.x.device)
+        if overridden(job.algorithm, "on_receive"):
+            self._receive()
+        self.correction = self._linear_correction() if overridden(job.algorithm, "linear_correction") else {}
+        names = {name for tensors in self.correction.values() for name in tensors}
+        self.scratch = {name: torch.empty_like(value) for name, value in self.params.items() if name in names}
 
-    def view(self, params: Tensors, begin: Tensors, memo: Tree, numbers: Tensors) -> View:
-        """One client as the hooks see it; called inside ``vmap``."""
-        return View(params, begin, self.start.server, memo, numbers, self.job.optimizer.momentum)
+    def view(self, params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, counts: Tensor | None) -> View:
+        """Return one client as the hooks see it; called inside ``vmap``."""
+        momentum = self.job.optimizer.momentum
+        return View(params, begin, self.start.server, state, numbers, momentum, class_counts=counts)
 
     @torch.no_grad()
-    def _once(self, hook: Callable[[View], Tree]) -> Tree:
-        """A hook of the algorithm on every client before the first step."""
+    def _linear_correction(self) -> Tree:
+        """Return the linear correction of every client, before the first step."""
 
-        def one_client(params: Tensors, begin: Tensors, memo: Tree, numbers: Tensors) -> Tree:
-            return hook(self.view(params, begin, memo, numbers))
+        def one_client(params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, counts: Tensor | None) -> Tree:
+            return self.job.algorithm.linear_correction(self.view(params, begin, state, numbers, counts))
 
-        dims, arguments = (0, self.begin_dims, 0, 0), (self.params, self.begin, self.memo, self.numbers)
+        dims = (0, self.begin_dims, 0, 0, None if self.class_counts is None else 0)
+        arguments = (self.params, self.begin, self.client_state, self.numbers, self.class_counts)
         found: Tree = vmap(one_client, in_dims=dims)(*arguments)
         return found
 
+    def _receive(self) -> None:
+        """Put the weights in place from which the method starts local training."""
+        batch, real = self._batch_of(0)
+        params = {name: value.detach() for name, value in self.params.items()}
+        seen = (None, None, *self._gather(0, batch), real, self.buffers)
+        with torch.no_grad():
+
+            def hook(given: Tensors, view: View) -> Tensors:
+                start = self.job.algorithm.on_receive(view)
+                return {name: start.get(name, value) for name, value in given.items()}
+
+            self.params = {n: v.clone() for n, v in self._hook(hook, params, params, len(self.plan.clients), seen).items()}
+
     def run(self) -> Updates:
-        """All steps of the plan."""
-        positions, counts = self.plan.table()
-        rows, real_rows = self.job.rows(self.plan.clients, positions), torch.from_numpy(counts).to(self.job.y.device)
-        slots = torch.arange(positions.shape[2], device=self.job.y.device)
-        numbers = dict(self.plan.numbers)
-        if self.job.algorithm.measures_fall:
-            numbers["loss_before"] = self._mean_loss()
-        full_gradient = self._full_gradient() if self.job.algorithm.needs_full_gradient() else {}
-        device, clients = self.job.y.device, len(self.plan.clients)
-        loss_sum = torch.zeros(clients, dtype=torch.float64, device=device)
-        correct_sum = torch.zeros(clients, dtype=torch.float64, device=device)
-        for step, count in enumerate(counts):
-            active, widest = int((count > 0).sum()), int(count.max())
-            batch = rows[step, :active, :widest]
-            full = bool((count[:active] == widest).all())
-            real = None if full else (slots[:widest] < real_rows[step, :active, None]).to(self.job.x.dtype)
-            self.mask.agree = settle_in_stack if self.job.algorithm.shares_norm(step) else None
-            loss, correct = self._step(active, batch, real)
-            loss_sum[:active] += loss * real_rows[step, :active]
-            correct_sum[:active] += correct
-        seen = torch.from_numpy(counts.sum(0)).to(device)
-        if self.job.algorithm.measures_fall:
-            numbers["loss_after"] = self._mean_loss()
-        mean_loss, accuracy = ((total / seen).cpu().numpy() for total in (loss_sum, correct_sum))
-        report = Report(self.plan.clients, self.plan.sizes, self.plan.steps, mean_loss, accuracy, numbers)
-        return self._finish(report, full_gradient)
+        """Take all steps of the plan."""
+        policy, clients = self.job.algorithm.batchnorm, len(self.plan.clients)
+        loss_sum = torch.zeros(clients, dtype=torch.float64, device=self.job.y.device)
+        score_sum = torch.zeros(clients, dtype=torch.float64, device=self.job.y.device)
+        for step, count in enumerate(self.counts):
+            active = int((count > 0).sum())
+            batch, real = self._batch_of(step)
+            self.mask.agree = settle_in_stack if policy.shares_statistics(step) else None
+            loss, scores = self._step(step, active, batch, real)
+            loss_sum[:active] += loss * self.real_rows[step, :active]
+            score_sum[:active] += scores
+        seen = torch.from_numpy(self.counts.sum(0)).to(self.job.y.device)
+        if "loss_after" in self.requires:
+            self.measured["loss_after"] = self._mean_loss()
+        mean_loss, score = ((total / seen).cpu().numpy() for total in (loss_sum, score_sum))
+        numbers = {**self.plan.numbers, **self.measured}
+        return self._finish(Report(self.plan.clients, self.plan.sizes, self.plan.steps, mean_loss, score, numbers))
+
+    def _batch_of(self, step: int) -> tuple[Tensor, Tensor | None]:
+        """Return row numbers ``[client, slot]`` of the clients still at work, and which are real; None where all are."""
+        count = self.counts[step]
+        active, widest = int((count > 0).sum()), int(count.max())
+        batch = self.rows[step, :active, :widest]
+        if bool((count[:active] == widest).all()):
+            return batch, None
+        return batch, (self.slots[:widest] < self.real_rows[step, :active, None]).to(self.job.x.dtype)
 
     @torch.no_grad()
     def _mean_loss(self) -> Floats:
-        """Loss of every client's model on all of its rows, in evaluation mode."""
+        """Return the loss of every client's model on all of its rows, in evaluation mode."""
         total = torch.stack([*self._losses(self.params)]).sum(0)
         return total.cpu().numpy() / self.plan.sizes
 
     def _full_gradient(self) -> Tensors:
-        """Gradient of that loss at every client's weights."""
+        """Return the gradient of that loss at every client's weights."""
         params = {name: value.detach().requires_grad_() for name, value in self.params.items()}
         total = {name: torch.zeros_like(value) for name, value in self.params.items()}
         for losses in self._losses(params):
@@ -224,11 +257,11 @@ class _Stack:
         return total
 
     def _losses(self, params: Tensors) -> Iterator[Tensor]:
-        """All rows of every client, a batch at a time: the sum of each client's losses, in evaluation mode."""
+        """Yield the sum of each client's losses in evaluation mode, over all its rows, a batch at a time."""
         model, sizes, width = copy.deepcopy(self.job.model).eval(), self.plan.sizes, int(self.plan.batch.max())
 
         def losses(tensors: Tensors, x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(functional_call(model, tensors, (x,)), y, reduction="none")
+            return self.job.task.losses(functional_call(model, tensors, (x,)), y, "none")
 
         for first in range(0, int(sizes.max()), width):
             positions = np.arange(first, first + width)
@@ -237,41 +270,73 @@ class _Stack:
             each = vmap(losses)({**params, **self.buffers}, self.job.x[rows], self.job.y[rows])
             yield (each.double() * torch.from_numpy(real).to(each.device)).sum(1)
 
-    def _step(self, active: int, batch: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """One step of the first ``active`` clients, in place; returns each one's loss and right answers.
+    def _step(self, step: int, active: int, batch: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Take one step of the first ``active`` clients, in place; returns each one's loss and summed scores.
 
         Only the model runs under ``vmap``. A client's loss depends on its own slice of the stacked weights alone, so the
         gradient of the sum of all losses is the stack of their gradients, and plain autograd finds it.
         """
-        algorithm, head = self.job.algorithm, slice(active)
+        algorithm, task, head = self.job.algorithm, self.job.task, slice(active)
         params = {name: value[head].detach().requires_grad_() for name, value in self.params.items()}
-        x, y = (data.index_select(0, batch.flatten()).view(*batch.shape, *data.shape[1:]) for data in (self.job.x, self.job.y))
+        x, y = self._gather(step, batch)
         buffers = {name: value[head] for name, value in self.buffers.items()}
+        looks = overridden(algorithm, "objective") or overridden(algorithm, "correct_gradients")
         # A model may write to its input, and other models are to see the same rows.
-        logits, features, moved = self._predict(params, buffers, x.clone() if self.tap else x, real)
-        losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
+        logits, features, moved = self._predict(params, buffers, x.clone() if looks else x, real)
+        losses = task.losses(logits, y, "none")
         loss = losses.mean(1) if real is None else (losses * real).sum(1) / real.sum(1)
         total = loss
         if overridden(algorithm, "objective"):
-            seen = None if features is None else (features, x, real, buffers)
+            seen = (logits, features, x, y, real, buffers)
             total = self._hook(algorithm.objective, loss, params, active, seen)
         found = torch.autograd.grad(total.sum(), list(params.values()), materialize_grads=True)
         with torch.no_grad():
             grads = dict(zip(params, found, strict=True))
-            if overridden(algorithm, "correct"):
-                grads = self._hook(algorithm.correct, grads, params, active)
+            if overridden(algorithm, "correct_gradients"):
+                seen = (logits.detach(), None if features is None else features.detach(), x, y, real, buffers)
+                grads = self._hook(algorithm.correct_gradients, grads, params, active, seen)
             for old, new in zip(buffers.values(), moved, strict=True):
                 old.copy_(new)
-            moving = {name: value[head] for name, value in self.params.items()}
-            grads = self._pulled(grads, moving, active)
-            self.job.optimizer.step_(moving, grads, rows_of(self.optimizer_state, head), self.lr)
-            right = logits.argmax(2) == y
-            return loss.detach(), right.sum(1) if real is None else (right * real).sum(1)
+            self._move(self._corrected(grads, {n: value[head] for n, value in self.params.items()}, active), step, active)
+            scores = task.row_scores(logits, y)
+            return loss.detach(), scores.sum(1) if real is None else (scores * real).sum(1)
+
+    def _gather(self, step: int, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of the rows ``[client, slot]`` of a step."""
+        x, y = (
+            data.index_select(0, batch.flatten()).view(*batch.shape, *data.shape[1:]) for data in (self.job.x, self.job.y)
+        )
+        if self.moves is not None:
+            x = augment(x, *self.moves[:, step, : batch.shape[0], : batch.shape[1]])
+        return x, y
+
+    def _move(self, grads: Tensors, step: int, active: int) -> None:
+        """Take a step of the optimiser, with the parameters that each client trains in its epoch."""
+        head, optimizer = slice(active), self.job.optimizer
+        params = {name: value[head] for name, value in self.params.items()}
+        state = rows_of(self.optimizer_state, head)
+        if not overridden(self.job.algorithm, "trainable"):
+            optimizer.step_(params, grads, state, self.lr, stacked=True)
+            return
+        epochs = step // self.plan.steps_per_epoch[head]
+        trained = {int(e): self.job.algorithm.trainable(self.job.layout, int(e)) & params.keys() for e in np.unique(epochs)}
+        anybody = frozenset().union(*trained.values())
+        params = {name: value for name, value in params.items() if name in anybody}
+        state = {part: {n: v for n, v in ts.items() if n in anybody or n not in self.params} for part, ts in state.items()}
+        before = {"": {n: v.clone() for n, v in params.items()}, **copied(state)} if len(set(trained.values())) > 1 else {}
+        if params:
+            optimizer.step_(params, grads, state, self.lr, stacked=True)
+        for part, tensors in before.items():
+            for name, old in tensors.items():
+                if name in params:  # clients that do not train it in their epoch get back what they had
+                    moves = torch.from_numpy(np.array([name in trained[int(e)] for e in epochs])).to(old.device)
+                    now = params[name] if part == "" else state[part][name]
+                    now.copy_(torch.where(moves.view(-1, *(1,) * (old.dim() - 1)), now, old))
 
     def _predict(
         self, params: Tensors, buffers: Tensors, x: Tensor, real: Tensor | None
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Logits of every client's batch, its representation if asked for, and its new buffers.
+        """Return logits of every client's batch, its features if the method requires them, and its new buffers.
 
         Arguments of ``vmap`` go flat: trees cost it much time.
         """
@@ -290,45 +355,80 @@ class _Stack:
         return (logits, rest[0], rest[1:]) if self.tap else (logits, None, rest)
 
     def _hook(
-        self,
-        hook: Callable[[Any, View], Any],
-        value: Tensor | Tensors,
-        params: Tensors,
-        active: int,
-        seen: "tuple[Tensor, Tensor, Tensor | None, Tensors] | None" = None,
+        self, hook: Callable[[Any, View], Any], value: Tensor | Tensors, params: Tensors, active: int, seen: "_Seen"
     ) -> Any:
-        """A hook of the algorithm on each of the first ``active`` clients; ``seen`` is what it may see of their batches.
+        """Return a hook of the method for each of the first ``active`` clients; ``seen`` is what it may see of their batches.
 
         Arguments of ``vmap`` go flat here too, numbers in one tensor, and what all clients share not at all.
         """
         given = [value] if isinstance(value, Tensor) else list(value.values())
-        own, memo = rows_of({"": {name: self.begin[name] for name in self.own_begin}}, slice(active))[""], self.memo
-        remembered = [tensor[:active] for tensors in memo.values() for tensor in tensors.values()]
+        own = rows_of({"": {name: self.begin[name] for name in self.own_begin}}, slice(active))[""]
+        states = [tensor[:active] for tensors in self.client_state.values() for tensor in tensors.values()]
         numbers = torch.stack(list(self.numbers.values()), 1)[:active]
-        features, x, real, buffers = seen or (None, None, None, {})
+        *of_batch, buffers = seen
+        counts = None if self.class_counts is None else self.class_counts[:active]
+        optional: list[Any] = [*of_batch, counts]
 
-        def one_client(numbers: Tensor, features: Any, x: Any, real: Any, *leaves: Tensor) -> Any:
+        def one_client(numbers: Tensor, logits: Any, features: Any, x: Any, y: Any, real: Any, counts: Any, *leaves: Tensor) -> Any:
             left = iter(leaves)
             mine = [next(left) for _ in given]
             weights = {name: next(left) for name in params}
             begin = {**self.begin, **{name: next(left) for name in own}}
-            old = {part: {name: next(left) for name in tensors} for part, tensors in memo.items()}
-            view = self.view(weights, begin, old, _Numbers(list(self.numbers), numbers))
-            if seen:
-                view = replace(view, batch=self._batch(weights, features, x, real, {name: next(left) for name in buffers}))
+            old = {part: {name: next(left) for name in tensors} for part, tensors in self.client_state.items()}
+            moving = {name: next(left) for name in buffers}
+            view = self.view(weights, begin, old, _Numbers(list(self.numbers), numbers), counts)
+            view = self._see(view, logits, features, x, y, real, moving)
             if isinstance(value, Tensor):
                 return hook(mine[0], view)
             result = hook(dict(zip(value, mine, strict=True)), view)
             return tuple(result[name] for name in value)
 
-        leaves = [*given, *params.values(), *own.values(), *remembered, *buffers.values()]
-        dims = (0, *(None if part is None else 0 for part in (features, x, real)), *(0 for _ in leaves))
-        result = vmap(one_client, in_dims=dims, randomness="different")(numbers, features, x, real, *leaves)
+        leaves = [*given, *params.values(), *own.values(), *states, *buffers.values()]
+        dims = (0, *(None if part is None else 0 for part in optional), *(0 for _ in leaves))
+        result = vmap(one_client, in_dims=dims, randomness="different")(numbers, *optional, *leaves)
         return result if isinstance(value, Tensor) else dict(zip(value, result, strict=True))
 
-    def _pulled(self, grads: Tensors, params: Tensors, active: int) -> Tensors:
-        """Gradients with the pull of each client, in memory of the stack: a gradient may be a view that cannot be changed."""
-        scale, offset = self.pull.get("scale", {}), self.pull.get("offset", {})
+    def _see(
+        self, view: View, logits: Tensor | None, features: Tensor | None, x: Tensor, y: Tensor, real: Tensor | None, buffers: Tensors
+    ) -> View:
+        """Return the view with what hooks may see of one client's batch; called inside ``vmap``."""
+        own = {name: value.detach() for name, value in view.params.items()}
+
+        def forward(weights: Tensors) -> tuple[Tensor, Tensor | None]:
+            self.mask.rows = real
+            still = {name: value.clone() for name, value in buffers.items()}  # a look must not move running statistics
+            outputs: Tensor = functional_call(self.model, {**own, **weights, **still}, (x.clone(),))
+            return outputs, self.tap.features if self.tap else None
+
+        def mean(values: Tensor) -> Tensor:
+            return values.mean() if real is None else (values * real).sum() / real.sum()
+
+        @torch.no_grad()
+        def logits_at(weights: Tensors) -> Tensor:
+            return forward(weights)[0]
+
+        @torch.no_grad()
+        def features_at(weights: Tensors) -> Tensor:
+            found = forward(weights)[1]
+            assert found is not None, "features_at is for methods that require features"
+            return found
+
+        def minimised(weights: Tensors) -> Tensor:
+            outputs, inside = forward(weights)
+            other = replace(view, params=weights, batch=Batch(outputs, y, mean, logits_at, features_at, inside))
+            return self.job.algorithm.objective(mean(self.job.task.losses(outputs, y, "none")), other)
+
+        def gradient_at(weights: Tensors) -> Tensors:
+            found: Tensors = grad(minimised)({**own, **weights})
+            return found
+
+        if logits is not None:
+            view = replace(view, batch=Batch(logits, y, mean, logits_at, features_at, features))
+        return replace(view, gradient_at=gradient_at)
+
+    def _corrected(self, grads: Tensors, params: Tensors, active: int) -> Tensors:
+        """Return gradients with each client's linear correction, in memory of the stack: a gradient may be a view."""
+        scale, offset = self.correction.get("scale", {}), self.correction.get("offset", {})
         result = {}
         for name, found in grads.items():
             if name in scale:
@@ -339,38 +439,24 @@ class _Stack:
             result[name] = found
         return result
 
-    def _batch(self, params: Tensors, features: Tensor, x: Tensor, real: Tensor | None, buffers: Tensors) -> Batch:
-        """What hooks may see of one client's batch; called inside ``vmap``."""
-
-        @torch.no_grad()
-        def represent(weights: Tensors) -> Tensor:
-            assert self.tap
-            self.mask.rows = real
-            own = {name: value.detach() for name, value in params.items()}
-            still = {name: value.clone() for name, value in buffers.items()}  # a look must not move running statistics
-            functional_call(self.model, {**own, **weights, **still}, (x.clone(),))
-            return self.tap.features
-
-        def mean(values: Tensor) -> Tensor:
-            return values.mean() if real is None else (values * real).sum() / real.sum()
-
-        return Batch(features, represent, mean)
-
-    def _finish(self, report: Report, full_gradient: Tensors) -> Updates:
+    def _finish(self, report: Report) -> Updates:
         job, algorithm = self.job, self.job.algorithm
 
-        def leave(params: Tensors, begin: Tensors, memo: Tree, numbers: Tensors, full: Tensors) -> tuple[Tree, Tree]:
-            view = replace(self.view(params, begin, memo, numbers), full_gradient=full)
-            return algorithm.payload(view), algorithm.memo(view)
+        def leave(
+            params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, full: Tensors, counts: Tensor | None
+        ) -> tuple[Tree, Tree]:
+            view = replace(self.view(params, begin, state, numbers, counts), full_gradient=full)
+            return algorithm.payload(view), algorithm.client_state(view)
 
-        dims, arguments = (0, self.begin_dims, 0, 0, 0), (self.params, self.begin, self.memo, self.numbers, full_gradient)
-        payload, memo = vmap(leave, in_dims=dims)(*arguments)
+        dims = (0, self.begin_dims, 0, 0, 0, None if self.class_counts is None else 0)
+        arguments = (self.params, self.begin, self.client_state, self.numbers, self.full_gradient, self.class_counts)
+        payload, state = vmap(leave, in_dims=dims)(*arguments)
         everything = {**self.params, **self.buffers}
-        own: Tree = prefixed(memo, MEMO)
-        if job.kept:
-            own["kept"] = {name: everything[name] for name in sorted(job.kept)}
-        if algorithm.keeps_optimizer:
-            own |= prefixed(self.optimizer_state, OPTIMIZER)
+        kept: Tree = prefixed(state, STATE)
+        if job.local_names:
+            kept[LOCAL] = {name: everything[name] for name in sorted(job.local_names)}
+        if "optimizer_state" in self.requires:
+            kept |= prefixed(self.optimizer_state, OPTIMIZER)
         sent = {name: value for name, value in self.buffers.items() if name not in job.unsent}
-        trained = {**self.params, **{name: self.buffers[name] for name in job.fixed & self.buffers.keys()}}
-        return Updates(report, without(payload, job.unsent), sent, own, trained)
+        trained = {**self.params, **{name: self.buffers[name] for name in job.frozen_names & self.buffers.keys()}}
+        return Updates(report, without(payload, job.unsent), sent, kept, trained)

@@ -14,7 +14,7 @@ from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.heterogeneity.distances import DISTANCES
 from fedskew.heterogeneity.heterogeneity import levels
-from fedskew.skew.cut import Cut, SkewSpec, cut
+from fedskew.skew.partitioning import Partitioned, SkewSpec, partition_rows
 from fedskew.skew.skews import skews, treatments
 
 TOLERANCE = 0.01
@@ -119,7 +119,7 @@ class Found:
     """A cut that has the wanted level: ``spec`` makes it again with the same seed, ``level`` is what it measures."""
 
     spec: str
-    cut: Cut
+    result: Partitioned
     target: Target
     level: float
     cuts: int  # that were tried
@@ -127,7 +127,7 @@ class Found:
     @property
     def partition(self) -> Partition:
         """Who holds which rows."""
-        return self.cut.partition
+        return self.result.partition
 
 
 def find(
@@ -303,7 +303,7 @@ class _Search:
     def _try(self, value: float) -> float | None:
         spec = self.dial.at(value)
         try:
-            made = cut(spec, self.rows, self.clients, self.seed)
+            made = partition_rows(spec, self.rows, self.clients, self.seed)
         except FedskewError as problem:
             self.refusal = self.refusal or problem
             return None

@@ -5,6 +5,16 @@ from typing import Literal, TypeAlias
 from torch import Tensor, nn
 
 Norm: TypeAlias = Literal["batch", "group"]
+Activation: TypeAlias = Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"]
+
+_ACTIVATIONS: dict[Activation, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
 
 _CHANNELS_A_GROUP = 16  # Wu and He 2018, table 3: as good as 32 groups, and safe for narrow layers
 
@@ -26,6 +36,16 @@ def normaliser(norm: Norm, channels: int, *, image: bool = True) -> nn.Module:
     if norm == "group":
         return nn.GroupNorm(groups_of(channels), channels)
     return nn.BatchNorm2d(channels) if image else nn.BatchNorm1d(channels)
+
+
+def nonlinear(activation: Activation, dropout: float = 0.0) -> list[nn.Module]:
+    """The activation of that name with PyTorch's defaults, then drop-out; a share of 0 has no drop-out layer at all.
+
+    >>> nonlinear("relu"), nonlinear("tanh", 0.5)
+    ([ReLU()], [Tanh(), Dropout(p=0.5, inplace=False)])
+    """
+    layers = [_ACTIVATIONS[activation]()]
+    return [*layers, nn.Dropout(dropout)] if dropout else layers
 
 
 def conv_norm(inputs: int, outputs: int, norm: Norm, stride: int = 1, kernel: int = 3) -> list[nn.Module]:

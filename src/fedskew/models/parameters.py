@@ -1,5 +1,6 @@
 """The parameters of a model that training moves, and weights put into a model by name."""
 
+import torch
 from torch import nn
 
 from fedskew.core.errors import FedskewError
@@ -7,8 +8,15 @@ from fedskew.core.trees import Tensors
 
 
 def trainable(model: nn.Module) -> Tensors:
-    """The parameters that training moves; frozen ones (``requires_grad=False``) stay as they are and are never sent."""
+    """Return the parameters that training moves; frozen ones (``requires_grad=False``) stay as they are and are never sent."""
     found: Tensors = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not found:
         raise FedskewError(f"{type(model).__name__} has nothing to train: no parameter has requires_grad=True")
     return found
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, tensors: Tensors) -> None:
+    """Copy trainable parameters and buffers into a model by name, where ``load_state_dict`` would refuse tied weights."""
+    for name, value in {**trainable(model), **dict(model.named_buffers())}.items():
+        value.copy_(tensors[name])

@@ -31,7 +31,7 @@ from fedskew.runs.folder import (
     resume_command,
 )
 from fedskew.server.client_store import ClientStore
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
 PIECE = 2**25  # bytes of rows in one file of the journal, so that writing and reading it takes no more memory than that
 LEAST = 2**16  # bytes that a journal may hold in any case
@@ -56,19 +56,19 @@ class Checkpoints:
         self._digests: dict[str, Digest] = {}  # of the journal's files
         self._named: dict[int, set[str]] = {}  # for each checkpoint in place the files of the journal that it relies on
 
-    def save(self, training: Training) -> None:
+    def save(self, server: Server) -> None:
         """Add a checkpoint of the training as it is now, and remove the oldest."""
-        disk, stores = self.disk, training.stores()
+        disk, stores = self.disk, server.stores()
         files, size = self._write_journal(stores)
-        state = to_bytes({**training.head(), FILES: torch.tensor([files.start, files.stop])})
-        path = disk.checkpoint(training.round, "safetensors")
+        state = to_bytes({**server.checkpoint_without_stores(), FILES: torch.tensor([files.start, files.stop])})
+        path = disk.checkpoint(server.round, "safetensors")
         disk.write_inside(path, state)
         journal = {f"{JOURNAL}/{disk.journal(number).name}" for number in files}
         relied = {name: self._digests[name] for name in sorted(journal)}
         relied |= {f"{CHECKPOINTS}/{path.name}": Digest.of(state), **disk.sync_tables()}
-        disk.write_inside(disk.checkpoint(training.round, "json"), manifest(relied, round=training.round))
+        disk.write_inside(disk.checkpoint(server.round, "json"), manifest(relied, round=server.round))
         self._files, self._bytes = files, size
-        self._named[training.round] = journal
+        self._named[server.round] = journal
         self._remove_old()
         for store in stores.values():
             store.settle()
@@ -101,7 +101,7 @@ class Checkpoints:
                 number, size = number + 1, size + len(content)
         return range(first, number), size
 
-    def restore(self, training: Training, force: bool = False) -> None:
+    def restore(self, server: Server, force: bool = False) -> None:
         """Bring a fresh training to the state of the last checkpoint, if there is one, and the tables to its length.
 
         What it relies on is verified first; nothing is changed before. With ``force`` the last checkpoint that is whole is
@@ -116,10 +116,10 @@ class Checkpoints:
             round, tables = chosen
             path = self.disk.checkpoint(round, "safetensors")
             flat = tensors_from_bytes(path.read_bytes())
-            if _fixed({**training.head(), FILES: torch.zeros(2)}) != _fixed(flat):
+            if _fixed({**server.checkpoint_without_stores(), FILES: torch.zeros(2)}) != _fixed(flat):
                 raise FedskewError(f"{path} does not fit the model and the algorithm of {CONFIG}: were they changed?")
-            training.restore(flat)
-            self._read_journal(range(*flat[FILES].tolist()), training.stores())
+            server.restore(flat)
+            self._read_journal(range(*flat[FILES].tolist()), server.stores())
         if self.disk.finished:
             return
         self._remove_old()

@@ -12,10 +12,10 @@ import torch
 
 from fedskew.core.errors import FedskewError
 from fedskew.runs.folder import FORMAT, RunFolder, resume_command
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
 
-def environment(training: Training) -> dict[str, Any]:
+def environment(server: Server) -> dict[str, Any]:
     """What the bits of a run depend on beside its configuration."""
     from fedskew import __version__
 
@@ -25,19 +25,19 @@ def environment(training: Training) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    device = str(training.device)
-    if training.device.type == "cuda":
-        device += f" ({torch.cuda.get_device_name(training.device)})"
-    method = training.algorithm
+    device = str(server.device)
+    if server.device.type == "cuda":
+        device += f" ({torch.cuda.get_device_name(server.device)})"
+    method = server.algorithm
     return {
         "format": FORMAT,
         **versions,
         "platform": platform.platform(),
         "device": device,
-        "threads": training.threads,
-        "federation": training.fed.fingerprint,
+        "threads": server.threads,
+        "federation": server.fed.fingerprint,
         "algorithm": {"class": _qualified(type(method)), "options": {k: str(v) for k, v in method.options().items()}},
-        "model": {"class": _qualified(type(training.model)), "answers": answers(training)},
+        "model": {"class": _qualified(type(server.model)), "answers": answers(server)},
     }
 
 
@@ -46,10 +46,10 @@ def _qualified(kind: type) -> str:
 
 
 @torch.no_grad()
-def answers(training: Training) -> list[float]:
+def answers(server: Server) -> list[float]:
     """What the model, as it begins, answers to two fixed rows: other code or other first weights give something else."""
-    rows = torch.arange(2 * math.prod(training.fed.data.shape), dtype=torch.float64).cos().view(2, *training.fed.data.shape)
-    fresh = copy.deepcopy(training.model).cpu().double().eval()
+    rows = torch.arange(2 * math.prod(server.fed.data.shape), dtype=torch.float64).cos().view(2, *server.fed.data.shape)
+    fresh = copy.deepcopy(server.model).cpu().double().eval()
     found: list[float] = fresh(rows).flatten().tolist()
     return found
 

@@ -7,29 +7,22 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.runs import folder as on_disk
+from fedskew.runs.callbacks import Callback
 from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import Row, RunFolder
-from fedskew.server.training import RoundResult, Training
+from fedskew.server.server import Server
 
 SHARE = 0.01  # of a run's time that checkpoints may take where nobody says how often they are made
 STOPS = {"SIGTERM": 143, "SIGHUP": 129}  # signals that end a run in good order, with the exit codes of a shell
 
 
-class Watcher(Protocol):
-    """Somebody who wants to see every round as it ends."""
-
-    def __call__(self, result: RoundResult, rounds: int) -> None:
-        """Called once a round."""
-        ...
-
-
 @dataclass
-class Pace:
-    """When a checkpoint is due: every so many rounds, or when the last one is paid for, about 1 % of the time; at the end."""
+class CheckpointInterval:
+    """When a checkpoint is due: every so many rounds, or so often that it takes about 1 % of the time; and at the end."""
 
     every: int | None
     rounds: int
@@ -41,7 +34,7 @@ class Pace:
         self._since = self.clock()
 
     def due(self, round: int) -> bool:
-        """Whether there is one after this round."""
+        """Return whether there is one after this round."""
         if round == self.rounds:
             return True
         if self.every is not None:
@@ -50,7 +43,7 @@ class Pace:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around the making of one."""
+        """Measure how long it takes to write one."""
         began = self.clock()
         yield
         self._since = self.clock()
@@ -58,48 +51,52 @@ class Pace:
 
 
 def run_rounds(
-    training: Training, checkpoints: Checkpoints | None, tables: Mapping[str, list[Row]], watchers: Iterable[Watcher]
+    server: Server, checkpoints: Checkpoints | None, tables: Mapping[str, list[Row]], callbacks: Iterable[Callback]
 ) -> None:
-    """Round after round to the end. Every round is recorded before the next begins.
+    """Go round after round to the end, or until a callback stops the run. Every round is recorded before the next begins.
 
     Ctrl-C, SIGTERM and SIGHUP leave a run that can be resumed: the latter two end the round first and make a checkpoint.
     """
-    settings, disk = training.settings, checkpoints.disk if checkpoints else None
-    pace = Pace(settings.checkpoint_every, settings.rounds)
-    with going_on(training, disk), _stopping() as stopped:
-        while training.round < settings.rounds:
+    settings, disk = server.settings, checkpoints.disk if checkpoints else None
+    interval = CheckpointInterval(settings.checkpoint_every, settings.rounds)
+    with resumable(server, disk), _stopping() as stopped:
+        while server.round < settings.rounds:
+            due = False
             began = time.perf_counter()
-            result = training.advance()
+            result = server.advance()
             new = {"rounds": [result.round], "clients": result.clients}
-            new["timing"] = [{"round": training.round, "seconds": time.perf_counter() - began}]
+            new["timing"] = [{"round": server.round, "seconds": time.perf_counter() - began}]
             for name, table in tables.items():
                 table.extend(new[name])
             if checkpoints and disk:
                 for name, file in (("rounds", on_disk.ROUNDS), ("clients", on_disk.CLIENTS), ("timing", on_disk.TIMING)):
                     disk.append(file, new[name])
-                if pace.due(training.round) or stopped:
-                    with pace.saving():
-                        checkpoints.save(training)
-            for watch in watchers:
-                watch(result, settings.rounds)
-            if stopped and training.round < settings.rounds:
-                raise Interrupted(_how_to_go_on(training, disk), code=STOPS[stopped[0]])
+                if due := interval.due(server.round) or bool(stopped):
+                    with interval.saving():
+                        checkpoints.save(server)
+            # A list, because every callback is called, also after one that stops the run.
+            if any([callback.on_round_end(result, settings.rounds) for callback in callbacks]):
+                if checkpoints and not due:
+                    checkpoints.save(server)
+                return
+            if stopped and server.round < settings.rounds:
+                raise Interrupted(_how_to_resume(server, disk), code=STOPS[stopped[0]])
 
 
 @contextmanager
-def going_on(training: Training, disk: RunFolder | None) -> Iterator[None]:
-    """Ctrl-C says how to go on with the run."""
+def resumable(server: Server, disk: RunFolder | None) -> Iterator[None]:
+    """Make Ctrl-C say how to resume the run."""
     try:
         yield
     except Interrupted:
         raise
     except KeyboardInterrupt:
-        raise Interrupted(_how_to_go_on(training, disk)) from None
+        raise Interrupted(_how_to_resume(server, disk)) from None
 
 
-def _how_to_go_on(training: Training, disk: RunFolder | None) -> str:
-    done = f"interrupted after round {training.round} of {training.settings.rounds}"
-    return f"{done}; go on with: {on_disk.resume_command(disk.path)}" if disk else done
+def _how_to_resume(server: Server, disk: RunFolder | None) -> str:
+    done = f"interrupted after round {server.round} of {server.settings.rounds}"
+    return f"{done}; resume with: {on_disk.resume_command(disk.path)}" if disk else done
 
 
 @contextmanager
@@ -130,8 +127,8 @@ def only_warned(what: str) -> Iterator[None]:
         )
 
 
-def client_lines(tables: Mapping[str, list[Row]], disk: RunFolder | None) -> Iterable[Row]:
-    """All lines about clients: in memory, or one after the other from the folder."""
+def client_rows(tables: Mapping[str, list[Row]], disk: RunFolder | None) -> Iterable[Row]:
+    """Return all rows about clients: in memory, or one after the other from the folder."""
     return disk.stream(on_disk.CLIENTS) if disk else tables["clients"]
 
 

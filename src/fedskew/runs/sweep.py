@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 
 from fedskew.algorithms.contract import resolve
-from fedskew.api import Run, check_choices, federate, prepare, resume, run_experiment
 from fedskew.core.config import Experiment
 from fedskew.core.errors import DivergedError, FedskewError
 from fedskew.core.files import reading
 from fedskew.core.lock import locked
 from fedskew.data.federation import Federation
+from fedskew.runs.callbacks import CallbackSpec
+from fedskew.runs.execute import prepare, resume_run
+from fedskew.runs.experiment import check_choices, run_experiment
+from fedskew.runs.federate import federate
 from fedskew.runs.folder import SUMMARY, RunFolder, new_folder, resume_command, to_json, write_atomically
-from fedskew.runs.runner import Watcher
+from fedskew.runs.run import Run
 from fedskew.runs.summary import Row
 
 GROUP, FAILED = "group.json", "failed.json"
@@ -74,7 +77,7 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-class Cuts:
+class Partitions:
     """The federations of a group, one in memory at a time; the data is read once, unless the seed decides what is held out."""
 
     def __init__(self) -> None:
@@ -92,11 +95,11 @@ class Cuts:
 
 def check(wanted: Sequence[Member]) -> None:
     """Refuse before the first run what would stop a later one: every cut is made and every model is built once."""
-    cuts = Cuts()
+    partitions = Partitions()
     for member in wanted:
         experiment = member.experiment()
         with _named(member):
-            prepare(cuts.of(experiment), experiment.model, resolve(experiment.algorithm), experiment.settings())
+            prepare(partitions.of(experiment), experiment.model, resolve(experiment.algorithm), experiment.settings())
 
 
 @contextmanager
@@ -147,7 +150,7 @@ def read(folder: Path) -> list[Member]:
 def run_all(
     folder: Path,
     wanted: Sequence[Member],
-    watch: Callable[[Member], Watcher | None],
+    callbacks: Callable[[Member], list[CallbackSpec]],
     *,
     retry: bool = False,
     force: bool = False,
@@ -157,15 +160,20 @@ def run_all(
     A run that diverges is recorded as failed, with its reason, and the others go on; it is tried again only with ``retry``.
     """
     with locked(folder):
-        cuts = Cuts()
-        summaries = [_outcome(folder / member.name, member, cuts, watch, retry, force) for member in wanted]
+        partitions = Partitions()
+        summaries = [_outcome(folder / member.name, member, partitions, callbacks, retry, force) for member in wanted]
         content = to_json(overview(wanted, summaries), indent=2) + "\n"
         write_atomically(folder / SUMMARY, content.encode())
         return summaries
 
 
 def _outcome(
-    place: Path, member: Member, cuts: Cuts, watch: Callable[[Member], Watcher | None], retry: bool, force: bool
+    place: Path,
+    member: Member,
+    partitions: Partitions,
+    callbacks: Callable[[Member], list[CallbackSpec]],
+    retry: bool,
+    force: bool,
 ) -> Row:
     """The summary of a member, of which there may be one already; for one that failed, which it was and why."""
     failed = place / FAILED
@@ -176,7 +184,7 @@ def _outcome(
     failed.unlink(missing_ok=True)
     try:
         with _named(member):
-            return _run(member, place, cuts, watch(member), force).summary
+            return _run(member, place, partitions, callbacks(member), force).summary
     except DivergedError as problem:
         row = {"algorithm": member.algorithm, "seed": member.experiment().seed, "failed": str(problem)}
         RunFolder(place).write_json(FAILED, row)
@@ -205,12 +213,12 @@ def unequal_weights(methods: Sequence[str], summaries: Sequence[Row]) -> str:
     return f"clients count by unlike weights, {sides}: on heterogeneous clients that alone can decide a ranking (--weights)"
 
 
-def _run(member: Member, place: Path, cuts: Cuts, watch: Watcher | None, force: bool) -> Run:
+def _run(member: Member, place: Path, partitions: Partitions, callbacks: list[CallbackSpec], force: bool) -> Run:
     experiment = member.experiment()
-    fed = cuts.of(experiment)
+    fed = partitions.of(experiment)
     if place.exists():
-        return resume(place, fed=fed, watch=watch, force=force)
-    return run_experiment(experiment, folder=place, watch=watch, fed=fed)
+        return resume_run(place, fed, None, None, callbacks, force)
+    return run_experiment(experiment, folder=place, callbacks=callbacks, fed=fed)
 
 
 def means(wanted: Sequence[Member], summaries: Sequence[Row]) -> dict[str, Row]:

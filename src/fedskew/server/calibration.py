@@ -1,4 +1,4 @@
-"""After the last round, or in between: the clients' tallies of what goes into the head, and what a method makes of them."""
+"""Calibration after the last round, or in between: class statistics of all clients, and the new head made from them."""
 
 import copy
 from collections.abc import Iterable
@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedskew.algorithms.contract import overridden
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints, Stream
 from fedskew.core.trees import Tensors, Tree
@@ -15,15 +14,15 @@ from fedskew.engine.features import Tap
 from fedskew.engine.inference import rows_at_once
 from fedskew.engine.job import Job
 from fedskew.models.layout import head_module, layout
-from fedskew.models.parameters import trainable
+from fedskew.models.parameters import load_weights, trainable
 
 
 def check_head(job: Job, personal: bool) -> None:
-    """Refuse before training what ``new_head`` cannot do; ``personal``: clients train models all of their own."""
-    if not overridden(job.algorithm, "tally"):
+    """Refuse before training what ``new_head`` cannot do; ``personal``: clients train models of their own."""
+    if not job.algorithm.calibrator:
         return
     method, model, names = job.algorithm.label(), type(job.model).__name__, layout(job.model).head
-    if personal or names & job.kept:
+    if personal or names & job.local_names:
         raise FedskewError(
             f"{method}: each client has a head of its own, and there is no common one to train again: "
             "leave the addition out or take a method that shares the head"
@@ -48,40 +47,38 @@ def _ends_in_head(job: Job) -> bool:
     return features is not None and features.dim() == 2 and torch.allclose(head_module(worker)(features), logits)
 
 
-def new_head(job: Job, classes: int, models: Iterable[tuple[Tensors, Ints]], round: int) -> tuple[Tensors, Tree]:
-    """The head after so many rounds, by the names it has in the model, and the tally that it was made from.
+def new_head(job: Job, models: Iterable[tuple[Tensors, Ints]], round: int) -> tuple[Tensors, Tree]:
+    """Return the head after so many rounds, by its names in the model, and the statistics that it was made from.
 
-    ``models`` are the weights and buffers under which rows are looked at, with the numbers of these rows. Tallies are sums over
-    rows, so those of several clients may go in at once.
+    ``models`` are the weights and buffers under which features are computed, with the numbers of the rows. Statistics are sums
+    over rows, so those of several clients may go in at once.
     """
+    calibrator = job.algorithm.calibrator
+    assert calibrator
     worker = copy.deepcopy(job.model).eval()
     total: Tree = {}
     for state, rows in models:
-        _load(worker, state)
-        _add_tallies(total, job, worker, torch.from_numpy(rows).to(job.y.device), classes)
+        load_weights(worker, state)
+        _add_statistics(total, job, worker, torch.from_numpy(rows).to(job.y.device))
     layer, prefix = head_module(worker), _prefix(worker)
 
-    def classify(weights: Tensors, features: Tensor) -> Tensor:
-        logits: Tensor = functional_call(layer, {name.removeprefix(prefix): w for name, w in weights.items()}, (features,))
-        return logits
+    def loss(weights: Tensors, features: Tensor, labels: Tensor) -> Tensor:
+        outputs = functional_call(layer, {name.removeprefix(prefix): w for name, w in weights.items()}, (features,))
+        return job.task.losses(outputs, labels)
 
     head = {name: value.detach().clone() for name, value in trainable(worker).items() if name in layout(worker).head}
-    return job.algorithm.finish(head, total, classify, Stream(job.seed, "finish", round)), total
+    return calibrator.calibrate(head, total, loss, Stream(job.seed, "finish", round)), total
 
 
 @torch.no_grad()
-def _load(worker: nn.Module, state: Tensors) -> None:
-    for name, value in {**trainable(worker), **dict(worker.named_buffers())}.items():
-        value.copy_(state[name])
-
-
-@torch.no_grad()
-def _add_tallies(total: Tree, job: Job, worker: nn.Module, rows: Tensor, classes: int) -> None:
+def _add_statistics(total: Tree, job: Job, worker: nn.Module, rows: Tensor) -> None:
+    assert job.algorithm.calibrator
+    statistics = job.algorithm.calibrator.class_statistics
     tap = Tap(worker)
     for some in torch.split(rows, rows_at_once(worker, job.x)):
         worker(job.x[some])
         sound = torch.isfinite(tap.features).all(1)  # a broken client must not break the head for all
-        for part, tensors in job.algorithm.tally(tap.features[sound], job.y[some][sound], classes).items():
+        for part, tensors in statistics(tap.features[sound], job.y[some][sound], job.classes).items():
             sums = total.setdefault(part, {})
             for name, value in tensors.items():
                 sums[name] = sums[name].add_(value) if name in sums else value
@@ -89,6 +86,6 @@ def _add_tallies(total: Tree, job: Job, worker: nn.Module, rows: Tensor, classes
 
 
 def _prefix(model: nn.Module) -> str:
-    """What the names of the head's tensors begin with."""
+    """Return what the names of the head's tensors begin with."""
     name = next(name for name, module in model.named_modules() if module is head_module(model))
     return f"{name}." if name else ""

@@ -1,4 +1,4 @@
-"""Who holds which label, as the server of a walk knows it: the labels themselves, or placeholders agreed on in secret."""
+"""Who holds which label, as a server that schedules samples knows it: the labels, or placeholders agreed on in secret."""
 
 import json
 from dataclasses import astuple, replace
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.contract import Algorithm
+from fedskew.algorithms.topologies import Scheduled
 from fedskew.core.config import Settings
 from fedskew.core.streams import Stream
 from fedskew.data.federation import Federation
@@ -15,13 +15,13 @@ from fedskew.data.partition import Partition
 from fedskew.fleet.clock import line_seconds
 from fedskew.fleet.machines import Fleet
 from fedskew.label_privacy.agreement import Agreement, Exchange, agree
-from fedskew.topology.holdings import Holdings
+from fedskew.schedules.holdings import Holdings
 
 
 def who_holds_what(
-    fed: Federation, trained_on: Partition, algorithm: Algorithm, settings: Settings, agreed: Agreement | None = None
+    fed: Federation, trained_on: Partition, topology: Scheduled, settings: Settings, agreed: Agreement | None = None
 ) -> tuple[Holdings, Agreement | None]:
-    """The holdings of all clients; with ``secure`` by placeholders, which the parties find without telling their labels.
+    """Return the holdings of all clients; with ``secure`` by placeholders, found without disclosing labels.
 
     ``agreed`` is what they found before, if they have.
     """
@@ -34,7 +34,7 @@ def who_holds_what(
         counts,
         label_range=classes,
         stream=Stream(settings.seed, "placeholders"),
-        weighted=algorithm.reads() == "shares",
+        weighted=topology.label_access == "shares",
         round_totals=settings.round_totals,
     )
     placeholder = np.zeros(classes, dtype=np.int64)  # labels that nobody has are never looked up
@@ -52,7 +52,7 @@ def who_holds_what(
 
 
 def packed(agreed: Agreement) -> Tensor:
-    """An agreement as bytes, for a checkpoint."""
+    """Return an agreement as bytes, for a checkpoint."""
     plain = vars(agreed) | {
         "placeholders": [list(held.items()) for held in agreed.placeholders],
         "counts": agreed.counts and list(agreed.counts.items()),
@@ -63,7 +63,7 @@ def packed(agreed: Agreement) -> Tensor:
 
 
 def unpacked(content: Tensor) -> Agreement:
-    """The inverse of ``packed``.
+    """Return the agreement that ``packed`` turned into bytes.
 
     >>> wave = (Exchange(1, 2, 3, 0.5, 0.25),)
     >>> agreed = Agreement(({7: 0}, {7: 0, 3: 1}), {0: 9, 1: 4}, None, {"keys": 0.1}, {"server": 5}, (wave,))
@@ -83,13 +83,13 @@ def unpacked(content: Tensor) -> Agreement:
 
 
 def protocol_bytes(agreed: Agreement) -> tuple[int, int]:
-    """What the label protocol sends down to the clients and up to the server."""
+    """Return the bytes that the label protocol sends down to the clients and up to the server."""
     exchanges = [exchange for wave in agreed.waves for exchange in wave]
     return sum(exchange.bytes_down for exchange in exchanges), sum(exchange.bytes_up for exchange in exchanges)
 
 
 def protocol_seconds(agreed: Agreement, fleet: Fleet) -> float:
-    """How long the label protocol takes on the virtual clock: question, work and answer of the slowest client of each wave.
+    """Return how long the label protocol takes on the virtual clock: the slowest client of each wave decides.
 
     Lines are the fleet's. Work is counted, so many vectors at a fixed cost each, and what the server has to do before it can
     go on comes on top; the same seed gives the same seconds.

@@ -3,7 +3,8 @@
 import numpy as np
 from torch import nn
 
-from fedskew.algorithms.contract import Algorithm, overridden
+from fedskew.algorithms.contract import Algorithm, Weights
+from fedskew.algorithms.topologies import Buffered, Parallel, Scheduled, Sequential, Synchronous
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
@@ -12,8 +13,91 @@ from fedskew.engine.job import Job
 from fedskew.models.parameters import trainable
 
 
-def clients_a_round(settings: Settings, trained_on: Partition, clients: int) -> int:
-    """How many clients take part in a round, of those that there are."""
+def check_choices(algorithm: Algorithm, settings: Settings) -> None:
+    """Refuse settings for which the method is not defined, as far as that shows before any data is read."""
+    method, topology = algorithm.label(), algorithm.topology(0)
+    if "sgd" in algorithm.requires and settings.optimizer != "sgd":
+        raise FedskewError(
+            f"{method} is defined for local SGD, got optimizer={settings.optimizer}: use optimizer=sgd or another method"
+        )
+    if settings.per_round is not None:
+        algorithm.aggregator.check(settings.per_round)
+    access = topology.label_access if isinstance(topology, Scheduled) else "none"
+    if settings.secure and access == "none":
+        raise FedskewError(
+            f"secure=true hides labels from a server that schedules by them, and {method} does not: "
+            "use a Stratify method, or leave it out"
+        )
+    if settings.secure and isinstance(topology, Scheduled) and access == "shares" and topology.counts_labels:
+        raise FedskewError(
+            "secure=true with selection=weighted tells the server shares of labels and no counts: use frequency=uniform "
+            "and say with per_label= how often each label is to come"
+        )
+    if settings.test_trained and not isinstance(topology, Parallel):
+        raise FedskewError(
+            f"test_trained=true scores clients' models when all have trained, and {method} has no such moment: "
+            "leave it out"
+        )
+
+
+def check_all(job: Job, settings: Settings, per_round: int) -> None:
+    """Refuse what does not go together once data and model are known."""
+    algorithm = job.algorithm
+    check_choices(algorithm, settings)
+    algorithm.aggregator.check(per_round)
+    _check_schedule(job, settings)
+    _check_aggregation(job, per_round)
+
+
+def _check_schedule(job: Job, settings: Settings) -> None:
+    method, topology = job.algorithm.label(), job.algorithm.topology(0)
+    if not isinstance(topology, Scheduled):
+        return
+    if settings.augment != "none":
+        raise FedskewError(
+            f"augment={settings.augment} is drawn for the batches of each client, and {method} has one batch for all: "
+            "use augment=none, or a method whose clients train side by side"
+        )
+    few = min(settings.batch_size, job.partition.clients) < 2
+    if settings.secure and isinstance(topology, Synchronous) and few:
+        raise FedskewError(
+            "secure=true sums gradients over the clients of a step, and here every step has one: use at least 2 clients and "
+            "batch_size=2"
+        )
+    if job.local_names:
+        raise FedskewError(
+            f"norm={settings.norm} keeps parts of the model with each client, but {method} has one model for all: "
+            "use norm=aggregate"
+        )
+    if isinstance(topology, Sequential) and topology.single_samples and has_batch_norm(job.model):
+        raise FedskewError(
+            f"{method} trains on one sample at a time, and BatchNorm has no spread to normalise by then: "
+            "use norm=group in the model, or a method that trains in batches"
+        )
+
+
+def _check_aggregation(job: Job, per_round: int) -> None:
+    """Refuse a rule for the updates of several clients where the method has none."""
+    algorithm, topology = job.algorithm, job.algorithm.topology(0)
+    if not algorithm.aggregator.needs_all:
+        return
+    method = algorithm.label()
+    if isinstance(topology, Scheduled):
+        raise FedskewError(f"{method}: one model goes through all clients, so no updates are combined: leave the rule out")
+    if not trainable(job.model).keys() - job.unsent:
+        raise FedskewError(f"{method}: clients send nothing that could be combined: leave the rule out")
+    updates = min(topology.buffer_size, per_round) if isinstance(topology, Buffered) else per_round
+    few = isinstance(topology, Buffered) or "pooled_rows" in algorithm.requires
+    least = max(2, algorithm.aggregator.least_updates)
+    if few and updates < least:
+        raise FedskewError(
+            f"{method}: the rule needs the updates of at least {least} clients, and a step of the server "
+            f"has {updates}: take more clients a round (per_round), or leave the rule out"
+        )
+
+
+def clients_per_round(settings: Settings, trained_on: Partition, clients: int) -> int:
+    """Return how many clients take part in a round, of those that there are."""
     if settings.per_round is None:
         return trained_on.clients
     if settings.per_round > clients:
@@ -21,59 +105,8 @@ def clients_a_round(settings: Settings, trained_on: Partition, clients: int) -> 
     return min(settings.per_round, trained_on.clients)
 
 
-def check_topology(algorithm: Algorithm, job: Job, settings: Settings) -> None:
-    """Refuse settings that make no sense for the way in which the method moves the model."""
-    if settings.secure and algorithm.reads() == "nothing":
-        raise FedskewError(
-            f"secure=true hides labels from a server that schedules by them, and {algorithm.label()} does not: "
-            "use a Stratify method, or leave it out"
-        )
-    together = algorithm.topology(0) == "parallel" and algorithm.awaits() is None
-    if settings.test_trained and not together:
-        raise FedskewError(
-            f"test_trained=true scores clients' models when all have trained, and {algorithm.label()} has no such moment: "
-            "leave it out"
-        )
-    if algorithm.topology(0) == "parallel":
-        return
-    if settings.secure and algorithm.topology(0) == "lockstep" and min(settings.batch_size, job.partition.clients) < 2:
-        raise FedskewError(
-            "secure=true sums gradients over the clients of a step, and here every step has one: use at least 2 clients and "
-            "batch_size=2"
-        )
-    if job.kept:
-        raise FedskewError(
-            f"norm={settings.norm} keeps parts of the model with each client, but {algorithm.label()} has one model for all: "
-            "use norm=aggregate"
-        )
-    if algorithm.one_by_one and has_batch_norm(job.model):
-        raise FedskewError(
-            f"{algorithm.label()} trains on one sample at a time, and BatchNorm has no spread to normalise by then: "
-            "use norm=group in the model, or a method that trains in batches"
-        )
-
-
-def check_combining(algorithm: Algorithm, job: Job, updates: int | None) -> None:
-    """Refuse a rule for the updates of several clients where the method has none.
-
-    ``updates`` is how many make a step of a method that pools all rows or does not wait for everybody; None for the others.
-    """
-    if not overridden(algorithm, "combine"):
-        return
-    method = algorithm.label()
-    if algorithm.topology(0) != "parallel":
-        raise FedskewError(f"{method}: one model goes through all clients, so no updates are combined: leave the rule out")
-    if not trainable(job.model).keys() - job.unsent:
-        raise FedskewError(f"{method}: clients send nothing that could be combined: leave the rule out")
-    if updates is not None and updates < max(2, algorithm.quorum()):
-        raise FedskewError(
-            f"{method}: the rule needs the updates of at least {max(2, algorithm.quorum())} clients, and a step of the server "
-            f"has {updates}: take more clients a round (per_round), or leave the rule out"
-        )
-
-
 def least_batch(model: nn.Module, trained_on: Partition, batch_size: int) -> int:
-    """Rows that a batch must have: 2 where BatchNorm needs a spread to divide by."""
+    """Return how many rows a batch must have: 2 where BatchNorm needs a spread to divide by."""
     if not has_batch_norm(model):
         return 1
     if batch_size == 1:
@@ -86,3 +119,9 @@ def least_batch(model: nn.Module, trained_on: Partition, batch_size: int) -> int
             f"client {client} has 1 row, BatchNorm needs 2; use min_size=2 in the skew, fewer clients or norm=group"
         )
     return 2
+
+
+def weights_of(algorithm: Algorithm, settings: Settings) -> Weights:
+    """Return what clients count by in the mean: the method's own choice, else the setting's, or that of the paper."""
+    setting = algorithm.weighting.paper if settings.weights == "paper" else settings.weights
+    return algorithm.weighting.by or setting

@@ -7,12 +7,12 @@ import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Bounds, Share
-from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.core.streams import Floats, Ints, Stream, substream
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.partition import Partition
 from fedskew.data.readers.arrays import moments
 from fedskew.skew.columns import columns
-from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, placed, substream
+from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, placed
 from fedskew.skew.skews import skews
 
 if TYPE_CHECKING:

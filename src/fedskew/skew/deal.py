@@ -3,13 +3,8 @@
 import numpy as np
 
 from fedskew.core.errors import FedskewError
-from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.core.streams import Floats, Ints, Stream, substream
 from fedskew.data.dataset import Rows
-
-
-def substream(stream: Stream, *path: int) -> Stream:
-    """A stream of its own below this one, for one purpose of a skew that has several."""
-    return Stream(stream.seed, stream.purpose, *stream.path, *path)
 
 
 def check_clients(skew: str, rows: int, clients: int, min_size: int = 1) -> None:

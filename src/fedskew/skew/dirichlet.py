@@ -7,11 +7,11 @@ import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, Positive
-from fedskew.core.streams import Ints, Stream
+from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.skew.columns import chosen_column, ranks
-from fedskew.skew.deal import apportion, at_least, check_clients, groups_of, log_gammas, move_rows, shuffled_by_class, substream
+from fedskew.skew.deal import apportion, at_least, check_clients, groups_of, log_gammas, move_rows, shuffled_by_class
 from fedskew.skew.skews import skews
 
 REDRAWS = 1000  # after so many, no further draw is likely to have what the others lacked

@@ -7,10 +7,10 @@ import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import AtLeastOne
-from fedskew.core.streams import Ints, Stream
+from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.deal import groups_of, substream
+from fedskew.skew.deal import groups_of
 from fedskew.skew.skews import skews
 
 

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedskew.core.registry import AtLeastOne, NonNegative, Positive
-from fedskew.core.streams import Stream
+from fedskew.core.streams import Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.deal import apportion, at_least, check_clients, log_gammas, substream
+from fedskew.skew.deal import apportion, at_least, check_clients, log_gammas
 from fedskew.skew.skews import skews
 
 

@@ -6,11 +6,11 @@ import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import AtLeastOne, NonNegative, Share
-from fedskew.core.streams import Ints, Stream
+from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.skew.columns import ascending, chosen_column, columns, units, widest
-from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, placed, shuffled_by_class, substream
+from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, placed, shuffled_by_class
 from fedskew.skew.skews import skews
 
 

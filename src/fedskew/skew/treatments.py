@@ -7,10 +7,9 @@ import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import NonNegative, Share
-from fedskew.core.streams import Ints, Stream
+from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.deal import substream
 from fedskew.skew.skews import treatments
 
 _CHUNK = 1 << 20  # random numbers drawn at a time

@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import AtLeastOne, Bounds, Share
-from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.core.streams import Floats, Ints, Stream, substream
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.partition import Partition
 from fedskew.skew.columns import columns, ranks
-from fedskew.skew.deal import at_least, check_clients, deal_rest, move_rows, placed, substream
+from fedskew.skew.deal import at_least, check_clients, deal_rest, move_rows, placed
 from fedskew.skew.skews import skews
 
 _LEVELS = 1001  # quantiles of a feature that stand for all its values

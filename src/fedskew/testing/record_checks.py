@@ -14,7 +14,20 @@ from fedskew.engine.job import Engine
 from fedskew.engine.loop import Sequential
 from fedskew.server.training import RoundResult
 from fedskew.testing.check_report import ContractError, NotApplicableError, Passed
-from fedskew.testing.lab import ADAM, LATE, LOCAL, MERGED, PLAIN, Around, Difference, Lab, Scene, Trained, names_of, watched
+from fedskew.testing.lab import (
+    ADAM,
+    LATE,
+    LOCAL,
+    MERGED,
+    PLAIN,
+    Around,
+    Difference,
+    Lab,
+    Scene,
+    Trained,
+    names_of,
+    watched,
+)
 
 POISONED = 2  # the client whose rows are NaN
 STOPS = (2, 4)  # rounds after which a run is stopped

@@ -1,26 +1,28 @@
-"""The lines of the table of clients: what everybody who did something in a round did, got, sent and came to."""
+"""The rows of the table of clients: what every client that did something in a round did, received and sent."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedskew.core.streams import Ints
-from fedskew.server.collector import Arrived
-from fedskew.server.participation import Call
+from fedskew.topology.collector import Arrived
+from fedskew.topology.participation import Assignment
 
-Row = dict[str, Any]
+Row: TypeAlias = dict[str, Any]
 
 
-def client_lines(call: Call, arrived: list[Arrived], shares: Mapping[int, float], extra: list[str], reported: int) -> list[Row]:
-    """One line for each client that did something, the lost ones too.
+def client_rows(
+    assignment: Assignment, arrived: list[Arrived], shares: Mapping[int, float], extra: list[str], reported: int
+) -> list[Row]:
+    """Return one row for each client that did something, also for those that were lost.
 
     ``extra`` names the numbers that come back with an update, and ``reported`` is what they take in bytes.
     """
-    lines: dict[int, Row] = {}
-    plan, outcome = call.plan, call.outcome
+    rows: dict[int, Row] = {}
+    plan, outcome = assignment.plan, assignment.outcome
     empty: Row = {"weight": 0.0, "local_loss": None, "local_accuracy": None} | dict.fromkeys(extra)
-    if rest := call.only_measured():
+    if rest := assignment.only_measured():
         nothing = np.zeros_like(rest.clients)
         looked: dict[str, Any] = {
             "rows": rest.sizes,
@@ -32,7 +34,7 @@ def client_lines(call: Call, arrived: list[Arrived], shares: Mapping[int, float]
             "bytes_down": nothing + rest.down,
             "bytes_up": nothing + rest.up,
         }
-        lines |= _lines(rest.clients, looked, empty | dict.fromkeys(plan.numbers))
+        rows |= _rows(rest.clients, looked, empty | dict.fromkeys(plan.numbers))
     sent: dict[str, Any] = {
         "rows": plan.sizes,
         "steps": plan.steps,
@@ -40,23 +42,23 @@ def client_lines(call: Call, arrived: list[Arrived], shares: Mapping[int, float]
         "training_seconds": outcome.training,
         "dropped": outcome.dropped.astype(np.int64),
         "late": outcome.late.astype(np.int64),
-        "bytes_down": call.bytes_down,
-        "bytes_up": call.bytes_up,
+        "bytes_down": assignment.bytes_down,
+        "bytes_up": assignment.bytes_up,
     }
-    lines |= _lines(plan.clients, sent, empty)
+    rows |= _rows(plan.clients, sent, empty)
     for i, client in enumerate(plan.clients.tolist()):
-        lines[client] |= {name: values[i].item() for name, values in plan.numbers.items()}
+        rows[client] |= {name: values[i].item() for name, values in plan.numbers.items()}
     for stack in arrived:
         report = stack.report
         back = {"local_loss": report.loss, "local_accuracy": report.accuracy, **report.numbers}
         for i, client in enumerate(report.clients.tolist()):
-            lines[client] |= {name: values[i].item() for name, values in back.items()}
-            lines[client]["weight"] = shares.get(client, 0.0)
-            lines[client]["bytes_up"] += stack.bytes + reported
-    return [lines[client] for client in sorted(lines)]
+            rows[client] |= {name: values[i].item() for name, values in back.items()}
+            rows[client]["weight"] = shares.get(client, 0.0)
+            rows[client]["bytes_up"] += stack.bytes + reported
+    return [rows[client] for client in sorted(rows)]
 
 
-def _lines(clients: Ints, columns: Mapping[str, Any], empty: Row) -> dict[int, Row]:
+def _rows(clients: Ints, columns: Mapping[str, Any], empty: Row) -> dict[int, Row]:
     plain = {name: values.tolist() for name, values in columns.items()}
     return {
         client: {"client": client} | {name: values[i] for name, values in plain.items()} | empty

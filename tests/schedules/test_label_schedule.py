@@ -11,8 +11,8 @@ from scipy.stats import chisquare
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
 from fedskew.data.partition import Partition
-from fedskew.topology.holdings import Holdings
-from fedskew.topology.label_schedule import frequencies, label_schedule
+from fedskew.schedules.holdings import Holdings
+from fedskew.schedules.label_schedule import frequencies, label_schedule
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40), st.sets(st.integers(0, 3)))

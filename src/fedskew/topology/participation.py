@@ -1,4 +1,4 @@
-"""Who works in a round, how, and what becomes of them: the roster, the probe, the orders and the fleet's verdict."""
+"""Participation: which clients a round invites, how they train, and what becomes of them on their machines."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +7,8 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from fedskew.algorithms.contract import Algorithm, Roster, overridden
+from fedskew.algorithms.contract import Algorithm
+from fedskew.algorithms.selection import ClientPool, TrainConfig
 from fedskew.core.config import Settings
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors
@@ -18,9 +19,9 @@ from fedskew.fleet.clock import LOOK, Flags, Meeting, Outcome, Work, computing_s
 from fedskew.fleet.machines import Fleet
 
 NUMBER = 8  # bytes of a number that is sent alone
-PROBE_SHARE = 0.5  # of the deadline: who has not measured by then gets no orders, so that there is time left to train
+PROBE_SHARE = 0.5  # of the deadline: a client that has not measured by then does not train, so that time is left for that
 
-_HISTORY = ("selected", "completed", "spent", "agreed")
+_HISTORY = ("selected", "completed", "seconds", "agreement")
 
 Prober: TypeAlias = Callable[[Plan], Mapping[str, Floats]]
 
@@ -47,8 +48,8 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Call:
-    """Clients that were sent to work: their plan, what became of each, and when the server went on."""
+class Assignment:
+    """Clients that were told to train: their plan, what became of each, and when the server went on."""
 
     plan: Plan  # with the epochs that they had time for
     outcome: Outcome
@@ -58,7 +59,7 @@ class Call:
     bytes_down: Ints  # of each client of the plan, what it got while it measured included
     bytes_up: Ints  # likewise; the updates come on top
     measured: Measured | None = None
-    others_down: int = 0  # what clients got and sent that the call is not about: before the first round all tell something
+    others_down: int = 0  # bytes beside the assignment: before the first round all clients report their profiles
     others_up: int = 0
 
     def arrived(self) -> Plan:
@@ -74,7 +75,7 @@ class Call:
         return replace(self.measured, **arrays)
 
 
-class Dispatcher:
+class Participation:
     """What the server knows of its clients, and the virtual clock."""
 
     def __init__(
@@ -83,28 +84,30 @@ class Dispatcher:
         self.algorithm, self.settings, self.fleet, self.least = algorithm, settings, fleet, least
         self.sizes, self.clock = trained_on.sizes, 0.0
         self.selected, self.completed = (np.zeros(trained_on.clients, dtype=np.int64) for _ in range(2))
-        self.spent, self.agreed = np.zeros(trained_on.clients), np.zeros(trained_on.clients)
+        self.seconds, self.agreement = np.zeros(trained_on.clients), np.zeros(trained_on.clients)
         self._come_and_go = trained_on.clients == fed.clients  # pooled rows are always there
-        self.told: Mapping[str, Floats] = {}
-        if overridden(algorithm, "disclose"):
-            classes = len(fed.data.classes)
-            owner = np.repeat(np.arange(trained_on.clients), trained_on.sizes)
-            cell = owner * classes + fed.train.y[trained_on.rows]
-            counts = np.bincount(cell, minlength=trained_on.clients * classes).reshape(-1, classes)
-            self.told = algorithm.disclose(counts, Stream(settings.seed, "disclose"))
+        self.selection = algorithm.client_selection
+        self.profile = self.selection.client_profile(
+            lambda: trained_on.counts(fed.train.y, len(fed.data.classes)), Stream(settings.seed, "disclose")
+        )
 
-    def roster(self, round: int, free: Ints | None) -> Roster:
-        """The clients that may be chosen: all, or those at ``free``."""
+    def pool(self, round: int, free: Ints | None) -> ClientPool:
+        """Return the clients that may be selected: all, or those at ``free``."""
         settings = self.settings
-        told, arrays = self.told, (self.sizes, self.selected, self.completed, self.spent, self.agreed)
-        if free is not None:
-            told = {name: values[free] for name, values in told.items()}
-            arrays = tuple(values[free] for values in arrays)  # type: ignore[assignment]
-        sizes, selected, completed, spent, agreed = arrays
-        return Roster(
-            round, sizes, settings.sampling, settings.batch_size, settings.epochs, told, selected, completed, spent, agreed,
+        some = slice(None) if free is None else free
+        return ClientPool(
+            round,
+            self.sizes[some],
+            settings.sampling,
+            settings.batch_size,
+            settings.epochs,
+            {name: values[some] for name, values in self.profile.items()},
+            self.selected[some],
+            self.completed[some],
+            self.seconds[some],
+            self.agreement[some],
             lambda positions: self.fleet.capacity(positions if free is None else free[positions]),
-        )  # fmt: skip
+        )
 
     def free(self, clock: float, busy: Ints) -> Ints | None:
         """Who can be chosen at that time; None means everybody."""
@@ -115,13 +118,15 @@ class Dispatcher:
         here[busy] = False
         return np.flatnonzero(here)
 
-    def call(self, round: int, count: int, probe: Prober, traffic: Traffic, turn: tuple[int, ...], busy: Ints) -> Call | None:
-        """Send up to ``count`` clients to work, ``busy`` ones never; None when nobody is free.
+    def invite(
+        self, round: int, count: int, probe: Prober, traffic: Traffic, turn: tuple[int, ...], busy: Ints
+    ) -> Assignment | None:
+        """Tell up to ``count`` clients to train, ``busy`` ones never; returns None when nobody is free.
 
-        ``turn`` numbers the calls of a run. Where nobody is busy and nobody is there, the server waits until somebody is.
-        Changes nothing: ``went`` does.
+        ``turn`` numbers the invitations of a run. Where nobody is busy and nobody is available, the server waits until somebody
+        is. Changes nothing: ``record_outcome`` does.
         """
-        algorithm, clock = self.algorithm, self.clock
+        selection, clock = self.selection, self.clock
         if self._come_and_go and not len(busy):
             clock = self.fleet.next_available(clock)
         free = self.free(clock, busy)
@@ -129,37 +134,39 @@ class Dispatcher:
         if population == 0:
             return None
         first = turn == (0,)
-        told = NUMBER * len(self.told) if first else 0
-        sent = clock + (self._slowest_to_tell(told) if told else 0.0)
-        roster = self.roster(round, free)
-        chosen = algorithm.select(roster, min(count, population), Stream(self.settings.seed, "select", *turn))
-        measured, probed, waited = None, {}, 0.0
-        if algorithm.probe():
-            rows = algorithm.probe_rows(roster, chosen)
-            plan = replace(self._plan(round, free, roster, chosen, rows, np.ones_like(chosen)), purpose="probe")
+        told = NUMBER * len(self.profile) if first else 0
+        sent = clock + (self._slowest_to_report(told) if told else 0.0)
+        pool = self.pool(round, free)
+        chosen = selection.select(pool, min(count, population), Stream(self.settings.seed, "select", *turn))
+        measured, waited = None, 0.0
+        probed: Mapping[str, Floats] = {}
+        if selection.probe:
+            rows = selection.probe_rows(pool, chosen)
+            plan = replace(self._plan(round, free, pool, TrainConfig(chosen, rows, np.ones_like(chosen))), purpose="probe")
             measured, waited = self._measure(plan, traffic)
             in_time = np.flatnonzero(~measured.late)
-            chosen, probed = chosen[in_time], dict(probe(plan.only(in_time))) if len(in_time) else _nothing(algorithm)
-        orders = algorithm.orders(roster, chosen, probed, count)
-        plan = self._plan(round, free, roster, orders.members, orders.batch, orders.epochs, orders.numbers)
-        down = NUMBER * len(orders.numbers) + (0 if measured else traffic.down)  # who measured has the model already
+            chosen = chosen[in_time]
+            probed = probe(plan.only(in_time)) if len(in_time) else {str(name): np.zeros(0) for name in selection.probe}
+        config = selection.configure_training(pool, chosen, probed, count)
+        plan = self._plan(round, free, pool, config)
+        down = NUMBER * len(config.numbers) + (0 if measured else traffic.down)  # who measured has the model already
         machines, meeting = self.fleet.machines(plan.clients), traffic.meeting(plan)
         line = line_seconds(machines, down, traffic.up) + meeting.seconds(machines)
         outcome = play(self.fleet, plan.clients, self._work(plan), plan.epochs, line, self.settings.seed, round, waited)
         between = np.where(outcome.arrived, meeting.steps * meeting.bytes, 0)
         before = (measured.down, measured.up) if measured else (0, 0)
-        return Call(
+        return Assignment(
             replace(plan, epochs=outcome.epochs), outcome, self.clock, sent, sent + outcome.duration,
             before[0] + down + between, before[1] + between, measured, others_up=told * len(self.sizes),
         )  # fmt: skip
 
-    def _slowest_to_tell(self, told: int) -> float:
-        """Until everybody has told of itself so many bytes."""
+    def _slowest_to_report(self, told: int) -> float:
+        """Return the seconds until every client has sent so many bytes."""
         return float(line_seconds(self.fleet.machines(np.arange(len(self.sizes))), 0, told).max())
 
     def _measure(self, plan: Plan, traffic: Traffic) -> tuple[Measured, float]:
         """What measuring costs the clients of a plan, and how long the server waits for it."""
-        machines, wanted = self.fleet.machines(plan.clients), self.algorithm.probe()
+        machines, wanted = self.fleet.machines(plan.clients), self.selection.probe
         rows = _times(plan.batch, 1.0 if "gradient_variance" in wanted else LOOK)
         steps = -(-plan.batch // self.settings.batch_size)
         answers = NUMBER * len(wanted)
@@ -170,46 +177,46 @@ class Dispatcher:
         return Measured(plan.clients, plan.sizes, time, late, traffic.down, answers), waited
 
     def _work(self, plan: Plan) -> Work:
-        """What the clients of a plan compute: an own model is trained on the same rows once more, other models look at them."""
+        """Return what the clients of a plan compute: an own model is trained on the same rows once more."""
         algorithm = self.algorithm
-        models = 2 if algorithm.personal() else 1
-        looked, passes = (2 if algorithm.measures_fall else 0), int(algorithm.needs_full_gradient())
+        models = 2 if algorithm.personal_method else 1
+        looked, passes = len({"loss_before", "loss_after"} & algorithm.requires), int("full_gradient" in algorithm.requires)
         return Work(
-            _times(plan.sizes, models + LOOK * algorithm.looks),
+            _times(plan.sizes, models - 1 + algorithm.cost_per_row),
             _times(plan.steps_per_epoch, models),
             _times(plan.sizes, LOOK * looked + passes),
             _times(-(-plan.sizes // plan.batch), looked + passes),
         )
 
-    def gather(self, round: int, count: int) -> tuple[float, Roster, Ints, Flags]:
-        """For a round in which the model walks: when it begins, the roster, who takes part, and who of them vanishes."""
+    def gather(self, round: int, count: int) -> tuple[float, ClientPool, Ints, Flags]:
+        """For a round with a sample schedule: when it begins, the pool, which clients take part, and which of them drop out."""
         clock = self.fleet.next_available(self.clock) if self._come_and_go else self.clock
         free = self.free(clock, np.zeros(0, dtype=np.int64))
-        roster = self.roster(round, free)
-        chosen = self.algorithm.select(roster, min(count, len(roster.sizes)), Stream(self.settings.seed, "select", round))
+        pool = self.pool(round, free)
+        chosen = self.selection.select(pool, min(count, len(pool.sizes)), Stream(self.settings.seed, "select", round))
         clients = np.sort(chosen if free is None else free[chosen])
-        return clock, roster, clients, vanish(self.fleet.machines(clients), clients, self.settings.seed, round)
+        return clock, pool, clients, vanish(self.fleet.machines(clients), clients, self.settings.seed, round)
 
-    def _plan(
-        self, round: int, free: Ints | None, roster: Roster, members: Ints, batch: Ints, epochs: Ints,
-        numbers: Mapping[str, Floats] | None = None,
-    ) -> Plan:  # fmt: skip
-        clients = members if free is None else free[members]
-        sizes = roster.sizes[members]
-        enough = np.maximum(batch, self.least)
-        return Plan.draw(self.settings.seed, round, clients, sizes, enough, epochs, self.least, numbers)
+    def _plan(self, round: int, free: Ints | None, pool: ClientPool, config: TrainConfig) -> Plan:
+        clients = config.clients if free is None else free[config.clients]
+        sizes, enough = pool.sizes[config.clients], np.maximum(config.batch_size, self.least)
+        return Plan.draw(self.settings.seed, round, clients, sizes, enough, config.epochs, self.least, config.numbers)
 
-    def went(self, call: Call, sound: Ints, agreement: Mapping[int, float] | None = None) -> None:
-        """Note how a call went: ``sound`` clients came back with something that could be used, in such agreement."""
-        self.clock = call.ended
-        self.selected[call.plan.clients] += 1
-        if rest := call.only_measured():
-            self.selected[rest.clients[rest.late]] += 1
-        completed = np.isin(call.plan.clients, sound)
-        self.completed[call.plan.clients[completed]] += 1
-        self.spent[call.plan.clients[completed]] += call.outcome.training[completed]
+    def record_outcome(
+        self, ended: float, invited: Ints, valid: Ints, training: Floats, agreement: Mapping[int, float] | None = None
+    ) -> None:
+        """Record how a round went: ``invited`` clients trained for so many seconds, those in ``valid`` gave a valid update."""
+        self.clock = ended
+        self.selected[invited] += 1
+        completed = np.isin(invited, valid)
+        self.completed[invited[completed]] += 1
+        self.seconds[invited[completed]] += training[completed]
         for client, value in (agreement or {}).items():
-            self.agreed[client] += value
+            self.agreement[client] += value
+
+    def record_missed(self, clients: Ints) -> None:
+        """Record clients that were selected and did not measure in time."""
+        self.selected[clients] += 1
 
     def state(self) -> Tensors:
         """All that changes over rounds, of clients that were ever chosen; what they told of themselves is drawn again."""
@@ -230,8 +237,3 @@ class Dispatcher:
 
 def _times(counts: Ints, factor: float) -> Floats:
     return counts.astype(np.float64) * factor
-
-
-def _nothing(algorithm: Algorithm) -> dict[str, Floats]:
-    """What was measured where nobody was in time."""
-    return {name: np.zeros(0) for name in algorithm.probe()}

@@ -1,4 +1,4 @@
-"""What the walks share: who is still asked for a placeholder, draws among them, and each client's next unused row."""
+"""What the schedules share: who is still asked for a placeholder, draws among them, and each client's next unused row."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -8,9 +8,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedskew.core.streams import Ints, Stream
-from fedskew.skew.deal import substream
-from fedskew.topology.holdings import Holdings
+from fedskew.core.streams import Ints, Stream, substream
+from fedskew.schedules.holdings import Holdings
 
 Selection: TypeAlias = Literal["uniform", "weighted"]
 _FLAGS = bytes.maketrans(b"01", b"\0\1")

@@ -17,9 +17,9 @@ from fedskew.core.streams import Ints, Stream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.skew.dirichlet import dirichlet
-from fedskew.topology.holdings import Holdings
-from fedskew.topology.label_schedule import label_schedule
-from fedskew.topology.sample_schedule import Walk, longest_run, walk_batch, walk_clients, walk_single
+from fedskew.schedules.holdings import Holdings
+from fedskew.schedules.label_schedule import label_schedule
+from fedskew.schedules.sample_schedule import Walk, longest_run, walk_batch, walk_clients, walk_single
 
 seeds = st.integers(0, 2**63)
 selections = st.sampled_from(["uniform", "weighted"])

@@ -20,15 +20,15 @@ SkewSpec: TypeAlias = str | Mapping[str, Any] | Choice | Callable[[Rows, int, St
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Who holds which rows, and the rows as they hold them: after the treatments, if there are any."""
+class Partitioned:
+    """Which client holds which rows, and the rows as they hold them: after the treatments, if there are any."""
 
     partition: Partition
     rows: Rows
 
 
-def cut(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Cut:
-    """Cut the rows as ``spec`` says: every row at exactly one client, and no client without rows.
+def partition_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Partitioned:
+    """Partition the rows as ``spec`` says: every row at exactly one client, and no client without rows.
 
     ``spec`` is a name with options (``"dirichlet:alpha=0.2"``), with treatments after it (``"... + noise:sigma=0.1"``), a
     table, a choice, or a function of (rows, clients, stream). Without a number of clients, a skew that finds them in the data
@@ -39,11 +39,11 @@ def cut(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Cut:
     features, its group), and a client holds whole series. Sizes, shares and counts are then those of series.
 
     >>> rows = Rows(np.zeros((6, 1), np.float32), np.array([0, 0, 1, 1, 2, 2]))
-    >>> cut("classes:k=1", rows, 3, seed=0).partition.counts(rows.y, 3).max(axis=1).tolist()
+    >>> partition_rows("classes:k=1", rows, 3, seed=0).partition.counts(rows.y, 3).max(axis=1).tolist()
     [2, 2, 2]
     """
     if callable(spec):
-        return Cut(_deal(spec, rows, clients or 0, seed).check(len(rows)), rows)
+        return Partitioned(_deal(spec, rows, clients or 0, seed).check(len(rows)), rows)
     choice = skews.choose(spec)
     partition = _deal(partial(skews.get(choice.name), **choice.options), rows, clients or 0, seed)
     some = choice.options.get("groups") is not None
@@ -51,7 +51,7 @@ def cut(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Cut:
     for place, treatment in enumerate(choice.added if isinstance(choice, Composition) else ()):
         treat = treatments.get(treatment.name)
         rows = treat(rows, partition, Stream(seed, "treatment", place), **treatment.options)
-    return Cut(partition, rows)
+    return Partitioned(partition, rows)
 
 
 def _deal(skew: Skew, rows: Rows, clients: int, seed: int) -> Partition:

@@ -1,4 +1,4 @@
-"""The server's side of a round: leave broken updates out, take the weighted mean of the rest as it arrives."""
+"""Collects the updates of a round: excludes invalid ones, and aggregates the rest as they arrive."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.contract import Algorithm, Report, Weights, overridden, weighted_mean
+from fedskew.aggregation.mean import weighted_mean
+from fedskew.algorithms.contract import Algorithm, Report, Weights
 from fedskew.batchnorm.masked import decode, encode
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, finite_clients, rows_of, size_in_bytes
@@ -18,11 +19,11 @@ BUFFERS = "buffers"  # the part in which ``combine`` finds the clients' buffers
 
 @dataclass(frozen=True)
 class Arrived:
-    """One stack of updates after the check: what the whole stack reported, and what the sound clients of it keep."""
+    """One stack of updates after the check: what the whole stack reported, and what its valid clients keep."""
 
     report: Report
-    sound: Ints  # the clients whose numbers are finite
-    own: Tree  # of the sound ones
+    valid: Ints  # the clients whose numbers are finite
+    kept: Tree  # of the valid ones
     bytes: int  # sent by each client of the stack
 
 
@@ -34,9 +35,9 @@ class Combined:
         payload: one payload from all: the weighted mean, or what a robust rule makes of it
         mean: the plain weighted mean of those that count
         buffers: the merged buffers, still encoded
-        clients: all sound clients, in order of their numbers
-        shares: what part each of them has in the payload; 0 for who was left out
-        weights: of those that count, as ``weigh`` gave them
+        clients: all valid clients, in order of their numbers
+        shares: what share each of them has in the payload; 0 for a client that a rule excluded
+        weights: of those that count, as the hook ``weight`` returned them
         agreement: how much the change of each of the clients is like the payload's, in [0, 1]; nothing unless it is asked for
     """
 
@@ -50,7 +51,7 @@ class Combined:
 
     @property
     def counted(self) -> Ints:
-        """The clients that were not left out."""
+        """The clients that no rule excluded."""
         return self.clients[self.shares > 0]
 
     def merged_buffers(self, like: Tensors) -> Tensors:
@@ -58,22 +59,23 @@ class Combined:
         return {**like, **decode(self.buffers, like)}
 
 
-def sound_clients(updates: Updates) -> Tensor:
-    """Which clients of a stack sent and kept finite numbers only; a client that was not sound keeps its old state."""
-    return finite_clients([updates.payload, {BUFFERS: updates.buffers}, updates.own], len(updates.report.clients))
+def valid_clients(updates: Updates) -> Tensor:
+    """Return which clients of a stack sent and kept finite numbers only; one that is not valid keeps its old state."""
+    return finite_clients([updates.payload, {BUFFERS: updates.buffers}, updates.kept], len(updates.report.clients))
 
 
-class WeightedMean:
+class UpdateCollector:
     """Adds up updates stack by stack, so that a round never holds more than one stack of payloads in memory.
 
-    For a method with a ``combine`` of its own, all sound updates are kept until the round is over, and combined at once.
-    ``weights`` is what clients count by: their rows or 1.
+    For a method with a robust rule, all valid updates are held until the round is over, and combined at once. ``weights`` is
+    what clients count by: their rows or 1. ``mirrored`` names the parts of the client state whose mean the server holds.
     """
 
-    def __init__(self, algorithm: Algorithm, weights: Weights) -> None:
-        self.algorithm, self.weights = algorithm, weights
+    def __init__(self, algorithm: Algorithm, weights: Weights, mirrored: frozenset[str] = frozenset()) -> None:
+        self.algorithm, self.weights, self.mirrored = algorithm, weights, mirrored
         self.total = 0.0
-        self._combines = overridden(algorithm, "combine")
+        self.aggregator = algorithm.aggregator
+        self._agreement = "update_agreement" in algorithm.requires
         self._clients: list[Ints] = []
         self._weights: list[Floats] = []
         self._stacks: list[Tree] = []
@@ -83,31 +85,31 @@ class WeightedMean:
         return sum(map(len, self._clients))
 
     def add(self, updates: Updates) -> Arrived:
-        """Weigh a stack and add it; clients with NaN or infinite numbers are left out."""
+        """Weigh a stack and add it; clients with NaN or infinite numbers are excluded."""
         report = updates.report
-        keep = np.flatnonzero(sound_clients(updates).numpy())
-        sound = updates
+        keep = np.flatnonzero(valid_clients(updates).numpy())
+        valid = updates
         if len(keep) < len(report.clients):
             index = torch.from_numpy(keep)
-            sound = Updates(
+            valid = Updates(
                 _some(report, keep),
                 rows_of(updates.payload, index),
                 rows_of({"": updates.buffers}, index)[""],
-                rows_of(updates.own, index),
+                rows_of(updates.kept, index),
             )
         if len(keep):
-            self._accumulate(sound, self.algorithm.weigh(replace(sound.report, weights=self.weights)))
+            self._accumulate(valid, self.algorithm.weight(replace(valid.report, weights=self.weights)))
         sent = size_in_bytes(updates.payload) + size_in_bytes({BUFFERS: updates.buffers})
-        return Arrived(report, sound.report.clients, sound.own, sent // len(report.clients))
+        return Arrived(report, valid.report.clients, valid.kept, sent // len(report.clients))
 
-    def _accumulate(self, sound: Updates, weights: Floats) -> None:
+    def _accumulate(self, valid: Updates, weights: Floats) -> None:
         self.total += float(weights.sum())
-        self._clients.append(sound.report.clients)
+        self._clients.append(valid.report.clients)
         self._weights.append(weights)
-        sent = {**sound.payload, BUFFERS: encode(sound.buffers)} if sound.buffers else sound.payload
-        if self._combines or self.algorithm.needs_agreement():
+        sent = {**valid.payload, BUFFERS: encode(valid.buffers)} if valid.buffers else valid.payload
+        if self.aggregator.needs_all or self._agreement:
             self._stacks.append(sent)
-        if self._combines:
+        if self.aggregator.needs_all:
             return
         for part, tensors in sent.items():
             _add_weighted(self._sums.setdefault(part, {}), tensors, weights)
@@ -118,8 +120,8 @@ class WeightedMean:
         order = np.argsort(clients, kind="stable")
         clients, weights = clients[order], weights[order]
         whole = self._whole(order) if self._stacks else {}
-        found = self._ruled(whole, clients, weights) if self._combines else self._added_up(clients, weights)
-        return replace(found, agreement=_agreement(whole, found.payload)) if self.algorithm.needs_agreement() else found
+        found = self._ruled(whole, clients, weights) if self.aggregator.needs_all else self._added_up(clients, weights)
+        return replace(found, agreement=_agreement(whole, found.payload)) if self._agreement else found
 
     def _whole(self, order: Ints) -> Tree:
         """All stacks as one."""
@@ -135,10 +137,10 @@ class WeightedMean:
         return Combined(payload, payload, mean.get(BUFFERS, {}), clients, weights / self.total, weights)
 
     def _ruled(self, whole: Tree, clients: Ints, weights: Floats) -> Combined:
-        """What the method's own rule makes of everything but the parts that must stay a mean."""
-        mirrored = self.algorithm.mirrored
+        """Return what the rule makes of everything but the parts that must stay a mean."""
+        mirrored = self.mirrored
         ruled = {part: tensors for part, tensors in whole.items() if part not in mirrored}
-        found, share = self.algorithm.combine(ruled, _on_device(weights / self.total, whole))
+        found, share = self.aggregator.combine(ruled, _on_device(weights / self.total, whole))
         shares = share.double().cpu().numpy()
         weights = np.where(shares > 0, weights, 0.0)
         mean = weighted_mean(_without_buffers(whole), _on_device(weights / weights.sum(), whole)) if mirrored else {}

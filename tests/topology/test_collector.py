@@ -13,7 +13,7 @@ from fedskew.core.trees import Tree, rows_of
 from fedskew.engine.job import Updates
 from fedskew.engine.loop import Sequential
 from fedskew.engine.stacked import Stacked
-from fedskew.server.collector import WeightedMean
+from fedskew.topology.collector import WeightedMean
 
 
 def updates(values: list[float], sizes: list[int]) -> Updates:

@@ -1,4 +1,4 @@
-"""The Walk: what is trained on, in order, in one epoch: sample by sample, in lock-step batches, or client after client."""
+"""The SampleSchedule: what is trained on, in order, in one epoch: sample by sample, in lock-step batches, or client after client."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedskew.core.errors import FedskewError
-from fedskew.core.streams import Ints, Stream
-from fedskew.skew.deal import substream
-from fedskew.topology.holdings import Holdings
-from fedskew.topology.label_pools import Pools, Selection, Shelves, shuffle_within
+from fedskew.core.streams import Ints, Stream, substream
+from fedskew.schedules.holdings import Holdings
+from fedskew.schedules.label_pools import Pools, Selection, Shelves, shuffle_within
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
+class SampleSchedule:
     """One epoch. Sample i is row ``rows[i]`` of client ``clients[i]``.
 
     Args:
@@ -35,7 +34,7 @@ class Walk:
     idle: Ints = field(default_factory=lambda: _ints([]))
 
 
-def walk_single(
+def schedule_singles(
     holdings: Holdings,
     schedule: Ints,
     *,
@@ -44,7 +43,7 @@ def walk_single(
     stream: Stream,
     retain: int | None = None,
     reuse: bool = False,
-) -> Walk:
+) -> SampleSchedule:
     """Single-sample learning: the model goes from client to client, a step for each sample (Stratify, Algorithms 1 and 3).
 
     The schedule is taken in chunks; within one, the model always goes to a client that can serve the longest run of
@@ -58,8 +57,8 @@ def walk_single(
     of the global count of the placeholder (for a run, of its first).
 
     >>> both = Holdings(np.array([[2, 0], [1, 2]]), flat=np.arange(5))
-    >>> walk = walk_single(both, np.array([0, 1, 1, 0, 0]), selection="uniform", chunk=3, stream=Stream(0, "demo"))
-    >>> walk.clients.tolist(), walk.visits.tolist()  # only client 1 can serve 0, 1, 1
+    >>> found = schedule_singles(both, np.array([0, 1, 1, 0, 0]), selection="uniform", chunk=3, stream=Stream(0, "demo"))
+    >>> found.clients.tolist(), found.visits.tolist()  # only client 1 can serve 0, 1, 1
     ([1, 1, 1, 0, 0], [3, 5])
     """
     _check(holdings, "chunk", chunk)
@@ -117,13 +116,13 @@ def _tasks(chunk: Sequence[int], pools: Pools, retain: int | None) -> Iterator[t
         left = left[length:]
 
 
-def _passed_on(rows: Ints, stops: list[tuple[int, int]], returned: int) -> Walk:
-    """The walk of a model that stopped at these clients; consecutive stops at one client are one stay."""
+def _passed_on(rows: Ints, stops: list[tuple[int, int]], returned: int) -> SampleSchedule:
+    """Return the schedule of a model that stopped at these clients; consecutive stops at one client are one stay."""
     clients, samples = np.array(stops, dtype=np.int64).reshape(-1, 2).T
     leaves = np.append(clients[1:] != clients[:-1], True)[: len(clients)]
     stays, visits = clients[leaves], samples[leaves]
     trained = np.diff(visits, prepend=0)
-    return Walk(
+    return SampleSchedule(
         rows=rows,
         clients=np.repeat(stays, trained),
         ends=np.arange(1, len(rows) + 1),
@@ -133,9 +132,9 @@ def _passed_on(rows: Ints, stops: list[tuple[int, int]], returned: int) -> Walk:
     )
 
 
-def walk_batch(
+def schedule_batches(
     holdings: Holdings, schedule: Ints, *, selection: Selection, batch_size: int, stream: Stream, reuse: bool = False
-) -> Walk:
+) -> SampleSchedule:
     """Batch learning: a step for each batch of the schedule, its samples from many clients (Stratify, Algorithms 2 and 4).
 
     For every placeholder of a batch a client is drawn, with replacement, from those that may still have rows, all with the
@@ -144,8 +143,8 @@ def walk_batch(
     begins its rows of a placeholder anew instead.
 
     >>> both = Holdings(np.array([[2, 0], [0, 2]]), flat=np.arange(4))
-    >>> walk = walk_batch(both, np.array([0, 1, 1, 0, 0]), selection="uniform", batch_size=3, stream=Stream(0, "demo"))
-    >>> walk.clients.tolist(), walk.ends.tolist(), walk.returned  # client 0 is asked for a third row
+    >>> found = schedule_batches(both, np.array([0, 1, 1, 0, 0]), selection="uniform", batch_size=3, stream=Stream(0, "demo"))
+    >>> found.clients.tolist(), found.ends.tolist(), found.returned  # client 0 is asked for a third row
     ([0, 1, 1, 0], [3, 4], 1)
     """
     _check(holdings, "batch_size", batch_size)
@@ -163,7 +162,7 @@ def walk_batch(
         idle += sorted(set(vain) - {client for client, _ in batch}) if vain else []
     clients, taken = _ints(served).reshape(-1, 2).T
     steps = np.unique(_ints(ends))
-    return Walk(shelves.rows(taken), clients, steps[steps > 0], steps[steps > 0], returned, _ints(idle))
+    return SampleSchedule(shelves.rows(taken), clients, steps[steps > 0], steps[steps > 0], returned, _ints(idle))
 
 
 def _serve(batch: Sequence[int], shelves: Shelves, pools: Pools) -> tuple[list[tuple[int, int]], list[int]]:
@@ -190,14 +189,14 @@ def _serve(batch: Sequence[int], shelves: Shelves, pools: Pools) -> tuple[list[t
     return [found[slot] for slot in sorted(found)], vain
 
 
-def walk_clients(holdings: Holdings, *, epochs: int, batch_size: int, stream: Stream) -> Walk:
+def schedule_clients(holdings: Holdings, *, epochs: int, batch_size: int, stream: Stream) -> SampleSchedule:
     """Sequential federated learning (SFL): one model through all clients in random order, all local epochs at each.
 
     Every local epoch is a shuffle of all rows of the client, in batches of which the last may be short.
 
     >>> both = Holdings(np.array([[1, 2], [0, 1]]), flat=np.arange(4))
-    >>> walk = walk_clients(both, epochs=2, batch_size=2, stream=Stream(0, "demo"))
-    >>> walk.clients.tolist(), walk.ends.tolist(), walk.visits.tolist()
+    >>> found = schedule_clients(both, epochs=2, batch_size=2, stream=Stream(0, "demo"))
+    >>> found.clients.tolist(), found.ends.tolist(), found.visits.tolist()
     ([0, 0, 0, 0, 0, 0, 1, 1], [2, 3, 5, 6, 7, 8], [6, 8])
     """
     _check(holdings, "batch_size", batch_size)
@@ -205,17 +204,17 @@ def walk_clients(holdings: Holdings, *, epochs: int, batch_size: int, stream: St
     sizes = holdings.counts.sum(axis=1)
     order = substream(stream, 0).permutation(len(sizes))
     order = order[sizes[order] > 0]
-    # One segment for each (client, epoch) in the order of the walk.
+    # One segment for each (client, epoch) in the order of the schedule.
     members = np.repeat(order, epochs)
     lengths = sizes[members]
     stops = np.cumsum(lengths)
     segments = np.repeat(np.arange(len(members)), lengths)
-    starts = (np.cumsum(sizes) - sizes)[members] - (stops - lengths)  # from a place in the walk to a place in ``flat``
+    starts = (np.cumsum(sizes) - sizes)[members] - (stops - lengths)  # from a place in the schedule to a place in ``flat``
     shuffled = shuffle_within(segments, substream(stream, 1))
     steps = -(-lengths // batch_size)
     step = np.arange(int(steps.sum())) - np.repeat(np.cumsum(steps) - steps, steps)
     ends = np.minimum(np.repeat(stops - lengths, steps) + (step + 1) * batch_size, np.repeat(stops, steps))
-    return Walk(holdings.flat[shuffled + starts[segments]], members[segments], ends, visits=stops[epochs - 1 :: epochs])
+    return SampleSchedule(holdings.flat[shuffled + starts[segments]], members[segments], ends, visits=stops[epochs - 1 :: epochs])
 
 
 def _check(holdings: Holdings, name: str, value: int) -> None:

@@ -1,0 +1,96 @@
+"""For all tests: those that `make test-fast` leaves out have the marker ``slow``.
+
+They are listed by name, of a module or of a test function, so that a test may move to another folder and stays slow. A
+test belongs here when it takes more than half a second, or all its cases together more than a second, on one core;
+`pytest --durations=0` tells. A module belongs here when most of its time is in such tests.
+"""
+
+import pytest
+
+SLOW_MODULES = frozenset(
+    {
+        "test_agree",
+        "test_can_fail",
+        "test_ccvr",
+        "test_checkpoint",
+        "test_conformance",
+        "test_download",
+        "test_lock",
+        "test_mishaps",
+        "test_picture",
+        "test_pixels",
+        "test_power",
+        "test_real",
+        "test_resume",
+        "test_secrets",
+        "test_secure_sum",
+        "test_several",
+        "test_split_picture",
+        "test_stratify",
+        "test_target",
+        "test_walk",
+    }
+)
+SLOW_TESTS = frozenset(
+    {
+        "fedskew.conformance.check",
+        "test_250_rounds_with_a_rule_do_not_fall_apart",
+        "test_a_composed_run_can_be_resumed",
+        "test_a_composition_conforms",
+        "test_a_damaged_file_is_read_or_refused",
+        "test_a_model_that_writes_to_its_input_changes_no_row_and_no_number",
+        "test_a_signed_message_with_any_other_head_is_refused",
+        "test_a_split_has_all_that_a_node_and_a_reader_need",
+        "test_a_thousand_clients_sort_by_name",
+        "test_a_thousand_seeds_are_read_at_once",
+        "test_all_rows_of_a_large_client_take_bounded_memory",
+        "test_an_enrolment_with_any_other_head_is_refused",
+        "test_any_change_of_an_enrolment_is_refused",
+        "test_any_change_of_any_byte_is_refused",
+        "test_any_strength_keeps_every_row_once",
+        "test_bombs_are_refused_before_they_go_off",
+        "test_by_hand_and_alike_in_every_engine",
+        "test_chances_are_proportional_to_scores_and_nobody_is_left_out",
+        "test_classes_gives_exactly_k_labels_and_deals_each_evenly",
+        "test_columns_of_the_tables",
+        "test_conforms_and_controls_travel_both_ways",
+        "test_conforms_with_modules_and_strengths_travel_down",
+        "test_conforms_without_strength_and_sends_no_more_than_fedavg",
+        "test_engines_agree",
+        "test_engines_agree_and_a_stopped_run_goes_on",
+        "test_equal_parts_are_runs_of_equal_size",
+        "test_every_algorithm",
+        "test_every_model_in_float32",
+        "test_every_model_in_float64",
+        "test_going_on_gives_the_bits_of_never_stopping",
+        "test_import_is_light",
+        "test_lam_0_is_local",
+        "test_many_clients_cost_little",
+        "test_more_or_larger_ciphertexts_than_a_step_allows",
+        "test_no_skew_splits_a_series",
+        "test_on_a_terminal_there_is_a_bar",
+        "test_on_all_rows_in_pieces",
+        "test_on_unlike_parabolas_it_finds_the_joint_minimum_and_fedavg_does_not",
+        "test_pacs",
+        "test_random_damage_is_refused_or_put_right",
+        "test_redraws_end",
+        "test_resumed_after_the_end_or_after_the_last_round_the_bits_are_the_same",
+        "test_resumed_it_has_the_same_bits",
+        "test_sfdl_takes_any_table",
+        "test_small_memory_gives_the_same_in_chunks",
+        "test_the_global_model_is_fedavgs",
+        "test_the_loop_is_the_reference_in_another_memory_layout",
+        "test_the_real_script_says_the_same",
+        "test_threads_follow_the_environment_and_are_written_down",
+        "test_three_alike_are_one_whatever_their_order",
+        "test_through_a_pipe_there_is_no_bar_and_no_colour",
+        "test_training_ends_at_the_joint_minimum_and_fedavg_does_not",
+    }
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the marker on what is listed."""
+    for item in items:
+        if item.path.stem in SLOW_MODULES or item.name.partition("[")[0] in SLOW_TESTS:
+            item.add_marker(pytest.mark.slow)

@@ -1,0 +1,59 @@
+"""How a round moves the model, as a method declares it; ``fedskew.topology`` executes the declaration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from fedskew.algorithms.selection import ClientPool
+from fedskew.core.streams import Stream
+from fedskew.schedules.holdings import Holdings
+from fedskew.schedules.sample_schedule import SampleSchedule
+
+LabelAccess: TypeAlias = Literal["none", "counts", "shares"]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Clients train copies of the model apart, and the server aggregates their updates when all have answered."""
+
+
+@dataclass(frozen=True)
+class Buffered:
+    """Clients train apart, and the server aggregates as soon as ``buffer_size`` updates have arrived; others go on training."""
+
+    buffer_size: int
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """One model is trained on the samples of all clients in the order of a schedule.
+
+    Args:
+        schedule_samples: returns the samples of a round, their clients and the ends of the optimiser steps
+        label_access: what the server learns of labels: nothing, how many of each there are, or every client's share of each.
+            With the setting ``secure`` the holdings have placeholders instead of labels, and the server learns just that
+        check_labels: refuses holdings that the method cannot schedule; called once, before the first round
+        counts_labels: whether the schedule needs to know how often each label occurs
+        lr_scale: learning rate, as a multiple of the run's setting; None for 1 / batch_size
+    """
+
+    schedule_samples: Callable[[Holdings, ClientPool, Stream], SampleSchedule]
+    label_access: LabelAccess = "none"
+    check_labels: Callable[[Holdings], None] = lambda holdings: None
+    counts_labels: bool = False
+    lr_scale: float | None = 1.0
+
+
+@dataclass(frozen=True)
+class Sequential(Scheduled):
+    """The model is passed from client to client; with ``single_samples`` every optimiser step has one sample."""
+
+    single_samples: bool = False
+
+
+@dataclass(frozen=True)
+class Synchronous(Scheduled):
+    """All clients hold the same weights, and their gradients are summed at every step."""
+
+
+Topology: TypeAlias = Parallel | Buffered | Sequential | Synchronous

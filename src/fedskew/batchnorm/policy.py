@@ -1,0 +1,39 @@
+"""What a method does with BatchNorm: which of its tensors stay with their client, and when clients share statistics."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedskew.models.layout import Layout
+
+
+@dataclass(frozen=True)
+class BatchNormPolicy:
+    """BatchNorm is aggregated like everything else, unless a field says otherwise.
+
+    Args:
+        local: what never leaves its client: nothing, everything (FedBN), or only the running statistics (SiloBN)
+        frozen: the global model's BatchNorm stays as it began; clients start every round from it and do not send theirs
+        shared: at which local steps of a round the clients normalise with common statistics (FedTAN)
+    """
+
+    local: Literal["nothing", "everything", "statistics"] = "nothing"
+    frozen: bool = False
+    shared: Literal["never", "first", "always"] = "never"
+
+    def local_names(self, layout: Layout) -> frozenset[str]:
+        """Return the tensors that never leave their client."""
+        if self.local == "nothing":
+            return frozenset()
+        return layout.batch_norm if self.local == "everything" else layout.batch_norm & layout.buffers
+
+    def frozen_names(self, layout: Layout) -> frozenset[str]:
+        """Return the tensors that the server never changes."""
+        return layout.batch_norm if self.frozen else frozenset()
+
+    def shares_statistics(self, step: int) -> bool:
+        """Return whether clients share statistics at this local step.
+
+        >>> [BatchNormPolicy(shared=when).shares_statistics(step) for when in ("first", "always") for step in (0, 1)]
+        [True, False, True, True]
+        """
+        return self.shared == "always" or (self.shared == "first" and step == 0)

@@ -1,0 +1,68 @@
+"""Random crops and flips of the images in training batches, on the device where they are.
+
+The numbers are drawn by the address (seed, round, client, step, slot), like the batches of a plan: a client's images
+come out the same, to the bit, whichever engine trains it and whoever trains beside it.
+"""
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import bits
+from fedskew.engine.plan import Plan
+
+Augment: TypeAlias = Literal["none", "crop", "flip", "crop+flip"]
+
+PAD = 4  # zeros on every side of an image before it is cropped to its old size
+_CHOICES = np.uint64(2 * PAD + 1)
+_FIELD, _WIDTH = np.uint64(0xFFFFF), np.uint64(20)  # a shift is made of 20 bits of a word
+
+
+def check_images(how: Augment, shape: tuple[int, ...]) -> None:
+    """Refuse augmentation of rows that are no images; ``shape`` is that of one row."""
+    if how != "none" and len(shape) != 3:
+        raise FedskewError(
+            f"augment={how} needs images of shape (channels, height, width), got rows of shape {shape}: leave it out"
+        )
+
+
+def draw_moves(how: Augment, plan: Plan, device: torch.device) -> Tensor | None:
+    """Return shifts down, shifts right and flips for every slot of a plan, as ``[3, step, client, slot]``.
+
+    The axes after the first are those of ``plan.table()``, so ``augment(x, *moves[:, step, client, :count])`` is the
+    batch of one client at one step. Shifts go from 0 to ``2 * PAD``; those that are not asked for are ``PAD``, which
+    moves nothing. For "none" there are no moves: the result is None.
+    """
+    if how == "none":
+        return None
+    step, slot = np.arange(int(plan.steps.max()))[:, None, None], np.arange(int(plan.batch.max()))
+    words = bits(plan.seed, "augment", plan.round, plan.clients[:, None], step, slot)
+    moves = np.empty((3, *words.shape), dtype=np.uint8)
+    moves[0], moves[1] = (((words >> np.uint64(low)) & _FIELD) * _CHOICES >> _WIDTH for low in (44, 24))
+    moves[2] = words & np.uint64(1)
+    if "crop" not in how:
+        moves[:2] = PAD
+    if "flip" not in how:
+        moves[2] = 0
+    return torch.from_numpy(moves).to(device)
+
+
+def augment(x: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
+    """Return the images ``x``, of shape ``[..., channels, height, width]``, each moved by its own numbers.
+
+    An image is padded with ``PAD`` zeros on every side, and the piece of its old size that begins at row ``down`` and
+    column ``right`` is taken; where ``flip`` is not 0, that piece is mirrored from left to right.
+    """
+    channels, height, width = x.shape[-3:]
+    rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
+    columns = torch.where(flip.flatten()[:, None] != 0, columns.flip(0), columns)
+    rows = rows + down.flatten().long()[:, None] - PAD
+    columns = columns + right.flatten().long()[:, None] - PAD
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    index = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
+    index = index.flatten(1)[:, None].expand(-1, channels, -1)
+    found = x.reshape(-1, channels, height * width).gather(2, index).view(-1, channels, height, width)
+    return torch.where(inside[:, None], found, 0).view(x.shape)

@@ -1,0 +1,106 @@
+"""Callbacks: what happens after every round and at the end of a run, and what may stop it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fedskew.core.errors import FedskewError
+from fedskew.runs.folder import Row
+from fedskew.runs.run import Run
+from fedskew.server.server import RoundResult, Server
+
+
+class Callback:
+    """Derive from this class and override what is needed; a function is a callback with ``on_round_end`` alone."""
+
+    def on_round_end(self, result: RoundResult, rounds: int) -> bool | None:
+        """Called after every round with its rows and the number of rounds; returning True stops the run."""
+
+    def on_run_end(self, run: Run) -> None:
+        """Called once with the finished run."""
+
+
+CallbackSpec: TypeAlias = "Callback | Callable[[RoundResult, int], bool | None]"
+
+
+class _Function(Callback):
+    """A function that is called after every round."""
+
+    def __init__(self, function: Callable[[RoundResult, int], bool | None]) -> None:
+        self.function = function
+
+    def on_round_end(self, result: RoundResult, rounds: int) -> bool | None:
+        return self.function(result, rounds)
+
+
+def as_callbacks(given: Iterable[Any]) -> list[Callback]:
+    """Return callbacks from callbacks and functions."""
+    found: list[Callback] = []
+    for one in given:
+        if not isinstance(one, Callback) and not callable(one):
+            raise FedskewError(
+                f"a callback is a fedskew.Callback or a function of (result, rounds), got {type(one).__name__}"
+            )
+        found.append(one if isinstance(one, Callback) else _Function(one))
+    return found
+
+
+class EarlyStopping(Callback):
+    """Stops a run when the global model's validation metric has not improved for ``patience`` rounds.
+
+    ``rows`` are the rounds before, of a run that is resumed: it stops where it would have stopped without the interruption.
+    """
+
+    def __init__(self, server: Server, rows: Sequence[Row]) -> None:
+        self.patience, task = server.settings.stop_after, server.job.task
+        if self.patience and server.fed.validation is None:
+            raise FedskewError(
+                f"stop_after={self.patience} looks at validation rows, and there are none: add validation=0.2, or leave it out"
+            )
+        if self.patience and not server.has_common_model:
+            raise FedskewError(f"stop_after={self.patience} looks at the global model, and this method has none: leave it out")
+        self.column, self.sign = f"validation_{task.metric_names[0]}", 1 if task.higher_is_better else -1
+        self.best, self.best_round = -float("inf"), 0
+        self.stopped = any([self._stops(row) for row in rows])  # a list, so that all rows are seen
+
+    def on_round_end(self, result: RoundResult, rounds: int) -> bool | None:
+        """Return True if the last rounds brought no improvement."""
+        return self._stops(result.round)
+
+    def _stops(self, row: Row) -> bool:
+        value = row.get(self.column)
+        if value is not None and self.sign * value > self.best:
+            self.best, self.best_round = self.sign * value, row["round"]
+        return bool(self.patience) and value is not None and row["round"] - self.best_round >= (self.patience or 0)
+
+
+class TensorBoard(Callback):
+    """Writes every number of the table of rounds as a TensorBoard event."""
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    def on_round_end(self, result: RoundResult, rounds: int) -> None:
+        """Write the round's events."""
+        for name, value in result.round.items():
+            if name != "round" and value is not None:
+                self.writer.add_scalar(name, value, result.round["round"])
+        self.writer.flush()
+
+
+def summary_writer() -> Any:
+    """Return TensorBoard's writer class, or raise an error that says how to install it."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise FedskewError("tensorboard=true needs the package: pip install 'fedskew[tensorboard]'") from None
+    return SummaryWriter
+
+
+def events(server: Server, folder: Path | None) -> "AbstractContextManager[Any]":
+    """Return a writer of TensorBoard events, if they are wanted; what a killed run had after its checkpoint is purged."""
+    if folder is None or not server.settings.tensorboard:
+        return nullcontext()
+    writer: AbstractContextManager[Any] = summary_writer()(str(folder / "tensorboard"), purge_step=server.round + 1)
+    return writer

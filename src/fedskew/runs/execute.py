@@ -1,0 +1,254 @@
+"""One run from what the user wrote to its last file: prepare it, go through its rounds, resume it, sum it up."""
+
+import copy
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedskew.algorithms.contract import Algorithm, algorithms, choice_of, resolve
+from fedskew.algorithms.topologies import Scheduled
+from fedskew.core.config import Experiment, Settings, read_file, to_toml
+from fedskew.core.errors import FedskewError
+from fedskew.core.lock import locked
+from fedskew.core.registry import Choice
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.models.build import ModelSpec, build
+from fedskew.models.parameters import load_weights, trainable
+from fedskew.runs import folder as on_disk
+from fedskew.runs.callbacks import CallbackSpec, EarlyStopping, TensorBoard, as_callbacks, events, summary_writer
+from fedskew.runs.checkpoint import Checkpoints, to_bytes
+from fedskew.runs.choices import FROM_PYTHON, as_table, brief
+from fedskew.runs.environment import check_same, environment
+from fedskew.runs.federate import federate
+from fedskew.runs.folder import Row, RunFolder
+from fedskew.runs.run import Run
+from fedskew.runs.runner import client_rows, finished_files, only_warned, resumable, run_rounds
+from fedskew.runs.summary import summarise
+from fedskew.server.calibration import check_head
+from fedskew.server.server import Server
+
+PARTITION_SETTINGS = ("data", "validation", "skew", "clients", "split_seed", "client_test")
+
+
+def start(
+    fed: Federation,
+    model: ModelSpec,
+    algorithm: Algorithm,
+    settings: Settings,
+    folder: "str | os.PathLike[str] | bool | None",
+    callbacks: Iterable[CallbackSpec] = (),
+) -> Run:
+    """Train one method on one federation and record it; a fresh folder under ``runs`` when None, nowhere when False."""
+    server, config = prepare(fed, model, algorithm, settings)
+    if folder is False and server.settings.tensorboard:
+        raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
+    EarlyStopping(server, [])  # refuses what it cannot watch
+    server.agree()  # it may refuse, so before anything is written
+    if folder is False:
+        return _drive(server, None, {"rounds": [], "clients": [], "timing": []}, config, callbacks)
+    place = Path(folder) if isinstance(folder, (str, os.PathLike)) else None
+    disk = _create(place, config, server)
+    with locked(disk.path):
+        return _drive(server, Checkpoints(disk), {"rounds": [], "timing": []}, config, callbacks)
+
+
+def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:
+    """Return the folder of a run; without a place under a fresh name, and the next one if another process was faster."""
+    content = (to_toml(config), environment(server), server.fed.partition)
+    while place is None:
+        with suppress(on_disk.TakenError):
+            return RunFolder.create(_fresh_folder(config), *content)
+    return RunFolder.create(place, *content)
+
+
+def resume_run(
+    folder: Path,
+    fed: Federation | None,
+    model: ModelSpec | None,
+    algorithm: Algorithm | None,
+    callbacks: Iterable[CallbackSpec],
+    force: bool,
+) -> Run:
+    """Continue a run from its last checkpoint; see ``fedskew.resume``."""
+    disk = RunFolder.open(folder)
+    with nullcontext() if disk.finished else locked(disk.path):
+        return _resume(disk, fed, model, algorithm, callbacks, force)
+
+
+def _resume(
+    disk: RunFolder,
+    fed: Federation | None,
+    model: ModelSpec | None,
+    algorithm: Algorithm | None,
+    callbacks: Iterable[CallbackSpec],
+    force: bool,
+) -> Run:
+    began = disk.environment()
+    disk.verify_start(force)
+    config = read_config(disk)
+    for name, given in (("data", fed), ("skew", fed), ("model", model), ("algorithm", algorithm)):
+        if config[name] == FROM_PYTHON and given is None:
+            what = "fed" if name in ("data", "skew") else name
+            raise FedskewError(
+                f"{disk.path}: its {name} was a Python object, resume it from Python: fedskew.resume(folder, {what}=...)"
+            )
+    if fed is None:
+        fed = federate(Experiment(**{name: config[name] for name in PARTITION_SETTINGS if name in config}))
+    if fed.partition != Partition.load(disk.path / on_disk.PARTITION) or fed.fingerprint != began.get("federation"):
+        raise FedskewError(
+            f"{disk.path}: the clients hold other rows than when the run began: put the data back or start a new run"
+        )
+    settings = Settings(**{field.name: config[field.name] for field in fields(Settings) if field.name in config})
+    settings = replace(settings, threads=settings.threads or began.get("threads"))  # sums depend on how they are shared out
+    method = algorithm or resolve(config["algorithm"])
+    server, _ = prepare(fed, config["model"] if model is None else model, method, settings)
+    check_same(disk, began, environment(server), force)
+    checkpoints = Checkpoints(disk)
+    checkpoints.restore(server, force)
+    files = {"rounds": on_disk.ROUNDS, "timing": on_disk.TIMING}
+    if disk.finished:
+        tables = {name: disk.table(file) for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items()}
+        server.calibrate()
+        return Run(disk.read_json(on_disk.SUMMARY), _trained(server), disk.path, tables, server)
+    return _drive(server, checkpoints, {name: disk.table(file) for name, file in files.items()}, config, callbacks)
+
+
+def read_config(disk: RunFolder) -> dict[str, Any]:
+    """Return the configuration of a run."""
+    path = disk.path / on_disk.CONFIG
+    config = read_file(path)
+    for name in ("data", "skew", "model", "algorithm"):
+        if name not in config:
+            raise FedskewError(f"{path} does not say which {name}: put the line back or start a new run")
+    return config
+
+
+def prepare(
+    fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: Settings
+) -> tuple[Server, dict[str, Any]]:
+    """Return a server and its whole configuration; all that can be refused is refused here, before anything is written."""
+    if not isinstance(fed, Federation):
+        raise FedskewError(f"train needs what fedskew.split returns, got {type(fed).__name__}: fedskew.split(data, skew) first")
+    if settings.tensorboard:
+        summary_writer()
+    module = build(model, fed.data.shape, len(fed.data.classes), settings.seed)
+    _check_model(module, fed)
+    server = Server(fed, module, algorithm, settings)
+    check_head(server.job, server.personal is not None)
+    config: dict[str, Any] = {field.name: getattr(settings, field.name) for field in fields(Settings)}
+    config["threads"] = server.threads  # what was used, or the same file on another machine would give other bits
+    config |= {kind: as_table(kind, config[kind]) for kind in ("schedule", "fleet")}
+    config |= fed.recipe or {"data": FROM_PYTHON, "skew": FROM_PYTHON, "clients": fed.clients}
+    config["model"] = as_table("model", model) if isinstance(model, (str, Mapping, Choice)) else FROM_PYTHON
+    registered = algorithms.name_of(type(algorithm)) is not None
+    config["algorithm"] = as_table("algorithm", choice_of(algorithm)) if registered else FROM_PYTHON
+    return server, config
+
+
+def _check_model(module: nn.Module, fed: Federation) -> None:
+    """Try one row on a copy, so that a model that does not fit the data is refused at once."""
+    row = torch.from_numpy(fed.train.x[:1].copy()).to(next(iter(trainable(module).values())).dtype)
+    try:
+        with torch.no_grad():
+            answer = copy.deepcopy(module).cpu().eval()(row)
+    except Exception as problem:  # whatever a user's forward raises
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise FedskewError(f"the model does not take rows of shape {fed.data.shape}: {reason}") from problem
+    expected = (1, len(fed.data.classes))
+    if not isinstance(answer, torch.Tensor) or answer.shape != expected:
+        shown = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else f"a {type(answer).__name__}"
+        raise FedskewError(f"the model answers one row with {shown}, expected a tensor of shape {expected}: one logit a class")
+
+
+def _drive(
+    server: Server,
+    checkpoints: Checkpoints | None,
+    tables: dict[str, list[Row]],
+    config: Mapping[str, Any],
+    callbacks: Iterable[CallbackSpec],
+) -> Run:
+    """Go round after round to the end, and write the files that a run ends with."""
+    disk = checkpoints.disk if checkpoints else None
+    own = as_callbacks(callbacks)
+    with events(server, disk.path if disk else None) as writer:
+        stopping = EarlyStopping(server, tables["rounds"])
+        if not stopping.stopped:
+            run_rounds(server, checkpoints, tables, [stopping, *([TensorBoard(writer)] if writer else []), *own])
+    with resumable(server, disk):
+        run = _finish(server, disk, tables, config)
+    for callback in own:
+        callback.on_run_end(run)
+    return run
+
+
+def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Row]], config: Mapping[str, Any]) -> Run:
+    calibrated = server.calibrate()
+    final = server.final_clients()
+    fed = server.fed
+    numbers = summarise(tables["rounds"], client_rows(tables, disk), final, server.trained_on.clients, fed.held_out is not None)
+    for name in ("bytes_down", "bytes_up", "simulated_seconds"):
+        numbers[name] += calibrated.get(f"calibration_{name}", 0)
+    seconds = float(sum(row["seconds"] for row in tables["timing"]))
+    summary = {**_facts(server, config), **numbers, **calibrated, "seconds": seconds}
+    if disk:
+        columns = list(dict.fromkeys(key for row in final for key in row))
+        rows = on_disk.to_csv([{key: row.get(key) for key in columns} for row in final], header=True)
+        model = _trained(server)
+        weights = to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())})
+        finished_files(disk, {on_disk.FINAL_CLIENTS: rows, on_disk.MODEL: weights}, summary)
+        with only_warned(str(disk.path / on_disk.PICTURE)):
+            from fedskew.runs.figures import draw_run
+
+            disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary))
+    return Run(summary, _trained(server), disk.path if disk else None, {**tables, "final": final}, server)
+
+
+def _facts(server: Server, config: Mapping[str, Any]) -> Row:
+    """Return what the summary says of the set-up."""
+    fed, algorithm = server.fed, server.algorithm
+    facts: Row = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "fleet")}
+    facts |= {"clients": fed.clients, "clients_per_round": server.per_round, "seed": server.settings.seed}
+    if server.protocol:
+        facts["label_protocol_seconds"] = server.protocol.seconds
+        facts["label_protocol_bytes"] = sum(server.protocol.bytes_sent.values())
+    weights = algorithm.aggregator.name or algorithm.weighting.name.format(base=server.weights)
+    facts["weights"] = "samples" if isinstance(algorithm.topology(0), Scheduled) else weights
+    facts |= {f"{part}_majority_rate": rate for part, rate in majority_rates(fed).items()}
+    facts["parameters"] = sum(value.numel() for value in server.params.values())
+    return facts
+
+
+def majority_rates(fed: Federation) -> dict[str, float]:
+    """Return the share of the most frequent class among training and test rows: what always predicting it would score."""
+    labels = {"train": fed.train.y[fed.partition.rows], "test": fed.test.y if fed.test is not None else np.zeros(0, np.int64)}
+    return {part: float(np.bincount(y).max() / len(y)) for part, y in labels.items() if len(y)}
+
+
+def _trained(server: Server) -> nn.Module:
+    """Return the model with the global weights, ready to be used."""
+    load_weights(server.model, server.state())
+    return server.model.eval()
+
+
+def _fresh_folder(config: Mapping[str, Any]) -> Path:
+    """Return ``runs/METHOD-DATA-SKEW-sSEED``."""
+    words = [config[kind] if isinstance(config[kind], str) else config[kind]["name"] for kind in ("algorithm", "data", "skew")]
+    return fresh_folder(*words, f"s{config['seed']}")
+
+
+def fresh_folder(*words: str) -> Path:
+    """Return a folder under ``runs`` named by the words (of a choice, its name), with a number behind when that is taken."""
+    names = ("+".join(part.split(":")[0] for part in word.split(" + ")) for word in words)
+    base, number = "-".join(names), 2
+    place = Path("runs") / base
+    while place.exists():
+        place, number = Path("runs") / f"{base}-{number}", number + 1
+    return place

@@ -1,0 +1,62 @@
+"""Run what a file or the command line describes."""
+
+import os
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedskew.algorithms.contract import resolve
+from fedskew.core.config import CHOICES, Experiment, to_toml
+from fedskew.core.errors import FedskewError
+from fedskew.data.federation import Federation
+from fedskew.engine.device import pick_device
+from fedskew.runs import folder as on_disk
+from fedskew.runs.callbacks import CallbackSpec
+from fedskew.runs.choices import FROM_PYTHON, choose
+from fedskew.runs.execute import prepare, read_config, resume_run, start
+from fedskew.runs.federate import federate
+from fedskew.runs.folder import RunFolder
+from fedskew.runs.run import Run
+from fedskew.server import refusals
+
+
+def check_choices(experiment: Experiment) -> None:
+    """Refuse what can be refused before any data is read: names, their options, the device, settings that clash."""
+    for kind in CHOICES:
+        if getattr(experiment, kind) == FROM_PYTHON:
+            raise FedskewError(f"{kind}={FROM_PYTHON} stands for a Python object: run it from Python, or choose another {kind}")
+        choose(kind, getattr(experiment, kind))
+    refusals.check_choices(resolve(experiment.algorithm), experiment.settings())
+    pick_device(experiment.device)
+
+
+def run_experiment(
+    experiment: Experiment,
+    *,
+    folder: "str | os.PathLike[str] | None" = None,
+    callbacks: Iterable[CallbackSpec] = (),
+    fed: Federation | None = None,
+) -> Run:
+    """Run an experiment; ``fed`` saves reading the data again for the next of several runs."""
+    check_choices(experiment)
+    if folder is not None:
+        on_disk.must_be_new(Path(folder))
+    method = resolve(experiment.algorithm)
+    return start(fed or federate(experiment), experiment.model, method, experiment.settings(), folder, callbacks)
+
+
+def run_or_resume(experiment: Experiment, folder: Path, callbacks: Iterable[CallbackSpec] = ()) -> Run:
+    """Run an experiment, or resume it if the folder holds the very same one: a job that is requeued is one line."""
+    if not folder.exists():
+        return run_experiment(experiment, folder=folder, callbacks=callbacks)
+    check_choices(experiment)
+    disk, fed = RunFolder.open(folder), federate(experiment)
+    _, config = prepare(fed, experiment.model, resolve(experiment.algorithm), experiment.settings())
+    wanted, there = tomllib.loads(to_toml(config)), read_config(disk)
+    for name in sorted(wanted.keys() | there.keys()):
+        if name != "threads" and wanted.get(name) != there.get(name):
+            raise FedskewError(
+                f"{folder} holds another run, its {name} is {there.get(name)} and not {wanted.get(name)}: "
+                f"choose another folder, or resume what it holds ({on_disk.resume_command(folder)})"
+            )
+    return resume_run(folder, fed, None, None, callbacks, False)

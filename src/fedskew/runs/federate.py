@@ -1,0 +1,109 @@
+"""From what the user wrote to a federation: read a data set and partition it into clients."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedskew.core.config import Experiment
+from fedskew.core.registry import Choice, options_of
+from fedskew.data import catalogue
+from fedskew.data.convert import from_arrays
+from fedskew.data.dataset import Dataset
+from fedskew.data.federation import Federation
+from fedskew.heterogeneity.target import find
+from fedskew.runs.choices import as_table
+from fedskew.skew.partitioning import SkewSpec, client_holdout, partition_rows
+from fedskew.skew.skews import skews
+
+DEFAULT_CLIENTS = 10
+
+
+def load(spec: "str | Mapping[str, Any] | Choice", *, validation: float = 0.0, seed: int = 0) -> Dataset:
+    """Read a data set: ``load("digits")``, ``load("mnist", validation=0.2)``, ``load("my.csv:label=y")``.
+
+    Args:
+        spec: a name with options, as text or table, or a path (.csv, .parquet, .npz, a folder of images)
+        validation: share of the training rows to hold out, drawn before anything is fitted
+        seed: seed of that choice
+
+    >>> load("digits").shape
+    (1, 8, 8)
+    """
+    valid = _valid("load", validation=validation, seed=seed)
+    data = catalogue.load(spec, **valid)
+    recipe = {"data": as_table("data", spec), "validation": valid["validation"], "split_seed": valid["seed"]}
+    return replace(data, recipe=recipe)
+
+
+def _valid(where: str, **values: Any) -> dict[str, Any]:
+    """Return arguments that are settings as well, converted and checked as those are."""
+    known = options_of(Experiment)
+    return {name: known[name].convert(value, where) for name, value in values.items()}
+
+
+def split(
+    data: Any,
+    skew: SkewSpec = "dirichlet:alpha=0.2",
+    clients: int | None = None,
+    *,
+    seed: int = 0,
+    client_test: float = 0.0,
+    target: str | None = None,
+    label: str | None = None,
+    group: str | None = None,
+) -> Federation:
+    """Partition a data set into clients.
+
+    Args:
+        data: what ``load`` returned; or (x, y) or (x, y, group) of NumPy, PyTorch or pandas; or a data frame with ``label``
+        skew: how, as text, as a table or as a function of (rows, clients, stream) that returns a Partition; text may add
+            treatments of the rows: ``"dirichlet:alpha=0.3 + noise:sigma=0.1"``
+        clients: how many; 10 when left out, or one a group with ``natural``
+        seed: of the partition and of the held-out rows
+        client_test: share of its rows that every client holds out to test its own model
+        target: a level of heterogeneity such as ``"hellinger=0.6"`` or ``"features.wasserstein=0.1"``; the skew's own
+            parameter is then left out (``"dirichlet"``) and found by a search
+        label: column of a data frame that holds the class
+        group: column of a data frame that says which group a row belongs to
+
+    >>> fed = split(load("digits"), "dirichlet:alpha=0.2", clients=10, seed=0)
+    >>> fed.clients, len(fed.partition.rows)
+    (10, 1438)
+    """
+    clients, seed, client_test = _valid("split", clients=clients, seed=seed, client_test=client_test).values()
+    if clients is None and not (not callable(skew) and skews.choose(skew).name == "natural"):
+        clients = DEFAULT_CLIENTS
+    dataset = data if isinstance(data, Dataset) else from_arrays(data, label=label, group=group)
+    skew = skew if callable(skew) else _numbered(skew, dataset.groups)
+    if target is None:
+        result = partition_rows(skew, dataset.train, clients, seed)
+    else:
+        found = find(skew, dataset.train, clients, seed, target, classes=len(dataset.classes))
+        skew, result = found.spec, found.result
+    partition, held_out = result.partition, None
+    if client_test:
+        partition, held_out = client_holdout(partition, result.rows, client_test, seed)
+    recipe: Mapping[str, Any] = {}
+    same_seed = not dataset.recipe.get("validation") or dataset.recipe["split_seed"] == seed
+    if dataset.recipe and not callable(skew) and same_seed:
+        made = {
+            "skew": as_table("skew", skews.settle(skew, result.partition.settled)),
+            "clients": partition.clients,
+            "split_seed": seed,
+            "client_test": client_test,
+        }
+        recipe = {**dataset.recipe, **made}
+    return Federation(dataset, partition, held_out, recipe, None if result.rows is dataset.train else result.rows)
+
+
+def _numbered(skew: "str | Mapping[str, Any] | Choice", groups: tuple[str, ...]) -> "str | Mapping[str, Any] | Choice":
+    """Return a skew that names a group (``domains:alone=photo``) with the group's number, which is what rows have."""
+    name = skews.choose(skew).options.get("alone")
+    return skews.settle(skew, {"alone": str(groups.index(name))}) if name in groups else skew
+
+
+def federate(experiment: Experiment, data: Dataset | None = None) -> Federation:
+    """Return the federation that an experiment trains on; ``data`` saves reading it again."""
+    seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
+    data = data or load(experiment.data, validation=experiment.validation, seed=seed)
+    return split(data, experiment.skew, experiment.clients, seed=seed, client_test=experiment.client_test)

@@ -1,0 +1,49 @@
+"""A finished run in memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fedskew.runs import folder as on_disk
+from fedskew.runs.folder import Row, RunFolder
+from fedskew.server.server import Server
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: tables, the summary, the trained model and the folder it was written to (None: nowhere)."""
+
+    summary: Row
+    model: nn.Module
+    folder: Path | None
+    tables: Mapping[str, list[Row]]
+    server: Server
+
+    @property
+    def rounds(self) -> "pd.DataFrame":
+        """One row a round, with the seconds it took."""
+        return _frame(self.tables["rounds"]).merge(_frame(self.tables["timing"]), on="round")
+
+    @property
+    def clients(self) -> "pd.DataFrame":
+        """One row for each client of each round; read from the folder, if there is one, as there may be very many."""
+        if self.folder is None:
+            return _frame(self.tables["clients"])
+        return _frame(RunFolder(self.folder).table(on_disk.CLIENTS))
+
+    @property
+    def final_clients(self) -> "pd.DataFrame":
+        """One row a client about the model it ended with."""
+        return _frame(self.tables["final"])
+
+
+def _frame(rows: list[Row]) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.DataFrame(rows)

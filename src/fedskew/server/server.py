@@ -1,0 +1,383 @@
+"""The server of a run in memory: the state between rounds, and one round after the other in the method's topology."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedskew.algorithms.contract import Algorithm, base_weights
+from fedskew.algorithms.topologies import Buffered, Scheduled
+from fedskew.core.config import Settings
+from fedskew.core.streams import Floats, Ints
+from fedskew.core.trees import Tensors, Tree, flat_names, from_flat, rows_of, size_in_bytes
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.engine.cost import measure_cost
+from fedskew.engine.device import computing, usable_cores
+from fedskew.engine.job import LOCAL, STATE, Engine, Job, Start, Updates, fresh_client, make_job
+from fedskew.engine.loop import Loop
+from fedskew.engine.lr_schedule import schedules
+from fedskew.engine.plan import Plan
+from fedskew.engine.stacked import Stacked
+from fedskew.fleet.clock import LOOK, computing_seconds, line_seconds
+from fedskew.fleet.machines import fleets
+from fedskew.label_privacy.agreement import Agreement
+from fedskew.models.layout import layout
+from fedskew.models.parameters import trainable
+from fedskew.schedules.holdings import Holdings
+from fedskew.server.calibration import new_head
+from fedskew.server.client_store import ClientStore
+from fedskew.server.evaluation import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
+from fedskew.server.label_holders import packed, protocol_bytes, protocol_seconds, unpacked, who_holds_what
+from fedskew.server.refusals import check_all, clients_per_round, least_batch, weights_of
+from fedskew.tasks.task import Task
+from fedskew.topology.buffered import BufferedRounds
+from fedskew.topology.client_rows import Row
+from fedskew.topology.collector import Arrived, valid_clients
+from fedskew.topology.outcome import RoundOutcome
+from fedskew.topology.parallel import ParallelRounds
+from fedskew.topology.participation import Participation
+from fedskew.topology.scheduled_rounds import ScheduledRounds
+
+PROTOCOL = "protocol"  # name in a checkpoint: what the label protocol found out
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """One row for the table of rounds, and one for each of the round's clients."""
+
+    round: Row
+    clients: list[Row]
+
+
+class Server:
+    """Weights, server state and what clients keep; ``advance`` runs one round."""
+
+    def __init__(
+        self,
+        fed: Federation,
+        model: nn.Module,
+        algorithm: Algorithm,
+        settings: Settings,
+        engine: Engine | None = None,
+        task: Task | None = None,
+    ) -> None:
+        self.fed, self.settings, self.algorithm = fed, settings, algorithm
+        self.engine = engine or _engine(settings)
+        self.schedule, fleet = schedules.choose(settings.schedule), fleets.choose(settings.fleet)
+        self.trained_on = fed.partition.pooled() if "pooled_rows" in algorithm.requires else fed.partition
+        self.per_round = clients_per_round(settings, self.trained_on, fed.clients)
+        self.weights = weights_of(algorithm, settings)
+        self.total_weight = float(base_weights(self.trained_on.sizes, self.weights).sum())
+        self.least = least_batch(model, self.trained_on, settings.batch_size)
+        self.job = make_job(model, fed.train, self.trained_on, algorithm, settings, 0, task, len(fed.data.classes))
+        self.model, self.device = self.job.model, self.job.x.device
+        topology = algorithm.topology(0)
+        check_all(self.job, settings, self.per_round)
+        single = getattr(topology, "single_samples", False)
+        cost = measure_cost(self.model, self.job.x, 1 if single else settings.batch_size)
+        at_once = 1 if isinstance(topology, Scheduled) else self.per_round
+        self.threads = settings.threads or cost.threads(at_once, usable_cores())
+        # Contiguous, whatever the layout of the model that was given: a checkpoint file holds nothing else.
+        plain = torch.contiguous_format
+        self.params: Tensors = {n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()}
+        self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
+        self.server_state = algorithm.init_server_state(self.shared())
+        self.store = ClientStore(fresh_client(self.job))
+        self.mirrored = frozenset(self.server_state) & {part.removeprefix(STATE) for part in self.store.fresh}
+        personal_job = _personal_job(self.job)
+        self.personal = ClientStore(fresh_client(personal_job)) if personal_job else None
+        machines = fleets.get(fleet.name)(fed.clients, settings.seed, **fleet.options)
+        self.participation = Participation(algorithm, settings, fed, self.trained_on, machines, self.least)
+        self.protocol: Agreement | None = None
+        self._holdings: Holdings | None = None
+        self.round = 0
+        self.rounds: ParallelRounds | ScheduledRounds
+        if isinstance(topology, Scheduled):
+            self.rounds = ScheduledRounds(self)
+        else:
+            self.rounds = BufferedRounds(self, topology) if isinstance(topology, Buffered) else ParallelRounds(self)
+        if not settings.secure:  # with it that takes a while, and a resumed run has it in its checkpoint
+            self.agree()
+        self._trained: dict[int, Tensors] = {}
+        # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
+        self.evaluator = Evaluator(fed, copy.deepcopy(self.model), self.job, settings.eval_rows, settings.seed)
+
+    # -- what topologies use ---------------------------------------------------------------------------------------------
+
+    def shared(self) -> Tensors:
+        """Return the weights that clients send."""
+        return {name: value for name, value in self.params.items() if name not in self.job.unsent}
+
+    def state(self) -> Tensors:
+        """Return weights and buffers of the global model."""
+        return {**self.params, **self.buffers}
+
+    def start(self, plan: Plan, lr: float) -> Start:
+        """Return where the clients of a plan begin."""
+        sent_along = self.algorithm.broadcast(self.server_state)
+        return Start(self.params, self.buffers, sent_along, self.store.get(plan.clients), lr)
+
+    def keep(self, arrived: Arrived, counted: Ints) -> None:
+        """Store what clients keep; what the server holds the mean of stays as it was with those that do not count."""
+        kept, out = arrived.kept, ~np.isin(arrived.valid, counted)
+        mirrored = {STATE + part for part in self.mirrored}
+        if mirrored and out.any():
+            old, index = self.store.get(arrived.valid[out]), torch.from_numpy(np.flatnonzero(out))
+            kept = {
+                part: {n: v.index_copy(0, index.to(v.device), old[part][n]) for n, v in tensors.items()}
+                if part in mirrored
+                else tensors
+                for part, tensors in kept.items()
+            }
+        self.store.put(arrived.valid, kept)
+
+    def observe(self, updates: Updates) -> None:
+        """Remember some clients' models as they are after local training, until the round is evaluated."""
+        if not (self.settings.test_trained and self._due(self.round + 1)):
+            return
+        everything = {**updates.trained, **updates.buffers, **updates.kept.get(LOCAL, {})}
+        for i, client in enumerate(updates.report.clients.tolist()):
+            if len(self._trained) < OWN_TESTED:
+                self._trained[client] = {name: value[i].clone() for name, value in everything.items()}
+
+    def train_personal(self, start: Start, plan: Plan) -> None:
+        """Train the clients' own models, if the method has any."""
+        job = _personal_job(self.job)
+        if not self.personal or not job:
+            return
+        own = replace(start, server={"weights": self.shared()}, kept=self.personal.get(plan.clients))
+        for updates in self.engine.train(job, own, plan):
+            valid = valid_clients(updates)
+            self.personal.put(updates.report.clients[valid.numpy()], rows_of(updates.kept, valid))
+
+    @property
+    def holdings(self) -> Holdings:
+        """Who holds which label, for topologies with a sample schedule."""
+        self.agree()
+        assert self._holdings
+        return self._holdings
+
+    def agree(self, agreed: Agreement | None = None) -> None:
+        """Find out who holds which label, if the topology has a sample schedule and it is not known yet.
+
+        With ``secure`` that takes a protocol between all parties; ``agreed`` is its result before a run was stopped, and then
+        it is not run again.
+        """
+        topology = self.algorithm.topology(0)
+        if not isinstance(topology, Scheduled) or self._holdings:
+            return
+        self._holdings, self.protocol = who_holds_what(self.fed, self.trained_on, topology, self.settings, agreed)
+        topology.check_labels(self._holdings)
+        if self.protocol and self.round == 0:
+            self.participation.clock = protocol_seconds(self.protocol, self.participation.fleet)
+
+    # -- one round -------------------------------------------------------------------------------------------------------
+
+    def advance(self) -> RoundResult:
+        """Run the next round and return what happened."""
+        with computing(self.threads):
+            factor = schedules.get(self.schedule.name)(self.round, self.settings.rounds, **self.schedule.options)
+            lr = self.settings.lr * factor
+            outcome = self.rounds.run(lr)
+            self.round += 1
+            if self.protocol and self.round == 1:
+                down, up = protocol_bytes(self.protocol)
+                outcome = replace(outcome, bytes_down=outcome.bytes_down + down, bytes_up=outcome.bytes_up + up)
+            return self._result(outcome, lr)
+
+    def _result(self, outcome: RoundOutcome, lr: float) -> RoundResult:
+        """Return the rows of the tables, with the evaluation of the global and the clients' models."""
+        clients = outcome.client_rows
+        row: Row = {"round": self.round, "clients": outcome.clients, "excluded": outcome.excluded}
+        row |= {"dropped": outcome.dropped, "late": outcome.late, "lr": lr}
+        counted = [client for client in clients if client["weight"] > 0]
+        for name in ("local_loss", "local_accuracy"):
+            weighted = np.dot([client["weight"] for client in counted], [client[name] for client in counted])
+            row[name] = float(weighted) if counted else None
+        row |= self._evaluate(clients, set(outcome.invited.tolist()))
+        others = {"bytes_down": outcome.bytes_down, "bytes_up": outcome.bytes_up}
+        row |= {name: sum(client[name] for client in clients) + more for name, more in others.items()}
+        row |= {"simulated_seconds": outcome.ended - outcome.began, "clock": outcome.ended}
+        row |= {**outcome.metrics, **self.algorithm.metrics(self.server_state)}
+        self._evaluate_calibrated(row)
+        return RoundResult(row, [{"round": self.round, **client} for client in clients])
+
+    # -- evaluation ------------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, clients: list[Row], invited: set[int]) -> Row:
+        """Return scores of the global model; also adds to the rows of invited clients how their models do on their rows."""
+        scores: dict[str, Score | None] = {}
+        found: dict[str, Floats] = {}
+        due, own, columns = self._due(self.round), self._own(), self._own_columns()
+        if due:
+            chosen, trained = (np.array(sorted(some), dtype=np.int64) for some in (invited, self._trained))
+            common = self._common()
+            scores |= self.evaluator.scores(common) if common else {}
+            scores["own_test"] = self.evaluator.mean_on_test(own, chosen) if own else None
+            scores["trained_test"] = self.evaluator.mean_on_test(self._trained.__getitem__, trained)
+            found = self.evaluator.on_own_rows(common, own, chosen, self._own_rows())
+        place = {client: i for i, client in enumerate(sorted(invited))}
+        for client in clients:
+            at = place.get(client["client"])
+            client |= {name: float(found[name][at]) if due and at is not None else None for name in columns}
+        self._evaluate_trained(clients)
+        parts = self.evaluator.parts(self.has_common_model, self.personalised, self.settings.test_trained)
+        names = self.evaluator.names
+        return {f"{part}_{name}": (scores.get(part) or {}).get(name) for part in parts for name in names}
+
+    def _own_columns(self) -> tuple[str, ...]:
+        return own_columns(self.personalised, self.has_common_model, self.job.task.row_metric)
+
+    def _evaluate_trained(self, clients: list[Row]) -> None:
+        """Add to clients' rows how their models did on their own rows right after local training."""
+        if not self.settings.test_trained:
+            return
+        names = own_columns(False, True, self.job.task.row_metric)
+        for client in clients:
+            state = self._trained.get(client["client"])
+            found = self.evaluator.on_own_rows(state, None, np.array([client["client"]]), self._own_rows()) if state else {}
+            client |= {f"trained_{name}": float(found[name][0]) if state else None for name in names}
+        self._trained = {}
+
+    def _own_rows(self) -> Partition:
+        """Return the rows on which a client's model is evaluated: those it held out, or else those it trains on."""
+        pooled = self.trained_on is not self.fed.partition
+        return self.trained_on if pooled else self.fed.held_out or self.fed.partition
+
+    def _due(self, round: int) -> bool:
+        return round % self.settings.eval_every == 0 or round == self.settings.rounds
+
+    @property
+    def has_common_model(self) -> bool:
+        """Whether there is a global model that learns; where clients share nothing it stays as it began."""
+        return bool(self.params.keys() - self.job.local_names)
+
+    @property
+    def personalised(self) -> bool:
+        """Whether clients use models of their own."""
+        return bool(self.job.local_names) or self.personal is not None
+
+    def _common(self) -> Tensors | None:
+        return self.state() if self.has_common_model else None
+
+    def _own(self) -> OwnModel | None:
+        return self.client_model if self.personalised else None
+
+    def client_model(self, client: int) -> Tensors:
+        """Return the model that a client uses: the global one with the parts that stay with the client, or one of its own."""
+        own = (self.personal or self.store).get(np.array([client])).get(LOCAL, {})
+        return {**self.state(), **{name: value[0] for name, value in own.items()}}
+
+    def final_clients(self) -> list[Row]:
+        """Return one row a client about the model it ends with."""
+        with computing(self.threads):
+            return self.evaluator.final(self._common(), self._own())
+
+    # -- calibration -----------------------------------------------------------------------------------------------------
+
+    def calibrate(self) -> Row:
+        """Give the model a new head after the last round, if the method does; returns its scores and what that cost."""
+        if not self.algorithm.calibrator:
+            return {}
+        with computing(self.threads):
+            head, scores, cost = self._calibrate()
+        self.params = {**self.params, **head}
+        if self.algorithm.calibrator.every:  # then the last round has paid for it
+            cost = dict.fromkeys(cost, 0)
+        return {**scores, **{f"calibration_{name}": value for name, value in cost.items()}}
+
+    def _calibrate(self) -> tuple[Tensors, Row, Row]:
+        """Return a new head, the scores of the model with it, and what it costs to ask all clients for their statistics."""
+        head, statistics = new_head(self.job, self._models_of_rows(), self.round)
+        scores = self.evaluator.scores({**self.state(), **head})
+        row = {f"calibrated_{part}_{name}": value for part, score in scores.items() for name, value in score.items()}
+        leaving = {name: value for name, value in self.state().items() if name not in self.job.local_names}
+        down, up = size_in_bytes({"weights": leaving}), size_in_bytes(statistics)
+        sizes = self.trained_on.sizes
+        machines = self.participation.fleet.machines(np.arange(len(sizes)))
+        steps = -(-sizes // self.settings.batch_size)
+        seconds = line_seconds(machines, down, up) + computing_seconds(machines, sizes.astype(np.float64) * LOOK, steps)
+        cost = {"bytes_down": len(sizes) * down, "bytes_up": len(sizes) * up, "simulated_seconds": float(seconds.max())}
+        return head, row, cost
+
+    def _evaluate_calibrated(self, row: Row) -> None:
+        """Add to the row of a round how a copy of the model with a new head does, if the method asks for it."""
+        every = self.algorithm.calibrator.every if self.algorithm.calibrator else None
+        if every is None:
+            return
+        parts = self.evaluator.parts(True, False, False)
+        row |= {f"calibrated_{part}_{name}": None for part in parts for name in self.evaluator.names}
+        if self.round % every == 0 or self.round == self.settings.rounds:
+            _, scores, cost = self._calibrate()
+            row |= scores
+            for name, value in cost.items():
+                row[name] += value
+            row["clock"] += cost["simulated_seconds"]
+            self.participation.clock = row["clock"]
+
+    def _models_of_rows(self) -> Iterator[tuple[Tensors, Ints]]:
+        """Yield every client's rows with the model it uses: all at once, unless parts of it stay with clients."""
+        if not self.job.local_names:
+            yield self.state(), self.trained_on.rows
+            return
+        for client in range(self.trained_on.clients):
+            yield self.client_model(client), self.trained_on.of(client)
+
+    # -- to disk and back ------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Tensors:
+        """Return all that changes over rounds, as flat named tensors."""
+        stores = self.stores().items()
+        kept = {f"store/{part}/{name}": value for part, store in stores for name, value in store.state().items()}
+        return {**self.checkpoint_without_stores(), **kept}
+
+    def checkpoint_without_stores(self) -> Tensors:
+        """Return the checkpoint without what clients keep, which is large where clients are many."""
+        groups = {"params": self.params, "buffers": self.buffers, "server": flat_names(self.server_state)}
+        groups |= {"participation": self.participation.state(), "topology": self.rounds.state()}
+        flat = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
+        agreed = {PROTOCOL: packed(self.protocol)} if self.protocol else {}
+        return {**flat, **agreed, "round": torch.tensor(self.round)}
+
+    def stores(self) -> dict[str, ClientStore]:
+        """Return what clients keep, by name; empty where they keep nothing."""
+        named = {"own": self.store, "personal": self.personal}
+        return {name: store for name, store in named.items() if store}
+
+    def restore(self, flat: Tensors) -> None:
+        """Put back what ``checkpoint`` returned; without stores, no client has kept anything."""
+
+        def group(prefix: str) -> Tensors:
+            return {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
+
+        # In the order of a run that never stopped, not of the file: a method may sum over all of them.
+        self.params = {name: flat[f"params/{name}"].to(self.device) for name in self.params}
+        self.buffers = {name: flat[f"buffers/{name}"].to(self.device) for name in self.buffers}
+        self.server_state = from_flat(group("server/"), self.server_state)
+        self.participation.restore(group("participation/"))
+        self.rounds.restore(group("topology/"))
+        for part, store in self.stores().items():
+            store.restore(group(f"store/{part}/"))
+        self.round = int(flat["round"])
+        if PROTOCOL in flat:
+            self.agree(unpacked(flat[PROTOCOL]))
+
+
+def _personal_job(job: Job) -> Job | None:
+    """Return how clients train models of their own beside the global one."""
+    method = job.algorithm.personal_method
+    if method is None:
+        return None
+    everything = frozenset({*trainable(job.model), *layout(job.model).buffers})
+    return replace(job, algorithm=method, local_names=everything, frozen_names=frozenset())
+
+
+def _engine(settings: Settings) -> Engine:
+    return Loop() if settings.engine == "loop" else Stacked(memory=int(settings.memory * 2**30))
+
+
+__all__ = ["RoundResult", "Server", "Tree"]

@@ -1,0 +1,70 @@
+"""The task of telling one class of several, with cross-entropy."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew.core.registry import PartialShare, Positive
+from fedskew.core.streams import Floats, Ints
+from fedskew.tasks.scores import CLASS_METRICS, class_measures, confusion
+from fedskew.tasks.task import BuiltIn, Reduction, Targets, constants, reduced, tasks
+
+
+@tasks.register("classification")
+@dataclass(frozen=True)
+class Classification(BuiltIn):
+    """Predict one class of several, with cross-entropy as the loss and one output a class.
+
+    The mean over a batch is the plain mean of the row losses, also with class weights. torch divides by the sum of the
+    weights of the batch instead: a row would then count more or less depending on the other labels in its batch, losses
+    of clients with different labels could not be compared, and the losses of clients, weighted by their rows, would no
+    longer add up to the loss over all rows.
+
+    Metrics: accuracy; balanced_accuracy (mean over the classes that occur); macro_f1 (mean over the classes that occur
+    or are predicted); auc (one class against the rest, by its probability; mean over the classes that occur); ece
+    (expected calibration error, 15 bins).
+
+    Args:
+        label_smoothing: part of the target that is spread evenly over all classes
+        class_weights: what the loss of each class is multiplied with, one number a class (1+2+0.5), none for no weights
+
+    >>> import torch
+    >>> Classification().losses(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]), "none")
+    tensor([0.1269, 0.6931])
+    >>> Classification(class_weights=(1.0, 3.0)).losses(torch.zeros(2, 2), torch.tensor([0, 1]))
+    tensor(1.3863)
+    """
+
+    label_smoothing: Annotated[float, PartialShare] = 0.0
+    class_weights: Annotated[tuple[float, ...] | None, Positive] = None
+
+    target = "class"
+    row_metric = "accuracy"
+    names = CLASS_METRICS
+
+    def width(self, classes: int) -> int:
+        """One output a class."""
+        self._check_weights(self.class_weights, classes)
+        return super().width(classes)
+
+    def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Whether each row's class has the largest output."""
+        return outputs.argmax(-1) == targets
+
+    def confusion(self, outputs: NDArray[Any], targets: Targets, classes: int) -> Ints:
+        """How many rows of each class (down) were taken for each class (across)."""
+        return confusion(targets, outputs.argmax(1), classes)
+
+    def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
+        if self.class_weights is None:
+            return F.cross_entropy(outputs, targets, reduction=reduction, label_smoothing=self.label_smoothing)
+        weights = constants(self.class_weights, outputs)
+        each = F.cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=self.label_smoothing)
+        return reduced(each, reduction)
+
+    def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:
+        return class_measures(outputs, targets)

@@ -1,0 +1,339 @@
+"""The contract of a task: loss, kind of target, number of outputs, prediction and metrics.
+
+Everything else computes losses through ``Task.losses`` and knows no loss by name.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.registry import Choice, Registry, validate
+from fedskew.core.streams import Floats
+
+Target: TypeAlias = Literal["class", "number", "labels"]  # int64 0..K-1 | float32 | a 0/1 matrix, one column a label
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+Targets: TypeAlias = NDArray[Any]
+RowFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one number a row
+Metric: TypeAlias = Callable[[Floats, Targets], float]  # (outputs, targets) -> a number for all rows
+
+_TARGETS: dict[Target, str] = {
+    "class": "whole numbers, one class a row",
+    "number": "floating-point numbers, one a row",
+    "labels": "a matrix of 0 and 1, one column a label",
+}
+_TRIED = 8  # rows that ``check`` tries a task on
+
+
+class Task:
+    """A task from functions of one's own; the built-in tasks derive from it.
+
+    Functions get the outputs of the model as ``[rows, outputs]``, or as ``[rows]`` where the task has a single output
+    for a class or a number, so that they can be compared with the targets without broadcasting. The mean over a batch
+    is the plain mean of the row losses.
+
+    Args:
+        loss: the loss of every row from (outputs, targets), two tensors; differentiable, and without ``if`` on a value
+        metrics: by name, a number from (outputs, targets), two NumPy arrays; the first one is the headline
+        target: class (whole numbers from 0), number, or labels (a matrix of 0 and 1)
+        outputs: outputs of the model, none for one a class, one a label, or one for a number
+        row_metric: name of the metric that is followed during local training, a mean over rows; none for no such metric
+        row_score: that metric for every row, from (outputs, targets), two tensors
+        predict: predictions from a tensor of outputs, none for the class with the largest output (of a single output:
+            whether it is above 0), the number itself, or the labels with outputs above 0
+        higher_is_better: false where a low headline and a low row_metric are good
+
+    >>> task = Task(lambda out, y: (out - y).abs(), {"mae": lambda out, y: abs(out - y).mean()}, "number")
+    >>> task.losses(torch.tensor([[1.0], [2.0]]), torch.tensor([1.5, 4.0]), "none")
+    tensor([0.5000, 2.0000])
+    >>> task.evaluate(np.array([[1.0], [2.0]]), np.array([1.5, 4.0]))
+    {'mae': 1.25}
+    """
+
+    target: Target = "class"
+    outputs: int | None = None
+    row_metric: str | None = None
+    higher_is_better: bool = True
+    _row_score: RowFunction | None = None
+    _predictor: Callable[[Tensor], Tensor] | None = None
+
+    def __init__(
+        self,
+        loss: RowFunction,
+        metrics: Mapping[str, Metric],
+        target: Target = "class",
+        outputs: int | None = None,
+        row_metric: str | None = None,
+        row_score: RowFunction | None = None,
+        predict: Callable[[Tensor], Tensor] | None = None,
+        higher_is_better: bool = True,
+    ) -> None:
+        if target not in _TARGETS:
+            raise unknown("target of a task", str(target), _TARGETS)
+        if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1):
+            raise FedskewError(f"task: outputs={outputs!r} is not a whole number from 1: give one, or None")
+        if (row_metric is None) != (row_score is None):
+            raise FedskewError("task: row_metric (a name) and row_score (a function) go together: give both or neither")
+        if not isinstance(metrics, Mapping) or not metrics:
+            raise FedskewError('task: metrics needs at least one function by its name: metrics={"name": function}')
+        for name in [*metrics, *([] if row_metric is None else [row_metric])]:
+            if not isinstance(name, str) or not name.isidentifier() or name == "loss":
+                raise FedskewError(
+                    f"task: {name!r} cannot name a metric: use letters, digits and _; loss is reported anyway"
+                )
+        given = {"loss": loss, "row_score": row_score, "predict": predict}
+        for name, function in [*given.items(), *((f"metric {name}", metric) for name, metric in metrics.items())]:
+            if not callable(function) and (function is not None or name not in ("row_score", "predict")):
+                raise FedskewError(f"task: {name} is {function!r}, not a function")
+        self.target, self.outputs = target, outputs
+        self.row_metric, self.higher_is_better = row_metric, higher_is_better
+        self._loss, self._metrics, self._row_score, self._predictor = loss, dict(metrics), row_score, predict
+
+    @classmethod
+    def label(cls) -> str:
+        """Its registered name, or the class name."""
+        return tasks.name_of(cls) or cls.__name__
+
+    def options(self) -> dict[str, Any]:
+        """The options by name; of a user's own task, what describes it."""
+        if is_dataclass(self):
+            return {field.name: getattr(self, field.name) for field in fields(self)}
+        loss = getattr(self._loss, "__qualname__", type(self._loss).__name__)
+        return {"loss": loss, "metrics": self.metric_names, "target": self.target, "outputs": self.outputs}
+
+    def __str__(self) -> str:
+        return str(choice_of(self))
+
+    # What engines call.
+
+    def losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
+        """The losses of all rows: their mean, their sum, or (``none``) one a row.
+
+        Outputs and targets may have further axes in front, ``[clients, rows, ...]``: then ``none`` gives
+        ``[clients, rows]``, and the mean and the sum are over all rows of all of them.
+        """
+        if reduction not in ("mean", "sum", "none"):
+            raise unknown("reduction", str(reduction), ("mean", "sum", "none"))
+        shape = self._rows(targets)
+        found = self._losses(*_flat(outputs, targets, len(shape)), reduction)
+        return found.view(shape) if reduction == "none" and len(shape) > 1 else found
+
+    def width(self, classes: int) -> int:
+        """How many outputs the model needs for data with so many classes (or labels; 0 for numbers)."""
+        if self.target == "number" and classes:
+            raise FedskewError(
+                f"task {self.label()} learns numbers, and the targets of these data are {classes} classes or labels: "
+                "use task=classification or multilabel, or other data"
+            )
+        if self.target != "number" and classes < 1:
+            raise FedskewError(
+                f"task {self.label()} learns {'classes' if self.target == 'class' else 'labels'}, "
+                "and these data have none: use task=regression for numbers, or other data"
+            )
+        return self.outputs or (1 if self.target == "number" else classes)
+
+    def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The ``row_metric`` of every row, in the shape of the rows: any axes in front of them are kept."""
+        if self._row_score is None:
+            raise FedskewError(f"task {self.label()} has no metric of single rows: give it row_metric and row_score")
+        shape = self._rows(targets)
+        outputs, targets = _flat(outputs, targets, len(shape))
+        found = self._row_score(self._fitted(outputs, targets), targets)
+        return self._one_a_row(found, targets, "row_score").reshape(shape)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Predictions from outputs: classes, numbers, or a matrix of 0 and 1."""
+        if self._single() and outputs.dim() > 1:
+            outputs = outputs.squeeze(-1)
+        if self._predictor is not None:
+            return self._predictor(outputs)
+        if self.target == "number":
+            return outputs
+        return (outputs > 0).long() if self.target == "labels" or self._single() else outputs.argmax(-1)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Everything that ``evaluate`` can return, the headline first."""
+        return tuple(self._metrics)
+
+    def evaluate(self, outputs: NDArray[Any], targets: Targets, names: Iterable[str] | None = None) -> dict[str, float]:
+        """Metrics over some rows, all of them or those named; NaN where one is not defined, as for no rows."""
+        wanted = self.metric_names if names is None else tuple(names)
+        for name in wanted:
+            if name not in self.metric_names:
+                raise unknown(f"metric of task {self.label()}", name, self.metric_names)
+        outputs, targets = np.asarray(outputs, dtype=np.float64), np.asarray(targets)
+        if len(outputs) != len(targets):
+            raise FedskewError(f"task {self.label()}: {len(outputs)} outputs for {len(targets)} targets, not one each")
+        if not len(targets):
+            return dict.fromkeys(wanted, float("nan"))
+        with np.errstate(all="ignore"):
+            measures = self._measures(outputs, targets)
+            return {name: _number(measures[name](), name, self.label()) for name in wanted}
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Try the task on a few rows; what does not fit is refused with a message that names what came back."""
+        where = f"task {self.label()}"
+        outputs, targets = outputs[:_TRIED].detach().cpu(), targets[:_TRIED].detach().cpu()
+        self._check_targets(outputs, targets, where)
+        outputs = outputs.clone().requires_grad_()
+        each = _tried(where, "the loss", partial(self.losses, outputs, targets, "none"))
+        if not each.requires_grad:
+            raise FedskewError(f"{where}: the loss has no gradient: compute it from the outputs, differentiably")
+        stack = (outputs.detach().expand(2, *outputs.shape), targets.expand(2, *targets.shape))
+        _tried(
+            where,
+            "the loss under torch.func.vmap (no if on a value, no .item())",
+            partial(vmap(partial(self.losses, reduction="none")), *stack),
+        )
+        outputs = outputs.detach()
+        predicted = _tried(where, "predict", partial(self.predict, outputs))
+        if not isinstance(predicted, Tensor) or predicted.shape[:1] != targets.shape[:1]:
+            raise FedskewError(
+                f"{where}: predict returned {_described(predicted)}, not one prediction for each of {len(targets)} rows"
+            )
+        if self.row_metric is not None:
+            _tried(where, "row_score", partial(self.row_scores, outputs, targets))
+        for name in self.metric_names:
+            _tried(where, f"metric {name}", partial(self.evaluate, outputs.numpy(), targets.numpy(), [name]))
+
+    # What a task says of its own: these three, ``row_scores`` and ``predict``.
+
+    def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
+        """The losses of rows without axes in front."""
+        return reduced(self._one_a_row(self._loss(self._fitted(outputs, targets), targets), targets, "loss"), reduction)
+
+    def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:
+        """For every metric, a function that computes it; values that several of them need are shared."""
+        fitted = outputs.squeeze(-1) if self._single() and outputs.ndim == targets.ndim + 1 else outputs
+        return {name: partial(metric, fitted, targets) for name, metric in self._metrics.items()}
+
+    def _check_targets(self, outputs: Tensor, targets: Tensor, where: str) -> None:
+        """Refuse outputs or targets of another kind than the task takes."""
+        kinds = {
+            "class": targets.dim() == 1 and not targets.is_floating_point() and targets.dtype != torch.bool,
+            "number": targets.dim() == 1 and targets.is_floating_point(),
+            "labels": targets.dim() == 2 and bool(((targets == 0) | (targets == 1)).all()),
+        }
+        if not kinds[self.target]:
+            raise FedskewError(f"{where} takes {_TARGETS[self.target]} as targets, got {_described(targets)}")
+        if not outputs.is_floating_point() or len(outputs) != len(targets) or not len(targets):
+            raise FedskewError(
+                f"{where}: the model gave {_described(outputs)} for {len(targets)} rows, not numbers for each row"
+            )
+        if self._single() and outputs.shape[1:] not in ((), (1,)):
+            raise FedskewError(f"{where}: the model gave {_described(outputs)}, and the task has one output")
+
+    def _single(self) -> bool:
+        return self.target != "labels" and (self.outputs or (1 if self.target == "number" else 0)) == 1
+
+    def _fitted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The outputs as functions of the task get them: a single one without its axis."""
+        return outputs.squeeze(-1) if self._single() and outputs.dim() == targets.dim() + 1 else outputs
+
+    def _rows(self, targets: Tensor) -> torch.Size:
+        return targets.shape[:-1] if self.target == "labels" else targets.shape
+
+    def _one_a_row(self, found: Any, targets: Tensor, what: str) -> Tensor:
+        if isinstance(found, Tensor) and found.shape == self._rows(targets):
+            return found
+        raise FedskewError(
+            f"task {self.label()}: {what} returned {_described(found)}, not one number for each of "
+            f"{self._rows(targets).numel()} rows: do not reduce over rows"
+        )
+
+
+class BuiltIn(Task):
+    """A task by name: a frozen dataclass whose fields are its options, checked however it is made."""
+
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in validate(type(self), self.options(), f"task {self.label()}").items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Everything that ``evaluate`` can return, the headline first."""
+        return self.names
+
+    def _check_weights(self, weights: tuple[float, ...] | None, classes: int) -> None:
+        """Refuse weights that are not one a class (or label)."""
+        if weights is not None and len(weights) != classes:
+            what = "labels" if self.target == "labels" else "classes"
+            raise FedskewError(
+                f"task {self.label()}: class_weights has {len(weights)} numbers for {classes} {what}: give one for each"
+            )
+
+
+tasks: Registry[type[Task]] = Registry("task", "fedskew.tasks")
+
+
+def choice_of(task: Task) -> Choice:
+    """How a task is written, with every option."""
+    return Choice(task.label(), task.options())
+
+
+def resolve(spec: "str | Mapping[str, Any] | Choice | type[Task] | Task") -> Task:
+    """A task from its spelling, its class or itself.
+
+    >>> str(resolve("regression:loss=huber"))
+    'regression:loss=huber,delta=1.0'
+    """
+    if isinstance(spec, Task):
+        return spec
+    if isinstance(spec, type) and issubclass(spec, BuiltIn):
+        return cast(Callable[[], Task], spec)()
+    if isinstance(spec, type):
+        raise FedskewError(f"{spec.__name__} is not a task by itself: give fedskew.Task(loss=..., metrics=...)")
+    choice = tasks.choose(spec)
+    return tasks.get(choice.name)(**choice.options)
+
+
+def reduced(each: Tensor, reduction: Reduction) -> Tensor:
+    """One loss a row as the reduction asks for it."""
+    return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
+
+
+def constants(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """Numbers as a tensor with the type and the device of another one.
+
+    While a CUDA graph is captured nothing can be copied to the GPU: the numbers are then filled in one by one.
+    """
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():
+        return torch.stack([torch.full((), value, dtype=like.dtype, device=like.device) for value in values])
+    return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+
+def _flat(outputs: Tensor, targets: Tensor, axes: int) -> tuple[Tensor, Tensor]:
+    """Both with their first axes, those of the rows, made one."""
+    return (outputs.flatten(0, axes - 1), targets.flatten(0, axes - 1)) if axes > 1 else (outputs, targets)
+
+
+def _number(found: Any, name: str, label: str) -> float:
+    try:
+        return float(found)
+    except (TypeError, ValueError, RuntimeError):
+        raise FedskewError(f"task {label}: metric {name} returned {_described(found)}, not a number") from None
+
+
+def _tried(where: str, what: str, attempt: Callable[[], Any]) -> Any:
+    try:
+        return attempt()
+    except FedskewError:
+        raise
+    except Exception as error:  # a user's function may fail in any way
+        raise FedskewError(f"{where}: {what} failed: {type(error).__name__}: {error}") from error
+
+
+def _described(found: Any) -> str:
+    if isinstance(found, (Tensor, np.ndarray)):
+        return f"{type(found).__name__} of shape {list(found.shape)} ({str(found.dtype).removeprefix('torch.')})"
+    return f"{type(found).__name__} {found!r:.60}"

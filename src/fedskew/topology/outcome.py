@@ -1,0 +1,92 @@
+"""What every topology returns of a round, and what it may ask of the server."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fedskew.algorithms.contract import Algorithm, Weights
+from fedskew.core.config import Settings
+from fedskew.core.streams import Ints
+from fedskew.core.trees import Tensors, Tree
+from fedskew.data.partition import Partition
+from fedskew.engine.job import Engine, Job, Start, Updates
+from fedskew.engine.plan import Plan
+from fedskew.schedules.holdings import Holdings
+from fedskew.topology.client_rows import Row
+from fedskew.topology.collector import Arrived
+from fedskew.topology.participation import Participation
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What happened in a round, whatever its topology.
+
+    Args:
+        client_rows: one row for the table of clients for each client that did something
+        invited: the clients that were told to train
+        began: simulated second at which the round began, and likewise when it ended
+        clients: how many clients were invited, or measured too late to be
+        excluded: how many answers were not valid
+        bytes_down: bytes that clients received beside those in the client rows, and likewise sent
+        metrics: columns that the topology adds to the table of rounds
+    """
+
+    client_rows: list[Row]
+    invited: Ints
+    began: float
+    ended: float
+    clients: int
+    excluded: int
+    dropped: int
+    late: int
+    bytes_down: int = 0
+    bytes_up: int = 0
+    metrics: Row = field(default_factory=dict)
+
+
+class RoundServer(Protocol):
+    """The server as a topology sees it: the state of the run, and what changes it."""
+
+    algorithm: Algorithm
+    settings: Settings
+    engine: Engine
+    job: Job
+    participation: Participation
+    trained_on: Partition
+    params: Tensors
+    buffers: Tensors
+    server_state: Tree
+    round: int
+    per_round: int
+    least: int
+    weights: Weights
+    total_weight: float
+    mirrored: frozenset[str]  # parts of the client state whose mean over all clients is part of the server state
+
+    @property
+    def holdings(self) -> Holdings:
+        """Who holds which label, for topologies with a sample schedule."""
+        ...
+
+    def state(self) -> Tensors:
+        """Return weights and buffers of the global model."""
+        ...
+
+    def shared(self) -> Tensors:
+        """Return the weights that clients send."""
+        ...
+
+    def start(self, plan: Plan, lr: float) -> Start:
+        """Return where the clients of a plan begin."""
+        ...
+
+    def keep(self, arrived: Arrived, counted: Ints) -> None:
+        """Store what clients keep."""
+        ...
+
+    def observe(self, updates: Updates) -> None:
+        """Look at the models of clients right after local training, if the settings ask for it."""
+        ...
+
+    def train_personal(self, start: Start, plan: Plan) -> None:
+        """Train the clients' own models, if the method has any."""
+        ...

@@ -1,0 +1,156 @@
+"""The parallel topology: clients train copies of the model apart, and the server aggregates their updates."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from fedskew.algorithms.contract import Cohort, View
+from fedskew.batchnorm.shared import exchange
+from fedskew.core.errors import DivergedError
+from fedskew.core.streams import Floats, Ints
+from fedskew.core.trees import Tensors, size_in_bytes, without
+from fedskew.engine.job import STATE, fresh_client, parts
+from fedskew.engine.plan import Plan
+from fedskew.fleet.clock import Meeting
+from fedskew.topology.client_rows import client_rows
+from fedskew.topology.collector import Arrived, UpdateCollector
+from fedskew.topology.outcome import RoundOutcome, RoundServer
+from fedskew.topology.participation import NUMBER, Assignment, Traffic
+
+
+class ParallelRounds:
+    """Rounds in which all invited clients train from the same weights, and the server waits for all of them."""
+
+    extra_columns: tuple[str, ...] = ()  # of the table of clients, beside what the method asks for
+
+    def __init__(self, server: RoundServer) -> None:
+        self.server = server
+
+    def run(self, lr: float) -> RoundOutcome:
+        """Run one round and return what happened."""
+        server = self.server
+        collector = UpdateCollector(server.algorithm, server.weights, server.mirrored)
+        assignment, arrived = self._collect(lr, collector)
+        enough = len(collector) >= server.algorithm.aggregator.least_updates
+        combined = collector.result() if collector.total > 0 and enough else None
+        if combined:
+            cohort = Cohort(combined.weights, server.total_weight, combined.mean)
+            shared = server.shared()
+            moved, server.server_state = server.algorithm.server_update(
+                shared, server.server_state, combined.payload, cohort
+            )
+            server.params = {**server.params, **moved}
+            server.buffers = combined.merged_buffers(server.buffers)
+        counted = combined.counted if combined else np.zeros(0, dtype=np.int64)
+        for stack in arrived:
+            server.keep(stack, counted)
+        agreement = dict(zip(combined.clients.tolist(), combined.agreement.tolist(), strict=False)) if combined else {}
+        self._record_participation(assignment, arrived, agreement)
+        shares = dict(zip(combined.clients.tolist(), combined.shares.tolist(), strict=True)) if combined else {}
+        return self._outcome(assignment, arrived, shares)
+
+    def state(self) -> Tensors:
+        """Return what the topology carries from round to round, for a checkpoint."""
+        return {}
+
+    def restore(self, state: Tensors) -> None:
+        """Put back what ``state`` returned."""
+
+    def _collect(self, lr: float, collector: UpdateCollector) -> tuple[Assignment, list[Arrived]]:
+        """Invite clients, train those whose answers will arrive, and add their updates up."""
+        server = self.server
+        assignment = self._invite(lr, 0, server.per_round, np.zeros(0, dtype=np.int64))
+        assert assignment, "where nobody is busy somebody is free"
+        plan = assignment.arrived()
+        if not len(plan.clients):
+            return assignment, []
+        start, arrived = server.start(plan, lr), []
+        for updates in server.engine.train(server.job, start, plan):
+            arrived.append(collector.add(updates))
+            server.observe(updates)
+        if collector.total <= 0:
+            raise DivergedError(
+                f"round {server.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "
+                f"lower lr (now {lr:g}) or check the data"
+            )
+        server.train_personal(start, plan)
+        return assignment, arrived
+
+    def _invite(self, lr: float, turn: int, count: int, busy: Ints) -> Assignment | None:
+        """Tell clients to train on the present weights."""
+        server = self.server
+        selection, job = server.participation.selection, server.job
+        leaving = {name: value for name, value in server.state().items() if name not in job.local_names}
+        sent_along = server.algorithm.broadcast(server.server_state)
+        down = size_in_bytes({"weights": leaving}) + size_in_bytes(sent_along)
+
+        def probe(plan: Plan) -> Mapping[str, Floats]:
+            return server.engine.probe(job, server.start(plan, lr), plan, selection.probe)
+
+        def meeting(plan: Plan) -> Meeting:
+            return exchange(job.model, job.algorithm.batchnorm, plan.steps, job.x.element_size())
+
+        turns = (server.round, turn) if turn else (server.round,)
+        traffic = Traffic(down, self._bytes_up(), meeting)
+        return server.participation.invite(server.round, count, probe, traffic, turns, busy)
+
+    @torch.no_grad()
+    def _bytes_up(self) -> int:
+        """Return what one client will send, known beforehand: its time on the line decides whether it is late."""
+        server, job = self.server, self.server.job
+        one = torch.ones((), dtype=job.x.dtype, device=job.x.device)
+        kept = parts(fresh_client(job), STATE)
+        sent_along = server.algorithm.broadcast(server.server_state)
+        view = View(
+            server.params, server.params, sent_along, kept, _Ones(one=one), server.settings.momentum,
+            class_counts=one.expand(job.classes), full_gradient=server.params,
+        )  # fmt: skip
+        buffers = {name: value for name, value in server.buffers.items() if name not in job.unsent}
+        payload = without(server.algorithm.payload(view), job.unsent)
+        return size_in_bytes(payload) + size_in_bytes({"buffers": buffers}) + self._reported_bytes()
+
+    def _reported(self) -> list[str]:
+        """Return the numbers that clients report with their updates because the method asks for them."""
+        return [name for name in ("loss_before", "loss_after") if name in self.server.algorithm.requires]
+
+    def _reported_bytes(self) -> int:
+        return len(self._reported()) * NUMBER
+
+    def _record_participation(
+        self, assignment: Assignment, arrived: list[Arrived], agreement: Mapping[int, float]
+    ) -> None:
+        if rest := assignment.only_measured():
+            self.server.participation.record_missed(rest.clients[rest.late])
+        valid = np.concatenate([np.zeros(0, dtype=np.int64), *(stack.valid for stack in arrived)])
+        self.server.participation.record_outcome(
+            assignment.ended, assignment.plan.clients, valid, assignment.outcome.training, agreement
+        )
+
+    def _outcome(self, assignment: Assignment, arrived: list[Arrived], shares: Mapping[int, float]) -> RoundOutcome:
+        extra = [*self._reported(), *self.extra_columns]
+        outcome, rest = assignment.outcome, assignment.only_measured()
+        missed = int(rest.late.sum()) if rest else 0
+        metrics = {}
+        if self.server.participation.selection.probe:
+            metrics["measured"] = len(assignment.measured.clients) if assignment.measured else 0
+        return RoundOutcome(
+            client_rows(assignment, arrived, shares, extra, self._reported_bytes()),
+            assignment.plan.clients,
+            assignment.began,
+            assignment.ended,
+            clients=len(assignment.plan.clients) + missed,
+            excluded=int(outcome.arrived.sum()) - sum(len(stack.valid) for stack in arrived),
+            dropped=int(outcome.dropped.sum()),
+            late=int(outcome.late.sum()) + missed,
+            bytes_down=assignment.others_down,
+            bytes_up=assignment.others_up,
+            metrics=metrics,
+        )
+
+
+class _Ones(dict[str, torch.Tensor]):
+    """Has every number that a hook may ask for, and it is 1."""
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        return self["one"]
