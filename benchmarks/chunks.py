@@ -5,10 +5,10 @@ import numpy as np
 from fedskew.core.streams import Stream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.dirichlet import dirichlet
 from fedskew.schedules.holdings import Holdings
 from fedskew.schedules.label_schedule import label_schedule
-from fedskew.schedules.sample_schedule import walk_single
+from fedskew.schedules.sample_schedule import schedule_singles
+from fedskew.skew.dirichlet import dirichlet
 
 ROWS, CLASSES, CLIENTS, SPLITS = 50_000, 10, 10, 8
 LABELS = np.arange(ROWS) % CLASSES
@@ -24,7 +24,7 @@ def split(seed: int, balance: bool) -> Partition:
 def visits(holdings: Holdings, chunk: int, retain: int | None, seed: int) -> int:
     """How often the model goes to a client in an epoch of all rows, those included that had nothing left."""
     schedule = label_schedule(holdings.counts.sum(axis=0), Stream(seed, "schedule"))
-    walk = walk_single(holdings, schedule, selection="uniform", chunk=chunk, retain=retain, stream=Stream(seed, "walk"))
+    walk = schedule_singles(holdings, schedule, selection="uniform", chunk=chunk, retain=retain, stream=Stream(seed, "walk"))
     return len(walk.visits) + len(walk.idle)
 
 

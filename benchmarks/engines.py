@@ -6,10 +6,10 @@ from statistics import median
 
 from benchmarks.workloads import ALL, Workload, interleaved, peak_megabytes
 from fedskew.engine.job import Engine
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
-ENGINES: dict[str, Engine] = {"sequential": Sequential(), "stacked": Stacked()}
+ENGINES: dict[str, Engine] = {"sequential": Loop(), "stacked": Stacked()}
 
 
 def main(rounds: int = 7) -> None:

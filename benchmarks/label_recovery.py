@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 
 import fedskew as fs
-from fedskew.batchnorm.exact import Hub, Lockstep, Party, presence
+from fedskew.batchnorm.exact import Hub, Party, SynchronousStep, presence
 from fedskew.batchnorm.turns import in_turn
 from fedskew.batchnorm.wire import unpack
 from fedskew.core.streams import Floats, Ints, Stream
@@ -19,7 +19,7 @@ from fedskew.label_privacy.secure_sum import Dealer, Masks
 from fedskew.models.build import build
 from fedskew.schedules.holdings import Holdings
 from fedskew.schedules.label_schedule import frequencies, label_schedule
-from fedskew.schedules.sample_schedule import walk_batch
+from fedskew.schedules.sample_schedule import schedule_batches
 
 SEEDS, STEPS, BATCH, LR = range(5), 150, 30, 0.1
 TRIES = (5, 10, 15, 20, 30, 50, 100, 150)  # steps after which the server tries
@@ -83,7 +83,7 @@ def _alike(held: Holdings, *path: int) -> Ints:
 
 def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int, secret: bool) -> Seen:
     """What the server sees of the first steps; with secure sums only masked messages and totals."""
-    path = walk_batch(held, schedule, selection="uniform", batch_size=BATCH, stream=Stream(seed, "walk"))
+    path = schedule_batches(held, schedule, selection="uniform", batch_size=BATCH, stream=Stream(seed, "walk"))
     placeholder = _placeholders(fed, held)
     model = build("mlp:hidden=32", fed.train.x.shape[1:], 10, seed=seed)
     weights = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -113,7 +113,7 @@ def _placeholders(fed: fs.Federation, held: Holdings) -> Ints:
 
 def _step(
     model: torch.nn.Module, weights: dict[str, torch.Tensor], batches: list, masks: list[Masks] | None, step: int
-) -> tuple[Lockstep, list[bytes]]:
+) -> tuple[SynchronousStep, list[bytes]]:
     """One step of all parties, and what each of them sent last."""
     hub = Hub(model, weights, len(batches), step, presence([own.me for own in masks], masks[0].clients) if masks else None)
     opening = hub.opening()
@@ -148,7 +148,7 @@ def _by_who_serves(data: fs.Dataset, skew: str, seed: int) -> int:
     model = build("mlp:hidden=32", fed.train.x.shape[1:], 10, seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for epoch in range(EPOCHS):
-        path = walk_batch(
+        path = schedule_batches(
             held, _alike(held, seed, epoch), selection="uniform", batch_size=BATCH, stream=Stream(seed, "walk", epoch)
         )
         for first, last in pairwise([0, *path.ends.tolist()]):

@@ -14,7 +14,7 @@ from fedskew.data.source import find
 from fedskew.export.split_folder import read_origin
 from fedskew.heterogeneity.heterogeneity import levels
 from fedskew.heterogeneity.study import Convention
-from fedskew.skew.partitioning import Partitioned, partition_rows
+from fedskew.skew.partitioning import partition_rows
 
 SKEWS = ("vop", "wgc", "lds", "sfdl", "sldf")
 CELLS = ("features hellinger", "features wasserstein", "labels hellinger", "labels wasserstein")
@@ -103,7 +103,7 @@ def _measure(rows: Rows, lds: str) -> NDArray[np.float64]:
     return result
 
 
-def _made(skew: int, rows: Rows, lds: str, seed: int) -> Cut:
+def _made(skew: int, rows: Rows, lds: str, seed: int) -> Partitioned:
     return partition_rows(lds if SKEWS[skew] == "lds" else SKEWS[skew], rows, CLIENTS, seed)
 
 
@@ -122,7 +122,7 @@ def _varying(rows: Rows) -> list[int]:
     return [int(column) for column in np.flatnonzero(np.ptp(rows.x, axis=0))]
 
 
-def _two(made: Cut, rows: Rows, of: str, convention: Convention = "mean") -> tuple[float, float]:
+def _two(made: Partitioned, rows: Rows, of: str, convention: Convention = "mean") -> tuple[float, float]:
     found = levels(rows, made.partition, of, convention=convention)
     return found["hellinger"], found["wasserstein"]
 

@@ -8,12 +8,12 @@ from benchmarks.workloads import CIFAR, HAR, MNIST, TINY, Workload
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import usable_cores
 from fedskew.engine.job import Engine
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
 WAYS: dict[str, Engine] = {
-    "loop": Sequential(),
-    "channels last": Sequential(channels_last=True),
+    "loop": Loop(),
+    "channels last": Loop(channels_last=True),
     "stack": Stacked(mode="stack"),
 }
 MODELS = [

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from benchmarks.workloads import Workload
 from fedskew.algorithms.contract import Algorithm
 from fedskew.algorithms.stratify import StratifyBatch, StratifySingle
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
 STEPS = 2000
 SINGLE = {"batch_size": 1, "lr": 0.01}
@@ -46,14 +46,14 @@ def main(repeats: int = 5) -> None:
             print(f"    {workload.title:34} {rates}  {ratio:5.2f}x  wanted {wanted:.1f}x{'' if ratio >= wanted else '  SHORT'}")
 
 
-def _training(workload: Workload, device: str, method: Algorithm) -> Training:
+def _training(workload: Workload, device: str, method: Algorithm) -> Server:
     return workload.training(workload.federation(), None, method, device=device, threads=1)
 
 
 class _Bare:
     """The loop that anybody would write: forward, backward, step of ``torch.optim.SGD``, and the loss added up."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Server) -> None:
         settings = training.settings
         self.model = copy.deepcopy(training.model).train()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=settings.lr)

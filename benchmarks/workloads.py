@@ -15,7 +15,7 @@ from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.engine.job import Engine
 from fedskew.models.build import build
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 from fedskew.skew.partitioning import partition_rows
 
 NEVER = 10**9  # rounds to plan for, and rounds between evaluations: only training is timed
@@ -43,12 +43,12 @@ class Workload:
         data = Dataset(self.title, rows, rows.take(np.arange(1)), names)
         return Federation(data, partition_rows(self.skew, rows, self.clients, seed=0).partition)
 
-    def training(self, fed: Federation, engine: Engine | None, algorithm: Algorithm | None = None, **settings: Any) -> Training:
+    def training(self, fed: Federation, engine: Engine | None, algorithm: Algorithm | None = None, **settings: Any) -> Server:
         """Ready for its first round."""
         fixed = {"rounds": NEVER, "eval_every": NEVER, "device": "cpu"}
         chosen = Settings(**{**fixed, **self.settings, **settings})
         model: nn.Module = build(self.model, self.shape, self.classes, seed=0)
-        return Training(fed, model, algorithm or FedAvg(), chosen, engine)
+        return Server(fed, model, algorithm or FedAvg(), chosen, engine)
 
 
 TINY = Workload(
@@ -71,7 +71,7 @@ CIFAR = Workload(
 ALL = (TINY, MNIST, HAR, CIFAR)
 
 
-def interleaved(trainings: dict[str, Training], rounds: int) -> dict[str, list[float]]:
+def interleaved(trainings: dict[str, Server], rounds: int) -> dict[str, list[float]]:
     """Seconds of each round; one round of every training, then the next of every training."""
     times: dict[str, list[float]] = {name: [] for name in trainings}
     for number in range(rounds + 1):

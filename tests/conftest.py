@@ -20,7 +20,7 @@ from fedskew.data.partition import Partition
 from fedskew.engine.job import Engine, Start
 from fedskew.engine.plan import Plan
 from fedskew.models.build import build
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -77,20 +77,20 @@ class Lab:
         model: str | nn.Module = "mlp:hidden=5",
         engine: Engine | None = None,
         **settings: Any,
-    ) -> Training:
+    ) -> Server:
         fed = fed or self.federation()
         usual = {"rounds": 10, "batch_size": 4, "lr": 0.1, "dtype": "float64", "device": "cpu", "threads": 1}
         network = build(model, fed.data.shape, self.classes, seed=0)
-        return Training(fed, network, resolve(algorithm), Settings(**{**usual, **settings}), engine)
+        return Server(fed, network, resolve(algorithm), Settings(**{**usual, **settings}), engine)
 
-    def run(self, count: int, /, *args: Any, **kwargs: Any) -> Training:
+    def run(self, count: int, /, *args: Any, **kwargs: Any) -> Server:
         """A training after some rounds; ``lines`` are what each of them reported."""
         training = self.training(*args, **kwargs)
         training.lines = [training.advance() for _ in range(count)]
         return training
 
     @staticmethod
-    def outcome(training: Training) -> dict[str, torch.Tensor]:
+    def outcome(training: Server) -> dict[str, torch.Tensor]:
         """All that training changes, as flat float64 tensors in an order that does not depend on the engine."""
         found = {name: value for name, value in training.checkpoint().items() if not name.startswith("store/")}
         for client in range(training.trained_on.clients) if training.store else []:
@@ -102,7 +102,7 @@ class Lab:
                 found |= {f"{where} {name}": torch.tensor(value) for name, value in line.items() if value is not None}
         return {name: value.detach().double() for name, value in found.items()}
 
-    def gap(self, left: Training, right: Training) -> float:
+    def gap(self, left: Server, right: Server) -> float:
         """The largest difference between two trainings: weights, buffers, server, what clients keep, tables."""
         a, b = self.outcome(left), self.outcome(right)
         assert a.keys() == b.keys()
@@ -110,16 +110,16 @@ class Lab:
         return max(float((a[name] - b[name]).abs().max()) for name in a)
 
     @staticmethod
-    def plan(training: Training, clients: Sequence[int] | None = None) -> Plan:
+    def plan(training: Server, clients: Sequence[int] | None = None) -> Plan:
         """The plan of the training's next round, for some clients in some order."""
         s, chosen = training.settings, np.arange(training.trained_on.clients) if clients is None else np.array(clients)
         sizes, full = training.trained_on.sizes[chosen], np.full(len(chosen), 1)
         return Plan.draw(s.seed, training.round, chosen, sizes, full * s.batch_size, full * s.epochs, training.least)
 
     @staticmethod
-    def start(training: Training, plan: Plan) -> Start:
+    def start(training: Server, plan: Plan) -> Start:
         own = training.store.get(plan.clients)
-        server = training.algorithm.broadcast(training.server)
+        server = training.algorithm.broadcast(training.server_state)
         return Start(training.params, training.buffers, server, own, training.settings.lr)
 
 

@@ -99,14 +99,14 @@ def test_without_a_folder_nothing_is_written(fed: fs.Federation, tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_watcher_sees_every_round(fed: fs.Federation) -> None:
+def test_a_callback_sees_every_round(fed: fs.Federation) -> None:
     seen: list[tuple[int, int, int]] = []
     fs.train(
         fed,
         "logreg",
         rounds=3,
         folder=False,
-        watch=lambda result, of: seen.append((result.round["round"], of, len(result.clients))),
+        callbacks=lambda result, of: seen.append((result.round["round"], of, len(result.clients))),
     )
     assert seen == [(1, 3, 10), (2, 3, 10), (3, 3, 10)]
 
@@ -115,10 +115,10 @@ def test_ctrl_c_in_python_is_still_a_keyboard_interrupt(fed: fs.Federation, tmp_
     def stop(result: Any, of: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match=r"interrupted after round 1 of 4; go on with: fedskew resume .*run"):
-        fs.train(fed, "logreg", rounds=4, folder=tmp_path / "run", watch=stop)
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted after round 1 of 4; resume with: fedskew resume .*run"):
+        fs.train(fed, "logreg", rounds=4, folder=tmp_path / "run", callbacks=stop)
     with pytest.raises(KeyboardInterrupt, match=r"interrupted after round 1 of 4$"):
-        fs.train(fed, "logreg", rounds=4, folder=False, watch=stop)
+        fs.train(fed, "logreg", rounds=4, folder=False, callbacks=stop)
     assert fs.resume(tmp_path / "run").summary["rounds"] == 4
 
 
@@ -142,7 +142,7 @@ def test_the_global_generator_is_neither_read_nor_moved(fed: fs.Federation) -> N
 
 def test_the_signature_names_every_setting() -> None:
     parameters = inspect.signature(fs.train).parameters
-    assert list(parameters)[:5] == ["fed", "model", "algorithm", "folder", "watch"]
+    assert list(parameters)[:5] == ["fed", "model", "algorithm", "folder", "callbacks"]
     for field in fields(fs.Settings):
         assert parameters[field.name].default == field.default
 
@@ -218,7 +218,7 @@ def test_fingerprints_see_every_part() -> None:
 # -- models ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
 def test_a_users_module_is_the_start_and_is_not_changed(engine: str, fed: fs.Federation) -> None:
     module = mlp()
     module[2].eval()  # a mode of its own, which must survive
@@ -325,7 +325,7 @@ def test_resume_with_data_and_model_given_back(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     expected = fs.train(fed, module, "fedavgm", rounds=4, folder=tmp_path / "whole")
     with pytest.raises(Crash):
-        fs.train(fed, module, "fedavgm", rounds=4, folder=tmp_path / "run", watch=crash_after_two)
+        fs.train(fed, module, "fedavgm", rounds=4, folder=tmp_path / "run", callbacks=crash_after_two)
     with pytest.raises(fs.FedskewError, match=r"its data was a Python object, .*fedskew.resume\(folder, fed=\.\.\.\)"):
         fs.resume(tmp_path / "run")
     with pytest.raises(fs.FedskewError, match=r"its model was a Python object, .*fedskew.resume\(folder, model=\.\.\.\)"):
@@ -367,7 +367,7 @@ def test_tensorboard_events(fed: fs.Federation, tmp_path: Path) -> None:
             tensorboard=True,
             checkpoint_every=3,
             eval_every=2,
-            watch=crash_after_two,
+            callbacks=crash_after_two,
         )
     run = fs.resume(tmp_path / "run")
     events = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()

@@ -19,7 +19,7 @@ from torch import nn
 import fedskew as fs
 from fedskew.cli import app as cli
 from fedskew.runs.folder import CHECKPOINTS, CONFIG, ROUNDS, SUMMARY
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
 # What was done wrong: the command, then what its one line must say: the value, and the way out.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -208,12 +208,12 @@ def here(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     def listing() -> dict[str, bytes]:
         return {str(path.relative_to(workplace)): b"" if path.is_dir() else path.read_bytes() for path in workplace.rglob("*")}
 
-    def refuse(training: Training) -> None:
+    def refuse(training: Server) -> None:
         raise AssertionError("training began")
 
     monkeypatch.chdir(workplace)
     monkeypatch.setenv("FEDSKEW_DATA", str(workplace / "no data"))
-    monkeypatch.setattr(Training, "advance", refuse)
+    monkeypatch.setattr(Server, "advance", refuse)
     before = listing()
     yield workplace
     assert listing() == before

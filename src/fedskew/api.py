@@ -27,7 +27,7 @@ def train(
     algorithm: "str | Mapping[str, Any] | type[Algorithm] | Algorithm" = "fedavg",
     *,
     folder: "str | os.PathLike[str] | bool | None" = None,
-    callbacks: Iterable[CallbackSpec] = (),
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
     **settings: Any,
 ) -> Run:
     """Train one method on one federation and record it.
@@ -37,8 +37,8 @@ def train(
         model: a name with options, a function of (shape, classes), or any module (its weights are the start; it is not changed)
         algorithm: a name with options, or an algorithm such as ``FedProx(mu=0.1)``
         folder: where the run is written; a fresh folder under ``runs`` when left out, nowhere when False
-        callbacks: ``fedskew.Callback`` objects, or functions that are called after every round with its result and the number
-            of rounds; one that returns True stops the run
+        callbacks: one or several, each a ``fedskew.Callback`` or a function that is called after every round with its result
+            and the number of rounds; one that returns True stops the run
         settings: everything in ``fedskew.Settings``, by name
 
     >>> run = train(split(load("digits"), "iid", clients=5), "logreg", rounds=3, folder=False)
@@ -71,7 +71,7 @@ def resume(
     fed: Federation | None = None,
     model: ModelSpec | None = None,
     algorithm: Algorithm | None = None,
-    callbacks: Iterable[CallbackSpec] = (),
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
     force: bool = False,
 ) -> Run:
     """Resume a run that was killed; the result has the same bits as if it never had been.

@@ -19,7 +19,7 @@ from fedskew.engine.job import Engine
 from fedskew.engine.plan import Plan
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.network import Network
-from fedskew.server.training import RoundResult, Training
+from fedskew.server.server import RoundResult, Server
 
 ROUNDS, EPOCHS, BATCH, LR, CLASSES, FEATURES = 3, 2, 4, 0.3, 3, 5
 
@@ -42,11 +42,11 @@ class Desk:
 
     def training(
         self, algorithm: str | Algorithm, engine: Engine | None = None, model: ModelSpec = "logreg", **settings: Any
-    ) -> Training:
+    ) -> Server:
         """Before the first round."""
         usual = {"rounds": ROUNDS, "epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "dtype": "float64", "device": "cpu"}
         chosen = Settings(**{**usual, "threads": 1, **settings})
-        return Training(self.federation(), build(model, (FEATURES,), CLASSES, seed=0), resolve(algorithm), chosen, engine)
+        return Server(self.federation(), build(model, (FEATURES,), CLASSES, seed=0), resolve(algorithm), chosen, engine)
 
     def train(self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any) -> tuple[np.ndarray, list]:
         """The weights after all rounds and what every round reported."""
@@ -153,13 +153,13 @@ class Net:
 
         return build(make, (FEATURES,), CLASSES, seed=0)
 
-    def training(self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any) -> Training:
+    def training(self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any) -> Server:
         """After three rounds, unless ``rounds`` says otherwise; ``lines`` are what each of them reported."""
         usual = {"rounds": self.rounds, "epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "dtype": "float64", "device": "cpu"}
         rows = Rows(self.x, self.y)
         fed = Federation(Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_lists(self.held))
         chosen = Settings(**{**usual, "threads": 1, **settings})
-        training = Training(fed, self.module(), resolve(algorithm), chosen, engine)
+        training = Server(fed, self.module(), resolve(algorithm), chosen, engine)
         training.lines = [training.advance() for _ in range(chosen.rounds)]
         return training
 

@@ -10,12 +10,13 @@ import pytest
 
 import fedskew as fs
 from fedskew.algorithms.afl_cp import AFLCP, _laplace
-from fedskew.algorithms.contract import Algorithm, Report, Roster, resolve
-from fedskew.api import prepare
+from fedskew.algorithms.contract import Algorithm, Report, resolve
+from fedskew.algorithms.selection import ClientPool
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.engine.job import Updates
+from fedskew.runs.execute import prepare
 
 
 def entropy(counts: list[int]) -> float:
@@ -23,15 +24,15 @@ def entropy(counts: list[int]) -> float:
     return -sum(share * math.log(share) for share in shares) / math.log(len(counts))
 
 
-def roster(**given) -> Roster:
+def pool(**given) -> ClientPool:
     """Five clients, of which the last was never chosen and the one before never came back."""
-    seen = Roster(
+    seen = ClientPool(
         round=5,
         sizes=np.array([10, 20, 30, 40, 50]),
-        told={"entropy": np.array([0.9, 0.1, 0.5, 0.3, 0.7])},
+        profile={"entropy": np.array([0.9, 0.1, 0.5, 0.3, 0.7])},
         selected=np.array([4, 2, 5, 3, 0]),
         completed=np.array([4, 1, 4, 0, 0]),
-        spent=np.array([8.0, 6.0, 12.0, 0.0, 0.0]),
+        seconds=np.array([8.0, 6.0, 12.0, 0.0, 0.0]),
     )
     return replace(seen, **given)
 
@@ -41,7 +42,7 @@ def roster(**given) -> Roster:
 
 def test_entropy_is_that_of_the_labels():
     counts = [[3, 3, 3], [1, 2, 7], [0, 5, 5], [12, 0, 0], [0, 1, 0], [1000, 1, 0]]
-    told = AFLCP().disclose(np.array(counts), Stream(0, "disclose"))
+    told = AFLCP().client_selection.client_profile(lambda: np.array(counts), Stream(0, "disclose"))
     assert list(told) == ["entropy"]
     np.testing.assert_allclose(told["entropy"], [entropy(line) for line in counts], rtol=0, atol=1e-13)
     assert told["entropy"].min() == 0.0  # one label only, one row only: not a little below
@@ -49,7 +50,7 @@ def test_entropy_is_that_of_the_labels():
 
 
 def test_a_single_class_of_all_has_no_entropy():
-    assert AFLCP().disclose(np.array([[4], [9]]), Stream(0, "disclose"))["entropy"].tolist() == [0.0, 0.0]
+    assert AFLCP().client_selection.client_profile(lambda: np.array([[4], [9]]), Stream(0, "disclose"))["entropy"].tolist() == [0.0, 0.0]
 
 
 def test_noise_is_laplacian_of_scale_one():
@@ -65,7 +66,7 @@ def test_noise_is_laplacian_of_scale_one():
 
 
 def told_by(counts: list[int], epsilon: float, clients: int = 100_000, seed: int = 0) -> np.ndarray:
-    return AFLCP(epsilon=epsilon).disclose(np.tile(counts, (clients, 1)), Stream(seed, "disclose"))["entropy"]
+    return AFLCP(epsilon=epsilon).client_selection.client_profile(lambda: np.tile(counts, (clients, 1)), Stream(seed, "disclose"))["entropy"]
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
@@ -106,7 +107,7 @@ def test_every_client_has_noise_of_its_own_and_the_seed_decides():
 
 
 def test_profile_by_hand():
-    found = AFLCP(entropy=2, reliability=1, speed=1).profile(roster())
+    found = AFLCP(entropy=2, reliability=1, speed=1).client_selection.scores(pool())
     # Reliability: 1, 1/2, 4/5, 0 and their mean. Times 2, 6, 3: speeds 1, 0, 3/4; who never came back is slow; and the mean.
     reliability, speed = [1, 0.5, 0.8, 0, 0.575], [1, 0, 0.75, 0, 1.75 / 4]
     score = [(2 * e + r + s) / 4 for e, r, s in zip([0.9, 0.1, 0.5, 0.3, 0.7], reliability, speed, strict=True)]
@@ -117,7 +118,7 @@ def test_profile_by_hand():
 
 def test_while_nobody_was_seen_all_are_reliable_and_quick():
     nobody = np.zeros(5, dtype=np.int64)
-    found = AFLCP().profile(roster(selected=nobody, completed=nobody, spent=np.zeros(5)))
+    found = AFLCP().client_selection.scores(pool(selected=nobody, completed=nobody, seconds=np.zeros(5)))
     assert found["reliability"].tolist() == found["speed"].tolist() == [1.0] * 5
 
 
@@ -126,8 +127,8 @@ def test_equal_profiles_have_equal_scores():
     completed = np.array([1, 3, 10, 2, 0])
     spent = np.array([0.1, 0.1 + 0.1 + 0.1, sum([0.1] * 10), 0.2, 0.0])
     assert len({spent[0], spent[1] / 3, spent[2] / 10}) > 1
-    alike = roster(told={"entropy": np.full(5, 0.4)}, selected=completed, completed=completed, spent=spent)
-    found = AFLCP().profile(alike)
+    alike = pool(profile={"entropy": np.full(5, 0.4)}, selected=completed, completed=completed, seconds=spent)
+    found = AFLCP().client_selection.scores(alike)
     assert found["speed"].tolist() == [1.0] * 5
     assert np.ptp(found["score"]) == 0
 
@@ -140,11 +141,11 @@ def fleet_that_loses_clients() -> fs.Run:
 
 def test_scores_and_weights_by_hand_over_rounds_in_which_clients_are_lost():
     run = fleet_that_loses_clients()
-    fed, lines = run.training.fed, run.clients
+    fed, lines = run.server.fed, run.clients
     assert lines["dropped"].sum() > 3
     assert lines["late"].sum() > 3
     told = [entropy([int((fed.train.y[fed.partition.of(k)] == c).sum()) for c in range(10)]) for k in range(9)]
-    machines = run.training.dispatcher.fleet.machines(np.arange(9))
+    machines = run.server.participation.fleet.machines(np.arange(9))
     selected, times = [0] * 9, [[] for _ in range(9)]
     for number in range(1, 13):
         rates = {k: len(times[k]) / selected[k] for k in range(9) if selected[k]}
@@ -234,26 +235,26 @@ def listening(engine, heard: list):
 def test_chances_are_proportional_to_scores_and_nobody_is_left_out(sampling: str):
     method = AFLCP(entropy=1, reliability=0, speed=0, floor=0.2)
     score = np.array([0.9, 0.2, 0.5, 0.3, 0.7])  # the second told 0.1
-    chance = score * roster().sizes if sampling == "size" else score
-    drawn = [int(method.select(roster(sampling=sampling), 1, Stream(0, "select", i))[0]) for i in range(20_000)]
+    chance = score * pool().sizes if sampling == "size" else score
+    drawn = [int(method.select(pool(sampling=sampling), 1, Stream(0, "select", i))[0]) for i in range(20_000)]
     expected = 20_000 * chance / chance.sum()
     assert (((np.bincount(drawn, minlength=5) - expected) ** 2) / expected).sum() < 18.5  # 0.1 % of chi-square with 4
 
 
 def test_draws_are_different_clients_in_order():
     for i in range(50):
-        chosen = AFLCP().select(roster(), 3, Stream(0, "select", i))
+        chosen = AFLCP().client_selection.select(pool(), 3, Stream(0, "select", i))
         assert len(set(chosen.tolist())) == 3
         assert chosen.tolist() == sorted(chosen.tolist())
-    assert AFLCP().select(roster(), 5, Stream(0, "select")).tolist() == [0, 1, 2, 3, 4]
+    assert AFLCP().client_selection.select(pool(), 5, Stream(0, "select")).tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "size"])
 def test_equal_scores_are_the_draws_of_fedavg(sampling: str):
-    alike = roster(sampling=sampling, told={"entropy": np.full(5, 0.4)})
+    alike = pool(sampling=sampling, profile={"entropy": np.full(5, 0.4)})
     method = AFLCP(entropy=1, reliability=0, speed=0)
     for i in range(20):
-        mine, usual = (one.select(alike, 2, Stream(0, "select", i)) for one in (method, Algorithm()))
+        mine, usual = (one.client_selection.select(alike, 2, Stream(0, "select", i)) for one in (method, Algorithm()))
         assert np.array_equal(mine, usual)
 
 
@@ -261,8 +262,8 @@ def test_equal_scores_are_fedavg():
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=6)
     settings = {"rounds": 3, "per_round": 3, "dtype": "float64", "folder": False, "threads": 1, "device": "cpu"}
     mine, usual = (fs.train(fed, "logreg", name, **settings) for name in ("afl-cp:entropy=0,speed=0", "fedavg"))
-    for name, value in usual.training.params.items():
-        np.testing.assert_allclose(mine.training.params[name], value, rtol=0, atol=1e-12)
+    for name, value in usual.server.params.items():
+        np.testing.assert_allclose(mine.server.params[name], value, rtol=0, atol=1e-12)
     assert mine.clients["client"].tolist() == usual.clients["client"].tolist()
     other = fs.train(fed, "logreg", "afl-cp", **settings)
     assert other.clients["weight"].tolist() != pytest.approx(usual.clients["weight"].tolist(), abs=1e-3)
@@ -272,7 +273,7 @@ def test_weights_are_rows_times_score():
     none = np.zeros(3)
     numbers = {"score": np.array([1.0, 0.1, 0.5])}
     report = Report(np.arange(3), np.array([10, 20, 30]), np.ones(3, dtype=int), none, none, numbers)
-    assert AFLCP().weigh(report).tolist() == [10.0, 2.0, 15.0]
+    assert AFLCP().weight(report).tolist() == [10.0, 2.0, 15.0]
 
 
 def test_one_class_clients_that_all_score_zero_still_train():

@@ -5,10 +5,10 @@ import pytest
 
 import fedskew as fs
 from fedskew.algorithms.contract import Report
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 SPEED, ROUNDS = 10.0, 7
 FLEET = f"uniform:rows_per_second={SPEED},latency=0.5,mbit_per_second=1000,seconds_per_step=0"
 
@@ -98,7 +98,7 @@ def test_a_buffer_larger_than_the_clients_waits_for_all(desk):
 
 def test_staleness_weighs_less():
     report = Report(np.arange(3), *(np.ones(3) for _ in range(4)), {"staleness": np.array([0.0, 3.0, 8.0])})
-    assert fs.FedBuff().weigh(report).tolist() == pytest.approx([1.0, 1 / 2, 1 / 3])
+    assert fs.FedBuff().weight(report).tolist() == pytest.approx([1.0, 1 / 2, 1 / 3])
 
 
 @pytest.mark.parametrize("method", ["fedasync", "fedbuff:buffer=3"])
@@ -128,14 +128,14 @@ def test_who_sends_nan_is_left_out_and_the_run_goes_on(desk, method: str):
 @pytest.mark.parametrize("method", ["fedasync", "fedbuff:buffer=2"])
 def test_engines_agree_and_a_stopped_run_goes_on(desk, method: str, fleet: str):
     settings = {"rounds": 9, "per_round": 3, "fleet": fleet}
-    right, results = desk.train(method, Sequential(), **settings)
+    right, results = desk.train(method, Loop(), **settings)
     found, others = desk.train(method, Stacked(mode="stack"), **settings)
     assert np.abs(found - right).max() < 1e-12
     assert [result.round["clock"] for result in results] == [result.round["clock"] for result in others]
-    stopped = desk.training(method, Sequential(), **settings)
+    stopped = desk.training(method, Loop(), **settings)
     for _ in range(4):
         stopped.advance()
-    resumed = desk.training(method, Sequential(), **settings)
+    resumed = desk.training(method, Loop(), **settings)
     resumed.restore(stopped.checkpoint())
     rest = [resumed.advance() for _ in range(5)]
     assert np.array_equal(desk.flat(resumed.params), right)

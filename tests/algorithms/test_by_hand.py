@@ -11,10 +11,10 @@ from fedskew.core.config import Settings
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import build
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
 ROUNDS, EPOCHS, BATCH, LR, CLASSES = 3, 2, 4, 0.3, 3
 # One row eight times over makes two equal batches whatever the shuffle is; the others are one full batch.
@@ -109,14 +109,14 @@ BY_HAND: dict[str, Callable[[float], np.ndarray]] = {
 }
 
 
-@pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+@pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("spec", list(BY_HAND))
 def test_by_hand(spec: str, momentum: float, engine):
     settings = Settings(
         rounds=ROUNDS, epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=momentum, dtype="float64", device="cpu", threads=1
     )
-    training = Training(federation(), build("logreg", (5,), CLASSES, seed=0), resolve(spec), settings, engine)
+    training = Server(federation(), build("logreg", (5,), CLASSES, seed=0), resolve(spec), settings, engine)
     for _ in range(ROUNDS):
         result = training.advance()
     assert [line["steps"] for line in result.clients] == STEPS

@@ -11,14 +11,27 @@ import torch
 from torch import Tensor
 
 import fedskew as fs
+from fedskew.aggregation.mean import Aggregator
+from fedskew.aggregation.rules import Rule
 from fedskew.algorithms.contract import Algorithm, algorithms, choice_of, overridden, resolve
-from fedskew.api import FROM_PYTHON
 from fedskew.cli import app as cli
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, Composition, NonNegative
 from fedskew.core.trees import Tree
 from fedskew.runs import sweep as several
+from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.folder import CLIENTS, CONFIG, FINAL_CLIENTS, MODEL, ROUNDS
+
+
+@dataclass(frozen=True)
+class Changed(Rule):
+    """What comes after it, changed."""
+
+    change: Callable[[Tensor], Tensor]
+
+    def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
+        mean, shares = self.then.combine(payloads, weights)
+        return {**mean, "delta": {name: self.change(value) for name, value in mean["delta"].items()}}, shares
 
 
 @dataclass(frozen=True)
@@ -27,9 +40,9 @@ class Doubled(Algorithm):
 
     addition: ClassVar[bool] = True
 
-    def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
-        mean, shares = super().combine(payloads, weights)
-        return {**mean, "delta": {name: 2 * value for name, value in mean["delta"].items()}}, shares
+    @property
+    def aggregator(self) -> Aggregator:
+        return Changed(super().aggregator, lambda value: 2 * value)
 
 
 @dataclass(frozen=True)
@@ -44,9 +57,9 @@ class Shifted(Algorithm):
 
     shift: Annotated[float, NonNegative] = 1.0
 
-    def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
-        mean, shares = super().combine(payloads, weights)
-        return {**mean, "delta": {name: value + self.shift for name, value in mean["delta"].items()}}, shares
+    @property
+    def aggregator(self) -> Aggregator:
+        return Changed(super().aggregator, lambda value: value + self.shift)
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,7 @@ class MedianOfMine(fs.Median):
 
 def combined(algorithm: Algorithm) -> float:
     payloads = {"delta": {"w": torch.tensor([1.0, 5.0])}}
-    return algorithm.combine(payloads, torch.tensor([0.75, 0.25]))[0]["delta"]["w"].item()
+    return algorithm.aggregator.combine(payloads, torch.tensor([0.75, 0.25]))[0]["delta"]["w"].item()
 
 
 def test_all_spellings_agree():
@@ -106,10 +119,10 @@ def test_a_made_class_is_a_frozen_dataclass_that_validates():
         replace(method, attackers=-1)
     with pytest.raises(FedskewError, match="algorithm fedprox: mu=-1 is out of range"):
         replace(method, mu=-1)
-    assert overridden(method, "pull")
-    assert overridden(method, "combine")
+    assert overridden(method, "linear_correction")
     assert not overridden(method, "objective")
-    assert not overridden(resolve("fedprox"), "combine")
+    assert method.aggregator.needs_all
+    assert not resolve("fedprox").aggregator.needs_all
 
 
 def test_the_first_addition_is_the_outermost():
@@ -221,7 +234,7 @@ def test_a_run_is_recorded_and_resumed(call: Callable[..., Any]):
     assert whole.summary["algorithm"] == "fedprox:mu=0.1 + median"
     assert 'algorithm = "fedprox:weights=none,mu=0.1 + median"\n' in (whole.folder / CONFIG).read_text()
     with pytest.raises(StopError):
-        fs.train(fed, "tabular:hidden=8", fs.FedProx(mu=0.1) + fs.Median(), folder="stopped", watch=stop, **settings)
+        fs.train(fed, "tabular:hidden=8", fs.FedProx(mu=0.1) + fs.Median(), folder="stopped", callbacks=stop, **settings)
     assert fs.resume("stopped").summary["algorithm"] == whole.summary["algorithm"]
     for file in (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL):
         assert (whole.folder / file).read_bytes() == Path("stopped", file).read_bytes()

@@ -8,11 +8,13 @@ import pytest
 from fedskew.algorithms.bounds import Central, Local
 from fedskew.algorithms.contract import Algorithm, algorithms, resolve
 from fedskew.algorithms.fedprox import FedProx
+from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice
 from fedskew.data.partition import Partition
 from fedskew.models.build import build
 from fedskew.models.layout import layout
+from fedskew.server.refusals import check_choices
 
 
 @pytest.mark.parametrize("name", list(algorithms))
@@ -74,18 +76,19 @@ def test_an_own_class_needs_no_registration():
 
 def test_fednova_and_scaffold_refuse_adam_and_nobody_else_does():
     for name in algorithms:
-        resolve(name).check(optimizer="sgd", per_round=None, secure=False)
+        check_choices(resolve(name), Settings(optimizer="sgd"))
         if name in ("fednova", "scaffold"):
-            with pytest.raises(FedskewError, match=r"use optimizer=sgd or (another method|option=I)"):
-                resolve(name).check(optimizer="adam", per_round=None, secure=False)
+            with pytest.raises(FedskewError, match=f"{name} .* local SGD, got optimizer=adam: use optimizer=sgd, other options"):
+                check_choices(resolve(name), Settings(optimizer="adam"))
         else:
-            resolve(name).check(optimizer="adam", per_round=None, secure=False)
+            check_choices(resolve(name), Settings(optimizer="adam"))
 
 
 def test_the_two_bounds():
     split = Partition(np.array([4, 1, 3, 0, 2]), np.array([0, 2, 5]))
-    assert Central().arrange(split).of(0).tolist() == [0, 1, 2, 3, 4]
-    assert Local().arrange(split) is split
+    assert split.pooled().of(0).tolist() == [0, 1, 2, 3, 4]
+    assert "pooled_rows" in Central().requires
+    assert "pooled_rows" not in Local().requires
     names = layout(build("tabular:hidden=4", (3,), 2, seed=0))
-    assert Local().kept(names) == names.parameters | names.buffers
-    assert Central().kept(names) == frozenset()
+    assert Local().local_names(names) == names.parameters | names.buffers
+    assert Central().local_names(names) == frozenset()

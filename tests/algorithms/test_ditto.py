@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import fedskew as fs
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 NETS = pytest.mark.parametrize("name", ["plain_net", "norm_net"])
 LAM = 0.6
 
@@ -38,7 +38,7 @@ def test_by_hand(request, engine, name: str, norm: str, kept: tuple[str, ...]):
     for key, value in training.params.items():
         np.testing.assert_allclose(value.numpy(), shared[key], rtol=0, atol=1e-10)
     for client, wanted in enumerate(own):
-        found = training.client_state(client)
+        found = training.client_model(client)
         assert found.keys() == wanted.keys()
         for key, value in found.items():  # running statistics too
             np.testing.assert_allclose(value.numpy(), wanted[key], rtol=0, atol=1e-10)
@@ -73,7 +73,7 @@ def test_a_strong_pull_holds_own_models_at_the_global_one(plain_net):
     far, near = (plain_net.training(f"ditto:lam={lam}") for lam in (0.01, 3))
 
     def apart(training) -> float:
-        own = [training.client_state(client)["head.weight"] for client in range(4)]
+        own = [training.client_model(client)["head.weight"] for client in range(4)]
         return max(float((value - training.params["head.weight"]).abs().max()) for value in own)
 
     assert apart(near) < 0.5 * apart(far)
@@ -82,22 +82,22 @@ def test_a_strong_pull_holds_own_models_at_the_global_one(plain_net):
 @ENGINES
 def test_a_client_whose_rows_are_broken_keeps_its_old_model(plain_net, engine):
     training = plain_net.training("ditto", engine, rounds=1)
-    before = [training.client_state(client) for client in range(4)]
+    before = [training.client_model(client) for client in range(4)]
     x = training.job.x.clone()
     x[plain_net.held[1]] = torch.nan
     training.job = replace(training.job, x=x)
     assert training.advance().round["excluded"] == 1
     for client in range(4):
-        same = [torch.equal(value, before[client][key]) for key, value in training.client_state(client).items()]
+        same = [torch.equal(value, before[client][key]) for key, value in training.client_model(client).items()]
         assert all(same) if client == 1 else not any(same)
-        assert all(value.isfinite().all() for value in training.client_state(client).values())
+        assert all(value.isfinite().all() for value in training.client_model(client).values())
 
 
 def test_clients_of_one_row_or_one_class(plain_net, monkeypatch):
     monkeypatch.setattr(plain_net, "held", [np.arange(6), np.array([7]), np.arange(20, 24)])
     training = plain_net.training("ditto")
     for client in range(3):
-        assert all(value.isfinite().all() for value in training.client_state(client).values())
+        assert all(value.isfinite().all() for value in training.client_model(client).values())
 
 
 class Crash(BaseException):
@@ -116,11 +116,11 @@ def test_resumed_it_has_the_same_bits(model: str, tmp_path, monkeypatch):
             raise Crash
 
     with pytest.raises(Crash):
-        fs.train(fed, model, "ditto:lam=0.5", folder=tmp_path / "killed", watch=crash, **settings)
+        fs.train(fed, model, "ditto:lam=0.5", folder=tmp_path / "killed", callbacks=crash, **settings)
     resumed = fs.resume(tmp_path / "killed")
     for client in range(5):
-        for key, value in resumed.training.client_state(client).items():
-            assert torch.equal(value, whole.training.client_state(client)[key])
+        for key, value in resumed.server.client_model(client).items():
+            assert torch.equal(value, whole.server.client_model(client)[key])
     for name in ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert resumed.summary["own_test_accuracy_mean"] == whole.summary["own_test_accuracy_mean"]

@@ -6,10 +6,10 @@ import torch
 
 from fedskew.algorithms.bounds import Local
 from fedskew.core.errors import FedskewError
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 STATISTICS = tuple(f"features.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked"))
 BATCH_NORM = ("features.1.weight", "features.1.bias", *STATISTICS)
 
@@ -32,11 +32,11 @@ def test_by_hand(norm_net, engine, spec: str, norm: str, kept: tuple[str, ...], 
     for key, value in training.state().items():  # what clients keep stays as it began in the global model
         np.testing.assert_allclose(value.numpy(), {**start, **shared}[key], rtol=0, atol=1e-10)
     for client, mine in enumerate(own):
-        found = training.client_state(client)
+        found = training.client_model(client)
         assert found.keys() == start.keys()
         for key, value in {**shared, **mine}.items():
             np.testing.assert_allclose(found[key].numpy(), value, rtol=0, atol=1e-10)
-    means = [training.client_state(client)["features.1.running_mean"] for client in range(4)]
+    means = [training.client_model(client)["features.1.running_mean"] for client in range(4)]
     assert min(float((means[0] - mean).abs().max()) for mean in means[1:]) > 0.01
 
 
@@ -64,7 +64,7 @@ def test_section_4_by_hand(norm_net, engine, norm: str):
         moved = np.abs(value.numpy() - start[key]).max()
         assert (moved == 0) == (key in BATCH_NORM) or key == "features.0.bias"  # which BatchNorm takes off again
     for client in range(4):
-        assert all(value.equal(training.state()[key]) for key, value in training.client_state(client).items())
+        assert all(value.equal(training.state()[key]) for key, value in training.client_model(client).items())
     assert not training.personalised
     other = norm_net.training("mfedbn:eta=0.25", engine)
     assert float((training.params["head.weight"] - other.params["head.weight"]).abs().max()) > 1e-4
@@ -104,8 +104,8 @@ def test_eta_1_is_fedbn(norm_net, engine, left: str, right: str):
     for key, value in mine.state().items():
         torch.testing.assert_close(value, theirs.state()[key], rtol=0, atol=1e-12)
     for client in range(4):
-        for key, value in mine.client_state(client).items():
-            torch.testing.assert_close(value, theirs.client_state(client)[key], rtol=0, atol=1e-12)
+        for key, value in mine.client_model(client).items():
+            torch.testing.assert_close(value, theirs.client_model(client)[key], rtol=0, atol=1e-12)
 
 
 @ENGINES
@@ -135,8 +135,8 @@ def test_a_tiny_eta_hardly_moves_the_global_model_and_clients_use_it(norm_net):
     """What MFedBN's paper leaves open: such a client model is the global one with the client's own BatchNorm."""
     training = norm_net.training("mfedbn:eta=0.00001")
     start = norm_net.start()
-    assert max(np.abs(training.client_state(0)[key].numpy() - start[key]).max() for key in ("head.weight", "head.bias")) < 1e-4
-    assert np.abs(training.client_state(0)["features.1.running_mean"].numpy()).max() > 0.01
+    assert max(np.abs(training.client_model(0)[key].numpy() - start[key]).max() for key in ("head.weight", "head.bias")) < 1e-4
+    assert np.abs(training.client_model(0)["features.1.running_mean"].numpy()).max() > 0.01
 
 
 @pytest.mark.parametrize("spec", ["fedbn", "mfedbn"])
@@ -151,5 +151,5 @@ def test_a_client_with_one_row_is_refused_before_training(norm_net, spec: str, m
 def test_the_policy_does_not_matter_where_nothing_is_shared(norm_net, engine, norm: str):
     one, other = (norm_net.training(Local(), engine, norm=policy) for policy in (norm, "aggregate"))
     for client in range(4):
-        for key, value in one.client_state(client).items():
-            assert torch.equal(value, other.client_state(client)[key])
+        for key, value in one.client_model(client).items():
+            assert torch.equal(value, other.client_model(client)[key])

@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from fedskew.algorithms.contract import Report, Roster
+from fedskew.algorithms.contract import Report
 from fedskew.algorithms.fedbs import FedBS, soft_weights
+from fedskew.algorithms.selection import ClientPool
 from fedskew.core.errors import FedskewError
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.fleet.machines import fleets
 
 ROUNDS, CLIENTS = 3, 5
 ENGINES = pytest.mark.parametrize(
-    "engine", [Sequential(), Stacked(mode="stack"), Stacked(1, "stack")], ids=["sequential", "stacked", "one a stack"]
+    "engine", [Loop(), Stacked(mode="stack"), Stacked(1, "stack")], ids=["loop", "stacked", "one a stack"]
 )
 
 
@@ -44,11 +45,11 @@ def test_by_hand_on_all_rows_with_importance_by_size(desk, engine, count: int):
 
 
 def test_the_importance_of_eq_9_counts_against_large_clients():
-    roster, varies = Roster(0, np.array([30, 10, 20])), {"gradient_variance": np.array([1.0, 2.0, 1.4])}
-    assert FedBS().orders(roster, np.arange(3), varies, 2).members.tolist() == [0, 2]
-    assert FedBS(importance="size").orders(roster, np.arange(3), varies, 1).members.tolist() == [1]  # 1.5, 1.0, 1.4
-    assert FedBS(importance="size").orders(roster, np.array([2, 0]), {"gradient_variance": np.ones(2)}, 1).members == [2]
-    beta = FedBS(importance="size", tau=1.0).orders(roster, np.arange(3), varies, 3).numbers["beta"]
+    pool, varies = ClientPool(0, np.array([30, 10, 20])), {"gradient_variance": np.array([1.0, 2.0, 1.4])}
+    assert FedBS().client_selection.configure_training(pool, np.arange(3), varies, 2).clients.tolist() == [0, 2]
+    assert FedBS(importance="size").client_selection.configure_training(pool, np.arange(3), varies, 1).clients.tolist() == [1]  # 1.5, 1.0, 1.4
+    assert FedBS(importance="size").client_selection.configure_training(pool, np.array([2, 0]), {"gradient_variance": np.ones(2)}, 1).clients == [2]
+    beta = FedBS(importance="size", tau=1.0).client_selection.configure_training(pool, np.arange(3), varies, 3).numbers["beta"]
     assert beta == pytest.approx(np.exp([-1.0, -2.0, -1.4]) / np.exp([-1.0, -2.0, -1.4]).sum(), abs=1e-15)  # of Var alone
 
 
@@ -73,7 +74,7 @@ def compare(desk, spec: str, engine, count: int, wanted: np.ndarray, told: list)
 
 
 def test_without_tau_and_with_everybody_it_is_fedavg(desk):
-    for engine in (Sequential(), Stacked(mode="stack")):
+    for engine in (Loop(), Stacked(mode="stack")):
         left, right = (desk.train(spec, engine, momentum=0.5)[0] for spec in ("fedbs:tau=0", "fedavg:weights=uniform"))
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
 
@@ -86,16 +87,16 @@ def test_a_single_row_is_steadiest(desk):
 
 
 def test_everybody_is_asked_and_the_steadiest_of_equals_is_the_first():
-    roster, chosen = Roster(4, np.full(5, 9), batch_size=8, epochs=2), np.arange(5)
-    assert FedBS().select(roster, 2, stream=None).tolist() == [0, 1, 2, 3, 4]
-    found = FedBS().orders(roster, chosen, {"gradient_variance": np.array([3.0, 1.0, 2.0, 1.0, 1.0])}, 2)
-    assert found.members.tolist() == [1, 3]
-    assert found.batch.tolist() == [8, 8]
+    pool, chosen = ClientPool(4, np.full(5, 9), batch_size=8, epochs=2), np.arange(5)
+    assert FedBS().client_selection.select(pool, 2, stream=None).tolist() == [0, 1, 2, 3, 4]
+    found = FedBS().client_selection.configure_training(pool, chosen, {"gradient_variance": np.array([3.0, 1.0, 2.0, 1.0, 1.0])}, 2)
+    assert found.clients.tolist() == [1, 3]
+    assert found.batch_size.tolist() == [8, 8]
     assert found.epochs.tolist() == [2, 2]
-    last = FedBS().orders(roster, chosen, {"gradient_variance": np.array([3.0, np.nan, 2.0, np.inf, 9.0])}, 3)
-    assert last.members.tolist() == [0, 2, 4]
-    few = FedBS().orders(roster, chosen[3:], {"gradient_variance": np.array([2.0, 1.0])}, 4)
-    assert few.members.tolist() == [3, 4]
+    last = FedBS().client_selection.configure_training(pool, chosen, {"gradient_variance": np.array([3.0, np.nan, 2.0, np.inf, 9.0])}, 3)
+    assert last.clients.tolist() == [0, 2, 4]
+    few = FedBS().client_selection.configure_training(pool, chosen[3:], {"gradient_variance": np.array([2.0, 1.0])}, 4)
+    assert few.clients.tolist() == [3, 4]
 
 
 def test_soft_weights_by_hand():
@@ -111,7 +112,7 @@ def test_soft_weights_by_hand():
 def test_the_round_goes_on_when_the_steadiest_is_lost():
     beta = soft_weights(np.array([0.0, 1e5, 1e5]), 1.0)
     rest = Report(np.array([1, 2]), np.ones(2), np.ones(2), np.ones(2), np.ones(2), {"beta": beta[1:]})
-    weights = FedBS().weigh(rest)
+    weights = FedBS().weight(rest)
     assert weights / weights.sum() == pytest.approx([0.5, 0.5])
 
 

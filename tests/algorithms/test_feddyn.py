@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import fedskew as fs
-from fedskew.algorithms.contract import Crowd, View, pulled, resolve
+from fedskew.algorithms.contract import Cohort, View, corrected, resolve
 from fedskew.core.errors import FedskewError
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
 LR, CLIENTS = 0.3, 5
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 
 
 def by_hand(desk, results: list, alpha: float, momentum: float, by_size: bool) -> tuple:
@@ -48,8 +48,8 @@ def test_by_hand(desk, engine, alpha: float, momentum: float, by_size: bool):
     assert {line["client"] for result in results for line in result.clients} > {2, 3}  # one row, one class
     w, h, carried = by_hand(desk, results, alpha, momentum, by_size)
     np.testing.assert_allclose(desk.flat(training.params), w, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(desk.flat(training.server["h"]), h, rtol=0, atol=1e-12)
-    held = training.store.get(np.arange(CLIENTS))["memo.gradient"]
+    np.testing.assert_allclose(desk.flat(training.server_state["h"]), h, rtol=0, atol=1e-12)
+    held = training.store.get(np.arange(CLIENTS))["state.h"]
     np.testing.assert_allclose(desk.flat(held), carried, rtol=0, atol=1e-12)
 
 
@@ -76,11 +76,11 @@ def test_h_is_the_mean_of_all_gradients_whoever_is_absent(desk, engine, weights:
     for _ in range(8):
         result = training.advance()
         lost = {name: count + result.round[name] for name, count in lost.items()}
-        carried = training.store.get(np.arange(CLIENTS))["memo.gradient"]
-        for name, h in training.server["h"].items():
+        carried = training.store.get(np.arange(CLIENTS))["state.h"]
+        for name, h in training.server_state["h"].items():
             torch.testing.assert_close(torch.tensordot(share, carried[name], 1), h, rtol=0, atol=1e-13)
         assert not carried["head.bias"][3].any()  # what it sent was not sound, so it keeps what it had
-        assert np.abs(desk.flat(training.server["h"])).max() > 0.001
+        assert np.abs(desk.flat(training.server_state["h"])).max() > 0.001
     assert min(lost.values()) > 2
 
 
@@ -88,7 +88,7 @@ def test_a_round_without_anybody_changes_nothing(desk):
     training = desk.training("feddyn", fleet="uniform:dropout=0.999999999")
     assert training.advance().round["dropped"] == CLIENTS
     np.testing.assert_array_equal(desk.flat(training.params), desk.start())
-    assert not desk.flat(training.server["h"]).any()
+    assert not desk.flat(training.server_state["h"]).any()
 
 
 def test_a_negative_strength_is_refused():
@@ -100,21 +100,21 @@ def test_a_negative_strength_is_refused():
 def test_with_exact_minima_of_unlike_parabolas_it_finds_the_joint_one(alpha: float):
     steep, at = torch.tensor([1.0, 10.0]).double(), torch.tensor([4.0, -1.0]).double()  # f_k(w) = steep/2 (w - at)^2
     method, weights = fs.FedDyn(alpha=alpha), {"w": torch.zeros(1).double()}
-    server, memos = method.init(weights), [method.remember(weights) for _ in range(2)]
+    server, memos = method.init_server_state(weights), [method.init_client_state(weights) for _ in range(2)]
     for _ in range(200):
         sent = []
         for k in range(2):
             # Where the corrected gradient is zero; it is linear in w, so two of its values tell.
             view = View({"w": torch.zeros(1).double()}, weights, {}, memos[k], {}, 0.0)
-            at_zero = pulled({"w": -steep[k] * at[k].view(1)}, view.params, method.pull(view))["w"]
+            at_zero = corrected({"w": -steep[k] * at[k].view(1)}, view.params, method.linear_correction(view))["w"]
             view = replace(view, params={"w": torch.ones(1).double()})
-            at_one = pulled({"w": steep[k] * (1 - at[k]).view(1)}, view.params, method.pull(view))["w"]
+            at_one = corrected({"w": steep[k] * (1 - at[k]).view(1)}, view.params, method.linear_correction(view))["w"]
             view = replace(view, params={"w": at_zero / (at_zero - at_one)})
             sent.append(method.payload(view)["delta"]["w"])
-            memos[k] = method.memo(view)
-            torch.testing.assert_close(memos[k]["gradient"]["w"], steep[k] * (view.params["w"] - at[k]))
+            memos[k] = method.client_state(view)
+            torch.testing.assert_close(memos[k]["h"]["w"], steep[k] * (view.params["w"] - at[k]))
         mean = {"delta": {"w": (sent[0] + sent[1]) / 2}}
-        weights, server = method.step(weights, server, mean, Crowd(np.ones(2), total=2.0, mean=mean))
+        weights, server = method.server_update(weights, server, mean, Cohort(np.ones(2), total=2.0, mean=mean))
     assert abs(float(weights["w"]) - float((steep * at).sum() / steep.sum())) < 1e-9
 
 

@@ -6,12 +6,12 @@ import pytest
 from fedskew.algorithms.contract import Report
 from fedskew.algorithms.fedga import FedGA
 from fedskew.core.errors import FedskewError
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
 ROUNDS, CLIENTS = 3, 5
 ENGINES = pytest.mark.parametrize(
-    "engine", [Sequential(), Stacked(mode="stack"), Stacked(1, "stack")], ids=["sequential", "stacked", "one a stack"]
+    "engine", [Loop(), Stacked(mode="stack"), Stacked(1, "stack")], ids=["loop", "stacked", "one a stack"]
 )
 
 
@@ -33,24 +33,24 @@ def test_by_hand(desk, engine):
         np.testing.assert_allclose(desk.column(results, name), [line[name] for line in told], rtol=0, atol=1e-10)
 
 
-def weigh(before, after, sizes=None) -> list[float]:
+def weight(before, after, sizes=None) -> list[float]:
     ones = np.ones(len(before))
     numbers = {"loss_before": np.array(before), "loss_after": np.array(after)}
-    return FedGA().weigh(Report(np.arange(len(before)), ones if sizes is None else np.array(sizes), ones, ones, ones, numbers))
+    return FedGA().weight(Report(np.arange(len(before)), ones if sizes is None else np.array(sizes), ones, ones, ones, numbers))
 
 
 def test_equal_falls_are_fedavg():
-    weights = weigh([2.0, 4.0, 1.0], [1.0, 2.0, 0.5], [10, 20, 70])
+    weights = weight([2.0, 4.0, 1.0], [1.0, 2.0, 0.5], [10, 20, 70])
     assert weights / weights.sum() == pytest.approx([0.1, 0.2, 0.7], abs=1e-15)
 
 
 def test_a_round_in_which_nobody_gets_better_is_fedavg():
-    weights = weigh([1.0, 2.0, 0.0], [1.0, 3.0, 0.0], [10, 20, 70])
+    weights = weight([1.0, 2.0, 0.0], [1.0, 3.0, 0.0], [10, 20, 70])
     assert weights / weights.sum() == pytest.approx([0.1, 0.2, 0.7], abs=1e-12)
 
 
 def test_who_gets_worse_does_not_count_against_who_gets_better():
-    weights = weigh([1.0, 1.0, 0.0, np.inf, 1.0], [0.5, 2.0, 1.0, np.inf, np.nan])
+    weights = weight([1.0, 1.0, 0.0, np.inf, 1.0], [0.5, 2.0, 1.0, np.inf, np.nan])
     assert (weights > 0).all()
     assert weights / weights.sum() == pytest.approx([1, 0, 0, 0, 0], abs=1e-8)
 

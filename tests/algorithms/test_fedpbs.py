@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 
 import fedskew as fs
-from fedskew.algorithms.contract import Roster, resolve
+from fedskew.algorithms.contract import resolve
 from fedskew.algorithms.fedpbs import FedPBS
+from fedskew.algorithms.selection import ClientPool
 from fedskew.core.errors import FedskewError
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.fleet.machines import fleets
 
 ROUNDS, CLIENTS = 3, 5
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 SPEEDS = [100, 50, 100, 40, 30]  # of batches of 4: all, half, all, 1.6, 1.2
 
 
@@ -152,7 +153,7 @@ def test_section_4_asks_everybody_as_fedbs_does(desk):
     ],
 )
 def test_identities(desk, spec: str, same: str):
-    for engine in (Sequential(), Stacked(mode="stack")):
+    for engine in (Loop(), Stacked(mode="stack")):
         left, right = (desk.train(each, engine, momentum=0.5, per_round=3)[0] for each in (spec, same))
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
 
@@ -179,8 +180,8 @@ def test_the_proximal_term_matters(desk):
 
 def orders(algorithm: FedPBS, variance, sizes=None, capacity=1.0):
     sizes = np.full(len(variance), 99) if sizes is None else np.array(sizes)
-    roster = Roster(0, sizes, batch_size=64, epochs=3, capacity=lambda some: np.broadcast_to(capacity, len(sizes))[some])
-    return algorithm.orders(roster, np.arange(len(sizes)), {"loss_variance": np.array(variance)}, len(sizes))
+    pool = ClientPool(0, sizes, batch_size=64, epochs=3, capacity=lambda some: np.broadcast_to(capacity, len(sizes))[some])
+    return algorithm.client_selection.configure_training(pool, np.arange(len(sizes)), {"loss_variance": np.array(variance)}, len(sizes))
 
 
 def test_a_single_row_does_not_vary_and_is_vulnerable_all_the_same(desk):
@@ -194,22 +195,22 @@ def test_a_single_row_does_not_vary_and_is_vulnerable_all_the_same(desk):
 
 def test_half_of_the_nominal_batch_is_enough():
     found = orders(FedPBS(v_quantile=1), [0.0] * 4, [99, 32, 31, 99], np.array([1.0, 1.0, 1.0, 0.4]))
-    assert found.batch.tolist() == [64, 32, 31, 26]
+    assert found.batch_size.tolist() == [64, 32, 31, 26]
     assert found.numbers["vulnerable"].tolist() == [0, 0, 1, 1]
 
 
 def test_the_variance_is_of_the_clients_own_batch():
-    roster = Roster(0, np.array([99, 99, 5]), batch_size=64, capacity=lambda some: np.array([1.0, 0.25, 1.0])[some])
+    pool = ClientPool(0, np.array([99, 99, 5]), batch_size=64, capacity=lambda some: np.array([1.0, 0.25, 1.0])[some])
     for algorithm in (FedPBS(), FedPBS(variant="section4")):
-        assert algorithm.probe_rows(roster, np.array([2, 1])).tolist() == [5, 16]
+        assert algorithm.client_selection.probe_rows(pool, np.array([2, 1])).tolist() == [5, 16]
 
 
 def test_batches_by_hand():
     found = orders(FedPBS(b_min=8), [0.0] * 6, [99, 99, 99, 5, 99, 20], np.array([1.0, 0.39, 0.01, 1.0, 0.3, 0.3]))
-    assert found.batch.tolist() == [64, 25, 8, 5, 19, 19]  # 24.96, 0.64, 64, 19.2, 19.2
+    assert found.batch_size.tolist() == [64, 25, 8, 5, 19, 19]  # 24.96, 0.64, 64, 19.2, 19.2
     assert found.epochs.tolist() == [3] * 6
-    assert found.members.tolist() == [0, 1, 2, 3, 4, 5]
-    assert orders(FedPBS(b_min=100), [0.0] * 2, [99, 7]).batch.tolist() == [64, 7]
+    assert found.clients.tolist() == [0, 1, 2, 3, 4, 5]
+    assert orders(FedPBS(b_min=100), [0.0] * 2, [99, 7]).batch_size.tolist() == [64, 7]
 
 
 def test_no_vulnerable_client_is_pulled_with_less_than_mu():

@@ -8,11 +8,11 @@ from torch import nn
 from fedskew.algorithms.fedper import FedPer
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 HEAD = ("head.weight", "head.bias")
 
 
@@ -26,7 +26,7 @@ def test_by_hand(request, engine, name: str):
         if key in training.params:  # the global model keeps the head it began with
             np.testing.assert_allclose(training.params[key].numpy(), value, rtol=0, atol=1e-10)
     for client, kept in enumerate(own):
-        found = training.client_state(client)
+        found = training.client_model(client)
         for key, value in {**shared, **kept}.items():
             np.testing.assert_allclose(found[key].numpy(), value, rtol=0, atol=1e-10)
 
@@ -45,7 +45,7 @@ def test_of_a_model_that_is_all_head_nothing_is_shared(desk, engine):
 def test_with_one_client_it_is_fedavg_of_one(plain_net, engine, monkeypatch):
     monkeypatch.setattr(plain_net, "held", plain_net.held[:1])
     left, right = (plain_net.training(name, engine) for name in ("fedper", "fedavg"))
-    for key, value in left.client_state(0).items():
+    for key, value in left.client_model(0).items():
         torch.testing.assert_close(value, right.state()[key], rtol=0, atol=1e-12)
 
 
@@ -53,4 +53,4 @@ def test_a_model_without_a_head_is_refused_before_training(plain_net):
     fed = plain_net.training("fedavg", rounds=1).fed
     headless = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 5), nn.Flatten())
     with pytest.raises(FedskewError, match="fedper keeps the head, but the model has none: name its last layer 'head'"):
-        Training(fed, headless, FedPer(), Settings(device="cpu", threads=1))
+        Server(fed, headless, FedPer(), Settings(device="cpu", threads=1))

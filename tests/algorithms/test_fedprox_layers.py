@@ -5,13 +5,13 @@ import pytest
 import torch
 
 import fedskew as fs
-from fedskew.algorithms.contract import Crowd, resolve
+from fedskew.algorithms.contract import Cohort, resolve
 from fedskew.core.errors import FedskewError
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
 LR, CLIENTS = 0.3, 5
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 
 
 def by_hand(desk, results: list, mu_0: float, a: float, momentum: float, by_size: bool) -> tuple[np.ndarray, list]:
@@ -75,11 +75,11 @@ def test_a_module_moves_as_far_as_its_tensors_together():
     weights = {name: torch.zeros(2) for name in ("block.0.weight", "block.0.bias", "head.weight", "scale")}
     change = {"block.0.weight": [2.0, 4.0], "block.0.bias": [4.0, 8.0], "head.weight": [3.0, 4.0], "scale": [0.0, 1.0]}
     mean = {"delta": {name: torch.tensor(value) for name, value in change.items()}}
-    moved, server = method.step(weights, method.init(weights), mean, Crowd(np.ones(2), total=2.0))
+    moved, server = method.server_update(weights, method.init_server_state(weights), mean, Cohort(np.ones(2), total=2.0))
     assert {name: value.tolist() for name, value in moved.items()} == change
     # 0.75 * 2 + 0.25 * (d / 10) * 2 with the drifts 10, 5 and 1
     mu, drift = {"mu_block.0": 2.0, "mu_head": 1.75, "mu_scale": 1.55}, {"drift_block.0": 10, "drift_head": 5, "drift_scale": 1}
-    assert method.notes(server) == pytest.approx({**mu, **drift})
+    assert method.metrics(server) == pytest.approx({**mu, **drift})
     assert server["mu"]["block.0.weight"] == server["mu"]["block.0.bias"]
     assert set(method.broadcast(server)) == {"mu"}
 
@@ -88,7 +88,7 @@ def test_where_nothing_moves_the_strengths_stay():
     method, weights = fs.FedProxLayers(mu=0.1, adapt=0.3), {"a": torch.ones(2), "b": torch.ones(3)}
     mean = {"delta": {name: torch.zeros_like(value) for name, value in weights.items()}}
     before = {"mu": {"a": torch.tensor(0.07), "b": torch.tensor(0.1)}, "drift": {name: torch.tensor(1.0) for name in "ab"}}
-    _, server = method.step(weights, before, mean, Crowd(np.ones(2), total=2.0))
+    _, server = method.server_update(weights, before, mean, Cohort(np.ones(2), total=2.0))
     assert server["mu"] == before["mu"]
     assert server["drift"] == {"a": 0, "b": 0}
 
@@ -101,7 +101,7 @@ def test_what_clients_keep_has_no_strength_and_every_round_has_the_same_columns(
     lines = [[training.advance().round for _ in range(2)] for training in (shared, local)]
     assert [list(first) for first, _ in lines] == [list(second) for _, second in lines]
     columns = [{name.split("_", 1)[1] for name in first if name.startswith(("mu_", "drift_"))} for first, _ in lines]
-    norm = {name for name in shared.params if name not in local.server["mu"]}
+    norm = {name for name in shared.params if name not in local.server_state["mu"]}
     assert norm == {"features.2.weight", "features.2.bias"}
     assert columns == [set(shared.params), set(shared.params) - norm]
 

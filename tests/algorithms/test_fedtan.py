@@ -16,13 +16,13 @@ from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.job import Engine
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.plan import Plan
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import ModelSpec, build
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
-ENGINES: dict[str, Engine] = {"sequential": Sequential(), "stacked": Stacked(mode="stack"), "as it likes": Stacked()}
+ENGINES: dict[str, Engine] = {"sequential": Loop(), "stacked": Stacked(mode="stack"), "as it likes": Stacked()}
 EPOCHS, BATCH, LR, CLASSES = 2, 4, 0.3, 3  # as in conftest.py
 
 
@@ -133,10 +133,10 @@ def federation(sizes: tuple[int, ...], shape: tuple[int, ...]) -> Federation:
 
 def train(
     spec: str, engine: Engine, model: ModelSpec, sizes: tuple[int, ...], shape: tuple[int, ...], **settings: Any
-) -> Training:
+) -> Server:
     fed = federation(sizes, shape)
     usual = {"rounds": 3, "batch_size": 4, "lr": 0.1, "dtype": "float64", "device": "cpu", "threads": 1}
-    training = Training(fed, build(model, shape, CLASSES, seed=0), resolve(spec), Settings(**{**usual, **settings}), engine)
+    training = Server(fed, build(model, shape, CLASSES, seed=0), resolve(spec), Settings(**{**usual, **settings}), engine)
     training.lines = [training.advance() for _ in range(training.settings.rounds)]
     return training
 
@@ -182,7 +182,7 @@ def test_engines_agree(model: Callable, shape: tuple[int, ...], settings: dict):
     assert reference.lines[0].round["bytes_up"] == stack.lines[0].round["bytes_up"]
     for client in range(4):  # the global model, or with what the client keeps
         for name, value in reference.client_state(client).items():
-            torch.testing.assert_close(stack.client_state(client)[name], value, rtol=0, atol=1e-8)
+            torch.testing.assert_close(stack.client_model(client)[name], value, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -9,11 +9,11 @@ from fedskew.algorithms.contract import Algorithm
 from fedskew.algorithms.moon import Moon
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 NETS = pytest.mark.parametrize("name", ["plain_net", "norm_net"])
 MU, TAU = 2.0, 0.3
 
@@ -81,7 +81,7 @@ def test_by_hand(request, engine, name: str):
     for key, value in training.params.items():
         np.testing.assert_allclose(value.numpy(), weights[key], rtol=0, atol=1e-10)
     for client, last in enumerate(previous):
-        remembered = training.store.get(np.array([client]))["memo.previous"]
+        remembered = training.store.get(np.array([client]))["state.previous"]
         assert remembered.keys() == training.params.keys()
         for key, value in remembered.items():
             np.testing.assert_allclose(value[0].numpy(), last[key], rtol=0, atol=1e-10)
@@ -137,7 +137,7 @@ def test_a_model_without_hidden_layers_learns_nothing_from_it(desk, engine):
 def test_clients_that_keep_batch_norm_remember_the_rest(norm_net, engine):
     training = norm_net.training("moon", engine, norm="local")
     shared = {"features.0.weight", "features.0.bias", "head.weight", "head.bias"}
-    assert training.store.get(np.array([0]))["memo.previous"].keys() == shared
+    assert training.store.get(np.array([0]))["state.previous"].keys() == shared
 
 
 def test_a_row_whose_features_are_all_zero_does_no_harm(plain_net):
@@ -146,10 +146,10 @@ def test_a_row_whose_features_are_all_zero_does_no_harm(plain_net):
         nn.init.constant_(layer.bias, -100.0)
         return nn.Sequential(layer, nn.ReLU(), nn.Linear(4, classes))
 
-    for engine in (Sequential(), Stacked(mode="stack")):
+    for engine in (Loop(), Stacked(mode="stack")):
         fed = plain_net.training("fedavg", rounds=1).fed
         settings = Settings(rounds=2, batch_size=4, dtype="float64", device="cpu", threads=1)
-        training = Training(fed, dead((5,), 3), Moon(mu=5.0), settings, engine)
+        training = Server(fed, dead((5,), 3), Moon(mu=5.0), settings, engine)
         for _ in range(2):
             assert training.advance().round["excluded"] == 0
         assert all(value.isfinite().all() for value in training.params.values())
@@ -164,9 +164,9 @@ def test_a_model_without_a_head_is_refused_before_training(plain_net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[:, :3] * self.scale
 
-    def begin(algorithm: Algorithm) -> Training:
+    def begin(algorithm: Algorithm) -> Server:
         fed = plain_net.training("fedavg", rounds=1).fed
-        return Training(fed, Headless(), algorithm, Settings(device="cpu", threads=1))
+        return Server(fed, Headless(), algorithm, Settings(device="cpu", threads=1))
 
     begin(Algorithm())
     with pytest.raises(FedskewError, match=r"Headless has no attribute 'head' and no nn\.Linear: name its last layer 'head'"):

@@ -12,7 +12,7 @@ from fedskew.algorithms.robust import Clip, Krum, Median, TrimmedMean
 from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tree
 from fedskew.engine.job import Updates
-from fedskew.topology.collector import WeightedMean
+from fedskew.topology.collector import UpdateCollector
 
 SHAPES = {"layer": (2, 3), "bias": (4,), "number": ()}
 
@@ -27,7 +27,7 @@ def combined(spec: str, delta: dict[str, np.ndarray], weights: np.ndarray | None
     clients = len(delta["layer"])
     shares = np.full(clients, 1 / clients) if weights is None else weights / weights.sum()
     payload = {"delta": tensors(delta), "extra": tensors(delta)}
-    result, _ = resolve(spec).combine(payload, torch.from_numpy(shares))
+    result, _ = resolve(spec).aggregator.combine(payload, torch.from_numpy(shares))
     assert result.keys() == payload.keys()
     if "clip" not in spec:
         assert all(torch.equal(result["extra"][name], value) for name, value in result["delta"].items())
@@ -95,7 +95,7 @@ def test_multi_krum_is_the_mean_of_the_nearest(keep: int):
 @pytest.mark.parametrize("order", [[9.0, 0.0, 1.0], [9.0, 1.0, 0.0], [1.0, 9.0, 0.0]])
 def test_of_equal_scores_krum_takes_the_first(order: list[float]):
     delta = {"w": torch.tensor(order)[:, None]}  # 0 and 1 are each other's nearest
-    found, _ = Krum(attackers=0).combine({"delta": delta}, torch.full((3,), 1 / 3))
+    found, _ = Krum(attackers=0).aggregator.combine({"delta": delta}, torch.full((3,), 1 / 3))
     assert found["delta"]["w"].tolist() == [next(value for value in order if value < 9)]
 
 
@@ -111,7 +111,7 @@ def test_clip_by_hand(norm: float):
 
 def test_clip_leaves_everything_but_delta():
     payload = {"delta": {"w": torch.full((2, 3), 1e6)}, "control": {"w": torch.full((2, 3), 1e6)}}
-    found, _ = Clip(norm=1).combine(payload, torch.tensor([0.5, 0.5]))
+    found, _ = Clip(norm=1).aggregator.combine(payload, torch.tensor([0.5, 0.5]))
     assert found["delta"]["w"].norm().item() == pytest.approx(1)
     assert found["control"]["w"].tolist() == [1e6] * 3
 
@@ -123,10 +123,10 @@ def test_identities_bit_for_bit(dtype: torch.dtype):
     weights = torch.tensor([0.4, 0.1, 0.1, 0.1, 0.2, 0.1], dtype=torch.float64)
     alike = {"delta": {name: value.expand(6, *value.shape) for name, value in one.items()}}
     for rule in (Median(), Krum(attackers=1), TrimmedMean(trim=0.4)):  # two are left, and the mean of two equals is exact
-        found = rule.combine(alike, weights)[0]["delta"]
+        found = rule.aggregator.combine(alike, weights)[0]["delta"]
         assert all(torch.equal(found[name], value) for name, value in one.items())
     many = {"delta": {n: torch.randn((6, *s), generator=generator, dtype=dtype) for n, s in SHAPES.items()}}
-    (plain, _), (clipped, _) = Algorithm().combine(many, weights), Clip(norm=1e9).combine(many, weights)
+    (plain, _), (clipped, _) = Algorithm().aggregator.combine(many, weights), Clip(norm=1e9).aggregator.combine(many, weights)
     assert all(torch.equal(clipped["delta"][name], value) for name, value in plain["delta"].items())
     assert all(value.dtype == dtype for value in clipped["delta"].values())
 
@@ -181,7 +181,7 @@ def test_running_variances_stay_in_range(rule: str, clients: int):
     for _ in range(50):
         mean, variance = draw.normal(size=(clients, 3)) * 10, draw.uniform(0.5, 2, size=(clients, 3))
         count = np.arange(clients) + 3
-        merged = WeightedMean(resolve(rule), "size")
+        merged = UpdateCollector(resolve(rule), "size")
         buffers = {"norm.running_mean": mean, "norm.running_var": variance, "norm.num_batches_tracked": count}
         ones = np.ones(clients)
         report = Report(np.arange(clients), ones.astype(int), ones.astype(int), ones, ones)
@@ -217,7 +217,7 @@ def test_too_few_clients_are_refused(spec: str, clients: int, says: str):
 @pytest.mark.parametrize("rule", [Krum(), Clip()])
 def test_a_method_that_sends_no_changes_is_refused(rule: Algorithm):
     with pytest.raises(FedskewError, match=rf"{rule.label()} looks at .* the method sends model: leave {rule.label()} out"):
-        rule.combine({"model": tensors(sent(5))}, torch.full((5,), 0.2))
+        rule.aggregator.combine({"model": tensors(sent(5))}, torch.full((5,), 0.2))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_all_of_them_are_additions():
 
 # -- methods whose server keeps a mean over all clients ---------------------------------------------------------------------
 
-STATE = {"scaffold": ("control", "control"), "feddyn:alpha=0.1": ("h", "gradient")}
+STATE = {"scaffold": ("control", "control"), "feddyn:alpha=0.1": ("h", "h")}
 RULES = ["median", "trimmed-mean:trim=0.2", "krum:attackers=1", "krum:attackers=1,keep=3", "clip:norm=0.2"]
 
 
@@ -257,18 +257,18 @@ def test_what_must_stay_a_mean_stays_one_under_any_rule(desk, method: str, rule:
     training = desk.training(f"{method} + {rule}", weights=weights, momentum=0.5)
     for _ in range(6):
         training.advance()
-        own = training.store.get(np.arange(5))[f"memo.{memo}"]
-        for name, value in training.server[server].items():
+        own = training.store.get(np.arange(5))[f"state.{memo}"]
+        for name, value in training.server_state[server].items():
             torch.testing.assert_close(torch.tensordot(share, own[name], 1), value, rtol=0, atol=1e-12)
-        assert max(value.abs().max() for value in training.server[server].values()) > 1e-3
+        assert max(value.abs().max() for value in training.server_state[server].values()) > 1e-3
 
 
 def test_who_is_left_out_keeps_its_control(desk):
     training = desk.training("scaffold + krum:attackers=1")
     for _ in range(3):
-        before = training.store.get(np.arange(5))["memo.control"]["head.bias"]
+        before = training.store.get(np.arange(5))["state.control"]["head.bias"]
         lines = training.advance().clients
-        moved = (training.store.get(np.arange(5))["memo.control"]["head.bias"] != before).any(1)
+        moved = (training.store.get(np.arange(5))["state.control"]["head.bias"] != before).any(1)
         assert moved.tolist() == [line["weight"] == 1.0 for line in lines]
         assert sum(moved.tolist()) == 1
 
@@ -277,15 +277,15 @@ def test_below_the_quorum_neither_side_moves(desk):
     training = desk.training("scaffold + krum:attackers=1", fleet="uniform:dropout=0.2")
     stood = 0
     for _ in range(8):
-        before = {name: value.clone() for name, value in training.head().items()}
-        held = training.store.get(np.arange(5))["memo.control"]["head.bias"]
+        before = {name: value.clone() for name, value in training.checkpoint_without_stores().items()}
+        held = training.store.get(np.arange(5))["state.control"]["head.bias"]
         line = training.advance().round
         if line["dropped"]:
             stood += 1
-            after = training.head()
+            after = training.checkpoint_without_stores()
             for name in (name for name in before if name.split("/")[0] in ("params", "server")):
                 assert torch.equal(before[name], after[name])
-            assert torch.equal(training.store.get(np.arange(5))["memo.control"]["head.bias"], held)
+            assert torch.equal(training.store.get(np.arange(5))["state.control"]["head.bias"], held)
     assert 0 < stood < 8
 
 
@@ -293,7 +293,7 @@ def test_what_stays_with_its_client_goes_on_whoever_is_left_out(norm_net):
     """BatchNorm of FedBN is nobody else's: Krum leaves three of four clients out, and all of them go on with their own."""
     settings = {"rounds": 1, "batch_size": 4}
     training = norm_net.training("fedbn + krum:attackers=0", **settings)
-    scale = training.store.get(np.arange(4))["kept"]["features.1.weight"]
+    scale = training.store.get(np.arange(4))["local"]["features.1.weight"]
     assert ((scale - 1).abs().max(1).values > 1e-6).all()
 
 

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedskew as fs
-from fedskew.algorithms.contract import Crowd, View, pulled, resolve
+from fedskew.algorithms.contract import Cohort, View, resolve
 from fedskew.core.errors import FedskewError
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.models.network import Network
 
 LR, CLIENTS = 0.3, 5
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 OPTIONS = pytest.mark.parametrize("option", ["I", "II"])
 
 
@@ -64,8 +64,8 @@ def test_by_hand(desk, engine, option: str, momentum: float, decay: float, by_si
     assert {line["client"] for result in results for line in result.clients} > {2, 3}  # one row, one class
     w, control, own = by_hand(desk, results, option, momentum, decay, by_size, server_lr)
     np.testing.assert_allclose(desk.flat(training.params), w, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(desk.flat(training.server["control"]), control, rtol=0, atol=1e-12)
-    held = training.store.get(np.arange(CLIENTS))["memo.control"]
+    np.testing.assert_allclose(desk.flat(training.server_state["control"]), control, rtol=0, atol=1e-12)
+    held = training.store.get(np.arange(CLIENTS))["state.control"]
     np.testing.assert_allclose(desk.flat(held), own, rtol=0, atol=1e-12)
 
 
@@ -92,11 +92,11 @@ def test_the_control_is_the_mean_of_all_controls_whoever_is_absent(desk, engine,
     for _ in range(8):
         result = training.advance()
         lost = {name: count + result.round[name] for name, count in lost.items()}
-        own = training.store.get(np.arange(CLIENTS))["memo.control"]
-        for name, control in training.server["control"].items():
+        own = training.store.get(np.arange(CLIENTS))["state.control"]
+        for name, control in training.server_state["control"].items():
             torch.testing.assert_close(torch.tensordot(share, own[name], 1), control, rtol=0, atol=1e-13)
         assert not own["head.bias"][3].any()  # what it sent was not sound, so it keeps what it had
-        assert np.abs(desk.flat(training.server["control"])).max() > 0.01
+        assert np.abs(desk.flat(training.server_state["control"])).max() > 0.01
     assert min(lost.values()) > 2
 
 
@@ -106,7 +106,7 @@ def test_a_round_without_anybody_changes_nothing(desk, option: str):
     result = training.advance()
     assert result.round["dropped"] == CLIENTS
     np.testing.assert_array_equal(desk.flat(training.params), desk.start())
-    assert not desk.flat(training.server["control"]).any()
+    assert not desk.flat(training.server_state["control"]).any()
 
 
 def _awkward(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -124,7 +124,7 @@ def test_option_one_takes_its_gradient_in_evaluation_mode_and_leaves_no_trace(de
         loss = F.cross_entropy(model(training.job.x[rows]), training.job.y[rows])
         wanted.append(dict(zip(training.params, torch.autograd.grad(loss, list(model.parameters())), strict=True)))
     training.advance(), plain.advance()
-    own = training.store.get(np.arange(CLIENTS))["memo.control"]
+    own = training.store.get(np.arange(CLIENTS))["state.control"]
     for name in training.params:
         torch.testing.assert_close(own[name], torch.stack([grads[name] for grads in wanted]), rtol=0, atol=1e-12)
     for name, value in plain.state().items():  # the same dropout and the same running statistics as without that pass
@@ -136,11 +136,11 @@ def test_what_clients_keep_has_no_control(desk):
     desk.held[2] = desk.held[0][:2]
     training = desk.training("scaffold", model=_awkward, norm="local")
     training.advance()
-    assert sorted(training.server["control"]) == ["features.0.bias", "features.0.weight", "head.bias", "head.weight"]
+    assert sorted(training.server_state["control"]) == ["features.0.bias", "features.0.weight", "head.bias", "head.weight"]
 
 
 def test_option_two_refuses_adam_before_any_training(desk):
-    with pytest.raises(FedskewError, match="option=II needs local SGD, got optimizer=adam: use optimizer=sgd or option=I"):
+    with pytest.raises(FedskewError, match="scaffold .* local SGD, got optimizer=adam: use optimizer=sgd, other options"):
         desk.training("scaffold", optimizer="adam")
     desk.training("scaffold:option=I", optimizer="adam").advance()
 
@@ -156,7 +156,7 @@ def test_on_unlike_parabolas_it_finds_the_joint_minimum_and_fedavg_does_not(opti
 
     def end(method: fs.Algorithm) -> float:
         weights = {"w": torch.zeros(1).double()}
-        server, memos = method.init(weights), [method.remember(weights) for _ in range(2)]
+        server, memos = method.init_server_state(weights), [method.init_client_state(weights) for _ in range(2)]
         numbers = {"steps": torch.tensor(10.0).double(), "lr": torch.tensor(0.01).double()}
         for _ in range(300):
             sent = []
@@ -165,14 +165,14 @@ def test_on_unlike_parabolas_it_finds_the_joint_minimum_and_fedavg_does_not(opti
                 view = View(dict(weights), weights, method.broadcast(server), memos[k], numbers, momentum)
                 velocity = torch.zeros(1)
                 for _ in range(10):
-                    grads = pulled({"w": steep[k] * (view.params["w"] - at[k])}, view.params, method.pull(view))
+                    grads = corrected({"w": steep[k] * (view.params["w"] - at[k])}, view.params, method.linear_correction(view))
                     velocity = momentum * velocity + grads["w"]
                     view = replace(view, params={"w": view.params["w"] - 0.01 * velocity})
                 view = replace(view, full_gradient=start_gradient)
                 sent.append(method.payload(view))
-                memos[k] = method.memo(view)
+                memos[k] = method.client_state(view)
             mean = {part: {"w": (sent[0][part]["w"] + sent[1][part]["w"]) / 2} for part in sent[0]}
-            weights, server = method.step(weights, server, mean, Crowd(np.ones(2), total=2.0, mean=mean))
+            weights, server = method.server_update(weights, server, mean, Cohort(np.ones(2), total=2.0, mean=mean))
         return float(weights["w"])
 
     assert abs(end(fs.Scaffold(option=option)) - joint) < 1e-9

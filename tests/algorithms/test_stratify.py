@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import fedskew as fs
-from fedskew.algorithms.contract import Roster, resolve
+from fedskew.algorithms.contract import resolve
+from fedskew.algorithms.selection import ClientPool
 from fedskew.batchnorm.exact import Hub, step_bytes
 from fedskew.batchnorm.wire import unpack
 from fedskew.core.errors import FedskewError, Interrupted
@@ -16,8 +17,8 @@ from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.partition import Partition
 from fedskew.models.build import build
 from fedskew.schedules.holdings import Holdings
-from fedskew.schedules.sample_schedule import Walk
-from fedskew.topology.schedule_cost import of_several
+from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.topology.schedule_cost import with_several_clients
 
 SETTINGS = {"model": "mlp", "folder": False, "device": "cpu", "threads": 1, "eval_every": 100}
 
@@ -58,8 +59,8 @@ def test_hybrid_begins_as_batch_and_goes_on_as_single(apart):
 
 def test_pace_of_single_samples():
     method = fs.StratifyHybrid(batch_rounds=1)
-    rosters = [Roster(round, np.ones(2), batch_size=32) for round in range(2)]
-    assert [method.pace(roster) for roster in rosters] == [1.0, 1 / 32]
+    rosters = [ClientPool(round, np.ones(2), batch_size=32) for round in range(2)]
+    assert [method.pace(pool) for pool in rosters] == [1.0, 1 / 32]
     assert fs.StratifyHybrid(batch_rounds=1, single_lr=0.25).pace(rosters[1]) == 0.25
 
 
@@ -103,8 +104,8 @@ def test_with_secret_labels(apart, method: str):
     settings = {**SETTINGS, "rounds": 3, "lr": 0.1 if "batch" in method else 0.02}
     open_run, secret = (fs.train(fed, algorithm=method, secure=secure, **settings) for secure in (False, True))
     assert secret.summary["test_accuracy_last"] == pytest.approx(open_run.summary["test_accuracy_last"], abs=0.08)
-    held = secret.training.holdings
-    assert sorted(held.counts.sum(0)) == sorted(open_run.training.holdings.counts.sum(0))
+    held = secret.server.holdings
+    assert sorted(held.counts.sum(0)) == sorted(open_run.server.holdings.counts.sum(0))
     assert (held.shares is not None) == ("weighted" in method)
     extra = secret.rounds["bytes_up"][0] - secret.rounds["bytes_up"][1]
     assert extra > 100_000  # ciphertexts
@@ -176,7 +177,7 @@ def test_a_server_that_is_told_shares_does_not_count():
     method, stream = fs.StratifyBatch(selection="weighted", per_label=5), Stream(0, "test")
     assert np.bincount(method.schedule(told, stream), minlength=3).tolist() == [5, 5, 0]
     assert np.bincount(method.schedule(known, stream), minlength=3).tolist() == [2, 2, 0]
-    path = method.walk(told, Roster(0, counts.sum(1), batch_size=4), stream)
+    path = method.walk(told, ClientPool(0, counts.sum(1), batch_size=4), stream)
     assert sorted(path.rows.tolist()) == list(range(6))  # what nobody has any more is dropped
 
 
@@ -191,9 +192,9 @@ def test_a_secret_run_resumes_to_the_same_bits(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match="after round 1"):
-        fs.train(fed, rounds=3, folder=tmp_path / "stopped", watch=stop, **settings)
+        fs.train(fed, rounds=3, folder=tmp_path / "stopped", callbacks=stop, **settings)
     resumed = fs.resume(tmp_path / "stopped")
-    assert all(value.equal(whole.training.params[name]) for name, value in resumed.training.params.items())
+    assert all(value.equal(whole.server.params[name]) for name, value in resumed.server.params.items())
     assert json.loads((tmp_path / "stopped/summary.json").read_text())["label_protocol_bytes"] > 0
 
 
@@ -222,12 +223,12 @@ def test_a_secure_step_tells_the_server_sums_and_nothing_of_each_client(monkeypa
         "algorithm": "stratify-batch:per_label=20",
         "secure": True,
     }
-    parties = fs.train(fed, engine="sequential", **settings)
+    parties = fs.train(fed, engine="loop", **settings)
     assert {frame.values.dtype for frame in heard} == {torch.int64}
     at_once = fs.train(fed, engine="stacked", **settings)
     assert parties.rounds["bytes_up"].tolist() == at_once.rounds["bytes_up"].tolist()
-    for name, value in parties.training.params.items():
-        torch.testing.assert_close(value, at_once.training.params[name], rtol=0, atol=1e-5)
+    for name, value in parties.server.params.items():
+        torch.testing.assert_close(value, at_once.server.params[name], rtol=0, atol=1e-5)
     columns = ["samples", "weight", "local_loss", "local_accuracy"]
     np.testing.assert_allclose(parties.clients[columns], at_once.clients[columns], atol=1e-5)
 
@@ -250,11 +251,11 @@ def test_a_sum_over_one_client_is_no_secret(clients: int, batch_size: int):
 
 
 def test_steps_of_one_client_are_left_out_of_secure_training():
-    path = Walk(np.arange(7), np.array([0, 1, 2, 2, 2, 1, 0]), np.array([2, 4, 5, 7]), np.array([2, 4, 5, 7]))
-    kept = of_several(path)
+    path = SampleSchedule(np.arange(7), np.array([0, 1, 2, 2, 2, 1, 0]), np.array([2, 4, 5, 7]), np.array([2, 4, 5, 7]))
+    kept = with_several_clients(path)
     assert kept.rows.tolist() == [0, 1, 5, 6]
     assert kept.ends.tolist() == kept.visits.tolist() == [2, 4]
-    assert of_several(kept) is kept
+    assert with_several_clients(kept) is kept
 
 
 # -- what the server schedules by ----------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ def test_the_schedule_follows_from_what_was_disclosed_and_nothing_else():
         assert (counts.sum(0) == told).all()
         here = Holdings(counts, np.arange(counts.sum()), totals=told).without(np.array([1]))
         schedules.append(method.schedule(here, stream).tolist())
-        path = method.walk(here, Roster(0, counts.sum(1), batch_size=4), stream)
+        path = method.walk(here, ClientPool(0, counts.sum(1), batch_size=4), stream)
         assert len(path.rows) == here.counts.sum()  # what those who are present do not have is dropped on the way
     assert schedules[0] == schedules[1]
     assert np.bincount(schedules[0], minlength=3).tolist() == [20, 30, 0]  # nobody here holds the last: that is known
@@ -280,7 +281,7 @@ def test_secure_training_is_told_totals_over_all_clients(round_totals: int):
     pytest.importorskip("tenseal")
     fed = fs.split(fs.load("digits"), "classes:k=3", clients=10)
     settings = {**SETTINGS, "rounds": 1, "lr": 0.1, "per_round": 4, "secure": True, "round_totals": round_totals}
-    held = fs.train(fed, algorithm="stratify-batch", **settings).training.holdings
+    held = fs.train(fed, algorithm="stratify-batch", **settings).server.holdings
     rows = held.counts if round_totals == 1 else np.where(held.counts > 0, np.maximum(1, (held.counts + 25) // 50), 0) * 50
     assert held.totals.tolist() == rows.sum(0).tolist()
     assert held.without(np.arange(9)).known.sum() <= held.totals.sum()
@@ -298,7 +299,7 @@ def test_the_label_protocol_takes_time_and_the_same_time_again():
     first, second = (fs.train(fed, secure=True, **settings) for _ in range(2))
     names = ["bytes_down", "bytes_up", "simulated_seconds", "clock"]
     assert first.rounds[names].equals(second.rounds[names])
-    lines = first.training.dispatcher.fleet.machines(np.arange(5)).up
+    lines = first.server.participation.fleet.machines(np.arange(5)).up
     one_by_one = float((8e-6 * 393_216 / lines).sum())  # every client sends its labels, one after the other
     assert first.rounds["simulated_seconds"][0] - first.rounds["simulated_seconds"][1] > one_by_one
     assert first.rounds["clock"][0] == first.rounds["simulated_seconds"][0]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedskew.batchnorm.exact import ExactBatchNorm, Hub, Party, bn_bytes, lockstep_step, step_bytes
+from fedskew.batchnorm.exact import ExactBatchNorm, Hub, Party, bn_bytes, step_bytes, synchronous_step
 from fedskew.batchnorm.turns import in_turn
 from fedskew.batchnorm.wire import Frame, Kind, unpack
 from fedskew.core.errors import FedskewError
@@ -110,12 +110,12 @@ def test_parties_take_the_central_step(name: str, sizes: Sequence[int]):
         logits = central(x)
         loss = F.cross_entropy(logits, y)
         wanted = torch.autograd.grad(loss, list(weights.values()))
-        done = lockstep_step(federated, tensors, batches)
+        done = synchronous_step(federated, tensors, batches)
         assert list(done.grads) == list(weights)
         for grad, expected in zip(done.grads.values(), wanted, strict=True):
             close(grad, expected)
         close(done.loss_sum, loss.detach() * len(y))
-        assert done.correct == (logits.argmax(1) == y).sum()
+        assert done.score_sum == (logits.argmax(1) == y).sum()
         assert done.buffers.keys() == dict(central.named_buffers()).keys()
         for key, value in central.named_buffers():
             assert done.buffers[key].dtype == value.dtype
@@ -133,22 +133,22 @@ def test_in_float32_a_large_mean_does_not_drown_a_small_spread():
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
     rows = torch.tensor([[0.0, 3.0], [1.0, 1.0], [2.0, 2.0], [5.0, 0.0]])
     batches = [(1e4 + rows[:1], torch.tensor([0])), (1e4 + rows[1:], torch.tensor([1, 2, 0]))]
-    found = lockstep_step(model, state_of(model), batches).buffers["0.running_var"]
+    found = synchronous_step(model, state_of(model), batches).buffers["0.running_var"]
     torch.testing.assert_close(found, 0.9 + 0.1 * rows.var(0))  # squares around 1e8 would be off by 8
 
 
 def test_the_order_of_parties_does_not_matter():
     model, shape = model_of("resnet9")
     batches = batches_of(shape, (3, 1, 2), 0)
-    first = lockstep_step(model, state_of(model), batches)
-    second = lockstep_step(model, state_of(model), [batches[i] for i in (2, 0, 1)])
+    first = synchronous_step(model, state_of(model), batches)
+    second = synchronous_step(model, state_of(model), [batches[i] for i in (2, 0, 1)])
     for left, right in ((first.grads, second.grads), (first.buffers, second.buffers)):
         for key, value in left.items():
             close(value, right[key])
     assert [float(value) for value in first[2:6]] == pytest.approx([float(value) for value in second[2:6]], rel=1e-12)
     assert [loss for loss, _ in first.scores] == pytest.approx([second.scores[i][0] for i in (1, 2, 0)], rel=1e-12)
     assert sum(loss for loss, _ in first.scores) == pytest.approx(float(first.loss_sum))
-    assert sum(right for _, right in first.scores) == float(first.correct)
+    assert sum(right for _, right in first.scores) == float(first.score_sum)
 
 
 def test_two_runs_give_the_same_bits_with_dropout_and_leave_the_weights_alone():
@@ -158,7 +158,7 @@ def test_two_runs_give_the_same_bits_with_dropout_and_leave_the_weights_alone():
     runs = []
     for _ in range(2):
         torch.manual_seed(5)
-        runs.append(lockstep_step(model, tensors, batches))
+        runs.append(synchronous_step(model, tensors, batches))
     assert all(torch.equal(runs[0].grads[key], runs[1].grads[key]) for key in runs[0].grads)
     assert all(torch.equal(tensors[key], before[key]) for key in before)
 
@@ -182,13 +182,13 @@ def test_the_layer_has_the_gradient_that_finite_differences_find(shape: tuple[in
 def test_finite_differences_through_three_parties():
     model, shape = model_of("nested")
     tensors, batches = state_of(model), batches_of(shape, (2, 1, 3), 0)
-    grads = lockstep_step(model, tensors, batches).grads
+    grads = synchronous_step(model, tensors, batches).grads
     for name, at in (("inner.0.weight", (1, 2)), ("inner.1.0.weight", (3,)), ("twice.bias", (0,)), ("tail.a.0.bias", (2,))):
         ends = []
         for step in (1e-6, -1e-6):
             moved = tensors[name].clone()
             moved[at] += step
-            ends.append(lockstep_step(model, {**tensors, name: moved}, batches).loss_sum / 6)
+            ends.append(synchronous_step(model, {**tensors, name: moved}, batches).loss_sum / 6)
         assert float(grads[name][at]) == pytest.approx(float((ends[0] - ends[1]) / 2e-6), abs=1e-7)
 
 
@@ -198,7 +198,7 @@ def test_finite_differences_through_three_parties():
 def test_bytes_by_hand():
     model = dense().float()  # Linear(6, 5), BatchNorm1d(5), Linear(5, 3)
     batches = [(x.float(), y) for x, y in batches_of((6,), (2, 1, 4), 0)]
-    done = lockstep_step(model, state_of(model), batches)
+    done = synchronous_step(model, state_of(model), batches)
     # Frames: 24 bytes, 4 an axis, 4 a number. BatchNorm: 5 and 5 numbers in one axis, 2 x 5 in two.
     norm = 2 * (24 + 4 + 4 * 5) + (24 + 8 + 4 * 10)
     weights = (24 + 8 + 4 * 30) + (24 + 4 + 4 * 5) + 2 * (24 + 4 + 4 * 5) + (24 + 8 + 4 * 15) + (24 + 4 + 4 * 3)
@@ -235,7 +235,7 @@ def test_a_layer_that_is_named_twice_is_counted_twice():
     model = nn.Sequential(nn.Linear(3, 3), layer, nn.ReLU(), layer)
     assert bn_bytes(model, torch.float64) == 2 * bn_bytes(layer, torch.float64)
     batches = [(x.float(), y) for x, y in batches_of((3,), (2, 3), 0)]
-    assert lockstep_step(model, state_of(model), batches).bytes_up == 2 * step_bytes(model, torch.float32)[0]
+    assert synchronous_step(model, state_of(model), batches).bytes_up == 2 * step_bytes(model, torch.float32)[0]
 
 
 def test_a_frame_on_the_wire():
@@ -372,10 +372,10 @@ def test_a_party_that_ends_early_is_missed():
 def test_one_row_in_all_is_refused_and_so_is_none():
     model, shape = model_of("dense")
     with pytest.raises(FedskewError, match="BatchNorm cannot normalise 1 values a channel"):
-        lockstep_step(model, state_of(model), batches_of(shape, (1,), 0))
+        synchronous_step(model, state_of(model), batches_of(shape, (1,), 0))
     for batches in ([], batches_of(shape, (0, 0), 0)):
         with pytest.raises(FedskewError, match="without a row"):
-            lockstep_step(model, state_of(model), batches)
+            synchronous_step(model, state_of(model), batches)
 
 
 # -- threads -------------------------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ def test_an_exception_in_a_party_ends_all_at_once(where: str):
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), Trapped(), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
     before, began = threading.active_count(), time.monotonic()
     with pytest.raises(ZeroDivisionError, match="in the second party"):
-        lockstep_step(model, state_of(model), batches_of((6,), (2, 3, 4), 0))
+        synchronous_step(model, state_of(model), batches_of((6,), (2, 3, 4), 0))
     assert threading.active_count() == before
     assert time.monotonic() - began < 5
 

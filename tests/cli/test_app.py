@@ -74,7 +74,7 @@ def test_the_written_configuration_names_everything(fedskew: Callable[[str], Any
     defaults = {name: option.default for name, option in cli_list._registries()["skews"].options("quantity").items()}
     assert found["skew"] == {"name": "quantity", **defaults, "min_size": 5}
     assert found["data"] == {"name": "digits", "test": 0.2, "split_seed": 0, "scale": "standard"}
-    assert found["model"] == {"name": "mlp", "hidden": [8]}
+    assert found["model"] == {"name": "mlp", "hidden": [8], "activation": "relu", "dropout": 0.0}
     assert found["split_seed"] == 0
     assert json.loads(Path("run/summary.json").read_text())["skew"] == "quantity:min_size=5"
 
@@ -387,7 +387,7 @@ def test_ctrl_c_before_there_is_anything_to_resume(
     def stop(*args: Any, **kwargs: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedskew.api.federate", stop)
+    monkeypatch.setattr("fedskew.runs.experiment.federate", stop)
     assert fedskew("run") == 130
     assert capsys.readouterr().err == "fedskew: interrupted\n"
 
@@ -407,7 +407,7 @@ def test_a_bug_is_not_dressed_up_as_bad_input(fedskew: Callable[[str], Any], mon
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fedskew.api.federate", fail)
+    monkeypatch.setattr("fedskew.runs.experiment.federate", fail)
     monkeypatch.setattr(sys, "argv", ["fedskew", "run"])
     with pytest.raises(ZeroDivisionError):
         cli.main()

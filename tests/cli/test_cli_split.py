@@ -223,6 +223,6 @@ def test_bad_measuring_is_one_line(
 
 def test_help_of_both_needs_no_torch() -> None:
     code = (
-        "import sys; from fedskew import cli, cli_split; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules"
+        "import sys; import fedskew.cli.app, fedskew.cli.split; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fedskew.algorithms.contract import Algorithm, Roster
+from fedskew.algorithms.selection import ClientPool, Selection
 from fedskew.core.streams import Stream, bits
 
 WORD = (1 << 64) - 1
@@ -97,8 +97,8 @@ def test_the_numpy_generator_is_keyed_by_the_address():
 
 
 def select(sampling: str, sizes: list[int], count: int, draws: int) -> Counter:
-    roster = Roster(0, np.array(sizes), sampling)
-    return Counter(tuple(Algorithm().select(roster, count, Stream(seed, "select")).tolist()) for seed in range(draws))
+    pool = ClientPool(0, np.array(sizes), sampling)
+    return Counter(tuple(Selection().select(pool, count, Stream(seed, "select")).tolist()) for seed in range(draws))
 
 
 def test_size_proportional_selection_without_replacement():

@@ -15,11 +15,11 @@ import pandas as pd
 from PIL import Image
 
 import fedskew as fs
-from fedskew.api import check_choices
 from fedskew.core.config import Experiment, read_file
 from fedskew.data import load
 from fedskew.export.split_folder import load_split, read_origin, save_split
 from fedskew.fleet.machines import fleets
+from fedskew.runs.experiment import check_choices
 
 ROWS = 24
 _RNG = np.random.default_rng(0)

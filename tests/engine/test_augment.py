@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedskew.core.errors import FedskewError
 from fedskew.engine.augment import PAD, augment, check_images, draw_moves
 from fedskew.engine.plan import Plan
-from fedskew.core.errors import FedskewError
 
 CPU = torch.device("cpu")
 

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.plan import Plan
 from fedskew.engine.stacked import Stacked
-from fedskew.topology.collector import WeightedMean
+from fedskew.topology.collector import UpdateCollector
 
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 BATCH_NORM = "tabular:hidden=5+4"
 
 
@@ -82,7 +82,7 @@ def test_against_a_plain_loop(lab, engine, model: str, name: str, sizes: tuple[i
     training = lab.run(3, lab.federation(sizes), name, model, engine, **local)
     for client in range(training.trained_on.clients):
         plain, losses = train_plainly(training, client, 3, fresh)
-        found = training.client_state(client)
+        found = training.client_model(client)
         assert found.keys() == plain.state_dict().keys()
         for key, value in plain.state_dict().items():
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-10, msg=key)
@@ -100,7 +100,7 @@ def test_local_leaves_the_global_model_alone(lab):
     training = lab.run(2, None, "local", BATCH_NORM)
     start = dict(training.model.named_parameters()) | dict(training.model.named_buffers())
     assert all(torch.equal(value, start[name]) for name, value in training.state().items())
-    assert not torch.equal(training.client_state(0)["head.weight"], start["head.weight"])
+    assert not torch.equal(training.client_model(0)["head.weight"], start["head.weight"])
 
 
 @ENGINES
@@ -109,7 +109,7 @@ def test_the_order_of_clients_does_not_matter(lab, engine, norm: str):
     training = lab.run(1, None, "fednova", BATCH_NORM, norm=norm, momentum=0.5)
     means = []
     for order in ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1]):
-        plan, mean = lab.plan(training, order), WeightedMean(training.algorithm, "size")
+        plan, mean = lab.plan(training, order), UpdateCollector(training.algorithm, "size")
         for updates in engine.train(training.job, lab.start(training, plan), plan):
             mean.add(updates)
         result = mean.result()

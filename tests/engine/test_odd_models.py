@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.core.errors import FedskewError
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked, can_be_stacked
 
 
@@ -31,7 +31,7 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("algorithm", ["fedprox:mu=0.1", "fedadam", "local", "central"])
 def test_frozen_parameters_stay_and_are_never_sent(lab, algorithm, settings):
     plain, stack = (
-        lab.run(3, None, algorithm, frozen_first(), engine, **settings) for engine in (Sequential(), Stacked(mode="stack"))
+        lab.run(3, None, algorithm, frozen_first(), engine, **settings) for engine in (Loop(), Stacked(mode="stack"))
     )
     assert lab.gap(plain, stack) < 1e-8
     assert set(plain.params) == {"1.weight", "1.bias", "3.weight", "3.bias"}
@@ -56,6 +56,6 @@ def test_a_model_that_cannot_be_stacked_is_looped(lab):
     model = Recurrent()
     training = lab.training(model=model)
     assert not can_be_stacked(training.model, training.job.x)
-    plain, auto = (lab.run(2, None, "fedavg", model, engine) for engine in (Sequential(), Stacked()))
+    plain, auto = (lab.run(2, None, "fedavg", model, engine) for engine in (Loop(), Stacked()))
     assert lab.gap(plain, auto) == 0
     assert can_be_stacked(frozen_first().double(), training.job.x)

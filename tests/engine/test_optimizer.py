@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedskew.core.config import Settings
-from fedskew.engine.optimizer import Optimizer, clipped
 from fedskew.core.errors import FedskewError
+from fedskew.engine.optimizer import Optimizer, clipped
 
 SHAPES = {"weight": (4, 3), "bias": (4,), "scale": ()}
 CASES = {

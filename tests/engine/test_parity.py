@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedskew.algorithms.contract import Algorithm, Crowd, View, algorithms
+from fedskew.algorithms.contract import Algorithm, Cohort, View, algorithms
 from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tensors, Tree
 from fedskew.engine.cost import Cost, measure_cost
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import build
 from fedskew.models.network import models
@@ -45,7 +45,7 @@ ZOO = [spec for name in models for spec in tiny(name)]
 @pytest.mark.parametrize("spec", ZOO)
 def test_every_model_in_float64(lab, spec: str):
     fed = lab.federation(shape=shape_for(spec))
-    plain, stack = (lab.run(5, fed, "fedavg", spec, engine, momentum=0.5, lr=0.05) for engine in (Sequential(), STACK))
+    plain, stack = (lab.run(5, fed, "fedavg", spec, engine, momentum=0.5, lr=0.05) for engine in (Loop(), STACK))
     assert lab.gap(plain, stack) < 1e-8
     assert (plain.params["head.weight"] - plain.model.head.weight).abs().max() > 1e-3  # there was something to agree on
 
@@ -55,7 +55,7 @@ def test_every_model_in_float32(lab, spec: str):
     fed = lab.federation(shape=shape_for(spec))
     # Deep nets at larger rates have units so near their kink that rounding decides their sign: then no two machines agree.
     lr = 0.005 if spec.startswith("resnet") else 0.02
-    plain, stack = (lab.run(2, fed, "fedavg", spec, engine, dtype="float32", lr=lr) for engine in (Sequential(), STACK))
+    plain, stack = (lab.run(2, fed, "fedavg", spec, engine, dtype="float32", lr=lr) for engine in (Loop(), STACK))
     assert lab.gap(plain, stack) < 1e-3
     start = lab.training(fed, "fedavg", spec, dtype="float32").params
     assert max(float((value - start[name]).abs().max()) for name, value in plain.params.items()) > 3e-3  # it did train
@@ -77,7 +77,7 @@ REFUSED |= {(name, local) for name in ("stratify-single", "stratify-hybrid") for
     ("name", "local"), [(name, local) for name in algorithms for local in LOCAL if (name, local) not in REFUSED]
 )
 def test_every_algorithm(lab, name: str, local: str):
-    plain, stack = (lab.run(5, None, name, BATCH_NORM, engine, **LOCAL[local]) for engine in (Sequential(), STACK))
+    plain, stack = (lab.run(5, None, name, BATCH_NORM, engine, **LOCAL[local]) for engine in (Loop(), STACK))
     assert lab.gap(plain, stack) < 1e-8
 
 
@@ -85,36 +85,36 @@ def test_every_algorithm(lab, name: str, local: str):
 class EveryHook(Algorithm):
     """Uses all that a hook may see and send; remembers its weights as they are, as MOON does."""
 
-    def init(self, weights: Tensors) -> Tree:
+    def init_server_state(self, weights: Tensors) -> Tree:
         return {"drift": {name: torch.zeros_like(value) for name, value in weights.items()}, "secret": {"x": torch.ones(1)}}
 
     def broadcast(self, server: Tree) -> Tree:
         return {"drift": server["drift"]}
 
-    def remember(self, weights: Tensors) -> Tree:
+    def init_client_state(self, weights: Tensors) -> Tree:
         return {"last": dict(weights), "count": {"visits": torch.zeros(())}}
 
     def objective(self, loss: Tensor, view: View) -> Tensor:
         assert view.server.keys() == {"drift"}
-        far = sum((view.params[name] - last).square().sum() for name, last in view.memo["last"].items())
+        far = sum((view.params[name] - last).square().sum() for name, last in view.client_state["last"].items())
         return loss + 0.01 * far * view.numbers["size"] / view.numbers["steps"]
 
-    def correct(self, grads: Tensors, view: View) -> Tensors:
+    def correct_gradients(self, grads: Tensors, view: View) -> Tensors:
         pulled = {name: grad + 0.1 * (view.params[name] - view.start[name]) for name, grad in grads.items()}
         shared = {name: pulled[name] - view.numbers["lr"] * drift for name, drift in view.server["drift"].items()}
         return {**pulled, **shared}
 
-    def memo(self, view: View) -> Tree:
-        last = {name: view.params[name] for name in view.memo["last"]}
-        return {"last": last, "count": {"visits": view.memo["count"]["visits"] + 1}}
+    def client_state(self, view: View) -> Tree:
+        last = {name: view.params[name] for name in view.client_state["last"]}
+        return {"last": last, "count": {"visits": view.client_state["count"]["visits"] + 1}}
 
     def payload(self, view: View) -> Tree:
         return {**super().payload(view), "weights": view.params, "extra": {"momentum": view.numbers["steps"] * view.momentum}}
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         assert mean["extra"]["momentum"].item() > 0
         assert mean["weights"].keys() == weights.keys()  # kept names are left out of every part
-        moved, _ = super().step(weights, server, mean, crowd)
+        moved, _ = super().server_update(weights, server, mean, cohort)
         return moved, {"drift": {name: mean["weights"][name] - weights[name] for name in weights}, "secret": server["secret"]}
 
 
@@ -122,11 +122,11 @@ class EveryHook(Algorithm):
 def test_an_algorithm_that_uses_every_hook(lab, norm: str):
     runs = [
         lab.run(4, None, EveryHook(), BATCH_NORM, engine, norm=norm, momentum=0.5, per_round=3)
-        for engine in (Sequential(), STACK, Stacked(memory=1, mode="stack"))
+        for engine in (Loop(), STACK, Stacked(memory=1, mode="stack"))
     ]
     assert lab.gap(runs[0], runs[1]) < 1e-8
     assert lab.gap(runs[1], runs[2]) < 1e-8
-    visits = [runs[0].store.get(np.array([client]))["memo.count"]["visits"].item() for client in range(5)]
+    visits = [runs[0].store.get(np.array([client]))["state.count"]["visits"].item() for client in range(5)]
     assert sum(visits) == 12
     assert not any(value.requires_grad for value in runs[0].checkpoint().values())
 
@@ -135,10 +135,10 @@ def test_an_algorithm_that_uses_every_hook(lab, norm: str):
 def test_what_an_engine_yields_is_not_overwritten_by_the_next_client(lab, norm: str):
     training = lab.training(None, EveryHook(), BATCH_NORM, norm=norm)
     plan = lab.plan(training)
-    updates = list(Sequential().train(training.job, lab.start(training, plan), plan))
+    updates = list(Loop().train(training.job, lab.start(training, plan), plan))
     for i, update in enumerate(updates):
-        alone = next(Sequential().train(training.job, lab.start(training, only := plan.only(np.array([i]))), only))
-        found, wanted = ({**each.payload, **each.own, "buffers": each.buffers} for each in (update, alone))
+        alone = next(Loop().train(training.job, lab.start(training, only := plan.only(np.array([i]))), only))
+        found, wanted = ({**each.payload, **each.kept, "buffers": each.buffers} for each in (update, alone))
         for part, tensors in found.items():
             for name, value in tensors.items():
                 assert torch.equal(value, wanted[part][name]), (part, name)
@@ -160,7 +160,7 @@ def test_small_memory_gives_the_same_in_chunks(lab, name: str, clients: int):
 @pytest.mark.parametrize("spec", ["resnet9:width=4", "cnn:width=2", BATCH_NORM])
 def test_the_loop_is_the_reference_in_another_memory_layout(lab, spec: str):
     fed = lab.federation(shape=shape_for(spec))
-    assert lab.gap(lab.run(3, fed, "local", spec, Sequential()), lab.run(3, fed, "local", spec, Stacked(mode="loop"))) < 1e-8
+    assert lab.gap(lab.run(3, fed, "local", spec, Loop()), lab.run(3, fed, "local", spec, Stacked(mode="loop"))) < 1e-8
 
 
 def test_a_layer_used_twice(lab):
@@ -168,7 +168,7 @@ def test_a_layer_used_twice(lab):
         norm, first, head = nn.BatchNorm1d(5), nn.Linear(shape[0], 5), nn.Linear(5, classes)
         return nn.Sequential(first, norm, nn.ReLU(), nn.Linear(5, 5), nn.Sequential(norm), head)
 
-    plain, stack = (lab.run(3, None, "fedavg", make, engine) for engine in (Sequential(), STACK))
+    plain, stack = (lab.run(3, None, "fedavg", make, engine) for engine in (Loop(), STACK))
     assert lab.gap(plain, stack) < 1e-8
     assert plain.buffers["1.num_batches_tracked"].item() > 6  # twice a step
 

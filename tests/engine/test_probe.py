@@ -9,10 +9,10 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.plan import Plan
 from fedskew.engine.stacked import Stacked
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
 WHAT = ("loss", "loss_variance", "gradient_variance")
 STACKS = {"stack": Stacked(mode="stack"), "one a stack": Stacked(1, "stack"), "loop": Stacked(mode="loop"), "auto": Stacked()}
@@ -20,18 +20,18 @@ BATCH = 6  # of clients with 9, 5, 4, 7 and 2 rows
 MODELS = ["logreg", "mlp:hidden=5", "tabular:hidden=5+4"]  # the last with BatchNorm
 
 
-def probe(lab, training: Training, engine, what=WHAT, clients=None, rows: int = BATCH) -> dict[str, np.ndarray]:
+def probe(lab, training: Server, engine, what=WHAT, clients=None, rows: int = BATCH) -> dict[str, np.ndarray]:
     members = np.arange(training.trained_on.clients) if clients is None else np.array(clients)
     full = np.full(len(members), 1)
     plan = Plan.draw(0, training.round, members, training.trained_on.sizes[members], full * rows, full)
     return engine.probe(training.job, lab.start(training, plan), plan, what)
 
 
-def by_hand(training: Training, client: int, rows: int = BATCH) -> list[float]:
+def by_hand(training: Server, client: int, rows: int = BATCH) -> list[float]:
     """Row by row with plain autograd, at the client's own model in evaluation mode."""
     size = training.trained_on.sizes[client]
     plan = Plan.draw(0, training.round, np.array([client]), np.array([size]), np.array([rows]), np.array([1]))
-    state = training.client_state(client)
+    state = training.client_model(client)
     weights = {name: value.clone().requires_grad_() for name, value in state.items() if name in training.params}
     model, losses, gradients = training.model.eval(), [], []
     for row in training.trained_on.of(client)[plan.order[:rows]]:
@@ -48,10 +48,10 @@ def by_hand(training: Training, client: int, rows: int = BATCH) -> list[float]:
 @pytest.mark.parametrize("norm", ["aggregate", "local"])
 @pytest.mark.parametrize("model", MODELS)
 def test_by_hand_and_alike_in_every_engine(lab, model: str, norm: str):
-    training = lab.run(2, None, "fedavg", model, Sequential(), norm=norm)  # kept BatchNorm is each client's own by now
+    training = lab.run(2, None, "fedavg", model, Loop(), norm=norm)  # kept BatchNorm is each client's own by now
     wanted = np.array([by_hand(training, client) for client in range(5)])
     assert (wanted > 1e-4).all()
-    reference = probe(lab, training, Sequential())
+    reference = probe(lab, training, Loop())
     np.testing.assert_allclose(np.array(list(reference.values())).T, wanted, rtol=0, atol=1e-10)
     for name, engine in STACKS.items():
         found = probe(lab, training, engine)
@@ -65,11 +65,11 @@ def test_by_hand_and_alike_in_every_engine(lab, model: str, norm: str):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("room", [1, 3, 1000])
 def test_on_all_rows_in_pieces(lab, monkeypatch, model: str, norm: str, room: int):
-    training = lab.run(2, None, "fedavg", model, Sequential(), norm=norm)
+    training = lab.run(2, None, "fedavg", model, Loop(), norm=norm)
     weights = 8 * sum(value.numel() for value in training.params.values())
     monkeypatch.setattr("fedskew.engine.loop.GRADIENTS_AT_ONCE", room * weights)
     wanted = np.array([by_hand(training, client, 9) for client in range(5)])
-    for engine in (Sequential(), Stacked(1, "stack"), Stacked(40 * weights, "stack"), Stacked(mode="stack")):
+    for engine in (Loop(), Stacked(1, "stack"), Stacked(40 * weights, "stack"), Stacked(mode="stack")):
         found = probe(lab, training, engine, rows=9)
         np.testing.assert_allclose(np.array(list(found.values())).T, wanted, rtol=0, atol=1e-10)
 
@@ -85,7 +85,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("engine", [Sequential(), Stacked(4 << 20, "stack")], ids=["sequential", "stacked"])
+@pytest.mark.parametrize("engine", [Loop(), Stacked(4 << 20, "stack")], ids=["loop", "stacked"])
 def test_all_rows_of_a_large_client_take_bounded_memory(lab, monkeypatch, engine):
     monkeypatch.setattr("fedskew.engine.loop.GRADIENTS_AT_ONCE", 4 << 20)
     fed = lab.federation(rows=[list(range(27)) * 20, [1, 2, 3]])
@@ -101,23 +101,23 @@ def test_gradients_of_single_rows_are_taken_in_stacks_however_large_the_model(la
         raise AssertionError("one row after the other")
 
     monkeypatch.setattr("fedskew.engine.cost.STACK_BELOW", 0)
-    monkeypatch.setattr(Sequential, "probe", refuse)
+    monkeypatch.setattr(Loop, "probe", refuse)
     training = lab.training(None, "fedavg", MODELS[1])
     assert (probe(lab, training, Stacked(), ("gradient_variance",))["gradient_variance"] > 0).all()
     with pytest.raises(AssertionError, match="one row after the other"):
         probe(lab, training, Stacked(), ("loss",))
 
 
-@pytest.mark.parametrize("engine", [Sequential(), *STACKS.values()], ids=["sequential", *STACKS])
+@pytest.mark.parametrize("engine", [Loop(), *STACKS.values()], ids=["loop", *STACKS])
 def test_some_clients_in_some_order(lab, engine):
-    training = lab.run(2, None, "fedavg", MODELS[2], Sequential(), norm="local")
+    training = lab.run(2, None, "fedavg", MODELS[2], Loop(), norm="local")
     wanted = [by_hand(training, client)[2] for client in (3, 0)]
     found = probe(lab, training, engine, ("gradient_variance",), [3, 0])
     assert list(found) == ["gradient_variance"]
     np.testing.assert_allclose(found["gradient_variance"], wanted, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("engine", [Sequential(), STACKS["stack"]], ids=["sequential", "stacked"])
+@pytest.mark.parametrize("engine", [Loop(), STACKS["stack"]], ids=["loop", "stacked"])
 @pytest.mark.parametrize("model", MODELS)
 def test_one_row_and_one_row_many_times_do_not_vary(lab, model: str, engine):
     fewest = 2 if model == MODELS[2] else 1  # BatchNorm refuses a client with a single row
@@ -129,7 +129,7 @@ def test_one_row_and_one_row_many_times_do_not_vary(lab, model: str, engine):
         assert fewest == 2 or found[name][0] == 0
 
 
-@pytest.mark.parametrize("engine", [Sequential(), STACKS["stack"]], ids=["sequential", "stacked"])
+@pytest.mark.parametrize("engine", [Loop(), STACKS["stack"]], ids=["loop", "stacked"])
 def test_nothing_changes_by_looking(lab, engine):
     training = lab.run(1, None, "fedavg", MODELS[2], engine, norm="local")
     before = {name: value.clone() for name, value in training.checkpoint().items()}
@@ -140,7 +140,7 @@ def test_nothing_changes_by_looking(lab, engine):
     assert all(value.grad is None for value in training.model.parameters())
 
 
-@pytest.mark.parametrize("engine", [Sequential(), STACKS["stack"]], ids=["sequential", "stacked"])
+@pytest.mark.parametrize("engine", [Loop(), STACKS["stack"]], ids=["loop", "stacked"])
 def test_frozen_weights_and_dropout_take_no_part(lab, engine):
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -159,6 +159,6 @@ def test_frozen_weights_and_dropout_take_no_part(lab, engine):
 
 def test_float32_is_near(lab):
     plain, wide = (lab.training(None, "fedavg", MODELS[1], dtype=dtype) for dtype in ("float32", "float64"))
-    for engine in (Sequential(), STACKS["stack"]):
+    for engine in (Loop(), STACKS["stack"]):
         for name, value in probe(lab, plain, engine).items():
             np.testing.assert_allclose(value, probe(lab, wide, engine)[name], rtol=1e-4)

@@ -1,4 +1,4 @@
-"""A walk is central SGD on the same samples in the same order, BatchNorm included; and what it costs, by hand."""
+"""A sample schedule is central SGD on the same samples in the same order, BatchNorm included; and what it costs, by hand."""
 
 import copy
 from dataclasses import replace
@@ -14,19 +14,21 @@ from fedskew.core.errors import FedskewError
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.engine.job import Course
-from fedskew.engine.loop import Sequential
-from fedskew.engine.scheduled import _Walker
+from fedskew.engine.job import ModelState
+from fedskew.engine.loop import Loop
+from fedskew.engine.scheduled import _Trainer
 from fedskew.engine.stacked import Stacked
 from fedskew.fleet.machines import fleets
 from fedskew.label_privacy.agreement import Agreement, Exchange
 from fedskew.models.build import build
+from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.server.label_holders import protocol_bytes, protocol_seconds
-from fedskew.server.training import Training
-from fedskew.schedules.sample_schedule import Walk
-from fedskew.topology.schedule_cost import NOWHERE, Load, at_least, broadcast, chain, lockstep
+from fedskew.server.server import Server
+from fedskew.topology.schedule_cost import NO_SAMPLES, VisitBytes, with_rows
+from fedskew.topology.sequential import sequential_cost, with_broadcast
+from fedskew.topology.synchronous import synchronous_cost
 
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked()], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked()], ids=["loop", "stacked"])
 SIZES = (14, 9, 3, 12)
 METHODS = ("stratify-batch", "stratify-batch:selection=weighted,frequency=proportional", "sfl", "stratify-single")
 
@@ -44,15 +46,15 @@ class Spy:
     def __init__(self, engine) -> None:
         self.engine, self.paths = engine, []
 
-    def walk(self, job, course, path, resets):
-        self.paths.append(path)
-        return self.engine.walk(job, course, path, resets)
+    def run_schedule(self, job, state, schedule, reset_optimizer):
+        self.paths.append(schedule)
+        return self.engine.run_schedule(job, state, schedule, reset_optimizer)
 
 
-def training(method: str, engine, model: str = "mlp:hidden=6", shape: tuple[int, ...] = (5,), **settings) -> Training:
+def training(method: str, engine, model: str = "mlp:hidden=6", shape: tuple[int, ...] = (5,), **settings) -> Server:
     usual = {"rounds": 4, "epochs": 2, "batch_size": 4, "lr": 0.05, "dtype": "float64", "device": "cpu", "threads": 1}
     chosen = Settings(**{**usual, **settings})
-    return Training(federation(shape), build(model, shape, 3, seed=0), resolve(method), chosen, engine)
+    return Server(federation(shape), build(model, shape, 3, seed=0), resolve(method), chosen, engine)
 
 
 @ENGINES
@@ -120,9 +122,9 @@ def test_resumed_it_is_the_same(method: str):
     assert all(value.equal(whole.params[name]) for name, value in resumed.params.items())
 
 
-def path_of(clients: list[int], ends: list[int], visits: list[int], idle: tuple[int, ...] = ()) -> Walk:
+def path_of(clients: list[int], ends: list[int], visits: list[int], idle: tuple[int, ...] = ()) -> SampleSchedule:
     arrays = (np.array(values, dtype=np.int64) for values in (range(len(clients)), clients, ends, visits))
-    return Walk(*arrays, idle=np.array(idle, dtype=np.int64))
+    return SampleSchedule(*arrays, idle=np.array(idle, dtype=np.int64))
 
 
 def machines(tmp_path, deadline: str = "none"):
@@ -134,30 +136,30 @@ def machines(tmp_path, deadline: str = "none"):
 
 def test_a_chain_by_hand(tmp_path):
     path = path_of([0, 0, 1, 0], [1, 2, 3, 4], [2, 3, 4], idle=(2,))
-    journey = chain(path, 3, machines(tmp_path), Load(down=1_000_000, up=500_000, order=8))
+    cost = sequential_cost(path, 3, machines(tmp_path), VisitBytes(down=1_000_000, up=500_000, request=8))
     at_0 = 2 * 0.5 + 8 / 8 + 4 / 8
     at_1 = 2 * 0.25 + 8 / 4 + 4 / 8 + 1 / 5
     idle = 8 / 1 + 4 / 1
-    assert journey.duration == pytest.approx((at_0 + 2 / 10) + at_1 + (at_0 + 1 / 10) + idle)
-    assert journey.stays.tolist() == [2, 1, 1]
-    assert journey.run_length == 1.0
-    assert journey.busy.tolist() == pytest.approx([2 * at_0 + 3 / 10, at_1, idle])  # in vain, but on its line
-    assert journey.transfers == 4
-    assert journey.bytes_down.tolist() == [2_000_000 + 3 * 8, 1_000_000 + 8, 1_000_000]
-    assert journey.bytes_up.tolist() == [1_000_000, 500_000, 500_000]
-    assert journey.computing.tolist() == pytest.approx([3 / 10, 1 / 5, 0.0])
+    assert cost.duration == pytest.approx((at_0 + 2 / 10) + at_1 + (at_0 + 1 / 10) + idle)
+    assert cost.visits.tolist() == [2, 1, 1]
+    assert cost.run_length == 1.0
+    assert cost.busy.tolist() == pytest.approx([2 * at_0 + 3 / 10, at_1, idle])  # in vain, but on its line
+    assert cost.transfers == 4
+    assert cost.bytes_down.tolist() == [2_000_000 + 3 * 8, 1_000_000 + 8, 1_000_000]
+    assert cost.bytes_up.tolist() == [1_000_000, 500_000, 500_000]
+    assert cost.computing.tolist() == pytest.approx([3 / 10, 1 / 5, 0.0])
 
 
 def test_a_broadcast_by_hand(tmp_path):
     fleet = machines(tmp_path)
-    journey = chain(path_of([0, 0, 1], [1, 2, 3], [2, 3]), 3, fleet, Load(1_000_000, 500_000, 8))
-    after = broadcast(journey, np.array([0, 1]), fleet, 2_000_000)
-    assert after.duration - journey.duration == pytest.approx(max(0.5 + 16 / 8, 0.25 + 16 / 4))
+    cost = sequential_cost(path_of([0, 0, 1], [1, 2, 3], [2, 3]), 3, fleet, VisitBytes(1_000_000, 500_000, 8))
+    after = with_broadcast(cost, np.array([0, 1]), fleet, 2_000_000)
+    assert after.duration - cost.duration == pytest.approx(max(0.5 + 16 / 8, 0.25 + 16 / 4))
     assert after.transfers == 4
     assert after.bytes_down.tolist() == [1_000_000 + 16 + 2_000_000, 1_000_000 + 8 + 2_000_000, 0]
     assert after.bytes_up.tolist() == [500_000, 500_000, 0]
-    nowhere = replace(journey, path=NOWHERE)
-    assert broadcast(nowhere, np.array([0]), fleet, 9) is nowhere
+    nowhere = replace(cost, schedule=NO_SAMPLES)
+    assert with_broadcast(nowhere, np.array([0]), fleet, 9) is nowhere
 
 
 def test_the_final_model_goes_to_all_who_are_there():
@@ -187,30 +189,30 @@ def test_the_label_protocol_on_the_clock_by_hand(tmp_path):
 
 def test_lockstep_by_hand(tmp_path):
     path = path_of([0, 1, 0, 2, 1], [3, 5], [3, 5])
-    journey = lockstep(path, 3, machines(tmp_path), Load(down=1_000_000, up=1_000_000, order=8))
+    cost = synchronous_cost(path, 3, machines(tmp_path), VisitBytes(down=1_000_000, up=1_000_000, request=8))
     first = max(1.0 + 2.0 + 2 / 10, 0.5 + 3.0 + 1 / 5)
     second = max(8 + 8 + 1 / 1, 0.5 + 3.0 + 1 / 5)
-    assert journey.duration == pytest.approx(first + second)
-    assert journey.stays.tolist() == [1, 2, 1]
-    assert journey.run_length == 5 / 4
-    assert journey.transfers == 8
-    assert journey.bytes_down.tolist() == [1_000_000 + 2 * 8, 2_000_000 + 2 * 8, 1_000_000 + 8]
-    assert journey.bytes_up.tolist() == [1_000_000, 2_000_000, 1_000_000]
+    assert cost.duration == pytest.approx(first + second)
+    assert cost.visits.tolist() == [1, 2, 1]
+    assert cost.run_length == 5 / 4
+    assert cost.transfers == 8
+    assert cost.bytes_down.tolist() == [1_000_000 + 2 * 8, 2_000_000 + 2 * 8, 1_000_000 + 8]
+    assert cost.bytes_up.tolist() == [1_000_000, 2_000_000, 1_000_000]
 
 
 @pytest.mark.parametrize(("deadline", "samples"), [("1", 0), ("4", 3), ("30", 5)])
 def test_the_deadline_ends_a_walk(tmp_path, deadline: str, samples: int):
     path = path_of([0, 1, 0, 2, 1], [3, 5], [3, 5])
-    journey = lockstep(path, 3, machines(tmp_path, deadline), Load(1_000_000, 1_000_000, 0))
-    assert len(journey.path.rows) == samples
-    assert journey.duration == (pytest.approx(3.7 + 17) if samples == 5 else float(deadline))
+    cost = synchronous_cost(path, 3, machines(tmp_path, deadline), VisitBytes(1_000_000, 1_000_000, 0))
+    assert len(cost.schedule.rows) == samples
+    assert cost.duration == (pytest.approx(3.7 + 17) if samples == 5 else float(deadline))
 
 
 def test_steps_that_batchnorm_cannot_take_are_left_out():
-    path = at_least(path_of([0, 0, 0, 1, 1, 2], [2, 3, 5, 6], [3, 5, 6]), 2)
+    path = with_rows(path_of([0, 0, 0, 1, 1, 2], [2, 3, 5, 6], [3, 5, 6]), 2)
     assert path.rows.tolist() == [0, 1, 3, 4]
     assert path.ends.tolist() == path.visits.tolist() == [2, 4]
-    assert at_least(path, 2) is path
+    assert with_rows(path, 2) is path
 
 
 @ENGINES
@@ -266,9 +268,9 @@ def test_refused_before_the_first_round(method: str, settings: dict, words: str)
 def test_no_rows_are_no_step():
     run = training("stratify-batch", Stacked(), momentum=0.9)
     run.advance()
-    walker = _Walker(run.job, Course(run.params, run.buffers, run.walking, 0.05, 1), resets=False)
-    assert walker._eager(torch.zeros((0, 4), dtype=torch.int64), 0, set()) == []
-    assert all(value.equal(run.params[name]) for name, value in walker.params.items())
+    trainer = _Trainer(run.job, ModelState(run.params, run.buffers, run.rounds.optimizer, 0.05, 1), reset_optimizer=False)
+    assert trainer._eager(torch.zeros((0, 4), dtype=torch.int64), 0, set()) == []
+    assert all(value.equal(run.params[name]) for name, value in trainer.params.items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="replays CUDA graphs: needs a GPU")

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 import fedskew as fs
 from fedskew.algorithms.contract import resolve
-from fedskew.api import prepare
 from fedskew.core.config import Settings
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
-from fedskew.server.training import Training
+from fedskew.runs.execute import prepare
+from fedskew.server.server import Server
 
 ROWS, CLASSES = 90, 3
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack"), Stacked()], ids=["loop", "stack", "auto"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack"), Stacked()], ids=["loop", "stack", "auto"])
 METHODS = [
     "fedavg", "moon", "scaffold:option=I", "fedga", "fedpbs", "fedbs", "ditto", "local", "fedavg + ccvr:every=1", "sfl",
     "stratify-batch", "stratify-single",
@@ -42,13 +42,13 @@ def arrays(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     return (draw.normal(size=(ROWS, *shape)) + y.reshape(-1, *(1,) * len(shape))).astype(np.float32), y
 
 
-def trained(fed, shape: tuple[int, ...], in_place: bool, method: str, engine) -> Training:
+def trained(fed, shape: tuple[int, ...], in_place: bool, method: str, engine) -> Server:
     torch.manual_seed(0)
     settings = Settings(rounds=2, batch_size=4, threads=1, device="cpu", test_trained=method == "fedavg")
     training, _ = prepare(fed, Shifts(shape, in_place), resolve(method), settings)
     training.engine = engine
     training.lines = [training.advance() for _ in range(2)]
-    training.finish()
+    training.calibrate()
     training.final = training.final_clients()
     return training
 

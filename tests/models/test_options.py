@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fedskew.core.errors import FedskewError
-from fedskew.models.network import Network, models
 from fedskew.models.build import build
+from fedskew.models.network import Network, models
 
 SMALL = {
     "mlp": ("mlp:hidden=8+5", (12,)),

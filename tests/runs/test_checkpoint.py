@@ -30,17 +30,17 @@ class Trained:
     """As much of a training as a checkpoint needs: in every round some clients get new rows."""
 
     def __init__(self, *names: str, floats: int = FLOATS) -> None:
-        self.round, self.held = 0, {name: ClientStore({"kept": {"w": torch.zeros(floats)}}) for name in names}
+        self.round, self.held = 0, {name: ClientStore({"local": {"w": torch.zeros(floats)}}) for name in names}
 
     def advance(self, clients: Any) -> None:
         """The row of a client is its number and, in the other columns, the round; the second store has it negative."""
         self.round += 1
         for sign, store in zip((1, -1), self.held.values(), strict=False):
-            rows = torch.full((len(clients), *store.fresh["kept"]["w"].shape), float(self.round))
+            rows = torch.full((len(clients), *store.fresh["local"]["w"].shape), float(self.round))
             rows[:, 0] = torch.as_tensor(clients)
-            store.put(np.asarray(clients), {"kept": {"w": sign * rows}})
+            store.put(np.asarray(clients), {"local": {"w": sign * rows}})
 
-    def head(self) -> dict[str, torch.Tensor]:
+    def checkpoint_without_stores(self) -> dict[str, torch.Tensor]:
         return {"params/w": torch.tensor([float(self.round)]), "round": torch.tensor(self.round)}
 
     def stores(self) -> dict[str, ClientStore]:
@@ -54,7 +54,7 @@ class Trained:
     def rounds(self, name: str = "own") -> dict[int, float]:
         """When each client was last there."""
         store = self.held[name]
-        rows = store.get(np.array(store.clients, dtype=np.int64))["kept"]["w"].abs()
+        rows = store.get(np.array(store.clients, dtype=np.int64))["local"]["w"].abs()
         assert rows[:, 0].tolist() == store.clients
         assert (rows[:, 1:] == rows[:, 1:2]).all()
         return dict(zip(store.clients, rows[:, 1].tolist(), strict=True))
@@ -172,7 +172,7 @@ def test_the_journal_stays_short_and_gives_back_every_row(folder: Path) -> None:
         again = restored(folder, "own", "personal")
         assert again.rounds() == again.rounds("personal") == oracle(round)
         assert again.held["own"].clients == training.held["own"].clients  # the order too
-        assert again.held["personal"].get(np.array(chosen(round)))["kept"]["w"].max() < 0.5
+        assert again.held["personal"].get(np.array(chosen(round)))["local"]["w"].max() < 0.5
     assert 3 <= begun_anew <= 20
 
 
@@ -348,7 +348,7 @@ MANY = """
     else:
         checkpoints.restore(training)
         store = training.held["own"]
-        assert store.get(np.array([5, 99_999]))["kept"]["w"][:, 0].tolist() == [5, 99_999]
+        assert store.get(np.array([5, 99_999]))["local"]["w"][:, 0].tolist() == [5, 99_999]
         assert len(store.clients) == CLIENTS
     print((peak() - start) / (CLIENTS * FLOATS * 4))
 """

@@ -29,7 +29,7 @@ def train(fed: fs.Federation, folder: Path, stop: int | None = None) -> fs.Run:
         if result.round["round"] == stop:  # type: ignore[attr-defined]
             raise Crash
 
-    return fs.train(fed, "logreg", "scaffold", rounds=5, per_round=2, folder=folder, checkpoint_every=1, watch=watch)
+    return fs.train(fed, "logreg", "scaffold", rounds=5, per_round=2, folder=folder, checkpoint_every=1, callbacks=watch)
 
 
 @pytest.fixture(scope="module")

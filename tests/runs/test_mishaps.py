@@ -21,7 +21,7 @@ import fedskew as fs
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.runs import sweep as several
 from fedskew.runs.folder import CLIENTS, FINAL_CLIENTS, MODEL, ROUNDS, SUMMARY, RunFolder
-from fedskew.runs.runner import Pace
+from fedskew.runs.runner import CheckpointInterval
 
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)
 
@@ -43,7 +43,7 @@ def test_a_signal_makes_a_checkpoint_and_says_how_to_go_on(tmp_path: Path, name:
     assert process.returncode == code
     told = err.splitlines()[-1]
     assert told.startswith("fedskew: interrupted after round ")
-    assert told.endswith(" of 3000; go on with: fedskew resume run")
+    assert told.endswith(" of 3000; resume with: fedskew resume run")
     (stopped, *_) = RunFolder(tmp_path / "run").checkpoints()
     assert f"after round {stopped} of" in told  # nothing was lost, though no checkpoint was due
 
@@ -54,8 +54,8 @@ def test_ctrl_c_after_the_last_round_says_how_to_go_on_too(tmp_path: Path, monke
 
     fed = fs.split(fs.load("digits"), "iid", clients=3)
     with monkeypatch.context() as patched:
-        patched.setattr("fedskew.server.training.Training.final_clients", stop)
-        with pytest.raises(KeyboardInterrupt, match="interrupted after round 2 of 2; go on with: fedskew resume "):
+        patched.setattr("fedskew.server.server.Server.final_clients", stop)
+        with pytest.raises(KeyboardInterrupt, match="interrupted after round 2 of 2; resume with: fedskew resume "):
             fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run")
     assert fs.resume(tmp_path / "run").summary["rounds"] == 2
 
@@ -115,7 +115,7 @@ def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):
     wanted = several.members(DIVERGES, METHODS, [0])
     several.create(tmp_path / "group", wanted)
-    found = several.run_all(tmp_path / "group", wanted, lambda member: None)
+    found = several.run_all(tmp_path / "group", wanted, lambda member: [])
     assert [("failed" in row) for row in found] == [False, True, False]
     assert found[1]["failed"].startswith("fedavgm-server-lr-9e18-s0: round ")
     assert "NaN or infinite" in found[1]["failed"]
@@ -124,7 +124,7 @@ def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):
     assert list(stored["means"]) == ["fedavg", "fedprox"]
     failed = tmp_path / "group" / wanted[1].name / several.FAILED
     written = failed.stat().st_mtime_ns
-    assert several.run_all(tmp_path / "group", wanted, lambda member: None) == found
+    assert several.run_all(tmp_path / "group", wanted, lambda member: []) == found
     assert failed.stat().st_mtime_ns == written  # it was not tried again
     tried: list[str] = []
 
@@ -165,7 +165,7 @@ def test_or_resume_runs_goes_on_and_tells(fedskew: Callable[[str], Any], capsys:
     capsys.readouterr()
     assert fedskew(line.replace("--rounds 4", "--rounds 5")) == 2
     told = capsys.readouterr().err
-    assert told.startswith("fedskew: job holds another run, its rounds is 4 and not 5: choose another folder, or go on")
+    assert told.startswith("fedskew: job holds another run, its rounds is 4 and not 5: choose another folder, or resume")
     assert fedskew("run --rounds 2 --or-resume") == 2
     assert "say which with --folder" in capsys.readouterr().err
 
@@ -184,7 +184,7 @@ def test_or_resume_of_several(fedskew: Callable[[str], Any], capsys: pytest.Capt
 
 def test_checkpoints_take_about_one_percent_of_the_time():
     now = [0.0]
-    pace, saved = Pace(None, 1000, lambda: now[0]), []
+    pace, saved = CheckpointInterval(None, 1000, lambda: now[0]), []
     for round in range(1, 1001):
         now[0] += 0.1
         if pace.due(round):
@@ -197,7 +197,7 @@ def test_checkpoints_take_about_one_percent_of_the_time():
 
 
 def test_checkpoints_every_so_many_rounds_and_at_the_end():
-    pace = Pace(3, 8)
+    pace = CheckpointInterval(3, 8)
     assert [round for round in range(1, 9) if pace.due(round)] == [3, 6, 8]
 
 
@@ -216,7 +216,7 @@ def begun(folder: Path, model: Any = "logreg", algorithm: Any = "fedprox", **mor
             raise Crash
 
     with pytest.raises(Crash):
-        fs.train(fed, model, algorithm, rounds=4, folder=folder, watch=watch, checkpoint_every=1, **more)
+        fs.train(fed, model, algorithm, rounds=4, folder=folder, callbacks=watch, checkpoint_every=1, **more)
     return fed, folder
 
 

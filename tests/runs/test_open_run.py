@@ -235,7 +235,7 @@ def test_own_models_with_local_batch_norm(fed: fs.Federation, tmp_path: Path) ->
     shared = [score(run.model, fed.train, fed.partition.of(client))[1] for client in range(7)]
     assert run.final_clients["global_accuracy"].tolist() == pytest.approx(shared)
     assert run.summary["client_accuracy_of_global_model_mean"] == pytest.approx(np.mean(shared))
-    state = run.training.client_state(2)
+    state = run.server.client_model(2)
     run.model.load_state_dict(state)
     loss, _ = score(run.model, fed.train, fed.partition.of(2))
     assert run.final_clients.loc[2, "loss"] == pytest.approx(loss, rel=1e-4)

@@ -211,7 +211,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert out == ""
     last = err.splitlines()[-1]
     assert last.startswith("fedskew: interrupted after round ")
-    assert last.endswith(" of 100000; go on with: fedskew resume 'my run'")
+    assert last.endswith(" of 100000; resume with: fedskew resume 'my run'")
 
 
 # -- in this process: what a crash leaves behind ---------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def crash_after(rounds: int) -> Any:
 
 def crashed(fed: fs.Federation, folder: Path, rounds: int = 3, **more: Any) -> Path:
     with pytest.raises(Crash):
-        train(fed, folder, watch=crash_after(rounds), **more)
+        train(fed, folder, callbacks=crash_after(rounds), **more)
     return folder
 
 
@@ -379,13 +379,13 @@ def test_models_of_their_own_survive(fed: fs.Federation, tmp_path: Path) -> None
 
     whole = start(tmp_path / "whole")
     with pytest.raises(Crash):
-        start(tmp_path / "run", watch=crash_after(2))
+        start(tmp_path / "run", callbacks=crash_after(2))
     again = fs.resume(tmp_path / "run", fed=fed)
     assert bits(tmp_path / "run") == bits(tmp_path / "whole")
     assert journal(tmp_path / "run") == journal(tmp_path / "whole")
     for client in range(fed.clients):
-        for name, value in whole.training.client_state(client).items():
-            assert value.equal(again.training.client_state(client)[name])
+        for name, value in whole.server.client_model(client).items():
+            assert value.equal(again.server.client_model(client)[name])
 
 
 def test_a_lost_file_of_the_journal(fed: fs.Federation, tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ def test_threads_of_the_first_start_are_kept(fed: fs.Federation, tmp_path: Path)
     (folder / "config.toml").write_text(config.replace(f"threads = {used}\n", f"threads = {used + 1}\n"))
     with pytest.raises(fs.FedskewError, match=r"config\.toml is damaged: its content is not what was written"):
         fs.resume(folder)
-    assert fs.resume(folder, force=True).training.threads == used + 1  # for those who know
+    assert fs.resume(folder, force=True).server.threads == used + 1  # for those who know
 
 
 # -- a disk that fills up --------------------------------------------------------------------------------------------------
@@ -495,7 +495,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
         patched.setattr(Path, "open", open_on_full_disk)
         with pytest.raises(fs.FedskewError, match=r"cannot write .*run/.*the disk is full: free some space") as caught:
             train(fed, folder)
-    assert str(caught.value).endswith(f", then go on with: fedskew resume {folder}")
+    assert str(caught.value).endswith(f", then resume with: fedskew resume {folder}")
     assert not list(folder.rglob("*.part"))
     assert (folder / ROUNDS).read_bytes().startswith(expected[ROUNDS][: expected[ROUNDS].index(b"\n3,")])
     fs.resume(folder)
@@ -526,7 +526,7 @@ class KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
 @pytest.mark.parametrize("method", ["stratify-batch", "stratify-single:selection=weighted,per_label=3", "stratify-hybrid"])
 def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agreed_on(monkeypatch, tmp_path, method, engine):
     pytest.importorskip("tenseal")
@@ -551,7 +551,7 @@ def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agre
     assert len(played) == 2
     for number in (3, 4):
         with pytest.raises(KilledError):
-            fs.train(fed, folder=tmp_path / f"killed {number}", watch=killed_in_round(number), **settings)
+            fs.train(fed, folder=tmp_path / f"killed {number}", callbacks=killed_in_round(number), **settings)
         told = len(played)
         resumed = fs.resume(tmp_path / f"killed {number}", fed=fed)
         assert len(played) == told  # from the checkpoint

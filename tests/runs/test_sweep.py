@@ -14,7 +14,7 @@ import fedskew as fs
 from fedskew.cli import app as cli
 from fedskew.data.partition import Partition
 from fedskew.runs import sweep as several
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
 COMMON = {"rounds": "2", "model": "logreg", "clients": "4"}
 
@@ -118,9 +118,9 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
     fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fedskew(RUN + " --folder expected") == 0
-    advance, rounds = Training.advance, 0
+    advance, rounds = Server.advance, 0
 
-    def crash_in_the_third_run(training: Training) -> Any:
+    def crash_in_the_third_run(training: Server) -> Any:
         nonlocal rounds
         rounds += 1
         if rounds == 6:
@@ -128,7 +128,7 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
         return advance(training)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Training, "advance", crash_in_the_third_run)
+        patched.setattr(Server, "advance", crash_in_the_third_run)
         patched.setattr(sys, "argv", ["fedskew", *RUN.split(), "--folder", "group"])
         with pytest.raises(Crash):
             cli.main()
@@ -152,7 +152,7 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
     assert {path: path.read_bytes() for path in group.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("moment", ["fedskew.server.training.Training.advance", "fedskew.runs.sweep.federate"])
+@pytest.mark.parametrize("moment", ["fedskew.server.server.Server.advance", "fedskew.runs.sweep.federate"])
 def test_ctrl_c_names_the_group_to_resume(
     moment: str, fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,21 +163,21 @@ def test_ctrl_c_names_the_group_to_resume(
 
     monkeypatch.setattr(moment, stop)
     assert fedskew(RUN + " --folder group") == 130
-    assert capsys.readouterr().err == "fedskew: interrupted; go on with: fedskew resume group\n"
+    assert capsys.readouterr().err == "fedskew: interrupted; resume with: fedskew resume group\n"
     assert Path("group/group.json").exists()
 
 
 def test_an_error_says_which_run_it_is_about(
     fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    advance = Training.advance
+    advance = Server.advance
 
-    def diverge(training: Training) -> Any:
+    def diverge(training: Server) -> Any:
         if isinstance(training.algorithm, fs.FedProx):
             raise fs.FedskewError("round 1: all 4 clients sent NaN")
         return advance(training)
 
-    monkeypatch.setattr(Training, "advance", diverge)
+    monkeypatch.setattr(Server, "advance", diverge)
     assert fedskew(RUN + " --folder group") == 2
     assert capsys.readouterr().err.splitlines()[-1] == "fedskew: fedprox-mu-1.0-s0: round 1: all 4 clients sent NaN"
 

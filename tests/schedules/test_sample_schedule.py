@@ -16,10 +16,16 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints, Stream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.dirichlet import dirichlet
 from fedskew.schedules.holdings import Holdings
 from fedskew.schedules.label_schedule import label_schedule
-from fedskew.schedules.sample_schedule import Walk, longest_run, walk_batch, walk_clients, walk_single
+from fedskew.schedules.sample_schedule import (
+    SampleSchedule,
+    longest_run,
+    schedule_batches,
+    schedule_clients,
+    schedule_singles,
+)
+from fedskew.skew.dirichlet import dirichlet
 
 seeds = st.integers(0, 2**63)
 selections = st.sampled_from(["uniform", "weighted"])
@@ -43,11 +49,11 @@ class Case:
     def holdings(self) -> Holdings:
         return Holdings.of(Partition.from_owner(self.owner, len(self.counts)), self.label, len(self.counts[0]))
 
-    def single(self, schedule: list[int], chunk: int, selection: str = "uniform", seed: int = 0) -> Walk:
-        return walk_single(self.holdings, ints(schedule), selection=selection, chunk=chunk, stream=Stream(seed, "test"))
+    def single(self, schedule: list[int], chunk: int, selection: str = "uniform", seed: int = 0) -> SampleSchedule:
+        return schedule_singles(self.holdings, ints(schedule), selection=selection, chunk=chunk, stream=Stream(seed, "test"))
 
-    def batch(self, schedule: list[int], size: int, selection: str = "uniform", seed: int = 0) -> Walk:
-        return walk_batch(self.holdings, ints(schedule), selection=selection, batch_size=size, stream=Stream(seed, "test"))
+    def batch(self, schedule: list[int], size: int, selection: str = "uniform", seed: int = 0) -> SampleSchedule:
+        return schedule_batches(self.holdings, ints(schedule), selection=selection, batch_size=size, stream=Stream(seed, "test"))
 
 
 @st.composite
@@ -68,7 +74,7 @@ def some_schedule(case: Case, data: st.DataObject, most: int) -> list[int]:
     return data.draw(st.lists(st.integers(0, len(case.counts[0]) - 1), max_size=most), label="schedule")
 
 
-def sound(walk: Walk, case: Case) -> None:
+def sound(walk: SampleSchedule, case: Case) -> None:
     """No row twice, each at its owner; steps and stays cover the walk and none is empty."""
     assert len(set(walk.rows.tolist())) == len(walk.rows) == len(walk.clients)
     assert case.owner[walk.rows].tolist() == walk.clients.tolist()
@@ -77,7 +83,7 @@ def sound(walk: Walk, case: Case) -> None:
         assert (ends[0] > 0 and ends[-1] == len(walk.rows)) if len(ends) else not len(walk.rows)
 
 
-def one_client_a_stay(walk: Walk) -> None:
+def one_client_a_stay(walk: SampleSchedule) -> None:
     """Stays are as long as they can be: between two at one client the model was elsewhere, in vain."""
     stays = np.split(walk.clients, walk.visits)[:-1]
     assert all(len(set(stay.tolist())) == 1 for stay in stays)
@@ -129,8 +135,8 @@ def test_with_reuse_all_is_served_and_rows_come_in_turns(case: Case, data: st.Da
     schedule = data.draw(st.lists(st.sampled_from(held), max_size=60), label="schedule")
     options = {"selection": selection, "stream": Stream(seed, "test"), "reuse": True}
     for walk in (
-        walk_single(case.holdings, ints(schedule), chunk=size, **options),
-        walk_batch(case.holdings, ints(schedule), batch_size=size, **options),
+        schedule_singles(case.holdings, ints(schedule), chunk=size, **options),
+        schedule_batches(case.holdings, ints(schedule), batch_size=size, **options),
     ):
         assert case.label[walk.rows].tolist() == schedule
         assert case.owner[walk.rows].tolist() == walk.clients.tolist()
@@ -145,7 +151,7 @@ def test_with_reuse_all_is_served_and_rows_come_in_turns(case: Case, data: st.Da
 def test_every_turn_is_a_new_shuffle():
     case = Case([[3]])
     walks = [
-        walk_batch(case.holdings, ints([0] * 6), selection="uniform", batch_size=2, stream=Stream(k, "test"), reuse=True)
+        schedule_batches(case.holdings, ints([0] * 6), selection="uniform", batch_size=2, stream=Stream(k, "test"), reuse=True)
         for k in range(3000)
     ]
     second = Counter(tuple(walk.rows[3:].tolist()) for walk in walks)
@@ -300,7 +306,7 @@ def test_a_chain_is_algorithms_1_and_3_on_the_same_random_numbers(
     schedule = some_schedule(case, data, most=40)
     book = Book(case, selection, seed, retain, reuse)
     book.algorithm_3(schedule.copy(), size)
-    walk = walk_single(
+    walk = schedule_singles(
         case.holdings, ints(schedule), selection=selection, chunk=size, stream=Stream(seed, "test"), retain=retain, reuse=reuse
     )
     assert list(zip(walk.clients.tolist(), walk.rows.tolist(), strict=True)) == book.trail
@@ -317,7 +323,7 @@ def test_lockstep_is_algorithms_2_and_4_on_the_same_random_numbers(
     schedule = some_schedule(case, data, most=40)
     book = Book(case, selection, seed, reuse=reuse)
     ends = book.algorithm_4(schedule.copy(), size)
-    walk = walk_batch(
+    walk = schedule_batches(
         case.holdings, ints(schedule), selection=selection, batch_size=size, stream=Stream(seed, "test"), reuse=reuse
     )
     assert list(zip(walk.clients.tolist(), walk.rows.tolist(), strict=True)) == book.trail
@@ -335,7 +341,7 @@ def test_a_schedule_is_its_labels_in_the_order_of_the_stream(wanted: list[int], 
 def test_who_is_retained_is_drawn_uniformly_or_by_shares(selection: str):
     """One retained holder of three, asked for a pair of labels: with a single one kept for each, runs rarely agree."""
     case = Case(COUNTS)
-    walk = walk_single(case.holdings, ints([0] * 3000), selection=selection, chunk=1, stream=Stream(0, "test"), retain=1)
+    walk = schedule_singles(case.holdings, ints([0] * 3000), selection=selection, chunk=1, stream=Stream(0, "test"), retain=1)
     share = np.array([1, 1, 1] if selection == "uniform" else [1, 2, 3])
     assert chisquare(np.bincount(walk.clients, minlength=3), share / share.sum() * 3000).pvalue > 1e-3
 
@@ -376,7 +382,7 @@ def test_what_nobody_has_is_dropped():
     assert batch.returned == 2  # of the second batch, asked for at once
     assert batch.idle.tolist() == [0]
     empty = case.holdings.without(ints([])), ints([])
-    nothing = walk_single(*empty, selection="uniform", chunk=3, stream=Stream(0, "test"))
+    nothing = schedule_singles(*empty, selection="uniform", chunk=3, stream=Stream(0, "test"))
     assert [len(part) for part in (nothing.rows, nothing.clients, nothing.ends, nothing.visits, nothing.idle)] == [0] * 5
 
 
@@ -466,8 +472,8 @@ def test_a_stream_decides_everything():
     case = Case([[20, 30], [40, 10]])
     schedule = [0, 1] * 30
 
-    def walks(seed: int) -> list[Walk]:
-        whole = walk_clients(case.holdings, epochs=2, batch_size=7, stream=Stream(seed, "test"))
+    def walks(seed: int) -> list[SampleSchedule]:
+        whole = schedule_clients(case.holdings, epochs=2, batch_size=7, stream=Stream(seed, "test"))
         return [case.single(schedule, 3, seed=seed), case.batch(schedule, 7, seed=seed), whole]
 
     for first, again, other in zip(walks(1), walks(1), walks(2), strict=True):
@@ -480,7 +486,7 @@ def test_a_stream_decides_everything():
 def moves(holdings: Holdings, chunk: int, seed: int, retain: int | None = None) -> int:
     """How often the model goes to a client in an epoch of all rows."""
     schedule = label_schedule(holdings.counts.sum(axis=0), Stream(seed, "schedule"))
-    walk = walk_single(holdings, schedule, selection="uniform", chunk=chunk, stream=Stream(seed, "walk"), retain=retain)
+    walk = schedule_singles(holdings, schedule, selection="uniform", chunk=chunk, stream=Stream(seed, "walk"), retain=retain)
     return len(walk.visits) + len(walk.idle)
 
 
@@ -516,7 +522,7 @@ def test_sfl_by_hand():
     orders = Counter[tuple[int, ...]]()
     shuffles = Counter[tuple[int, ...]]()
     for seed in range(3000):
-        walk = walk_clients(case.holdings, epochs=2, batch_size=2, stream=Stream(seed, "test"))
+        walk = schedule_clients(case.holdings, epochs=2, batch_size=2, stream=Stream(seed, "test"))
         clients, ends, visits, done = list[int](), list[int](), list[int](), 0
         order = list(dict.fromkeys(walk.clients.tolist()))
         for client in order:
@@ -544,9 +550,9 @@ def test_absent_clients_are_not_asked():
     holdings = case.holdings.without(ints([1]))
     stream = Stream(0, "test")
     schedule = label_schedule(holdings.counts.sum(axis=0), stream)
-    single = walk_single(holdings, schedule, selection="uniform", chunk=2, stream=stream)
-    batch = walk_batch(holdings, schedule, selection="weighted", batch_size=4, stream=stream)
-    for walk in (single, batch, walk_clients(holdings, epochs=1, batch_size=3, stream=stream)):
+    single = schedule_singles(holdings, schedule, selection="uniform", chunk=2, stream=stream)
+    batch = schedule_batches(holdings, schedule, selection="weighted", batch_size=4, stream=stream)
+    for walk in (single, batch, schedule_clients(holdings, epochs=1, batch_size=3, stream=stream)):
         sound(walk, case)
         assert np.bincount(walk.clients).tolist() == [10, 0, 10]
 
@@ -556,17 +562,17 @@ def test_what_is_refused():
     with pytest.raises(FedskewError, match="chunk=0 is too small: use 1 or more"):
         case.single([0], chunk=0)
     with pytest.raises(FedskewError, match="retain=0 is too small: use 1 or more"):
-        walk_single(case.holdings, ints([0]), selection="uniform", chunk=1, retain=0, stream=stream)
+        schedule_singles(case.holdings, ints([0]), selection="uniform", chunk=1, retain=0, stream=stream)
     with pytest.raises(FedskewError, match="batch_size=0 is too small: use 1 or more"):
         case.batch([0], size=0)
     with pytest.raises(FedskewError, match="batch_size=-1 is too small"):
-        walk_clients(case.holdings, epochs=1, batch_size=-1, stream=stream)
+        schedule_clients(case.holdings, epochs=1, batch_size=-1, stream=stream)
     with pytest.raises(FedskewError, match="epochs=0 is too small"):
-        walk_clients(case.holdings, epochs=0, batch_size=1, stream=stream)
+        schedule_clients(case.holdings, epochs=0, batch_size=1, stream=stream)
     nobody = case.holdings.without(ints([0]))
     with pytest.raises(FedskewError, match="no client has any rows"):
-        walk_clients(nobody, epochs=1, batch_size=1, stream=stream)
+        schedule_clients(nobody, epochs=1, batch_size=1, stream=stream)
     with pytest.raises(FedskewError, match="no client has any rows"):
-        walk_batch(nobody, ints([0]), selection="uniform", batch_size=1, stream=stream)
+        schedule_batches(nobody, ints([0]), selection="uniform", batch_size=1, stream=stream)
     with pytest.raises(FedskewError, match="no client has any rows"):
-        walk_single(nobody, ints([0]), selection="uniform", chunk=1, stream=stream)
+        schedule_singles(nobody, ints([0]), selection="uniform", chunk=1, stream=stream)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedskew as fs
+from fedskew.algorithms.calibrator import Calibrator
 from fedskew.algorithms.contract import Algorithm
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.models.network import Network
@@ -33,17 +35,23 @@ def trained(fed: fs.Federation, algorithm: Any = "ccvr", model: Any = "mlp:hidde
     return fs.train(fed, model, algorithm, folder=settings.pop("folder", False), **{**SMALL, **settings})
 
 
-class Noting(Algorithm):
+GIVEN: dict[str, Any] = {}
+
+
+class NotingCalibrator(Calibrator):
     """Keeps what it is given, and gives every weight of the head the number 7."""
 
-    given: dict[str, Any] = {}  # noqa: RUF012
-
-    def tally(self, features, labels, classes):
+    def class_statistics(self, features, labels, classes):
         return {"rows": {"features": features.sum(0), "labels": torch.bincount(labels, minlength=classes).double()}}
 
-    def finish(self, head, total, classify, stream):
-        self.given.update(head=head, total=total, classify=classify)
+    def calibrate(self, head, statistics, loss, stream):
+        GIVEN.update(head=head, total=statistics, loss=loss)
         return {name: torch.full_like(value, 7.0) for name, value in head.items()}
+
+
+@dataclass(frozen=True)
+class Noting(Algorithm):
+    calibrator = NotingCalibrator()
 
 
 # -- what it sees -------------------------------------------------------------------------------------------------------
@@ -56,14 +64,16 @@ def test_all_rows_of_all_clients_at_the_last_model_in_evaluation_mode(fed, model
     x = torch.from_numpy(fed.train.x[fed.partition.rows]).double()
     with torch.no_grad():
         features = plain.features(x)
-    total = Noting.given["total"]["rows"]
+    total = GIVEN["total"]["rows"]
     torch.testing.assert_close(total["features"], features.sum(0), rtol=0, atol=1e-9)
     assert total["labels"].tolist() == np.bincount(fed.train.y[fed.partition.rows], minlength=10).tolist()
-    head = Noting.given["head"]
+    head = GIVEN["head"]
     assert sorted(head) == ["head.bias", "head.weight"]
     assert torch.equal(head["head.weight"], plain.head.weight)
     with torch.no_grad():
-        torch.testing.assert_close(Noting.given["classify"](head, features), plain(x), rtol=0, atol=1e-12)
+        labels = torch.from_numpy(fed.train.y[fed.partition.rows])
+        wanted = torch.nn.functional.cross_entropy(plain(x), labels)
+        torch.testing.assert_close(GIVEN["loss"](head, features, labels), wanted, rtol=0, atol=1e-12)
     assert (run.model.head.weight == 7).all()
     assert (run.model.head.bias == 7).all()
     assert all(torch.equal(a, b) for a, b in zip(run.model.features.parameters(), plain.features.parameters(), strict=True))
@@ -75,7 +85,7 @@ def test_a_row_counts_for_every_client_that_holds_it():
     fed = fs.Federation(data, fs.Partition.from_lists(held))
     trained(fed, Noting(), rounds=1)
     assert (
-        Noting.given["total"]["rows"]["labels"].tolist()
+        GIVEN["total"]["rows"]["labels"].tolist()
         == np.bincount(data.train.y[np.concatenate(held)], minlength=10).tolist()
     )
 
@@ -84,12 +94,12 @@ def test_clients_that_keep_batch_norm_look_through_their_own(fed):
     run = trained(fed, Noting(), "tabular:hidden=12", norm="local", dtype="float64")
     own, total = copy.deepcopy(run.model), torch.zeros(12, dtype=torch.float64)
     for client in range(5):
-        state = run.training.client_state(client)
+        state = run.server.client_model(client)
         with torch.no_grad():
             for name, value in {**dict(own.named_parameters()), **dict(own.named_buffers())}.items():
                 value.copy_(state[name])
             total += own.features(torch.from_numpy(fed.train.x[fed.partition.of(client)]).double()).sum(0)
-    torch.testing.assert_close(Noting.given["total"]["rows"]["features"], total, rtol=0, atol=1e-9)
+    torch.testing.assert_close(GIVEN["total"]["rows"]["features"], total, rtol=0, atol=1e-9)
 
 
 # -- what comes of it ---------------------------------------------------------------------------------------------------
@@ -120,18 +130,18 @@ def test_bytes_of_the_tallies_and_of_the_last_model_are_counted(fed):
     run, plain = trained(fed), trained(fed, "fedavg")
     numbers = 10 + 10 * 12 + 10 * 12 * 12  # rows, sums and outer products of each class
     assert run.summary["calibration_bytes_up"] == 5 * numbers * 8
-    assert run.summary["calibration_bytes_down"] == 5 * sum(value.nbytes for value in plain.training.params.values())
+    assert run.summary["calibration_bytes_down"] == 5 * sum(value.nbytes for value in plain.server.params.values())
     for name in ("bytes_up", "bytes_down"):
         assert run.summary[name] - plain.summary[name] == run.summary[f"calibration_{name}"]
 
 
-def test_methods_without_a_tally_do_none_of_it(fed):
+def test_methods_without_a_calibrator_do_none_of_it(fed):
     assert not [name for name in trained(fed, "fedavg").summary if name.startswith("calibrat")]
 
 
 def test_no_epochs_are_the_method_without_it(fed):
     run, plain = trained(fed, "fedprox:mu=0.3 + ccvr:head_epochs=0"), trained(fed, "fedprox:mu=0.3")
-    assert all(torch.equal(value, plain.training.params[name]) for name, value in run.training.params.items())
+    assert all(torch.equal(value, plain.server.params[name]) for name, value in run.server.params.items())
     assert run.summary["calibrated_test_accuracy"] == run.summary["test_accuracy_last"]
 
 
@@ -164,7 +174,7 @@ def test_resumed_after_the_end_or_after_the_last_round_the_bits_are_the_same(fed
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match="interrupted after round 3 of 3"):
-        fs.train(fed, model, "fedavg + ccvr", folder=tmp_path / "cut", watch=stop, norm=norm, **SMALL)
+        fs.train(fed, model, "fedavg + ccvr", folder=tmp_path / "cut", callbacks=stop, norm=norm, **SMALL)
     assert not (tmp_path / "cut" / "summary.json").exists()
     assert bits(fs.resume(tmp_path / "cut", fed=fed)) == bits(whole)
 

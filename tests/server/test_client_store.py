@@ -6,32 +6,32 @@ import torch
 from safetensors.torch import load, save
 
 from fedskew.algorithms.contract import algorithms, resolve
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import build
 from fedskew.server.client_store import ClientStore
 
 
 def fresh() -> dict:
-    return {"kept": {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(0)}, "memo.a": {"c": torch.zeros(1, 2)}}
+    return {"local": {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(0)}, "state.a": {"c": torch.zeros(1, 2)}}
 
 
 def trees(*values: int) -> dict:
     column = torch.tensor(values)
     matrix = column.float()[:, None].expand(-1, 2).clone()
-    return {"kept": {"w": matrix, "n": column}, "memo.a": {"c": matrix[:, None]}}
+    return {"local": {"w": matrix, "n": column}, "state.a": {"c": matrix[:, None]}}
 
 
 def test_a_new_client_has_the_fresh_tree_and_an_old_one_its_own():
     store = ClientStore(fresh())
     store.put(np.array([1_000_000, 3]), trees(7, 8))
     found = store.get(np.array([3, 5, 1_000_000]))
-    assert found["kept"]["w"].tolist() == [[8, 8], [1, 2], [7, 7]]
-    assert found["kept"]["n"].tolist() == [8, 0, 7]
-    assert found["memo.a"]["c"].shape == (3, 1, 2)
-    assert found["kept"]["n"].dtype == torch.int64
-    found["kept"]["w"].zero_()  # what was given out is a copy
-    assert store.get(np.array([3, 5]))["kept"]["w"].tolist() == [[8, 8], [1, 2]]
+    assert found["local"]["w"].tolist() == [[8, 8], [1, 2], [7, 7]]
+    assert found["local"]["n"].tolist() == [8, 0, 7]
+    assert found["state.a"]["c"].shape == (3, 1, 2)
+    assert found["local"]["n"].dtype == torch.int64
+    found["local"]["w"].zero_()  # what was given out is a copy
+    assert store.get(np.array([3, 5]))["local"]["w"].tolist() == [[8, 8], [1, 2]]
 
 
 def test_it_grows_and_replaces():
@@ -43,7 +43,7 @@ def test_it_grows_and_replaces():
         store.put(clients, trees(*values))
         truth |= dict(zip(clients.tolist(), values, strict=True))
     everybody = np.arange(60)
-    assert store.get(everybody)["kept"]["n"].tolist() == [truth.get(client, 0) for client in range(60)]
+    assert store.get(everybody)["local"]["n"].tolist() == [truth.get(client, 0) for client in range(60)]
     assert sorted(store.clients) == sorted(truth)
 
 
@@ -52,7 +52,7 @@ def test_nothing_to_put():
     store.put(np.array([], dtype=np.int64), trees())
     assert store.clients == []
     assert store.state() == {}
-    assert store.get(np.array([], dtype=np.int64))["kept"]["w"].shape == (0, 2)
+    assert store.get(np.array([], dtype=np.int64))["local"]["w"].shape == (0, 2)
     nothing = ClientStore({})
     nothing.put(np.array([1]), {})
     assert not nothing
@@ -67,12 +67,12 @@ def test_restore_is_the_inverse_and_neither_side_is_shared():
     other.restore(saved)
     store.put(np.array([4, 2]), trees(-1, -1))
     other.put(np.array([9]), trees(-2))
-    assert saved["kept/n"].tolist() == [7, 8]
+    assert saved["local/n"].tolist() == [7, 8]
     again = ClientStore(fresh())
     again.restore(saved)
-    assert again.get(np.array([4, 9, 2]))["kept"]["n"].tolist() == [8, 7, 0]
+    assert again.get(np.array([4, 9, 2]))["local"]["n"].tolist() == [8, 7, 0]
     again.put(np.array([2]), trees(5))  # it still grows
-    assert again.get(np.array([4, 9, 2]))["kept"]["n"].tolist() == [8, 7, 5]
+    assert again.get(np.array([4, 9, 2]))["local"]["n"].tolist() == [8, 7, 5]
     assert again.clients == [9, 4, 2]
 
 
@@ -81,7 +81,7 @@ def test_restoring_nothing_forgets_everybody():
     store.put(np.array([9, 4]), trees(7, 8))
     store.restore({})
     assert store.clients == store.changed == []
-    assert store.get(np.array([9]))["kept"]["n"].tolist() == [0]
+    assert store.get(np.array([9]))["local"]["n"].tolist() == [0]
 
 
 def test_who_changed_is_known_until_it_is_settled():
@@ -97,9 +97,9 @@ def test_who_changed_is_known_until_it_is_settled():
     rows = store.rows(store.changed)
     assert {name: value.tolist() for name, value in rows.items()} == {
         "clients": [4, 2],
-        "kept/w": [[6, 6], [5, 5]],
-        "kept/n": [6, 5],
-        "memo.a/c": [[[6, 6]], [[5, 5]]],
+        "local/w": [[6, 6], [5, 5]],
+        "local/n": [6, 5],
+        "state.a/c": [[[6, 6]], [[5, 5]]],
     }
     assert sum(value.numpy().nbytes for value in rows.values()) == 2 * store.row_bytes
     assert store.all_bytes == 3 * store.row_bytes
@@ -109,7 +109,7 @@ def test_who_changed_is_known_until_it_is_settled():
     other.add(rows)
     assert other.clients == [8, 2, 4]
     assert other.changed == [2, 4]
-    assert other.get(np.array([4, 2, 8]))["kept"]["n"].tolist() == [6, 5, 0]
+    assert other.get(np.array([4, 2, 8]))["local"]["n"].tolist() == [6, 5, 0]
 
 
 @pytest.mark.parametrize("norm", ["aggregate", "local"])
@@ -134,11 +134,11 @@ def test_going_on_gives_the_bits_of_never_stopping(lab, name: str, norm: str):
     for key, value in want.items():
         assert torch.equal(value, found[key]), key
     for client in range(whole.trained_on.clients):
-        for key, value in whole.client_state(client).items():
+        for key, value in whole.client_model(client).items():
             assert torch.equal(value, second.client_state(client)[key])
 
 
-@pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="loop"), Stacked(mode="stack")])
+@pytest.mark.parametrize("engine", [Loop(), Stacked(mode="loop"), Stacked(mode="stack")])
 @pytest.mark.parametrize("name", ["local", "fedavg"])
 def test_checkpoints_of_images_can_be_written(lab, engine, name: str):
     # The loop lays convolutions out in another memory format, and so may the user; a file cannot hold that.

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from fedskew.data.partition import Partition
-from fedskew.engine.inference import row_scores
 from fedskew.server import evaluation as evaluate
-from fedskew.server.evaluation import client_scores, score
+from fedskew.server.evaluation import client_scores, row_scores, score
+from fedskew.tasks.classification import Classification
 
+TASK = Classification()
 BATCH_NORM = "tabular:hidden=5"
 
 
@@ -34,13 +35,13 @@ def test_rows_one_by_one(lab, monkeypatch):
     training.model.train()
     for values_per_batch in (1 << 20, 6 * 7):  # in one go, and seven rows at a time
         monkeypatch.setattr("fedskew.engine.inference._VALUES_PER_BATCH", values_per_batch)
-        found = row_scores(training.model, training.state(), x, y)
+        found = row_scores(training.model, training.state(), x, y, TASK)
         np.testing.assert_allclose(found[0], losses, atol=1e-12)
         assert found[1].tolist() == right.tolist()
     assert training.model.training
-    some = score(training.model, training.state(), x, y, torch.tensor([3, 3, 0]))
-    assert some.loss == pytest.approx(losses[[3, 3, 0]].mean(), abs=1e-12)
-    assert some.accuracy == right[[3, 3, 0]].mean()
+    some = score(training.model, training.state(), x, y, TASK, torch.tensor([3, 3, 0]))
+    assert some["loss"] == pytest.approx(losses[[3, 3, 0]].mean(), abs=1e-12)
+    assert some["accuracy"] == right[[3, 3, 0]].mean()
 
 
 def test_each_client_on_its_own_rows(lab):
@@ -48,12 +49,12 @@ def test_each_client_on_its_own_rows(lab):
     train = training.fed.train
     losses, right = by_hand(training, training.state(), train.x, train.y)
     pieces = [np.array([4, 5]), np.array([], dtype=np.int64), np.array([0, 9, 9])]
-    loss, accuracy = client_scores(training.model, training.state(), training.job.x, training.job.y, pieces)
+    loss, accuracy = client_scores(training.model, training.state(), training.job.x, training.job.y, TASK, pieces)
     assert loss[[0, 2]].tolist() == pytest.approx([losses[p].mean() for p in (pieces[0], pieces[2])], abs=1e-12)
     assert accuracy[[0, 2]].tolist() == pytest.approx([right[p].mean() for p in (pieces[0], pieces[2])])
     assert np.isnan(loss[1])
     assert np.isnan(accuracy[1])
-    nothing = client_scores(training.model, training.state(), training.job.x, training.job.y, pieces[1:2])
+    nothing = client_scores(training.model, training.state(), training.job.x, training.job.y, TASK, pieces[1:2])
     assert np.isnan(nothing).all()
 
 
@@ -84,12 +85,12 @@ def test_own_models(lab, name: str, norm: str):
     fed = lab.federation()
     training = lab.run(2, fed, name, BATCH_NORM, norm=norm, per_round=3)
     line, clients = training.lines[-1].round, training.lines[-1].clients
-    own = [by_hand(training, training.client_state(c["client"]), fed.test.x, fed.test.y) for c in clients]
+    own = [by_hand(training, training.client_model(c["client"]), fed.test.x, fed.test.y) for c in clients]
     assert line["own_test_loss"] == pytest.approx(np.mean([losses.mean() for losses, _ in own]), abs=1e-12)
     assert line["own_test_accuracy"] == pytest.approx(np.mean([right.mean() for _, right in own]))
     for client in clients:
         mine = fed.partition.of(client["client"])
-        losses, _ = by_hand(training, training.client_state(client["client"]), fed.train.x[mine], fed.train.y[mine])
+        losses, _ = by_hand(training, training.client_model(client["client"]), fed.train.x[mine], fed.train.y[mine])
         assert client["loss"] == pytest.approx(losses.mean(), abs=1e-12)
         if name == "local":  # nothing is shared
             assert "global_loss" not in client
@@ -101,7 +102,7 @@ def test_own_models(lab, name: str, norm: str):
     assert [line["client"] for line in final] == [0, 1, 2, 3, 4]
     assert [line["rows"] for line in final] == list(lab.sizes)
     for line in final:  # those never chosen too: they have the model that everybody starts with
-        losses, right = by_hand(training, training.client_state(line["client"]), fed.test.x, fed.test.y)
+        losses, right = by_hand(training, training.client_model(line["client"]), fed.test.x, fed.test.y)
         assert line["own_test_accuracy"] == pytest.approx(right.mean())
         mine = fed.partition.of(line["client"])
         if name == "local":
@@ -114,9 +115,9 @@ def test_own_models(lab, name: str, norm: str):
 
 def test_the_global_model_takes_one_pass_over_the_rows_of_all_clients(lab, monkeypatch):
     passes = []
-    monkeypatch.setattr(evaluate, "row_scores", lambda *args: passes.append(len(args[4])) or row_scores(*args))
+    monkeypatch.setattr(evaluate, "row_scores", lambda *args: passes.append(len(args[5])) or row_scores(*args))
     training = lab.training(None, "fedbn", BATCH_NORM)
-    training.evaluator.on_own_rows(training.state(), training.client_state, np.arange(5), training.fed.partition)
+    training.evaluator.on_own_rows(training.state(), training.client_model, np.arange(5), training.fed.partition)
     assert passes == [27, 9, 5, 4, 7, 2]
 
 
@@ -133,7 +134,7 @@ def test_held_out_rows_are_what_a_client_is_tested_on(lab):
 def test_training_rows_are_a_fixed_sample(lab):
     fed = lab.federation()
     sampled, again, whole = (lab.run(2, fed, engine=None, eval_rows=rows) for rows in (10, 10, 27))
-    losses = row_scores(sampled.model, sampled.state(), sampled.job.x, sampled.job.y)[0]
+    losses = row_scores(sampled.model, sampled.state(), sampled.job.x, sampled.job.y, TASK)[0]
     assert whole.lines[-1].round["train_loss"] == pytest.approx(losses.mean(), abs=1e-12)
     assert sampled.lines[-1].round["train_loss"] != pytest.approx(losses.mean(), abs=1e-6)
     assert sampled.lines[-1].round["train_loss"] == again.lines[-1].round["train_loss"]

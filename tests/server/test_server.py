@@ -12,14 +12,15 @@ from fedskew.algorithms.fedopt import FedAvgM
 from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tree
 from fedskew.engine.device import computing, pick_device, random_layers
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.lr_schedule import schedules
 from fedskew.engine.stacked import Stacked
+from fedskew.server.refusals import trains_single_samples
 
 ENGINES = pytest.mark.parametrize(
     "engine",
-    [Sequential(), Stacked(mode="stack"), Stacked(memory=1, mode="stack"), Stacked(mode="loop")],
-    ids=["sequential", "stack", "chunks", "loop"],
+    [Loop(), Stacked(mode="stack"), Stacked(memory=1, mode="stack"), Stacked(mode="loop")],
+    ids=["loop", "stack", "chunks", "stacked-loop"],
 )
 BATCH_NORM = "tabular:hidden=5"  # 30 + 10 + 18 weights, of which 10 in BatchNorm; 10 statistics and a counter
 
@@ -133,10 +134,10 @@ def test_clients_and_rounds_drop_different_units(lab, engine):
     fed = lab.federation(rows=[np.array([0])] * 2)  # the same single row: only dropout tells the clients apart
     training = lab.training(fed, "local", dropping, engine, lr=1e-9)  # so slow that weights stay the same
     training.advance()
-    start, first = dict(training.model.named_parameters()), [training.client_state(client) for client in (0, 1)]
+    start, first = dict(training.model.named_parameters()), [training.client_model(client) for client in (0, 1)]
     moves = [state["3.weight"] - start["3.weight"] for state in first]
     training.advance()
-    moves.append(training.client_state(0)["3.weight"] - first[0]["3.weight"])
+    moves.append(training.client_model(0)["3.weight"] - first[0]["3.weight"])
     for i, j in ((0, 1), (0, 2)):
         assert (moves[i] - moves[j]).abs().max() > 0.01 * moves[i].abs().max() > 0
 
@@ -160,7 +161,7 @@ def test_seeding_random_layers_does_not_touch_other_devices(monkeypatch):
 def test_threads_are_set_for_a_round_and_restored(lab):
     seen = []
 
-    class Spy(Sequential):
+    class Spy(Loop):
         def train(self, job, start, plan):
             seen.append(torch.get_num_threads())
             return super().train(job, start, plan)
@@ -211,7 +212,7 @@ def test_every_schedule_starts_at_one():
         ({"model": BATCH_NORM, "sizes": (3, 1, 2)}, "client 1 has 1 row, BatchNorm needs 2.*min_size=2"),
         ({"per_round": 6}, "per_round=6 is more than the 5 clients: use at most 5"),
         ({"per_round": 2, "sizes": (9,)}, "per_round=2 is more than the 1 clients"),
-        ({"algorithm": "fednova", "optimizer": "adam"}, "fednova is defined for local SGD, got optimizer=adam"),
+        ({"algorithm": "fednova", "optimizer": "adam"}, "fednova with these options is defined for local SGD, got optimizer=adam"),
         ({"device": "tpu"}, "device=tpu is not a device"),
         ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
         ({"fleet": "uniform:latency=-1"}, "fleet uniform: latency=-1 is out of range, it must be >= 0"),
@@ -235,7 +236,7 @@ def test_the_given_model_and_data_stay_as_they_are(lab):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = fed.train.x.copy()
     for name in algorithms:
-        if not resolve(name).one_by_one:  # refuses BatchNorm
+        if not trains_single_samples(resolve(name)):  # refuses BatchNorm
             lab.run(1, fed, name, model, dtype="float32")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert next(model.parameters()).dtype == torch.float32

@@ -13,15 +13,14 @@ from scipy.stats import rankdata, wasserstein_distance
 import fedskew
 from fedskew.api import load
 from fedskew.core.errors import FedskewError
-from fedskew.core.streams import Stream
+from fedskew.core.streams import Stream, substream
 from fedskew.data.dataset import Rows, Split
 from fedskew.data.partition import Partition
 from fedskew.data.readers.arrays import Arrays
 from fedskew.skew.clusters import row_clusters
 from fedskew.skew.columns import ranks, widest
-from fedskew.skew.partitioning import partition_rows
 from fedskew.skew.deal import deal_rest, equal_parts, placed
-from fedskew.core.streams import substream
+from fedskew.skew.partitioning import partition_rows
 from fedskew.skew.wasserstein import feature_clusters, feature_distances
 
 seeds = st.integers(0, 2**63)

@@ -14,8 +14,8 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.partitioning import SkewSpec, partition_rows
 from fedskew.skew.deal import log_gammas
+from fedskew.skew.partitioning import SkewSpec, partition_rows
 from fedskew.skew.skews import skews
 
 alphas = st.sampled_from([1e-300, 1e-6, 0.01, 0.1, 0.5, 1.0, 10.0, 1e6, 1e18])
@@ -261,7 +261,7 @@ def test_what_was_settled_stands_in_the_record(tmp_path):
     run = fedskew.train(fed, "logreg", rounds=1, folder=tmp_path / "run", device="cpu", threads=1)
     assert tomllib.loads((tmp_path / "run/config.toml").read_text())["skew"]["min_size"] == 7
     assert run.summary["skew"] == "dirichlet:alpha=0.1,min_size=7"
-    assert fedskew.resume(tmp_path / "run").training.fed.partition == fed.partition
+    assert fedskew.resume(tmp_path / "run").server.fed.partition == fed.partition
     found = fedskew.split(fedskew.load("digits"), "dirichlet", clients=10, target="hellinger=0.5")
     assert found.recipe["skew"]["min_size"] == 10
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedskew.core.errors import FedskewError
-from fedskew.tasks.task import Task, choice_of, resolve, tasks
 from fedskew.tasks.binary import Binary
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.multilabel import Multilabel
 from fedskew.tasks.regression import Regression
+from fedskew.tasks.task import Task, choice_of, resolve, tasks
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 CLASSES = 4

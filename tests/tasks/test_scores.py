@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedskew.core.errors import FedskewError
-from fedskew.tasks.task import Task
 from fedskew.tasks.binary import Binary
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.multilabel import Multilabel
 from fedskew.tasks.regression import Regression
 from fedskew.tasks.scores import auc, softmax
+from fedskew.tasks.task import Task
 
 SAME = {"rel": 1e-10, "abs": 1e-12, "nan_ok": True}
 CASES = st.tuples(st.integers(1, 40), st.integers(1, 6), st.integers(0, 2**32 - 1), st.sampled_from([None, 0, 1]))

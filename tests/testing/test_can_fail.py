@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 import fedskew
-from fedskew.algorithms.contract import Algorithm, Crowd, Probe, Report, Roster, View, difference, pull_to
+from fedskew.algorithms.calibrator import Calibrator
+from fedskew.algorithms.contract import Algorithm, Cohort, Report, View, difference, proximal
+from fedskew.algorithms.selection import ClientPool, Selection
 from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare, options_of
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors, Tree
 from fedskew.engine.job import Job, Start, Updates
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.plan import Plan
 from fedskew.engine.stacked import Stacked
+from fedskew.models.layout import Layout
 from fedskew.testing import CHECKS, Conformance, ConformanceError
 from fedskew.testing.option_checks import bad_values
 
@@ -35,7 +38,7 @@ def failures(algorithm: Algorithm | type[Algorithm], *only: str, **options: Any)
 class WeighsByNumber(Algorithm):
     """Later clients count for more."""
 
-    def weigh(self, report: Report) -> Floats:
+    def weight(self, report: Report) -> Floats:
         return 1.0 + report.clients
 
 
@@ -49,7 +52,7 @@ def test_order_catches_weights_by_client_number() -> None:
 class Clips(Algorithm):
     """Clips with a Python number."""
 
-    def correct(self, grads: Tensors, view: View) -> Tensors:
+    def correct_gradients(self, grads: Tensors, view: View) -> Tensors:
         largest = max(grad.abs().max().item() for grad in grads.values())
         return {name: grad / max(1.0, largest) for name, grad in grads.items()}
 
@@ -83,7 +86,7 @@ class UsesNumPy(Algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "hook", "advice"),
     [
-        (Clips, "correct", "compute with the tensor"),
+        (Clips, "correct_gradients", "compute with the tensor"),
         (Branches, "objective", "use torch.where"),
         (Masks, "payload", "use torch.where"),
         (UsesNumPy, "payload", "compute with the tensor"),
@@ -100,22 +103,22 @@ def test_runs_catches_what_cannot_be_stacked(algorithm: type[Algorithm], hook: s
 class Crashes(Algorithm):
     """Cannot even begin."""
 
-    def init(self, weights: Tensors) -> Tree:
+    def init_server_state(self, weights: Tensors) -> Tree:
         raise KeyError("momentum")
 
 
 def test_a_crash_everywhere_is_told_and_the_rest_does_not_pretend() -> None:
     report = fedskew.check(Crashes, raise_on_failure=False)
-    assert "in Sequential init (test_can_fail.py, line" in report["runs"].detail
+    assert "in Loop init_server_state (test_can_fail.py, line" in report["runs"].detail
     assert "KeyError: 'momentum'" in report["runs"].detail
     assert {finding.outcome for finding in report.findings[list(CHECKS).index("runs") + 1 :]} == {"not applicable"}
 
 
 @dataclass(frozen=True)
 class Forgets(Algorithm):
-    """Its memo is not in ``remember``, so nobody keeps it."""
+    """Its state is not in ``init_client_state``, so nobody keeps it."""
 
-    def memo(self, view: View) -> Tree:
+    def client_state(self, view: View) -> Tree:
         return {"last": dict(view.params)}
 
 
@@ -123,7 +126,7 @@ class Forgets(Algorithm):
 class Narrows(Algorithm):
     """Makes float32 of a float64 gradient."""
 
-    def correct(self, grads: Tensors, view: View) -> Tensors:
+    def correct_gradients(self, grads: Tensors, view: View) -> Tensors:
         return {name: grad.float() for name, grad in grads.items()}
 
 
@@ -131,8 +134,8 @@ class Narrows(Algorithm):
 class LosesNames(Algorithm):
     """Corrects only the matrices and drops the rest."""
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        return {name: value + mean["delta"][name] for name, value in weights.items() if value.dim() > 1}, server
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+        return {name: value + mean["delta"][name] for name, value in weights.items() if value.dim() > 1}, server_state
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class SendsIntegers(Algorithm):
 class FlatState(Algorithm):
     """Server state without groups."""
 
-    def init(self, weights: Tensors) -> Tree:
+    def init_server_state(self, weights: Tensors) -> Tree:
         return dict(weights)  # type: ignore[arg-type]
 
 
@@ -155,31 +158,36 @@ class FlatState(Algorithm):
 class NegativeWeights(Algorithm):
     """Punishes clients."""
 
-    def weigh(self, report: Report) -> Floats:
+    def weight(self, report: Report) -> Floats:
         return 6.0 - report.sizes
+
+
+class HalfRows(Selection):
+    """Asks for a measure on half of a batch, which may be half a row."""
+
+    probe = ("loss",)
+
+    def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
+        return np.full(len(chosen), pool.batch_size / 2)
 
 
 @dataclass(frozen=True)
 class MeasuresHalfRows(Algorithm):
-    """Asks for a measure on half of a batch, which may be half a row."""
+    """Has a selection that returns no whole numbers."""
 
-    def probe(self) -> tuple[Probe, ...]:
-        return ("loss",)
-
-    def probe_rows(self, roster: Roster, chosen: Ints) -> Ints:
-        return np.full(len(chosen), roster.batch_size / 2)
+    client_selection = HalfRows()
 
 
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
         (MeasuresHalfRows, "probe_rows must be an array of 5 whole numbers, at least 1, one of the chosen"),
-        (Forgets, "memo must have the names of what remember returns, or it is lost: 'last.features.1.bias' is new"),
-        (Narrows, "correct must have the shapes and dtypes of gradients"),
-        (LosesNames, "step must have the names of the weights it was given: 'features.1.bias' is missing"),
+        (Forgets, "client_state must have the names of what init_client_state returns, or it is lost: 'last.features.1.bias' is new"),
+        (Narrows, "correct_gradients must have the shapes and dtypes of gradients"),
+        (LosesNames, "server_update must have the names of the weights it was given: 'features.1.bias' is missing"),
         (SendsIntegers, "payload count.rows is torch.int64: send floating point"),
-        (FlatState, "init must return named groups of named tensors"),
-        (NegativeWeights, "weigh must return an array of 1 finite weights, none below 0"),
+        (FlatState, "init_server_state must return named groups of named tensors"),
+        (NegativeWeights, "weight must return an array of 1 finite weights, none below 0"),
     ],
 )
 def test_shapes_catches_what_does_not_fit(algorithm: type[Algorithm], message: str) -> None:
@@ -190,8 +198,8 @@ def test_shapes_catches_what_does_not_fit(algorithm: type[Algorithm], message: s
 class LateState(Algorithm):
     """Its server state is not in ``init``, so a resumed run has none."""
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        old = server.get("momentum", mean["delta"])
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+        old = server_state.get("momentum", mean["delta"])
         momentum = {name: 0.5 * old[name] + delta for name, delta in mean["delta"].items()}
         return {name: weight + momentum[name] for name, weight in weights.items()}, {"momentum": momentum}
 
@@ -199,24 +207,24 @@ class LateState(Algorithm):
 def test_shapes_and_checkpoint_catch_server_state_that_is_not_in_init() -> None:
     found = failures(LateState)
     assert set(found) == {"shapes", "checkpoint"}
-    assert "what init returns, or it is lost on resume" in found["shapes"]
+    assert "what init_server_state returns, or it is lost on resume" in found["shapes"]
 
 
 @dataclass(frozen=True)
 class Hoards(Algorithm):
     """Keeps its momentum in the object, out of reach of a checkpoint."""
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         old = vars(self).get("momentum", mean["delta"])
         momentum = {name: 0.5 * old[name] + delta for name, delta in mean["delta"].items()}
         object.__setattr__(self, "momentum", momentum)
-        return {name: weight + momentum[name] for name, weight in weights.items()}, server
+        return {name: weight + momentum[name] for name, weight in weights.items()}, server_state
 
 
 def test_checkpoint_catches_state_inside_the_object() -> None:
     found = failures(Hoards)
     assert set(found) == {"functions", "checkpoint"}
-    assert found["functions"].startswith("step gives something else when a fresh object is asked the same")
+    assert found["functions"].startswith("server_update gives something else when a fresh object is asked the same")
     assert "resumed after 2 rounds and never stopped" in found["checkpoint"]
     assert "the bits must be the same" in found["checkpoint"]
 
@@ -225,27 +233,34 @@ def test_checkpoint_catches_state_inside_the_object() -> None:
 class Mellows(Algorithm):
     """Takes shorter steps from the fourth round on, and counts rounds in the object."""
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         object.__setattr__(self, "rounds", vars(self).get("rounds", 0) + 1)
         share = 0.5 if vars(self)["rounds"] > 3 else 1.0
-        return {name: weight + share * mean["delta"][name] for name, weight in weights.items()}, server
+        return {name: weight + share * mean["delta"][name] for name, weight in weights.items()}, server_state
+
+
+ROUNDS: set[int] = set()
+
+
+class CountsRounds(Selection):
+    """Counts rounds where no object shows it, and begins anew with every training."""
+
+    def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
+        if pool.round == 0:
+            ROUNDS.clear()
+        ROUNDS.add(pool.round)
+        return super().select(pool, count, stream)
 
 
 @dataclass(frozen=True)
 class MellowsElsewhere(Algorithm):
-    """The same, but counts where no object shows it, and begins anew with every training."""
+    """The same, but counts elsewhere."""
 
-    rounds: ClassVar[set[int]] = set()
+    client_selection = CountsRounds()
 
-    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
-        if roster.round == 0:
-            self.rounds.clear()
-        self.rounds.add(roster.round)
-        return super().select(roster, count, stream)
-
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        share = 0.5 if len(self.rounds) > 3 else 1.0
-        return {name: weight + share * mean["delta"][name] for name, weight in weights.items()}, server
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+        share = 0.5 if len(ROUNDS) > 3 else 1.0
+        return {name: weight + share * mean["delta"][name] for name, weight in weights.items()}, server_state
 
 
 def test_state_that_shows_late_is_caught() -> None:
@@ -254,56 +269,80 @@ def test_state_that_shows_late_is_caught() -> None:
 
 
 @dataclass(frozen=True)
+class Spies(Selection):
+    """Tells its method something of the clients that it selects."""
+
+    method: Algorithm
+    tell: Callable[[Ints, int], tuple[str, float]]
+
+    def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
+        chosen = super().select(pool, count, stream)
+        object.__setattr__(self.method, *self.tell(chosen, count))
+        return chosen
+
+
+@dataclass(frozen=True)
 class Jealous(Algorithm):
     """Holds its clients back where client 0 is among them, which no client can know."""
 
-    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
-        chosen = super().select(roster, count, stream)
-        object.__setattr__(self, "strength", 0.5 * (0 in chosen))
-        return chosen
+    @property
+    def client_selection(self) -> Selection:
+        return Spies(self, lambda chosen, count: ("strength", 0.5 * (0 in chosen)))
 
-    def pull(self, view: View) -> Tree:
-        return pull_to(view.start, dict.fromkeys(view.start, vars(self).get("strength", 0.0)))
+    def linear_correction(self, view: View) -> Tree:
+        return proximal(view.start, dict.fromkeys(view.start, vars(self).get("strength", 0.0)))
 
 
 def test_functions_catches_a_client_that_knows_who_else_is_there() -> None:
     found = failures(Jealous)
     assert set(found) == {"functions"}
-    assert found["functions"].startswith("pull gives something else when a fresh object is asked the same")
+    assert found["functions"].startswith("linear_correction gives something else when a fresh object is asked the same")
 
 
-@dataclass(frozen=True)
-class Compares(Algorithm):
-    """A client tells its rows as a part of the largest client's, which it cannot know."""
+class Ranks(Selection):
+    """A client reports its rows as a part of the largest client's, which it cannot know."""
 
-    def disclose(self, counts: Ints, stream: Stream) -> dict[str, Floats]:
-        rows = counts.sum(1)
+    def client_profile(self, label_counts: Callable[[], Ints], stream: Stream) -> dict[str, Floats]:
+        rows = label_counts().sum(1)
         return {"rank": rows / rows.max()}
 
 
 @dataclass(frozen=True)
-class AveragesTally(Algorithm):
-    """Tallies a mean where a sum is due."""
+class Compares(Algorithm):
+    """Has profiles that depend on other clients."""
 
-    def tally(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
+    client_selection = Ranks()
+
+
+class Averages(Calibrator):
+    """Takes a mean where a sum is due."""
+
+    def class_statistics(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
         return {"head": {"mean": features.mean(0)}}
+
+
+@dataclass(frozen=True)
+class AveragesStatistics(Algorithm):
+    """Has class statistics that do not add up."""
+
+    calibrator = Averages()
 
 
 def test_alone_catches_what_depends_on_others() -> None:
     found = failures(Compares)
     assert set(found) == {"alone"}
-    assert found["alone"].startswith("disclose: rank of client 0 is 1, and ")
-    found = failures(AveragesTally)
+    assert found["alone"].startswith("client_profile: rank of client 0 is 1, and ")
+    found = failures(AveragesStatistics)
     assert set(found) == {"alone"}
-    assert found["alone"].startswith("tally: head.mean of nine rows is not the sum of that of three and of six")
+    assert found["alone"].startswith("class_statistics: head.mean of nine rows is not the sum of that of three and of six")
 
 
 @dataclass(frozen=True)
 class MovesState(fedskew.FedAvgM):
     """Updates the server's momentum in place."""
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        momentum = {name: value.mul_(self.beta).add_(mean["delta"][name]) for name, value in server["momentum"].items()}
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+        momentum = {name: value.mul_(self.beta).add_(mean["delta"][name]) for name, value in server_state["momentum"].items()}
         return {name: weight + momentum[name] for name, weight in weights.items()}, {"momentum": momentum}
 
 
@@ -311,7 +350,7 @@ class MovesState(fedskew.FedAvgM):
 class ReplacesEntries(Algorithm):
     """Writes into the dictionary it was given."""
 
-    def correct(self, grads: Tensors, view: View) -> Tensors:
+    def correct_gradients(self, grads: Tensors, view: View) -> Tensors:
         for name in grads:
             grads[name] = grads[name] * 2
         return grads
@@ -320,8 +359,8 @@ class ReplacesEntries(Algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (MovesState, "step changes its input server.momentum.features.1.weight"),
-        (ReplacesEntries, "correct changes its input grads.features.1.weight"),
+        (MovesState, "server_update changes its input server_state.momentum.features.1.weight"),
+        (ReplacesEntries, "correct_gradients changes its input grads.features.1.weight"),
     ],
 )
 def test_purity_catches_changed_inputs(algorithm: type[Algorithm], message: str) -> None:
@@ -334,20 +373,26 @@ def test_purity_catches_changed_inputs(algorithm: type[Algorithm], message: str)
 class RollsDice(Algorithm):
     """Adds noise from the global generator."""
 
-    def correct(self, grads: Tensors, view: View) -> Tensors:
+    def correct_gradients(self, grads: Tensors, view: View) -> Tensors:
         return {name: grad + torch.rand_like(grad) for name, grad in grads.items()}
+
+
+class NumPyDice(Selection):
+    """Selects clients with NumPy's global generator."""
+
+    def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
+        return np.sort(np.random.permutation(len(pool.sizes))[:count])
 
 
 @dataclass(frozen=True)
 class RollsNumPyDice(Algorithm):
-    """Chooses clients with NumPy's global generator."""
+    """Has a selection that draws global random numbers."""
 
-    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
-        return np.sort(np.random.permutation(len(roster.sizes))[:count])
+    client_selection = NumPyDice()
 
 
 def test_purity_catches_global_random_numbers() -> None:
-    assert failures(RollsDice, "purity")["purity"].startswith("correct draws from the global generator of torch")
+    assert failures(RollsDice, "purity")["purity"].startswith("correct_gradients draws from the global generator of torch")
     found = failures(RollsNumPyDice, "purity", "seed")
     assert found["purity"].startswith("select draws from the global generator of numpy")
     assert "seed" in found
@@ -359,29 +404,29 @@ class Counts(Algorithm):
 
     calls: ClassVar[list[int]] = []
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         self.calls.append(1)
-        return {name: weight + mean["delta"][name] / len(self.calls) for name, weight in weights.items()}, server
+        return {name: weight + mean["delta"][name] / len(self.calls) for name, weight in weights.items()}, server_state
 
 
 @dataclass(frozen=True)
 class SeedsByTheHour(Algorithm):
     """Its noise comes from a generator of its own, which the clock has seeded."""
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         noise = np.random.default_rng(int(time.time()) // 36_000).normal()
-        return {name: weight + mean["delta"][name] + 1e-3 * noise for name, weight in weights.items()}, server
+        return {name: weight + mean["delta"][name] + 1e-3 * noise for name, weight in weights.items()}, server_state
 
 
 @dataclass(frozen=True)
 class SeedsLate(Algorithm):
     """Draws what nobody can draw again, from the fourth round on."""
 
-    def init(self, weights: Tensors) -> Tree:
+    def init_server_state(self, weights: Tensors) -> Tree:
         return {"clock": {"rounds": torch.zeros(())}}
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
-        rounds = server["clock"]["rounds"] + 1
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+        rounds = server_state["clock"]["rounds"] + 1
         noise = float(rounds > 3) * 1e-3 * np.random.default_rng().normal()
         moved = {name: weight + mean["delta"][name] + noise for name, weight in weights.items()}
         return moved, {"clock": {"rounds": rounds}}
@@ -389,15 +434,15 @@ class SeedsLate(Algorithm):
 
 def test_seed_catches_generators_that_the_stream_has_not_seeded() -> None:
     assert set(failures(SeedsByTheHour)) == {"seed"}
-    assert "twice with the same seed" in failures(SeedsLate, "seed", engines=[Sequential()])["seed"]
-    assert failures(SeedsLate, "functions", "checkpoint", engines=[Sequential()]).keys() == {"functions", "checkpoint"}
+    assert "twice with the same seed" in failures(SeedsLate, "seed", engines=[Loop()])["seed"]
+    assert failures(SeedsLate, "functions", "checkpoint", engines=[Loop()]).keys() == {"functions", "checkpoint"}
 
 
 @dataclass(frozen=True)
 class Ignores(Algorithm):
     """Learns nothing, whatever the seed."""
 
-    def correct(self, grads: Tensors, view: View) -> Tensors:
+    def correct_gradients(self, grads: Tensors, view: View) -> Tensors:
         return {name: torch.zeros_like(grad) for name, grad in grads.items()}
 
 
@@ -410,7 +455,7 @@ def test_seed_catches_runs_that_do_not_repeat_and_seeds_without_effect() -> None
 class WeighsByStack(Algorithm):
     """Divides by the sum of whoever happens to come back together."""
 
-    def weigh(self, report: Report) -> Floats:
+    def weight(self, report: Report) -> Floats:
         return report.sizes / report.sizes.sum()
 
 
@@ -418,20 +463,20 @@ def test_engines_catches_weights_that_depend_on_the_stack() -> None:
     found = failures(WeighsByStack)
     assert set(found) == {"alone", "engines"}
     assert "must not depend on who comes back with it" in found["alone"]
-    assert found["engines"].startswith("Stacked and Sequential after 5 rounds with no norm: ")
+    assert found["engines"].startswith("Stacked and Loop after 5 rounds with no norm: ")
 
 
 @dataclass(frozen=True)
 class SumsUp(Algorithm):
     """Sums the clients' changes where it should take their mean."""
 
-    def select(self, roster: Roster, count: int, stream: Stream) -> Ints:
-        object.__setattr__(self, "chosen", count)
-        return super().select(roster, count, stream)
+    @property
+    def client_selection(self) -> Selection:
+        return Spies(self, lambda chosen, count: ("chosen", count))
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         chosen = vars(self)["chosen"]
-        return {name: weight + chosen * mean["delta"][name] / 6 for name, weight in weights.items()}, server
+        return {name: weight + chosen * mean["delta"][name] / 6 for name, weight in weights.items()}, server_state
 
 
 def test_identical_catches_sums_in_place_of_means() -> None:
@@ -552,7 +597,7 @@ class ManyKinds(Algorithm):
     kind: Literal["this", "that"] = "this"
     text: str = "text"
 
-    def correct(self, g: Tensors, v: View) -> Tensors:  # a hook may name its arguments as it likes
+    def correct_gradients(self, g: Tensors, v: View) -> Tensors:  # a hook may name its arguments as it likes
         return g
 
 
@@ -569,7 +614,7 @@ def test_options_knows_what_is_bad_for_every_kind() -> None:
 class Picky(Algorithm):
     """Refuses whatever it is asked to train with."""
 
-    def check(self, **settings: Any) -> None:
+    def local_names(self, layout: Layout) -> frozenset[str]:
         raise fedskew.FedskewError("not with me")
 
 
@@ -584,7 +629,7 @@ class Chatty:
     """An engine that sends more than the hooks hand over."""
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
-        for updates in Sequential().train(job, start, plan):
+        for updates in Loop().train(job, start, plan):
             extra = torch.zeros(len(updates.report.clients), 3, dtype=job.x.dtype)
             yield replace(updates, payload={**updates.payload, "gossip": {"words": extra}})
 
@@ -604,20 +649,20 @@ def test_bytes_catches_an_engine_that_sends_more_than_it_says() -> None:
 
 
 def test_engines_catches_an_engine_that_forgets_buffers() -> None:
-    found = failures(fedskew.FedAvg, engines=[Sequential(), Careless()])
+    found = failures(fedskew.FedAvg, engines=[Loop(), Careless()])
     assert set(found) == {"engines", "bytes"}
-    assert "Careless and Sequential after 5 rounds with BatchNorm merged" in found["engines"]
+    assert "Careless and Loop after 5 rounds with BatchNorm merged" in found["engines"]
 
 
 def test_a_failure_raises_with_the_report() -> None:
     with pytest.raises(
-        ConformanceError, match=r"^WeighsByNumber fails 1 of 13 checks: \[order\] Sequential, clients"
+        ConformanceError, match=r"^WeighsByNumber fails 1 of 13 checks: \[order\] Loop, clients"
     ) as caught:
         fedskew.check(WeighsByNumber())
     report = caught.value.report
     assert isinstance(report, Conformance)
     assert not report.passed
-    assert "order      failed  Sequential, clients relabelled" in str(report)
+    assert "order      failed  Loop, clients relabelled" in str(report)
     assert "\n" not in str(caught.value)
 
 
@@ -625,10 +670,10 @@ def test_a_failure_raises_with_the_report() -> None:
 class Anchored(Algorithm):
     """Its server state is the weights themselves, which share memory with the model."""
 
-    def init(self, weights: Tensors) -> Tree:
+    def init_server_state(self, weights: Tensors) -> Tree:
         return {"anchor": weights}
 
-    def step(self, weights: Tensors, server: Tree, mean: Tree, crowd: Crowd) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         moved = {name: weight + mean["delta"][name] for name, weight in weights.items()}
         return moved, {"anchor": moved}
 

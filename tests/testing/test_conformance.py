@@ -6,7 +6,7 @@ import fedskew
 from fedskew.algorithms.contract import algorithms, resolve
 from fedskew.core.errors import FedskewError
 from fedskew.engine.job import Engine
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.testing import CHECKS, Conformance
 from fedskew.testing.equalities import engines_agree
@@ -48,7 +48,7 @@ def test_conforms(name: str) -> None:
 def test_other_engines_agree_and_resume(name: str, engine: str) -> None:
     if name == "fedtan" and engine == "stacks of few":
         pytest.skip("all clients of a round must be in one stack")  # tests/algorithms/test_fedtan.py has the refusal
-    assert (engines_agree(Lab(resolve(name), (Sequential(), OTHER_ENGINES[engine]), "cpu")).worst or 0.0) < 1e-8
+    assert (engines_agree(Lab(resolve(name), (Loop(), OTHER_ENGINES[engine]), "cpu")).worst or 0.0) < 1e-8
     checkpoint_goes_on(Lab(resolve(name), (OTHER_ENGINES[engine],), "cpu"))
 
 
@@ -67,7 +67,7 @@ def test_takes_an_instance_a_class_or_a_spelling() -> None:
 
 def test_the_report_is_a_line_a_check(fedavg: Conformance) -> None:
     lines = str(fedavg).splitlines()
-    assert lines[0].startswith("fedavg:weights=none on Sequential, Stacked: conforms")
+    assert lines[0].startswith("fedavg:weights=none on Loop, Stacked: conforms")
     assert [line.split()[0] for line in lines[1:]] == list(CHECKS)
     assert "after 5 rounds" in str(fedavg["engines"])
     assert "largest difference" in str(fedavg["engines"])
@@ -76,7 +76,7 @@ def test_the_report_is_a_line_a_check(fedavg: Conformance) -> None:
 
 
 def test_what_does_not_apply_is_told() -> None:
-    report = fedskew.check("central", skip={"order": "tried elsewhere"}, engines=[Sequential()])
+    report = fedskew.check("central", skip={"order": "tried elsewhere"}, engines=[Loop()])
     found = {finding.check: finding.detail for finding in report.findings if finding.outcome == "not applicable"}
     assert set(found) == {"order", "engines", "identical", "nan"}
     assert found["order"] == "tried elsewhere"
@@ -85,13 +85,13 @@ def test_what_does_not_apply_is_told() -> None:
 
 def test_refused_settings_are_told() -> None:
     report = fedskew.check("fednova", skip={name: "not now" for name in CHECKS if name != "runs"})
-    assert "refused with Adam: fednova is defined for local SGD" in report["runs"].detail
+    assert "refused with Adam: fednova with these options is defined for local SGD" in report["runs"].detail
 
 
 def test_own_models_are_compared_where_the_global_one_stays() -> None:
-    lab = Lab(resolve("local"), (Sequential(),), "cpu")
-    trained = lab.run(2, lab.scenes()[0], Sequential())
-    assert {name.split("/")[0] for name in trained.memories()} >= {"client 0 kept", "client 5 kept"}
+    lab = Lab(resolve("local"), (Loop(),), "cpu")
+    trained = lab.run(2, lab.scenes()[0], Loop())
+    assert {name.split("/")[0] for name in trained.memories()} >= {"client 0 local", "client 5 local"}
 
 
 def test_a_skip_must_name_a_check_and_there_must_be_an_engine() -> None:

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedskew.aggregation.mean import Aggregator
 from fedskew.algorithms.contract import Algorithm, Report, resolve
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tree, rows_of
 from fedskew.engine.job import Updates
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
-from fedskew.topology.collector import WeightedMean
+from fedskew.topology.collector import UpdateCollector
 
 
 def updates(values: list[float], sizes: list[int]) -> Updates:
@@ -22,19 +23,19 @@ def updates(values: list[float], sizes: list[int]) -> Updates:
     ones, numbers = np.ones(count), {"noise": 10 * np.arange(count)}
     report = Report(np.arange(count), np.array(sizes), np.ones(count, np.int64), ones, ones, numbers)
     matrix, column, kept = sent[:, None, None].expand(count, 2, 3).clone(), sent[:, None].clone(), sent[:, None].clone()
-    return Updates(report, {"delta": {"w": matrix}, "extra": {"n": sent}}, {"b": column}, {"kept": {"k": kept}})
+    return Updates(report, {"delta": {"w": matrix}, "extra": {"n": sent}}, {"b": column}, {"local": {"k": kept}})
 
 
 def some(whole: Updates, index: list[int]) -> Updates:
     arrays = {name: value[index] for name, value in vars(whole.report).items() if name not in ("numbers", "weights")}
     report = Report(**arrays, numbers={name: value[index] for name, value in whole.report.numbers.items()})
-    trees = [rows_of(tree, torch.tensor(index)) for tree in (whole.payload, {"": whole.buffers}, whole.own)]
+    trees = [rows_of(tree, torch.tensor(index)) for tree in (whole.payload, {"": whole.buffers}, whole.kept)]
     return Updates(report, trees[0], trees[1][""], trees[2])
 
 
 @pytest.mark.parametrize(("weights", "mean"), [("size", (30 * 1 + 10 * 2 + 20 * 6) / 60), ("uniform", 3.0)])
 def test_weights_by_hand(weights: str, mean: float):
-    total = WeightedMean(FedAvg(), weights)
+    total = UpdateCollector(FedAvg(), weights)
     total.add(updates([1.0, 2.0, 6.0], [30, 10, 20]))
     result = total.result()
     assert result.weights.tolist() == ([30, 10, 20] if weights == "size" else [1, 1, 1])
@@ -51,7 +52,7 @@ def test_weights_by_hand(weights: str, mean: float):
 @pytest.mark.parametrize("chunks", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[3], [1, 0], [2]], [[0], [1], [2], [3]]])
 def test_chunks_add_up_to_the_whole(chunks: list[list[int]]):
     whole = updates([1.0, -2.0, 0.3, 6.0], [30, 10, 20, 7])
-    at_once, streamed = WeightedMean(FedAvg(), "size"), WeightedMean(FedAvg(), "size")
+    at_once, streamed = UpdateCollector(FedAvg(), "size"), UpdateCollector(FedAvg(), "size")
     at_once.add(whole)
     for index in chunks:
         streamed.add(some(whole, index))
@@ -68,14 +69,14 @@ def test_chunks_add_up_to_the_whole(chunks: list[list[int]]):
 def test_a_broken_client_is_left_out(bad: float, where: str):
     sent = updates([1.0, 2.0, 6.0], [30, 10, 20])
     tensors = {"delta": sent.payload["delta"]["w"][1, 0], "extra": sent.payload["extra"]["n"][1:2]}
-    tensors |= {"buffers": sent.buffers["b"][1], "own": sent.own["kept"]["k"][1]}
+    tensors |= {"buffers": sent.buffers["b"][1], "own": sent.kept["local"]["k"][1]}
     tensors[where][0] = bad
     method = Listens()
-    total = WeightedMean(method, "size")
+    total = UpdateCollector(method, "size")
     arrived = total.add(sent)
     assert arrived.report.clients.tolist() == [0, 1, 2]
-    assert arrived.sound.tolist() == [0, 2]
-    assert arrived.own["kept"]["k"].flatten().tolist() == [1, 6]
+    assert arrived.valid.tolist() == [0, 2]
+    assert arrived.kept["local"]["k"].flatten().tolist() == [1, 6]
     (heard,) = vars(method)["reports"]
     assert heard.clients.tolist() == [0, 2]
     assert heard.sizes.tolist() == [30, 20]
@@ -89,33 +90,44 @@ def test_a_broken_client_is_left_out(bad: float, where: str):
 class Listens(FedAvg):
     """Writes down whom it is asked to weigh."""
 
-    def weigh(self, report: Report) -> np.ndarray:
+    def weight(self, report: Report) -> np.ndarray:
         vars(self).setdefault("reports", []).append(report)
-        return super().weigh(report)
+        return super().weight(report)
 
 
 def test_nobody_weighs_nothing():
-    assert len(WeightedMean(FedAvg(), "size")) == 0
-    assert WeightedMean(FedAvg(), "size").total == 0
+    assert len(UpdateCollector(FedAvg(), "size")) == 0
+    assert UpdateCollector(FedAvg(), "size").total == 0
 
 
-@dataclass(frozen=True)
-class Gathers(Algorithm):
+class Largest(Aggregator):
     """Writes down what it is given, and takes the largest of everything; all of it is the first client's, it says."""
 
+    needs_all = True
+
+    def __init__(self) -> None:
+        vars(self)["calls"] = []
+
     def combine(self, payloads: Tree, weights: torch.Tensor) -> tuple[Tree, torch.Tensor]:
-        vars(self).setdefault("calls", []).append((payloads, weights))
+        vars(self)["calls"].append((payloads, weights))
         shares = torch.zeros_like(weights)
         shares[0] = 1.0
         largest = {part: {name: value.amax(0) for name, value in tensors.items()} for part, tensors in payloads.items()}
         return largest, shares
 
 
+@dataclass(frozen=True)
+class Gathers(Algorithm):
+    @property
+    def aggregator(self) -> Largest:
+        return vars(self).setdefault("rule", Largest())
+
+
 @pytest.mark.parametrize("chunks", [[[0, 1, 2, 3]], [[3], [1, 0], [2]]])
 def test_an_own_combine_sees_all_sound_clients_at_once(chunks: list[list[int]]):
     whole = updates([1.0, -2.0, 0.3, 6.0], [30, 10, 20, 7])
     whole.payload["extra"]["n"][1] = float("nan")
-    total = WeightedMean(Gathers(), "size")
+    total = UpdateCollector(Gathers(), "size")
     for index in chunks:
         total.add(some(whole, index))
     assert total.total == 57
@@ -125,7 +137,7 @@ def test_an_own_combine_sees_all_sound_clients_at_once(chunks: list[list[int]]):
     assert (result.clients.tolist(), result.shares.tolist(), result.counted.tolist()) == ([0, 2, 3], [1, 0, 0], [0])
     like = {"b": torch.zeros(1), "other": torch.tensor([7.0])}
     assert {name: value.tolist() for name, value in result.merged_buffers(like).items()} == {"b": [6.0], "other": [7.0]}
-    ((payloads, weights),) = vars(total.algorithm)["calls"]
+    ((payloads, weights),) = vars(total.aggregator)["calls"]
     assert payloads["extra"]["n"].tolist() == [1.0, 0.3, 6.0]  # in the order of their numbers, whatever that of arrival
     assert payloads["delta"]["w"].shape == (3, 2, 3)
     assert payloads["buffers"]["b"].flatten().tolist() == [1.0, 0.3, 6.0]
@@ -136,22 +148,22 @@ def test_an_own_combine_sees_all_sound_clients_at_once(chunks: list[list[int]]):
 def test_an_own_combine_sees_moments_and_no_part_for_buffers_that_are_not_there():
     mean, variance = torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5], [0.25]])
     sent = updates([1.0, 2.0], [1, 1])
-    bare, normed = WeightedMean(Gathers(), "size"), WeightedMean(Gathers(), "size")
+    bare, normed = UpdateCollector(Gathers(), "size"), UpdateCollector(Gathers(), "size")
     bare.add(Updates(sent.report, sent.payload, {}, {}))
     result = bare.result()
     assert result.payload.keys() == {"delta", "extra"}
     assert result.merged_buffers({"b": torch.ones(1)}) == {"b": torch.ones(1)}
-    assert vars(bare.algorithm)["calls"][0][0].keys() == {"delta", "extra"}
+    assert vars(bare.aggregator)["calls"][0][0].keys() == {"delta", "extra"}
     normed.add(Updates(sent.report, sent.payload, {"n.running_mean": mean, "n.running_var": variance}, {}))
     merged = normed.result().merged_buffers({"n.running_mean": mean[0], "n.running_var": variance[0]})
-    assert vars(normed.algorithm)["calls"][0][0]["buffers"]["n.running_var"].tolist() == [[1.5], [9.25]]
+    assert vars(normed.aggregator)["calls"][0][0]["buffers"]["n.running_var"].tolist() == [[1.5], [9.25]]
     assert {name: value.tolist() for name, value in merged.items()} == {"n.running_mean": [3.0], "n.running_var": [0.25]}
 
 
 @pytest.mark.parametrize("spec", ["clip:norm=1e9", "krum:attackers=1,keep=6"])
 def test_combined_and_added_up_are_the_same(spec: str):
     whole = updates([1.0, -2.0, 0.3, 6.0, 2.0, 0.1], [5] * 6)
-    added_up, combined = WeightedMean(FedAvg(), "size"), WeightedMean(resolve(spec), "size")
+    added_up, combined = UpdateCollector(FedAvg(), "size"), UpdateCollector(resolve(spec), "size")
     for total in (added_up, combined):
         total.add(whole)
     left, right = combined.result(), added_up.result()
@@ -161,7 +173,7 @@ def test_combined_and_added_up_are_the_same(spec: str):
     torch.testing.assert_close(left.merged_buffers(like), right.merged_buffers(like), rtol=0, atol=1e-15)
 
 
-ENGINES = pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 
 
 def poison(training, client: int) -> None:
@@ -173,7 +185,7 @@ def poison(training, client: int) -> None:
 def test_training_goes_on_without_a_broken_client(lab, engine, norm: str):
     training = lab.training(None, "fedavg", "tabular:hidden=5", engine, norm=norm)
     training.advance()
-    before = training.client_state(1)
+    before = training.client_model(1)
     twin = lab.training(None, "fedavg", "tabular:hidden=5", engine, norm=norm)
     twin.restore({name: value.clone() for name, value in training.checkpoint().items()})
     poison(training, 1)
@@ -185,14 +197,14 @@ def test_training_goes_on_without_a_broken_client(lab, engine, norm: str):
     assert weights == pytest.approx([size / 22 for size in sizes])
     assert np.isfinite(result.round["local_loss"])
     # The same round with only the others: what the server makes of it, by hand.
-    plan, mean = lab.plan(twin, [0, 2, 3, 4]), WeightedMean(twin.algorithm, "size")
+    plan, mean = lab.plan(twin, [0, 2, 3, 4]), UpdateCollector(twin.algorithm, "size")
     for update in engine.train(twin.job, lab.start(twin, plan), plan):
         mean.add(update)
     for name, value in mean.result().payload["delta"].items():
         torch.testing.assert_close(training.params[name], twin.params[name] + value, rtol=0, atol=1e-12)
-    for name in training.job.kept:
-        assert torch.equal(training.client_state(1)[name], before[name])  # it keeps what it had
-        assert not torch.equal(training.client_state(0)[name], twin.client_state(0)[name])
+    for name in training.job.local_names:
+        assert torch.equal(training.client_model(1)[name], before[name])  # it keeps what it had
+        assert not torch.equal(training.client_model(0)[name], twin.client_model(0)[name])
 
 
 @ENGINES

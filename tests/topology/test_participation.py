@@ -5,17 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedskew.algorithms.contract import Orders, algorithms, resolve
+from fedskew.algorithms.contract import algorithms, resolve
 from fedskew.algorithms.fedavg import FedAvg
+from fedskew.algorithms.selection import Selection, TrainConfig
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import build
-from fedskew.server.training import Training
+from fedskew.server.server import Server
 
 SIZES = np.array([6, 12, 3, 9, 5])
 MODEL_BYTES = 8 * (4 * 3 + 3)  # float64: four features, three classes
@@ -29,12 +30,12 @@ def federation() -> Federation:
     return Federation(Dataset("made up", rows, rows, ("a", "b", "c")), parts)
 
 
-def training(method="fedavg", engine=None, model="logreg", **settings) -> Training:
+def training(method="fedavg", engine=None, model="logreg", **settings) -> Server:
     usual = {"rounds": 4, "epochs": 3, "batch_size": 4, "lr": 0.1, "dtype": "float64", "device": "cpu", "threads": 1}
-    return Training(federation(), build(model, (4,), 3, seed=0), resolve(method), Settings(**{**usual, **settings}), engine)
+    return Server(federation(), build(model, (4,), 3, seed=0), resolve(method), Settings(**{**usual, **settings}), engine)
 
 
-def flat(run: Training) -> np.ndarray:
+def flat(run: Server) -> np.ndarray:
     return np.concatenate([value.numpy().ravel() for value in run.params.values()])
 
 
@@ -72,19 +73,19 @@ def test_the_late_and_the_lost_do_not_count(tmp_path):
     assert result.round["bytes_up"] == 3 * MODEL_BYTES
     assert [line["local_loss"] is None for line in result.clients] == [False, True, False, True, False]
     only = training()
-    only.dispatcher.call = _sending(only.dispatcher, np.array([0, 2, 4]))
+    only.participation.invite = _inviting(only.participation, np.array([0, 2, 4]))
     only.advance()
     assert np.abs(flat(run) - flat(only)).max() < 1e-14
 
 
-def _sending(dispatcher, clients):
-    """The call that sends just these clients."""
-    call = dispatcher.call
+def _inviting(participation, clients):
+    """The invitation of just these clients."""
+    invite = participation.invite
     absent = np.setdiff1d(np.arange(5), clients)
-    return lambda *args: call(*args[:-1], absent)
+    return lambda *args: invite(*args[:-1], absent)
 
 
-@pytest.mark.parametrize("engine", [Sequential(), Stacked(mode="stack")], ids=["sequential", "stacked"])
+@pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
 @pytest.mark.parametrize("method", sorted(set(algorithms) - {"central", "krum"}))
 def test_everybody_is_lost(method: str, engine):
     run = training(method, engine, fleet="uniform:dropout=0.9999999999")
@@ -113,7 +114,7 @@ def test_a_round_without_a_quorum_changes_nothing():
 @pytest.mark.parametrize("method", ["fedavg", "fedprox:mu=1", "scaffold", "fedpbs", "afl-cp", "ditto", "moon"])
 def test_any_method_any_engine_same_numbers_under_a_fleet(method: str):
     settings = {"per_round": 4, "fleet": "mixed:slow=10,dropout=0.45,deadline=2,partial=true"}
-    first, second = training(method, Sequential(), **settings), training(method, Stacked(mode="stack"), **settings)
+    first, second = training(method, Loop(), **settings), training(method, Stacked(mode="stack"), **settings)
     lines = [(first.advance(), second.advance()) for _ in range(4)]
     assert np.abs(flat(first) - flat(second)).max() < 1e-12
     for one, other in lines:
@@ -138,7 +139,7 @@ def test_only_who_is_there_is_sent(tmp_path):
     fleet = write(tmp_path / "f.csv", [f"{k},1,1,1,0,0,{a},{b}" for k, (a, b) in enumerate(hours)], header)
     run = training(fleet=fleet)
     for clock, there in [(0.0, [0, 3]), (60.0, [0, 1]), (260.0, [2, 3]), (86_399.0, [3])]:
-        run.dispatcher.clock = clock
+        run.participation.clock = clock
         assert [line["client"] for line in run.advance().clients] == there
 
 
@@ -156,19 +157,22 @@ def test_central_is_always_there():
     assert [run.advance().round["clients"] for _ in range(3)] == [1, 1, 1]
 
 
+class ProbingSelection(Selection):
+    """All measure, two train, with a number each."""
+
+    probe = ("loss", "loss_variance")
+
+    def select(self, pool, count, stream):
+        return np.arange(len(pool.sizes))
+
+    def configure_training(self, pool, chosen, probed, count):
+        members = chosen[np.argsort(probed["loss"])[:2]]
+        return TrainConfig(members, np.array([2, 3]), np.array([1, 2]), {"rank": np.array([0.0, 1.0])})
+
+
 @dataclass(frozen=True)
 class Probing(FedAvg):
-    """Probes all, sends two, with a number each."""
-
-    def select(self, roster, count, stream):
-        return np.arange(len(roster.sizes))
-
-    def probe(self):
-        return ("loss", "loss_variance")
-
-    def orders(self, roster, chosen, probed, count):
-        members = chosen[np.argsort(probed["loss"])[:2]]
-        return Orders(members, np.array([2, 3]), np.array([1, 2]), {"rank": np.array([0.0, 1.0])})
+    client_selection = ProbingSelection()
 
 
 def test_probes_are_paid_for(tmp_path):
@@ -201,12 +205,16 @@ def test_probes_are_paid_for(tmp_path):
     assert {c["client"] for c in result.clients} == set(range(5))
 
 
-@dataclass(frozen=True)
-class ProbingMore(Probing):
+class MoreRows(ProbingSelection):
     """On two rows of the first client, three of the second, and so on."""
 
-    def probe_rows(self, roster, chosen):
+    def probe_rows(self, pool, chosen):
         return 2 + chosen
+
+
+@dataclass(frozen=True)
+class ProbingMore(FedAvg):
+    client_selection = MoreRows()
 
 
 def test_a_method_says_on_how_many_rows_clients_measure():
@@ -238,7 +246,7 @@ def test_a_deadline_bounds_rounds_in_which_clients_measure_first(tmp_path, deadl
     assert len(missed) == {1.5: 2, 4.0: 0, 40.0: 0}[deadline]
     assert result.round["clients"] == 2 + len(missed)
     assert result.round["late"] >= len(missed)
-    assert run.dispatcher.selected.sum() == result.round["clients"]
+    assert run.participation.selected.sum() == result.round["clients"]
 
 
 def test_a_round_in_which_nobody_measures_in_time_is_lost_and_recorded(tmp_path):
@@ -294,9 +302,9 @@ def test_history_counts_who_came_back():
             sent[line["client"]] += 1
             came[line["client"]] += 1 - line["dropped"]
             spent[line["client"]] += line["training_seconds"] * (1 - line["dropped"])
-    assert run.dispatcher.selected.tolist() == sent.tolist()
-    assert run.dispatcher.completed.tolist() == came.tolist()
-    assert run.dispatcher.spent.tolist() == pytest.approx(spent.tolist())
+    assert run.participation.selected.tolist() == sent.tolist()
+    assert run.participation.completed.tolist() == came.tolist()
+    assert run.participation.seconds.tolist() == pytest.approx(spent.tolist())
     assert 0 < came.sum() < sent.sum()
 
 
@@ -333,7 +341,7 @@ def test_models_right_after_local_training():
     assert line["trained_loss"] == pytest.approx(line["loss"], abs=1e-12)
     assert line["trained_accuracy"] == line["accuracy"]
     usual = training("fedavg", **settings)
-    start = usual.evaluator.scores(usual.state())["test"].loss
+    start = usual.evaluator.scores(usual.state())["test"]["loss"]
     slow = training("mfedbn:eta=1e-9", **settings).advance()
     assert slow.round["test_loss"] == pytest.approx(start, abs=1e-6)
     assert slow.round["trained_test_loss"] == pytest.approx(alone.round["test_loss"], abs=1e-12)

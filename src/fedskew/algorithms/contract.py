@@ -45,14 +45,15 @@ Requirement: TypeAlias = Literal[
 class Batch:
     """The rows of one local step, as ``objective`` sees them.
 
-    ``logits`` are the model's outputs and ``labels`` the targets of the rows; ``features`` are the inputs of the model's head
-    (for methods that require them). ``logits_at`` and ``features_at`` give the same under other weights, without gradient;
+    ``logits`` are the model's outputs and ``labels`` the targets of the rows; ``loss`` is the task's mean loss of other logits
+    for these rows. ``features`` are the inputs of the model's head (for methods that require them). ``logits_at`` and ``features_at`` give the same under other weights, without gradient;
     names that these lack are taken from the client's own. ``mean`` is the mean of one number a row: where rows are padded, only
     it knows which of them are real.
     """
 
     logits: Tensor
     labels: Tensor
+    loss: Callable[[Tensor], Tensor]
     mean: Callable[[Tensor], Tensor]
     logits_at: Callable[[Tensors], Tensor]
     features_at: Callable[[Tensors], Tensor]
@@ -259,8 +260,8 @@ class Algorithm:
         """Return the weights from which a client starts local training; ``view.start`` are those it received."""
         return view.start
 
-    def trainable(self, layout: Layout, epoch: int) -> frozenset[str]:
-        """Return the parameters that are trained in this local epoch; the others stay as they are."""
+    def trainable(self, layout: Layout, epoch: int, epochs: int) -> frozenset[str]:
+        """Return the parameters that are trained in this of so many local epochs; the others stay as they are."""
         return layout.parameters
 
     def objective(self, loss: Tensor, view: View) -> Tensor:

@@ -312,7 +312,7 @@ def _run_group(place: Path, wanted: "list[Member]", as_json: bool, *, retry: boo
             summaries = several.run_all(place, wanted, lambda member: watch(member.name), retry=retry, force=force)
         except KeyboardInterrupt as stop:
             code = getattr(stop, "code", 130)
-            raise Interrupted(f"interrupted; go on with: {resume_command(place)}", code) from None
+            raise Interrupted(f"interrupted; resume with: {resume_command(place)}", code) from None
     methods = [member.algorithm for member in wanted]
     _tell(methods, summaries, place, several.overview(wanted, summaries), as_json)
 

@@ -11,12 +11,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO, TYPE_CHECKING, Any
 
 from fedskew.core.errors import FedskewError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MOST_GROWTH = 200  # a packed file may unpack to so many times its size; a bomb of deflate does 1,000
 _SLACK = 64 << 20  # bytes that any packed file may unpack to
@@ -126,8 +126,10 @@ def must_fit(what: str, size: int, fix: str) -> None:
         raise FedskewError(f"{what} needs {size / 1e9:,.1f} GB, and this machine has {memory / 1e9:,.1f} GB of memory: {fix}")
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an NPZ file; pickled objects are refused."""
+def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
+    """Return the arrays of an NPZ file; pickled objects are refused."""
+    import numpy as np
+
     with reading(path):
         try:
             with path.open("rb") as file:

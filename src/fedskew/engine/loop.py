@@ -40,6 +40,7 @@ from fedskew.engine.scheduled import run_schedule
 from fedskew.label_privacy.secure_sum import Dealer, Masks
 from fedskew.models.parameters import load_weights, trainable
 from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.tasks.task import Task
 
 GRADIENTS_AT_ONCE = 64 << 20  # bytes of the gradients of single rows that are held together
 
@@ -212,7 +213,7 @@ class _Client:
         """Take all steps of the plan; ``enter`` is told the number of every step before it begins."""
         algorithm, job = self.job.algorithm, self.job
         looks = overridden(algorithm, "objective") or "gradient_at" in self.requires
-        self.look = _Look(self.worker, "features" in self.requires) if looks else None
+        self.look = _Look(self.worker, job.task, "features" in self.requires) if looks else None
         if overridden(algorithm, "on_receive"):
             self._receive()
         with torch.no_grad():
@@ -276,7 +277,8 @@ class _Client:
         """Take a step of the optimiser with the parameters that are trained in this epoch."""
         job, params, state = self.job, self.params, self.state
         if overridden(job.algorithm, "trainable"):
-            names = job.algorithm.trainable(job.layout, step // int(self.plan.steps_per_epoch[0]))
+            epoch, epochs = step // int(self.plan.steps_per_epoch[0]), int(self.plan.epochs[0])
+            names = job.algorithm.trainable(job.layout, epoch, epochs)
             params = {name: value for name, value in params.items() if name in names}
             state = {part: {n: v for n, v in ts.items() if n in names or n not in self.params} for part, ts in state.items()}
         if params:
@@ -325,8 +327,8 @@ class _Client:
 class _Look:
     """What hooks may see of a batch: the outputs under the worker's weights, and under others in a second model."""
 
-    def __init__(self, worker: nn.Module, features: bool) -> None:
-        self.worker, self.other = worker, copy.deepcopy(worker)
+    def __init__(self, worker: nn.Module, task: Task, features: bool) -> None:
+        self.worker, self.other, self.task = worker, copy.deepcopy(worker), task
         self.tap = Tap(worker) if features else None
         self.other_tap = Tap(self.other) if features else None
 
@@ -352,7 +354,7 @@ class _Look:
             return features
 
         features = self.tap.features if self.tap else None
-        return Batch(logits, labels, torch.mean, logits_at, features_at, features)
+        return Batch(logits, labels, lambda other: self.task.losses(other, labels), torch.mean, logits_at, features_at, features)
 
     def close(self) -> None:
         """Leave the worker as it was."""

@@ -318,8 +318,8 @@ class _Stack:
         if not overridden(self.job.algorithm, "trainable"):
             optimizer.step_(params, grads, state, self.lr, stacked=True)
             return
-        epochs = step // self.plan.steps_per_epoch[head]
-        trained = {int(e): self.job.algorithm.trainable(self.job.layout, int(e)) & params.keys() for e in np.unique(epochs)}
+        phases = list(zip(step // self.plan.steps_per_epoch[head], self.plan.epochs[head], strict=True))
+        trained = {p: frozenset(self.job.algorithm.trainable(self.job.layout, *map(int, p))) for p in set(phases)}
         anybody = frozenset().union(*trained.values())
         params = {name: value for name, value in params.items() if name in anybody}
         state = {part: {n: v for n, v in ts.items() if n in anybody or n not in self.params} for part, ts in state.items()}
@@ -329,7 +329,7 @@ class _Stack:
         for part, tensors in before.items():
             for name, old in tensors.items():
                 if name in params:  # clients that do not train it in their epoch get back what they had
-                    moves = torch.from_numpy(np.array([name in trained[int(e)] for e in epochs])).to(old.device)
+                    moves = torch.from_numpy(np.array([name in trained[phase] for phase in phases])).to(old.device)
                     now = params[name] if part == "" else state[part][name]
                     now.copy_(torch.where(moves.view(-1, *(1,) * (old.dim() - 1)), now, old))
 
@@ -413,17 +413,20 @@ class _Stack:
             assert found is not None, "features_at is for methods that require features"
             return found
 
+        def loss(outputs: Tensor) -> Tensor:
+            return mean(self.job.task.losses(outputs, y, "none"))
+
         def minimised(weights: Tensors) -> Tensor:
             outputs, inside = forward(weights)
-            other = replace(view, params=weights, batch=Batch(outputs, y, mean, logits_at, features_at, inside))
-            return self.job.algorithm.objective(mean(self.job.task.losses(outputs, y, "none")), other)
+            other = replace(view, params=weights, batch=Batch(outputs, y, loss, mean, logits_at, features_at, inside))
+            return self.job.algorithm.objective(loss(outputs), other)
 
         def gradient_at(weights: Tensors) -> Tensors:
             found: Tensors = grad(minimised)({**own, **weights})
             return found
 
         if logits is not None:
-            view = replace(view, batch=Batch(logits, y, mean, logits_at, features_at, features))
+            view = replace(view, batch=Batch(logits, y, loss, mean, logits_at, features_at, features))
         return replace(view, gradient_at=gradient_at)
 
     def _corrected(self, grads: Tensors, params: Tensors, active: int) -> Tensors:

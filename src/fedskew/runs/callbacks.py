@@ -1,6 +1,6 @@
 """Callbacks: what happens after every round and at the end of a run, and what may stop it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,10 +34,10 @@ class _Function(Callback):
         return self.function(result, rounds)
 
 
-def as_callbacks(given: Iterable[Any]) -> list[Callback]:
-    """Return callbacks from callbacks and functions."""
+def as_callbacks(given: Any) -> list[Callback]:
+    """Return callbacks from callbacks and functions: one, or several."""
     found: list[Callback] = []
-    for one in given:
+    for one in [given] if isinstance(given, Callback) or callable(given) else given:
         if not isinstance(one, Callback) and not callable(one):
             raise FedskewError(
                 f"a callback is a fedskew.Callback or a function of (result, rounds), got {type(one).__name__}"

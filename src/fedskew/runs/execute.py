@@ -44,7 +44,7 @@ def start(
     algorithm: Algorithm,
     settings: Settings,
     folder: "str | os.PathLike[str] | bool | None",
-    callbacks: Iterable[CallbackSpec] = (),
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
 ) -> Run:
     """Train one method on one federation and record it; a fresh folder under ``runs`` when None, nowhere when False."""
     server, config = prepare(fed, model, algorithm, settings)
@@ -74,7 +74,7 @@ def resume_run(
     fed: Federation | None,
     model: ModelSpec | None,
     algorithm: Algorithm | None,
-    callbacks: Iterable[CallbackSpec],
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]",
     force: bool,
 ) -> Run:
     """Continue a run from its last checkpoint; see ``fedskew.resume``."""
@@ -88,7 +88,7 @@ def _resume(
     fed: Federation | None,
     model: ModelSpec | None,
     algorithm: Algorithm | None,
-    callbacks: Iterable[CallbackSpec],
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]",
     force: bool,
 ) -> Run:
     began = disk.environment()
@@ -173,7 +173,7 @@ def _drive(
     checkpoints: Checkpoints | None,
     tables: dict[str, list[Row]],
     config: Mapping[str, Any],
-    callbacks: Iterable[CallbackSpec],
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]",
 ) -> Run:
     """Go round after round to the end, and write the files that a run ends with."""
     disk = checkpoints.disk if checkpoints else None

@@ -34,7 +34,7 @@ def run_experiment(
     experiment: Experiment,
     *,
     folder: "str | os.PathLike[str] | None" = None,
-    callbacks: Iterable[CallbackSpec] = (),
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
     fed: Federation | None = None,
 ) -> Run:
     """Run an experiment; ``fed`` saves reading the data again for the next of several runs."""
@@ -45,7 +45,7 @@ def run_experiment(
     return start(fed or federate(experiment), experiment.model, method, experiment.settings(), folder, callbacks)
 
 
-def run_or_resume(experiment: Experiment, folder: Path, callbacks: Iterable[CallbackSpec] = ()) -> Run:
+def run_or_resume(experiment: Experiment, folder: Path, callbacks: "CallbackSpec | Iterable[CallbackSpec]" = ()) -> Run:
     """Run an experiment, or resume it if the folder holds the very same one: a job that is requeued is one line."""
     if not folder.exists():
         return run_experiment(experiment, folder=folder, callbacks=callbacks)

@@ -199,7 +199,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._then = f", then go on with: {resume_command(path)}"
+        self._then = f", then resume with: {resume_command(path)}"
         self._grown: dict[str, Any] = {}  # of each table that was written to, its length and a running SHA-256
 
     @classmethod

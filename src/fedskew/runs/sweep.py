@@ -125,7 +125,7 @@ def must_be_the_same(folder: Path, wanted: Sequence[Member]) -> None:
     """Refuse a folder that holds another group than this."""
     if _listed(read(folder)) != _listed(wanted):
         raise FedskewError(
-            f"{folder} holds other runs than these: choose another folder, or go on with what it holds ("
+            f"{folder} holds other runs than these: choose another folder, or resume what it holds ("
             f"{resume_command(folder)})"
         )
 

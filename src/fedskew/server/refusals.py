@@ -4,7 +4,7 @@ import numpy as np
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, Weights
-from fedskew.algorithms.topologies import Buffered, Parallel, Scheduled, Sequential, Synchronous
+from fedskew.algorithms.topologies import Buffered, Parallel, Scheduled, Synchronous
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
@@ -12,13 +12,16 @@ from fedskew.data.partition import Partition
 from fedskew.engine.job import Job
 from fedskew.models.parameters import trainable
 
+LATE = 10**9  # a round that comes after every change of the topology
+
 
 def check_choices(algorithm: Algorithm, settings: Settings) -> None:
     """Refuse settings for which the method is not defined, as far as that shows before any data is read."""
     method, topology = algorithm.label(), algorithm.topology(0)
     if "sgd" in algorithm.requires and settings.optimizer != "sgd":
         raise FedskewError(
-            f"{method} is defined for local SGD, got optimizer={settings.optimizer}: use optimizer=sgd or another method"
+            f"{method} with these options is defined for local SGD, got optimizer={settings.optimizer}: use optimizer=sgd, "
+            "other options (fedskew list algorithms) or another method"
         )
     if settings.per_round is not None:
         algorithm.aggregator.check(settings.per_round)
@@ -69,11 +72,16 @@ def _check_schedule(job: Job, settings: Settings) -> None:
             f"norm={settings.norm} keeps parts of the model with each client, but {method} has one model for all: "
             "use norm=aggregate"
         )
-    if isinstance(topology, Sequential) and topology.single_samples and has_batch_norm(job.model):
+    if trains_single_samples(job.algorithm) and has_batch_norm(job.model):
         raise FedskewError(
             f"{method} trains on one sample at a time, and BatchNorm has no spread to normalise by then: "
             "use norm=group in the model, or a method that trains in batches"
         )
+
+
+def trains_single_samples(algorithm: Algorithm) -> bool:
+    """Return whether the method comes to optimiser steps of one sample, in its first round or later."""
+    return any(getattr(algorithm.topology(round), "single_samples", False) for round in (0, LATE))
 
 
 def _check_aggregation(job: Job, per_round: int) -> None:

@@ -32,7 +32,7 @@ from fedskew.server.calibration import new_head
 from fedskew.server.client_store import ClientStore
 from fedskew.server.evaluation import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
 from fedskew.server.label_holders import packed, protocol_bytes, protocol_seconds, unpacked, who_holds_what
-from fedskew.server.refusals import check_all, clients_per_round, least_batch, weights_of
+from fedskew.server.refusals import check_all, clients_per_round, least_batch, trains_single_samples, weights_of
 from fedskew.tasks.task import Task
 from fedskew.topology.buffered import BufferedRounds
 from fedskew.topology.client_rows import Row
@@ -77,7 +77,7 @@ class Server:
         self.model, self.device = self.job.model, self.job.x.device
         topology = algorithm.topology(0)
         check_all(self.job, settings, self.per_round)
-        single = getattr(topology, "single_samples", False)
+        single = trains_single_samples(algorithm)
         cost = measure_cost(self.model, self.job.x, 1 if single else settings.batch_size)
         at_once = 1 if isinstance(topology, Scheduled) else self.per_round
         self.threads = settings.threads or cost.threads(at_once, usable_cores())

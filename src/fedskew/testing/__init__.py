@@ -8,7 +8,7 @@ from fedskew.algorithms.contract import Algorithm, resolve
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.registry import Choice
 from fedskew.engine.job import Engine
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.testing.check_report import (
     Conformance,
@@ -70,7 +70,7 @@ def check(
     for name in leave_out:
         if name not in CHECKS:
             raise unknown("check", name, CHECKS)
-    used = tuple(engines) if engines is not None else (Sequential(), Stacked(mode="stack"))
+    used = tuple(engines) if engines is not None else (Loop(), Stacked(mode="stack"))
     if not used:
         raise FedskewError("engines is empty: give at least one, two to see whether they agree")
     lab = Lab(resolve(algorithm), used, device)

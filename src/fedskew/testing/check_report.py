@@ -1,11 +1,16 @@
 """What the conformance suite found: a line a check, and failures that name the hook and the remedy."""
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from fedskew.aggregation.mean import Aggregator
+from fedskew.algorithms.calibrator import Calibrator
 from fedskew.algorithms.contract import Algorithm
+from fedskew.algorithms.selection import Selection
+from fedskew.algorithms.topologies import Scheduled
 from fedskew.core.errors import FedskewError
 
 
@@ -79,11 +84,30 @@ class ConformanceError(FedskewError):
         super().__init__(f"{report.algorithm} fails {len(report.failures)} of {len(report.findings)} checks: {failed}")
 
 
-HOOKS = tuple(
-    name
-    for name, value in vars(Algorithm).items()
-    if callable(value) and not name.startswith("_") and name not in ("options", "label", "check")
-)
+# The hooks of a method by name, each with the class whose signature it has.
+HOOKS: dict[str, type[Any]] = {
+    **{
+        name: Algorithm
+        for name, value in vars(Algorithm).items()
+        if callable(value) and not name.startswith("_") and name not in ("options", "label", "topology")
+    },
+    **dict.fromkeys(("client_profile", "select", "probe_rows", "configure_training"), Selection),
+    "combine": Aggregator,
+    **dict.fromkeys(("class_statistics", "calibrate"), Calibrator),
+    "schedule_samples": Scheduled,
+}
+PARTS = ("client_selection", "aggregator", "calibrator")  # objects a method has that have hooks
+
+
+def hook_of(algorithm: Algorithm, hook: str, round: int = 0) -> Callable[..., Any]:
+    """Return a hook of a method, or of the object that has it."""
+    owner: Any = algorithm
+    if HOOKS[hook] is not Algorithm:
+        topology = algorithm.topology(round)
+        owners: dict[type[Any], Any] = {Selection: algorithm.client_selection, Aggregator: algorithm.aggregator, Calibrator: algorithm.calibrator}
+        owner = topology if hook == "schedule_samples" else owners[HOOKS[hook]]
+    found: Callable[..., Any] = getattr(owner, hook)
+    return found
 
 _ADVICE = (
     ("data-dependent control flow", "hooks must not branch on tensor values: use torch.where"),
@@ -97,12 +121,13 @@ _ADVICE = (
 
 
 def explain(problem: BaseException, algorithm: type[Algorithm]) -> str:
-    """An exception on one line: the hook that raised it and where, the message, and what to do about it."""
+    """Return an exception on one line: the hook that raised it and where, the message, and what to do about it."""
     text = " ".join(str(problem).split())
     said = f"{type(problem).__name__}: {text if len(text) <= 120 else text[:117] + '...'}"
     advice = next((f"; {remedy}" for symptom, remedy in _ADVICE if symptom in text), "")
     for frame, line in traceback.walk_tb(problem.__traceback__):
-        if frame.f_code.co_name in HOOKS and isinstance(frame.f_locals.get("self"), algorithm):
+        owner = frame.f_locals.get("self")
+        if frame.f_code.co_name in HOOKS and isinstance(owner, (algorithm, Selection, Aggregator, Calibrator)):
             file = Path(frame.f_code.co_filename).name
             return f"{frame.f_code.co_name} ({file}, line {line}) raised {said}{advice}"
     return f"{said}{advice}"

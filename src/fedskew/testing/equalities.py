@@ -89,8 +89,8 @@ def _other_random_numbers() -> Iterator[None]:
 
 def clients_in_any_order(lab: Lab) -> Passed:
     """Clients with other numbers end with the same weights; full batches, since batches are drawn by client number."""
-    if lab.walks():
-        raise NotApplicableError("the walk draws clients by their numbers, so other numbers make another walk")
+    if lab.scheduled():
+        raise NotApplicableError("the schedule draws clients by their numbers, so other numbers make another schedule")
     usual = federation()
     old_number = Stream(0, "conformance order").permutation(len(SIZES))
     relabelled = federation([usual.partition.of(int(client)) for client in old_number])
@@ -109,9 +109,9 @@ def identical_clients(lab: Lab) -> Passed:
     """Three clients with the same rows are one client, running statistics of BatchNorm included."""
     if lab.pools():
         raise NotApplicableError("the method pools all rows, so that three equal clients are one with three times the rows")
-    if lab.walks():
-        raise NotApplicableError("the model walks over all samples: three times the rows are three times the steps")
-    if (lab.fresh().awaits() or 3) < 3:
+    if lab.scheduled():
+        raise NotApplicableError("one model is trained on all samples: three times the rows are three times the steps")
+    if (lab.buffer_size() or 3) < 3:
         raise NotApplicableError("the server takes a step before all three have answered")
     rows = np.arange(12)
     one, three = federation([rows]), federation([rows] * 3)

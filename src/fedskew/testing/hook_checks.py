@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.algorithms.contract import Algorithm
-from fedskew.engine.loop import Sequential
-from fedskew.testing.check_report import ContractError, Passed, explain
+from fedskew.engine.loop import Loop
+from fedskew.testing.check_report import HOOKS, ContractError, Passed, explain, hook_of
 from fedskew.testing.lab import LATE, LOCAL, MERGED, PLAIN, SCENES, Lab, names_of, watched
 
 Leaves: TypeAlias = dict[str, Any]
-_TREES = ("init", "broadcast", "remember", "pull", "memo", "payload")
+_TREES = ("init_server_state", "broadcast", "init_client_state", "linear_correction", "client_state", "payload")
 
 
 def runs_everywhere(lab: Lab) -> Passed:
@@ -55,57 +54,63 @@ def hooks_keep_shapes(lab: Lab) -> Passed:
 
     for scene in lab.scenes(PLAIN, MERGED, LOCAL):
         expected.clear()
-        lab.run(2, scene, Sequential(), None, watched(lab.fresh(), around))
+        lab.run(2, scene, Loop(), None, watched(lab.fresh(), around))
     return Passed(f"names, shapes and dtypes in {calls} hook calls")
 
 
 def _given(hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a hook by the names that the contract has for them."""
-    bound = inspect.signature(getattr(Algorithm, hook)).bind(None, *args, **kwargs).arguments
+    if hook == "schedule_samples":  # a function and no method
+        return dict(zip(("holdings", "pool", "stream"), args, strict=True))
+    bound = inspect.signature(getattr(HOOKS[hook], hook)).bind(None, *args, **kwargs).arguments
     return {name: value for name, value in bound.items() if name != "self"}
 
 
 def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str, Leaves]) -> None:
     """One hook's result against what it was given and what other hooks promised."""
-    if hook in ("init", "remember"):
+    if hook in ("init_server_state", "init_client_state"):
         expected[hook] = _leaves(result)
     elif hook == "objective":
         if not isinstance(result, Tensor) or result.dim():
             raise ContractError("objective must return one number as a tensor without axes")
-    elif hook == "correct":
-        _same("correct", "gradients", result, _leaves(given["grads"]))
-    elif hook == "pull":
-        _judge_pull(result, _leaves(given["view"].params))
-    elif hook == "memo":
-        _same("memo", "what remember returns, or it is lost", result, expected["remember"])
+    elif hook == "correct_gradients":
+        _same(hook, "gradients", result, _leaves(given["grads"]))
+    elif hook == "on_receive":
+        _same(hook, "the weights that the client received", result, _leaves(given["view"].start))
+    elif hook in ("trainable", "local_names"):
+        _judge_names(hook, result, given["layout"])
+    elif hook == "linear_correction":
+        _judge_correction(result, _leaves(given["view"].params))
+    elif hook == "client_state":
+        _same(hook, "what init_client_state returns, or it is lost", result, expected["init_client_state"])
     elif hook == "payload":
         for name, value in _leaves(result).items():
             if not value.is_floating_point():
                 raise ContractError(f"payload {name} is {value.dtype}: send floating point, the server takes a weighted mean")
-    elif hook == "step":
+    elif hook == "server_update":
         if not isinstance(result, tuple) or len(result) != 2:
-            raise ContractError("step must return a pair: new weights and new server state")
-        _require_tree("step", result[1])
-        _same("step", "the weights it was given", result[0], _leaves(given["weights"]))
-        _same("step", "what init returns, or it is lost on resume", result[1], expected["init"])
+            raise ContractError("server_update must return a pair: new weights and new server state")
+        _require_tree(hook, result[1])
+        _same(hook, "the weights it was given", result[0], _leaves(given["weights"]))
+        _same(hook, "what init_server_state returns, or it is lost on resume", result[1], expected["init_server_state"])
     elif hook == "select":
-        _require_positions("select", result, len(given["roster"].sizes))
+        _require_positions("select", result, len(given["pool"].sizes))
     elif hook == "probe_rows":
         _require_counts("probe_rows", result, len(given["chosen"]), "of the chosen")
-    elif hook == "orders":
-        _judge_orders(result, given)
-    elif hook == "walk":
+    elif hook == "configure_training":
+        _judge_config(result, given)
+    elif hook == "schedule_samples":
         if not len(result.rows) == len(result.clients) == (result.ends[-1] if len(result.ends) else 0):
-            raise ContractError("walk must say of each row whose it is, and its steps must end with the last row")
+            raise ContractError("schedule_samples must name the client of each row, and its steps must end with the last row")
     elif hook == "combine":
         _judge_combine(result, given)
-    elif hook == "notes":
-        if set(result) != expected.setdefault("notes", dict.fromkeys(result)).keys():
-            raise ContractError("notes must have the same names in every round, they are columns of a table")
-    elif hook == "weigh":
+    elif hook == "metrics":
+        if set(result) != expected.setdefault("metrics", dict.fromkeys(result)).keys():
+            raise ContractError("metrics must have the same names in every round, they are columns of a table")
+    elif hook == "weight":
         clients = len(given["report"].clients)
         if not isinstance(result, np.ndarray) or result.shape != (clients,) or not np.all(np.isfinite(result) & (result >= 0)):
-            raise ContractError(f"weigh must return an array of {clients} finite weights, none below 0, one a client")
+            raise ContractError(f"weight must return an array of {clients} finite weights, none below 0, one a client")
 
 
 def _judge_combine(result: Any, given: Mapping[str, Any]) -> None:
@@ -120,15 +125,23 @@ def _judge_combine(result: Any, given: Mapping[str, Any]) -> None:
         raise ContractError(f"combine must give shares that sum to 1, not to {float(shares.sum()):g}")
 
 
-def _judge_orders(result: Any, given: Mapping[str, Any]) -> None:
-    _require_positions("orders", result.members, len(given["roster"].sizes))
-    if not np.isin(result.members, given["chosen"]).all():
-        raise ContractError("orders must take its members from the chosen")
-    for name, values in {"batch": result.batch, "epochs": result.epochs, **result.numbers}.items():
-        if not isinstance(values, np.ndarray) or values.shape != result.members.shape:
-            raise ContractError(f"orders: {name} must be an array with one entry a member, {len(result.members)} of them")
-        if name in ("batch", "epochs"):
-            _require_counts(f"orders: {name}", values, len(result.members), "a member")
+def _judge_config(result: Any, given: Mapping[str, Any]) -> None:
+    hook, count = "configure_training", len(result.clients)
+    _require_positions(hook, result.clients, len(given["pool"].sizes))
+    if not np.isin(result.clients, given["chosen"]).all():
+        raise ContractError(f"{hook} must take its clients from the chosen")
+    for name, values in {"batch_size": result.batch_size, "epochs": result.epochs, **result.numbers}.items():
+        if not isinstance(values, np.ndarray) or values.shape != result.clients.shape:
+            raise ContractError(f"{hook}: {name} must be an array with one entry a client, {count} of them")
+        if values is result.batch_size or values is result.epochs:
+            _require_counts(f"{hook}: {name}", values, count, "a client")
+
+
+def _judge_names(hook: str, result: Any, layout: Any) -> None:
+    known = layout.parameters | layout.buffers
+    for name in result:
+        if name not in known:
+            raise ContractError(f"{hook} has {name!r}, which is no parameter or buffer of the model")
 
 
 def _require_counts(where: str, found: Any, length: int, of: str) -> None:
@@ -136,26 +149,27 @@ def _require_counts(where: str, found: Any, length: int, of: str) -> None:
         raise ContractError(f"{where} must be an array of {length} whole numbers, at least 1, one {of}")
 
 
-def _judge_pull(result: Any, params: Leaves) -> None:
-    _require_tree("pull", result)
+def _judge_correction(result: Any, params: Leaves) -> None:
+    hook = "linear_correction"
+    _require_tree(hook, result)
     for part, tensors in result.items():
         if part not in ("scale", "offset"):
-            raise ContractError(f"pull has the parts scale and offset, not {part!r}")
+            raise ContractError(f"{hook} has the parts scale and offset, not {part!r}")
         for name, value in tensors.items():
             if name not in params:
-                raise ContractError(f"pull: {part} has {name!r}, which is no weight")
+                raise ContractError(f"{hook}: {part} has {name!r}, which is no weight")
             if value.shape != (() if part == "scale" else params[name].shape):
                 raise ContractError(
-                    f"pull: {part} of {name!r} is {tuple(value.shape)}: a scale is a number, an offset a weight"
+                    f"{hook}: {part} of {name!r} is {tuple(value.shape)}: a scale is a number, an offset a weight"
                 )
 
 
 def _require_positions(hook: str, found: Any, population: int) -> None:
-    """Different positions in the roster, at least one."""
+    """Raise an error unless these are different positions in the pool, at least one."""
     if not isinstance(found, np.ndarray) or found.dtype.kind != "i" or not len(found):
-        raise ContractError(f"{hook} must return an array of positions in the roster, at least one")
+        raise ContractError(f"{hook} must return an array of positions in the pool, at least one")
     if len(np.unique(found)) != len(found) or found.min() < 0 or found.max() >= population:
-        raise ContractError(f"{hook} must return different positions below {population}, the length of the roster")
+        raise ContractError(f"{hook} must return different positions below {population}, the size of the pool")
 
 
 def _require_tree(hook: str, value: Any) -> None:
@@ -187,7 +201,7 @@ def hooks_are_pure(lab: Lab) -> Passed:
         for name, state in random_states().items():
             if state != generators[name]:
                 raise ContractError(
-                    f"{hook} draws from the global generator of {name}: only the stream given to select is allowed"
+                    f"{hook} draws from the global generator of {name}: only the stream that a hook is given is allowed"
                 )
         after = _leaves(given)
         for name in [*before, *after]:
@@ -196,7 +210,7 @@ def hooks_are_pure(lab: Lab) -> Passed:
         return result
 
     for scene in lab.scenes(PLAIN, MERGED, LOCAL):
-        lab.run(2, scene, Sequential(), None, watched(lab.fresh(), around))
+        lab.run(2, scene, Loop(), None, watched(lab.fresh(), around))
     return Passed(f"inputs and global random state in {calls} hook calls")
 
 
@@ -208,18 +222,23 @@ def hooks_are_functions(lab: Lab) -> Passed:
         nonlocal calls
         calls += 1
         result = method(*args, **kwargs)
-        if not _alike(getattr(lab.fresh(), hook)(*args, **kwargs), result):
+        if not _alike(_fresh_hook(lab, hook, args)(*args, **kwargs), result):
             raise ContractError(
                 f"{hook} gives something else when a fresh object is asked the same: what it needs to know must be in its "
-                "arguments (server state, memo, numbers), never in the object"
+                "arguments (server state, client state, numbers), never in the object"
             )
         return result
 
     scenes = lab.scenes(PLAIN, MERGED, LOCAL)
     for scene in scenes:
         rounds = LATE if scene is scenes[0] else 2
-        lab.run(rounds, scene, Sequential(), None, watched(lab.fresh(), around))
+        lab.run(rounds, scene, Loop(), None, watched(lab.fresh(), around))
     return Passed(f"the same bits from a fresh object in {calls} hook calls, over {LATE} rounds")
+
+
+def _fresh_hook(lab: Lab, hook: str, args: tuple[Any, ...]) -> Callable[..., Any]:
+    """Return the hook of an equal method that has been through nothing."""
+    return hook_of(lab.fresh(), hook, args[1].round if hook == "schedule_samples" else 0)
 
 
 def _alike(left: Any, right: Any) -> bool:

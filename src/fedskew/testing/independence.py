@@ -1,4 +1,4 @@
-"""Checks that a client depends on itself alone: what it tells, weighs and adds to a sum, whoever else is there."""
+"""Checks that a client depends on itself alone: its profile, its weight and its statistics, whoever else takes part."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -9,47 +9,48 @@ import torch
 
 from fedskew.algorithms.contract import Algorithm, Report
 from fedskew.core.streams import Floats, Stream
-from fedskew.engine.loop import Sequential
+from fedskew.engine.loop import Loop
 from fedskew.testing.check_report import ContractError, Passed
 from fedskew.testing.lab import CLASSES, LOCAL, MERGED, PLAIN, Lab, federation, watched
 
 
 def everybody_for_itself(lab: Lab) -> Passed:
-    """What a client tells, weighs and adds to a sum depends on itself alone, and not on who else is there."""
-    _tells_of_itself(lab.fresh())
+    """Check that a client's profile, weight and class statistics do not depend on other clients."""
+    _profiles_itself(lab.fresh())
     _adds_up(lab.fresh())
-    if lab.walks():
-        return Passed("what clients disclose and tally")
-    return Passed(f"what clients disclose, weigh ({_weighs_alone(lab)} updates) and tally")
+    if lab.scheduled():
+        return Passed("profiles and class statistics of clients")
+    return Passed(f"profiles, weights ({_weighs_alone(lab)} updates) and class statistics of clients")
 
 
-def _tells_of_itself(method: Algorithm) -> None:
+def _profiles_itself(method: Algorithm) -> None:
     fed = federation()
     counts = fed.partition.counts(fed.train.y, CLASSES)
-    told = method.disclose(counts, Stream(0, "disclose"))
+    profile_of = method.client_selection.client_profile
+    told = profile_of(lambda: counts, Stream(0, "profile"))
     for client in range(len(counts)):
         among_others = 3 * counts + 1
         among_others[client] = counts[client]
-        for name, values in method.disclose(among_others, Stream(0, "disclose")).items():
+        for name, values in profile_of(lambda: among_others, Stream(0, "profile")).items():  # noqa: B023
             if values[client] != told[name][client]:
                 raise ContractError(
-                    f"disclose: {name} of client {client} is {told[name][client]:g}, and {values[client]:g} among others: a "
+                    f"client_profile: {name} of client {client} is {told[name][client]:g}, and {values[client]:g} among others: a "
                     "client knows its own row of counts only"
                 )
 
 
 def _weighs_alone(lab: Lab) -> int:
-    """The reports of a round together weigh what each weighs alone; returns how many there were."""
+    """Check that the reports of a round together weigh what each weighs alone; returns how many there were."""
     heard: list[tuple[Report, Floats]] = []
 
     def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = method(*args, **kwargs)
-        if hook == "weigh":
+        if hook == "weight":
             heard.append((args[0], result))
         return result
 
     (scene, *_) = lab.scenes(PLAIN, MERGED, LOCAL)
-    lab.run(1, scene, Sequential(), None, watched(lab.fresh(), around))
+    lab.run(1, scene, Loop(), None, watched(lab.fresh(), around))
     reports, alone = [report for report, _ in heard], np.concatenate([weights for _, weights in heard])
     joined: dict[str, Any] = {
         one.name: np.concatenate([getattr(report, one.name) for report in reports])
@@ -57,10 +58,10 @@ def _weighs_alone(lab: Lab) -> int:
         if one.name not in ("numbers", "weights")
     }
     numbers = {name: np.concatenate([report.numbers[name] for report in reports]) for name in reports[0].numbers}
-    together = lab.fresh().weigh(replace(reports[0], **joined, numbers=numbers))
+    together = lab.fresh().weight(replace(reports[0], **joined, numbers=numbers))
     if not np.allclose(together, alone, rtol=1e-12, atol=0):
         raise ContractError(
-            f"weigh gives {len(reports)} clients {_listed(together)} together and {_listed(alone)} one by one: a client's "
+            f"weight gives {len(reports)} clients {_listed(together)} together and {_listed(alone)} one by one: a client's "
             "weight must not depend on who comes back with it; the engine divides by the sum"
         )
     return len(reports)
@@ -71,14 +72,17 @@ def _listed(values: Floats) -> str:
 
 
 def _adds_up(method: Algorithm) -> None:
+    if not method.calibrator:
+        return
+    statistics = method.calibrator.class_statistics
     draw = Stream(0, "conformance tally").generator()
     features, labels = torch.from_numpy(draw.normal(size=(9, 4))), torch.from_numpy(draw.integers(0, CLASSES, 9))
-    whole, *parts = (method.tally(features[at], labels[at], CLASSES) for at in (slice(None), slice(0, 3), slice(3, 9)))
+    whole, *parts = (statistics(features[at], labels[at], CLASSES) for at in (slice(None), slice(0, 3), slice(3, 9)))
     for group, tensors in whole.items():
         for name, value in tensors.items():
             added = torch.stack([part[group][name] for part in parts]).sum(0)
             if not torch.allclose(added, value, rtol=1e-9, atol=1e-9):
                 raise ContractError(
-                    f"tally: {group}.{name} of nine rows is not the sum of that of three and of six: "
-                    "tally must add up over rows"
+                    f"class_statistics: {group}.{name} of nine rows is not the sum of that of three and of six: "
+                    "class statistics must add up over rows"
                 )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm
+from fedskew.algorithms.topologies import Scheduled, Topology
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints, Stream
@@ -20,8 +21,9 @@ from fedskew.data.partition import Partition
 from fedskew.engine.job import Engine
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.network import Network
-from fedskew.server.training import RoundResult, Training
-from fedskew.testing.check_report import HOOKS, ContractError, NotApplicableError
+from fedskew.server.server import RoundResult, Server
+from fedskew.testing.check_report import HOOKS, PARTS, ContractError, NotApplicableError
+from fedskew.topology.scheduled_rounds import ScheduledRounds
 
 CLASSES, FEATURES, ROUNDS = 3, 6, 1000
 LATE = 6  # rounds after which what a method keeps to itself from the fourth round on has shown
@@ -76,20 +78,20 @@ def federation(rows_by_client: "list[Ints] | None" = None) -> Federation:
 
 @dataclass(frozen=True)
 class Trained:
-    """A training after some rounds, and what each of them reported."""
+    """A server after some rounds, and what each of them reported."""
 
-    training: Training
+    server: Server
     results: list[RoundResult]
 
     def model(self) -> Tensors:
         """The global weights, buffers and server state."""
-        others = ("store/", "dispatcher/", "flights/")
-        return {name: value for name, value in self.training.checkpoint().items() if not name.startswith(others)}
+        others = ("store/", "participation/", "topology/") if not isinstance(self.server.rounds, ScheduledRounds) else ("store/", "participation/")
+        return {name: value for name, value in self.server.checkpoint().items() if not name.startswith(others)}
 
     def memories(self, numbers: Mapping[int, int] | None = None) -> Tensors:
         """What clients hold for themselves; ``numbers`` says which clients, and by which number to call them."""
         found: Tensors = {}
-        for store in filter(None, (self.training.store, self.training.personal)):
+        for store in filter(None, (self.server.store, self.server.personal)):
             for client, called in (numbers or self._everybody()).items():
                 for part, tensors in store.get(np.array([client])).items():
                     found |= {f"client {called} {part}/{name}": value[0] for name, value in tensors.items()}
@@ -116,7 +118,7 @@ class Trained:
         return {**self.model(), **self.memories(), **self.tables(), **self.rounds()}
 
     def _everybody(self) -> dict[int, int]:
-        return {client: client for client in range(self.training.trained_on.clients)}
+        return {client: client for client in range(self.server.trained_on.clients)}
 
 
 class Lab:
@@ -130,19 +132,19 @@ class Lab:
         """An equal algorithm that has been through nothing."""
         return replace(self.algorithm)
 
-    def training(
+    def server(
         self, scene: Scene, engine: Engine, fed: Federation | None = None, algorithm: Algorithm | None = None, **settings: Any
-    ) -> Training:
-        """A training before its first round; never evaluates."""
+    ) -> Server:
+        """Return a server before its first round; it never evaluates."""
         usual = {"rounds": ROUNDS, "eval_every": ROUNDS, "per_round": 5, "epochs": 2, "batch_size": 4, "threads": 1}
         chosen = Settings(**{**usual, "dtype": "float64", "device": self.device, **scene.settings, **settings})
         model = build(scene.model, (FEATURES,), CLASSES, seed=0)
-        return Training(fed or federation(), model, algorithm or self.fresh(), chosen, engine)
+        return Server(fed or federation(), model, algorithm or self.fresh(), chosen, engine)
 
     def run(self, rounds: int, scene: Scene, engine: Engine, *args: Any, **settings: Any) -> Trained:
-        """A training after some rounds."""
-        training = self.training(scene, engine, *args, **settings)
-        return Trained(training, [training.advance() for _ in range(rounds)])
+        """Return a server after some rounds."""
+        server = self.server(scene, engine, *args, **settings)
+        return Trained(server, [server.advance() for _ in range(rounds)])
 
     def refusal(self, scene: Scene) -> str | None:
         """Why the method refuses a scene's settings, if it does."""
@@ -152,7 +154,7 @@ class Lab:
 
     def _refusal(self, scene: Scene) -> str | None:
         try:
-            self.training(scene, self.engines[0])
+            self.server(scene, self.engines[0])
         except FedskewError as reason:
             return str(reason)
         except Exception:  # no refusal but a fault, which shows again when the scene is run
@@ -166,13 +168,17 @@ class Lab:
             raise NotApplicableError(f"the method refuses the settings: {self.refusal((wanted or SCENES)[0])}")
         return accepted
 
-    def walks(self) -> bool:
-        """Whether one model goes through all clients."""
-        return self.fresh().topology(0) != "parallel"
+    def scheduled(self) -> bool:
+        """Return whether one model is trained on a sample schedule."""
+        return isinstance(self.fresh().topology(0), Scheduled)
+
+    def buffer_size(self) -> int | None:
+        """Return how many updates the server waits for; None if it waits for all clients."""
+        return getattr(self.fresh().topology(0), "buffer_size", None)
 
     def pools(self) -> bool:
         """Whether the method brings all rows to one place."""
-        return self.fresh().arrange(federation().partition).clients == 1
+        return "pooled_rows" in self.fresh().requires
 
 
 class Difference:
@@ -213,14 +219,26 @@ def watched(algorithm: Algorithm, around: Around) -> Algorithm:
 
 
 class _Watched:
-    def __init__(self, algorithm: Algorithm, around: Around) -> None:
-        self._algorithm, self._around = algorithm, around
+    """A method, or an object that it has, with every hook watched."""
+
+    def __init__(self, inside: Any, around: Around) -> None:
+        self._inside, self._around = inside, around
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._algorithm, name)
-        if name not in HOOKS:
-            return value
+        value = getattr(self._inside, name)
+        if name == "topology":
+            return self._topology
+        if name in PARTS and value is not None:
+            return _Watched(value, self._around)
+        return self._call(name, value) if name in HOOKS else value
 
+    def _topology(self, round: int) -> Topology:
+        topology: Topology = self._inside.topology(round)
+        if not isinstance(topology, Scheduled):
+            return topology
+        return replace(topology, schedule_samples=self._call("schedule_samples", topology.schedule_samples))
+
+    def _call(self, name: str, value: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._around(name, value, args, kwargs)
 

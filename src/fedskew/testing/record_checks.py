@@ -11,8 +11,8 @@ from safetensors.torch import save as tensors_to_bytes
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tree
 from fedskew.engine.job import Engine
-from fedskew.engine.loop import Sequential
-from fedskew.server.training import RoundResult
+from fedskew.engine.loop import Loop
+from fedskew.server.server import RoundResult
 from fedskew.testing.check_report import ContractError, NotApplicableError, Passed
 from fedskew.testing.lab import (
     ADAM,
@@ -39,15 +39,15 @@ def checkpoint_goes_on(lab: Lab) -> Passed:
     for engine in lab.engines:
         for scene in lab.scenes(LOCAL, ADAM):
             stored: dict[int, bytes] = {}
-            whole = Trained(lab.training(scene, engine), [])
+            whole = Trained(lab.server(scene, engine), [])
             for done in range(1, LATE + 1):
-                whole.results.append(whole.training.advance())
+                whole.results.append(whole.server.advance())
                 if done in STOPS:
-                    flat = {name: value.detach().contiguous().cpu() for name, value in whole.training.checkpoint().items()}
+                    flat = {name: value.detach().contiguous().cpu() for name, value in whole.server.checkpoint().items()}
                     stored[done] = tensors_to_bytes(flat)
             for done, content in stored.items():
                 size = max(size, len(content))
-                resumed = lab.training(scene, engine)
+                resumed = lab.server(scene, engine)
                 resumed.restore(tensors_from_bytes(content))
                 later = [resumed.advance() for _ in range(done, LATE)]
                 what = f"{type(engine).__name__} with {scene.name}, resumed after {done} rounds and never stopped"
@@ -63,10 +63,11 @@ def checkpoint_goes_on(lab: Lab) -> Passed:
 
 def bytes_are_counted(lab: Lab) -> Passed:
     """Traffic in the table of rounds is what the hooks hand over, counted tensor by tensor at the hooks."""
-    if lab.walks():
-        raise NotApplicableError("the model itself goes round, no hook hands over what is sent")
-    if lab.fresh().calibrates_every():
-        raise NotApplicableError("in some rounds all clients are asked for tallies, beside what hooks hand over")
+    if lab.scheduled():
+        raise NotApplicableError("the model itself is passed on, no hook hands over what is sent")
+    calibrator = lab.fresh().calibrator
+    if calibrator and calibrator.every:
+        raise NotApplicableError("in some rounds all clients send class statistics, beside what hooks hand over")
     told = []
     for scene in lab.scenes(MERGED, LOCAL):
         up, down = _bytes_a_client(lab, scene)
@@ -75,8 +76,8 @@ def bytes_are_counted(lab: Lab) -> Passed:
             trained = lab.run(2, scene, engine, None, watched(lab.fresh(), _listening(heard, down)))
             for result, (all_down, extra_up) in zip(trained.results, heard, strict=True):
                 clients, between = sum(client["steps"] > 0 for client in result.clients), _settling(trained, result)
-                fall = 2 * 8 * clients if lab.fresh().measures_fall else 0  # the loss before and after
-                if lab.fresh().awaits():  # what went to those that are still at work is counted when they come back
+                fall = 8 * clients * len({"loss_before", "loss_after"} & lab.fresh().requires)
+                if lab.buffer_size():  # what went to those that are still at work is counted when they come back
                     all_down = down * clients
                 counted = {"bytes_up": up * clients + fall + extra_up + between, "bytes_down": all_down + between}
                 for name, value in counted.items():
@@ -91,9 +92,9 @@ def bytes_are_counted(lab: Lab) -> Passed:
 
 def _settling(trained: Trained, result: RoundResult) -> int:
     """What clients send, and get, for common BatchNorm statistics: mean, variance and both gradients, 8 bytes a channel."""
-    channels = sum(value.numel() for name, value in trained.training.buffers.items() if name.endswith("running_mean"))
+    channels = sum(value.numel() for name, value in trained.server.buffers.items() if name.endswith("running_mean"))
     steps = [step for client in result.clients for step in range(client["steps"])]
-    return 4 * 8 * channels * sum(map(trained.training.algorithm.shares_norm, steps))
+    return 4 * 8 * channels * sum(map(trained.server.algorithm.batchnorm.shares_statistics, steps))
 
 
 def _listening(heard: list[tuple[int, int]], model: int) -> Around:
@@ -103,13 +104,13 @@ def _listening(heard: list[tuple[int, int]], model: int) -> Around:
     def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal down, up
         result = method(*args, **kwargs)
-        if hook == "disclose":
+        if hook == "client_profile":
             up += 8 * sum(len(values) for values in result.values())
-        elif hook == "orders":
-            chosen, probed, members = args[1], args[2], result.members
-            down += model * len(chosen if probed else members) + 8 * len(result.numbers) * len(members)
+        elif hook == "configure_training":
+            chosen, probed, trains = args[1], args[2], result.clients
+            down += model * len(chosen if probed else trains) + 8 * len(result.numbers) * len(trains)
             up += 8 * len(probed) * len(chosen)
-        elif hook == "step":
+        elif hook == "server_update":
             heard.append((down, up))
             down, up = 0, 0
         return result
@@ -126,10 +127,10 @@ def _bytes_a_client(lab: Lab, scene: Scene) -> tuple[int, int]:
         trees[hook] = result
         return result
 
-    training = lab.run(1, scene, Sequential(), None, watched(lab.fresh(), around)).training
-    unsent = training.job.unsent
-    up = _weight(trees["payload"], unsent) + _weight({"buffers": training.buffers}, unsent)
-    return up, _weight({"model": training.state()}, training.job.kept) + _weight(trees["broadcast"], frozenset())
+    server = lab.run(1, scene, Loop(), None, watched(lab.fresh(), around)).server
+    unsent = server.job.unsent
+    up = _weight(trees["payload"], unsent) + _weight({"buffers": server.buffers}, unsent)
+    return up, _weight({"model": server.state()}, server.job.local_names) + _weight(trees["broadcast"], frozenset())
 
 
 def _weight(tree: Tree, without: frozenset[str]) -> int:
@@ -141,9 +142,9 @@ def nan_client_is_left_out(lab: Lab) -> Passed:
     """A client whose rows are NaN changes nothing, and the round says that it was left out."""
     if lab.pools():
         raise NotApplicableError("the method pools all rows, there is no client to leave out")
-    if lab.walks():
+    if lab.scheduled():
         raise NotApplicableError("all clients have one model: what breaks it at one breaks it for all")
-    if lab.fresh().awaits():
+    if lab.buffer_size():
         raise NotApplicableError("the server does not wait: without that client, others would come in another order")
     seen = Difference()
     for engine in lab.engines:
@@ -153,18 +154,18 @@ def nan_client_is_left_out(lab: Lab) -> Passed:
             excluded = [result.round["excluded"] for result in with_nan.results]
             if excluded != [1, 1]:
                 raise ContractError(f"{what}: one client sends NaN, but the rounds exclude {excluded}; does payload hide NaN?")
-            others = {client: client for client in range(with_nan.training.fed.clients) if client != POISONED}
+            others = {client: client for client in range(with_nan.server.fed.clients) if client != POISONED}
             left, right = ({**trained.model(), **trained.memories()} for trained in (with_nan, absent))
             seen.compare({**left, **with_nan.tables(others)}, {**right, **absent.tables(others)}, 1e-12, what)
     return Passed("weights, memories and tables after 2 rounds with a client of NaN rows and without that client", seen.worst)
 
 
 def _poisoned(lab: Lab, scene: Scene, engine: Engine) -> Trained:
-    training = lab.training(scene, engine, per_round=None)
-    x = training.job.x.clone()
-    x[torch.from_numpy(training.trained_on.of(POISONED)).to(x.device)] = torch.nan
-    training.job = replace(training.job, x=x)
-    return Trained(training, [training.advance() for _ in range(2)])
+    server = lab.server(scene, engine, per_round=None)
+    x = server.job.x.clone()
+    x[torch.from_numpy(server.trained_on.of(POISONED)).to(x.device)] = torch.nan
+    server.job = replace(server.job, x=x)
+    return Trained(server, [server.advance() for _ in range(2)])
 
 
 def _absent(lab: Lab, scene: Scene, engine: Engine) -> Trained:

@@ -1,0 +1,80 @@
+"""The plan of the house: rooms import each other one way only, names occur once, and the contract stays small."""
+
+import ast
+import inspect
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+import fedskew
+from fedskew.algorithms.contract import Algorithm, algorithms
+
+SOURCE = Path(fedskew.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+HOOKS = {
+    "local_names", "init_server_state", "broadcast", "init_client_state", "on_receive", "trainable", "objective",
+    "linear_correction", "correct_gradients", "client_state", "payload", "weight", "server_update", "metrics",
+}  # fmt: skip
+PARTS = {"requires", "client_selection", "topology", "aggregator", "calibrator", "batchnorm", "weighting", "personal_method"}
+
+
+def imports() -> dict[str, set[str]]:
+    """Which rooms (folders, or files beside them) each room imports, also for type checking only."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in FILES:
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedskew."):
+                found[room].add(node.module.split(".")[1])
+    found.pop("__init__")  # the list of public names
+    return {room: others - {room} for room, others in found.items()}
+
+
+def test_rooms_import_each_other_one_way_only():
+    left = imports()
+    while leaves := [room for room, others in left.items() if not others & left.keys()]:
+        for room in leaves:
+            del left[room]
+    assert left == {}, "these import each other in a circle"
+
+
+def test_a_method_never_imports_an_engine():
+    assert not imports()["algorithms"] & {"engine", "topology", "server", "runs", "cli"}
+
+
+def test_a_file_name_occurs_once():
+    names = Counter(path.name for path in FILES if path.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_contract_has_fourteen_hooks():
+    public = {name for name in vars(Algorithm) if not name.startswith("_")}
+    assert public == HOOKS | PARTS | {"addition", "parts", "cost_per_row", "options", "label"}
+    assert len(HOOKS) == 14
+    for name in HOOKS:
+        assert inspect.isfunction(vars(Algorithm)[name])
+
+
+def test_one_place_knows_the_loss():
+    assert [path.relative_to(SOURCE).as_posix() for path in FILES if "cross_entropy" in path.read_text()] == ["tasks/losses.py"]
+
+
+def test_the_front_door_is_small():
+    assert len((SOURCE / "api.py").read_text().splitlines()) < 200
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_docstrings_are_sentences(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (text := ast.get_docstring(node)):
+            first = text.splitlines()[0]
+            assert len(first.split()) >= 3, f"{node.name}: {first!r} says too little"
+            assert first.rstrip().endswith((".", ":", "``")) or "\n\n" not in text, f"{node.name}: {first!r} is no sentence"
+
+
+def test_registering_a_class_is_enough_to_export_it():
+    for name in algorithms:
+        kind = algorithms.get(name)
+        assert getattr(fedskew, kind.__name__) is kind
+        assert getattr(fedskew.algorithms, kind.__name__) is kind
