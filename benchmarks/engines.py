@@ -1,4 +1,4 @@
-"""Stacked engine against sequential: seconds a round, interleaved in one process; peak memory of each in its own."""
+"""Stacked engine against the loop: seconds a round, interleaved in one process; peak memory of each in its own."""
 
 import subprocess
 import sys
@@ -9,17 +9,17 @@ from fedskew.engine.job import Engine
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
-ENGINES: dict[str, Engine] = {"sequential": Loop(), "stacked": Stacked()}
+ENGINES: dict[str, Engine] = {"loop": Loop(), "stacked": Stacked()}
 
 
 def main(rounds: int = 7) -> None:
-    print(f"{'workload':76} {'sequential':>12} {'stacked':>12} {'ratio':>7} {'wanted':>7}  peak MB sequential / stacked")
+    print(f"{'workload':76} {'sequential':>12} {'stacked':>12} {'ratio':>7} {'wanted':>7}  peak MB loop / stacked")
     for number, workload in enumerate(ALL):
         seconds = {name: median(times) for name, times in _rounds(workload, rounds).items()}
-        ratio = seconds["sequential"] / seconds["stacked"]
+        ratio = seconds["loop"] / seconds["stacked"]
         memory = [_peak_of_process(number, name) for name in ENGINES]
         verdict = "" if ratio >= workload.wanted else "  SHORT"
-        times = f"{seconds['sequential'] * 1e3:9.1f} ms {seconds['stacked'] * 1e3:9.1f} ms"
+        times = f"{seconds['loop'] * 1e3:9.1f} ms {seconds['stacked'] * 1e3:9.1f} ms"
         ratios = f"{ratio:6.1f}x {workload.wanted:6.1f}x"
         print(f"{workload.title:76} {times} {ratios}  {memory[0]:.0f} / {memory[1]:.0f}{verdict}", flush=True)
 

@@ -14,7 +14,7 @@ from fedskew.data.source import find
 from fedskew.export.split_folder import read_origin
 from fedskew.heterogeneity.heterogeneity import levels
 from fedskew.heterogeneity.study import Convention
-from fedskew.skew.partitioning import partition_rows
+from fedskew.skew.partitioning import Partitioned, partition_rows
 
 SKEWS = ("vop", "wgc", "lds", "sfdl", "sldf")
 CELLS = ("features hellinger", "features wasserstein", "labels hellinger", "labels wasserstein")

@@ -332,3 +332,27 @@ def test_when_all_updates_are_broken_the_run_stops(fed: fs.Federation, tmp_path:
     with pytest.raises(fs.FedskewError, match=r"round 1: all 7 clients sent NaN or infinite updates; lower lr \(now 0.1\)"):
         fs.train(fed, "logreg", Broken(), rounds=2, folder=tmp_path / "run")
     assert not (tmp_path / "run" / "rounds.csv").exists()
+
+
+def test_the_model_and_the_partition_come_back_and_several_runs_are_one_table(tmp_path: Path):
+    fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=4, seed=1)
+    runs = [fs.train(fed, "tabular:hidden=6", rounds=2, seed=seed, folder=tmp_path / f"s{seed}") for seed in (0, 1)]
+    found = fs.open_run(tmp_path / "s0")
+    assert found.partition == fed.partition
+    x = torch.from_numpy(fed.test.x[:5])
+    with torch.no_grad():
+        assert torch.equal(found.model(x), runs[0].model(x))
+    table = fs.open_run([tmp_path / "s0", str(tmp_path / "s1")])
+    assert table["seed"].tolist() == [0, 1]
+    assert table["test_accuracy_last"].tolist() == [run.summary["test_accuracy_last"] for run in runs]
+    assert table["folder"].tolist() == [str(tmp_path / "s0"), str(tmp_path / "s1")]
+
+
+def test_a_model_that_was_a_python_object_has_weights_only(tmp_path: Path):
+    fed = fs.split(fs.load("digits"), "iid", clients=2)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    fs.train(fed, model, rounds=1, folder=tmp_path / "run")
+    found = fs.open_run(tmp_path / "run")
+    assert sorted(found.weights) == ["1.bias", "1.weight"]
+    with pytest.raises(fs.FedskewError, match="cannot be built from the folder alone"):
+        _ = found.model

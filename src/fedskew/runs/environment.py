@@ -36,6 +36,8 @@ def environment(server: Server) -> dict[str, Any]:
         "device": device,
         "threads": server.threads,
         "federation": server.fed.fingerprint,
+        "shape": list(server.fed.data.shape),
+        "outputs": server.job.task.width(len(server.fed.data.classes)),
         "algorithm": {"class": _qualified(type(method)), "options": {k: str(v) for k, v in method.options().items()}},
         "model": {"class": _qualified(type(server.model)), "answers": answers(server)},
     }

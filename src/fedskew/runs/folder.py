@@ -33,7 +33,7 @@ MODEL, SUMMARY, PICTURE = "model.safetensors", "summary.json", "picture.png"
 START, FINAL = "start.json", "final.json"  # manifests of what was written at first and at last
 CHECKPOINTS = "checkpoints"  # a folder with two files for each of the last checkpoints, named by their round
 JOURNAL = "clients"  # a folder of numbered files that go with the checkpoints
-FORMAT = 2  # of a run folder; 1 had one checkpoint.safetensors and no checksums
+FORMAT = 3  # of a run folder; 1 had one checkpoint.safetensors and no checksums, 2 had other names in its checkpoints
 TABLES = (ROUNDS, CLIENTS, TIMING)
 
 
@@ -133,9 +133,9 @@ class Digest:
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
 
-def manifest(files: Mapping[str, Digest], **facts: Any) -> bytes:
+def manifest(files: Mapping[str, Digest], format: int = FORMAT, **facts: Any) -> bytes:
     """Files with their digests as JSON, and a checksum of that itself."""
-    content = {"format": FORMAT, **facts, "files": {name: vars(digest) for name, digest in files.items()}}
+    content = {"format": format, **facts, "files": {name: vars(digest) for name, digest in files.items()}}
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
 
 
@@ -143,9 +143,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """What ``manifest`` made, with ``files`` as digests; refuses one that was changed."""
     try:
         content = json.loads(path.read_bytes())
-        if content["format"] != FORMAT:
+        if content["format"] not in range(2, FORMAT + 1):
             raise FedskewError(
-                f"{path} has the format {content['format']!r}, and this version of fedskew reads {FORMAT}: "
+                f"{path} has the format {content['format']!r}, and this version of fedskew reads 2 to {FORMAT}: "
                 "use the version that wrote it"
             )
         checksum = content.pop("checksum")
@@ -164,7 +164,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in content.items() if name not in ("format", "files")}
+    return {name: value for name, value in content.items() if name != "files"}
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

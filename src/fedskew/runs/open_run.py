@@ -1,17 +1,23 @@
-"""A finished run read back from its folder: what was set, what came of it, and the weights; of any format there ever was."""
+"""A finished run read back from its folder, whatever the format of the folder; several runs as one table."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
+from torch import nn
 
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tensors
+from fedskew.data.partition import Partition
+from fedskew.models.build import build
+from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
+from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
 
 if TYPE_CHECKING:
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Record:
-    """What a finished run left: ``format`` is that of its folder, ``config`` its settings, ``summary`` its result."""
+    """A finished run on disk: ``format`` is that of its folder, ``config`` holds its settings and ``summary`` its result."""
 
     folder: Path
     format: int
@@ -29,17 +35,17 @@ class Record:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """One line a round, with the seconds it took."""
+        """One row a round, with the seconds it took."""
         return self._table(on_disk.ROUNDS).merge(self._table(on_disk.TIMING), on="round")
 
     @cached_property
     def clients(self) -> "pd.DataFrame":
-        """One line for each client of each round."""
+        """One row for each client of each round."""
         return self._table(on_disk.CLIENTS)
 
     @cached_property
     def final_clients(self) -> "pd.DataFrame":
-        """One line a client about the model it ended with."""
+        """One row a client about the model it ended with."""
         return self._table(on_disk.FINAL_CLIENTS)
 
     @cached_property
@@ -51,19 +57,54 @@ class Record:
         except (OSError, SafetensorError) as problem:
             raise FedskewError(f"{path} cannot be read: {problem}") from None
 
+    @cached_property
+    def partition(self) -> Partition:
+        """Which rows each client held."""
+        return Partition.load(self.folder / on_disk.PARTITION)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained global model, in evaluation mode; for a model that was a Python object, use ``weights``."""
+        facts = RunFolder(self.folder).read_json(on_disk.ENVIRONMENT)
+        if self.config["model"] == FROM_PYTHON or "shape" not in facts:
+            raise FedskewError(
+                f"{self.folder}: its model cannot be built from the folder alone: build it, and load the tensors in weights"
+            )
+        model = build(self.config["model"], tuple(facts["shape"]), facts["outputs"], seed=0)
+        load_weights(model, self.weights)
+        return model.eval()
+
     def _table(self, name: str) -> "pd.DataFrame":
         import pandas as pd
 
         return pd.DataFrame(RunFolder(self.folder).table(name))
 
 
-def open_run(folder: "str | Path") -> Record:
-    """Read a finished run back. Its files are verified where the folder has checksums (from format 2 on).
+@overload
+def open_run(folder: "str | os.PathLike[str]") -> Record: ...
+
+
+@overload
+def open_run(folder: "list[str | os.PathLike[str]]") -> "pd.DataFrame": ...
+
+
+def open_run(folder: "str | os.PathLike[str] | list[str | os.PathLike[str]]") -> "Record | pd.DataFrame":
+    """Read a finished run back: its tables, summary, configuration, partition and model; of several runs one table.
+
+    Files are verified where the folder has checksums (from format 2 on).
 
     Args:
-        folder: the run folder
+        folder: the run folder; or several, and then the summaries are returned as the rows of a data frame
     """
-    disk = RunFolder.open(Path(folder))
+    if isinstance(folder, (str, os.PathLike)):
+        return _open(Path(folder))
+    import pandas as pd
+
+    return pd.DataFrame([{"folder": str(one), **_open(Path(one)).summary} for one in folder])
+
+
+def _open(folder: Path) -> Record:
+    disk = RunFolder.open(folder)
     version = disk.read_json(on_disk.ENVIRONMENT).get("format", 1)
     if version not in range(1, FORMAT + 1):
         raise FedskewError(

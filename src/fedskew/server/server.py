@@ -86,7 +86,8 @@ class Server:
         self.params: Tensors = {n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()}
         self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
         self.server_state = algorithm.init_server_state(self.shared())
-        self.store = ClientStore(fresh_client(self.job))
+        self.fresh_client = fresh_client(self.job)
+        self.store = ClientStore(self.fresh_client)
         self.mirrored = frozenset(self.server_state) & {part.removeprefix(STATE) for part in self.store.fresh}
         personal_job = _personal_job(self.job)
         self.personal = ClientStore(fresh_client(personal_job)) if personal_job else None

@@ -55,6 +55,7 @@ class RoundServer(Protocol):
     params: Tensors
     buffers: Tensors
     server_state: Tree
+    fresh_client: Tree  # what a client keeps before its first round
     round: int
     per_round: int
     least: int

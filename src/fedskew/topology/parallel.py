@@ -10,7 +10,7 @@ from fedskew.batchnorm.shared import exchange
 from fedskew.core.errors import DivergedError
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, size_in_bytes, without
-from fedskew.engine.job import STATE, fresh_client, parts
+from fedskew.engine.job import STATE, parts
 from fedskew.engine.plan import Plan
 from fedskew.fleet.clock import Meeting
 from fedskew.topology.client_rows import client_rows
@@ -100,7 +100,7 @@ class ParallelRounds:
         """Return what one client will send, known beforehand: its time on the line decides whether it is late."""
         server, job = self.server, self.server.job
         one = torch.ones((), dtype=job.x.dtype, device=job.x.device)
-        kept = parts(fresh_client(job), STATE)
+        kept = parts(server.fresh_client, STATE)
         sent_along = server.algorithm.broadcast(server.server_state)
         view = View(
             server.params, server.params, sent_along, kept, _Ones(one=one), server.settings.momentum,
