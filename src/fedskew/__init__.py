@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.export.split_folder import load_split as load_split
     from fedskew.heterogeneity.heterogeneity import measure as measure
     from fedskew.runs.callbacks import Callback as Callback
+    from fedskew.tasks.binary import Binary as Binary
+    from fedskew.tasks.classification import Classification as Classification
+    from fedskew.tasks.multilabel import Multilabel as Multilabel
+    from fedskew.tasks.regression import Regression as Regression
     from fedskew.tasks.task import Task as Task
     from fedskew.testing import check as check
 
@@ -35,8 +39,12 @@ _PUBLIC = {
     "Federation": "fedskew.data.federation",
     "FedskewError": "fedskew.core.errors",
     "Partition": "fedskew.data.partition",
+    "Regression": "fedskew.tasks.regression",
     "Run": "fedskew.api",
     "Settings": "fedskew.core.config",
+    "Binary": "fedskew.tasks.binary",
+    "Classification": "fedskew.tasks.classification",
+    "Multilabel": "fedskew.tasks.multilabel",
     "Task": "fedskew.tasks.task",
     "check": "fedskew.testing",
     "load": "fedskew.api",

@@ -13,10 +13,13 @@ from fedskew.core.errors import unknown
 from fedskew.data.federation import Federation
 from fedskew.models.build import ModelSpec
 from fedskew.runs.callbacks import CallbackSpec
+from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.execute import resume_run, start
 from fedskew.runs.federate import load, split
 from fedskew.runs.open_run import open_run
 from fedskew.runs.run import Run
+from fedskew.tasks.task import Task
+from fedskew.tasks.task import resolve as resolve_task
 
 __all__ = ["Run", "load", "open_run", "resume", "split", "train"]
 
@@ -39,7 +42,7 @@ def train(
         folder: where the run is written; a fresh folder under ``runs`` when left out, nowhere when False
         callbacks: one or several, each a ``fedskew.Callback`` or a function that is called after every round with its result
             and the number of rounds; one that returns True stops the run
-        settings: everything in ``fedskew.Settings``, by name
+        settings: everything in ``fedskew.Settings``, by name; ``task`` may be a ``fedskew.Task`` as well
 
     >>> run = train(split(load("digits"), "iid", clients=5), "logreg", rounds=3, folder=False)
     >>> run.summary["rounds"], run.summary["test_accuracy_last"] > 0.8
@@ -49,7 +52,10 @@ def train(
     for name in settings:
         if name not in known:
             raise unknown("setting", name, known)
-    return start(fed, model, resolve(algorithm), Settings(**settings), folder, callbacks)
+    own = None
+    if isinstance(settings.get("task"), (Task, type)):
+        own, settings["task"] = resolve_task(settings["task"]), FROM_PYTHON
+    return start(fed, model, resolve(algorithm), Settings(**settings), folder, callbacks, own)
 
 
 def _signature_with_settings() -> inspect.Signature:
@@ -71,6 +77,7 @@ def resume(
     fed: Federation | None = None,
     model: ModelSpec | None = None,
     algorithm: Algorithm | None = None,
+    task: Task | None = None,
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
     force: bool = False,
 ) -> Run:
@@ -83,7 +90,8 @@ def resume(
         fed: the federation, if it was made from Python objects
         model: the model as it was passed to ``train``, if it was a Python object
         algorithm: the algorithm, if its class is not a registered one
+        task: the task, if it was a ``fedskew.Task`` of your own
         callbacks: as for ``train``
         force: resume from the last checkpoint that is whole, and with a configuration, model or algorithm that was changed
     """
-    return resume_run(Path(folder), fed, model, algorithm, callbacks, force)
+    return resume_run(Path(folder), fed, model, algorithm, callbacks, force, task)

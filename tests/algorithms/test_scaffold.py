@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedskew as fs
-from fedskew.algorithms.contract import Cohort, View, resolve
+from fedskew.algorithms.contract import Cohort, View, corrected, resolve
 from fedskew.core.errors import FedskewError
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked

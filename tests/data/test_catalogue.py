@@ -13,7 +13,8 @@ from fedskew.data import source as source_module
 from fedskew.data.source import sources
 
 ASKED = {
-    *("digits", "mnist", "fashion-mnist", "qmnist", "femnist", "cifar10", "cifar100", "uci-har", "uci-har-inertial"),
+    *("digits", "diabetes", "mnist", "fashion-mnist", "qmnist", "femnist", "cifar10", "cifar100", "uci-har"),
+    "uci-har-inertial",
     *("covtype", "pacs", "digits-dg", "tiny-imagenet", "unsw-nb15", "nf-unsw-nb15", "vehicles", "driving-behavior"),
     *("csv", "parquet", "npz", "images"),
 }
@@ -33,7 +34,7 @@ def test_the_catalogue_is_complete_and_explained() -> None:
 def test_every_known_set_can_be_had_one_way_or_the_other() -> None:
     list(datasets)
     for name, source in sources.items():
-        assert bool(source.downloads) != bool(source.manual) or name == "digits"
+        assert bool(source.downloads) != bool(source.manual) or name in ("digits", "diabetes")
         assert "{root}" in source.manual or not source.manual
         for download in source.downloads:
             kind, _, digest = download.checksum.partition(":")

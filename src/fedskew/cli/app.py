@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from fedskew import __version__
 from fedskew.cli import listing as cli_list
 from fedskew.cli import split as cli_split
 from fedskew.cli.listing import Once, console_for, escape
-from fedskew.core.config import Experiment, read_file
+from fedskew.core.config import CHOICES, Experiment, read_file
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.core.registry import Option, options_of
 
@@ -179,28 +180,29 @@ def _options_as_parameters() -> list[inspect.Parameter]:
 
 
 _PANELS = {
-    "Data and clients": ("data", "skew", "clients", "validation", "client_test", "split_seed"),
+    "Data and clients": ("data", "skew", "clients", "bins", "validation", "client_test", "split_seed"),
     "Training": (
-        "model", "rounds", "per_round", "sampling", "epochs", "batch_size", "lr", "schedule", "optimizer", "momentum",
-        "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",
+        "model", "task", "rounds", "per_round", "sampling", "epochs", "batch_size", "lr", "schedule", "optimizer",
+        "momentum", "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",
     ),
     "Execution and record": (
         "secure", "round_totals", "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows",
-        "test_trained", "stop_after", "checkpoint_every", "tensorboard",
+        "metrics", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
     ),
 }  # fmt: skip
 
 
 def _metavar(option: Option) -> str:
-    if option.name in ("data", "skew", "model", "schedule", "fleet"):
+    if option.name in CHOICES:
         return "SPEC"
-    return {"a whole number": "N", "a number": "X", "a whole number or none": "N"}.get(option.type_name(), "TEXT")
+    shown = {"a whole number": "N", "a number": "X", "a whole number or none": "N", "a list of text (a+b+c)": "A+B"}
+    return shown.get(option.type_name(), "TEXT")
 
 
 def _help(option: Option) -> str:
     kind = option.type_name()
     choices = f" ({kind.removeprefix('one of ')})" if kind.startswith("one of ") else ""
-    default = "" if option.default is None or option.type is bool else f" \\[{option.default}]"
+    default = "" if option.default in (None, ()) or option.type is bool else f" \\[{option.default}]"
     return f"{escape(option.help)}{choices}{default}"
 
 
@@ -362,12 +364,20 @@ def _plain_progress(name: str) -> "CallbackSpec":
 
 def _state(row: "Row") -> str:
     words = ["no answers" if row["local_loss"] is None else f"local loss {row['local_loss']:.3f}"]
-    for part, name in (("test", "test accuracy"), ("own_test", "own models")):
-        if row.get(f"{part}_accuracy") is not None:
-            words.append(f"{name} {row[f'{part}_accuracy']:.1%}")
+    for part, name in (("test", "test {metric}"), ("own_test", "own models")):
+        metric, value = _headline(row, part)
+        if value is not None:
+            words.append(f"{name.format(metric=metric)} {f'{value:.1%}' if metric == 'accuracy' else f'{value:.4g}'}")
     if lost := sum(row[fate] for fate in _FATES):
         words.append(f"{lost} of {row['clients']} lost")
     return "  ".join(words)
+
+
+def _headline(row: "Row", part: str) -> "tuple[str, float | None]":
+    """The task's first metric on this part: the column after that of the loss."""
+    names = [name.removeprefix(f"{part}_") for name in row if name.startswith(f"{part}_")]
+    metric = next((name for name in names if name != "loss"), "")
+    return metric, row.get(f"{part}_{metric}")
 
 
 _FATES = {"dropped": "dropped out", "late": "missed the deadline", "excluded": "NaN or infinite"}  # of a lost update
@@ -393,6 +403,13 @@ _COLUMNS = {  # of the summary: title, factor, digits, what it says
     "bytes": ("MB", 1e-6, 2, "sent, both ways"),
     "simulated_seconds": ("simulated s", 1, 1, "seconds that it would take in the world (--fleet)"),
     "seconds": ("s", 1, 1, "seconds of computing"),
+}
+
+_OTHER_COLUMNS = {  # of the summary, about metrics other than accuracy: title, what it says
+    r"test_(?!loss)(\w+)_last": ("{} last", "{} of the global model on the test rows after the last round"),
+    r"test_(\w+)_best": ("{} best", "the same in its best round"),
+    r"own_test_(\w+)_mean": ("own {}", "mean {} of the clients' own models on the test rows"),
+    r"client_(\w+)_worst_10_percent": ("worst {}", "mean {} of the worst 10 % of the clients on their own rows"),
 }
 
 
@@ -421,7 +438,7 @@ def _tell(methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, resu
 
 def _table(console: Console, methods: Sequence[str], rows: "Sequence[Row]") -> None:
     """One line a method, and what the columns say."""
-    shown = {key: look for key, look in _COLUMNS.items() if any(row.get(key) is not None for row in rows)}
+    shown = {key: look for key, look in _columns(rows).items() if any(row.get(key) is not None for row in rows)}
     lines = [["method", *(title for title, *_ in shown.values())]]
     for method in dict.fromkeys(methods):
         mine = [row for name, row in zip(methods, rows, strict=True) if name == method]
@@ -435,6 +452,23 @@ def _table(console: Console, methods: Sequence[str], rows: "Sequence[Row]") -> N
     width = max(len(title) for title, *_ in shown.values())
     for title, _, _, meaning in shown.values():
         console.print(f"[dim]{title:{width}}  {meaning}[/dim]")
+
+
+def _columns(rows: "Sequence[Row]") -> dict[str, tuple[str, float, int, str]]:
+    """The usual columns and, after those of accuracy, one for every other metric that was followed.
+
+    Where classes are learnt, metrics that nobody asked for (``--metrics``) are left to summary.json.
+    """
+    more: dict[str, tuple[str, float, int, str]] = {}
+    for row in rows:
+        classes = str(row.get("task", "classification")).split(":")[0] in ("classification", "binary")
+        for key in row:
+            for pattern, (title, meaning) in _OTHER_COLUMNS.items():
+                found = re.fullmatch(pattern, key)
+                if found and key not in _COLUMNS and (not classes or f"train_{found[1]}_last" in row):
+                    more[key] = (title.format(found[1]), 1, 4, meaning.format(found[1]))
+    usual, place = list(_COLUMNS.items()), list(_COLUMNS).index("calibrated_test_accuracy")
+    return {**dict(usual[:place]), **more, **dict(usual[place:])}
 
 
 def _lost(summaries: "Sequence[Row]") -> str:

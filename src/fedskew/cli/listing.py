@@ -65,6 +65,7 @@ def _registries() -> dict[str, Registry[Any]]:
     from fedskew.fleet.machines import fleets
     from fedskew.models.network import models
     from fedskew.skew.skews import skews, treatments
+    from fedskew.tasks.task import tasks
 
     return {
         "algorithms": algorithms,
@@ -72,6 +73,7 @@ def _registries() -> dict[str, Registry[Any]]:
         "treatments": treatments,
         "data": datasets,
         "models": models,
+        "tasks": tasks,
         "fleets": fleets,
         "schedules": schedules,
     }
@@ -79,7 +81,10 @@ def _registries() -> dict[str, Registry[Any]]:
 
 def list_things(
     kind: Annotated[
-        str | None, typer.Argument(help="algorithms, skews, treatments, data, models, fleets or schedules; all when left out")
+        str | None,
+        typer.Argument(
+            help="algorithms, skews, treatments, data, models, tasks, fleets or schedules; all when left out"
+        ),
     ] = None,
 ) -> None:
     """What there is to choose from, with every option, its default and a line of help."""
@@ -141,7 +146,8 @@ def data_check(name: Annotated[str, typer.Argument(help="a data set, with option
     console.print(f"  rows      {rows}\n  shape     {facts.shape}\n  groups    {facts.groups or 'none'}")
     shown = [f"{label} {count:,}" for label, count in list(facts.classes.items())[:20]]
     more = f" … and {len(facts.classes) - 20} more" if len(facts.classes) > 20 else ""
-    console.print(f"  classes   {len(facts.classes)}: {escape(', '.join(shown))}{more}", soft_wrap=True)
+    if facts.classes:
+        console.print(f"  classes   {len(facts.classes)}: {escape(', '.join(shown))}{more}", soft_wrap=True)
     if facts.licence:
         console.print(f"  licence   {escape(facts.licence)}", soft_wrap=True)
     for note in facts.notes:

@@ -43,6 +43,12 @@ Target = Annotated[
         show_default=False,
     ),
 ]
+Bins = Annotated[
+    int | None,
+    typer.Option(
+        "--bins", metavar="N", help="where targets are no classes, bins that stand in for them", show_default=False
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="seed of the cut")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 
@@ -64,6 +70,7 @@ def split(
     target: Target = None,
     group: Group = None,
     drop: Drop = None,
+    bins: Bins = None,
     client_test: Annotated[
         float, typer.Option("--client-test", metavar="X", help="share of its rows that every client holds out")
     ] = 0.0,
@@ -88,7 +95,9 @@ def split(
         raise FedskewError("--index and --npz clash: give one of them")
     must_not_exist(out)
     files: Files = "index" if index else "arrays" if npz else "same"
-    origin, fed, made_by = _cut(_data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, client_test, target)
+    origin, fed, made_by = _cut(
+        _data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, client_test, target, bins
+    )
 
     def draw(fed: "Federation", found: "Heterogeneity", ending: str) -> bytes:
         return draw_split(fed, found, f"{fed.data.name} cut by {made_by['skew']}, seed {seed}", ending)
@@ -106,6 +115,7 @@ def measure(
     target: Target = None,
     group: Group = None,
     drop: Drop = None,
+    bins: Bins = None,
     seed: Seed = 0,
     sweep: Annotated[
         str | None,
@@ -129,7 +139,7 @@ def measure(
     _check_picture(picture)
     if folder is not None:
         _refuse_beside_folder({"data": data, "label": label, "skew": skew, "clients": clients, "target": target, "group": group,
-                               "drop": drop, "sweep": sweep})  # fmt: skip
+                               "drop": drop, "sweep": sweep, "bins": bins})  # fmt: skip
         _measure_folder(folder, convention, picture, as_json)
     elif sweep is not None:
         _measure_sweep(
@@ -141,9 +151,10 @@ def measure(
             convention,
             picture,
             as_json,
+            bins,
         )
     else:
-        _, fed, made_by = _cut(_data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, 0.0, target)
+        _, fed, made_by = _cut(_data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, 0.0, target, bins)
         _show(fed, f"{fed.data.name} cut by {made_by['skew']}, seed {seed}", made_by, convention, picture, as_json)
 
 
@@ -164,7 +175,13 @@ def _data(data: str | None, label: str | None, group: str | None, drop: str | No
 
 
 def _cut(
-    data: Mapping[str, Any], skew: str, clients: int | None, seed: int, client_test: float, target: str | None
+    data: Mapping[str, Any],
+    skew: str,
+    clients: int | None,
+    seed: int,
+    client_test: float,
+    target: str | None,
+    bins: int | None,
 ) -> "tuple[Origin, Federation, dict[str, Any]]":
     from fedskew import api
     from fedskew.export.split_folder import read_origin
@@ -178,10 +195,13 @@ def _cut(
         spell("skew", skew)
     origin = read_origin(data)
     made_by: dict[str, Any] = {"skew": skew, "seed": seed, "client_test": client_test}
+    made_by |= {} if bins is None else {"bins": bins}
     if wanted is not None:
-        found = find(skew, origin.data.train, clients or DEFAULT_CLIENTS, seed, wanted, classes=len(origin.data.classes))
+        cut = origin.data.with_bins(bins)
+        names = len(cut.label_names) or None
+        found = find(skew, cut.train, clients or DEFAULT_CLIENTS, seed, wanted, classes=names)
         made_by |= {"skew": found.spec, "target": str(wanted), "level": found.level}
-    fed = api.split(origin.data, made_by["skew"], clients, seed=seed, client_test=client_test)
+    fed = api.split(origin.data, made_by["skew"], clients, seed=seed, client_test=client_test, bins=bins)
     return origin, fed, made_by
 
 
@@ -198,6 +218,8 @@ def _tell_split(out: Path, fed: "Federation", found: "Heterogeneity", made_by: M
         print(f"wanted {made_by['target']}, got {made_by['level']:.4f}")
     for view in ("labels", "features"):
         means = "  ".join(f"{name} {spread.mean:.3f}" for name, spread in found.views.get(view, {}).items())
+        if not means and view == "labels":
+            means = "not measured: the targets are no classes (--bins 5)"
         print(f"{view + ', mean of all pairs':28}{means}")
     unheld = len(held_by_nobody(fed))
     if unheld:
@@ -251,6 +273,7 @@ def _measure_sweep(
     convention: str,
     picture: Path | None,
     as_json: bool,
+    bins: int | None,
 ) -> None:
     """One line for each value of the option, and all matrices on one page."""
     from fedskew import api
@@ -264,7 +287,7 @@ def _measure_sweep(
     for spec in specs.values():
         spell("skew", spec)
     source = read_origin(data).data
-    feds = {title: api.split(source, spec, clients, seed=seed) for title, spec in specs.items()}
+    feds = {title: api.split(source, spec, clients, seed=seed, bins=bins) for title, spec in specs.items()}
     chosen = cast("Convention", convention)  # measure refuses what it does not know
     found = {title: measured(fed, chance=False, convention=chosen) for title, fed in feds.items()}
     if picture is not None:
@@ -273,10 +296,11 @@ def _measure_sweep(
     if as_json:
         print(to_json({title: result.as_dict() for title, result in found.items()}))
         return
-    names = list(next(iter(found.values())).labels)
-    print(f"{'mean over pairs, labels':28}" + "".join(f"{name:>17}" for name in names))
+    first = next(iter(found.values())).views
+    view = "labels" if "labels" in first else "features"
+    print(f"{f'mean over pairs, {view}':28}" + "".join(f"{name:>17}" for name in first[view]))
     for title, result in found.items():
-        print(f"{title:28}" + "".join(f"{result.labels[name].mean:17.4f}" for name in names))
+        print(f"{title:28}" + "".join(f"{result.views[view][name].mean:17.4f}" for name in first[view]))
 
 
 def _sweep(skew: str, sweep: str) -> dict[str, str]:

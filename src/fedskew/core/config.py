@@ -11,7 +11,8 @@ from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.files import reading
 from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare, Positive, validate
 
-CHOICES = ("data", "skew", "model", "algorithm", "schedule", "fleet")  # settings that are a name with options
+CHOICES = ("data", "skew", "model", "algorithm", "task", "schedule", "fleet")  # settings that are a name with options
+AUTO = "auto"  # the task that the targets of the data ask for
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Settings:
         clip_norm: largest L2 norm of a client's gradient at a local step, over all parameters; longer ones are scaled
         augment: what happens to images in training batches: nothing, a random crop after padding with 4 zeros on every
             side, a horizontal flip with a chance of one half, or both
+        task: what is learnt (fedskew list tasks); auto for classification of classes, regression of numbers and
+            multilabel of several labels a row
+        metrics: metrics of the task that every evaluation reports beside the usual ones (macro_f1+auc); after the last
+            round all of them are reported anyway
         schedule: local learning rate over rounds (fedskew list schedules)
         weights: what a client counts by in the mean of every method: its rows (size), 1 (uniform), or as the paper of each
             method says (paper)
@@ -67,6 +72,8 @@ class Settings:
     nesterov: bool = False
     clip_norm: Annotated[float | None, Positive] = None
     augment: Literal["none", "crop", "flip", "crop+flip"] = "none"
+    task: str | Mapping[str, Any] = AUTO
+    metrics: tuple[str, ...] = ()
     schedule: str | Mapping[str, Any] = "constant"
     weights: Literal["size", "uniform", "paper"] = "size"
     norm: Literal["aggregate", "local", "silo"] = "aggregate"
@@ -111,6 +118,8 @@ class Experiment(Settings):
         clients: number of clients; when left out 10, or one a group with skew=natural
         split_seed: seed of the cut and of the held-out rows; the same as seed when left out
         client_test: share of its rows that every client holds out to test its own model
+        bins: where targets are no classes, bins that stand in for them in skews and measures: quantiles of numbers, or
+            the most frequent combinations of labels
         model: network (fedskew list models)
         algorithm: method (fedskew list algorithms)
     """
@@ -121,6 +130,7 @@ class Experiment(Settings):
     clients: Annotated[int | None, AtLeastOne] = None
     split_seed: Annotated[int | None, NonNegative] = None
     client_test: Annotated[float, PartialShare] = 0.0
+    bins: Annotated[int | None, Bounds(2, 1000)] = None
     model: str | Mapping[str, Any] = "mlp"
     algorithm: str | Mapping[str, Any] = "fedavg"
 

@@ -102,7 +102,7 @@ class Facts:
     licence: str
     rows: dict[str, int]  # part -> rows
     shape: tuple[int, ...]
-    classes: dict[str, int]  # class -> training rows
+    classes: dict[str, int]  # class, or label -> training rows; empty where targets are numbers
     groups: int
     notes: tuple[str, ...]
 
@@ -111,7 +111,15 @@ def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
     """Load a data set and say what is in it; whatever is wrong with it is raised."""
     data = load(spec)
     source = sources.get(choose(spec).name)
-    counts = np.bincount(data.train.y, minlength=len(data.classes)).tolist()
+    y = data.train.y
+    counts = (
+        []
+        if data.target == "number"
+        else (y.sum(0) if y.ndim > 1 else np.bincount(y, minlength=len(data.classes))).tolist()
+    )
+    spread = (
+        f"the target is a number from {y.min():g} to {y.max():g}, mean {y.mean():g}" if data.target == "number" else ""
+    )
     return Facts(
         name=data.name,
         licence=source.licence if source else "",
@@ -119,5 +127,5 @@ def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
         shape=data.shape,
         classes=dict(zip(data.classes, counts, strict=True)),
         groups=len(data.groups),
-        notes=data.notes,
+        notes=((spread,) if spread else ()) + data.notes,
     )

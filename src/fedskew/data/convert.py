@@ -1,5 +1,6 @@
 """Arrays, tensors and data frames that are already in memory into a data set."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.data.dataset import Dataset, Rows, Split
 from fedskew.data.readers.arrays import Arrays, Numbers, everything
-from fedskew.data.readers.table import need_column, number_groups, number_labels
+from fedskew.data.readers.table import label_columns, label_matrix, need_column, number_groups, number_labels, numbers
+from fedskew.data.targets import Target, Targets
 
 if TYPE_CHECKING:
     from fedskew.data.readers.table import Column
@@ -17,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loose:
-    """Rows whose labels and groups still have the user's names."""
+    """Rows whose labels and groups still have the user's names; ``y`` has one column, or one a label with its name."""
 
     x: Numbers
-    y: "Column"
+    y: "Mapping[str, Column]"
     group: "Column | None"
     features: tuple[str, ...]
 
@@ -37,6 +39,7 @@ def from_arrays(
     seed: int = 0,
     standardize: bool = False,
     name: str = "arrays",
+    target: Target = "class",
 ) -> Dataset:
     """A data set from ``(x, y)``, ``(x, y, group)`` or a data frame with ``label=`` (and perhaps ``group=``).
 
@@ -46,7 +49,7 @@ def from_arrays(
     Args:
         data: the rows
         test: the test rows in the same form; None: a share of the rows is held out, in proportion within every class
-        label: the column of a data frame that holds the class
+        label: the column of a data frame that holds the class or the number, or several columns of labels, a+b+c
         group: the column of a data frame that says whom a row belongs to
         test_share: the share that is held out when there are no test rows
         split_seed: seed of that split
@@ -54,14 +57,15 @@ def from_arrays(
         seed: seed of that choice
         standardize: bring every column or channel to mean 0 and deviation 1
         name: what to call it in reports
+        target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column a label
 
     >>> rows = from_arrays(([[0.0], [1.0], [2.0], [3.0]], ["cat", "dog", "cat", "dog"]), test_share=0.5)
     >>> rows.classes, len(rows.train), len(rows.test)
     (('cat', 'dog'), 2, 2)
     """
-    train = part_from(name, _unpack(name, data, label, group))
-    tested = None if test is None else part_from(f"{name}: test", _unpack(name, test, label, group))
-    rows, classes, groups = split_parts(name, train, tested)
+    train = part_from(name, _unpack(name, data, label, group, target), target)
+    tested = None if test is None else part_from(f"{name}: test", _unpack(name, test, label, group, target), target)
+    rows, classes, groups = split_parts(name, train, tested, target)
     raw = Arrays(
         train=rows[0],
         test=Split("test", test_share, split_seed) if tested is None else rows[1],
@@ -73,9 +77,9 @@ def from_arrays(
     return raw.build(name, Split("validation", validation, seed) if validation else None)
 
 
-def _unpack(name: str, data: Any, label: str | None, group: str | None) -> tuple[Any, ...]:
+def _unpack(name: str, data: Any, label: str | None, group: str | None, target: Target) -> tuple[Any, ...]:
     if hasattr(data, "columns"):
-        return _unpack_frame(name, data, label, group)
+        return _unpack_frame(name, data, label, group, target)
     if label is not None or group is not None:
         raise FedskewError(f"{name}: label= and group= name columns of a data frame; give arrays as (x, y, group)")
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
@@ -83,37 +87,47 @@ def _unpack(name: str, data: Any, label: str | None, group: str | None) -> tuple
     return tuple(data)
 
 
-def _unpack_frame(name: str, frame: Any, label: str | None, group: str | None) -> tuple[Any, ...]:
+def _unpack_frame(name: str, frame: Any, label: str | None, group: str | None, target: Target) -> tuple[Any, ...]:
     if label is None:
         raise FedskewError(f"{name}: a data frame needs label=, the column that holds the class")
-    need_column(name, label, frame.columns)
-    x = frame.drop(columns=[label])
+    labels = list(label_columns(label, target))
+    for column in labels:
+        need_column(name, column, frame.columns)
+    x, y = frame.drop(columns=labels), frame[labels] if target == "labels" else frame[label]
     if group is None:
-        return x, frame[label]
+        return x, y
     need_column(name, group, x.columns)
-    return x.drop(columns=[group]), frame[label], frame[group]
+    return x.drop(columns=[group]), y, frame[group]
 
 
-def part_from(name: str, parts: tuple[Any, ...]) -> Loose:
-    """Check the rows that a user gave: numbers without gaps, as many labels (and groups) as rows."""
-    import pandas as pd
-
+def part_from(name: str, parts: tuple[Any, ...], target: Target = "class") -> Loose:
+    """Check the rows that a user gave: numbers without gaps, as many targets (and groups) as rows."""
     features = tuple(str(column) for column in parts[0].columns) if hasattr(parts[0], "columns") else ()
     x = _features(name, parts[0])
-    named = []
-    for what, values in zip(("labels", "groups"), parts[1:], strict=False):
-        try:
-            flat = _plain(values)
-        except ValueError:
-            raise FedskewError(f"{name}: {what} of different lengths, expected one number or name a row") from None
-        if flat.ndim == 2 and flat.shape[1] == 1:
-            flat = flat[:, 0]
-        if flat.ndim != 1 or flat.dtype.kind in "cV":
-            raise FedskewError(f"{name}: {what} of shape {flat.shape} and type {flat.dtype}, expected one number or name a row")
-        if len(flat) != len(x):
-            raise FedskewError(f"{name}: {len(x)} rows of features but {len(flat)} {what}")
-        named.append(pd.Series(flat))
-    return Loose(x, named[0], named[1] if len(named) > 1 else None, features)
+    y = _columns(name, "labels", parts[1], len(x), target == "labels")
+    group = _columns(name, "groups", parts[2], len(x), False)["0"] if len(parts) > 2 else None
+    return Loose(x, y, group, features)
+
+
+def _columns(name: str, what: str, values: Any, rows: int, several: bool) -> "Mapping[str, Column]":
+    """One column, or several, of what a user gave; their names are those of a data frame, or numbers."""
+    import pandas as pd
+
+    expected = "a row of 0 and 1, one column a label" if several else "one number or name a row"
+    try:
+        flat = _plain(values)
+    except ValueError:
+        raise FedskewError(f"{name}: {what} of different lengths, expected {expected}") from None
+    if flat.ndim == 2 and flat.shape[1] == 1 and not several:
+        flat = flat[:, 0]
+    if flat.ndim != (2 if several else 1) or flat.dtype.kind in "cV" or (several and not flat.shape[1]):
+        raise FedskewError(f"{name}: {what} of shape {flat.shape} and type {flat.dtype}, expected {expected}")
+    if len(flat) != rows:
+        raise FedskewError(f"{name}: {rows} rows of features but {len(flat)} {what}")
+    if not several:
+        return {"0": pd.Series(flat)}
+    names = values.columns if hasattr(values, "columns") else range(flat.shape[1])
+    return {str(title): pd.Series(flat[:, place]) for place, title in enumerate(names)}
 
 
 def _plain(values: Any) -> Numbers:
@@ -148,7 +162,9 @@ def _features(name: str, values: Any) -> Numbers:
     return x.astype(np.uint8) if x.dtype.kind == "b" else x
 
 
-def split_parts(name: str, train: Loose, test: Loose | None) -> tuple[list[Rows], tuple[str, ...], tuple[str, ...]]:
+def split_parts(
+    name: str, train: Loose, test: Loose | None, target: Target = "class"
+) -> tuple[list[Rows], tuple[str, ...], tuple[str, ...]]:
     """The parts with numbered labels and groups, and the names of both."""
     parts = [train] if test is None else [train, test]
     for part in parts:
@@ -156,10 +172,21 @@ def split_parts(name: str, train: Loose, test: Loose | None) -> tuple[list[Rows]
             raise FedskewError(f"{name}: test rows of shape {part.x.shape[1:]}, training rows of shape {train.x.shape[1:]}")
         if (part.group is None) != (train.group is None):
             raise FedskewError(f"{name}: only one of the training and the test part has groups; give both or none")
-    labels, classes = number_labels(name, "y", [part.y for part in parts])
+    labels, classes = _targets(name, parts, target)
     groups: list[Ints | None] = [None] * len(parts)
     names: tuple[str, ...] = ()
     if train.group is not None:
         numbers, names = number_groups(name, "group", [part.group for part in parts if part.group is not None])
         groups = list(numbers)
     return [Rows(part.x, y, group) for part, y, group in zip(parts, labels, groups, strict=True)], classes, names
+
+
+def _targets(name: str, parts: list[Loose], target: Target) -> tuple[list[Targets], tuple[str, ...]]:
+    """The targets of the parts, and the names of the classes or labels; numbers have none."""
+    if target == "labels":
+        return [label_matrix(name, part.y) for part in parts], tuple(parts[0].y)
+    columns = [part.y["0"] for part in parts]
+    if target == "number":
+        return [numbers(name, "y", column) for column in columns], ()
+    labels, classes = number_labels(name, "y", columns)
+    return list(labels), classes

@@ -1,4 +1,4 @@
-"""What every reader returns and everything else works on: rows with labels and, perhaps, groups, in three parts."""
+"""What every reader returns and everything else works on: rows with targets and, perhaps, groups, in three parts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,47 +10,83 @@ from numpy.typing import NDArray
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Registry, is_utf8
 from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.data.targets import DEFAULT_BINS, Bins, Target, Targets, bins_of, check_targets, kind_of
 
 Features: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Examples: features (float32, one entry of the first axis a row), labels 0 … K-1, and a group number a row or None.
+    """Examples: features (float32, one entry of the first axis a row), targets, and a group number a row or None.
+
+    Targets ``y`` are classes (int64, 0 … K-1), numbers (float32) or several labels a row (a uint8 matrix of 0 and 1).
 
     ``series`` is the number of the series that a row was cut from, where rows of one series overlap (windows): such rows share
     readings, so that no cut may put them into different hands. None: rows have nothing in common.
 
     ``unit`` is what 1 in ``x`` was before standardisation, for every entry of the second axis (column or channel): skews that
     look at variances look at those of the file, whatever the model trains on. None: features are in the units of the file.
+
+    ``bins`` stand in for classes wherever clients are to differ in their labels, where the targets are no classes.
     """
 
     x: Features
-    y: Ints
+    y: Targets
     group: Ints | None = None
     series: Ints | None = None
     unit: Floats | None = None
+    bins: Bins | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     @property
+    def target(self) -> Target:
+        """What the targets are: class, number or labels."""
+        return kind_of(self.y)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every row has a class, or a bin that stands in for it."""
+        return self.target == "class" or self.bins is not None
+
+    @property
+    def labels(self) -> Ints:
+        """The class of every row, or the bin that stands in for it; refuses targets that have neither."""
+        if self.bins is not None:
+            return self.bins.of
+        if self.target == "class":
+            return self.y
+        what = "numbers" if self.target == "number" else "several labels a row"
+        raise FedskewError(f"the targets are {what} and no classes: give bins=5, say, to let bins of them stand in")
+
+    @property
+    def kinds(self) -> Ints:
+        """What a fair split goes by: the class or its bin; without either, ten bins of the numbers or the labels."""
+        if self.labelled:
+            return self.labels
+        return bins_of(self.y, DEFAULT_BINS if self.target == "number" else len(self.y) + 1).of
+
+    @property
     def strata(self) -> Ints:
         """What a fair split keeps in proportion: the label, and the group inside each label."""
-        return self.y if self.group is None or not len(self.y) else self.y * (self.group.max() + 1) + self.group
+        kinds = self.kinds
+        return kinds if self.group is None or not len(kinds) else kinds * (self.group.max() + 1) + self.group
 
     def take(self, index: Ints) -> "Rows":
         """The rows at these positions, in this order."""
         group, series = (None if part is None else part[index] for part in (self.group, self.series))
-        return Rows(self.x[index], self.y[index], group, series, self.unit)
+        bins = None if self.bins is None else self.bins.take(index)
+        return Rows(self.x[index], self.y[index], group, series, self.unit, bins)
 
 
 @dataclass(frozen=True)
 class Dataset:
     """A data set in memory.
 
-    ``classes`` names the labels and ``groups`` the group numbers; ``features`` names the columns of a table (empty for
-    images); ``notes`` says what the reader decided on the user's behalf (filled values, a split of its own, a partial file).
+    ``classes`` names the classes or labels (none where targets are numbers) and ``groups`` the group numbers;
+    ``features`` names the columns of a table (empty for images); ``notes`` says what the reader decided on the user's
+    behalf (filled values, a split of its own, a partial file).
     ``recipe`` holds the settings that load the same rows again; it is empty for arrays that came from Python.
     """
 
@@ -68,6 +104,8 @@ class Dataset:
         for part, rows in (("train", self.train), ("test", self.test), ("validation", self.validation)):
             if rows is not None:
                 _check_rows(f"{self.name}: {part}", rows, len(self.classes), len(self.groups), self.train.x.shape[1:])
+                if rows.target != self.target:
+                    raise FedskewError(f"{self.name}: targets of kind {rows.target} in {part}, {self.target} in train")
         for name in (*self.classes, *self.groups, *self.features):
             if not is_utf8(name):
                 raise FedskewError(f"{self.name}: the name {name!r} of a class, group or column is not UTF-8: rename it")
@@ -78,6 +116,24 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Shape of one row's features."""
         return self.train.x.shape[1:]
+
+    @property
+    def target(self) -> Target:
+        """What the targets are: class, number or labels."""
+        return self.train.target
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of what ``train.labels`` counts: the classes, or the bins that stand in for them."""
+        return self.classes if self.train.bins is None else self.train.bins.names
+
+    def with_bins(self, bins: int | None) -> "Dataset":
+        """Return the same data with bins of the training rows' targets, or without any; see ``bins_of``."""
+        if bins is None:
+            return self if self.train.bins is None else replace(self, train=replace(self.train, bins=None))
+        if self.target == "class":
+            raise FedskewError(f"bins={bins}: the targets of {self.name} are classes, which need no bins: leave it out")
+        return replace(self, train=replace(self.train, bins=bins_of(self.train.y, bins, self.classes)))
 
     def hold_out(self, share: float, seed: int) -> "Dataset":
         """Move a stratified share of the training rows into the validation part (per-layer FedProx: 12,000 of 60,000).
@@ -126,10 +182,9 @@ def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[
         raise FedskewError(f"{where}: {rows.x.shape[0]} rows of features but {len(rows.y)} labels")
     if rows.x.shape[1:] != shape or not shape:
         raise FedskewError(f"{where}: features of shape {rows.x.shape[1:]}, expected {shape or 'at least one feature'}")
-    if rows.x.dtype != np.float32 or rows.y.dtype != np.int64:
-        raise FedskewError(f"{where}: dtypes {rows.x.dtype}/{rows.y.dtype}, expected float32 features and int64 labels")
-    if len(rows.y) and not 0 <= rows.y.min() <= rows.y.max() < classes:
-        raise FedskewError(f"{where}: labels from {rows.y.min()} to {rows.y.max()}, expected 0 … {classes - 1}")
+    if rows.x.dtype != np.float32:
+        raise FedskewError(f"{where}: features of type {rows.x.dtype}, expected float32")
+    check_targets(where, rows.y, classes)
     # The sum of finite float32 values overflows only far beyond real data, and costs no copy of x.
     if not np.isfinite(np.sum(rows.x, dtype=np.float64)):
         bad = int(np.argmin(np.isfinite(rows.x.reshape(len(rows.y), -1)).all(axis=1)))

@@ -8,10 +8,31 @@ from typing import Any
 
 import numpy as np
 
+from fedskew.core.streams import Ints
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.partition import Partition
+from fedskew.data.targets import DEFAULT_BINS, Targets, bins_of
 
 _SAMPLED_VALUES = 1 << 20
+
+
+@dataclass(frozen=True)
+class LabelColumns:
+    """Columns of a picture of who holds what: what they are, their names, and the column of every row.
+
+    Of several labels a row, ``of`` is the matrix, and a row counts in several columns.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    of: Targets
+
+    def counts(self, partition: Partition, clients: Ints) -> Ints:
+        """Return how many rows of each column these clients hold: client x column."""
+        if self.of.ndim == 2:
+            return np.stack([self.of[partition.of(int(client))].sum(axis=0, dtype=np.int64) for client in clients])
+        width = len(self.names)
+        return np.stack([np.bincount(self.of[partition.of(int(client))], minlength=width) for client in clients])
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,18 @@ class Federation:
     def clients(self) -> int:
         """How many clients there are."""
         return self.partition.clients
+
+    @cached_property
+    def label_columns(self) -> "LabelColumns":
+        """What a picture of who holds what has as columns: classes, labels, or bins of the target."""
+        rows = self.train
+        if not rows.labelled and rows.target == "labels":
+            return LabelColumns("label", self.data.classes, rows.y)
+        title = {"class": "class", "number": "bin of the target", "labels": "combination of labels"}[rows.target]
+        if rows.labelled:
+            return LabelColumns(title, self.data.label_names, rows.labels)
+        bins = bins_of(rows.y, DEFAULT_BINS)
+        return LabelColumns(title, bins.names, bins.of)
 
     @cached_property
     def fingerprint(self) -> str:

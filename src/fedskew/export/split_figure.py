@@ -35,7 +35,7 @@ def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = 
     figure = _figure(13, 7.2)
     grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1), height_ratios=(1.25, 1))
     matrix, density, table = (figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
-    if fed.clients <= _MOST_BUBBLES and len(fed.data.classes) <= _MOST_BUBBLES:
+    if fed.clients <= _MOST_BUBBLES and len(fed.label_columns.names) <= _MOST_BUBBLES:
         _draw_bubbles(matrix, fed)
     else:
         _draw_heat_map(matrix, fed)
@@ -54,8 +54,9 @@ def draw_sweep(feds: Mapping[str, Federation], found: Mapping[str, Heterogeneity
     image: Any = None
     for axes, (name, fed) in zip(all_axes.flat, feds.items(), strict=False):
         image = _heat(axes, _shares(fed, _some_clients(fed)), 1.0)
-        axes.set_title(f"{name}\nHellinger of labels {found[name].labels['hellinger'].mean:.2f}", fontsize=9)
-        axes.set_xlabel("class", fontsize=8)
+        view = "labels" if "labels" in found[name].views else "features"
+        axes.set_title(f"{name}\nHellinger of {view} {found[name].views[view]['hellinger'].mean:.2f}", fontsize=9)
+        axes.set_xlabel(fed.label_columns.title, fontsize=8)
         _name_clients(axes, fed, 8)
         axes.tick_params(labelsize=7)
         axes.locator_params(axis="x", integer=True)
@@ -101,9 +102,7 @@ def _some_clients(fed: Federation) -> Ints:
 
 def _shares(fed: Federation, clients: Ints) -> Floats:
     """Share of each class among the rows of each of these clients."""
-    classes = len(fed.data.classes)
-    counts = np.stack([np.bincount(fed.train.y[fed.partition.of(int(client))], minlength=classes) for client in clients])
-    shares: Floats = counts / counts.sum(axis=1, keepdims=True)
+    shares: Floats = fed.label_columns.counts(fed.partition, clients) / fed.partition.sizes[clients][:, None]
     return shares
 
 
@@ -129,22 +128,23 @@ def _draw_heat_map(axes: "Axes", fed: Federation) -> None:
     image = _heat(axes, shares, float(shares.max()))
     axes.figure.colorbar(image, ax=axes, label=_SHARE, shrink=0.9)
     _name_clients(axes, fed)
-    if len(fed.data.classes) <= _MOST_BUBBLES:
+    if len(fed.label_columns.names) <= _MOST_BUBBLES:
         _name_classes(axes, fed)
-    axes.set_xlabel("class")
-    axes.set_title("classes of each client", fontsize=9)
+    title = fed.label_columns.title
+    axes.set_xlabel(title)
+    axes.set_title("classes of each client" if title == "class" else f"rows of each client by {title}", fontsize=9)
 
 
 def _name_classes(axes: "Axes", fed: Federation) -> None:
-    names = [_short(name, 12) for name in fed.data.classes]
+    names = [_short(name, 12) for name in fed.label_columns.names]
     wide = sum(map(len, names)) > 60
     axes.set_xticks(range(len(names)), names, rotation=60 if wide else 0, ha="right" if wide else "center", fontsize=8)
 
 
 def _draw_bubbles(axes: "Axes", fed: Federation) -> None:
     """A disc for every class that a client holds, its area in proportion to the rows."""
-    classes = len(fed.data.classes)
-    counts = fed.partition.counts(fed.train.y, classes)
+    classes, title = len(fed.label_columns.names), fed.label_columns.title
+    counts = fed.label_columns.counts(fed.partition, np.arange(fed.clients))
     client, label = np.nonzero(counts)
     held = counts[client, label]
     cell = 72 * min(6.6 / classes, 5.6 / fed.clients)  # points
@@ -154,9 +154,9 @@ def _draw_bubbles(axes: "Axes", fed: Federation) -> None:
     _name_classes(axes, fed)
     rows = fed.partition.sizes
     axes.set_yticks(range(fed.clients), [f"{number}  ({rows[number]:,})" for number in range(fed.clients)], fontsize=8)
-    axes.set_xlabel("class")
+    axes.set_xlabel(title)
     axes.set_ylabel("client (rows)")
-    axes.set_title(f"rows by client and class; the largest disc is {held.max():,} rows", fontsize=9)
+    axes.set_title(f"rows by client and {title}; the largest disc is {held.max():,} rows", fontsize=9)
     axes.grid(alpha=0.2)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -223,7 +223,7 @@ def _feature_name(fed: Federation, feature: int) -> str:
 def _draw_table(axes: "Axes", found: Heterogeneity) -> None:
     """Mean and worst distance of two clients, what is compared by what distance."""
     axes.set_axis_off()
-    names = list(found.labels)
+    names = list(next(iter(found.views.values())))
     cells = [
         [f"{spreads[name].mean:.3f}\n{spreads[name].worst:.3f} / {_number(spreads[name].by_chance)}" for name in names]
         for spreads in found.views.values()
@@ -237,10 +237,9 @@ def _draw_table(axes: "Axes", found: Heterogeneity) -> None:
         cell.set_edgecolor("#cccccc")
     axes.set_title("distance of two clients: mean, below it worst / mean by chance", fontsize=9)
     sizes, entropy = found.sizes, found.label_entropy
-    note = (
-        f"rows a client {sizes['least']:,.0f} … {sizes['most']:,.0f}, Gini {sizes['gini']:.3f};  "
-        f"label entropy {entropy['least']:.2f} … {entropy['most']:.2f}, mean {entropy['mean']:.2f}"
-    )
+    note = f"rows a client {sizes['least']:,.0f} … {sizes['most']:,.0f}, Gini {sizes['gini']:.3f}"
+    if entropy:
+        note += f";  label entropy {entropy['least']:.2f} … {entropy['most']:.2f}, mean {entropy['mean']:.2f}"
     axes.text(0.5, 0.08, note, ha="center", va="center", fontsize=8, transform=axes.transAxes)
 
 

@@ -20,6 +20,7 @@ from fedskew.data.dataset import Dataset, Rows, Split, datasets
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.data.readers.table import Table
+from fedskew.data.targets import Targets
 from fedskew.export.client_files import Columns, Lines, Numbers, Stack, Stored
 from fedskew.heterogeneity.heterogeneity import measure
 from fedskew.heterogeneity.result import Heterogeneity
@@ -287,6 +288,7 @@ def _record(
         "test": test,
         "name": fed.data.name,
         "classes": list(fed.data.classes),
+        "target_kind": fed.data.target,
         "groups": list(fed.data.groups),
         "features": list(fed.data.features),
         "fingerprint": fed.fingerprint,
@@ -322,7 +324,8 @@ def load_split(folder: "str | os.PathLike[str]", client: int | None = None) -> "
     if client is not None and record["files"] == "arrays":
         return _one_client(place, record, client)
     partition, held_out, where = _read_partition(place / PARTITION)
-    fed = Federation(_read_data(place, record, partition, held_out, where), partition, held_out)
+    data = _read_data(place, record, partition, held_out, where).with_bins(record.get("bins"))
+    fed = Federation(data, partition, held_out)
     if fed.fingerprint != record["fingerprint"]:
         raise FedskewError(f"{place}: its rows are not those that were cut: a file has changed since, so split again")
     if client is None:
@@ -384,8 +387,13 @@ def _read_data(
 
 def _nothing(record: Mapping[str, Any], rows: int) -> Dataset:
     """The data set without its features."""
-    empty = Rows(np.zeros((rows, 1), dtype=np.float32), np.zeros(rows, dtype=np.int64))
     classes, groups, features = (tuple(record[part]) for part in ("classes", "groups", "features"))
+    target = record.get("target_kind", "class")  # a folder of an older version has classes
+    if target == "labels":
+        y: Targets = np.zeros((rows, len(classes)), dtype=np.uint8)
+    else:
+        y = np.zeros(rows, dtype=np.float32 if target == "number" else np.int64)
+    empty = Rows(np.zeros((rows, 1), dtype=np.float32), y)
     return Dataset(record["name"], empty, empty.take(_NONE), classes, groups=groups, features=features)
 
 

@@ -17,11 +17,15 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
         "total-variation: sum |p - q| / 2, which is 1-Wasserstein between categories that are all 1 apart; "
         "wasserstein: 1-Wasserstein, the area between the cumulative distributions."
     )
-    yield (
-        f"labels: shares of the {study.classes} classes; for wasserstein class k of K stands at k / (K - 1), so that it alone "
-        "depends on the order of the classes. Label entropy is divided by log K."
+    if study.classes == 0:
+        yield "labels: not measured, as the targets are no classes, and no bins stand in for them."
+    else:
+        yield _of_labels(study)
+    steps = (
+        f", in {on_steps} on {STEPS} steps (never above the exact value, at most {1 / STEPS:.4f} below)"
+        if on_steps
+        else ""
     )
-    steps = f", in {on_steps} on {STEPS} steps (never above the exact value, at most {1 / STEPS:.4f} below)" if on_steps else ""
     yield (
         f"features: {'all' if looked == varying else f'{looked} random ones of'} {varying} that are not constant, each scaled "
         f"so that all rows span [0, 1]; {options.bins} bins of equal width; wasserstein of the values themselves, exact in "
@@ -33,17 +37,26 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
             "hellinger, and the square root of the mean wasserstein, 1 at most; then the mean over features."
         )
     yield f"mean, worst: over {_drawn(pairs)}, each counted alike. pooled: to all rows together, clients counted by their rows."
-    yield (
-        f"features given label: mean over the labels of which both clients have {options.min_rows} rows. "
-        f"labels given features: mean over the regions where both have {options.min_rows} rows, {REGIONS} regions by "
-        f"{LLOYD_STEPS} k-means steps on at most {SAMPLE} rows. Both over {_drawn(few)}."
-    )
+    if study.classes:
+        yield (
+            f"features given label: mean over the labels of which both clients have {options.min_rows} rows. "
+            f"labels given features: mean over the regions where both have {options.min_rows} rows, {REGIONS} regions "
+            f"by {LLOYD_STEPS} k-means steps on at most {SAMPLE} rows. Both over {_drawn(few)}."
+        )
     if not (pairs.exact and few.exact and looked == varying):
         yield "standard error: of the mean, for the pairs and features that were drawn; a worst value is that of the drawn."
     if chance:
         yield "by chance: the mean after the rows were dealt at random to the same sizes: what samples so small show anyway."
-    for view in missing:
+    for view in missing if study.classes else ():
         yield f"{view}: not measured, as no two clients have {options.min_rows} rows to compare, or nothing varies."
+
+
+def _of_labels(study: Study) -> str:
+    what = "classes" if study.rows.bins is None else "bins that stand in for classes"
+    return (
+        f"labels: shares of the {study.classes} {what}; for wasserstein class k of K stands at k / (K - 1), so that it "
+        "alone depends on the order of the classes. Label entropy is divided by log K."
+    )
 
 
 def _drawn(pairs: Pairs) -> str:

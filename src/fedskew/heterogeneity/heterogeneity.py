@@ -53,19 +53,19 @@ def measure(
     1.0
     """
     study = study_of(data, partition, classes, Options(features, bins, pairs, min_rows, seed, convention))
-    views, columns = {"labels": _labels(study, chance)}, study.columns
+    labelled, columns = study.classes > 0, study.columns
+    views = {"labels": _labels(study, chance)} if labelled else {}
     by_feature, on_steps, found = _features(study, chance)
     views |= found
-    if len(columns.chosen):
+    if labelled and len(columns.chosen):
         views |= _labels_given_features(study, regions_of(columns, Stream(seed, "measure regions")), chance)
-    entropy = _entropies(study) / (math.log2(study.classes) if study.classes > 1 else 1.0)
     sizes = study.partition.sizes
     return Heterogeneity(
         clients=study.partition.clients,
         rows=len(study.partition.rows),
         classes=study.classes,
         views={view: views[view] for view in VIEWS if view in views},
-        label_entropy={"mean": float(entropy.mean()), "least": float(entropy.min()), "most": float(entropy.max())},
+        label_entropy=_label_entropy(study) if labelled else {},
         sizes=_sizes(sizes),
         most_skewed_feature=int(columns.chosen[np.argmax(by_feature)]) if len(by_feature) else None,
         definition=tuple(definition(study, on_steps, [view for view in VIEWS if view not in views], chance)),
@@ -162,14 +162,18 @@ def _labels(study: Study, chance: bool) -> dict[str, Spread]:
 
 def _features(study: Study, chance: bool) -> tuple[Floats, int, dict[str, dict[str, Spread]]]:
     """Features as they are and given the label; before that, each one's mean Hellinger distance and how many were on steps."""
-    offsets, label = study.partition.offsets, study.rows.y[study.partition.rows]
-    plain, given = whole_clients(offsets, study.pairs), within_strata(offsets, label, study.few_pairs, study.options.min_rows)
-    comparisons = [plain, *_by_chance(plain, None, study, chance), given, *_by_chance(given, label, study, chance)]
+    offsets = study.partition.offsets
+    plain, given = whole_clients(offsets, study.pairs), None
+    comparisons = [plain, *_by_chance(plain, None, study, chance)]
+    half = len(comparisons)
+    if study.classes:
+        label = study.rows.labels[study.partition.rows]
+        given = within_strata(offsets, label, study.few_pairs, study.options.min_rows)
+        comparisons += [given, *_by_chance(given, label, study, chance)]
     pooled, varying = _Pooled(offsets), study.columns.varying
     apart = _compare(study.columns.coded(study.options.bins, plain.load), comparisons, pooled)
-    half = len(apart) // 2
     found = {"features": _spreads(apart[:half], varying, study.options.convention, pooled)}
-    if given.pairs:
+    if given is not None and given.pairs:
         found["features given label"] = _spreads(apart[half:], varying, study.options.convention)
     return apart[0].by_variable[0], pooled.on_steps, found
 
@@ -213,11 +217,13 @@ def _mean(values: Floats) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
-def _entropies(study: Study) -> Floats:
-    result = np.empty(study.partition.clients)
+def _label_entropy(study: Study) -> dict[str, float]:
+    """Mean, least and greatest entropy of the clients' labels, divided by the greatest there is."""
+    entropy = np.empty(study.partition.clients)
     for clients, profiles in study.labels.profiles_in_turn(study.partition.offsets):
-        result[clients] = profiles.entropy
-    return result
+        entropy[clients] = profiles.entropy
+    entropy /= math.log2(study.classes) if study.classes > 1 else 1.0
+    return {"mean": float(entropy.mean()), "least": float(entropy.min()), "most": float(entropy.max())}
 
 
 def _sizes(sizes: Ints) -> dict[str, float]:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fedskew.core.errors import FedskewError
+
 VIEWS = ("labels", "features", "features given label", "labels given features")
 
 
@@ -41,7 +43,9 @@ class Heterogeneity:
 
     @property
     def labels(self) -> Mapping[str, Spread]:
-        """Distance between label distributions, by name of the distance."""
+        """Distance between label distributions, by name of the distance; refused where rows have no labels."""
+        if "labels" not in self.views:
+            raise FedskewError("labels were not measured, as the targets are no classes: cut with bins=5, say")
         return self.views["labels"]
 
     @property
@@ -78,7 +82,9 @@ class Heterogeneity:
             numbers = "".join(f"{'' if row[head] is None else format(row[head], '.4f'):>15}" for head in heads)
             lines.append(f"{row['of']:<22}{row['distance']:<17}{numbers}")
         entropy, sizes = self.label_entropy, self.sizes
-        lines.append(f"label entropy: mean {entropy['mean']:.3f}, least {entropy['least']:.3f}, most {entropy['most']:.3f}")
+        if entropy:
+            spread = f"mean {entropy['mean']:.3f}, least {entropy['least']:.3f}, most {entropy['most']:.3f}"
+            lines.append(f"label entropy: {spread}")
         lines.append(
             f"rows a client: {sizes['least']:g} … {sizes['most']:g} (x {sizes['ratio']:.3g}), Gini {sizes['gini']:.3f}"
         )

@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Study:
-    """Rows in the order of their clients, and what of them is compared."""
+    """Rows in the order of their clients, and what of them is compared; ``classes`` is 0 where rows have no labels."""
 
     rows: Rows
     partition: Partition
@@ -53,7 +53,7 @@ class Study:
     @cached_property
     def labels(self) -> Coded:
         """The label of every row."""
-        return code_labels(self.rows.y[self.partition.rows], self.classes)
+        return code_labels(self.rows.labels[self.partition.rows], self.classes)
 
     @cached_property
     def columns(self) -> Columns:
@@ -82,12 +82,15 @@ def study_of(data: "Federation | Rows", partition: Partition | None, classes: in
     """What is to be measured, refused if it cannot be."""
     if isinstance(data, Federation):
         if partition is not None:
-            raise FedskewError("measure: a federation has its own partition; give rows and a partition, or only the federation")
-        return Study(data.train, data.partition.check(len(data.train), overlap=True), len(data.data.classes), options)
+            raise FedskewError(
+                "measure: a federation has its own partition; give rows and a partition, or only the federation"
+            )
+        known = len(data.data.label_names) if data.train.labelled else 0
+        return Study(data.train, data.partition.check(len(data.train), overlap=True), known, options)
     if not isinstance(data, Rows) or partition is None:
         raise FedskewError(f"measure needs what fedskew.split returns, or rows and their partition; got {type(data).__name__}")
     partition.check(len(data), overlap=True)
-    least = int(data.y[partition.rows].max()) + 1
+    least = int(data.labels[partition.rows].max()) + 1 if data.labelled else 0
     if classes is not None and classes < least:
         raise FedskewError(f"measure: {classes} classes, but there is a row of class {least - 1}: use classes={least} or more")
     return Study(data, partition, classes or least, options)

@@ -48,7 +48,7 @@ class Knob:
 
 
 def _labels(rows: Rows, clients: int) -> float:
-    return int(np.count_nonzero(np.bincount(rows.y)))
+    return int(np.count_nonzero(np.bincount(rows.labels)))
 
 
 def _groups(rows: Rows, clients: int) -> float:

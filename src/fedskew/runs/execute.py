@@ -14,7 +14,7 @@ from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, algorithms, choice_of, resolve
 from fedskew.algorithms.topologies import Scheduled
-from fedskew.core.config import Experiment, Settings, read_file, to_toml
+from fedskew.core.config import AUTO, Experiment, Settings, read_file, to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.lock import locked
 from fedskew.core.registry import Choice
@@ -34,8 +34,11 @@ from fedskew.runs.runner import client_rows, finished_files, only_warned, resuma
 from fedskew.runs.summary import summarise
 from fedskew.server.calibration import check_head
 from fedskew.server.server import Server
+from fedskew.tasks.task import BY_TARGET, Task, tasks
+from fedskew.tasks.task import choice_of as choice_of_task
+from fedskew.tasks.task import resolve as resolve_task
 
-PARTITION_SETTINGS = ("data", "validation", "skew", "clients", "split_seed", "client_test")
+PARTITION_SETTINGS = ("data", "validation", "skew", "clients", "split_seed", "client_test", "bins")
 
 
 def start(
@@ -45,9 +48,13 @@ def start(
     settings: Settings,
     folder: "str | os.PathLike[str] | bool | None",
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
+    task: Task | None = None,
 ) -> Run:
-    """Train one method on one federation and record it; a fresh folder under ``runs`` when None, nowhere when False."""
-    server, config = prepare(fed, model, algorithm, settings)
+    """Train one method on one federation and record it; a fresh folder under ``runs`` when None, nowhere when False.
+
+    ``task`` is a task that was made in Python; without one the settings say which.
+    """
+    server, config = prepare(fed, model, algorithm, settings, task)
     if folder is False and server.settings.tensorboard:
         raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
     EarlyStopping(server, [])  # refuses what it cannot watch
@@ -76,11 +83,12 @@ def resume_run(
     algorithm: Algorithm | None,
     callbacks: "CallbackSpec | Iterable[CallbackSpec]",
     force: bool,
+    task: Task | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint; see ``fedskew.resume``."""
     disk = RunFolder.open(folder)
     with nullcontext() if disk.finished else locked(disk.path):
-        return _resume(disk, fed, model, algorithm, callbacks, force)
+        return _resume(disk, fed, model, algorithm, callbacks, force, task)
 
 
 def _resume(
@@ -90,12 +98,13 @@ def _resume(
     algorithm: Algorithm | None,
     callbacks: "CallbackSpec | Iterable[CallbackSpec]",
     force: bool,
+    task: Task | None,
 ) -> Run:
     began = disk.environment()
     disk.verify_start(force)
     config = read_config(disk)
-    for name, given in (("data", fed), ("skew", fed), ("model", model), ("algorithm", algorithm)):
-        if config[name] == FROM_PYTHON and given is None:
+    for name, given in (("data", fed), ("skew", fed), ("model", model), ("algorithm", algorithm), ("task", task)):
+        if config.get(name) == FROM_PYTHON and given is None:
             what = "fed" if name in ("data", "skew") else name
             raise FedskewError(
                 f"{disk.path}: its {name} was a Python object, resume it from Python: fedskew.resume(folder, {what}=...)"
@@ -109,7 +118,8 @@ def _resume(
     settings = Settings(**{field.name: config[field.name] for field in fields(Settings) if field.name in config})
     settings = replace(settings, threads=settings.threads or began.get("threads"))  # sums depend on how they are shared out
     method = algorithm or resolve(config["algorithm"])
-    server, _ = prepare(fed, config["model"] if model is None else model, method, settings)
+    server, resolved = prepare(fed, config["model"] if model is None else model, method, settings, task)
+    config.setdefault("task", resolved["task"])  # a run of an older version learnt classes, and does not say so
     check_same(disk, began, environment(server), force)
     checkpoints = Checkpoints(disk)
     checkpoints.restore(server, force)
@@ -132,20 +142,22 @@ def read_config(disk: RunFolder) -> dict[str, Any]:
 
 
 def prepare(
-    fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: Settings
+    fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: Settings, task: Task | None = None
 ) -> tuple[Server, dict[str, Any]]:
     """Return a server and its whole configuration; all that can be refused is refused here, before anything is written."""
     if not isinstance(fed, Federation):
         raise FedskewError(f"train needs what fedskew.split returns, got {type(fed).__name__}: fedskew.split(data, skew) first")
     if settings.tensorboard:
         summary_writer()
-    module = build(model, fed.data.shape, len(fed.data.classes), settings.seed)
-    _check_model(module, fed)
-    server = Server(fed, module, algorithm, settings)
+    task = _task(fed, settings, task)
+    module = build(model, fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
+    _check_model(module, fed, task)
+    server = Server(fed, module, algorithm, settings, task=task)
     check_head(server.job, server.personal is not None)
     config: dict[str, Any] = {field.name: getattr(settings, field.name) for field in fields(Settings)}
     config["threads"] = server.threads  # what was used, or the same file on another machine would give other bits
     config |= {kind: as_table(kind, config[kind]) for kind in ("schedule", "fleet")}
+    config["task"] = as_table("task", choice_of_task(task)) if tasks.name_of(type(task)) else FROM_PYTHON
     config |= fed.recipe or {"data": FROM_PYTHON, "skew": FROM_PYTHON, "clients": fed.clients}
     config["model"] = as_table("model", model) if isinstance(model, (str, Mapping, Choice)) else FROM_PYTHON
     registered = algorithms.name_of(type(algorithm)) is not None
@@ -153,19 +165,43 @@ def prepare(
     return server, config
 
 
-def _check_model(module: nn.Module, fed: Federation) -> None:
-    """Try one row on a copy, so that a model that does not fit the data is refused at once."""
-    row = torch.from_numpy(fed.train.x[:1].copy()).to(next(iter(trainable(module).values())).dtype)
+def _task(fed: Federation, settings: Settings, given: Task | None) -> Task:
+    """Return the task of a run: that from Python, that of the settings, or the one that the targets ask for."""
+    target = fed.data.target
+    if given is None and settings.task == FROM_PYTHON:
+        raise FedskewError(
+            f"task={FROM_PYTHON} stands for a Python object: give task=fedskew.Task(...), or another task"
+        )
+    task = given or resolve_task(BY_TARGET[target] if settings.task == AUTO else settings.task)
+    if task.target != target:
+        have = {"class": "classes", "number": "numbers", "labels": "several labels a row"}
+        raise FedskewError(
+            f"task {task.label()} learns {have[task.target]}, and the targets of {fed.data.name} are {have[target]}: "
+            f"use task={BY_TARGET[target]}, or read the data with target={task.target}"
+        )
+    return task
+
+
+def _check_model(module: nn.Module, fed: Federation, task: Task) -> None:
+    """Try a few rows on a copy, so that a model or a task that does not fit the data is refused at once."""
+    dtype = next(iter(trainable(module).values())).dtype
+    rows = torch.from_numpy(fed.train.x[:8].copy()).to(dtype)
+    tried = copy.deepcopy(module).cpu().eval()
     try:
         with torch.no_grad():
-            answer = copy.deepcopy(module).cpu().eval()(row)
+            answer = tried(rows[:1].clone())
     except Exception as problem:  # whatever a user's forward raises
         reason = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise FedskewError(f"the model does not take rows of shape {fed.data.shape}: {reason}") from problem
-    expected = (1, len(fed.data.classes))
+    expected = (1, task.width(len(fed.data.classes)))
     if not isinstance(answer, torch.Tensor) or answer.shape != expected:
         shown = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else f"a {type(answer).__name__}"
-        raise FedskewError(f"the model answers one row with {shown}, expected a tensor of shape {expected}: one logit a class")
+        what = "one logit a class" if expected[1] == len(fed.data.classes) else f"the outputs of task {task.label()}"
+        raise FedskewError(f"the model answers one row with {shown}, expected a tensor of shape {expected}: {what}")
+    with torch.no_grad():
+        outputs = torch.cat([tried(row[None].clone()) for row in rows])
+    y = torch.from_numpy(fed.train.y[: len(rows)].copy())
+    task.check(outputs, y.to(dtype) if y.is_floating_point() else y)
 
 
 def _drive(
@@ -190,31 +226,37 @@ def _drive(
 
 
 def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Row]], config: Mapping[str, Any]) -> Run:
+    last = server.last_scores()  # before a new head: what the rounds are about
     calibrated = server.calibrate()
     final = server.final_clients()
-    fed = server.fed
-    numbers = summarise(tables["rounds"], client_rows(tables, disk), final, server.trained_on.clients, fed.held_out is not None)
+    fed, task = server.fed, server.job.task
+    rows, held = client_rows(tables, disk), fed.held_out is not None
+    numbers = summarise(tables["rounds"], rows, final, server.trained_on.clients, held, task)
+    numbers |= {name: value for name, value in last.items() if name not in numbers}
     for name in ("bytes_down", "bytes_up", "simulated_seconds"):
         numbers[name] += calibrated.get(f"calibration_{name}", 0)
     seconds = float(sum(row["seconds"] for row in tables["timing"]))
     summary = {**_facts(server, config), **numbers, **calibrated, "seconds": seconds}
     if disk:
         columns = list(dict.fromkeys(key for row in final for key in row))
-        rows = on_disk.to_csv([{key: row.get(key) for key in columns} for row in final], header=True)
+        table = on_disk.to_csv([{key: row.get(key) for key in columns} for row in final], header=True)
         model = _trained(server)
         weights = to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())})
-        finished_files(disk, {on_disk.FINAL_CLIENTS: rows, on_disk.MODEL: weights}, summary)
+        files = {on_disk.FINAL_CLIENTS: table, on_disk.MODEL: weights}
+        if (matrix := server.confusion()) is not None:
+            files[on_disk.CONFUSION] = on_disk.matrix_to_csv(matrix, fed.data.classes)
+        finished_files(disk, files, summary)
         with only_warned(str(disk.path / on_disk.PICTURE)):
             from fedskew.runs.figures import draw_run
 
-            disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary))
+            disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary, task.metric_names[0]))
     return Run(summary, _trained(server), disk.path if disk else None, {**tables, "final": final}, server)
 
 
 def _facts(server: Server, config: Mapping[str, Any]) -> Row:
     """Return what the summary says of the set-up."""
     fed, algorithm = server.fed, server.algorithm
-    facts: Row = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "fleet")}
+    facts: Row = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "task", "fleet")}
     facts |= {"clients": fed.clients, "clients_per_round": server.per_round, "seed": server.settings.seed}
     if server.protocol:
         facts["label_protocol_seconds"] = server.protocol.seconds
@@ -227,8 +269,16 @@ def _facts(server: Server, config: Mapping[str, Any]) -> Row:
 
 
 def majority_rates(fed: Federation) -> dict[str, float]:
-    """Return the share of the most frequent class among training and test rows: what always predicting it would score."""
-    labels = {"train": fed.train.y[fed.partition.rows], "test": fed.test.y if fed.test is not None else np.zeros(0, np.int64)}
+    """Return the share of the most frequent class among training and test rows: what always predicting it would score.
+
+    Empty where the targets are no classes.
+    """
+    if fed.data.target != "class":
+        return {}
+    labels = {
+        "train": fed.train.y[fed.partition.rows],
+        "test": fed.test.y if fed.test is not None else np.zeros(0, np.int64),
+    }
     return {part: float(np.bincount(y).max() / len(y)) for part, y in labels.items() if len(y)}
 
 

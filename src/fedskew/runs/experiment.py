@@ -3,16 +3,18 @@
 import os
 import tomllib
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from fedskew.algorithms.contract import resolve
-from fedskew.core.config import CHOICES, Experiment, to_toml
+from fedskew.core.config import AUTO, CHOICES, Experiment, to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.data.federation import Federation
 from fedskew.engine.device import pick_device
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
-from fedskew.runs.choices import FROM_PYTHON, choose
+from fedskew.runs.choices import FROM_PYTHON, as_table, choose
 from fedskew.runs.execute import prepare, read_config, resume_run, start
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import RunFolder
@@ -23,6 +25,8 @@ from fedskew.server import refusals
 def check_choices(experiment: Experiment) -> None:
     """Refuse what can be refused before any data is read: names, their options, the device, settings that clash."""
     for kind in CHOICES:
+        if (kind, getattr(experiment, kind)) == ("task", AUTO):
+            continue
         if getattr(experiment, kind) == FROM_PYTHON:
             raise FedskewError(f"{kind}={FROM_PYTHON} stands for a Python object: run it from Python, or choose another {kind}")
         choose(kind, getattr(experiment, kind))
@@ -45,14 +49,27 @@ def run_experiment(
     return start(fed or federate(experiment), experiment.model, method, experiment.settings(), folder, callbacks)
 
 
+def _resolved(fed: Federation, experiment: Experiment) -> dict[str, Any]:
+    """Return the whole configuration of an experiment, as it is read back from a file."""
+    _, config = prepare(fed, experiment.model, resolve(experiment.algorithm), experiment.settings())
+    return tomllib.loads(to_toml(config))
+
+
+def _completed(config: dict[str, Any], fed: Federation, experiment: Experiment) -> dict[str, Any]:
+    """Return a configuration with what the version that wrote it did not know yet: it ran with the defaults of that."""
+    choices = {kind: as_table(kind, config[kind]) for kind in CHOICES if config.get(kind, FROM_PYTHON) != FROM_PYTHON}
+    defaults: dict[str, Any] = {f.name: f.default for f in fields(Experiment) if f.name not in config}
+    usual = _resolved(fed, replace(experiment, **defaults)) if defaults else {}
+    return {**usual, **config, **tomllib.loads(to_toml(choices))}
+
+
 def run_or_resume(experiment: Experiment, folder: Path, callbacks: "CallbackSpec | Iterable[CallbackSpec]" = ()) -> Run:
     """Run an experiment, or resume it if the folder holds the very same one: a job that is requeued is one line."""
     if not folder.exists():
         return run_experiment(experiment, folder=folder, callbacks=callbacks)
     check_choices(experiment)
     disk, fed = RunFolder.open(folder), federate(experiment)
-    _, config = prepare(fed, experiment.model, resolve(experiment.algorithm), experiment.settings())
-    wanted, there = tomllib.loads(to_toml(config)), read_config(disk)
+    wanted, there = _resolved(fed, experiment), _completed(read_config(disk), fed, experiment)
     for name in sorted(wanted.keys() | there.keys()):
         if name != "threads" and wanted.get(name) != there.get(name):
             raise FedskewError(

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedskew.core.config import Experiment
+from fedskew.core.config import AUTO, Experiment
+from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, options_of
 from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays
@@ -14,6 +15,7 @@ from fedskew.heterogeneity.target import find
 from fedskew.runs.choices import as_table
 from fedskew.skew.partitioning import SkewSpec, client_holdout, partition_rows
 from fedskew.skew.skews import skews
+from fedskew.tasks.task import Task, resolve
 
 DEFAULT_CLIENTS = 10
 
@@ -51,6 +53,8 @@ def split(
     target: str | None = None,
     label: str | None = None,
     group: str | None = None,
+    task: "str | Mapping[str, Any] | Task" = AUTO,
+    bins: int | None = None,
 ) -> Federation:
     """Partition a data set into clients.
 
@@ -63,22 +67,27 @@ def split(
         client_test: share of its rows that every client holds out to test its own model
         target: a level of heterogeneity such as ``"hellinger=0.6"`` or ``"features.wasserstein=0.1"``; the skew's own
             parameter is then left out (``"dirichlet"``) and found by a search
-        label: column of a data frame that holds the class
+        label: column of a data frame that holds the class or the number, or several columns of labels, ``"a+b+c"``
         group: column of a data frame that says which group a row belongs to
+        task: how arrays or a data frame are read: y holds numbers with ``"regression"``, several labels a row (0 and 1)
+            with ``"multilabel"``, and classes otherwise; what ``load`` returned knows that by itself
+        bins: where targets are no classes, bins that stand in for them in skews and measures: quantiles of numbers, or
+            the most frequent combinations of labels
 
     >>> fed = split(load("digits"), "dirichlet:alpha=0.2", clients=10, seed=0)
     >>> fed.clients, len(fed.partition.rows)
     (10, 1438)
     """
-    clients, seed, client_test = _valid("split", clients=clients, seed=seed, client_test=client_test).values()
+    given = _valid("split", clients=clients, seed=seed, client_test=client_test, bins=bins)
+    clients, seed, client_test, bins = given.values()
     if clients is None and not (not callable(skew) and skews.choose(skew).name == "natural"):
         clients = DEFAULT_CLIENTS
-    dataset = data if isinstance(data, Dataset) else from_arrays(data, label=label, group=group)
+    dataset = _dataset(data, label, group, task).with_bins(bins)
     skew = skew if callable(skew) else _numbered(skew, dataset.groups)
     if target is None:
         result = partition_rows(skew, dataset.train, clients, seed)
     else:
-        found = find(skew, dataset.train, clients, seed, target, classes=len(dataset.classes))
+        found = find(skew, dataset.train, clients, seed, target, classes=len(dataset.label_names) or None)
         skew, result = found.spec, found.result
     partition, held_out = result.partition, None
     if client_test:
@@ -91,9 +100,23 @@ def split(
             "clients": partition.clients,
             "split_seed": seed,
             "client_test": client_test,
+            "bins": bins,
         }
         recipe = {**dataset.recipe, **made}
     return Federation(dataset, partition, held_out, recipe, None if result.rows is dataset.train else result.rows)
+
+
+def _dataset(data: Any, label: str | None, group: str | None, task: "str | Mapping[str, Any] | Task") -> Dataset:
+    """Return what ``load`` returned as it is, and arrays or a data frame as a data set for the task."""
+    wanted = None if task == AUTO else resolve(task).target
+    if not isinstance(data, Dataset):
+        return from_arrays(data, label=label, group=group, target=wanted or "class")
+    if wanted not in (None, data.target):
+        raise FedskewError(
+            f"task {task} takes targets of kind {wanted}, and those of {data.name} are of kind {data.target}: "
+            "leave task out, or load the data with target="
+        )
+    return data
 
 
 def _numbered(skew: "str | Mapping[str, Any] | Choice", groups: tuple[str, ...]) -> "str | Mapping[str, Any] | Choice":
@@ -106,4 +129,5 @@ def federate(experiment: Experiment, data: Dataset | None = None) -> Federation:
     """Return the federation that an experiment trains on; ``data`` saves reading it again."""
     seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
     data = data or load(experiment.data, validation=experiment.validation, seed=seed)
-    return split(data, experiment.skew, experiment.clients, seed=seed, client_test=experiment.client_test)
+    held, bins = experiment.client_test, experiment.bins
+    return split(data, experiment.skew, experiment.clients, seed=seed, client_test=held, bins=bins)

@@ -1,6 +1,7 @@
 """The picture in a run folder: how training went, what it cost, who was lost, and who holds what."""
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,8 @@ _TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
 _SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
-def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row) -> bytes:
-    """Accuracy over rounds, simulated time and traffic, loss, lost updates, and the client x class matrix, as a PNG.
+def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row, metric: str = "accuracy") -> bytes:
+    """The task's headline metric over rounds, simulated time and traffic, loss, lost updates, who holds what, as a PNG.
 
     What there is nothing to show of is left out, and its neighbour takes its place.
     """
@@ -56,20 +57,20 @@ def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row) -> bytes:
     sent = np.cumsum([row["bytes_down"] + row["bytes_up"] for row in rounds])
     lost = any(row[fate] for row in rounds for fate in ("late", "dropped", "excluded"))
     panels = figure.subplot_mosaic(
-        [["accuracy", "loss", "matrix"], ["time", "sent" if sent[-1] else "time", "fates" if lost else "matrix"]]
+        [["metric", "loss", "matrix"], ["time", "sent" if sent[-1] else "time", "fates" if lost else "matrix"]]
     )
-    _draw_curves(panels["accuracy"], rounds, "accuracy")
+    _draw_curves(panels["metric"], rounds, metric)
     if "test_majority_rate" in summary:
         rate, name = summary["test_majority_rate"], "most frequent class for all test rows"
-        panels["accuracy"].axhline(rate, color="#000000", linestyle=":", linewidth=1.0, label=name)
+        panels["metric"].axhline(rate, color="#000000", linestyle=":", linewidth=1.0, label=name)
     _draw_curves(panels["loss"], rounds, "loss")
-    _draw_cost(panels["time"], rounds, [row["clock"] for row in rounds], "simulated time", _TIMES)
+    _draw_cost(panels["time"], rounds, [row["clock"] for row in rounds], "simulated time", _TIMES, metric)
     if sent[-1]:
-        _draw_cost(panels["sent"], rounds, sent.tolist(), "sent so far, both ways", _SIZES)
+        _draw_cost(panels["sent"], rounds, sent.tolist(), "sent so far, both ways", _SIZES, metric)
     if lost:
         _draw_fates(panels["fates"], rounds)
     _draw_matrix(panels["matrix"], fed)
-    curves = panels["accuracy"].get_legend_handles_labels()
+    curves = panels["metric"].get_legend_handles_labels()
     figure.legend(*curves, frameon=False, fontsize=9, ncols=4, loc="outside lower center")
     figure.suptitle(_title(summary), fontsize=10)
     content = io.BytesIO()
@@ -86,31 +87,35 @@ def _title(summary: Row) -> str:
 
 
 def _draw_curves(axes: "Axes", rounds: Sequence[Row], what: str) -> None:
-    """Accuracy or loss over rounds."""
+    """A metric or the loss over rounds."""
     _draw_parts(axes, rounds, [row["round"] for row in rounds], what)
     _along_rounds(axes, len(rounds))
 
 
-def _draw_cost(axes: "Axes", rounds: Sequence[Row], spent: Sequence[float], what: str, units: Mapping[str, float]) -> None:
-    """Accuracy over what had been spent by the end of each round."""
+def _draw_cost(
+    axes: "Axes", rounds: Sequence[Row], spent: Sequence[float], what: str, units: Mapping[str, float], metric: str
+) -> None:
+    """A metric over what had been spent by the end of each round."""
     smallest, *larger = units
     unit = [smallest, *(name for name in larger if 2 * units[name] <= spent[-1])][-1]
-    _draw_parts(axes, rounds, [value / units[unit] for value in spent], "accuracy")
+    _draw_parts(axes, rounds, [value / units[unit] for value in spent], metric)
     axes.set_xlim(left=0)
     axes.locator_params(axis="x", nbins=6)
     axes.set_xlabel(f"{what} ({unit})")
 
 
 def _draw_parts(axes: "Axes", rounds: Sequence[Row], x: Sequence[float], what: str) -> None:
+    lowest = 0.0
     for part, name in _NAMES.items():
         key = f"{part}_{what}"
         points = [(at, row[key]) for at, row in zip(x, rounds, strict=True) if row.get(key) is not None]
         if points:
             marker = "o" if len(points) == 1 else ""
+            lowest = min([lowest, *(value for _, value in points if math.isfinite(value))])
             axes.plot(*zip(*points, strict=True), color=_COLOURS[part], label=name, linewidth=1.6, marker=marker)
     axes.set_ylabel(what)
     axes.update_datalim([(x[0], 0)])  # or the room above a flat curve would be too small
-    axes.set_ylim(0, 1.02 if what == "accuracy" else None)
+    axes.set_ylim(None if lowest < 0 else 0, 1.02 if what == "accuracy" else None)
     _tidy(axes)
 
 
@@ -144,24 +149,22 @@ def _tidy(axes: "Axes") -> None:
 
 def _draw_matrix(axes: "Axes", fed: Federation) -> None:
     """Share of each class (column) at each client (row), with the client's rows on the right while they can be read."""
-    classes, clients = len(fed.data.classes), np.arange(fed.clients)
+    columns, clients = fed.label_columns, np.arange(fed.clients)
     if fed.clients > _MOST_CLIENTS:
         clients = np.unique(np.linspace(0, fed.clients - 1, _MOST_CLIENTS).astype(np.int64))
-    counts = np.stack([np.bincount(fed.train.y[fed.partition.of(int(client))], minlength=classes) for client in clients])
-    shares = counts / counts.sum(axis=1, keepdims=True)
+    sizes = fed.partition.sizes[clients]
+    shares = columns.counts(fed.partition, clients) / sizes[:, None]
     image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     axes.figure.colorbar(image, ax=axes, label="share of the client's rows", shrink=0.9)
-    axes.set_xlabel("class")
+    axes.set_xlabel(columns.title)
     axes.set_ylabel("client")
-    if classes <= 12:
-        names = [name if len(name) <= 10 else name[:9] + "…" for name in fed.data.classes]
-        axes.set_xticks(range(classes), names, rotation=0 if max(map(len, names)) <= 2 else 60, fontsize=8)
+    if len(columns.names) <= 12:
+        names = [name if len(name) <= 10 else name[:9] + "…" for name in columns.names]
+        axes.set_xticks(range(len(names)), names, rotation=0 if max(map(len, names)) <= 2 else 60, fontsize=8)
     if len(clients) < fed.clients:
         shown = np.linspace(0, len(clients) - 1, 6).astype(np.int64)
         axes.set_yticks(shown, [f"{client:,}" for client in clients[shown]])
         axes.set_ylabel(f"client ({len(clients)} of {fed.clients:,})")
     elif len(clients) <= 20:
-        axes.set_yticks(
-            range(len(clients)), [f"{c}  ({n})" for c, n in zip(clients, counts.sum(axis=1), strict=True)], fontsize=8
-        )
+        axes.set_yticks(range(len(clients)), [f"{c}  ({n})" for c, n in zip(clients, sizes, strict=True)], fontsize=8)
         axes.set_ylabel("client (rows)")

@@ -15,14 +15,16 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedskew.core.errors import FedskewError
+from fedskew.core.files import reading
 from fedskew.core.lock import locked
+from fedskew.core.streams import Ints
 from fedskew.data.partition import Partition
 
 Row = dict[str, Any]
@@ -30,6 +32,7 @@ Row = dict[str, Any]
 CONFIG, ENVIRONMENT, PARTITION = "config.toml", "environment.json", "partition.npz"
 ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = "rounds.csv", "clients.csv", "timing.csv", "clients_final.csv"
 MODEL, SUMMARY, PICTURE = "model.safetensors", "summary.json", "picture.png"
+CONFUSION = "confusion.csv"
 START, FINAL = "start.json", "final.json"  # manifests of what was written at first and at last
 CHECKPOINTS = "checkpoints"  # a folder with two files for each of the last checkpoints, named by their round
 JOURNAL = "clients"  # a folder of numbered files that go with the checkpoints
@@ -182,6 +185,22 @@ def _finite(content: Any) -> Any:
     if isinstance(content, (list, tuple)):
         return [_finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def matrix_to_csv(matrix: Ints, names: Sequence[str]) -> bytes:
+    """A confusion matrix with the names of the classes: true ones down, predicted ones across."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["true/predicted", *names])
+    lines.writerows([name, *counts] for name, counts in zip(names, matrix.tolist(), strict=True))
+    return text.getvalue().encode()
+
+
+def matrix_from_csv(path: Path) -> tuple[list[str], list[list[int]]]:
+    """The names and the counts of a confusion matrix."""
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
+        first, *lines = csv.reader(file)
+        return first[1:], [[int(count) for count in line[1:]] for line in lines]
 
 
 def to_csv(rows: list[Row], header: bool) -> bytes:

@@ -19,6 +19,7 @@ from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
+from fedskew.runs.run import confusion_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +48,12 @@ class Record:
     def final_clients(self) -> "pd.DataFrame":
         """One row a client about the model it ended with."""
         return self._table(on_disk.FINAL_CLIENTS)
+
+    @cached_property
+    def confusion(self) -> "pd.DataFrame | None":
+        """Test rows by their true class (down) and the predicted one (across); None where the run has no such table."""
+        path = self.folder / on_disk.CONFUSION
+        return confusion_frame(*on_disk.matrix_from_csv(path)) if path.exists() else None
 
     @cached_property
     def weights(self) -> Tensors:

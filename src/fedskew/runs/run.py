@@ -1,9 +1,10 @@
 """A finished run in memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -41,6 +42,20 @@ class Run:
     def final_clients(self) -> "pd.DataFrame":
         """One row a client about the model it ended with."""
         return _frame(self.tables["final"])
+
+    @cached_property
+    def confusion(self) -> "pd.DataFrame | None":
+        """Test rows by their true class (down) and the class that the model predicts (across); None for other tasks."""
+        matrix = self.server.confusion()
+        return None if matrix is None else confusion_frame(self.server.fed.data.classes, matrix)
+
+
+def confusion_frame(names: Sequence[str], matrix: Any) -> "pd.DataFrame":
+    """A confusion matrix with the names of the classes on both sides."""
+    import pandas as pd
+
+    true, predicted = (pd.Index(list(names), name=side) for side in ("true", "predicted"))
+    return pd.DataFrame(matrix, index=true, columns=predicted)
 
 
 def _frame(rows: list[Row]) -> "pd.DataFrame":

@@ -14,7 +14,7 @@ from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.inference import outputs_of
 from fedskew.engine.job import Job
-from fedskew.tasks.task import Task
+from fedskew.tasks.task import BuiltIn, Task
 
 OWN_TESTED = 20  # clients of a round whose own models are evaluated on the whole test set
 FINAL_TESTED = 200  # likewise after the last round
@@ -26,8 +26,12 @@ ROUND_METRICS = ("accuracy", "balanced_accuracy")  # of a task that has them, wh
 
 
 def round_metrics(task: Task) -> tuple[str, ...]:
-    """Return the metrics that are reported after every evaluation: a few cheap ones, or all where the task has no others."""
-    return tuple(name for name in ROUND_METRICS if name in task.metric_names) or task.metric_names
+    """Return the metrics that every evaluation reports: a few cheap ones, or all where a task has none of these.
+
+    A task of the user's own has the metrics that the user wants.
+    """
+    cheap = tuple(name for name in ROUND_METRICS if name in task.metric_names) if isinstance(task, BuiltIn) else ()
+    return cheap or task.metric_names
 
 
 @torch.no_grad()
@@ -44,14 +48,20 @@ def row_scores(
 
 @torch.no_grad()
 def score(
-    model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, task: Task, rows: Tensor | None = None
+    model: nn.Module,
+    tensors: Tensors,
+    x: Tensor,
+    y: Tensor,
+    task: Task,
+    rows: Tensor | None = None,
+    names: Iterable[str] | None = None,
 ) -> Score:
-    """Return the mean loss and the metrics over the rows."""
+    """Return the mean loss and the metrics over the rows: those of these names, or the usual ones."""
     found = [(outputs, task.losses(outputs, y[some], "none")) for outputs, some in outputs_of(model, tensors, x, rows)]
     losses = torch.cat([losses for _, losses in found]).double().cpu().numpy()
     outputs = torch.cat([outputs for outputs, _ in found]).cpu().numpy()
     targets = (y if rows is None else y[rows]).cpu().numpy()
-    return {"loss": float(losses.mean()), **task.evaluate(outputs, targets, round_metrics(task))}
+    return {"loss": float(losses.mean()), **task.evaluate(outputs, targets, names or round_metrics(task))}
 
 
 def client_scores(
@@ -71,16 +81,25 @@ def client_scores(
 
 def own_columns(personal: bool, common: bool, metric: str | None) -> tuple[str, ...]:
     """Return the columns about a client's own rows: the model that it uses, then the global one where it is another."""
-    names = ("loss", metric or "score")
+    names = ("loss", metric) if metric else ("loss",)
     return (*names, *(f"global_{name}" for name in names)) if personal and common else names
 
 
 class Evaluator:
     """The data on the device and a model to put weights into; ``own`` gives a client's model where parts stay with clients."""
 
-    def __init__(self, fed: Federation, model: nn.Module, job: Job, eval_rows: int | None, seed: int) -> None:
+    def __init__(
+        self,
+        fed: Federation,
+        model: nn.Module,
+        job: Job,
+        eval_rows: int | None,
+        seed: int,
+        metrics: Iterable[str] = (),
+    ) -> None:
         self.fed, self.model, self.x, self.y, self.task, self.seed = fed, model, job.x, job.y, job.task, seed
-        self.names = ("loss", *round_metrics(job.task))
+        self.metrics = tuple(dict.fromkeys((*round_metrics(job.task), *metrics)))  # of every evaluation
+        self.names = ("loss", *self.metrics)
         parts = (("validation", fed.validation), ("test", fed.test))
         self._parts = {name: self._place(rows) for name, rows in parts if rows is not None and len(rows)}
         held = fed.partition.rows
@@ -98,8 +117,26 @@ class Evaluator:
 
     def scores(self, state: Tensors) -> dict[str, Score]:
         """Return the scores of the global model, by part."""
-        result = {"train": score(self.model, state, self.x, self.y, self.task, self._train_rows)}
-        return result | {name: score(self.model, state, x, y, self.task) for name, (x, y) in self._parts.items()}
+        result = {"train": score(self.model, state, self.x, self.y, self.task, self._train_rows, self.metrics)}
+        return result | self.all_scores(state, self.metrics)
+
+    def all_scores(self, state: Tensors, names: Iterable[str] | None = None) -> dict[str, Score]:
+        """Return the scores of the global model on validation and test rows: all metrics, or those named."""
+        wanted = tuple(self.task.metric_names if names is None else names)
+        return {part: score(self.model, state, x, y, self.task, None, wanted) for part, (x, y) in self._parts.items()}
+
+    def confusion(self, state: Tensors) -> Ints | None:
+        """Return how many test rows of each class (down) were taken for each (across); None for other tasks."""
+        count = getattr(self.task, "confusion", None)
+        if count is None or "test" not in self._parts:
+            return None
+        x, y = self._parts["test"]
+        matrix: Ints = count(self._outputs(state, x), y.cpu().numpy(), len(self.fed.data.classes))
+        return matrix
+
+    def _outputs(self, state: Tensors, x: Tensor, rows: Tensor | None = None) -> Floats:
+        found = [outputs for outputs, _ in outputs_of(self.model, state, x, rows)]
+        return torch.cat(found).double().cpu().numpy()
 
     def mean_on_test(self, own: OwnModel, clients: Ints) -> Score | None:
         """Return the mean score of up to 20 clients' models on the test rows; None without clients or test rows."""
@@ -109,7 +146,7 @@ class Evaluator:
         return {name: float(np.mean([one[name] for one in tested])) for name in self.names}
 
     def _own_test(self, own: OwnModel, client: int) -> Score:
-        return score(self.model, own(client), *self._parts["test"], self.task)
+        return score(self.model, own(client), *self._parts["test"], self.task, None, self.metrics)
 
     def on_own_rows(
         self, state: Tensors | None, own: OwnModel | None, clients: Ints, split: Partition
@@ -126,21 +163,39 @@ class Evaluator:
                 client_scores(self.model, own(int(client)), *data, [mine]) for client, mine in zip(clients, rows, strict=True)
             ]
             scores = (*np.array(each).reshape(-1, 2).T, *scores)
+        if self.task.row_metric is None:
+            scores = scores[::2]  # the losses alone
         return dict(zip(own_columns(own is not None, state is not None, self.task.row_metric), scores, strict=True))
 
     def final(self, state: Tensors | None, own: OwnModel | None) -> list[dict[str, Any]]:
-        """Return one row a client (of a random sample above 10,000) about the model it ends with; see ``on_own_rows``."""
+        """Return one row a client (of a random sample above 10,000) about the model it ends with; see ``on_own_rows``.
+
+        Up to 200 clients, at even steps, also have all metrics on their own rows, and own models' on the test rows.
+        """
         clients = np.arange(self.fed.clients)
         if len(clients) > FINAL_CLIENTS:
             clients = np.sort(Stream(self.seed, "final").sample(len(clients), FINAL_CLIENTS))
-        found = self.on_own_rows(state, own, clients, self.fed.held_out or self.fed.partition)
+        split = self.fed.held_out or self.fed.partition
+        found = self.on_own_rows(state, own, clients, split)
         lines: list[dict[str, Any]] = [
             {"client": int(c), "rows": int(self.fed.partition.sizes[c])} | {name: float(of[i]) for name, of in found.items()}
             for i, c in enumerate(clients)
         ]
-        if own and "test" in self._parts:
-            tested = lines if len(lines) <= FINAL_TESTED else lines[:: -(-len(lines) // FINAL_TESTED)]
-            for line in tested:
+        tested = lines if len(lines) <= FINAL_TESTED else lines[:: -(-len(lines) // FINAL_TESTED)]
+        names = [name for name in self.task.metric_names if name not in lines[0]]
+        for line in tested:
+            rows, used = split.of(line["client"]), own(line["client"]) if own else state
+            assert used is not None
+            line |= self._metrics_on(used, rows, names)
+            if own and "test" in self._parts:
                 score = self._own_test(own, line["client"])
-                line |= {f"own_test_{name}": score[name] for name in self.names if name != "loss"}
+                line |= {f"own_test_{name}": score[name] for name in self.metrics}
         return lines
+
+    @torch.no_grad()
+    def _metrics_on(self, state: Tensors, rows: Ints, names: list[str]) -> Score:
+        """Return these metrics of a model on some training rows; NaN without any."""
+        if not len(rows):
+            return dict.fromkeys(names, float("nan"))
+        index = torch.from_numpy(rows).to(self.y.device)
+        return self.task.evaluate(self._outputs(state, self.x, index), self.y[index].cpu().numpy(), names)

@@ -1,5 +1,7 @@
 """Settings, models and methods that do not go together: refused before anything is trained."""
 
+from typing import NoReturn
+
 import numpy as np
 from torch import nn
 
@@ -7,7 +9,8 @@ from fedskew.algorithms.contract import Algorithm, Weights
 from fedskew.algorithms.topologies import Buffered, Parallel, Scheduled, Synchronous
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
-from fedskew.core.errors import FedskewError
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.streams import Stream
 from fedskew.data.partition import Partition
 from fedskew.engine.job import Job
 from fedskew.models.parameters import trainable
@@ -48,8 +51,37 @@ def check_all(job: Job, settings: Settings, per_round: int) -> None:
     algorithm = job.algorithm
     check_choices(algorithm, settings)
     algorithm.aggregator.check(per_round)
+    _check_task(job, settings)
     _check_schedule(job, settings)
     _check_aggregation(job, per_round)
+
+
+def _check_task(job: Job, settings: Settings) -> None:
+    """Refuse metrics that the task does not have, and methods that look at classes where the targets are none."""
+    task, algorithm = job.task, job.algorithm
+    for name in settings.metrics:
+        if name not in task.metric_names:
+            raise unknown(f"metric of task {task.label()}", name, task.metric_names)
+    if task.target == "class":
+        return
+
+    def refuse(does: str) -> FedskewError:
+        what = "numbers" if task.target == "number" else "several labels a row"
+        return FedskewError(
+            f"{algorithm.label()} {does} classes, and the targets of task {task.label()} are {what}: use another method"
+        )
+
+    def no_counts() -> NoReturn:
+        raise refuse("selects clients by their")
+
+    topology = algorithm.topology(0)
+    if isinstance(topology, Scheduled) and topology.label_access != "none":
+        raise refuse("schedules samples by their")
+    if algorithm.calibrator:
+        raise refuse("needs the features of")
+    if "class_counts" in algorithm.requires:
+        raise refuse("counts the rows of")
+    algorithm.client_selection.client_profile(no_counts, Stream(settings.seed, "disclose"))
 
 
 def _check_schedule(job: Job, settings: Settings) -> None:

@@ -33,7 +33,7 @@ from fedskew.server.client_store import ClientStore
 from fedskew.server.evaluation import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
 from fedskew.server.label_holders import packed, protocol_bytes, protocol_seconds, unpacked, who_holds_what
 from fedskew.server.refusals import check_all, clients_per_round, least_batch, trains_single_samples, weights_of
-from fedskew.tasks.task import Task
+from fedskew.tasks.task import BY_TARGET, Task, resolve
 from fedskew.topology.buffered import BufferedRounds
 from fedskew.topology.client_rows import Row
 from fedskew.topology.collector import Arrived, valid_clients
@@ -73,6 +73,7 @@ class Server:
         self.weights = weights_of(algorithm, settings)
         self.total_weight = float(base_weights(self.trained_on.sizes, self.weights).sum())
         self.least = least_batch(model, self.trained_on, settings.batch_size)
+        task = task or resolve(BY_TARGET[fed.data.target])
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings, 0, task, len(fed.data.classes))
         self.model, self.device = self.job.model, self.job.x.device
         topology = algorithm.topology(0)
@@ -105,7 +106,9 @@ class Server:
             self.agree()
         self._trained: dict[int, Tensors] = {}
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
-        self.evaluator = Evaluator(fed, copy.deepcopy(self.model), self.job, settings.eval_rows, settings.seed)
+        self.evaluator = Evaluator(
+            fed, copy.deepcopy(self.model), self.job, settings.eval_rows, settings.seed, settings.metrics
+        )
 
     # -- what topologies use ---------------------------------------------------------------------------------------------
 
@@ -192,11 +195,11 @@ class Server:
 
     def _result(self, outcome: RoundOutcome, lr: float) -> RoundResult:
         """Return the rows of the tables, with the evaluation of the global and the clients' models."""
-        clients = outcome.client_rows
+        clients = [self._named(client) for client in outcome.client_rows]
         row: Row = {"round": self.round, "clients": outcome.clients, "excluded": outcome.excluded}
         row |= {"dropped": outcome.dropped, "late": outcome.late, "lr": lr}
         counted = [client for client in clients if client["weight"] > 0]
-        for name in ("local_loss", "local_accuracy"):
+        for name in (f"local_{name}" for name in own_columns(False, True, self.job.task.row_metric)):
             weighted = np.dot([client["weight"] for client in counted], [client[name] for client in counted])
             row[name] = float(weighted) if counted else None
         row |= self._evaluate(clients, set(outcome.invited.tolist()))
@@ -206,6 +209,14 @@ class Server:
         row |= {**outcome.metrics, **self.algorithm.metrics(self.server_state)}
         self._evaluate_calibrated(row)
         return RoundResult(row, [{"round": self.round, **client} for client in clients])
+
+    def _named(self, client: Row) -> Row:
+        """Return a row of the table of clients with the score of local training under the name of the task's metric."""
+        metric = self.job.task.row_metric
+        if metric == "accuracy":
+            return client
+        names = {"local_accuracy": f"local_{metric}" if metric else None}
+        return {new: value for name, value in client.items() if (new := names.get(name, name)) is not None}
 
     # -- evaluation ------------------------------------------------------------------------------------------------------
 
@@ -273,6 +284,19 @@ class Server:
         own = (self.personal or self.store).get(np.array([client])).get(LOCAL, {})
         return {**self.state(), **{name: value[0] for name, value in own.items()}}
 
+    def last_scores(self) -> Row:
+        """Return all metrics of the global model on validation and test rows, after the last round."""
+        common = self._common()
+        with computing(self.threads):
+            scores = self.evaluator.all_scores(common) if common else {}
+        return {f"{part}_{name}_last": value for part, found in scores.items() for name, value in found.items()}
+
+    def confusion(self) -> Ints | None:
+        """Return the confusion matrix of the global model on the test rows; None without one, or for no classes."""
+        common = self._common()
+        with computing(self.threads):
+            return self.evaluator.confusion(common) if common else None
+
     def final_clients(self) -> list[Row]:
         """Return one row a client about the model it ends with."""
         with computing(self.threads):
@@ -287,6 +311,12 @@ class Server:
         with computing(self.threads):
             head, scores, cost = self._calibrate()
         self.params = {**self.params, **head}
+        with computing(self.threads):
+            found = self.evaluator.all_scores(self.state())
+        for part, score in found.items():
+            scores |= {
+                f"calibrated_{part}_{name}": value for name, value in score.items() if name not in self.evaluator.names
+            }
         if self.algorithm.calibrator.every:  # then the last round has paid for it
             cost = dict.fromkeys(cost, 0)
         return {**scores, **{f"calibration_{name}": value for name, value in cost.items()}}

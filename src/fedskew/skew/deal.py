@@ -25,6 +25,17 @@ def check_labels(skew: str, y: Ints) -> None:
         raise FedskewError(f"skew {skew}: the data has only 1 label, so clients cannot differ in it: use a skew by feature")
 
 
+def labels_of(skew: str, rows: Rows) -> Ints:
+    """The class of every row, or the bin that stands in for it; refuses targets that have neither."""
+    if rows.labelled:
+        return rows.labels
+    what = "numbers" if rows.target == "number" else "several labels a row"
+    raise FedskewError(
+        f"skew {skew} deals out classes, and the targets are {what}: let bins of them stand in (bins=5, --bins 5), "
+        "or use a skew that looks at no labels (iid, quantity, natural, feature-dirichlet, vop)"
+    )
+
+
 def groups_of(skew: str, rows: Rows) -> Ints:
     """The group of every row; refuses data without groups."""
     if rows.group is None:

@@ -11,7 +11,16 @@ from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.skew.columns import chosen_column, ranks
-from fedskew.skew.deal import apportion, at_least, check_clients, groups_of, log_gammas, move_rows, shuffled_by_class
+from fedskew.skew.deal import (
+    apportion,
+    at_least,
+    check_clients,
+    groups_of,
+    labels_of,
+    log_gammas,
+    move_rows,
+    shuffled_by_class,
+)
 from fedskew.skew.skews import skews
 
 REDRAWS = 1000  # after so many, no further draw is likely to have what the others lacked
@@ -47,7 +56,7 @@ def dirichlet(
     """
     least = _least(len(rows), clients) if min_size is None else min_size
     check_clients("dirichlet", len(rows), clients, least)
-    kind = rows.y if by == "label" else groups_of("dirichlet:by=group", rows)
+    kind = labels_of("dirichlet", rows) if by == "label" else groups_of("dirichlet:by=group", rows)
     draws = _Draws(kind, clients, alpha, balance, stream)
     if min_rule == "fill":
         return draws.filled(least)

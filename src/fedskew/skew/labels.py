@@ -10,7 +10,16 @@ from fedskew.core.registry import AtLeastOne, Positive
 from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.deal import apportion, check_clients, equal_parts, groups_of, log_gammas, shuffled_by_class, spread
+from fedskew.skew.deal import (
+    apportion,
+    check_clients,
+    equal_parts,
+    groups_of,
+    labels_of,
+    log_gammas,
+    shuffled_by_class,
+    spread,
+)
 from fedskew.skew.skews import skews
 
 
@@ -36,7 +45,7 @@ def classes(
         k: labels that each client holds
         deal: labels with equally many holders (balanced), or drawn by each client for itself (random, NIID-Bench)
     """
-    return _deal("classes", "labels", rows.y, clients, k, stream, deal).evenly()
+    return _deal("classes", "labels", labels_of("classes", rows), clients, k, stream, deal).evenly()
 
 
 @skews.register("domains")
@@ -92,7 +101,7 @@ def two_class_dirichlet(
         sizes: equal for a Dirichlet over each client's labels, as in the paper's words; unequal for one over each label's
             holders, which makes sampling by size matter
     """
-    deal = _deal("two-class-dirichlet", "labels", rows.y, clients, 2, stream)
+    deal = _deal("two-class-dirichlet", "labels", labels_of("two-class-dirichlet", rows), clients, 2, stream)
     generator = substream(stream, 4).generator()
     logs = log_gammas(alpha, (clients, 2), generator)
     if sizes == "equal":

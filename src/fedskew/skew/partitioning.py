@@ -84,7 +84,7 @@ def client_holdout(partition: Partition, rows: Rows, share: float, seed: int) ->
     if not 0 < share < 1:
         raise FedskewError(f"a held-out share of {share:g} is out of range, it must be > 0 and < 1")
     if rows.series is None:
-        return _hold_out(partition, rows.y, share, seed)
+        return _hold_out(partition, rows.kinds, share, seed)
     whole = WholeSeries.of(rows)
     train, test = _hold_out(whole.items_of(partition), whole.items.y, share, seed)
     if not len(test.rows):

@@ -28,7 +28,7 @@ class WholeSeries:
         for number, (start, size) in enumerate(zip(first.tolist(), sizes.tolist(), strict=True)):
             members = order[start : start + size]
             x[number] = rows.x[members].mean(axis=0, dtype=np.float64)
-            y[number] = np.bincount(rows.y[members]).argmax()
+            y[number] = np.bincount(rows.labels[members]).argmax()
         return cls(Rows(x, y, None if rows.group is None else rows.group[order[first]], unit=rows.unit), item)
 
     def rows_of(self, items: Partition) -> Partition:

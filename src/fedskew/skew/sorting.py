@@ -10,7 +10,7 @@ from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.skew.columns import ascending, chosen_column, columns, units, widest
-from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, placed, shuffled_by_class
+from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, labels_of, placed, shuffled_by_class
 from fedskew.skew.skews import skews
 
 
@@ -62,12 +62,13 @@ def lds(
         strength: share of the rows placed by this rule, the others are dealt at random: 1 as printed, 0 for none
     """
     check_clients("lds", len(rows), clients)
-    check_labels("lds", rows.y)
+    labels = labels_of("lds", rows)
+    check_labels("lds", labels)
     kept = placed(len(rows), strength, substream(stream, 0))
-    place = np.arange(int(rows.y.max()) + 1)
+    place = np.arange(int(labels.max()) + 1)
     if order == "frequency":
-        place[np.argsort(-np.bincount(rows.y), kind="stable")] = place.copy()
-    sorted_rows, _ = shuffled_by_class(place[rows.y[kept]], substream(stream, 1))
+        place[np.argsort(-np.bincount(labels), kind="stable")] = place.copy()
+    sorted_rows, _ = shuffled_by_class(place[labels[kept]], substream(stream, 1))
     return _in_runs(kept[sorted_rows], len(rows), clients, substream(stream, 2))
 
 
@@ -87,7 +88,7 @@ def sldf(rows: Rows, clients: int, stream: Stream, /, *, strength: Annotated[flo
     chosen_column("sldf", rows, None)  # refuses what does not vary at all
     table, unit = columns(rows.x), units(rows)
     kept = placed(len(rows), strength, substream(stream, 0))
-    order, counts = shuffled_by_class(rows.y[kept], substream(stream, 1))
+    order, counts = shuffled_by_class(labels_of("sldf", rows)[kept], substream(stream, 1))
     owner = np.full(len(rows), -1)
     start = 0
     for count in counts.tolist():
@@ -111,14 +112,15 @@ def shards(rows: Rows, clients: int, stream: Stream, /, *, per_client: Annotated
         per_client: shards that each client gets
     """
     check_clients("shards", len(rows), clients)
-    check_labels("shards", rows.y)
+    labels = labels_of("shards", rows)
+    check_labels("shards", labels)
     count = clients * per_client
     if count > len(rows):
         raise FedskewError(
             f"skew shards: {len(rows)} rows cannot be cut into {count} shards, {per_client} for each of {clients} clients: "
             f"use per_client <= {len(rows) // clients} or fewer clients"
         )
-    order, _ = shuffled_by_class(rows.y, substream(stream, 0))
+    order, _ = shuffled_by_class(labels, substream(stream, 0))
     holder = substream(stream, 1).permutation(count) % clients
     owner = np.empty(len(rows), dtype=np.int64)
     owner[order] = holder[equal_parts(len(rows), count)]

@@ -49,6 +49,8 @@ def relabel(rows: Rows, partition: Partition, stream: Stream, /, *, fraction: An
     Args:
         fraction: share of the clients whose labels are permuted
     """
+    if rows.target != "class":
+        raise FedskewError("treatment relabel permutes classes, and the targets are none: leave relabel out")
     labels = np.unique(rows.y)
     if len(labels) < 2:
         raise FedskewError("treatment relabel: the data has only 1 label, so there is nothing to permute: leave relabel out")

@@ -12,8 +12,9 @@ from torch import Tensor
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import PartialShare, Positive
 from fedskew.core.streams import Floats, Ints
+from fedskew.data.targets import Targets
 from fedskew.tasks.scores import CLASS_METRICS, class_measures, confusion
-from fedskew.tasks.task import BuiltIn, Reduction, Targets, reduced, tasks
+from fedskew.tasks.task import BuiltIn, Reduction, reduced, tasks
 
 
 @tasks.register("binary")

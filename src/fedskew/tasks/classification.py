@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedskew.core.registry import PartialShare, Positive
 from fedskew.core.streams import Floats, Ints
+from fedskew.data.targets import Targets
 from fedskew.tasks.scores import CLASS_METRICS, class_measures, confusion
-from fedskew.tasks.task import BuiltIn, Reduction, Targets, constants, reduced, tasks
+from fedskew.tasks.task import BuiltIn, Reduction, constants, reduced, tasks
 
 
 @tasks.register("classification")

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fedskew.core.registry import Positive
 from fedskew.core.streams import Floats
+from fedskew.data.targets import Targets
 from fedskew.tasks.scores import label_measures
-from fedskew.tasks.task import BuiltIn, Reduction, Targets, constants, reduced, tasks
+from fedskew.tasks.task import BuiltIn, Reduction, constants, reduced, tasks
 
 
 @tasks.register("multilabel")

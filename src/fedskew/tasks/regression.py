@@ -11,8 +11,9 @@ from torch import Tensor
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Positive
 from fedskew.core.streams import Floats
+from fedskew.data.targets import Targets
 from fedskew.tasks.scores import r2
-from fedskew.tasks.task import BuiltIn, Reduction, Targets, tasks
+from fedskew.tasks.task import BuiltIn, Reduction, tasks
 
 
 @tasks.register("regression")

@@ -17,10 +17,9 @@ from torch.func import vmap
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.registry import Choice, Registry, validate
 from fedskew.core.streams import Floats
+from fedskew.data.targets import Target, Targets
 
-Target: TypeAlias = Literal["class", "number", "labels"]  # int64 0..K-1 | float32 | a 0/1 matrix, one column a label
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
-Targets: TypeAlias = NDArray[Any]
 RowFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one number a row
 Metric: TypeAlias = Callable[[Floats, Targets], float]  # (outputs, targets) -> a number for all rows
 
@@ -29,6 +28,7 @@ _TARGETS: dict[Target, str] = {
     "number": "floating-point numbers, one a row",
     "labels": "a matrix of 0 and 1, one column a label",
 }
+BY_TARGET: dict[Target, str] = {"class": "classification", "number": "regression", "labels": "multilabel"}
 _TRIED = 8  # rows that ``check`` tries a task on
 
 
@@ -140,9 +140,12 @@ class Task:
         return self.outputs or (1 if self.target == "number" else classes)
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The ``row_metric`` of every row, in the shape of the rows: any axes in front of them are kept."""
+        """The ``row_metric`` of every row, in the shape of the rows: any axes in front of them are kept.
+
+        Without one it is the loss, so that engines need not ask; tables then have no column for it.
+        """
         if self._row_score is None:
-            raise FedskewError(f"task {self.label()} has no metric of single rows: give it row_metric and row_score")
+            return self.losses(outputs, targets, "none")
         shape = self._rows(targets)
         outputs, targets = _flat(outputs, targets, len(shape))
         found = self._row_score(self._fitted(outputs, targets), targets)

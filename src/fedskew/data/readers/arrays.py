@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats
 from fedskew.data.dataset import Dataset, Features, Rows, Split
+from fedskew.data.targets import DEFAULT_BINS, Target
 
 Numbers: TypeAlias = NDArray[Any]
 _CHUNK = 1 << 20  # numbers converted at a time: bounds the float64 copies of a large set
@@ -40,7 +41,7 @@ class Arrays:
         train, notes = self.train, self.notes
         if isinstance(self.test, Split):
             train, test = _set_aside(name, train, self.test)
-            notes += (split_note(self.test),)
+            notes += (split_note(self.test, train.target),)
         else:
             test = self.test
         held: Rows | None = None
@@ -94,9 +95,15 @@ def everything(x: Numbers) -> NDArray[np.bool_]:
     return np.ones(x.shape[1], dtype=np.bool_)
 
 
-def split_note(split: Split) -> str:
+def split_note(split: Split, target: Target = "class") -> str:
     """What a user should know about a split that is not the publisher's."""
-    return f"no published split: a {split.share:g} share held out for test, in proportion within every class, seed {split.seed}"
+    within = {
+        "class": "every class",
+        "number": f"{DEFAULT_BINS} bins of the target",
+        "labels": "every combination of labels",
+    }[target]
+    held = f"a {split.share:g} share held out for test, in proportion within {within}"
+    return f"no published split: {held}, seed {split.seed}"
 
 
 def _set_aside(name: str, part: Rows, split: Split) -> tuple[Rows, Rows]:

@@ -1,6 +1,6 @@
 """A table with named columns into arrays: labels, groups, categories, missing values, standardisation, windows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,6 +12,7 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.data.dataset import Dataset, Features, Rows, Split
 from fedskew.data.readers.arrays import split_note
 from fedskew.data.readers.windows import cut_windows, split_series
+from fedskew.data.targets import Target, Targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +27,7 @@ MISSING, OTHER = "missing", "other"
 class Table:
     """A table before any split; every column but the label and the group is a feature.
 
+    The label is one column with the class or (``target``) a number, or several columns of 0 and 1, ``a+b+c``.
     ``test`` is the published test table or the split to draw; with a ``window`` the split keeps series whole.
     """
 
@@ -39,15 +41,22 @@ class Table:
     window: int = 0
     stride: int = 0
     notes: tuple[str, ...] = ()
+    target: Target = "class"
 
     def build(self, name: str, validation: Split | None) -> Dataset:
         """Split, fit the encoding on the training rows, and convert."""
-        for column in (self.label, *((self.group,) if self.group else ()), *self.categorical):
+        targets = label_columns(self.label, self.target)
+        for column in (*targets, *((self.group,) if self.group else ()), *self.categorical):
             need_column(name, column, self.train.columns)
+        if self.window and self.target != "class":
+            raise FedskewError(
+                f"{name}: window={self.window} takes the commonest class of its rows, and target={self.target} has "
+                "none: leave one of them out"
+            )
         frames = [self.train] if isinstance(self.test, Split) else [self.train, self.test]
-        columns = [column for column in self.train.columns if column not in (self.label, self.group)]
+        columns = [column for column in self.train.columns if column not in (*targets, self.group)]
         _check_frames(name, frames, columns)
-        labels, classes = number_labels(name, f"column {self.label!r}", [frame[self.label] for frame in frames])
+        labels, classes = read_targets(name, frames, targets, self.target)
         groups: list[Ints | None] = [None] * len(frames)
         group_names: tuple[str, ...] = ()
         if self.group is not None:
@@ -76,7 +85,9 @@ class Table:
             notes=self.notes + self._notes(encoders, frames, len(group_names)),
         )
 
-    def _parts(self, name: str, y: Ints, group: Ints | None, validation: Split | None) -> tuple[Ints, Ints | None, Ints | None]:
+    def _parts(
+        self, name: str, y: Targets, group: Ints | None, validation: Split | None
+    ) -> tuple[Ints, Ints | None, Ints | None]:
         """Row numbers of the first frame: training, validation, test (None: there is no such part in it)."""
         kept: Ints = np.arange(len(y))
         tested = held = None
@@ -86,7 +97,7 @@ class Table:
             kept, held = self._set_aside(name, kept, y, group, validation)
         return kept, held, tested
 
-    def _set_aside(self, name: str, rows: Ints, y: Ints, group: Ints | None, split: Split) -> tuple[Ints, Ints]:
+    def _set_aside(self, name: str, rows: Ints, y: Targets, group: Ints | None, split: Split) -> tuple[Ints, Ints]:
         if self.window:
             return split_series(name, rows, group, split)
         no_features: Features = np.empty((len(y), 0), dtype=np.float32)
@@ -135,7 +146,7 @@ class Table:
 
     def _split_note(self, split: Split, groups: int) -> str:
         if not self.window:
-            return split_note(split)
+            return split_note(split, self.target)
         how = "whole groups" if groups > 1 else "the end of the series"
         return f"no published split: {how} (a share of about {split.share:g}) held out for test, no window lies in two parts"
 
@@ -310,6 +321,61 @@ def _check_frames(name: str, frames: "list[Frame]", columns: list[str]) -> None:
             raise FedskewError(f"{name}: the test table lacks column {lacking[0]!r} of the training table")
 
 
+def label_columns(label: str, target: Target) -> tuple[str, ...]:
+    """The columns that hold the target: one, or with ``target=labels`` all that are named, ``a+b+c``."""
+    return tuple(label.split("+")) if target == "labels" else (label,)
+
+
+def read_targets(
+    name: str, frames: "list[Frame]", columns: tuple[str, ...], target: Target
+) -> tuple[list[Targets], tuple[str, ...]]:
+    """The targets of every table, and the names of the classes or labels; numbers have none."""
+    if target == "labels":
+        matrices = [label_matrix(name, {column: frame[column] for column in columns}) for frame in frames]
+        return list(matrices), columns
+    parts, what = [frame[columns[0]] for frame in frames], f"column {columns[0]!r}"
+    if target == "number":
+        return [numbers(name, what, part) for part in parts], ()
+    labels, classes = number_labels(name, what, parts)
+    return list(labels), classes
+
+
+def numbers(name: str, what: str, column: "Column") -> Features:
+    """A column as float32 numbers; refuses text, and rows without a number."""
+    import pandas as pd
+
+    _refuse_missing(name, what, column)
+    if not pd.api.types.is_numeric_dtype(column.dtype):
+        odd = next((value for value in column if not _is_number(str(value))), column.iloc[0])
+        raise FedskewError(
+            f"{name}: {what} holds {odd!r}, and target=number takes numbers: correct it, or leave target= out"
+        )
+    with np.errstate(over="ignore"):  # what single precision cannot hold becomes infinite, and is refused as such
+        result: Features = column.to_numpy(dtype=np.float64).astype(np.float32)
+    return result
+
+
+def label_matrix(name: str, columns: "Mapping[str, Column]") -> NDArray[np.uint8]:
+    """Columns of 0 and 1 (or of true and false) as a matrix, one column a label."""
+    result = []
+    for title, column in columns.items():
+        _refuse_missing(name, f"column {title!r}", column)
+        odd = next((value for value in column.unique() if value not in (0, 1)), None)
+        if odd is not None:
+            raise FedskewError(
+                f"{name}: column {title!r} holds {_text(odd)}, and target=labels takes 0 and 1: correct it"
+            )
+        result.append(column.to_numpy().astype(np.uint8))
+    return np.stack(result, axis=1)
+
+
+def _refuse_missing(name: str, what: str, part: "Column") -> None:
+    missing = part.isna().to_numpy()
+    if missing.any():
+        count, first = int(missing.sum()), int(np.argmax(missing))
+        raise FedskewError(f"{name}: {what} is missing in {count} rows (first: row {first}); fill or remove them")
+
+
 def number_labels(name: str, what: str, parts: "list[Column]") -> tuple[list[Ints], tuple[str, ...]]:
     """Labels of any type as 0 … K-1 in sorted order over all parts, and their names."""
     import pandas as pd
@@ -320,7 +386,8 @@ def number_labels(name: str, what: str, parts: "list[Column]") -> tuple[list[Int
             broken = values[~np.isnan(values) & ((values != np.floor(values)) | np.isinf(values))]
             if len(broken):
                 raise FedskewError(
-                    f"{name}: {what} holds {broken[0]:g}, labels must be whole numbers or text: round or bin them"
+                    f"{name}: {what} holds {broken[0]:g}, labels must be whole numbers or text: round or bin them, "
+                    'or learn the numbers themselves (target=number, or split(..., task="regression"))'
                 )
     numbers, names = number_groups(name, what, parts)
     if len(names) < 2:
@@ -333,10 +400,7 @@ def number_groups(name: str, what: str, parts: "list[Column]") -> tuple[list[Int
     import pandas as pd
 
     for part in parts:
-        missing = part.isna().to_numpy()
-        if missing.any():
-            count, first = int(missing.sum()), int(np.argmax(missing))
-            raise FedskewError(f"{name}: {what} is missing in {count} rows (first: row {first}); fill or remove them")
+        _refuse_missing(name, what, part)
     if len({pd.api.types.is_numeric_dtype(part.dtype) for part in parts}) > 1:  # 1 here and "1" there are the same
         parts = [part.map(_text) for part in parts]
     whole = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]

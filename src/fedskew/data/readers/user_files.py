@@ -16,8 +16,9 @@ from fedskew.core.registry import AtLeastOne, NonNegative
 from fedskew.data.convert import part_from, split_parts
 from fedskew.data.dataset import Split, datasets
 from fedskew.data.readers.arrays import Arrays, everything
-from fedskew.data.readers.table import Table, need_column
+from fedskew.data.readers.table import Table, label_columns, need_column
 from fedskew.data.source import TestShare
+from fedskew.data.targets import Target
 
 if TYPE_CHECKING:
     from fedskew.data.readers.table import Frame
@@ -44,6 +45,7 @@ def table(
     window: Annotated[int, NonNegative] = 0,
     stride: Annotated[int, NonNegative] = 0,
     separator: Separator = "comma",
+    target: Target = "class",
 ) -> Table:
     """Your own table: a CSV file with a header line (may be gzipped) or a Parquet file.
 
@@ -52,7 +54,7 @@ def table(
 
     Args:
         path: the file
-        label: column with the class
+        label: column with the class or the number to predict, or with target=labels all columns of labels, a+b+c
         group: column with whom a row belongs to (person, device, site): natural clients
         drop: columns to leave out, a+b+c
         categorical: columns to read as categories although they hold numbers, a+b+c
@@ -64,10 +66,11 @@ def table(
         window: rows of one window of a time series, 0 for none; the split then keeps groups whole, or cuts the series once
         stride: rows from one window to the next, 0 for as many as the window has
         separator: what stands between the columns of a CSV file
+        target: what the label column holds: a class, a number to predict, or (labels) 0 or 1 in each of its columns
     """
 
     def read(file: str) -> "Frame":
-        return read_table(Path(file).expanduser(), drop, separator, (label, group))
+        return read_table(Path(file).expanduser(), drop, separator, (*label_columns(label, target), group))
 
     return Table(
         train=read(path),
@@ -79,6 +82,7 @@ def table(
         max_categories=max_categories,
         window=window,
         stride=stride,
+        target=target,
     )
 
 
@@ -90,6 +94,7 @@ def npz(
     test_path: str | None = None,
     split_seed: int = 0,
     standardize: bool = True,
+    target: Target = "class",
 ) -> Arrays:
     """Your own arrays: an NPZ file with x, y and perhaps group (and x_test, y_test, group_test).
 
@@ -101,17 +106,18 @@ def npz(
         test_path: a second file with the test rows, instead of a split
         split_seed: seed of the split
         standardize: bring every column or channel to mean 0 and deviation 1
+        target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column a label
     """
     file = Path(path).expanduser()
     arrays = read_npz(file)
-    train = part_from(str(file), _pick(file, arrays, ""))
+    train = part_from(str(file), _pick(file, arrays, ""), target)
     tested = None
     if test_path is not None:
         test_file = Path(test_path).expanduser()
-        tested = part_from(str(test_file), _pick(test_file, read_npz(test_file), ""))
+        tested = part_from(str(test_file), _pick(test_file, read_npz(test_file), ""), target)
     elif "x_test" in arrays:
-        tested = part_from(str(file), _pick(file, arrays, "_test"))
-    rows, classes, groups = split_parts(str(file), train, tested)
+        tested = part_from(str(file), _pick(file, arrays, "_test"), target)
+    rows, classes, groups = split_parts(str(file), train, tested, target)
     return Arrays(
         train=rows[0],
         test=rows[1] if tested else Split("test", test, split_seed),

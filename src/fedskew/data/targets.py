@@ -1,0 +1,108 @@
+"""Targets: a class, a number or several labels a row; and bins, which stand in for classes where rows have none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints
+
+# int64 0 … K-1 | float32 | a matrix of 0 and 1, one column a label; it is uint8, which takes a quarter of float32 and
+# cannot be taken for numbers.
+Target: TypeAlias = Literal["class", "number", "labels"]
+Targets: TypeAlias = NDArray[Any]
+
+DEFAULT_BINS = 10  # that a fair split of numbers goes by
+OTHER = "other"
+
+
+def kind_of(y: Targets) -> Target:
+    """Return what the targets are: one class, one number or several labels a row."""
+    return "labels" if y.ndim == 2 else "number" if y.dtype.kind == "f" else "class"
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The bin of every row, and what the bins are called."""
+
+    of: Ints
+    names: tuple[str, ...]
+
+    def take(self, index: Ints) -> "Bins":
+        """Return the bins of the rows at these positions."""
+        return Bins(self.of[index], self.names)
+
+
+def bins_of(y: Targets, count: int, labels: Sequence[str] = ()) -> Bins:
+    """Return bins that stand in for classes: quantiles of numbers, or the most frequent combinations of labels.
+
+    Bins of numbers hold equally many rows, as far as equal numbers, which are never put apart, allow; there are fewer
+    of them where the numbers have fewer values. Of labels, each of the ``count - 1`` most frequent combinations is a
+    bin, and the last one holds all others; ``labels`` are their names.
+
+    >>> bins_of(np.array([1.0, 2.0, 3.0, 40.0]), 2)
+    Bins(of=array([0, 0, 1, 1]), names=('1 … 2', '3 … 40'))
+    >>> bins_of(np.array([[1, 0], [1, 0], [0, 1], [1, 1]]), 2).of.tolist()
+    [0, 0, 1, 1]
+    """
+    if kind_of(y) == "class":
+        raise FedskewError(f"bins={count} are for targets that are numbers or several labels, and these are classes")
+    return _combinations(y, count, labels) if y.ndim == 2 else _quantiles(y, count)
+
+
+def _quantiles(y: Targets, count: int) -> Bins:
+    values, place, rows = np.unique(y, return_inverse=True, return_counts=True)
+    # The middle of the rows of a value, as a share of all rows, says in which bin the value is.
+    middle = (np.cumsum(rows) - rows / 2) / max(len(y), 1)
+    used, of = np.unique((middle * count).astype(np.int64), return_inverse=True)
+    first, last = (
+        np.searchsorted(of, np.arange(len(used)), "left"),
+        np.searchsorted(of, np.arange(len(used)), "right") - 1,
+    )
+    ends = zip(values[first].tolist(), values[last].tolist(), strict=True)
+    names = tuple(f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}" for low, high in ends)
+    return Bins(of[place].astype(np.int64), names)
+
+
+def _combinations(y: Targets, count: int, labels: Sequence[str]) -> Bins:
+    found, place, rows = np.unique(y, axis=0, return_inverse=True, return_counts=True)
+    place = place.reshape(-1)
+    order = np.argsort(-rows, kind="stable")
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    kept = len(found) if len(found) <= count else count - 1
+    called = labels or range(y.shape[1])
+    present = [np.flatnonzero(found[number]).tolist() for number in order[:kept]]
+    names = ["+".join(str(called[at]) for at in places) or "none" for places in present]
+    return Bins(np.minimum(rank[place], kept), tuple(names if kept == len(found) else [*names, OTHER]))
+
+
+def check_targets(where: str, y: Targets, classes: int) -> None:
+    """Refuse targets of a wrong type or out of range; ``classes`` is how many classes or labels have a name."""
+    kind = kind_of(y)
+    if kind == "labels":
+        if y.dtype != np.uint8 or y.shape[1] != classes or (y.size and y.max() > 1):
+            raise FedskewError(
+                f"{where}: labels of shape {y.shape} and type {y.dtype}, expected a uint8 matrix of 0 and 1 "
+                f"with {classes} columns"
+            )
+    elif kind == "number":
+        if y.dtype != np.float32 or y.ndim != 1:
+            raise FedskewError(
+                f"{where}: targets of shape {y.shape} and type {y.dtype}, expected one float32 number a row"
+            )
+        if classes:
+            raise FedskewError(
+                f"{where}: the targets are numbers, and {classes} classes are named: leave the names out"
+            )
+        if not np.isfinite(y).all():
+            bad = int(np.argmin(np.isfinite(y)))
+            raise FedskewError(f"{where}: the target of row {bad} is {y[bad]}, not a number that float32 can hold")
+    else:
+        if y.dtype != np.int64:
+            raise FedskewError(f"{where}: labels of type {y.dtype}, expected int64")
+        if len(y) and not 0 <= y.min() <= y.max() < classes:
+            raise FedskewError(f"{where}: labels from {y.min()} to {y.max()}, expected 0 … {classes - 1}")
