@@ -24,7 +24,9 @@ def split(seed: int, balance: bool) -> Partition:
 def visits(holdings: Holdings, chunk: int, retain: int | None, seed: int) -> int:
     """How often the model goes to a client in an epoch of all rows, those included that had nothing left."""
     schedule = label_schedule(holdings.counts.sum(axis=0), Stream(seed, "schedule"))
-    walk = schedule_singles(holdings, schedule, selection="uniform", chunk=chunk, retain=retain, stream=Stream(seed, "walk"))
+    walk = schedule_singles(
+        holdings, schedule, selection="uniform", chunk=chunk, retain=retain, stream=Stream(seed, "walk")
+    )
     return len(walk.visits) + len(walk.idle)
 
 

@@ -23,7 +23,10 @@ def main() -> None:
             if _fell(found) and not _fell(alone):
                 fallen.append(f"{method} + {rule}")
         print(f"| {method} | {_shown(alone)} |", " | ".join(cells), "|", flush=True)
-    print(f"\nfell by more than {FALL} from their best round while the method alone does not: {', '.join(fallen) or 'none'}")
+    print(
+        f"\nfell by more than {FALL} from their best round while the method alone does not: "
+        f"{', '.join(fallen) or 'none'}"
+    )
 
 
 def _train(fed: fs.Federation, spec: str) -> tuple[float, float] | str:

@@ -42,7 +42,9 @@ def _print_line(title: str, correlation: str, feds: list[fs.Federation], method:
         fs.train(fed, "mlp:hidden=32", method, seed=seed, folder=False, eval_every=60, **SETTINGS)
         for seed, fed in zip(SEEDS, feds, strict=True)
     ]
-    accuracy, gini = (_spread([run.summary[name] for run in runs]) for name in ("test_accuracy_last", "gini_of_client_weights"))
+    accuracy, gini = (
+        _spread([run.summary[name] for run in runs]) for name in ("test_accuracy_last", "gini_of_client_weights")
+    )
     print(f"| {title} | {correlation} | {accuracy} | {gini} |", flush=True)
 
 

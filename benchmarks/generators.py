@@ -35,7 +35,8 @@ class Cost(NamedTuple):
 
 def main() -> None:
     print(
-        f"{'skew':30} {'cut':>8} {'peak':>9}   {'measure':>8} {'peak':>9}   ({CLIENTS} clients; data alone {_alone():.2f} GB)"
+        f"{'skew':30} {'cut':>8} {'peak':>9}   {'measure':>8} {'peak':>9}   ({CLIENTS} clients; data alone "
+        f"{_alone():.2f} GB)"
     )
     slow = []
     for spec in (*(NEEDED.get(name, name) for name in skews), *EXTRA):

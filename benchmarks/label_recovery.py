@@ -37,9 +37,17 @@ class Seen(NamedTuple):
 
 
 def main() -> None:
-    print(f"placeholders named rightly, of 10, after {STEPS} steps of {BATCH} samples: mean of {len(SEEDS)} seeds (least), and")
+    print(
+        f"placeholders named rightly, of 10, after {STEPS} steps of {BATCH} samples: mean of {len(SEEDS)} seeds "
+        "(least), and"
+    )
     print("the steps after which all ten are right in every seed\n")
-    heads = ("each client's gradient", "each client's masked message", "sums of a step", "sums, every batch composed alike")
+    heads = (
+        "each client's gradient",
+        "each client's masked message",
+        "sums of a step",
+        "sums, every batch composed alike",
+    )
     print(f"| data, labels a client | {' | '.join(heads)} |\n|---|---|---|---|---|")
     for name in ("digits", "mnist"):
         data = fs.load(name)
@@ -78,7 +86,9 @@ def _secret(data: fs.Dataset, skew: str, seed: int) -> tuple[fs.Federation, Ints
 def _alike(held: Holdings, *path: int) -> Ints:
     """A schedule whose batches all hold every placeholder equally often."""
     batches = int(held.counts.sum(axis=0).min()) * 10 // BATCH
-    return np.concatenate([Stream(path[0], "alike", *path[1:], step).permutation(BATCH) % 10 for step in range(batches)])
+    return np.concatenate(
+        [Stream(path[0], "alike", *path[1:], step).permutation(BATCH) % 10 for step in range(batches)]
+    )
 
 
 def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int, secret: bool) -> Seen:
@@ -97,7 +107,9 @@ def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int, sec
         done, messages = _step(model, weights, batches, [ends[client] for client in there] if secret else None, step)
         asked = [np.bincount(placeholder[rows], minlength=10) for rows in mine]
         # The last gradient, before the score, is that of the head's bias.
-        seen.by_client.append([(asked[i], unpack(message)[-2].values.double().numpy()) for i, message in enumerate(messages)])
+        seen.by_client.append(
+            [(asked[i], unpack(message)[-2].values.double().numpy()) for i, message in enumerate(messages)]
+        )
         total = np.sum(asked, axis=0)
         seen.sums.append([(total, list(done.grads.values())[-1].double().numpy() * total.sum())])
         weights = {name: value - LR * done.grads[name] for name, value in weights.items()}
@@ -115,7 +127,9 @@ def _step(
     model: torch.nn.Module, weights: dict[str, torch.Tensor], batches: list, masks: list[Masks] | None, step: int
 ) -> tuple[SynchronousStep, list[bytes]]:
     """One step of all parties, and what each of them sent last."""
-    hub = Hub(model, weights, len(batches), step, presence([own.me for own in masks], masks[0].clients) if masks else None)
+    hub = Hub(
+        model, weights, len(batches), step, presence([own.me for own in masks], masks[0].clients) if masks else None
+    )
     opening = hub.opening()
     work = [
         lambda ask, x=x, y=y, own=own: Party(model, ask, own).step(opening, x, y)
@@ -135,7 +149,9 @@ def _named(seen: list[tuple[Ints, Floats]], label_of: Ints) -> int:
 def _print_who_serves() -> None:
     """Sums of batches that are composed alike, by who served which placeholder in them."""
     data = fs.load("mnist")
-    print(f"\nplaceholders named rightly by who serves them, of 10: MNIST, {EPOCHS} epochs, every batch composed alike\n")
+    print(
+        f"\nplaceholders named rightly by who serves them, of 10: MNIST, {EPOCHS} epochs, every batch composed alike\n"
+    )
     print(f"| clients | seeds {', '.join(map(str, SEEDS))} |\n|---|---|")
     for skew in UNLIKE:
         print(f"| `{skew}` | {', '.join(str(_by_who_serves(data, skew, seed)) for seed in SEEDS)} |", flush=True)
@@ -164,7 +180,8 @@ def _by_who_serves(data: fs.Dataset, skew: str, seed: int) -> int:
     cells = np.flatnonzero(by.any(axis=0))
     design = by[:, cells] - by[:, cells].mean(axis=0)
     effect = np.linalg.pinv(design) @ found
-    # How much of each label's gradient goes with who serves the placeholder: the sum over its holders of effects squared, by
+    # How much of each label's gradient goes with who serves the placeholder: the sum over its holders of effects
+    # squared, by
     # how well each is known.
     size = effect**2 * (design**2).sum(axis=0)[:, None] / (found - design @ effect).var(axis=0)
     told = np.stack([size[cells % 10 == kind].sum(axis=0) for kind in range(10)])
@@ -176,12 +193,16 @@ def _print_sizes() -> None:
     data = fs.load("mnist")
     sizes = np.bincount(data.train.y, minlength=10)
     print(f"\nMNIST's class sizes: {', '.join(map(str, sizes))}")
-    print("placeholders named by their totals alone: different totals; named rightly, of 10 (mean over ways to break ties)\n")
+    print(
+        "placeholders named by their totals alone: different totals; named rightly, of 10 (mean over ways to break "
+        "ties)\n"
+    )
     print("| round_totals | 1 holder a label | 2 holders a label |\n|---|---|---|")
     feds = [fs.split(data, f"classes:k={k}", clients=10, seed=0) for k in (1, 2)]
     for multiple in MULTIPLES:
         cells = [
-            f"{len(np.unique(totals))}; {_by_size(totals, sizes):.1f}" for totals in (_totals(fed, multiple) for fed in feds)
+            f"{len(np.unique(totals))}; {_by_size(totals, sizes):.1f}"
+            for totals in (_totals(fed, multiple) for fed in feds)
         ]
         print(f"| {multiple} | {' | '.join(cells)} |")
 

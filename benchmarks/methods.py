@@ -6,7 +6,8 @@ from benchmarks.workloads import HAR, MNIST, TINY, Workload, interleaved
 from fedskew.algorithms.contract import resolve
 from fedskew.engine.stacked import Stacked
 
-# The most that we promise, as a multiple of FedAvg; None: told only. FedBS probes every client, Ditto trains two models.
+# The most that we promise, as a multiple of FedAvg; None: told only. FedBS probes every client, Ditto trains two
+# models.
 METHODS: dict[str, float | None] = {
     "fedprox": 1.15,
     "fedprox-layers": 1.15,

@@ -36,7 +36,7 @@ def _sldf_alone_keeps_labels(found: Levels) -> bool:
     return bool(labels[-1] < 0.01 < labels[:-1].min())
 
 
-KEEPS: Claim = ("sldf, and it alone, keeps labels alike (below 0.01)", "labels", _sldf_alone_keeps_labels)
+KEEPS: Claim = ("sldf, and it alone, has equal label shares (below 0.01)", "labels", _sldf_alone_keeps_labels)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,11 @@ def _print_table(table: PaperTable, ours: NDArray[np.float64]) -> None:
     print(f"\n## Table {table.number}\n\nPaper: {table.theirs}. Ours: {table.ours}, as a stand-in.\n")
     heads = []
     for cell in CELLS:
-        whose = [f"ours, {reading}" for reading in READINGS] if cell.startswith("features") else ["ours", "ours, as FedArtML"]
+        whose = (
+            [f"ours, {reading}" for reading in READINGS]
+            if cell.startswith("features")
+            else ["ours", "ours, as FedArtML"]
+        )
         heads += [f"{cell}: paper", *whose]
     print(f"| skew | {' | '.join(heads)} |\n|---|{'---|' * len(heads)}")
     for line, skew in enumerate(SKEWS):

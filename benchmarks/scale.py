@@ -21,7 +21,9 @@ def main() -> None:
         partition = partition_rows(spec, rows, CLIENTS, seed=0).partition
         seconds = time.perf_counter() - began
         size = f"{partition.clients:,} clients over {ROWS:,} rows"
-        print(f"{spec:22} {size}: {seconds:5.1f} s, peak {peak_megabytes() / 1e3:.2f} GB (wanted: 30 s, 4 GB)", flush=True)
+        print(
+            f"{spec:22} {size}: {seconds:5.1f} s, peak {peak_megabytes() / 1e3:.2f} GB (wanted: 30 s, 4 GB)", flush=True
+        )
     del rows, y, partition
     _rounds()
 
@@ -30,7 +32,9 @@ def _rounds() -> None:
     """The same 100 clients of 10 rows a round, out of 1,000 and out of 1,000,000."""
     trainings = {}
     for clients in (1_000, CLIENTS):
-        workload = replace(TINY, clients=clients, rows=10, shape=(20,), settings={"per_round": 100, "batch_size": 5, "lr": 0.1})
+        workload = replace(
+            TINY, clients=clients, rows=10, shape=(20,), settings={"per_round": 100, "batch_size": 5, "lr": 0.1}
+        )
         trainings[clients] = workload.training(workload.federation(), None)
     times: dict[int, list[float]] = {clients: [] for clients in trainings}
     for number in range(31):

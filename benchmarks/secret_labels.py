@@ -21,7 +21,10 @@ REPEATS = 5
 
 
 def main() -> None:
-    print(f"median of {REPEATS}; load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, one of them used\n")
+    print(
+        f"median of {REPEATS}; load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, one of them "
+        "used\n"
+    )
     heads = (
         "classes",
         "clients",
@@ -102,7 +105,9 @@ def _print_one_by_one() -> None:
         ts.ckks_vector_from(secret, (one - other).serialize()).decrypt()
         times.append(time.perf_counter() - began)
     each, clients, classes = 50, 20, 100
-    comparisons = each * each + (clients - 2) * each * classes + clients * each * classes  # for the list, then for the mapping
+    comparisons = (
+        each * each + (clients - 2) * each * classes + clients * each * classes
+    )  # for the list, then for the mapping
     print(
         f"\nAs printed, {classes} classes and {clients} clients: {comparisons:,} comparisons of "
         f"{1000 * statistics.median(times):.1f} ms, {comparisons * statistics.median(times):.0f} s on one core"

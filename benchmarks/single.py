@@ -20,7 +20,15 @@ WORKLOADS = (
     Workload("MNIST-sized logistic regression", "logreg", (1, 28, 28), 10, 10, STEPS // 10, SINGLE, 0.9, "classes:k=1"),
 )
 BATCHES = Workload(
-    "MNIST-sized CNN, batches of 64", "cnn", (1, 28, 28), 10, 10, 640, {"batch_size": 64, "lr": 0.05}, 0.9, "classes:k=1"
+    "MNIST-sized CNN, batches of 64",
+    "cnn",
+    (1, 28, 28),
+    10,
+    10,
+    640,
+    {"batch_size": 64, "lr": 0.05},
+    0.9,
+    "classes:k=1",
 )
 
 
@@ -43,7 +51,10 @@ def main(repeats: int = 5) -> None:
             ratio = median(plain / mine for mine, plain in zip(ours, theirs, strict=True))
             wanted = 5.0 if device == "cuda" and workload is not BATCHES else workload.wanted
             rates = f"{1 / median(ours):8.0f} steps/s, bare loop {1 / median(theirs):8.0f}"
-            print(f"    {workload.title:34} {rates}  {ratio:5.2f}x  wanted {wanted:.1f}x{'' if ratio >= wanted else '  SHORT'}")
+            print(
+                f"    {workload.title:34} {rates}  {ratio:5.2f}x  wanted "
+                f"{wanted:.1f}x{'' if ratio >= wanted else '  SHORT'}"
+            )
 
 
 def _training(workload: Workload, device: str, method: Algorithm) -> Server:

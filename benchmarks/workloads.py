@@ -43,7 +43,9 @@ class Workload:
         data = Dataset(self.title, rows, rows.take(np.arange(1)), names)
         return Federation(data, partition_rows(self.skew, rows, self.clients, seed=0).partition)
 
-    def training(self, fed: Federation, engine: Engine | None, algorithm: Algorithm | None = None, **settings: Any) -> Server:
+    def training(
+        self, fed: Federation, engine: Engine | None, algorithm: Algorithm | None = None, **settings: Any
+    ) -> Server:
         """Ready for its first round."""
         fixed = {"rounds": NEVER, "eval_every": NEVER, "device": "cpu"}
         chosen = Settings(**{**fixed, **self.settings, **settings})

@@ -60,7 +60,11 @@ class Lab:
         return Rows(draw.normal(size=(count, *shape)).astype(np.float32), draw.integers(0, self.classes, count))
 
     def federation(
-        self, sizes: Sequence[int] = sizes, shape: Sequence[int] = (6,), seed: int = 0, rows: Sequence[Any] | None = None
+        self,
+        sizes: Sequence[int] = sizes,
+        shape: Sequence[int] = (6,),
+        seed: int = 0,
+        rows: Sequence[Any] | None = None,
     ) -> Federation:
         """Clients of these sizes, or (``rows``) with these rows of 30."""
         population = 30 if rows is not None else sum(sizes)

@@ -44,7 +44,9 @@ def arrays(rows: int = 60, features: int = 3) -> tuple[Any, Any]:
 def mlp() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 10))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 10)
+        )
 
 
 def same_weights(left: nn.Module, right: nn.Module) -> bool:
@@ -52,7 +54,7 @@ def same_weights(left: nn.Module, right: nn.Module) -> bool:
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-# -- as the front page says ------------------------------------------------------------------------------------------------
+# -- as the front page says --------------------------------------------------------------------------------------------
 
 
 def test_the_front_page(fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +94,9 @@ def test_a_folder_holds_all_of_a_run_with_its_picture(fed: fs.Federation, tmp_pa
     assert environment["federation"] == fed.fingerprint
 
 
-def test_without_a_folder_nothing_is_written(fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_nothing_is_written(
+    fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run = fs.train(fed, "logreg", rounds=1, folder=False)
     assert run.folder is None
@@ -155,7 +159,7 @@ def test_every_public_name_can_be_had() -> None:
         _ = fs.nothing
 
 
-# -- data ------------------------------------------------------------------------------------------------------------------
+# -- data --------------------------------------------------------------------------------------------------------------
 
 
 def test_numpy_torch_and_pandas_are_the_same_rows() -> None:
@@ -215,7 +219,7 @@ def test_fingerprints_see_every_part() -> None:
     assert fs.split((x, y), "iid", clients=3, seed=1).fingerprint != base.fingerprint
 
 
-# -- models ----------------------------------------------------------------------------------------------------------------
+# -- models ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
@@ -275,7 +279,7 @@ def test_a_module_in_double_precision(fed: fs.Federation) -> None:
     assert next(run.model.parameters()).dtype == torch.float64
 
 
-# -- algorithms ------------------------------------------------------------------------------------------------------------
+# -- algorithms --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ["fedprox:mu=0.5", {"name": "fedprox", "mu": 0.5}, fs.FedProx(mu=0.5)])
@@ -307,7 +311,7 @@ def test_an_algorithm_of_ones_own(fed: fs.Federation, tmp_path: Path) -> None:
     assert same_weights(fs.resume(tmp_path / "run", algorithm=Half()).model, run.model)
 
 
-# -- resume with what only Python has --------------------------------------------------------------------------------------
+# -- resume with what only Python has ----------------------------------------------------------------------------------
 
 
 class Crash(BaseException):
@@ -328,7 +332,9 @@ def test_resume_with_data_and_model_given_back(tmp_path: Path) -> None:
         fs.train(fed, module, "fedavgm", rounds=4, folder=tmp_path / "run", callbacks=crash_after_two)
     with pytest.raises(fs.FedskewError, match=r"its data was a Python object, .*fedskew.resume\(folder, fed=\.\.\.\)"):
         fs.resume(tmp_path / "run")
-    with pytest.raises(fs.FedskewError, match=r"its model was a Python object, .*fedskew.resume\(folder, model=\.\.\.\)"):
+    with pytest.raises(
+        fs.FedskewError, match=r"its model was a Python object, .*fedskew.resume\(folder, model=\.\.\.\)"
+    ):
         fs.resume(tmp_path / "run", fed=fed)
     with pytest.raises(fs.FedskewError, match="hold other rows than when the run began"):
         fs.resume(tmp_path / "run", fed=fs.split((x + 1, y), "iid", clients=4), model=module)
@@ -352,7 +358,7 @@ def test_data_held_out_with_another_seed_cannot_be_loaded_again_by_itself(tmp_pa
     assert fs.resume(tmp_path / "same").summary["validation_accuracy_last"] == same.summary["validation_accuracy_last"]
 
 
-# -- TensorBoard -----------------------------------------------------------------------------------------------------------
+# -- TensorBoard -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "option where there are none": ("run --skew iid:alpha=1", "'alpha'", "takes no options"),
     "option given twice": ("run --algorithm fedprox:mu=1,mu=2", "mu=1,mu=2", "given twice"),
     "key without =": ("run --algorithm fedprox:mu", "'mu'", "key=value"),
-    "required option left out": ("run --skew classes", "k=", "labels that each client holds"),
+    "required option left out": ("run --skew classes", "k=", "number of labels of each client"),
     "no name": ("run --algorithm :mu=1", "empty algorithm", "name:key=value"),
     "option out of range": ("run --algorithm fedprox:mu=-1", "mu=-1", ">= 0"),
     "list with a word in it": ("run --model mlp:hidden=64+wide", "hidden=64+wide", "a+b+c"),
@@ -206,7 +206,10 @@ def here(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The workplace as the current folder; whatever a test does, no file there may appear, change or go, and nobody trains."""
 
     def listing() -> dict[str, bytes]:
-        return {str(path.relative_to(workplace)): b"" if path.is_dir() else path.read_bytes() for path in workplace.rglob("*")}
+        return {
+            str(path.relative_to(workplace)): b"" if path.is_dir() else path.read_bytes()
+            for path in workplace.rglob("*")
+        }
 
     def refuse(training: Server) -> None:
         raise AssertionError("training began")
@@ -266,7 +269,9 @@ def test_the_same_command_without_the_mistake_trains(here: Path, monkeypatch: py
 @pytest.mark.parametrize("kind", ["unknown algorithm", "TOML does not parse", "CSV cut off"])
 def test_the_real_script_says_the_same(kind: str, here: Path) -> None:
     command, *said = KINDS[kind]
-    done = subprocess.run([sys.executable, "-m", "fedskew", *shlex.split(command)], capture_output=True, text=True, cwd=here)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedskew", *shlex.split(command)], capture_output=True, text=True, cwd=here
+    )
     assert done.returncode == 2
     assert done.stdout == ""
     line = one_line(done.stderr)
@@ -336,7 +341,7 @@ def test_tensorboard_without_its_package(
     assert "tensorboard=true needs the package: pip install 'fedskew[tensorboard]'" in one_line(capsys.readouterr().err)
 
 
-# -- the same from Python: a FedskewError with the same words --------------------------------------------------------------
+# -- the same from Python: a FedskewError with the same words ----------------------------------------------------------
 
 
 def fed() -> Any:
@@ -416,10 +421,16 @@ PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: owned(lambda rows: fs.Partition(np.arange(rows) + 1, np.array([0, 1, 2, 3, rows]))),
         "names row 32, but the rows are 0 … 31",
     ),
-    "data instead of a federation": (lambda: fs.train(fs.load("digits")), "needs what fedskew.split returns, got Dataset"),
+    "data instead of a federation": (
+        lambda: fs.train(fs.load("digits")),
+        "needs what fedskew.split returns, got Dataset",
+    ),
     "model with too many outputs": (lambda: fs.train(fed(), nn.Linear(3, 7)), r"shape \(1, 7\), expected .*\(1, 4\)"),
     "model for other rows": (lambda: fs.train(fed(), nn.Linear(5, 4)), r"does not take rows of shape \(3,\)"),
-    "model that raises something else": (lambda: fs.train(fed(), Fussy(3, 4)), "does not take rows.*only letters please"),
+    "model that raises something else": (
+        lambda: fs.train(fed(), Fussy(3, 4)),
+        "does not take rows.*only letters please",
+    ),
     "model that answers twice": (lambda: fs.train(fed(), TwoAnswers(3, 4)), "with a tuple, expected a tensor"),
     "model with a frozen layer": (
         lambda: fs.train(fed(), nn.Linear(3, 4).requires_grad_(False)),
@@ -434,7 +445,10 @@ PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "misspelt keyword": (lambda: fs.train(fed(), "logreg", batchsize=1), "did you mean 'batch_size'"),
     "lr as text": (lambda: fs.train(fed(), "logreg", lr="fast"), "lr=fast is not a number"),
     "lr true": (lambda: fs.train(fed(), "logreg", lr=True), "lr=True is not a number"),
-    "algorithm of another kind": (lambda: fs.train(fed(), "logreg", nn.Linear), "Linear is not an algorithm: derive it"),
+    "algorithm of another kind": (
+        lambda: fs.train(fed(), "logreg", nn.Linear),
+        "Linear is not an algorithm: derive it",
+    ),
     "algorithm out of range": (lambda: fs.FedProx(mu=-1), "mu=-1 is out of range"),
     "events without a folder": (
         lambda: fs.train(fed(), "logreg", folder=False, tensorboard=True),

@@ -45,7 +45,7 @@ def refused(call: Callable[[], Any], *said: str) -> str:
     return line
 
 
-# -- numbers and names ---------------------------------------------------------------------------------------------------
+# -- numbers and names -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kinds", [(">f4", ">i4", ">i8"), ("<f4", ">i2", "<i8"), (">f8", "<U1", ">i4")])
@@ -69,7 +69,9 @@ def test_labels_that_are_lists() -> None:
 def test_a_csv_column_of_any_text() -> None:
     """Unicode knows more ends of lines than a table does."""
     odd = "\u2028\u2029\x85\x0b\x0c\x1c"
-    Path("odd.csv").write_text("a,text,label\n" + "".join(f"{i},u{odd}v{i % 3},{i % 2}\n" for i in ROWS), encoding="utf-8")
+    Path("odd.csv").write_text(
+        "a,text,label\n" + "".join(f"{i},u{odd}v{i % 3},{i % 2}\n" for i in ROWS), encoding="utf-8"
+    )
     data = load("odd.csv:label=label")
     assert data.features == ("a", *(f"text=u{odd}v{i}" for i in range(3)))
     assert len(data.train) + len(data.test) == 40
@@ -118,7 +120,7 @@ def test_names_that_are_no_text(here: Path) -> None:
     refused(lambda: load("cifar100"), "fine_label_names.txt is not UTF-8 text (byte 2): convert it")
 
 
-# -- Parquet -------------------------------------------------------------------------------------------------------------
+# -- Parquet -----------------------------------------------------------------------------------------------------------
 
 
 def parquet(name: str, **columns: Any) -> None:
@@ -154,14 +156,17 @@ def test_parquet_columns_of_one_name() -> None:
     refused(lambda: load("twice.parquet:label=y"), "column 'y' is there twice")
 
 
-# -- LEAF ----------------------------------------------------------------------------------------------------------------
+# -- LEAF --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ({"users": [], "user_data": {}}, "names no users"),
-        ({"users": ["a"], "user_data": {"a": {"x": [[0.0] * 784], "y": [10**30]}}}, "label 1000000000000000000000000000000"),
+        (
+            {"users": ["a"], "user_data": {"a": {"x": [[0.0] * 784], "y": [10**30]}}},
+            "label 1000000000000000000000000000000",
+        ),
         ({"users": ["a"], "user_data": {"a": {"x": [[0.0] * 784], "y": [1.5]}}}, "label 1.5"),
         ({"users": ["a"], "user_data": {"a": {"x": [[0.0] * 784], "y": [-1]}}}, "label -1"),
         ({"users": ["a"], "user_data": {"a": {"x": [[1e300] * 784], "y": [1]}}}, "pixels beyond 255"),
@@ -185,7 +190,7 @@ def test_json_and_toml_that_nest_for_ever(here: Path) -> None:
     refused(lambda: read_file(Path("deep.toml")), "deep.toml cannot be read", "RecursionError")
 
 
-# -- what is no file, and bombs ------------------------------------------------------------------------------------------
+# -- what is no file, and bombs ----------------------------------------------------------------------------------------
 
 
 def test_pipes_are_not_waited_for(here: Path) -> None:
@@ -257,7 +262,7 @@ def test_bombs_are_refused_before_they_go_off() -> None:
     assert time.monotonic() - started < 60
 
 
-# -- settings ------------------------------------------------------------------------------------------------------------
+# -- settings ----------------------------------------------------------------------------------------------------------
 
 KINDS = {
     "threads": ("run --threads 1000000", "threads=1000000 is out of range, it must be >= 1 and <= 1024"),

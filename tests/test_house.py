@@ -16,7 +16,16 @@ HOOKS = {
     "local_names", "init_server_state", "broadcast", "init_client_state", "on_receive", "trainable", "objective",
     "linear_correction", "correct_gradients", "client_state", "payload", "weight", "server_update", "metrics",
 }  # fmt: skip
-PARTS = {"requires", "client_selection", "topology", "aggregator", "calibrator", "batchnorm", "weighting", "personal_method"}
+PARTS = {
+    "requires",
+    "client_selection",
+    "topology",
+    "aggregator",
+    "calibrator",
+    "batchnorm",
+    "weighting",
+    "personal_method",
+}
 
 
 def imports() -> dict[str, set[str]]:
@@ -57,7 +66,9 @@ def test_the_contract_has_fourteen_hooks():
 
 
 def test_one_place_knows_the_loss():
-    assert [path.relative_to(SOURCE).as_posix() for path in FILES if "cross_entropy" in path.read_text()] == ["tasks/losses.py"]
+    assert [path.relative_to(SOURCE).as_posix() for path in FILES if "cross_entropy" in path.read_text()] == [
+        "tasks/losses.py"
+    ]
 
 
 def test_the_front_door_is_small():
@@ -70,7 +81,9 @@ def test_docstrings_are_sentences(path: Path):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (text := ast.get_docstring(node)):
             first = text.splitlines()[0]
             assert len(first.split()) >= 3, f"{node.name}: {first!r} says too little"
-            assert first.rstrip().endswith((".", ":", "``")) or "\n\n" not in text, f"{node.name}: {first!r} is no sentence"
+            assert first.rstrip().endswith((".", ":", "``")) or "\n\n" not in text, (
+                f"{node.name}: {first!r} is no sentence"
+            )
 
 
 def test_registering_a_class_is_enough_to_export_it():

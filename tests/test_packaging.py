@@ -12,7 +12,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE = [Requirement(line) for line in PROJECT["dependencies"]]
-FOR_USERS = [Requirement(line) for name, lines in PROJECT["optional-dependencies"].items() if name != "dev" for line in lines]
+FOR_USERS = [
+    Requirement(line) for name, lines in PROJECT["optional-dependencies"].items() if name != "dev" for line in lines
+]
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M))
 PINS = {canonicalize_name(name): version for name, version in PINS.items()}
 
@@ -42,7 +44,9 @@ def test_pythons_without_filters_for_tar_archives_are_left_out():
 
 def test_the_base_install_has_a_hash_for_every_pin():
     found = locked()
-    assert {canonicalize_name(needed.name) for needed in BASE} - found.keys() == {"torch"}  # tools/no-torch.txt says why
+    assert {canonicalize_name(needed.name) for needed in BASE} - found.keys() == {
+        "torch"
+    }  # tools/no-torch.txt says why
     for name, (version, hashes) in found.items():
         assert version == PINS[name], f"requirements.lock has {name} {version}: make lock"
         assert hashes

@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.tasks.task import Task as Task
     from fedskew.testing import check as check
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-# Name -> module. Loaded when first asked for, so that `import fedskew` costs nothing and the command line starts at once.
+# Name -> module. Imported at first use, so that `import fedskew` and the command line start at once.
 # Registered methods (fedskew.FedProx) need no line here: they are found by their class names.
 _PUBLIC = {
     "Algorithm": "fedskew.algorithms.contract",

@@ -1,4 +1,4 @@
-"""The Python front door: load, split, train, resume, open_run."""
+"""The Python interface: load, split, train, resume, open_run."""
 
 import inspect
 import os
@@ -37,11 +37,11 @@ def train(
 
     Args:
         fed: what ``split`` returned
-        model: a name with options, a function of (shape, classes), or any module (its weights are the start; it is not changed)
+        model: a name with options, a function of (shape, classes), or any module (it is copied with its weights)
         algorithm: a name with options, or an algorithm such as ``FedProx(mu=0.1)``
-        folder: where the run is written; a fresh folder under ``runs`` when left out, nowhere when False
-        callbacks: one or several, each a ``fedskew.Callback`` or a function that is called after every round with its result
-            and the number of rounds; one that returns True stops the run
+        folder: the run folder; by default a new one under ``runs``, none for False
+        callbacks: one or several, each a ``fedskew.Callback`` or a function that is called after every round with its
+            result and the number of rounds; one that returns True stops the run
         settings: everything in ``fedskew.Settings``, by name; ``task`` may be a ``fedskew.Task`` as well
 
     >>> run = train(split(load("digits"), "iid", clients=5), "logreg", rounds=3, folder=False)
@@ -81,9 +81,9 @@ def resume(
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
     force: bool = False,
 ) -> Run:
-    """Resume a run that was killed; the result has the same bits as if it never had been.
+    """Resume a run that was killed; the result has the same bits as without the interruption.
 
-    The checkpoint and all that it relies on is verified first, and so is that data, model and algorithm are those of the run.
+    First it is verified that all files are intact, and that data, model and algorithm are those of the run.
 
     Args:
         folder: the run folder
@@ -92,6 +92,6 @@ def resume(
         algorithm: the algorithm, if its class is not a registered one
         task: the task, if it was a ``fedskew.Task`` of your own
         callbacks: as for ``train``
-        force: resume from the last checkpoint that is whole, and with a configuration, model or algorithm that was changed
+        force: use the last intact checkpoint, and accept a changed configuration, model or algorithm
     """
     return resume_run(Path(folder), fed, model, algorithm, callbacks, force, task)

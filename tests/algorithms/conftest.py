@@ -48,7 +48,9 @@ class Desk:
         chosen = Settings(**{**usual, "threads": 1, **settings})
         return Server(self.federation(), build(model, (FEATURES,), CLASSES, seed=0), resolve(algorithm), chosen, engine)
 
-    def train(self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any) -> tuple[np.ndarray, list]:
+    def train(
+        self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any
+    ) -> tuple[np.ndarray, list]:
         """The weights after all rounds and what every round reported."""
         training = self.training(algorithm, engine, **settings)
         results: list[RoundResult] = [training.advance() for _ in range(training.settings.rounds)]
@@ -115,7 +117,15 @@ class Desk:
 
     def slope_at_the_end(self, algorithm: str | Algorithm, weights: str) -> float:
         """The gradient of the joint loss, strongly convex by its weight decay, where many rounds of several steps each end."""
-        usual = {"rounds": 40, "batch_size": 64, "epochs": 5, "lr": 0.2, "dtype": "float64", "device": "cpu", "threads": 1}
+        usual = {
+            "rounds": 40,
+            "batch_size": 64,
+            "epochs": 5,
+            "lr": 0.2,
+            "dtype": "float64",
+            "device": "cpu",
+            "threads": 1,
+        }
         run = fs.train(self.federation(), "logreg", algorithm, eval_every=40, weight_decay=0.5, folder=False, **usual)
         w = self.flat(dict(run.model.named_parameters()))
         share = self.sizes / self.sizes.sum() if weights == "size" else np.full(5, 0.2)
@@ -149,13 +159,22 @@ class Net:
     def module(self) -> nn.Module:
         def make(shape: tuple[int, ...], classes: int) -> nn.Module:
             norm = [nn.BatchNorm1d(self.hidden_units)] if self.norm else []
-            return Network(nn.Sequential(nn.Linear(shape[0], self.hidden_units), *norm, nn.Tanh()), self.hidden_units, classes)
+            return Network(
+                nn.Sequential(nn.Linear(shape[0], self.hidden_units), *norm, nn.Tanh()), self.hidden_units, classes
+            )
 
         return build(make, (FEATURES,), CLASSES, seed=0)
 
     def training(self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any) -> Server:
         """After three rounds, unless ``rounds`` says otherwise; ``lines`` are what each of them reported."""
-        usual = {"rounds": self.rounds, "epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "dtype": "float64", "device": "cpu"}
+        usual = {
+            "rounds": self.rounds,
+            "epochs": EPOCHS,
+            "batch_size": BATCH,
+            "lr": LR,
+            "dtype": "float64",
+            "device": "cpu",
+        }
         rows = Rows(self.x, self.y)
         fed = Federation(Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_lists(self.held))
         chosen = Settings(**{**usual, "threads": 1, **settings})
@@ -190,7 +209,13 @@ class Net:
         return found | {"features.0.weight": d.T @ x, "features.0.bias": d.sum(0)}
 
     def descend(
-        self, w: Arrays, round: int, client: int, push: Callable | None = None, anchor: Arrays | None = None, lam: float = 0.0
+        self,
+        w: Arrays,
+        round: int,
+        client: int,
+        push: Callable | None = None,
+        anchor: Arrays | None = None,
+        lam: float = 0.0,
     ) -> Arrays:
         """Where plain SGD ends on a client's batches, running statistics included; ``lam`` pulls to the names in ``anchor``."""
         one, least = np.array([client]), 2 if self.norm else 1

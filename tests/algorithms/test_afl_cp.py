@@ -37,7 +37,7 @@ def pool(**given) -> ClientPool:
     return replace(seen, **given)
 
 
-# -- what clients tell --------------------------------------------------------------------------------------------------
+# -- what clients tell -------------------------------------------------------------------------------------------------
 
 
 def test_entropy_is_that_of_the_labels():
@@ -50,7 +50,9 @@ def test_entropy_is_that_of_the_labels():
 
 
 def test_a_single_class_of_all_has_no_entropy():
-    assert AFLCP().client_selection.client_profile(lambda: np.array([[4], [9]]), Stream(0, "disclose"))["entropy"].tolist() == [0.0, 0.0]
+    assert AFLCP().client_selection.client_profile(lambda: np.array([[4], [9]]), Stream(0, "disclose"))[
+        "entropy"
+    ].tolist() == [0.0, 0.0]
 
 
 def test_noise_is_laplacian_of_scale_one():
@@ -62,11 +64,15 @@ def test_noise_is_laplacian_of_scale_one():
     quantiles = np.where(levels < 0.5, np.log(2 * levels), -np.log(2 - 2 * levels))
     counts = np.bincount(np.searchsorted(quantiles, noise), minlength=40)
     expected = 200_000 / 40
-    assert ((counts - expected) ** 2 / expected).sum() < 39 + 4 * math.sqrt(2 * 39)  # chi-square with 39 degrees of freedom
+    assert ((counts - expected) ** 2 / expected).sum() < 39 + 4 * math.sqrt(
+        2 * 39
+    )  # chi-square with 39 degrees of freedom
 
 
 def told_by(counts: list[int], epsilon: float, clients: int = 100_000, seed: int = 0) -> np.ndarray:
-    return AFLCP(epsilon=epsilon).client_selection.client_profile(lambda: np.tile(counts, (clients, 1)), Stream(seed, "disclose"))["entropy"]
+    return AFLCP(epsilon=epsilon).client_selection.client_profile(
+        lambda: np.tile(counts, (clients, 1)), Stream(seed, "disclose")
+    )["entropy"]
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
@@ -103,12 +109,13 @@ def test_every_client_has_noise_of_its_own_and_the_seed_decides():
     assert not np.array_equal(one, other)
 
 
-# -- profiles -----------------------------------------------------------------------------------------------------------
+# -- profiles ----------------------------------------------------------------------------------------------------------
 
 
 def test_profile_by_hand():
     found = AFLCP(entropy=2, reliability=1, speed=1).client_selection.scores(pool())
-    # Reliability: 1, 1/2, 4/5, 0 and their mean. Times 2, 6, 3: speeds 1, 0, 3/4; who never came back is slow; and the mean.
+    # Reliability: 1, 1/2, 4/5, 0 and their mean. Times 2, 6, 3: speeds 1, 0, 3/4; who never came back is slow; and
+    # the mean.
     reliability, speed = [1, 0.5, 0.8, 0, 0.575], [1, 0, 0.75, 0, 1.75 / 4]
     score = [(2 * e + r + s) / 4 for e, r, s in zip([0.9, 0.1, 0.5, 0.3, 0.7], reliability, speed, strict=True)]
     np.testing.assert_allclose(found["reliability"], reliability, atol=1e-15)
@@ -136,7 +143,9 @@ def test_equal_profiles_have_equal_scores():
 def fleet_that_loses_clients() -> fs.Run:
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.3,min_size=5", clients=9, seed=1)
     fleet = "mixed:dropout=0.4,slow=20,deadline=2"
-    return fs.train(fed, "logreg", "afl-cp:speed=2", rounds=12, per_round=4, fleet=fleet, seed=1, folder=False, threads=1)
+    return fs.train(
+        fed, "logreg", "afl-cp:speed=2", rounds=12, per_round=4, fleet=fleet, seed=1, folder=False, threads=1
+    )
 
 
 def test_scores_and_weights_by_hand_over_rounds_in_which_clients_are_lost():
@@ -176,7 +185,9 @@ def test_scores_and_weights_by_hand_over_rounds_in_which_clients_are_lost():
 def test_the_line_says_nothing_about_speed():
     """A quick computer on a thin line is quick: the network's time drowned that before."""
     fed = fs.split(fs.load("digits"), "iid", clients=2)
-    run = fs.train(fed, "logreg", "afl-cp", rounds=2, fleet="trace:file=" + str(_two_machines()), folder=False, threads=1)
+    run = fs.train(
+        fed, "logreg", "afl-cp", rounds=2, fleet="trace:file=" + str(_two_machines()), folder=False, threads=1
+    )
     second = run.clients[run.clients["round"] == 2].set_index("client")
     assert run.clients["seconds"].groupby(run.clients["client"]).mean().idxmax() == 0  # the quick one answers last
     assert second["speed"].tolist() == [1.0, 0.0]
@@ -184,7 +195,9 @@ def test_the_line_says_nothing_about_speed():
 
 def _two_machines() -> Path:
     path = Path(tempfile.mkdtemp()) / "machines.csv"
-    path.write_text("client,rows_per_second,down_mbit,up_mbit,latency,dropout\n0,1000,0.05,0.05,9,0\n1,100,1000,1000,0,0\n")
+    path.write_text(
+        "client,rows_per_second,down_mbit,up_mbit,latency,dropout\n0,1000,0.05,0.05,9,0\n1,100,1000,1000,0,0\n"
+    )
     return path
 
 
@@ -228,7 +241,7 @@ def listening(engine, heard: list):
     return Listening(**vars(engine))
 
 
-# -- who takes part, and for how much -----------------------------------------------------------------------------------
+# -- who takes part, and for how much ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "size"])
@@ -288,18 +301,22 @@ def test_one_class_clients_that_all_score_zero_still_train():
 def test_entropies_are_sent_once():
     fed = fs.split(fs.load("digits"), "iid", clients=7)
     bytes_up = [
-        fs.train(fed, "logreg", name, rounds=2, folder=False, threads=1).rounds["bytes_up"] for name in ("fedavg", "afl-cp")
+        fs.train(fed, "logreg", name, rounds=2, folder=False, threads=1).rounds["bytes_up"]
+        for name in ("fedavg", "afl-cp")
     ]
     assert (bytes_up[1] - bytes_up[0]).tolist() == [7 * 8, 0]
 
 
-# -- refusals -----------------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 def test_no_weight_at_all_is_refused():
     with pytest.raises(FedskewError, match="entropy=0, reliability=0 and speed=0 leave no score: raise one of them"):
         fs.train(
-            fs.split(fs.load("digits"), "iid", clients=2), "logreg", "afl-cp:entropy=0,reliability=0,speed=0", folder=False
+            fs.split(fs.load("digits"), "iid", clients=2),
+            "logreg",
+            "afl-cp:entropy=0,reliability=0,speed=0",
+            folder=False,
         )
 
 

@@ -74,7 +74,9 @@ def heavy_ball(state: dict, delta: np.ndarray) -> np.ndarray:
     return 0.8 * state["m"]
 
 
-def adaptive(second: Callable[[np.ndarray, np.ndarray], np.ndarray], beta1: float) -> Callable[[dict, np.ndarray], np.ndarray]:
+def adaptive(
+    second: Callable[[np.ndarray, np.ndarray], np.ndarray], beta1: float
+) -> Callable[[dict, np.ndarray], np.ndarray]:
     def rule(state: dict, delta: np.ndarray) -> np.ndarray:
         state["m"] = beta1 * state["m"] + (1 - beta1) * delta
         state["v"] = second(state["v"], delta**2)
@@ -114,7 +116,14 @@ BY_HAND: dict[str, Callable[[float], np.ndarray]] = {
 @pytest.mark.parametrize("spec", list(BY_HAND))
 def test_by_hand(spec: str, momentum: float, engine):
     settings = Settings(
-        rounds=ROUNDS, epochs=EPOCHS, batch_size=BATCH, lr=LR, momentum=momentum, dtype="float64", device="cpu", threads=1
+        rounds=ROUNDS,
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        lr=LR,
+        momentum=momentum,
+        dtype="float64",
+        device="cpu",
+        threads=1,
     )
     training = Server(federation(), build("logreg", (5,), CLASSES, seed=0), resolve(spec), settings, engine)
     for _ in range(ROUNDS):
@@ -130,6 +139,13 @@ def test_every_method_is_calculated_by_hand_somewhere():
     elsewhere |= {"feddyn", "fedprox-layers", "fedtan", "scaffold"}  # likewise
     elsewhere |= {"ditto", "fedbn", "fedper", "mfedbn", "moon"}  # likewise
     elsewhere |= {"afl-cp", "ccvr", "fedasync", "fedbuff"}  # likewise
-    elsewhere |= {"sfl", "stratify-batch", "stratify-hybrid", "stratify-single"}  # tests/engine/test_walk.py, tests/stratify
+    elsewhere |= {
+        "sfl",
+        "stratify-batch",
+        "stratify-hybrid",
+        "stratify-single",
+    }  # tests/engine/test_scheduled.py, tests/schedules
     elsewhere |= {"clip", "krum", "median", "trimmed-mean"}  # tests/algorithms/test_robust.py
+    elsewhere |= {"fedlc", "fedrep", "fedsam", "lg-fedavg", "q-fedavg"}  # tests/algorithms/test_more_methods.py
+    elsewhere |= {"fedntd"} & set(algorithms)  # tests/algorithms/test_fedntd.py
     assert {spec.partition(":")[0] for spec in BY_HAND} | elsewhere == set(algorithms)

@@ -20,7 +20,10 @@ def rows_by_client(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     draw = np.random.default_rng(seed)
     labels = [[0, 1, 0, 1, 1, 0, 0], [1, 1, 1], [2], [0, 1, 1, 0]]
     # Far from 0, so that a covariance from sums must not lose its digits.
-    return [(torch.from_numpy(100 + 3 * draw.normal(size=(len(mine), WIDTH))).float(), torch.tensor(mine)) for mine in labels]
+    return [
+        (torch.from_numpy(100 + 3 * draw.normal(size=(len(mine), WIDTH))).float(), torch.tensor(mine))
+        for mine in labels
+    ]
 
 
 def added(pieces: list[tuple[Tensor, Tensor]], method: CCVR) -> dict[str, dict[str, Tensor]]:
@@ -32,7 +35,7 @@ def linear(head: dict[str, Tensor], features: Tensor) -> Tensor:
     return features @ head["w"].T + head["b"]
 
 
-# -- what clients send --------------------------------------------------------------------------------------------------
+# -- what clients send -------------------------------------------------------------------------------------------------
 
 
 def test_added_up_the_moments_are_those_of_the_pooled_rows():
@@ -69,7 +72,7 @@ def test_the_paper_writes_the_same_covariance_out_of_the_clients_own():
     np.testing.assert_allclose(found[1], within + between, rtol=0, atol=1e-10)
 
 
-# -- what the server draws ----------------------------------------------------------------------------------------------
+# -- what the server draws ---------------------------------------------------------------------------------------------
 
 
 def virtual(method: CCVR, pieces: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +122,7 @@ def test_features_that_are_not_finite_are_refused():
         CCVR().finish({"w": torch.ones(CLASSES, WIDTH)}, added([piece], CCVR()), linear, Stream(0, "finish"))
 
 
-# -- the head -----------------------------------------------------------------------------------------------------------
+# -- the head ----------------------------------------------------------------------------------------------------------
 
 
 def test_sgd_by_hand():
@@ -137,7 +140,9 @@ def test_sgd_by_hand():
         w, b = w - 0.2 * np.outer(gradient, row), b - 0.2 * gradient
     np.testing.assert_allclose(new["w"].numpy(), w, rtol=0, atol=1e-3)
     np.testing.assert_allclose(new["b"].numpy(), b, rtol=0, atol=1e-3)
-    assert torch.equal(head["b"], torch.from_numpy(np.random.default_rng(0).normal(size=CLASSES * WIDTH + CLASSES)[-CLASSES:]))
+    assert torch.equal(
+        head["b"], torch.from_numpy(np.random.default_rng(0).normal(size=CLASSES * WIDTH + CLASSES)[-CLASSES:])
+    )
 
 
 def separable(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -179,7 +184,13 @@ def test_no_epochs_leave_the_head_as_it_is():
 
 def test_every_so_often_a_calibrated_copy_is_scored_and_training_goes_on_without_it():
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.1", clients=6)
-    settings = {"rounds": 7, "folder": False, "threads": 1, "device": "cpu", "fleet": "uniform:latency=1,seconds_per_step=0.01"}
+    settings = {
+        "rounds": 7,
+        "folder": False,
+        "threads": 1,
+        "device": "cpu",
+        "fleet": "uniform:latency=1,seconds_per_step=0.01",
+    }
     plain = fs.train(fed, "mlp:hidden=16", "fedavg", **settings)
     end, often = (fs.train(fed, "mlp:hidden=16", f"fedavg + ccvr{spec}", **settings) for spec in ("", ":every=3"))
     curve = often.rounds["calibrated_test_accuracy"]
@@ -213,7 +224,7 @@ def test_a_broken_client_does_not_break_the_head_for_all():
     assert report["nan"].outcome == "passed"
 
 
-# -- what it is added to ------------------------------------------------------------------------------------------------
+# -- what it is added to -----------------------------------------------------------------------------------------------
 
 
 def test_it_is_an_addition_to_any_method():

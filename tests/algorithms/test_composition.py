@@ -156,7 +156,10 @@ def test_records_have_every_option_and_readers_only_those_that_matter():
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("fedprox + fedavg", "algorithm fedprox . fedavg: fedavg is a method of its own: what may follow a . are additions"),
+        (
+            "fedprox + fedavg",
+            "algorithm fedprox . fedavg: fedavg is a method of its own: what may follow a . are additions",
+        ),
         ("median + fedprox", "fedprox is a method of its own"),
         ("fedprox + median + median", "median is in it twice: keep one"),
         ("median + median", "median is in it twice"),
@@ -234,7 +237,9 @@ def test_a_run_is_recorded_and_resumed(call: Callable[..., Any]):
     assert whole.summary["algorithm"] == "fedprox:mu=0.1 + median"
     assert 'algorithm = "fedprox:weights=none,mu=0.1 + median"\n' in (whole.folder / CONFIG).read_text()
     with pytest.raises(StopError):
-        fs.train(fed, "tabular:hidden=8", fs.FedProx(mu=0.1) + fs.Median(), folder="stopped", callbacks=stop, **settings)
+        fs.train(
+            fed, "tabular:hidden=8", fs.FedProx(mu=0.1) + fs.Median(), folder="stopped", callbacks=stop, **settings
+        )
     assert fs.resume("stopped").summary["algorithm"] == whole.summary["algorithm"]
     for file in (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL):
         assert (whole.folder / file).read_bytes() == Path("stopped", file).read_bytes()
@@ -262,7 +267,9 @@ def test_the_command_line(call: Callable[..., Any], capsys: pytest.CaptureFixtur
 
 
 def test_a_file_may_name_a_composition(call: Callable[..., Any]):
-    Path("experiment.toml").write_text('algorithm = ["fedprox:mu=0.5 + clip:norm=1", "median"]\nrounds = 1\nmodel = "logreg"\n')
+    Path("experiment.toml").write_text(
+        'algorithm = ["fedprox:mu=0.5 + clip:norm=1", "median"]\nrounds = 1\nmodel = "logreg"\n'
+    )
     assert call("run experiment.toml --clients 3 --folder done --device cpu") == 0
     assert [member.algorithm for member in several.read(Path("done"))] == ["fedprox:mu=0.5 + clip:norm=1.0", "median"]
 
@@ -276,5 +283,7 @@ def test_the_list_says_what_is_an_addition(call: Callable[..., Any], capsys: pyt
 
 
 def test_a_plus_without_spaces_is_explained():
-    with pytest.raises(FedskewError, match=r"'fedavg\+krum': a plus between parts has a space on each side: fedavg \+ krum"):
+    with pytest.raises(
+        FedskewError, match=r"'fedavg\+krum': a plus between parts has a space on each side: fedavg \+ krum"
+    ):
         resolve("fedavg+krum")

@@ -78,7 +78,9 @@ def test_fednova_and_scaffold_refuse_adam_and_nobody_else_does():
     for name in algorithms:
         check_choices(resolve(name), Settings(optimizer="sgd"))
         if name in ("fednova", "scaffold"):
-            with pytest.raises(FedskewError, match=f"{name} .* local SGD, got optimizer=adam: use optimizer=sgd, other options"):
+            with pytest.raises(
+                FedskewError, match=f"{name} .* local SGD, got optimizer=adam: use optimizer=sgd, other options"
+            ):
                 check_choices(resolve(name), Settings(optimizer="adam"))
         else:
             check_choices(resolve(name), Settings(optimizer="adam"))

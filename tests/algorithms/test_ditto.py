@@ -66,7 +66,9 @@ def test_the_global_model_is_fedavgs(request, engine, name: str, norm: str):
     for mine, theirs in zip(ditto.lines, plain.lines, strict=True):
         for column in ("bytes_up", "bytes_down", "local_loss", "test_loss"):
             assert mine.round[column] == pytest.approx(theirs.round[column], abs=1e-12)
-        assert mine.round["simulated_seconds"] > theirs.round["simulated_seconds"]  # two models are trained, one is sent
+        assert (
+            mine.round["simulated_seconds"] > theirs.round["simulated_seconds"]
+        )  # two models are trained, one is sent
 
 
 def test_a_strong_pull_holds_own_models_at_the_global_one(plain_net):

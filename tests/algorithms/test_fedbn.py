@@ -111,7 +111,12 @@ def test_eta_1_is_fedbn(norm_net, engine, left: str, right: str):
 @ENGINES
 @pytest.mark.parametrize(
     ("spec", "norm"),
-    [("fedbn", "aggregate"), ("mfedbn:eta=1", "aggregate"), ("mfedbn:eta=1,norm=global", "aggregate"), ("fedavg", "silo")],
+    [
+        ("fedbn", "aggregate"),
+        ("mfedbn:eta=1", "aggregate"),
+        ("mfedbn:eta=1,norm=global", "aggregate"),
+        ("fedavg", "silo"),
+    ],
 )
 def test_without_batch_norm_it_is_fedavg(plain_net, engine, spec: str, norm: str):
     mine, theirs = (plain_net.training(name, engine, norm=n) for name, n in ((spec, norm), ("fedavg", "aggregate")))
@@ -135,7 +140,10 @@ def test_a_tiny_eta_hardly_moves_the_global_model_and_clients_use_it(norm_net):
     """What MFedBN's paper leaves open: such a client model is the global one with the client's own BatchNorm."""
     training = norm_net.training("mfedbn:eta=0.00001")
     start = norm_net.start()
-    assert max(np.abs(training.client_model(0)[key].numpy() - start[key]).max() for key in ("head.weight", "head.bias")) < 1e-4
+    assert (
+        max(np.abs(training.client_model(0)[key].numpy() - start[key]).max() for key in ("head.weight", "head.bias"))
+        < 1e-4
+    )
     assert np.abs(training.client_model(0)["features.1.running_mean"].numpy()).max() > 0.01
 
 

@@ -47,10 +47,20 @@ def test_by_hand_on_all_rows_with_importance_by_size(desk, engine, count: int):
 def test_the_importance_of_eq_9_counts_against_large_clients():
     pool, varies = ClientPool(0, np.array([30, 10, 20])), {"gradient_variance": np.array([1.0, 2.0, 1.4])}
     assert FedBS().client_selection.configure_training(pool, np.arange(3), varies, 2).clients.tolist() == [0, 2]
-    assert FedBS(importance="size").client_selection.configure_training(pool, np.arange(3), varies, 1).clients.tolist() == [1]  # 1.5, 1.0, 1.4
-    assert FedBS(importance="size").client_selection.configure_training(pool, np.array([2, 0]), {"gradient_variance": np.ones(2)}, 1).clients == [2]
-    beta = FedBS(importance="size", tau=1.0).client_selection.configure_training(pool, np.arange(3), varies, 3).numbers["beta"]
-    assert beta == pytest.approx(np.exp([-1.0, -2.0, -1.4]) / np.exp([-1.0, -2.0, -1.4]).sum(), abs=1e-15)  # of Var alone
+    assert FedBS(importance="size").client_selection.configure_training(
+        pool, np.arange(3), varies, 1
+    ).clients.tolist() == [1]  # 1.5, 1.0, 1.4
+    assert FedBS(importance="size").client_selection.configure_training(
+        pool, np.array([2, 0]), {"gradient_variance": np.ones(2)}, 1
+    ).clients == [2]
+    beta = (
+        FedBS(importance="size", tau=1.0)
+        .client_selection.configure_training(pool, np.arange(3), varies, 3)
+        .numbers["beta"]
+    )
+    assert beta == pytest.approx(
+        np.exp([-1.0, -2.0, -1.4]) / np.exp([-1.0, -2.0, -1.4]).sum(), abs=1e-15
+    )  # of Var alone
 
 
 def test_measuring_on_all_rows_takes_its_time(desk):
@@ -89,11 +99,15 @@ def test_a_single_row_is_steadiest(desk):
 def test_everybody_is_asked_and_the_steadiest_of_equals_is_the_first():
     pool, chosen = ClientPool(4, np.full(5, 9), batch_size=8, epochs=2), np.arange(5)
     assert FedBS().client_selection.select(pool, 2, stream=None).tolist() == [0, 1, 2, 3, 4]
-    found = FedBS().client_selection.configure_training(pool, chosen, {"gradient_variance": np.array([3.0, 1.0, 2.0, 1.0, 1.0])}, 2)
+    found = FedBS().client_selection.configure_training(
+        pool, chosen, {"gradient_variance": np.array([3.0, 1.0, 2.0, 1.0, 1.0])}, 2
+    )
     assert found.clients.tolist() == [1, 3]
     assert found.batch_size.tolist() == [8, 8]
     assert found.epochs.tolist() == [2, 2]
-    last = FedBS().client_selection.configure_training(pool, chosen, {"gradient_variance": np.array([3.0, np.nan, 2.0, np.inf, 9.0])}, 3)
+    last = FedBS().client_selection.configure_training(
+        pool, chosen, {"gradient_variance": np.array([3.0, np.nan, 2.0, np.inf, 9.0])}, 3
+    )
     assert last.clients.tolist() == [0, 2, 4]
     few = FedBS().client_selection.configure_training(pool, chosen[3:], {"gradient_variance": np.array([2.0, 1.0])}, 4)
     assert few.clients.tolist() == [3, 4]

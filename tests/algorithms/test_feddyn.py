@@ -127,4 +127,6 @@ def test_training_ends_at_the_joint_minimum_and_fedavg_does_not(desk, weights: s
 def test_conforms_without_strength_and_sends_no_more_than_fedavg():
     report = fs.check("feddyn:alpha=0,weights=size")
     assert {finding.outcome for finding in report.findings} == {"passed"}
-    assert "552 up and 552 down with BatchNorm merged, 384 up and 384 down with BatchNorm local" in report["bytes"].detail
+    assert (
+        "552 up and 552 down with BatchNorm merged, 384 up and 384 down with BatchNorm local" in report["bytes"].detail
+    )

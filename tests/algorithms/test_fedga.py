@@ -36,7 +36,9 @@ def test_by_hand(desk, engine):
 def weight(before, after, sizes=None) -> list[float]:
     ones = np.ones(len(before))
     numbers = {"loss_before": np.array(before), "loss_after": np.array(after)}
-    return FedGA().weight(Report(np.arange(len(before)), ones if sizes is None else np.array(sizes), ones, ones, ones, numbers))
+    return FedGA().weight(
+        Report(np.arange(len(before)), ones if sizes is None else np.array(sizes), ones, ones, ones, numbers)
+    )
 
 
 def test_equal_falls_are_fedavg():

@@ -20,7 +20,9 @@ SPEEDS = [100, 50, 100, 40, 30]  # of batches of 4: all, half, all, 1.6, 1.2
 @pytest.fixture
 def fleet(tmp_path) -> str:
     lines = [f"{client},{speed},8,8,0,0" for client, speed in enumerate(SPEEDS)]
-    (tmp_path / "machines.csv").write_text("client,rows_per_second,down_mbit,up_mbit,latency,dropout\n" + "\n".join(lines))
+    (tmp_path / "machines.csv").write_text(
+        "client,rows_per_second,down_mbit,up_mbit,latency,dropout\n" + "\n".join(lines)
+    )
     return f"trace:file={tmp_path / 'machines.csv'}"
 
 
@@ -75,7 +77,10 @@ def test_by_hand_as_it_comes(desk, engine):
     results = compare(desk, "fedpbs:mu=0.7", engine, algorithm4(desk))
     assert desk.column(results, "batch_size") == [[4.0, 4.0, 1.0, 4.0, 4.0]] * ROUNDS
     for v, flags in zip(desk.column(results, "variance"), desk.column(results, "vulnerable"), strict=True):
-        assert [v[2], flags[2]] == [0.0, 1.0]  # a single row does not vary, but it is no batch: below half of the nominal 4
+        assert [v[2], flags[2]] == [
+            0.0,
+            1.0,
+        ]  # a single row does not vary, but it is no batch: below half of the nominal 4
         assert sum(flags) == 3.0  # and of the others those two above the median
 
 
@@ -180,8 +185,12 @@ def test_the_proximal_term_matters(desk):
 
 def orders(algorithm: FedPBS, variance, sizes=None, capacity=1.0):
     sizes = np.full(len(variance), 99) if sizes is None else np.array(sizes)
-    pool = ClientPool(0, sizes, batch_size=64, epochs=3, capacity=lambda some: np.broadcast_to(capacity, len(sizes))[some])
-    return algorithm.client_selection.configure_training(pool, np.arange(len(sizes)), {"loss_variance": np.array(variance)}, len(sizes))
+    pool = ClientPool(
+        0, sizes, batch_size=64, epochs=3, capacity=lambda some: np.broadcast_to(capacity, len(sizes))[some]
+    )
+    return algorithm.client_selection.configure_training(
+        pool, np.arange(len(sizes)), {"loss_variance": np.array(variance)}, len(sizes)
+    )
 
 
 def test_a_single_row_does_not_vary_and_is_vulnerable_all_the_same(desk):
@@ -248,7 +257,8 @@ def test_who_cannot_measure_is_vulnerable_and_moves_nothing():
 def test_slow_machines_get_smaller_batches(desk):
     speeds = fleets.get("mixed")(CLIENTS, 0, slow=10.0).machines(np.arange(CLIENTS)).rows_per_second
     wanted = [
-        max(min(round(8 * speed / max(speeds)), size), min(2, size)) for speed, size in zip(speeds, desk.sizes, strict=True)
+        max(min(round(8 * speed / max(speeds)), size), min(2, size))
+        for speed, size in zip(speeds, desk.sizes, strict=True)
     ]
     _, results = desk.train("fedpbs", fleet="mixed:slow=10", batch_size=8)
     assert desk.column(results, "batch_size") == [wanted] * ROUNDS
@@ -271,7 +281,10 @@ def test_slow_machines_get_smaller_batches(desk):
         ("fedpbs:tau=1", "tau=1.0 with variant=algorithm4: all clients count alike"),
         ("fedpbs:b_th=3,b_quantile=0", "b_quantile=0.0 with variant=algorithm4: b_th=3 is the threshold already"),
         ("fedpbs:variant=section4,b_th=3", "b_th=3 with variant=section4: section 4 looks at variances only"),
-        ("fedpbs:variant=section4,b_quantile=0.2", "b_quantile=0.2 with variant=section4: section 4 looks at variances"),
+        (
+            "fedpbs:variant=section4,b_quantile=0.2",
+            "b_quantile=0.2 with variant=section4: section 4 looks at variances",
+        ),
         ("fedpbs:variant=section4,variance=loss", "variance=loss with variant=section4: section 4 is about gradients"),
         ("fedpbs:variant=section4,weights=uniform", "weights=uniform with variant=section4: section 4 weighs softly"),
     ],

@@ -46,7 +46,9 @@ def test_by_hand(desk, engine, mu: float, adapt: float, momentum: float, by_size
     w, told = by_hand(desk, results, mu, adapt, momentum, by_size)
     np.testing.assert_allclose(found, w, rtol=0, atol=1e-12)
     columns = ["mu_head.weight", "mu_head.bias", "drift_head.weight", "drift_head.bias"]
-    np.testing.assert_allclose([[result.round[name] for name in columns] for result in results], told, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        [[result.round[name] for name in columns] for result in results], told, rtol=0, atol=1e-12
+    )
 
 
 @ENGINES
@@ -75,10 +77,15 @@ def test_a_module_moves_as_far_as_its_tensors_together():
     weights = {name: torch.zeros(2) for name in ("block.0.weight", "block.0.bias", "head.weight", "scale")}
     change = {"block.0.weight": [2.0, 4.0], "block.0.bias": [4.0, 8.0], "head.weight": [3.0, 4.0], "scale": [0.0, 1.0]}
     mean = {"delta": {name: torch.tensor(value) for name, value in change.items()}}
-    moved, server = method.server_update(weights, method.init_server_state(weights), mean, Cohort(np.ones(2), total=2.0))
+    moved, server = method.server_update(
+        weights, method.init_server_state(weights), mean, Cohort(np.ones(2), total=2.0)
+    )
     assert {name: value.tolist() for name, value in moved.items()} == change
     # 0.75 * 2 + 0.25 * (d / 10) * 2 with the drifts 10, 5 and 1
-    mu, drift = {"mu_block.0": 2.0, "mu_head": 1.75, "mu_scale": 1.55}, {"drift_block.0": 10, "drift_head": 5, "drift_scale": 1}
+    mu, drift = (
+        {"mu_block.0": 2.0, "mu_head": 1.75, "mu_scale": 1.55},
+        {"drift_block.0": 10, "drift_head": 5, "drift_scale": 1},
+    )
     assert method.metrics(server) == pytest.approx({**mu, **drift})
     assert server["mu"]["block.0.weight"] == server["mu"]["block.0.bias"]
     assert set(method.broadcast(server)) == {"mu"}
@@ -87,7 +94,10 @@ def test_a_module_moves_as_far_as_its_tensors_together():
 def test_where_nothing_moves_the_strengths_stay():
     method, weights = fs.FedProxLayers(mu=0.1, adapt=0.3), {"a": torch.ones(2), "b": torch.ones(3)}
     mean = {"delta": {name: torch.zeros_like(value) for name, value in weights.items()}}
-    before = {"mu": {"a": torch.tensor(0.07), "b": torch.tensor(0.1)}, "drift": {name: torch.tensor(1.0) for name in "ab"}}
+    before = {
+        "mu": {"a": torch.tensor(0.07), "b": torch.tensor(0.1)},
+        "drift": {name: torch.tensor(1.0) for name in "ab"},
+    }
     _, server = method.server_update(weights, before, mean, Cohort(np.ones(2), total=2.0))
     assert server["mu"] == before["mu"]
     assert server["drift"] == {"a": 0, "b": 0}
@@ -124,4 +134,6 @@ def test_conforms_with_modules_and_strengths_travel_down():
     report = fs.check("fedprox-layers:group=module,weights=uniform")
     assert {finding.outcome for finding in report.findings} == {"passed"}
     # One number of 8 bytes for each of the three pairs of weight and bias, or two without BatchNorm's.
-    assert "552 up and 592 down with BatchNorm merged, 384 up and 408 down with BatchNorm local" in report["bytes"].detail
+    assert (
+        "552 up and 592 down with BatchNorm merged, 384 up and 408 down with BatchNorm local" in report["bytes"].detail
+    )

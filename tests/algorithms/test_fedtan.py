@@ -54,7 +54,9 @@ def joint_step(net: Any, models: list[dict], rows: list[np.ndarray]) -> list[dic
         slopes.append(d * w["features.1.weight"])
         found.append(grads)
     of_mean = sum(-(g / spread).sum(0) for g in slopes) / len(slopes)
-    of_variance = sum((g * (one - mean)).sum(0) * -0.5 * spread**-3 for g, one in zip(slopes, sums, strict=True)) / len(slopes)
+    of_variance = sum((g * (one - mean)).sum(0) * -0.5 * spread**-3 for g, one in zip(slopes, sums, strict=True)) / len(
+        slopes
+    )
     ended = []
     for w, x, one, g, grads in zip(models, xs, sums, slopes, found, strict=True):
         d = g / spread + of_mean / len(x) + of_variance * 2 * (one - mean) / len(x)
@@ -82,7 +84,8 @@ def by_hand(net: Any, first_only: bool) -> dict[str, np.ndarray]:
                     models[client] = model
         w = {name: net.mean(models, name) for name in w}
         second = [
-            model | {"moment": model["features.1.running_var"] + model["features.1.running_mean"] ** 2} for model in models
+            model | {"moment": model["features.1.running_var"] + model["features.1.running_mean"] ** 2}
+            for model in models
         ]
         w["features.1.running_var"] = net.mean(second, "moment") - w["features.1.running_mean"] ** 2
         w["features.1.num_batches_tracked"] = w["features.1.num_batches_tracked"].round()
@@ -136,7 +139,9 @@ def train(
 ) -> Server:
     fed = federation(sizes, shape)
     usual = {"rounds": 3, "batch_size": 4, "lr": 0.1, "dtype": "float64", "device": "cpu", "threads": 1}
-    training = Server(fed, build(model, shape, CLASSES, seed=0), resolve(spec), Settings(**{**usual, **settings}), engine)
+    training = Server(
+        fed, build(model, shape, CLASSES, seed=0), resolve(spec), Settings(**{**usual, **settings}), engine
+    )
     training.lines = [training.advance() for _ in range(training.settings.rounds)]
     return training
 
@@ -209,7 +214,9 @@ def test_clients_that_are_lost_share_nothing():
 def test_all_clients_must_fit_into_one_stack(norm_net, plain_net):
     small = Stacked(mode="stack", memory=10_000)
     plain_net.training("fedtan", small)
-    with pytest.raises(FedskewError, match=r"fedtan trains all 4 clients .* room for \d: use memory=.* or fewer clients"):
+    with pytest.raises(
+        FedskewError, match=r"fedtan trains all 4 clients .* room for \d: use memory=.* or fewer clients"
+    ):
         norm_net.training("fedtan", small)
 
 

@@ -122,7 +122,9 @@ def test_the_first_step_of_all_is_fedavgs_batch_norm_included(norm_net, engine):
 
 @ENGINES
 def test_the_recorded_loss_is_the_plain_one(plain_net, engine):
-    plain, moon = (plain_net.training(spec, engine, rounds=1, epochs=1, batch_size=16) for spec in ("fedavg", "moon:mu=10"))
+    plain, moon = (
+        plain_net.training(spec, engine, rounds=1, epochs=1, batch_size=16) for spec in ("fedavg", "moon:mu=10")
+    )
     for mine, theirs in zip(moon.lines[0].clients, plain.lines[0].clients, strict=True):
         assert mine["local_loss"] == pytest.approx(theirs["local_loss"], abs=1e-12)
 
@@ -169,5 +171,7 @@ def test_a_model_without_a_head_is_refused_before_training(plain_net):
         return Server(fed, Headless(), algorithm, Settings(device="cpu", threads=1))
 
     begin(Algorithm())
-    with pytest.raises(FedskewError, match=r"Headless has no attribute 'head' and no nn\.Linear: name its last layer 'head'"):
+    with pytest.raises(
+        FedskewError, match=r"Headless has no attribute 'head' and no nn\.Linear: name its last layer 'head'"
+    ):
         begin(Moon())

@@ -56,7 +56,16 @@ def test_median_is_that_of_numpy(clients: int):
 
 @pytest.mark.parametrize(
     ("clients", "trim", "cut"),
-    [(10, 0.1, 1), (10, 0.19, 1), (9, 0.1, 0), (10, 0.3, 3), (5, 0.4999, 2), (6, 0.4999, 2), (100, 0.29, 29), (7, 0.0, 0)],
+    [
+        (10, 0.1, 1),
+        (10, 0.19, 1),
+        (9, 0.1, 0),
+        (10, 0.3, 3),
+        (5, 0.4999, 2),
+        (6, 0.4999, 2),
+        (100, 0.29, 29),
+        (7, 0.0, 0),
+    ],
 )
 def test_trimmed_mean_of_what_is_left(clients: int, trim: float, cut: int):
     delta = sent(clients)
@@ -122,11 +131,18 @@ def test_identities_bit_for_bit(dtype: torch.dtype):
     one = {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()}
     weights = torch.tensor([0.4, 0.1, 0.1, 0.1, 0.2, 0.1], dtype=torch.float64)
     alike = {"delta": {name: value.expand(6, *value.shape) for name, value in one.items()}}
-    for rule in (Median(), Krum(attackers=1), TrimmedMean(trim=0.4)):  # two are left, and the mean of two equals is exact
+    for rule in (
+        Median(),
+        Krum(attackers=1),
+        TrimmedMean(trim=0.4),
+    ):  # two are left, and the mean of two equals is exact
         found = rule.aggregator.combine(alike, weights)[0]["delta"]
         assert all(torch.equal(found[name], value) for name, value in one.items())
     many = {"delta": {n: torch.randn((6, *s), generator=generator, dtype=dtype) for n, s in SHAPES.items()}}
-    (plain, _), (clipped, _) = Algorithm().aggregator.combine(many, weights), Clip(norm=1e9).aggregator.combine(many, weights)
+    (plain, _), (clipped, _) = (
+        Algorithm().aggregator.combine(many, weights),
+        Clip(norm=1e9).aggregator.combine(many, weights),
+    )
     assert all(torch.equal(clipped["delta"][name], value) for name, value in plain["delta"].items())
     assert all(value.dtype == dtype for value in clipped["delta"].values())
 
@@ -171,7 +187,10 @@ def test_one_addition_hands_on_to_the_next():
     assert length > 0.5
     same(combined("fedavg + median + clip:norm=0.5", delta), {n: v * 0.5 / length for n, v in middle.items()})
     chosen = np.argsort(scores(delta, 1))[:3]
-    same(combined("krum:keep=3 + median", delta), {name: np.median(value[chosen], axis=0) for name, value in delta.items()})
+    same(
+        combined("krum:keep=3 + median", delta),
+        {name: np.median(value[chosen], axis=0) for name, value in delta.items()},
+    )
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean:trim=0.25", "krum", "clip"])
@@ -216,7 +235,9 @@ def test_too_few_clients_are_refused(spec: str, clients: int, says: str):
 
 @pytest.mark.parametrize("rule", [Krum(), Clip()])
 def test_a_method_that_sends_no_changes_is_refused(rule: Algorithm):
-    with pytest.raises(FedskewError, match=rf"{rule.label()} looks at .* the method sends model: leave {rule.label()} out"):
+    with pytest.raises(
+        FedskewError, match=rf"{rule.label()} looks at .* the method sends model: leave {rule.label()} out"
+    ):
         rule.aggregator.combine({"model": tensors(sent(5))}, torch.full((5,), 0.2))
 
 
@@ -241,7 +262,7 @@ def test_all_of_them_are_additions():
         assert kind.__bases__ == (Algorithm,)
 
 
-# -- methods whose server keeps a mean over all clients ---------------------------------------------------------------------
+# -- methods whose server keeps a mean over all clients ----------------------------------------------------------------
 
 STATE = {"scaffold": ("control", "control"), "feddyn:alpha=0.1": ("h", "h")}
 RULES = ["median", "trimmed-mean:trim=0.2", "krum:attackers=1", "krum:attackers=1,keep=3", "clip:norm=0.2"]
@@ -308,7 +329,7 @@ def test_three_alike_are_one_whatever_their_order(method: str, rule: str):
     assert shares.tolist() == pytest.approx([1 / 3] * 3)
 
 
-# -- the record -------------------------------------------------------------------------------------------------------------
+# -- the record --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean:trim=0.2", "krum:attackers=1", "krum:attackers=1,keep=2"])
@@ -335,15 +356,24 @@ def test_the_record_has_the_weights_that_the_rule_used(desk, rule: str):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("stratify-batch + median", "stratify-batch . median: one model goes through all clients, so no updates are combined"),
+        (
+            "stratify-batch + median",
+            "stratify-batch . median: one model goes through all clients, so no updates are combined",
+        ),
         ("sfl + krum", "sfl . krum: one model goes through all clients"),
-        ("local + trimmed-mean", "local . trimmed-mean: clients send nothing that could be combined: leave the rule out"),
+        (
+            "local + trimmed-mean",
+            "local . trimmed-mean: clients send nothing that could be combined: leave the rule out",
+        ),
         (
             "central + median",
             "central . median: the rule needs the updates of at least 2 clients, and a step .* has 1",
         ),
         ("fedasync + median", "fedasync . median: the rule needs the updates of at least 2 clients"),
-        ("fedbuff:buffer=3 + krum", "fedbuff . krum: the rule needs the updates of at least 5 clients, and a step .* has 3"),
+        (
+            "fedbuff:buffer=3 + krum",
+            "fedbuff . krum: the rule needs the updates of at least 5 clients, and a step .* has 3",
+        ),
     ],
 )
 def test_compositions_without_several_updates_are_refused(desk, spec: str, says: str):
@@ -378,7 +408,9 @@ def test_a_training_survives_its_attackers():
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn:alpha=0.1"])
-@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum:attackers=2", "krum:attackers=2,keep=5", "clip:norm=1"])
+@pytest.mark.parametrize(
+    "rule", ["median", "trimmed-mean", "krum:attackers=2", "krum:attackers=2,keep=5", "clip:norm=1"]
+)
 def test_250_rounds_with_a_rule_do_not_fall_apart(method: str, rule: str):
     """Without any attacker. Before, scaffold + median went from .967 at round 50 to .109 at round 250."""
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=1", clients=10, seed=0)

@@ -53,7 +53,8 @@ def by_hand(desk, results: list, option: str, momentum: float, decay: float, by_
 @ENGINES
 @OPTIONS
 @pytest.mark.parametrize(
-    ("momentum", "decay", "by_size", "server_lr"), [(0.0, 0.0, False, 1.0), (0.9, 0.0, False, 0.7), (0.0, 0.1, True, 1.0)]
+    ("momentum", "decay", "by_size", "server_lr"),
+    [(0.0, 0.0, False, 1.0), (0.9, 0.0, False, 0.7), (0.0, 0.1, True, 1.0)],
 )
 def test_by_hand(desk, engine, option: str, momentum: float, decay: float, by_size: bool, server_lr: float):
     weights = "size" if by_size else "uniform"
@@ -136,16 +137,23 @@ def test_what_clients_keep_has_no_control(desk):
     desk.held[2] = desk.held[0][:2]
     training = desk.training("scaffold", model=_awkward, norm="local")
     training.advance()
-    assert sorted(training.server_state["control"]) == ["features.0.bias", "features.0.weight", "head.bias", "head.weight"]
+    assert sorted(training.server_state["control"]) == [
+        "features.0.bias",
+        "features.0.weight",
+        "head.bias",
+        "head.weight",
+    ]
 
 
 def test_option_two_refuses_adam_before_any_training(desk):
-    with pytest.raises(FedskewError, match="scaffold .* local SGD, got optimizer=adam: use optimizer=sgd, other options"):
+    with pytest.raises(
+        FedskewError, match=r"scaffold .* local SGD, got optimizer=adam: use optimizer=sgd, other options"
+    ):
         desk.training("scaffold", optimizer="adam")
     desk.training("scaffold:option=I", optimizer="adam").advance()
 
 
-# -- what the theory says ------------------------------------------------------------------------------------------------
+# -- what the theory says ----------------------------------------------------------------------------------------------
 
 
 @OPTIONS
@@ -165,7 +173,9 @@ def test_on_unlike_parabolas_it_finds_the_joint_minimum_and_fedavg_does_not(opti
                 view = View(dict(weights), weights, method.broadcast(server), memos[k], numbers, momentum)
                 velocity = torch.zeros(1)
                 for _ in range(10):
-                    grads = corrected({"w": steep[k] * (view.params["w"] - at[k])}, view.params, method.linear_correction(view))
+                    grads = corrected(
+                        {"w": steep[k] * (view.params["w"] - at[k])}, view.params, method.linear_correction(view)
+                    )
                     velocity = momentum * velocity + grads["w"]
                     view = replace(view, params={"w": view.params["w"] - 0.01 * velocity})
                 view = replace(view, full_gradient=start_gradient)
@@ -186,7 +196,7 @@ def test_training_ends_at_the_joint_minimum_and_fedavg_does_not(desk, spec: str)
     assert desk.slope_at_the_end(f"fedavg:weights={weights}", weights) > 0.01
 
 
-# -- on the wire ---------------------------------------------------------------------------------------------------------
+# -- on the wire -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", ["scaffold:option=I", "scaffold:weights=size,server_lr=0.5"])
@@ -194,4 +204,7 @@ def test_conforms_and_controls_travel_both_ways(spec: str):
     report = fs.check(spec)
     assert {finding.outcome for finding in report.findings} == {"passed"}
     # 384 bytes of weights, 168 of BatchNorm (88 of them buffers); controls double the weights that are sent.
-    assert "1016 up and 1016 down with BatchNorm merged, 768 up and 768 down with BatchNorm local" in report["bytes"].detail
+    assert (
+        "1016 up and 1016 down with BatchNorm merged, 768 up and 768 down with BatchNorm local"
+        in report["bytes"].detail
+    )

@@ -73,7 +73,9 @@ def test_every_label_as_often_as_scheduled(apart, method: str):
 
 def test_few_retained_holders_make_more_visits():
     fed = fs.split(fs.load("digits"), "iid", clients=10)
-    runs = [fs.train(fed, algorithm=f"stratify-single:retain={n}", rounds=1, lr=0.01, **SETTINGS) for n in ("all", 10, 3, 1)]
+    runs = [
+        fs.train(fed, algorithm=f"stratify-single:retain={n}", rounds=1, lr=0.01, **SETTINGS) for n in ("all", 10, 3, 1)
+    ]
     everybody, ten, three, one = (run.rounds["transfers"].tolist() for run in runs)
     assert everybody == ten < three < one
     with pytest.raises(FedskewError, match="retain=0 is out of range"):
@@ -97,7 +99,9 @@ def test_weighted_selection_follows_the_shares():
     assert samples("uniform")[0] == pytest.approx(20, abs=7)
 
 
-@pytest.mark.parametrize("method", ["stratify-batch", "stratify-single", "stratify-batch:selection=weighted,per_label=40"])
+@pytest.mark.parametrize(
+    "method", ["stratify-batch", "stratify-single", "stratify-batch:selection=weighted,per_label=40"]
+)
 def test_with_secret_labels(apart, method: str):
     pytest.importorskip("tenseal")
     fed = fs.split(fs.load("digits"), "classes:k=3", clients=10)
@@ -184,7 +188,14 @@ def test_a_server_that_is_told_shares_does_not_count():
 def test_a_secret_run_resumes_to_the_same_bits(tmp_path):
     pytest.importorskip("tenseal")
     fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
-    settings = {"model": "logreg", "algorithm": "stratify-batch", "secure": True, "device": "cpu", "threads": 1, "lr": 0.1}
+    settings = {
+        "model": "logreg",
+        "algorithm": "stratify-batch",
+        "secure": True,
+        "device": "cpu",
+        "threads": 1,
+        "lr": 0.1,
+    }
     whole = fs.train(fed, rounds=3, folder=tmp_path / "whole", **settings)
 
     def stop(result, rounds):
@@ -258,7 +269,7 @@ def test_steps_of_one_client_are_left_out_of_secure_training():
     assert with_several_clients(kept) is kept
 
 
-# -- what the server schedules by ----------------------------------------------------------------------------------------
+# -- what the server schedules by --------------------------------------------------------------------------------------
 
 
 def test_the_schedule_follows_from_what_was_disclosed_and_nothing_else():
@@ -282,7 +293,9 @@ def test_secure_training_is_told_totals_over_all_clients(round_totals: int):
     fed = fs.split(fs.load("digits"), "classes:k=3", clients=10)
     settings = {**SETTINGS, "rounds": 1, "lr": 0.1, "per_round": 4, "secure": True, "round_totals": round_totals}
     held = fs.train(fed, algorithm="stratify-batch", **settings).server.holdings
-    rows = held.counts if round_totals == 1 else np.where(held.counts > 0, np.maximum(1, (held.counts + 25) // 50), 0) * 50
+    rows = (
+        held.counts if round_totals == 1 else np.where(held.counts > 0, np.maximum(1, (held.counts + 25) // 50), 0) * 50
+    )
     assert held.totals.tolist() == rows.sum(0).tolist()
     assert held.without(np.arange(9)).known.sum() <= held.totals.sum()
 
@@ -295,7 +308,13 @@ def test_rounding_without_secrets_is_refused():
 def test_the_label_protocol_takes_time_and_the_same_time_again():
     pytest.importorskip("tenseal")
     fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
-    settings = {**SETTINGS, "model": "logreg", "algorithm": "stratify-single:per_label=5", "rounds": 2, "fleet": "mixed:slow=5"}
+    settings = {
+        **SETTINGS,
+        "model": "logreg",
+        "algorithm": "stratify-single:per_label=5",
+        "rounds": 2,
+        "fleet": "mixed:slow=5",
+    }
     first, second = (fs.train(fed, secure=True, **settings) for _ in range(2))
     names = ["bytes_down", "bytes_up", "simulated_seconds", "clock"]
     assert first.rounds[names].equals(second.rounds[names])

@@ -125,7 +125,8 @@ def test_parties_take_the_central_step(name: str, sizes: Sequence[int]):
                 value.sub_(LR * grad)
         tensors = {key: tensors[key] - LR * grad for key, grad in done.grads.items()} | done.buffers
     assert all(
-        torch.equal(value, old) for value, old in zip(federated.parameters(), model_of(name)[0].parameters(), strict=True)
+        torch.equal(value, old)
+        for value, old in zip(federated.parameters(), model_of(name)[0].parameters(), strict=True)
     )
 
 
@@ -163,7 +164,7 @@ def test_two_runs_give_the_same_bits_with_dropout_and_leave_the_weights_alone():
     assert all(torch.equal(tensors[key], before[key]) for key in before)
 
 
-# -- the layer alone -----------------------------------------------------------------------------------------------------
+# -- the layer alone ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (3, 3, 2), (2, 3, 2, 2)], ids=str)
@@ -183,7 +184,12 @@ def test_finite_differences_through_three_parties():
     model, shape = model_of("nested")
     tensors, batches = state_of(model), batches_of(shape, (2, 1, 3), 0)
     grads = synchronous_step(model, tensors, batches).grads
-    for name, at in (("inner.0.weight", (1, 2)), ("inner.1.0.weight", (3,)), ("twice.bias", (0,)), ("tail.a.0.bias", (2,))):
+    for name, at in (
+        ("inner.0.weight", (1, 2)),
+        ("inner.1.0.weight", (3,)),
+        ("twice.bias", (0,)),
+        ("tail.a.0.bias", (2,)),
+    ):
         ends = []
         for step in (1e-6, -1e-6):
             moved = tensors[name].clone()
@@ -192,7 +198,7 @@ def test_finite_differences_through_three_parties():
         assert float(grads[name][at]) == pytest.approx(float((ends[0] - ends[1]) / 2e-6), abs=1e-7)
 
 
-# -- messages ------------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 def test_bytes_by_hand():
@@ -208,7 +214,9 @@ def test_bytes_by_hand():
     assert (done.bytes_up, done.bytes_down) == (3 * (norm + weights + score), 3 * (norm + weights))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "nested"])  # which uses a layer twice and names it once
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if name != "nested"]
+)  # which uses a layer twice and names it once
 def test_bytes_are_known_beforehand(name: str):
     model, shape = model_of(name)
     hub = Hub(model, state_of(model), 2)
@@ -224,7 +232,9 @@ def test_bytes_are_known_beforehand(name: str):
         return lambda meet: Party(model, lambda message: ask(meet, message)).step(opening, x, y)
 
     batches = batches_of(shape, (2, 3), 0)
-    hub.finish(in_turn([work(i, *batch) for i, batch in enumerate(batches)], lambda given: hub.add(list(given.values()))))
+    hub.finish(
+        in_turn([work(i, *batch) for i, batch in enumerate(batches)], lambda given: hub.add(list(given.values())))
+    )
     assert between == [bn_bytes(model, torch.float64)] * 2
     up, down = step_bytes(model, torch.float64)
     assert (hub.bytes_up, hub.bytes_down) == ([up] * 2, [down] * 2)
@@ -255,9 +265,9 @@ def test_a_frame_on_the_wire():
 def test_a_truncated_message_is_refused(cut: int):
     wire = Frame(0, Kind.SUM, 0, 1, torch.zeros(2)).pack()
     assert len(wire) == 36
-    with pytest.raises(FedskewError, match=f"message of {cut} bytes is cut off"):
+    with pytest.raises(FedskewError, match=f"message of {cut} bytes is truncated"):
         unpack(wire[:cut])
-    with pytest.raises(FedskewError, match=f"message of {36 + cut} bytes is cut off"):
+    with pytest.raises(FedskewError, match=f"message of {36 + cut} bytes is truncated"):
         unpack(wire + wire[:cut])
 
 
@@ -292,7 +302,9 @@ def tampered(change: Callable[[Frame], Frame | list[Frame]], party: int = 1, at:
     batches = batches_of(shape, (2, 3, 2), 0)
     before = threading.active_count()
     try:
-        hub.finish(in_turn([work(i, *batch) for i, batch in enumerate(batches)], lambda given: hub.add(list(given.values()))))
+        hub.finish(
+            in_turn([work(i, *batch) for i, batch in enumerate(batches)], lambda given: hub.add(list(given.values())))
+        )
     finally:
         assert threading.active_count() == before  # nobody is left waiting
 
@@ -309,15 +321,15 @@ def test_messages_that_are_not_due_are_refused():
         (other(place=1), rf"party 1 sent step 0 sum 1 \(5 float64\) {due}"),
         (other(values=torch.zeros(4).double()), rf"party 1 sent step 0 sum 0 \(4 float64\) {due}"),
         (other(values=torch.zeros(5)), rf"party 1 sent step 0 sum 0 \(5 float32\) {due}"),
-        (lambda frame: [frame, frame], "party 1 sent 2 frames where 1 are due"),
-        (lambda frame: [], "party 1 sent 0 frames where 1 are due"),
+        (lambda frame: [frame, frame], "party 1 sent 2 frames where 1 are expected"),
+        (lambda frame: [], "party 1 sent 0 frames where 1 are expected"),
     ):
         with pytest.raises(FedskewError, match=said):
             tampered(change)
     for change, said in (
-        (other(kind=Kind.GRADIENT), "party 0 sent gradient 0, which is not due"),
-        (other(kind=Kind.SPREAD), "party 0 sent spread 0, which is not due"),
-        (other(place=1), "party 0 sent sum 1, which is not due"),
+        (other(kind=Kind.GRADIENT), "party 0 sent gradient 0, which is not expected"),
+        (other(kind=Kind.SPREAD), "party 0 sent spread 0, which is not expected"),
+        (other(place=1), "party 0 sent sum 1, which is not expected"),
     ):
         with pytest.raises(FedskewError, match=said):
             tampered(change, party=0)
@@ -365,7 +377,7 @@ def test_a_party_that_ends_early_is_missed():
     with pytest.raises(FedskewError, match="1 of 2 parties sent a message"):
         hub.add([Frame(0, Kind.SUM, 0, 4, torch.zeros(5).double()).pack()])
     score = Frame(0, Kind.SCORE, 0, 4, torch.zeros(2).double()).pack()
-    with pytest.raises(FedskewError, match="party 1 sent 1 frames where 7 are due"):
+    with pytest.raises(FedskewError, match="party 1 sent 1 frames where 7 are expected"):
         hub.finish([7 * score, score])
 
 
@@ -378,7 +390,7 @@ def test_one_row_in_all_is_refused_and_so_is_none():
             synchronous_step(model, state_of(model), batches)
 
 
-# -- threads -------------------------------------------------------------------------------------------------------------
+# -- threads -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

@@ -29,7 +29,9 @@ LAYERS["no bias"][0].register_parameter("bias", None)
 @pytest.mark.parametrize(("layer", "shape"), LAYERS.values(), ids=LAYERS.keys())
 def test_masked_batch_norm_is_batch_norm_on_the_real_rows(layer: nn.Module, shape: tuple[int, ...], masked: bool):
     generator = torch.Generator().manual_seed(0)
-    theirs = nn.Sequential(nn.Sequential(copy.deepcopy(layer).double()), nn.Flatten()).train()  # nested, as in real models
+    theirs = nn.Sequential(
+        nn.Sequential(copy.deepcopy(layer).double()), nn.Flatten()
+    ).train()  # nested, as in real models
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))

@@ -80,7 +80,9 @@ def test_an_experiment_holds_its_settings():
         Experiment(lr=1e-7, memory=1e5, per_round=3, eval_rows=None, tensorboard=True, seed=2**63 - 1),
         Experiment(data={"name": "csv", "path": 'C:\\a "b"\n\t\r\x07\x7fü…', "header": True, "columns": [1, 2]}),
         Experiment(
-            model={"name": "mlp", "hidden": (5, 3)}, skew={"name": "iid", "a": np.float64(0.1)}, algorithm="fedprox:mu=0.1"
+            model={"name": "mlp", "hidden": (5, 3)},
+            skew={"name": "iid", "a": np.float64(0.1)},
+            algorithm="fedprox:mu=0.1",
         ),
     ],
 )
@@ -125,5 +127,5 @@ def test_bad_files_are_refused(content: str | bytes, says: str, tmp_path: Path):
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(FedskewError, match=r"there is no experiment file .*run.toml"):
         read_file(tmp_path / "run.toml")
-    with pytest.raises(FedskewError, match="is a folder, not an experiment file; to go on with a run: fedskew resume"):
+    with pytest.raises(FedskewError, match="is a folder, not an experiment file; to resume a run: fedskew resume"):
         read_file(tmp_path)

@@ -27,7 +27,9 @@ with locked(*map(Path, sys.argv[1:])):
 
 
 def holder(folder: Path, *at: Path) -> "subprocess.Popen[str]":
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), *map(str, at)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), *map(str, at)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout
     assert process.stdout.readline() == "held\n"
     return process
@@ -57,7 +59,18 @@ def test_a_note_that_cannot_be_read_does_not_matter(tmp_path: Path):
 
 def test_a_second_resume_is_refused_and_damages_nothing(tmp_path: Path):
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "fedskew", "run", "--rounds", "100000", "--model", "logreg", "--folder", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "fedskew",
+        "run",
+        "--rounds",
+        "100000",
+        "--model",
+        "logreg",
+        "--folder",
+        str(folder),
+    ]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         while not (folder / ROUNDS).exists():
             assert process.poll() is None

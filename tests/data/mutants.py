@@ -30,7 +30,9 @@ _CSV = "a,b,text,y\n" + "".join(f"{x:.3f},{i},{'uvw'[i % 3]},{i % 2}\n" for i, (
 def _idx(values: Any) -> bytes:
     kind = {"uint8": 8, "int32": 12}[values.dtype.name]
     sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
-    return gzip.compress(bytes([0, 0, kind, values.ndim]) + sizes + values.astype(values.dtype.newbyteorder(">")).tobytes())
+    return gzip.compress(
+        bytes([0, 0, kind, values.ndim]) + sizes + values.astype(values.dtype.newbyteorder(">")).tobytes()
+    )
 
 
 def _files(place: Path, contents: dict[str, bytes | str]) -> None:
@@ -94,7 +96,9 @@ def _write_trace(place: Path) -> None:
 
 def _write_toml(place: Path) -> None:
     text = 'rounds = 3\nlr = 0.1\nseed = 7\nnesterov = false\nper_round = "none"\ndata = "digits"\n'
-    _files(place, {"run.toml": text + '[skew]\nname = "dirichlet"\nalpha = 0.5\n[algorithm]\nname = "fedprox"\nmu = 0.1\n'})
+    _files(
+        place, {"run.toml": text + '[skew]\nname = "dirichlet"\nalpha = 0.5\n[algorithm]\nname = "fedprox"\nmu = 0.1\n'}
+    )
 
 
 def _read_toml(place: Path) -> None:
@@ -119,7 +123,10 @@ def _split(place: Path, spec: dict[str, Any], kind: Any) -> None:
 
 
 READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
-    "csv": (lambda place: _files(place, {"x.csv": _CSV}), lambda place: load({"name": str(place / "x.csv"), "label": "y"})),
+    "csv": (
+        lambda place: _files(place, {"x.csv": _CSV}),
+        lambda place: load({"name": str(place / "x.csv"), "label": "y"}),
+    ),
     "csv.gz": (
         lambda place: _files(place, {"x.csv.gz": gzip.compress(_CSV.encode())}),
         lambda place: load({"name": str(place / "x.csv.gz"), "label": "y"}),

@@ -19,7 +19,17 @@ ASKED = {
     *("csv", "parquet", "npz", "images"),
 }
 FETCHABLE = {
-    *("mnist", "fashion-mnist", "qmnist", "cifar10", "cifar100", "uci-har", "uci-har-inertial", "covtype", "tiny-imagenet"),
+    *(
+        "mnist",
+        "fashion-mnist",
+        "qmnist",
+        "cifar10",
+        "cifar100",
+        "uci-har",
+        "uci-har-inertial",
+        "covtype",
+        "tiny-imagenet",
+    ),
 }
 
 

@@ -47,7 +47,9 @@ def test_cifar100_fine_and_coarse(data_root: Path) -> None:
     coarse = load("cifar100:labels=coarse")
     assert coarse.train.y.tolist() == [19, 0, 10]
     assert len(coarse.classes) == 20
-    (data_root / "cifar-100-binary" / "fine_label_names.txt").write_text("\n".join(f"name{n}" for n in range(100)) + "\n\n")
+    (data_root / "cifar-100-binary" / "fine_label_names.txt").write_text(
+        "\n".join(f"name{n}" for n in range(100)) + "\n\n"
+    )
     assert load("cifar100").classes[99] == "name99"
 
 

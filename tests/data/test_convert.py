@@ -43,7 +43,9 @@ def test_all_kinds_of_arrays_are_the_same_data(rows) -> None:
 
 
 def test_groups_and_validation_and_scaling() -> None:
-    data = from_arrays((X, Y, np.where(np.arange(20) < 10, "a", "b")), test_share=0.2, validation=0.25, standardize=True)
+    data = from_arrays(
+        (X, Y, np.where(np.arange(20) < 10, "a", "b")), test_share=0.2, validation=0.25, standardize=True
+    )
     assert data.groups == ("a", "b")
     assert data.validation is not None
     assert (len(data.train), len(data.validation), len(data.test)) == (12, 4, 4)

@@ -111,7 +111,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
     made = ["-keyout", folder / "key", "-out", folder / "certificate", "-days", "2", "-subj", "/CN=127.0.0.1"]
     extra = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *made, *extra], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *made, *extra], check=True, capture_output=True
+    )
     (folder / "both").write_bytes((folder / "certificate").read_bytes() + (folder / "key").read_bytes())
     return folder / "both"
 
@@ -202,7 +204,7 @@ def test_goes_on_by_itself_after_cuts(server: Server, one_file: Path) -> None:
 
 def test_goes_on_in_the_next_call(server: Server, one_file: Path) -> None:
     server.cuts = [300_000, 0]
-    with pytest.raises(FedskewError, match=r"cut after 300,000 of 1,024,000 bytes; fetch again to go on from there"):
+    with pytest.raises(FedskewError, match=r"cut after 300,000 of 1,024,000 bytes; fetch again to resume from there"):
         fetch("mnist")
     assert names(one_file.parent) == ["file.gz.part"]
     fetch("mnist")
@@ -243,7 +245,9 @@ def test_wrong_content(server: Server, one_file: Path) -> None:
     assert names(one_file.parent) == []
 
 
-def test_second_address_when_the_first_refuses(server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_address_when_the_first_refuses(
+    server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     list(datasets)
     server.files["good"] = b"abc"
     published([server.url("gone"), "https://127.0.0.1:9/unreachable", server.url("good")], b"abc", monkeypatch)
@@ -302,7 +306,9 @@ def offer(server: Server, monkeypatch: pytest.MonkeyPatch, kind: str, members: d
     list(datasets)
     name = f"sets.{kind}"
     server.files[name] = packed(kind, members)
-    wanted = Download("My Set", (server.url(name),), checksum(server.files[name]), len(server.files[name]), archive=name)
+    wanted = Download(
+        "My Set", (server.url(name),), checksum(server.files[name]), len(server.files[name]), archive=name
+    )
     monkeypatch.setitem(sources, "mnist", Source("free", files=("My Set/a.txt",), downloads=(wanted,)))
 
 
@@ -368,9 +374,17 @@ def bomb() -> bytes:
 
 
 BAD_ARCHIVES = {
-    "link": ("zip", lambda: zipped((entry("My Set/link", 0o120777), b"/etc/passwd")), "'My Set/link', which is no file"),
+    "link": (
+        "zip",
+        lambda: zipped((entry("My Set/link", 0o120777), b"/etc/passwd")),
+        "'My Set/link', which is no file",
+    ),
     "device": ("zip", lambda: zipped((entry("My Set/null", 0o020666), b"")), "'My Set/null', which is no file"),
-    "encrypted": ("zip", lambda: edited(packed("zip", {"My Set/a.txt": b"1"}), 6, 8, b"\1"), "a.txt', which is encrypted"),
+    "encrypted": (
+        "zip",
+        lambda: edited(packed("zip", {"My Set/a.txt": b"1"}), 6, 8, b"\1"),
+        "a.txt', which is encrypted",
+    ),
     "twice": ("zip", lambda: zipped((entry("a"), b"1"), (entry("a"), b"2")), "'a', which is there twice"),
     "bomb": ("zip", bomb, "which no published set does"),
     "bomb that lies about its size": ("zip", lambda: edited(bomb(), 22, 24, b"d\0\0\0"), "cannot be unpacked"),
@@ -389,7 +403,9 @@ def test_bad_archives_are_refused_before_anything_is_written(
     content = make()
     list(datasets)
     server.files[f"sets.{ending}"] = content
-    wanted = Download("My Set", (server.url(f"sets.{ending}"),), checksum(content), len(content), archive=f"sets.{ending}")
+    wanted = Download(
+        "My Set", (server.url(f"sets.{ending}"),), checksum(content), len(content), archive=f"sets.{ending}"
+    )
     monkeypatch.setitem(sources, "mnist", Source("free", files=("My Set/a.txt",), downloads=(wanted,)))
     with pytest.raises(FedskewError, match=said):
         fetch("mnist")
@@ -414,7 +430,9 @@ def test_incomplete_folder_is_left_alone(server: Server, data_root: Path, monkey
 
 
 def test_what_cannot_be_fetched(data_root: Path) -> None:
-    with pytest.raises(FedskewError, match=rf"pacs cannot be fetched: download .* {re.escape(str(data_root))}/PACS/<domain>"):
+    with pytest.raises(
+        FedskewError, match=rf"pacs cannot be fetched: download .* {re.escape(str(data_root))}/PACS/<domain>"
+    ):
         fetch("pacs")
     for name in ("digits", "csv"):
         with pytest.raises(FedskewError, match=f"{name} needs no download"):
@@ -426,7 +444,9 @@ def test_what_cannot_be_fetched(data_root: Path) -> None:
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "http://127.0.0.1:9/x", "ftp://127.0.0.1/x"])
 def test_only_https_addresses(data_root: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     published([url], b"abc", monkeypatch)
-    with pytest.raises(FedskewError, match=f"{url}: only https addresses are fetched, on any other line a file can be changed"):
+    with pytest.raises(
+        FedskewError, match=f"{url}: only https addresses are fetched, over others a file can be changed"
+    ):
         fetch("mnist")
     assert names(data_root) == []
 
@@ -439,7 +459,9 @@ def test_every_known_address_is_https_with_a_size() -> None:
     assert all(download.size > 0 for download in known)
 
 
-def test_https_over_every_hop(server: Server, plain_server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_https_over_every_hop(
+    server: Server, plain_server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain_server.files["x"] = server.files["x"] = b"abc"
     server.leads = {"down": plain_server.url("x"), "on": server.url("x")}
     published([server.url("down")], b"abc", monkeypatch)
@@ -495,7 +517,9 @@ def test_no_more_is_read_than_was_published(server: Server, data_root: Path, mon
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_server_that_takes_for_ever(server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
+def test_a_server_that_takes_for_ever(
+    server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
     server.files["x"], server.pause = CONTENT, 0.02
     if silent:
         monkeypatch.setattr(Handler, "do_GET", lambda handler: handler.server.stopping.wait())

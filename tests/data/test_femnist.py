@@ -42,7 +42,10 @@ def test_values_and_writers(data_root: Path) -> None:
     [
         ('{"users": ["a"], "user_da', r"not whole JSON \(line 1, column"),
         ('{"users": ["a"], "user_data": {}}', "not LEAF's FEMNIST"),
-        ('{"users": ["a"], "user_data": {"a": {"x": [[0, 1]], "y": [1]}}}', "not LEAF's FEMNIST: users with 784 pixels"),
+        (
+            '{"users": ["a"], "user_data": {"a": {"x": [[0, 1]], "y": [1]}}}',
+            "not LEAF's FEMNIST: users with 784 pixels",
+        ),
         ('{"users": ["a"], "user_data": {"a": {"x": [], "y": [1]}}}', "0 images but 1 labels"),
         ('{"users": ["a"], "user_data": {"a": {"x": [], "y": "word"}}}', "not LEAF's FEMNIST"),
         ("[]", "not LEAF's FEMNIST"),

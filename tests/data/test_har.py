@@ -48,7 +48,9 @@ def test_published_split_as_published(data_root: Path) -> None:
     assert data.features == ("a", "2 b", "3 b")
     scaled = load("uci-har:standardize=true")
     np.testing.assert_allclose(scaled.train.x.mean(axis=0), 0, atol=1e-6)
-    np.testing.assert_allclose(scaled.test.x, (values["test"] - values["train"].mean(0)) / values["train"].std(0), atol=1e-5)
+    np.testing.assert_allclose(
+        scaled.test.x, (values["test"] - values["train"].mean(0)) / values["train"].std(0), atol=1e-5
+    )
 
 
 def test_training_rows_alone(data_root: Path) -> None:

@@ -19,7 +19,9 @@ def raw(x: np.ndarray, notes: tuple[str, ...]) -> np.ndarray:
     """Back to 0 … 255 with the mean and deviation that the notes give."""
     note = next(note for note in notes if "channels standardised" in note)
     means, deviations = note[note.index("(") + 1 : -1].split("; ")
-    mean, deviation = (np.array([float(part) for part in text.split(", ")])[:, None, None] for text in (means, deviations))
+    mean, deviation = (
+        np.array([float(part) for part in text.split(", ")])[:, None, None] for text in (means, deviations)
+    )
     return (x * deviation + mean) * 255
 
 
@@ -77,7 +79,7 @@ def test_own_train_and_test_folders_and_groups(tmp_path: Path) -> None:
 def test_own_folder_problems(tmp_path: Path) -> None:
     with pytest.raises(FedskewError, match="is not a folder"):
         load(f"images:path={tmp_path}/nothing")
-    with pytest.raises(FedskewError, match="has no folders in it, expected one a class"):
+    with pytest.raises(FedskewError, match="has no folders in it, expected one per class"):
         load(f"images:path={tmp_path}")
     (tmp_path / "a").mkdir()
     with pytest.raises(FedskewError, match="has no images in it"):
@@ -127,7 +129,9 @@ def test_digits_dg_keeps_its_split(data_root: Path) -> None:
 
 
 def test_digits_dg_says_what_to_put_where(data_root: Path) -> None:
-    with pytest.raises(FedskewError, match=rf"unpack it as {data_root}/digits_dg/<domain>/\{{train,val\}}/<class>/\*\.jpg"):
+    with pytest.raises(
+        FedskewError, match=rf"unpack it as {data_root}/digits_dg/<domain>/\{{train,val\}}/<class>/\*\.jpg"
+    ):
         load("digits-dg")
 
 

@@ -78,7 +78,9 @@ def test_qmnist_notices_labels_of_other_digits(data_root: Path) -> None:
 
 
 def test_missing_file_says_how_to_get_it(data_root: Path) -> None:
-    with pytest.raises(FedskewError, match=r"mnist/train-images-idx3-ubyte\.gz is not there; run: fedskew data fetch mnist$"):
+    with pytest.raises(
+        FedskewError, match=r"mnist/train-images-idx3-ubyte\.gz is not there; run: fedskew data fetch mnist$"
+    ):
         load("mnist")
 
 

@@ -30,7 +30,9 @@ def test_covtype(data_root: Path) -> None:
     np.testing.assert_allclose(data.train.x[:, 0].mean(), 0, atol=1e-5)
     np.testing.assert_allclose(data.train.x[:, 0].std(), 1, atol=1e-5)
     assert set(data.train.x[:, 2].tolist()) == {0}  # constant
-    elevation, label = (np.concatenate([part(data.train), part(data.test)]) for part in (lambda r: r.x[:, 0], lambda r: r.y))
+    elevation, label = (
+        np.concatenate([part(data.train), part(data.test)]) for part in (lambda r: r.x[:, 0], lambda r: r.y)
+    )
     assert label[np.argsort(elevation)].tolist() == [n % 7 for n in range(70)]
     assert set(np.unique(data.train.x[:, 10:])) == {0, 1}
     assert data.notes[0] == "covtype.data.gz holds 70 of the published 581,012 rows"
@@ -58,14 +60,19 @@ def test_covtype_damaged(data_root: Path, lines: list[str], message: str) -> Non
 def write_unsw(folder: Path, part: str, rows: int) -> None:
     folder.mkdir(exist_ok=True)
     kinds = ["Normal", "Exploits", "Worms"]
-    body = "".join(f"{n},0.{n},{'tcp' if n % 2 else 'udp'},-,FIN,{n},{kinds[n % 3]},{int(n % 3 > 0)}\n" for n in range(rows))
-    (folder / f"UNSW_NB15_{part}-set.csv").write_text("\ufeffid,dur,proto,service,state,spkts,attack_cat,label\n" + body)
+    body = "".join(
+        f"{n},0.{n},{'tcp' if n % 2 else 'udp'},-,FIN,{n},{kinds[n % 3]},{int(n % 3 > 0)}\n" for n in range(rows)
+    )
+    (folder / f"UNSW_NB15_{part}-set.csv").write_text(
+        "\ufeffid,dur,proto,service,state,spkts,attack_cat,label\n" + body
+    )
 
 
 def test_unsw_nb15(data_root: Path) -> None:
     write_unsw(data_root / "unsw-nb15", "training", 12)
     with pytest.raises(
-        FedskewError, match=r"testing-set\.csv is not there; download .* and put both into .*, or use unsw-nb15:part=train"
+        FedskewError,
+        match=r"testing-set\.csv is not there; download .* and put both into .*, or use unsw-nb15:part=train",
     ):
         load("unsw-nb15")
     own = load("unsw-nb15:part=train,test=0.25")
@@ -82,7 +89,9 @@ def test_nf_unsw_nb15_leaves_out_what_gives_the_attack_away(data_root: Path) -> 
         "IPV4_SRC_ADDR,L4_SRC_PORT,IPV4_DST_ADDR,L4_DST_PORT,PROTOCOL,L7_PROTO,IN_BYTES,OUT_BYTES,IN_PKTS,OUT_PKTS,"
         "TCP_FLAGS,FLOW_DURATION_MILLISECONDS,Label,Attack\n"
     )
-    body = "".join(f"1.2.3.{n},{n},4.5.6.{n},80,6,7.0,{n},5,1,1,27,0,{n % 2},{['Benign', 'DoS'][n % 2]}\n" for n in range(20))
+    body = "".join(
+        f"1.2.3.{n},{n},4.5.6.{n},80,6,7.0,{n},5,1,1,27,0,{n % 2},{['Benign', 'DoS'][n % 2]}\n" for n in range(20)
+    )
     (data_root / "nf-unsw-nb15").mkdir()
     (data_root / "nf-unsw-nb15" / "NF-UNSW-NB15.csv").write_text(columns + body)
     data = load("nf-unsw-nb15:test=0.5")

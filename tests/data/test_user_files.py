@@ -42,7 +42,8 @@ def test_every_cell_of_a_small_table(tmp_path: Path) -> None:
     )
     assert data.notes == (
         "2 numeric columns standardised with the mean and deviation of the training rows",
-        "4 missing or infinite values in color (2), size (2): numbers filled with the training median, text with 'missing'",
+        "4 missing or infinite values in color (2), size (2): numbers filled with the training median, text with "
+        "'missing'",
     )
     plain = load({"name": "csv", "path": train, "test_path": test, "label": "y", "drop": "id", "standardize": False})
     assert plain.train.x[:, 3].tolist() == [1, 3, 3, 8]

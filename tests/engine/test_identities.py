@@ -43,7 +43,9 @@ def test_fednova_with_equal_steps_is_fedavg(lab, engine, momentum: float):
 def test_identical_clients_are_one_client(lab, engine, name: str, model: str):
     rows = np.arange(9)
     # A full batch, because each client shuffles for itself.
-    one, three = (lab.run(3, lab.federation(rows=[rows] * k), name, model, engine, batch_size=16, epochs=2) for k in (1, 3))
+    one, three = (
+        lab.run(3, lab.federation(rows=[rows] * k), name, model, engine, batch_size=16, epochs=2) for k in (1, 3)
+    )
     for key, value in one.state().items():
         torch.testing.assert_close(value, three.state()[key], rtol=0, atol=1e-10)
 

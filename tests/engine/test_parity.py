@@ -53,7 +53,8 @@ def test_every_model_in_float64(lab, spec: str):
 @pytest.mark.parametrize("spec", ZOO)
 def test_every_model_in_float32(lab, spec: str):
     fed = lab.federation(shape=shape_for(spec))
-    # Deep nets at larger rates have units so near their kink that rounding decides their sign: then no two machines agree.
+    # Deep nets at larger rates have units so near their kink that rounding decides their sign: then no two machines
+    # agree.
     lr = 0.005 if spec.startswith("resnet") else 0.02
     plain, stack = (lab.run(2, fed, "fedavg", spec, engine, dtype="float32", lr=lr) for engine in (Loop(), STACK))
     assert lab.gap(plain, stack) < 1e-3
@@ -70,7 +71,9 @@ LOCAL = {
 
 REFUSED = {("fednova", "adam"), ("scaffold", "adam"), ("krum", "norm local")}  # krum needs five clients a round
 REFUSED |= {(name, "norm local") for name in ("sfl", "stratify-batch")}  # one model for all keeps nothing apart
-REFUSED |= {(name, local) for name in ("stratify-single", "stratify-hybrid") for local in LOCAL}  # BatchNorm on one sample
+REFUSED |= {
+    (name, local) for name in ("stratify-single", "stratify-hybrid") for local in LOCAL
+}  # BatchNorm on one sample
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,10 @@ class EveryHook(Algorithm):
     """Uses all that a hook may see and send; remembers its weights as they are, as MOON does."""
 
     def init_server_state(self, weights: Tensors) -> Tree:
-        return {"drift": {name: torch.zeros_like(value) for name, value in weights.items()}, "secret": {"x": torch.ones(1)}}
+        return {
+            "drift": {name: torch.zeros_like(value) for name, value in weights.items()},
+            "secret": {"x": torch.ones(1)},
+        }
 
     def broadcast(self, server: Tree) -> Tree:
         return {"drift": server["drift"]}
@@ -109,13 +115,20 @@ class EveryHook(Algorithm):
         return {"last": last, "count": {"visits": view.client_state["count"]["visits"] + 1}}
 
     def payload(self, view: View) -> Tree:
-        return {**super().payload(view), "weights": view.params, "extra": {"momentum": view.numbers["steps"] * view.momentum}}
+        return {
+            **super().payload(view),
+            "weights": view.params,
+            "extra": {"momentum": view.numbers["steps"] * view.momentum},
+        }
 
     def server_update(self, weights: Tensors, server: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         assert mean["extra"]["momentum"].item() > 0
         assert mean["weights"].keys() == weights.keys()  # kept names are left out of every part
         moved, _ = super().server_update(weights, server, mean, cohort)
-        return moved, {"drift": {name: mean["weights"][name] - weights[name] for name in weights}, "secret": server["secret"]}
+        return moved, {
+            "drift": {name: mean["weights"][name] - weights[name] for name in weights},
+            "secret": server["secret"],
+        }
 
 
 @pytest.mark.parametrize("norm", ["aggregate", "local"])
@@ -151,7 +164,9 @@ def test_small_memory_gives_the_same_in_chunks(lab, name: str, clients: int):
     whole = lab.run(3, fed, name, "resnet9:width=4", STACK, lr=0.01)
     room = measure_cost(whole.model, whole.job.x, 4).bytes_per_client * clients
     plan = lab.plan(whole)
-    stacks = [len(update.report.clients) for update in Stacked(room, "stack").train(whole.job, lab.start(whole, plan), plan)]
+    stacks = [
+        len(update.report.clients) for update in Stacked(room, "stack").train(whole.job, lab.start(whole, plan), plan)
+    ]
     assert max(stacks) == min(clients, whole.trained_on.clients)
     assert sum(stacks) == whole.trained_on.clients
     assert lab.gap(whole, lab.run(3, fed, name, "resnet9:width=4", Stacked(room, "stack"), lr=0.01)) < 1e-8

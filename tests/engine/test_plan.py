@@ -89,7 +89,9 @@ def test_first_positions_are_uniform():
     order = Plan.draw(1, 0, np.arange(clients), size * ones, ones, ones).order.reshape(clients, size)
     for slot in (0, size - 1):
         counts = np.bincount(order[:, slot], minlength=size)
-        assert ((counts - 1000) ** 2 / 1000).sum() < 20.5  # chi-square, 5 degrees of freedom: one seed in a thousand is above
+        assert (
+            (counts - 1000) ** 2 / 1000
+        ).sum() < 20.5  # chi-square, 5 degrees of freedom: one seed in a thousand is above
     follows = np.bincount(order[:, 0] * size + order[:, 1], minlength=size * size).reshape(size, size)
     assert (follows.diagonal() == 0).all()
     assert ((follows[~np.eye(size, dtype=bool)] - 200) ** 2 / 200).sum() < 58.3  # 29 degrees of freedom

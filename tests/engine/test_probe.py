@@ -15,7 +15,12 @@ from fedskew.engine.stacked import Stacked
 from fedskew.server.server import Server
 
 WHAT = ("loss", "loss_variance", "gradient_variance")
-STACKS = {"stack": Stacked(mode="stack"), "one a stack": Stacked(1, "stack"), "loop": Stacked(mode="loop"), "auto": Stacked()}
+STACKS = {
+    "stack": Stacked(mode="stack"),
+    "one a stack": Stacked(1, "stack"),
+    "loop": Stacked(mode="loop"),
+    "auto": Stacked(),
+}
 BATCH = 6  # of clients with 9, 5, 4, 7 and 2 rows
 MODELS = ["logreg", "mlp:hidden=5", "tabular:hidden=5+4"]  # the last with BatchNorm
 

@@ -128,7 +128,12 @@ def path_of(clients: list[int], ends: list[int], visits: list[int], idle: tuple[
 
 
 def machines(tmp_path, deadline: str = "none"):
-    lines = ["client,rows_per_second,down_mbit,up_mbit,latency,dropout", "0,10,8,8,0.5,0", "1,5,4,8,0.25,0", "2,1,1,1,0,0"]
+    lines = [
+        "client,rows_per_second,down_mbit,up_mbit,latency,dropout",
+        "0,10,8,8,0.5,0",
+        "1,5,4,8,0.25,0",
+        "2,1,1,1,0,0",
+    ]
     (tmp_path / "fleet.csv").write_text("\n".join(lines) + "\n")
     choice = fleets.choose(f"trace:file={tmp_path / 'fleet.csv'},deadline={deadline}")
     return fleets.get(choice.name)(3, 0, **choice.options)
@@ -252,7 +257,11 @@ def test_a_model_that_breaks_is_reported_and_nothing_changes():
         ("stratify-hybrid", {"model": "tabular:hidden=4"}, "one sample at a time.*norm=group"),
         ("stratify-batch", {"model": "tabular:hidden=4", "norm": "local"}, "has one model for all: use norm=aggregate"),
         ("stratify-batch:selection=weighted", {"secure": True}, "per_label="),
-        ("stratify-batch:selection=weighted,per_label=3,frequency=proportional", {"secure": True}, "use frequency=uniform"),
+        (
+            "stratify-batch:selection=weighted,per_label=3,frequency=proportional",
+            {"secure": True},
+            "use frequency=uniform",
+        ),
         ("sfl", {"secure": True}, "use a Stratify method"),
         ("stratify-batch", {"test_trained": True}, "test_trained=true"),
         ("fedbuff", {"test_trained": True}, "test_trained=true"),
@@ -268,14 +277,17 @@ def test_refused_before_the_first_round(method: str, settings: dict, words: str)
 def test_no_rows_are_no_step():
     run = training("stratify-batch", Stacked(), momentum=0.9)
     run.advance()
-    trainer = _Trainer(run.job, ModelState(run.params, run.buffers, run.rounds.optimizer, 0.05, 1), reset_optimizer=False)
+    trainer = _Trainer(
+        run.job, ModelState(run.params, run.buffers, run.rounds.optimizer, 0.05, 1), reset_optimizer=False
+    )
     assert trainer._eager(torch.zeros((0, 4), dtype=torch.int64), 0, set()) == []
     assert all(value.equal(run.params[name]) for name, value in trainer.params.items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="replays CUDA graphs: needs a GPU")
 @pytest.mark.parametrize(
-    ("method", "model", "shape"), [("stratify-single", "cnn:width=4", (1, 8, 8)), ("stratify-batch", "tabular:hidden=6", (5,))]
+    ("method", "model", "shape"),
+    [("stratify-single", "cnn:width=4", (1, 8, 8)), ("stratify-batch", "tabular:hidden=6", (5,))],
 )
 def test_replayed_graphs_are_single_steps(monkeypatch, method: str, model: str, shape):
     ends = []

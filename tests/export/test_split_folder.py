@@ -17,7 +17,9 @@ ODD = ["7", "-0.50", "1e3", "", " 2 ", "0.1000"]  # spellings that a parser woul
 
 
 def lines(rows: int = 60) -> list[str]:
-    return [f'{k},{ODD[k % 6]},"text, {k % 3}\nnext line",{k * k % 7},{"abc"[k % 3]},site {k % 4}\n' for k in range(rows)]
+    return [
+        f'{k},{ODD[k % 6]},"text, {k % 3}\nnext line",{k * k % 7},{"abc"[k % 3]},site {k % 4}\n' for k in range(rows)
+    ]
 
 
 @pytest.fixture
@@ -42,7 +44,9 @@ def frame() -> pd.DataFrame:
     )
 
 
-def written(folder: Path, spec: str, skew: str = "dirichlet:alpha=1", clients: int = 4, **options: Any) -> fs.Federation:
+def written(
+    folder: Path, spec: str, skew: str = "dirichlet:alpha=1", clients: int = 4, **options: Any
+) -> fs.Federation:
     """Cut and write; returns what was cut."""
     origin = read_origin(spec)
     split_options = {name: options.pop(name) for name in ("client_test", "seed") if name in options}
@@ -76,7 +80,9 @@ def test_csv_files_hold_the_lines_of_the_input_byte_for_byte(tmp_path: Path, csv
     for client in range(4):
         text = (tmp_path / f"out/client-{client:03d}.csv").read_bytes().decode()
         assert text == header + "".join(known[row] for row in np.sort(fed.partition.of(client)))
-    assert sum(len((tmp_path / f"out/client-{k:03d}.csv").read_bytes()) - len(header) for k in range(4)) == sum(map(len, known))
+    assert sum(len((tmp_path / f"out/client-{k:03d}.csv").read_bytes()) - len(header) for k in range(4)) == sum(
+        map(len, known)
+    )
     assert files(tmp_path / "out") == [
         "client-000.csv", "client-001.csv", "client-002.csv", "client-003.csv",
         "heterogeneity.json", "partition.npz", "split.json",
@@ -99,7 +105,7 @@ def test_a_quotation_mark_inside_a_field_is_refused_not_guessed(tmp_path: Path) 
     path = tmp_path / "my.csv"
     sizes = ["5 inch"] * 7 + ['5" pipe'] + ["5 inch"] * 22
     path.write_text("a,b,y\n" + "".join(f"{k},{size},{k % 2}\n" for k, size in enumerate(sizes)))
-    with pytest.raises(fs.FedskewError, match="cannot be cut line by line: 30 rows, but 7 lines"):
+    with pytest.raises(fs.FedskewError, match="cannot be split by lines: 30 rows, but 7 lines"):
         written(tmp_path / "out", f"{path}:label=y", "iid", 3)
     assert files(tmp_path) == ["my.csv"]
     fed = written(tmp_path / "arrays", f"{path}:label=y", "iid", 3, files="arrays")
@@ -221,7 +227,9 @@ def test_row_numbers_are_those_of_the_file(tmp_path: Path, csv: Path, monkeypatc
     rows = [np.load(path) for path in sorted((tmp_path / "out").glob("*.npy"))]
     assert sorted(np.concatenate(rows).tolist()) == list(range(60))
     labels = pd.read_csv(csv)["y"].to_numpy()
-    assert labels[np.load("out/client-002.npy")].tolist() == [fed.data.classes[k] for k in fed.train.y[fed.partition.of(2)]]
+    assert labels[np.load("out/client-002.npy")].tolist() == [
+        fed.data.classes[k] for k in fed.train.y[fed.partition.of(2)]
+    ]
     assert labels[np.load("out/test.npy")].tolist() == [fed.data.classes[k] for k in fed.test.y]
     monkeypatch.chdir("/")
     np.testing.assert_array_equal(load_split(tmp_path / "out").train.x, fed.train.x)
@@ -230,7 +238,7 @@ def test_row_numbers_are_those_of_the_file(tmp_path: Path, csv: Path, monkeypatc
 def test_row_numbers_of_a_file_that_changed_are_refused(tmp_path: Path, csv: Path) -> None:
     written(tmp_path / "out", f"{csv}:label=y,drop=id", files="index")
     csv.write_text(csv.read_text().replace(",a,", ",b,", 1))
-    with pytest.raises(fs.FedskewError, match="not those that were cut"):
+    with pytest.raises(fs.FedskewError, match="not those that were written"):
         load_split(tmp_path / "out")
     csv.unlink()
     with pytest.raises(fs.FedskewError, match="is not there"):
@@ -319,7 +327,10 @@ def damage(folder: Path, change: Callable[[Path], object], expected: str) -> Non
         (lambda out: (out / "split.json").write_text("{}"), "split.json is damaged: it lacks classes, clients"),
         (lambda out: (out / "partition.npz").unlink(), "there is no partition file"),
         (lambda out: (out / "client-001.csv").unlink(), "client-001.csv is not there"),
-        (lambda out: (out / "client-001.csv").write_text("id,odd,text,square,y,site\n"), "client-001.csv has 0 rows, but"),
+        (
+            lambda out: (out / "client-001.csv").write_text("id,odd,text,square,y,site\n"),
+            "client-001.csv has 0 rows, but",
+        ),
     ],
 )
 def test_what_is_damaged_is_named(tmp_path: Path, csv: Path, change: Callable[[Path], object], expected: str) -> None:

@@ -19,7 +19,9 @@ def table(*lines: tuple[float, ...]) -> Machines:
 def fleet_of(machines: Machines, **rules) -> Fleet:
     columns = vars(machines)
     return Fleet(
-        len(machines.latency), lambda some: Machines(**{name: values[some] for name, values in columns.items()}), **rules
+        len(machines.latency),
+        lambda some: Machines(**{name: values[some] for name, values in columns.items()}),
+        **rules,
     )
 
 
@@ -27,7 +29,9 @@ def fleet_of(machines: Machines, **rules) -> Fleet:
 THREE = table((10, 0, 8, 4, 0.5, 0), (2, 0, 16, 8, 0.25, 0), (1, 0, 80, 80, 0, 0))
 
 
-def playing(fleet: Fleet, clients, rows, epochs, down=10**6, up=10**6, steps=0, once=0, seed=0, round=0, **more) -> Outcome:
+def playing(
+    fleet: Fleet, clients, rows, epochs, down=10**6, up=10**6, steps=0, once=0, seed=0, round=0, **more
+) -> Outcome:
     """So many rows and steps an epoch and, once, so many rows."""
     each = np.ones(len(clients))
     work = Work(each * rows, each * steps, each * once, 0 * each)
@@ -44,14 +48,18 @@ def test_seconds_by_hand():
     machines = table((10, 0.1, 8, 4, 0.5, 0), (2, 0.1, 16, 8, 0.25, 0), (1, 0.1, 80, 80, 0, 0))
     found = computing_seconds(machines, np.array([100, 10, 0]), np.array([4, 40, 0]))
     assert found.tolist() == pytest.approx([10 + 0.4, 5 + 4, 0])
-    assert line_seconds(machines, 1_000_000, 500_000).tolist() == pytest.approx([1 + 1 + 1, 0.5 + 0.5 + 0.5, 0.1 + 0.05])
+    assert line_seconds(machines, 1_000_000, 500_000).tolist() == pytest.approx(
+        [1 + 1 + 1, 0.5 + 0.5 + 0.5, 0.1 + 0.05]
+    )
 
 
 def test_seconds_of_the_uniform_fleet():
     fleet = uniform(3, 0, rows_per_second=250.0, seconds_per_step=0.5, mbit_per_second=16.0, latency=0.25)
     machines = fleet.machines(np.arange(3))
     assert line_seconds(machines, 3_000_000, 1_000_000).tolist() == pytest.approx([0.5 + 2.0] * 3)
-    assert computing_seconds(machines, np.array([0, 500, 2000]), np.array([0, 1, 4])).tolist() == pytest.approx([0, 2.5, 10])
+    assert computing_seconds(machines, np.array([0, 500, 2000]), np.array([0, 1, 4])).tolist() == pytest.approx(
+        [0, 2.5, 10]
+    )
 
 
 def test_what_is_done_once_comes_on_top_of_the_epochs():
@@ -134,7 +142,8 @@ def test_with_partial_a_line_that_is_too_slow_alone_is_late():
 
 @pytest.mark.parametrize("deadline", [0.6, 0.7])
 def test_as_many_epochs_as_fit_to_the_last_bit(deadline: float):
-    # Speeds of 1 to 300 rows a second, 1 row an epoch: (deadline - 0.2) * speed is often whole but for rounding, and a quotient
+    # Speeds of 1 to 300 rows a second, 1 row an epoch: (deadline - 0.2) * speed is often whole but for rounding, and
+    # a quotient
     # then one too many (0.6) or one too few (0.7).
     speeds = np.arange(1, 301)
     fleet = fleet_of(table(*((speed, 0, 1, 1, 0.1, 0) for speed in speeds)), deadline=deadline, partial=True)
@@ -155,7 +164,7 @@ def test_nobody():
     assert outcome.arrived.shape == (0,)
 
 
-# -- drop-outs -------------------------------------------------------------------------------------------------------------
+# -- drop-outs ---------------------------------------------------------------------------------------------------------
 
 
 def play_many(fleet: Fleet, clients, round: int = 0, seed: int = 0) -> Outcome:
@@ -171,7 +180,8 @@ def test_as_many_drop_out_as_the_chance_says(chance: float):
     clients, rounds = 2000, 10
     fleet = uniform(clients, 0, dropout=chance)
     dropped = np.array([play_many(fleet, np.arange(clients), round).dropped for round in range(rounds)])
-    # Squared deviations in units of the binomial variance: their sum over rounds is chi-square with 10 degrees of freedom,
+    # Squared deviations in units of the binomial variance: their sum over rounds is chi-square with 10 degrees of
+    # freedom,
     # under 29.6 in 999 of 1000 seeds. Over clients, each with 10 draws, it is near their number.
     per_round = (dropped.sum(axis=1) - clients * chance) ** 2 / (clients * chance * (1 - chance))
     assert per_round.sum() < 29.6

@@ -44,14 +44,17 @@ def test_options_with_help(name: str, own: set):
     assert all(option.help for option in options.values())
     assert options["deadline"].default is None
     assert options["partial"].default is False
-    assert options["deadline"].help.startswith("seconds that the server waits")
+    assert options["deadline"].help.startswith("most seconds that the server waits")
 
 
 @pytest.mark.parametrize(
     ("spec", "wanted"),
     [
         ("uniform", (1000, 0.002, 20, 20, 0.05, 0)),
-        ("uniform:rows_per_second=7,seconds_per_step=3,mbit_per_second=8,latency=0,dropout=0.25", (7, 3, 8, 8, 0, 0.25)),
+        (
+            "uniform:rows_per_second=7,seconds_per_step=3,mbit_per_second=8,latency=0,dropout=0.25",
+            (7, 3, 8, 8, 0, 0.25),
+        ),
         ("silos", (10_000, 0.001, 1000, 1000, 0.01, 0)),
         ("silos:mbit_per_second=100,dropout=0.5", (10_000, 0.001, 100, 100, 0.01, 0.5)),
         ("mixed:slow=1", (1000, 0.002, 20, 20, 0.05, 0)),

@@ -74,8 +74,14 @@ def test_windows_that_are_the_whole_day_are_none(write):
 
 
 BAD = {
-    "negative speed": ([HEADER, "0,-5,8,2,0,0"], "line 2, client 0: rows_per_second=-5 is out of range, it must be > 0"),
-    "no speed": ([HEADER, LINES[0], "1,0,8,2,0,0"], "line 3, client 1: rows_per_second=0 is out of range, it must be > 0"),
+    "negative speed": (
+        [HEADER, "0,-5,8,2,0,0"],
+        "line 2, client 0: rows_per_second=-5 is out of range, it must be > 0",
+    ),
+    "no speed": (
+        [HEADER, LINES[0], "1,0,8,2,0,0"],
+        "line 3, client 1: rows_per_second=0 is out of range, it must be > 0",
+    ),
     "no line down": ([HEADER, "0,5,0,2,0,0"], "line 2, client 0: down_mbit=0 is out of range"),
     "no line up": ([HEADER, "0,5,8,-2,0,0"], "line 2, client 0: up_mbit=-2 is out of range"),
     "latency": ([HEADER, "0,5,8,2,-0.1,0"], "line 2, client 0: latency=-0.1 is out of range, it must be >= 0"),
@@ -103,8 +109,14 @@ BAD = {
     "column twice": ([HEADER + ",latency"], "column latency is there twice: keep one"),
     "semicolons": ([HEADER.replace(",", ";")], "unknown column of .* 'client;rows_per_second;"),
     "empty": ([""], "is empty: write a header, client,rows_per_second,.*, and one line a client"),
-    "late hour": ([HOURS, LINES[0] + ",86400,5"], "line 2, client 0: from=86400 is out of range, it must be >= 0 and <= 86399"),
-    "late end": ([HOURS, LINES[0] + ",5,86401"], "line 2, client 0: to=86401 is out of range, it must be >= 0 and <= 86400"),
+    "late hour": (
+        [HOURS, LINES[0] + ",86400,5"],
+        "line 2, client 0: from=86400 is out of range, it must be >= 0 and <= 86399",
+    ),
+    "late end": (
+        [HOURS, LINES[0] + ",5,86401"],
+        "line 2, client 0: to=86401 is out of range, it must be >= 0 and <= 86400",
+    ),
     "half a second": ([HOURS, LINES[0] + ",1.5,5"], "line 2, client 0: from=1.5 is not a whole number"),
     "no time": (
         [HOURS, *(f"{line},7,{7 + i % 2}" for i, line in enumerate(LINES, 1))],
@@ -132,7 +144,9 @@ def test_a_file_of_no_bytes(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["absent.csv", "."])
 def test_no_file(tmp_path: Path, name: str):
-    with pytest.raises(FedskewError, match=r"fleet trace: there is no file .*: give file= a CSV file with columns client, "):
+    with pytest.raises(
+        FedskewError, match=r"fleet trace: there is no file .*: give file= a CSV file with columns client, "
+    ):
         trace(1, 0, file=str(tmp_path / name))
 
 

@@ -150,7 +150,9 @@ def test_renaming_labels_changes_wasserstein_of_labels_alone(rows: Rows, partiti
     assert means(renamed.labels)[3] != pytest.approx(means(found.labels)[3], rel=0.01)
     for view in ("features", "features given label"):
         assert means(renamed.views[view]) == pytest.approx(means(found.views[view]))
-    assert means(renamed.views["labels given features"])[:3] == pytest.approx(means(found.views["labels given features"])[:3])
+    assert means(renamed.views["labels given features"])[:3] == pytest.approx(
+        means(found.views["labels given features"])[:3]
+    )
     assert renamed.label_entropy == pytest.approx(found.label_entropy)
 
 
@@ -160,7 +162,9 @@ def test_scaling_and_moving_a_feature_changes_nothing(rows: Rows, partition: Par
 
 
 def test_dealt_at_random_it_is_what_chance_gives_and_falls_with_the_size():
-    few, many = (measure(one, partition_rows("iid", one, 10, seed=0).partition) for one in (table(1_000), table(40_000)))
+    few, many = (
+        measure(one, partition_rows("iid", one, 10, seed=0).partition) for one in (table(1_000), table(40_000))
+    )
     for found in (few, many):
         for view in found.views.values():
             assert view["hellinger"].mean == pytest.approx(view["hellinger"].by_chance, rel=0.25)
@@ -183,11 +187,26 @@ def test_what_differs_shows_where_it_differs():
         views = measure(made.rows, made.partition).views
         return {view: view_["hellinger"].mean > view_["hellinger"].by_chance + 0.1 for view, view_ in views.items()}
 
-    labels, features, given_label, given_features = "labels", "features", "features given label", "labels given features"
+    labels, features, given_label, given_features = (
+        "labels",
+        "features",
+        "features given label",
+        "labels given features",
+    )
     assert above_chance("iid") == {labels: False, features: False, given_label: False, given_features: False}
-    assert above_chance("dirichlet:alpha=0.5") == {labels: True, features: True, given_label: False, given_features: False}
+    assert above_chance("dirichlet:alpha=0.5") == {
+        labels: True,
+        features: True,
+        given_label: False,
+        given_features: False,
+    }
     assert above_chance("sldf") == {labels: False, features: True, given_label: True, given_features: False}
-    assert above_chance("relabel:fraction=0.6") == {labels: False, features: False, given_label: True, given_features: True}
+    assert above_chance("relabel:fraction=0.6") == {
+        labels: False,
+        features: False,
+        given_label: True,
+        given_features: True,
+    }
 
 
 def test_sampled_pairs_are_within_the_stated_error():
@@ -243,7 +262,9 @@ def test_little_memory_gives_the_same(monkeypatch: pytest.MonkeyPatch, rows: Row
     again = measure(rows, partition).as_dict()
     flat = [(path, value) for path, value in _leaves(found.as_dict()) if not isinstance(value, str)]
     assert [path for path, _ in flat] == [path for path, value in _leaves(again) if not isinstance(value, str)]
-    assert [value for _, value in flat] == pytest.approx([value for _, value in _leaves(again) if not isinstance(value, str)])
+    assert [value for _, value in flat] == pytest.approx(
+        [value for _, value in _leaves(again) if not isinstance(value, str)]
+    )
 
 
 def _leaves(value, path=()):
@@ -289,7 +310,9 @@ def test_pairs_of_a_million_clients_are_drawn_at_once():
 
 def test_standard_error():
     assert standard_error(np.arange(5.0), 5) == 0
-    assert standard_error(np.arange(5.0), 10) == pytest.approx(np.std(np.arange(5), ddof=1) / math.sqrt(5) * math.sqrt(0.5))
+    assert standard_error(np.arange(5.0), 10) == pytest.approx(
+        np.std(np.arange(5), ddof=1) / math.sqrt(5) * math.sqrt(0.5)
+    )
     assert math.isnan(standard_error(np.array([1.0]), 10))
 
 
@@ -402,7 +425,7 @@ def test_a_federation_with_another_partition_is_refused(partition: Partition):
         measure(fed, partition)
 
 
-# -- as FedArtML makes one number of many pairs --------------------------------------------------------------------------
+# -- as FedArtML makes one number of many pairs ------------------------------------------------------------------------
 
 
 def test_the_convention_of_fedartml_by_hand():
@@ -416,7 +439,8 @@ def test_the_convention_of_fedartml_by_hand():
     assert theirs.labels["hellinger"].mean == pytest.approx(math.sqrt(2 / 3))
     assert plain.labels["wasserstein"].mean == pytest.approx(2 / 3)
     assert theirs.labels["wasserstein"].mean == pytest.approx(math.sqrt(2 / 3))
-    # Feature 0 as the labels. Feature 1, in bins below and above 2.5: (1, 0), (0, 1), (1/2, 1/2); scaled, its values are
+    # Feature 0 as the labels. Feature 1, in bins below and above 2.5: (1, 0), (0, 1), (1/2, 1/2); scaled, its values
+    # are
     # 0 1/3 | 2/3 1 | 0 1.
     half = 1 - math.sqrt(0.5)
     hellinger = [math.sqrt(2 / 3), math.sqrt((1 + half + half) / 3)]
@@ -446,6 +470,9 @@ def test_it_is_never_below_the_mean_and_never_above_one():
 
 
 def test_an_unknown_convention():
-    rows, partition = Rows(np.zeros((2, 1), np.float32), np.array([0, 1])), Partition.from_owner(np.array([0, 1]), clients=2)
+    rows, partition = (
+        Rows(np.zeros((2, 1), np.float32), np.array([0, 1])),
+        Partition.from_owner(np.array([0, 1]), clients=2),
+    )
     with pytest.raises(FedskewError, match="unknown convention of measure 'fedart'"):
         measure(rows, partition, convention="fedart")

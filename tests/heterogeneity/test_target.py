@@ -1,4 +1,4 @@
-"""Ask for a level, get it: the grid of levels and seeds, every kind of knob, what cannot be reached, and bad spelling."""
+"""Ask for a level, get it: the grid of levels and seeds, every kind of parameter, what cannot be reached, and bad spelling."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from fedskew.data import listing
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.heterogeneity.heterogeneity import measure
-from fedskew.heterogeneity.target import KNOBS, Found, Target, find
+from fedskew.heterogeneity.target import PARAMETERS, Found, Target, find
 from fedskew.skew.partitioning import partition_rows
 from fedskew.skew.skews import skews, treatments
 
@@ -42,7 +42,7 @@ def check(found: Found, rows: Rows, clients: int, seed: int, tolerance: float = 
     view, name = measure(again.rows, again.partition, chance=False).views[found.target.of], found.target.distance
     assert view[name].mean == pytest.approx(found.level, abs=1e-12)
     assert abs(found.level - found.target.level) <= tolerance
-    assert found.cuts <= 40
+    assert found.trials <= 40
 
 
 LEVELS = ("0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8")
@@ -56,11 +56,15 @@ def test_dirichlet_reaches_every_level_on_digits(digits: Rows, seed: int):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_dirichlet_reaches_every_level_on_uci_har(har: Rows, seed: int):
-    misses = [abs(find("dirichlet:min_size=1", har, 10, seed, f"hellinger={level}").level - float(level)) for level in LEVELS]
+    misses = [
+        abs(find("dirichlet:min_size=1", har, 10, seed, f"hellinger={level}").level - float(level)) for level in LEVELS
+    ]
     assert max(misses) <= 0.01
 
 
-@pytest.mark.parametrize("target", ["jensen-shannon=0.5", "wasserstein=0.2", "total_variation=0.4", "labels.hellinger=0.35"])
+@pytest.mark.parametrize(
+    "target", ["jensen-shannon=0.5", "wasserstein=0.2", "total_variation=0.4", "labels.hellinger=0.35"]
+)
 def test_other_distances(digits: Rows, target: str):
     check(find("dirichlet", digits, 10, 0, target), digits, 10, 0)
 
@@ -82,13 +86,17 @@ def test_other_distances(digits: Rows, target: str):
         ({"name": "dirichlet", "min-size": 20}, "hellinger=0.3"),
     ],
 )
-def test_every_knob_is_turned(spec: object, target: str):
+def test_every_parameter_is_searched(spec: object, target: str):
     check(find(spec, blobs(), 5, 3, target), blobs(), 5, 3)
 
 
 def test_whole_numbers_are_found_where_one_has_the_level(digits: Rows):
     for k in (1, 2, 3, 5, 8, 9):
-        level = measure(digits, partition_rows(f"classes:k={k}", digits, 10, 0).partition, chance=False).labels["hellinger"].mean
+        level = (
+            measure(digits, partition_rows(f"classes:k={k}", digits, 10, 0).partition, chance=False)
+            .labels["hellinger"]
+            .mean
+        )
         found = find("classes", digits, 10, 0, f"hellinger={level:.4f}")
         assert found.spec == f"classes:k={k}"
         check(found, digits, 10, 0)
@@ -104,9 +112,11 @@ def test_a_whole_number_that_the_skew_refuses_is_passed_over(digits: Rows):
 
 def test_the_same_twice_and_with_its_classes(digits: Rows):
     one, two = (find("dirichlet", digits, 10, 4, "hellinger=0.45") for _ in range(2))
-    assert (one.spec, one.level, one.cuts, one.partition) == (two.spec, two.level, two.cuts, two.partition)
+    assert (one.spec, one.level, one.trials, one.partition) == (two.spec, two.level, two.trials, two.partition)
     wide = find("dirichlet", digits, 10, 4, "wasserstein=0.1", classes=20)
-    assert measure(digits, wide.partition, classes=20, chance=False).labels["wasserstein"].mean == pytest.approx(wide.level)
+    assert measure(digits, wide.partition, classes=20, chance=False).labels["wasserstein"].mean == pytest.approx(
+        wide.level
+    )
 
 
 def test_the_mild_crossing_is_taken(digits: Rows):
@@ -115,16 +125,20 @@ def test_the_mild_crossing_is_taken(digits: Rows):
     assert alpha > 0.05
 
 
-def test_every_knob_belongs_to_its_skew():
-    for name, knob in KNOBS.items():
-        assert knob.option in (treatments if name in treatments else skews).options(name)
-    assert {name for name in skews if "strength" in skews.options(name)} <= set(KNOBS)
+def test_every_parameter_belongs_to_its_skew():
+    for name, parameter in PARAMETERS.items():
+        assert parameter.option in (treatments if name in treatments else skews).options(name)
+    assert {name for name in skews if "strength" in skews.options(name)} <= set(PARAMETERS)
 
 
 @pytest.mark.parametrize(
     ("spec", "target", "words"),
     [
-        ("classes", "hellinger=0.3", ("no classes cut of 5 clients with seed 0", "k 1 … 3 reaches", "nearest", "classes:k=")),
+        (
+            "classes",
+            "hellinger=0.3",
+            ("no classes partition of 5 clients with seed 0", "k 1 … 3 reaches", "nearest", "classes:k="),
+        ),
         (
             "sldf",
             "hellinger=0.5",
@@ -156,7 +170,10 @@ def test_what_cannot_be_reached_is_named(spec: str, target: str, words: tuple[st
             "unknown distance of a target 'helinger': did you mean 'hellinger'? "
             "Known: hellinger, jensen-shannon, total-variation, wasserstein",
         ),
-        ("feature.hellinger=0.6", "unknown part of a target 'feature': did you mean 'features'? Known: features, labels"),
+        (
+            "feature.hellinger=0.6",
+            "unknown part of a target 'feature': did you mean 'features'? Known: features, labels",
+        ),
     ],
 )
 def test_bad_spelling_is_refused_in_a_line(target: str, message: str):
@@ -172,10 +189,11 @@ def test_bad_spelling_is_refused_in_a_line(target: str, message: str):
             "dirichlet:alpha=0.2",
             "skew dirichlet:alpha=0.2: a target is reached by alpha: leave it out, or leave the target out",
         ),
-        ("iid", "skew iid has no knob that a target could set: use one of classes, dirichlet, domains"),
+        ("iid", "skew iid has no parameter that a target could set: use one of classes, dirichlet, domains"),
         (
             "dirichlet + noise",
-            "skew dirichlet + noise: alpha of dirichlet and sigma of noise are both open, and a target can only set one: give",
+            "skew dirichlet + noise: alpha of dirichlet and sigma of noise are both open, and a target can only set "
+            "one: give",
         ),
         ("dirichlt", "unknown skew 'dirichlt': did you mean 'dirichlet'?"),
         ("dirichlet:alfa=3", "unknown option of skew dirichlet 'alfa': did you mean 'alpha'?"),
@@ -184,7 +202,7 @@ def test_bad_spelling_is_refused_in_a_line(target: str, message: str):
         (3, "skew 3: write it as text, name:key=value, or as a table with a name"),
     ],
 )
-def test_a_skew_without_an_open_knob_is_refused(spec: object, message: str):
+def test_a_skew_without_an_open_parameter_is_refused(spec: object, message: str):
     rows = blobs()
     with pytest.raises(FedskewError) as problem:
         find(spec, Rows(rows.x, rows.y), 5, 0, "hellinger=0.3")
@@ -198,4 +216,4 @@ def test_a_level_that_goes_to_and_fro_is_still_found():
     for seed in range(4):
         found = find("dirichlet", rows, 4, seed, "hellinger=0.5")
         assert abs(found.level - 0.5) <= 0.01
-        assert found.cuts <= 100
+        assert found.trials <= 100

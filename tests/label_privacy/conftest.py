@@ -15,7 +15,9 @@ COUNTS = {"ann": {7: 3, 800_001: 5}, "bob": {7: 4, 800_000: 6}}
 class Room:
     """A server and clients, and what was said between them."""
 
-    def __init__(self, holder: KeyHolder, counts: Mapping[str, Mapping[int, int]], server: type[Server] = Server) -> None:
+    def __init__(
+        self, holder: KeyHolder, counts: Mapping[str, Mapping[int, int]], server: type[Server] = Server
+    ) -> None:
         self.server = server(holder.for_server())
         self.clients = {name: Client(holder.for_client(name), held) for name, held in counts.items()}
         self.outbox = self.server.start()

@@ -57,7 +57,9 @@ def deal(classes: int, clients: int, each: int, seed: int = 0) -> list[dict[int,
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.dictionaries(st.integers(0, 12), st.integers(1, 10**6), min_size=1, max_size=6), min_size=1, max_size=4),
+    st.lists(
+        st.dictionaries(st.integers(0, 12), st.integers(1, 10**6), min_size=1, max_size=6), min_size=1, max_size=4
+    ),
     st.booleans(),
     st.booleans(),
 )

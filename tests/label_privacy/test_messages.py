@@ -12,13 +12,25 @@ from hypothesis import strategies as st
 
 from fedskew.core.errors import FedskewError
 from fedskew.label_privacy.enrolment import KeyHolder, Terms, enrol, seal, unseal
-from fedskew.label_privacy.envelope import MAC_BYTES, Line, claimed, pack, unpack
+from fedskew.label_privacy.envelope import MAC_BYTES, Channel, claimed, pack, unpack
 from fedskew.label_privacy.protocol_client import Client
 from fedskew.label_privacy.protocol_server import Server
 
 tenseal = pytest.importorskip("tenseal")
 
-STEPS = ("turn", "labels", "compared", "matched", "assigned", "added", "placeholders", "counts", "total", "opened", "shares")
+STEPS = (
+    "turn",
+    "labels",
+    "compared",
+    "matched",
+    "assigned",
+    "added",
+    "placeholders",
+    "counts",
+    "total",
+    "opened",
+    "shares",
+)
 COUNTS = {"ann": {7: 3, 9: 5}, "bob": {7: 4, 8: 6}}
 
 
@@ -33,18 +45,22 @@ class Stage:
         while True:
             name, question = outbox.pop(0)
             if claimed(question, "step", "test") == step:
-                self.receiver, self.message, self.sender = self.clients[name], question, self.server._lines[name]
+                self.receiver, self.message, self.sender = self.clients[name], question, self.server._channels[name]
                 return
             answer = self.clients[name].receive(question)
             if claimed(answer, "step", "test") == step:
-                self.receiver, self.message, self.sender = self.server, answer, self.clients[name]._line
+                self.receiver, self.message, self.sender = self.server, answer, self.clients[name]._channel
                 return
             outbox += self.server.receive(answer)
 
     def state(self) -> str:
         """All that the receiver knows, keys and ciphertexts by their identity."""
-        lines = self.receiver._lines.values() if isinstance(self.receiver, Server) else [self.receiver._line]
-        own = {name: value for name, value in vars(self.receiver).items() if name not in ("_context", "_lines", "_line")}
+        lines = self.receiver._channels.values() if isinstance(self.receiver, Server) else [self.receiver._channel]
+        own = {
+            name: value
+            for name, value in vars(self.receiver).items()
+            if name not in ("_context", "_channels", "_channel")
+        }
         return repr([sorted(own.items(), key=lambda item: item[0]), [(line._sent, line._received) for line in lines]])
 
     def deliver(self, data: bytes) -> None:
@@ -64,7 +80,7 @@ class Stage:
         return data + _signature(self.sender, data)
 
 
-def _signature(line: Line, data: bytes) -> bytes:
+def _signature(line: Channel, data: bytes) -> bytes:
     import hashlib
     import hmac
 
@@ -89,13 +105,19 @@ def test_any_change_of_any_byte_is_refused(stages: dict[str, Stage], step: str, 
 def mutations(whole: bytes) -> st.SearchStrategy[bytes]:
     """The bytes with a flipped bit, a piece cut out, put in, or written over; heads are hit more often than ciphertexts."""
     place = st.one_of(st.integers(0, min(400, len(whole) - 1)), st.integers(0, len(whole) - 1))
-    flipped = st.builds(lambda at, bit: whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :], place, st.integers(0, 7))
-    spliced = st.builds(lambda a, b, put: whole[: min(a, b)] + put + whole[max(a, b) :], place, place, st.binary(max_size=40))
+    flipped = st.builds(
+        lambda at, bit: whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :], place, st.integers(0, 7)
+    )
+    spliced = st.builds(
+        lambda a, b, put: whole[: min(a, b)] + put + whole[max(a, b) :], place, place, st.binary(max_size=40)
+    )
     return st.one_of(flipped, spliced, st.binary(max_size=200)).filter(lambda changed: changed != whole)
 
 
 JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from([2**63, 10**30, -1])),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from([2**63, 10**30, -1])
+    ),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
     max_leaves=6,
 )
@@ -105,7 +127,9 @@ JSON = st.recursive(
 @seed(0)
 @settings(max_examples=25, deadline=None, database=None)
 @given(data=st.data())
-def test_a_signed_message_with_any_other_head_is_refused(stages: dict[str, Stage], step: str, data: st.DataObject) -> None:
+def test_a_signed_message_with_any_other_head_is_refused(
+    stages: dict[str, Stage], step: str, data: st.DataObject
+) -> None:
     """Whoever has a key may be another version of fedskew, or hostile."""
     stage = stages[step]
     original, _ = unpack(stage.message[:-MAC_BYTES], "test")
@@ -140,16 +164,24 @@ def _means_the_same(stage: Stage, head: dict[str, Any], original: dict[str, Any]
 
 
 HOSTILE: dict[str, tuple[str, Callable[[dict[str, Any]], Any], str]] = {
-    "a part is missing": ("labels", lambda head: (head.pop("number"), None)[1], "another head"),
-    "a part too many": ("labels", lambda head: head.update(more=1), "another head"),
-    "no name": ("labels", lambda head: head.update(step=3), "another head"),
-    "a field too many": ("labels", lambda head: head["fields"].update(more=[1]), "which nobody asked for"),
+    "a part is missing": ("labels", lambda head: (head.pop("number"), None)[1], "an invalid header"),
+    "a part too many": ("labels", lambda head: head.update(more=1), "an invalid header"),
+    "no name": ("labels", lambda head: head.update(step=3), "an invalid header"),
+    "a field too many": ("labels", lambda head: head["fields"].update(more=[1]), "which are not expected"),
     "a slot too great": ("assigned", lambda head: head["fields"].update(slots=[10**9, 1]), "from 0 to 99"),
     "a slot given twice": ("assigned", lambda head: head["fields"].update(slots=[1, 1]), "different numbers"),
     "a list beyond all memory": ("placeholders", lambda head: head["fields"].update(slots=[10**12]), "to 100"),
     "a list shorter than its slots": ("placeholders", lambda head: head["fields"].update(slots=[1]), "from 2 to 100"),
-    "one placeholder for two labels": ("placeholders", lambda head: head["fields"].update(ids=[5, 5]), "different numbers"),
-    "a placeholder of 100 bits": ("placeholders", lambda head: head["fields"].update(ids=[1, 2**100]), "2 whole numbers"),
+    "one placeholder for two labels": (
+        "placeholders",
+        lambda head: head["fields"].update(ids=[5, 5]),
+        "different numbers",
+    ),
+    "a placeholder of 100 bits": (
+        "placeholders",
+        lambda head: head["fields"].update(ids=[1, 2**100]),
+        "2 whole numbers",
+    ),
     "a share above one": ("shares", lambda head: head["fields"].update(parts=[1000, 1001]), "from 1 to 1000"),
     "a value beyond the prime": ("opened", lambda head: head["fields"].update(values=[2**40] * 6), "from 0 to"),
     "blocks beyond all memory": ("compared", lambda head: head["fields"].update(blocks=[10**15]), "from 0 to 2"),
@@ -202,7 +234,9 @@ def test_malformed_heads_before_anything_is_known_of_the_sender(stages: dict[str
 def test_a_head_that_claims_four_gigabytes_takes_no_memory(stages: dict[str, Stage]) -> None:
     tracemalloc.start()
     stages["labels"].deliver(b"fedskew1" + b"\xff\xff\xff\xff" + b"{" * 1000 + bytes(MAC_BYTES))
-    stages["labels"].deliver(pack({"sender": "ann"}, []).replace(b'"blobs": []', b'"blobs": [4000000000]') + bytes(MAC_BYTES))
+    stages["labels"].deliver(
+        pack({"sender": "ann"}, []).replace(b'"blobs": []', b'"blobs": [4000000000]') + bytes(MAC_BYTES)
+    )
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
 
@@ -213,7 +247,7 @@ def test_the_messages_themselves_still_arrive(stages: dict[str, Stage]) -> None:
         stage.receiver.receive(stage.message)
 
 
-# -- enrolment -----------------------------------------------------------------------------------------------------------
+# -- enrolment ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +289,7 @@ def test_enrolments_with_other_keys_or_parameters(holder: KeyHolder) -> None:
     other = tenseal.context(tenseal.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 60])
     smaller = tenseal.context(tenseal.SCHEME_TYPE.BFV, 4096, plain_modulus=1032193)
     for changed in ([], blobs[:1], blobs[:-1], [*blobs, b"x" * 32], [blobs[0], b"short", *blobs[2:]]):
-        with pytest.raises(FedskewError, match="ann: this enrolment makes no sense"):
+        with pytest.raises(FedskewError, match="ann: this enrolment is invalid"):
             enrol(seal(pack(head, changed)), "ann")
     for context in (other.serialize(save_secret_key=True), smaller.serialize(save_secret_key=True), b"", b"junk"):
         with pytest.raises(FedskewError, match="ann: its encryption context cannot be read"):

@@ -10,7 +10,7 @@ import pytest
 from fedskew.core.errors import FedskewError
 from fedskew.label_privacy.bfv import make_context
 from fedskew.label_privacy.enrolment import KeyHolder, Terms, seal, unseal
-from fedskew.label_privacy.envelope import Line, pack, unpack
+from fedskew.label_privacy.envelope import Channel, pack, unpack
 from fedskew.label_privacy.protocol_client import Client
 from fedskew.label_privacy.protocol_server import Server
 
@@ -156,9 +156,9 @@ def test_the_key_of_another_session(room):
 
 def test_an_unknown_sender(room):
     with refused("server: unknown sender 'eve': enrol it first; known: ann, bob"):
-        room.server.receive(Line("eve", "server", "s", "c", b"k" * 32).wrap("labels", {"count": [1]}))
+        room.server.receive(Channel("eve", "server", "s", "c", b"k" * 32).wrap("labels", {"count": [1]}))
     with refused("ann: unknown sender 'eve': only server may write here"):
-        room.clients["ann"].receive(Line("eve", "ann", "s", "c", b"k" * 32).wrap("turn"))
+        room.clients["ann"].receive(Channel("eve", "ann", "s", "c", b"k" * 32).wrap("turn"))
 
 
 def test_a_message_that_comes_twice(room):
@@ -174,7 +174,7 @@ def test_a_message_that_comes_twice(room):
 
 def test_messages_out_of_order(room):
     room.until("labels")
-    ann, bob = (room.clients[name]._line for name in ("ann", "bob"))
+    ann, bob = (room.clients[name]._channel for name in ("ann", "bob"))
     with refused("server: message 1 from ann is out of order: deliver message 0 first"):
         room.server.receive(ann.wrap("labels", {"count": [1]}))
     with refused("server: bob is out of order, it sent 'labels' when 'nothing' was awaited: start a new session"):
@@ -182,7 +182,7 @@ def test_messages_out_of_order(room):
 
 
 def test_another_step_than_awaited(room):
-    line = room.clients["ann"]._line
+    line = room.clients["ann"]._channel
     room.until("turn")
     with refused("server: ann is out of order, it sent 'counts' when 'labels' was awaited"):
         room.server.receive(line.wrap("counts"))
@@ -198,11 +198,11 @@ def test_a_client_decrypts_one_total_and_no_more(make_room, weighted: bool):
 
 
 def test_wrong_receiver_and_session():
-    at_ann = Line("ann", "server", "s1", "c", b"k" * 32)
+    at_ann = Channel("ann", "server", "s1", "c", b"k" * 32)
     with refused("ann: a message from server is for bob: deliver it there"):
-        at_ann.unwrap(Line("server", "bob", "s1", "c", b"k" * 32).wrap("turn"), "turn")
+        at_ann.unwrap(Channel("server", "bob", "s1", "c", b"k" * 32).wrap("turn"), "turn")
     with refused("ann: server is in session s2, not s1: enrol all parties with the same key holder"):
-        at_ann.unwrap(Line("server", "ann", "s2", "c", b"k" * 32).wrap("turn"), "turn")
+        at_ann.unwrap(Channel("server", "ann", "s2", "c", b"k" * 32).wrap("turn"), "turn")
 
 
 BAD_ANSWERS = {
@@ -212,7 +212,12 @@ BAD_ANSWERS = {
     "not as many slots": ("matched", {"slots": [-1]}, 0, "'slots' must be 2 whole numbers"),
     "slots that are none": ("matched", {"slots": [0, -1]}, 0, "its slots are not different slots of the list"),
     "a slot in words": ("matched", {"slots": ["a", -1]}, 0, "'slots' must be 2 whole numbers"),
-    "totals of another mask": ("opened", {"values": [0] * 6}, 0, "a total is below one, or more than all clients can have"),
+    "totals of another mask": (
+        "opened",
+        {"values": [0] * 6},
+        0,
+        "a total is below one, or more than all clients can have",
+    ),
 }
 
 
@@ -220,7 +225,7 @@ BAD_ANSWERS = {
 def test_answers_that_make_no_sense(room, name: str):
     step, fields, blobs, text = BAD_ANSWERS[name]
     room.until(step)
-    line = room.clients["ann"]._line
+    line = room.clients["ann"]._channel
     line._sent -= 1
     with refused(f"server: bad {step!r} from ann, {text}: run the same version of fedskew at all parties"):
         room.server.receive(line.wrap(step, fields, [b""] * blobs))

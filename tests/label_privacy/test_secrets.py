@@ -14,14 +14,16 @@ from fedskew.label_privacy import bfv, blinding
 from fedskew.label_privacy import protocol_client as client
 from fedskew.label_privacy.bfv import SLOTS, Context, make_context, times
 from fedskew.label_privacy.enrolment import KeyHolder, Terms
-from fedskew.label_privacy.envelope import Line, unpack
+from fedskew.label_privacy.envelope import Channel, unpack
 from fedskew.label_privacy.protocol_server import Server
 from fedskew.label_privacy.vector_layout import LIMB
 
 tenseal = pytest.importorskip("tenseal")
 
 LABELS = {"ann": (700_001, 700_002), "bob": (700_001, 700_002, 812_345), "eve": (812_345, 700_001)}
-COUNTS = {name: {label: 90_001 + 1009 * k + label % 89 for label in labels} for k, (name, labels) in enumerate(LABELS.items())}
+COUNTS = {
+    name: {label: 90_001 + 1009 * k + label % 89 for label in labels} for k, (name, labels) in enumerate(LABELS.items())
+}
 
 
 class Recorder(Server):
@@ -98,7 +100,9 @@ def test_the_server_cannot_decrypt_what_it_holds(played):
     vectors = [part for part in things(room.server) if isinstance(part, tenseal.BFVVector)]
     assert contexts
     assert len(vectors) >= 2  # a block, and the sum
-    assert not any(context.is_private() or context.has_galois_keys() or context.has_relin_keys() for context in contexts)
+    assert not any(
+        context.is_private() or context.has_galois_keys() or context.has_relin_keys() for context in contexts
+    )
     for vector in vectors:
         assert not vector.context().is_private()
         with pytest.raises(ValueError, match="secret_key"):
@@ -114,7 +118,9 @@ def test_the_server_cannot_decrypt_what_it_holds(played):
 def test_no_label_and_no_clients_count_reaches_the_server(played):
     _, room = played
     hidden = secrets_of(COUNTS)
-    assert hidden <= set.union(*(whole_numbers(party) for party in room.clients.values()))  # so that the search could find them
+    assert hidden <= set.union(
+        *(whole_numbers(party) for party in room.clients.values())
+    )  # so that the search could find them
     assert not hidden & whole_numbers(room.server)
     for number in hidden:
         for form in ("<q", ">q", "<d", ">d"):  # shorter ones would be found by chance among 6 MB
@@ -123,7 +129,7 @@ def test_no_label_and_no_clients_count_reaches_the_server(played):
 
 
 def test_the_length_of_a_message_tells_nothing_of_its_numbers():
-    ann, server = (Line(*pair, "session", "context", b"key") for pair in (("ann", "server"), ("server", "ann")))
+    ann, server = (Channel(*pair, "session", "context", b"key") for pair in (("ann", "server"), ("server", "ann")))
     sent = [ann.wrap("opened", {"values": values}) for values in ([0, -1], [10**18, 7])]
     assert len(sent[0]) == len(sent[1])
     for data, values in zip(sent, ([0, -1], [10**18, 7]), strict=True):
@@ -226,7 +232,9 @@ def test_the_noise_does_not_tell_the_factor():
 
 def test_the_noise_that_covers_is_even_and_new_every_time():
     vector = make_context().encrypt(np.zeros(SLOTS, dtype=np.int64))
-    first, second = (np.frombuffer(bfv._noise(vector)[-8 * 6 * 8192 :], dtype="<u8").reshape(2, 3, 8192) for _ in range(2))
+    first, second = (
+        np.frombuffer(bfv._noise(vector)[-8 * 6 * 8192 :], dtype="<u8").reshape(2, 3, 8192) for _ in range(2)
+    )
     assert not first[1].any()
     assert (first[0] != second[0]).mean() > 0.999
     for residues in first[0]:
@@ -236,7 +244,9 @@ def test_the_noise_that_covers_is_even_and_new_every_time():
 def test_tiles_without_a_label_answer_no_question(seen_by_bob, monkeypatch: pytest.MonkeyPatch):
     """A client that says it has one label cannot look for 63 others in the rest of its vector."""
     spread = client.spread_labels
-    monkeypatch.setattr(client, "spread_labels", lambda labels: [np.where(row == 0, NEAR[0], row) for row in spread(labels)])
+    monkeypatch.setattr(
+        client, "spread_labels", lambda labels: [np.where(row == 0, NEAR[0], row) for row in spread(labels)]
+    )
     values = seen_by_bob(NEAR, own=range(400, 401)).reshape(64, 64)
     assert (values[1:] == 0).mean() < 0.01
     honest = seen_by_bob(NEAR, own=range(336, 400)).reshape(64, 64)
@@ -254,7 +264,8 @@ def test_who_decrypts_reads_only_its_own_totals(make_room, weighted: bool):
     own = np.zeros(len(low), dtype=bool)
     own[ann._slots] = weighted
     totals = {
-        slot: counts["ann"][label] + counts["bob"].get(label, 0) for label, slot in zip(ann._labels, ann._slots, strict=True)
+        slot: counts["ann"][label] + counts["bob"].get(label, 0)
+        for label, slot in zip(ann._labels, ann._slots, strict=True)
     }
     if weighted:
         assert {slot: int(low[slot] + LIMB * high[slot]) for slot in totals} == totals

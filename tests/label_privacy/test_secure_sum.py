@@ -43,9 +43,9 @@ class Listener(Hub):
         super().__init__(*given)
         self.heard: list[list[bytes]] = []
 
-    def _heard(self, messages, due):
+    def _received(self, messages, due):
         self.heard.append(list(messages))
-        return super()._heard(messages, due)
+        return super()._received(messages, due)
 
 
 def listened(model: nn.Module, masks: list[Masks | None], sizes: tuple[int, ...], step: int = 0) -> Listener:
@@ -132,7 +132,9 @@ def test_without_one_of_its_clients_a_step_is_not_opened_and_the_next_one_is():
     model, masks = dense(norm=False), ends([0, 1, 2])
     batches = batches_of((2, 2, 2))
     hub = Hub(model, state_of(model), 3, 0, presence([0, 1, 2], CLIENTS))
-    last = [Party(model, lambda _: b"", own).step(hub.opening(), x, y) for own, (x, y) in zip(masks, batches, strict=True)]
+    last = [
+        Party(model, lambda _: b"", own).step(hub.opening(), x, y) for own, (x, y) in zip(masks, batches, strict=True)
+    ]
     with pytest.raises(FedskewError, match="2 of 3 parties sent a message"):
         hub.finish(last[:2])
     # Opened all the same, as if there had been two, it is noise.

@@ -56,7 +56,9 @@ def test_sizes_of_the_small_nets_by_hand():
     assert size("logreg", (28, 28), 10) == 784 * 10 + 10
     assert size("mlp", (561,), 6) == (561 * 128 + 128) + (128 * 64 + 64) + (64 * 6 + 6)
     assert size("cnn", (3, 32, 32), 10) == conv(3, 32, 9) + conv(32, 64, 9) + (8 * 8 * 64 * 10 + 10)
-    assert size("cnn:width=6,hidden=50", (1, 8, 8), 10) == conv(1, 6, 9) + conv(6, 12, 9) + (48 * 50 + 50) + (50 * 10 + 10)
+    assert size("cnn:width=6,hidden=50", (1, 8, 8), 10) == conv(1, 6, 9) + conv(6, 12, 9) + (48 * 50 + 50) + (
+        50 * 10 + 10
+    )
     leaf = conv(1, 32, 25) + conv(32, 64, 25) + (7 * 7 * 64 * 2048 + 2048) + (2048 * 62 + 62)
     assert size("leaf-cnn", (1, 28, 28), 62) == leaf
     har = conv(9, 32, 9) + conv(32, 64, 9) + (32 * 64 * 128 + 128) + (128 * 6 + 6)
@@ -169,7 +171,12 @@ def test_a_shape_that_does_not_fit_is_refused_by_name(spec: str, shape: tuple[in
 
 
 def test_the_smallest_images_pass():
-    for spec, side in [("cnn:width=2", 4), ("leaf-cnn:width=2,hidden=3", 4), ("resnet9:width=2", 8), ("resnet20:width=2", 4)]:
+    for spec, side in [
+        ("cnn:width=2", 4),
+        ("leaf-cnn:width=2,hidden=3", 4),
+        ("resnet9:width=2", 8),
+        ("resnet20:width=2", 4),
+    ]:
         assert build(spec, (1, side, side), 10, seed=0)(torch.zeros(2, 1, side, side)).shape == (2, 10)
 
 

@@ -65,7 +65,7 @@ def test_a_run_that_is_interrupted_stops_where_it_would_have(fed: fs.Federation,
 
 @pytest.mark.parametrize(
     ("method", "validation", "says"),
-    [("fedavg", 0.0, "stop_after=2 looks at validation rows.*add validation=0.2"), ("local", 0.2, "global model")],
+    [("fedavg", 0.0, "stop_after=2 needs validation rows.*add validation=0.2"), ("local", 0.2, "global model")],
 )
 def test_what_cannot_be_watched_is_refused_before_training(tmp_path: Path, method: str, validation: float, says: str):
     fed = fs.split(fs.load("digits", validation=validation), "iid", clients=3)
@@ -75,5 +75,5 @@ def test_what_cannot_be_watched_is_refused_before_training(tmp_path: Path, metho
 
 
 def test_what_is_no_callback_is_refused(fed: fs.Federation):
-    with pytest.raises(fs.FedskewError, match="a callback is a fedskew.Callback or a function.*got str"):
+    with pytest.raises(fs.FedskewError, match=r"a callback is a fedskew.Callback or a function.*got str"):
         fs.train(fed, "logreg", rounds=1, folder=False, callbacks=["loud"])

@@ -115,7 +115,7 @@ def run(training: Any, folder: Path, rounds: int) -> None:
         checkpoints.save(training)
 
 
-# -- what is written -------------------------------------------------------------------------------------------------------
+# -- what is written ---------------------------------------------------------------------------------------------------
 
 
 def test_a_round_of_ten_among_fifty_thousand_writes_ten_rows(folder: Path) -> None:
@@ -184,7 +184,7 @@ def test_where_everybody_takes_part_the_journal_is_one_checkpoint(folder: Path) 
         assert numbers(folder) == [number for number in (round - 1, round) if number]  # of the last two checkpoints
 
 
-# -- crashes ---------------------------------------------------------------------------------------------------------------
+# -- crashes -----------------------------------------------------------------------------------------------------------
 
 
 class Crash(BaseException):
@@ -264,7 +264,7 @@ def test_a_finished_run_is_left_as_it_is(folder: Path) -> None:
     assert stray.exists()
 
 
-# -- damages ---------------------------------------------------------------------------------------------------------------
+# -- damages -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_damaged_checkpoint_is_named_nothing_changes_and_the_one_before_is_offered(folder: Path) -> None:
@@ -287,7 +287,9 @@ def test_a_damaged_checkpoint_is_named_nothing_changes_and_the_one_before_is_off
     Checkpoints(RunFolder(folder)).restore(training, force=True)  # type: ignore[arg-type]
     assert training.round == 3
     assert training.rounds() == oracle(3)
-    assert RunFolder(folder).checkpoints() == [3]  # the damaged one is gone, or the next resume would stumble over it again
+    assert RunFolder(folder).checkpoints() == [
+        3
+    ]  # the damaged one is gone, or the next resume would stumble over it again
 
 
 def test_with_all_checkpoints_damaged_there_is_nothing_to_go_on_from(folder: Path) -> None:
@@ -295,7 +297,9 @@ def test_with_all_checkpoints_damaged_there_is_nothing_to_go_on_from(folder: Pat
     for path in (folder / CHECKPOINTS).glob("*.safetensors"):
         path.write_bytes(b"")
     for force in (False, True):
-        with pytest.raises(FedskewError, match=r"00000004\.safetensors is damaged: .* remove checkpoints to start again"):
+        with pytest.raises(
+            FedskewError, match=r"00000004\.safetensors is damaged: .* remove checkpoints to start again"
+        ):
             Checkpoints(RunFolder(folder)).restore(Trained("own"), force=force)  # type: ignore[arg-type]
 
 
@@ -309,7 +313,9 @@ def test_a_damaged_file_of_the_journal_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [Trained("own", floats=FLOATS + 1), Trained("personal"), Trained()], ids=["model", "method", "keeps nothing"]
+    "other",
+    [Trained("own", floats=FLOATS + 1), Trained("personal"), Trained()],
+    ids=["model", "method", "keeps nothing"],
 )
 def test_the_checkpoint_of_another_method_is_refused(other: Trained, folder: Path) -> None:
     run(Trained("own"), folder, 2)
@@ -317,7 +323,7 @@ def test_the_checkpoint_of_another_method_is_refused(other: Trained, folder: Pat
         Checkpoints(RunFolder(folder)).restore(other)  # type: ignore[arg-type]
 
 
-# -- many clients ----------------------------------------------------------------------------------------------------------
+# -- many clients ------------------------------------------------------------------------------------------------------
 
 MANY = """
     import os, re, sys
@@ -360,6 +366,8 @@ def test_memory_for_a_hundred_thousand_clients(folder: Path) -> None:
     for act in ("write", "read"):
         command = [sys.executable, "-c", textwrap.dedent(MANY), str(folder), act]
         here = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
-        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": here}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": here}, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert 0.9 < float(done.stdout) < 3

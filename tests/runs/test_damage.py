@@ -29,7 +29,9 @@ def train(fed: fs.Federation, folder: Path, stop: int | None = None) -> fs.Run:
         if result.round["round"] == stop:  # type: ignore[attr-defined]
             raise Crash
 
-    return fs.train(fed, "logreg", "scaffold", rounds=5, per_round=2, folder=folder, checkpoint_every=1, callbacks=watch)
+    return fs.train(
+        fed, "logreg", "scaffold", rounds=5, per_round=2, folder=folder, checkpoint_every=1, callbacks=watch
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,9 @@ def damage(folder: Path, draw: random.Random) -> str:
 
 
 @pytest.mark.parametrize("kind", ["stopped", "finished"])
-def test_random_damage_is_refused_or_put_right(kind: str, fed: fs.Federation, folders: Path, tmp_path: Path, monkeypatch):
+def test_random_damage_is_refused_or_put_right(
+    kind: str, fed: fs.Federation, folders: Path, tmp_path: Path, monkeypatch
+):
     monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
     expected = {name: (folders / "finished" / name).read_bytes() for name in BITS}
     draw, refused = random.Random(kind), 0

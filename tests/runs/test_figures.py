@@ -193,7 +193,9 @@ def test_the_matrix_holds_shares_of_each_client(drawn: list[Figure]) -> None:
     shown = np.asarray(axes.images[0].get_array())
     counts = fed.partition.counts(fed.train.y, 4)
     np.testing.assert_allclose(shown, counts / counts.sum(axis=1, keepdims=True))
-    assert [label.get_text() for label in axes.get_yticklabels()] == [f"{k}  ({n})" for k, n in enumerate(fed.partition.sizes)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        f"{k}  ({n})" for k, n in enumerate(fed.partition.sizes)
+    ]
 
 
 def test_many_clients_are_shown_at_even_steps(drawn: list[Figure]) -> None:

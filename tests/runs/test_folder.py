@@ -46,7 +46,9 @@ def test_a_new_run_is_complete_and_nothing_lies_beside_it(disk: RunFolder) -> No
 
 
 def test_an_existing_folder_is_never_touched(tmp_path: Path) -> None:
-    with pytest.raises(FedskewError, match=r"exists already: go on with it \(fedskew resume .*\), remove it or choose another"):
+    with pytest.raises(
+        FedskewError, match=r"exists already: resume it \(fedskew resume .*\), remove it or choose another"
+    ):
         must_be_new(tmp_path)
     must_be_new(tmp_path / "new")
 

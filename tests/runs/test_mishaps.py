@@ -100,7 +100,7 @@ def test_a_closed_pipe_does_not_stop_training(tmp_path: Path):
     assert fs.open_run(tmp_path / "run").summary["rounds"] == 20
 
 
-# -- several runs, of which one diverges -----------------------------------------------------------------------------------
+# -- several runs, of which one diverges -------------------------------------------------------------------------------
 
 DIVERGES = {"rounds": "4", "model": "mlp:hidden=8", "clients": "3", "lr": "0.1"}
 METHODS = ["fedavg", "fedavgm:server_lr=9e18", "fedprox"]
@@ -128,10 +128,11 @@ def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):
     assert failed.stat().st_mtime_ns == written  # it was not tried again
     tried: list[str] = []
 
-    def watch(member: several.Member) -> None:
+    def callbacks(member: several.Member) -> list[Any]:
         tried.append(member.name)
+        return []
 
-    several.run_all(tmp_path / "group", wanted, watch, retry=True)
+    several.run_all(tmp_path / "group", wanted, callbacks, retry=True)
     assert tried == [wanted[1].name]
     assert failed.exists()
 
@@ -143,13 +144,16 @@ def test_the_table_names_what_failed(fedskew: Callable[[str], Any], capsys: pyte
     assert re.search(r"failed: fedavgm-server-lr-9e.*18-s0: round \d", out)
     assert fedskew("resume group --retry") == 0
     assert (
-        fedskew("run --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm:server_lr=9e18 --seeds 0-1 --folder all")
+        fedskew(
+            "run --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm:server_lr=9e18 --seeds 0-1 --folder "
+            "all"
+        )
         == 0
     )
     assert capsys.readouterr().out.count("failed: ") == 3
 
 
-# -- jobs that are started again ---------------------------------------------------------------------------------------------
+# -- jobs that are started again ---------------------------------------------------------------------------------------
 
 
 def test_or_resume_runs_goes_on_and_tells(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
@@ -165,9 +169,11 @@ def test_or_resume_runs_goes_on_and_tells(fedskew: Callable[[str], Any], capsys:
     capsys.readouterr()
     assert fedskew(line.replace("--rounds 4", "--rounds 5")) == 2
     told = capsys.readouterr().err
-    assert told.startswith("fedskew: job holds another run, its rounds is 4 and not 5: choose another folder, or resume")
+    assert told.startswith(
+        "fedskew: job holds another run, its rounds is 4 and not 5: choose another folder, or resume"
+    )
     assert fedskew("run --rounds 2 --or-resume") == 2
-    assert "say which with --folder" in capsys.readouterr().err
+    assert "--or-resume needs --folder" in capsys.readouterr().err
 
 
 def test_or_resume_of_several(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
@@ -179,7 +185,7 @@ def test_or_resume_of_several(fedskew: Callable[[str], Any], capsys: pytest.Capt
     assert "holds other runs than these" in capsys.readouterr().err
 
 
-# -- when a checkpoint is due ------------------------------------------------------------------------------------------------
+# -- when a checkpoint is due ------------------------------------------------------------------------------------------
 
 
 def test_checkpoints_take_about_one_percent_of_the_time():
@@ -201,7 +207,7 @@ def test_checkpoints_every_so_many_rounds_and_at_the_end():
     assert [round for round in range(1, 9) if pace.due(round)] == [3, 6, 8]
 
 
-# -- what was changed ---------------------------------------------------------------------------------------------------------
+# -- what was changed --------------------------------------------------------------------------------------------------
 
 
 class Crash(BaseException):
@@ -247,7 +253,7 @@ def test_what_changed_around_a_run_is_told(tmp_path: Path, monkeypatch: pytest.M
         fs.resume(folder)
 
 
-# -- reading back ------------------------------------------------------------------------------------------------------------
+# -- reading back ------------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_run_is_read_back(tmp_path: Path):
@@ -255,7 +261,7 @@ def test_a_finished_run_is_read_back(tmp_path: Path):
     run = fs.train(fed, "logreg", "scaffold", rounds=3, folder=tmp_path / "run")
     again = fs.open_run(tmp_path / "run")
     assert again.summary == run.summary
-    assert again.format == 2
+    assert again.format == 3
     assert again.config["rounds"] == 3
     assert again.rounds.equals(run.rounds)
     assert again.clients.equals(run.clients)
@@ -266,7 +272,7 @@ def test_a_finished_run_is_read_back(tmp_path: Path):
 
 def test_runs_of_other_formats_are_read_or_named(tmp_path: Path):
     _, folder = begun(tmp_path / "run")
-    with pytest.raises(fs.FedskewError, match=r"has not come to its end: go on with it \(fedskew resume"):
+    with pytest.raises(fs.FedskewError, match=r"is not finished: resume it \(fedskew resume"):
         fs.open_run(folder)
     run = fs.resume(folder)
     environment = folder / "environment.json"
@@ -277,11 +283,13 @@ def test_runs_of_other_formats_are_read_or_named(tmp_path: Path):
     (folder / "start.json").unlink()
     assert fs.open_run(folder).summary == run.summary
     with pytest.raises(
-        fs.FedskewError, match="has the format 1, and this version of fedskew goes on with runs of format 2 only"
+        fs.FedskewError, match="has the format 1, and this version of fedskew resumes runs of format 3 only"
     ):
         fs.resume(folder)
     environment.write_text(json.dumps({**stored, "format": 7}))
-    with pytest.raises(fs.FedskewError, match="has the format 7, and this version of fedskew reads 1 to 2: use a newer one"):
+    with pytest.raises(
+        fs.FedskewError, match="has the format 7, and this version of fedskew reads 1 to 3: use a newer one"
+    ):
         fs.open_run(folder)
 
 

@@ -19,6 +19,7 @@ from fedskew.core.trees import Tree
 from fedskew.data.dataset import Dataset, Rows
 
 COUNTED = ["round", "clients", "excluded", "dropped", "late", "lr", "local_loss", "local_accuracy"]
+METRICS = ["accuracy", "balanced_accuracy", "macro_f1", "auc", "ece"]  # of the task, on a client's own rows at the end
 COSTS = ["bytes_down", "bytes_up", "simulated_seconds", "clock"]
 SENT = ["round", "client", "rows", "steps", "seconds", "training_seconds", "dropped", "late", "bytes_down", "bytes_up"]
 SENT += ["weight", "local_loss", "local_accuracy"]
@@ -59,12 +60,16 @@ def score(model: nn.Module, rows: fs.Dataset | Any, index: Any = slice(None)) ->
 def test_columns_of_the_tables(run: fs.Run) -> None:
     assert list(table(run, "rounds.csv")[0]) == [*COUNTED, *scores("train", "validation", "test"), *COSTS]
     assert list(table(run, "clients.csv")[0]) == [*SENT, "loss", "accuracy"]
-    assert list(table(run, "clients_final.csv")[0]) == ["client", "rows", "loss", "accuracy"]
+    assert list(table(run, "clients_final.csv")[0]) == ["client", "rows", "loss", *METRICS]
     assert list(table(run, "timing.csv")[0]) == ["round", "seconds"]
 
 
 def test_csv_and_memory_agree_to_the_last_bit(run: fs.Run) -> None:
-    for name, frame in (("rounds.csv", run.rounds), ("clients.csv", run.clients), ("clients_final.csv", run.final_clients)):
+    for name, frame in (
+        ("rounds.csv", run.rounds),
+        ("clients.csv", run.clients),
+        ("clients_final.csv", run.final_clients),
+    ):
         lines = table(run, name)
         assert len(lines) == len(frame)
         for column in lines[0]:
@@ -186,7 +191,11 @@ def test_summary_is_made_of_the_tables(run: fs.Run) -> None:
     pairs = np.abs(gathered[:, None] - gathered).mean() / (2 * gathered.mean())
     assert summary["gini_of_client_weights"] == pytest.approx(pairs)
     assert summary["seconds"] == pytest.approx(rounds["seconds"].sum())
-    assert (summary["data"], summary["skew"], summary["model"]) == ("digits", "dirichlet:alpha=0.3,min_size=3", "logreg")
+    assert (summary["data"], summary["skew"], summary["model"]) == (
+        "digits",
+        "dirichlet:alpha=0.3,min_size=3",
+        "logreg",
+    )
     assert (summary["algorithm"], summary["clients"], summary["clients_per_round"]) == ("fedavg", 7, 4)
 
 
@@ -210,7 +219,11 @@ def test_training_scores_on_a_sample_of_the_rows(fed: fs.Federation) -> None:
     first = fs.train(fed, "logreg", rounds=2, folder=False, eval_rows=50)
     again = fs.train(fed, "logreg", rounds=2, folder=False, eval_rows=50)
     every = fs.train(fed, "logreg", rounds=2, folder=False, eval_rows=None)
-    assert first.rounds["train_loss"].tolist() == again.rounds["train_loss"].tolist() != every.rounds["train_loss"].tolist()
+    assert (
+        first.rounds["train_loss"].tolist()
+        == again.rounds["train_loss"].tolist()
+        != every.rounds["train_loss"].tolist()
+    )
     assert (first.rounds["train_accuracy"] * 50 % 1).tolist() == pytest.approx([0, 0])
     assert first.rounds["test_loss"].tolist() == every.rounds["test_loss"].tolist()
     assert every.rounds["train_accuracy"].iloc[-1] == pytest.approx(score(every.model, fed.train)[1])
@@ -225,6 +238,10 @@ def test_own_models_with_local_batch_norm(fed: fs.Federation, tmp_path: Path) ->
         "client",
         "rows",
         *both,
+        "balanced_accuracy",
+        "macro_f1",
+        "auc",
+        "ece",
         "own_test_accuracy",
         "own_test_balanced_accuracy",
     ]
@@ -271,7 +288,16 @@ def test_an_accuracy_of_the_majority_is_shown_for_what_it_is() -> None:
 
 
 def test_everything_in_the_round_is_in_some_line(fed: fs.Federation) -> None:
-    for method in ("fedavg", "fedpbs", "fedbs", "fedga", "scaffold:option=I", "fedbuff:buffer=2", "stratify-batch", "sfl"):
+    for method in (
+        "fedavg",
+        "fedpbs",
+        "fedbs",
+        "fedga",
+        "scaffold:option=I",
+        "fedbuff:buffer=2",
+        "stratify-batch",
+        "sfl",
+    ):
         fleet = "mixed:slow=5,dropout=0.2,deadline=8"
         run = fs.train(fed, "logreg", method, rounds=3, per_round=4, fleet=fleet, folder=False)
         for name in ("bytes_down", "bytes_up"):
@@ -290,7 +316,8 @@ def test_one_setting_says_what_clients_count_by(fed: fs.Federation, setting: str
 
 def test_a_method_may_insist_on_its_weights(fed: fs.Federation) -> None:
     runs = [
-        fs.train(fed, "logreg", spec, rounds=1, weights="size", folder=False) for spec in ("afl-cp", "fedavg:weights=uniform")
+        fs.train(fed, "logreg", spec, rounds=1, weights="size", folder=False)
+        for spec in ("afl-cp", "fedavg:weights=uniform")
     ]
     assert [run.summary["weights"] for run in runs] == ["size x score", "uniform"]
     assert np.ptp(runs[1].clients["weight"]) < 1e-12
@@ -329,7 +356,9 @@ def test_broken_updates_are_left_out_counted_and_reported(fed: fs.Federation) ->
 
 
 def test_when_all_updates_are_broken_the_run_stops(fed: fs.Federation, tmp_path: Path) -> None:
-    with pytest.raises(fs.FedskewError, match=r"round 1: all 7 clients sent NaN or infinite updates; lower lr \(now 0.1\)"):
+    with pytest.raises(
+        fs.FedskewError, match=r"round 1: all 7 clients sent NaN or infinite updates; lower lr \(now 0.1\)"
+    ):
         fs.train(fed, "logreg", Broken(), rounds=2, folder=tmp_path / "run")
     assert not (tmp_path / "run" / "rounds.csv").exists()
 

@@ -17,9 +17,7 @@ from fedskew.runs.folder import CLIENTS, FINAL_CLIENTS, MODEL, ROUNDS, RunFolder
 
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)
 SHUTDOWN, NO_FLUSH = 0x8004587D, 2  # ioctl of ext4: stop at once, and what is only in memory is lost
-COMMAND = (
-    "--model tabular:hidden=16 --norm local --algorithm scaffold --per-round 4 --clients 6 --rounds 40 --checkpoint-every 2"
-)
+COMMAND = "--model tabular:hidden=16 --norm local --algorithm scaffold --per-round 4 --clients 6 --rounds 40 --checkpoint-every 2"
 
 
 class Disk:
@@ -66,7 +64,9 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def fedskew(*arguments: str) -> "subprocess.Popen[str]":
-    quiet = "import fedskew.runs.figures as p; p.draw_run = lambda *a: b'picture'; from fedskew.cli.app import main; main()"
+    quiet = (
+        "import fedskew.runs.figures as p; p.draw_run = lambda *a: b'picture'; from fedskew.cli.app import main; main()"
+    )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-c", quiet, *arguments], **pipes)  # type: ignore[call-overload,no-any-return]
 
@@ -87,7 +87,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("moment", [3, 14, 33])
-def test_a_power_cut_loses_at_most_the_rounds_since_the_last_checkpoint(disk: Disk, expected: dict[str, bytes], moment: int):
+def test_a_power_cut_loses_at_most_the_rounds_since_the_last_checkpoint(
+    disk: Disk, expected: dict[str, bytes], moment: int
+):
     folder = disk.at / "run"
     with fedskew("run", *COMMAND.split(), "--folder", str(folder)) as process:
         while lines(folder / ROUNDS) < moment:

@@ -24,15 +24,21 @@ from fedskew.runs.folder import CHECKPOINTS, CLIENTS, FINAL_CLIENTS, JOURNAL, MO
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)  # what must not depend on how often a run was killed
 
 # State of every sort: what clients keep (BatchNorm), what the server keeps (Adam), what an optimiser keeps (local).
-KEPT_BY_CLIENTS = "--model tabular:hidden=16+8 --norm local --momentum 0.9 --skew dirichlet:alpha=0.5,min_size=4 --per-round 4"
+KEPT_BY_CLIENTS = (
+    "--model tabular:hidden=16+8 --norm local --momentum 0.9 --skew dirichlet:alpha=0.5,min_size=4 --per-round 4"
+)
 KEPT_BY_CLIENTS += " --checkpoint-every 1"
-KEPT_BY_SERVER = "--model mlp:hidden=16 --algorithm fedadam --checkpoint-every 3 --validation 0.1 --eval-every 2 --per-round 6"
+KEPT_BY_SERVER = (
+    "--model mlp:hidden=16 --algorithm fedadam --checkpoint-every 3 --validation 0.1 --eval-every 2 --per-round 6"
+)
 KEPT_BY_OPTIMIZER = "--model mlp:hidden=8 --algorithm local --momentum 0.5 --clients 4 --checkpoint-every 2"
 METHODS = {"norm=local": KEPT_BY_CLIENTS, "fedadam": KEPT_BY_SERVER, "local": KEPT_BY_OPTIMIZER}
 
 # A process that has imported everything and forks a child for every command: a start costs milliseconds.
-# delay: SIGKILL so many seconds after the table has that many lines (0: after the start). kill_at: SIGKILL at that call of the
-# operating system that opens, renames, makes or removes something in the run's folder. The picture is not drawn, only written.
+# delay: SIGKILL so many seconds after the table has that many lines (0: after the start). kill_at: SIGKILL at that
+# call of the
+# operating system that opens, renames, makes or removes something in the run's folder. The picture is not drawn, only
+# written.
 SERVER = """
 import contextlib, json, os, signal, sys, time
 import fedskew.runs.sweep, fedskew.runs.figures, sklearn.datasets, torch
@@ -96,7 +102,13 @@ class Warm:
         """Run a command in the folder; returns its exit code, minus the signal when it was killed."""
         assert self.process.stdin
         assert self.process.stdout
-        job = {"cwd": str(self.folder), "argv": command.split(), "log": str(self.folder / "log"), "kill_at": 0, "delay": None}
+        job = {
+            "cwd": str(self.folder),
+            "argv": command.split(),
+            "log": str(self.folder / "log"),
+            "kill_at": 0,
+            "delay": None,
+        }
         print(json.dumps(job | kill), file=self.process.stdin, flush=True)
         return int(self.process.stdout.readline())
 
@@ -176,7 +188,9 @@ def test_killed_at_ten_random_moments(warm: Warm, reference: Callable[[str, int]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_at_every_sort_of_file_operation(method: str, warm: Warm, reference: Callable[[str, int], Reference]) -> None:
+def test_killed_at_every_sort_of_file_operation(
+    method: str, warm: Warm, reference: Callable[[str, int], Reference]
+) -> None:
     expected = reference(method, 4)
     draw = random.Random(method)
     for kill in sorted(draw.sample(range(1, expected.calls + 1), 4)):
@@ -214,7 +228,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert last.endswith(" of 100000; resume with: fedskew resume 'my run'")
 
 
-# -- in this process: what a crash leaves behind ---------------------------------------------------------------------------
+# -- in this process: what a crash leaves behind -----------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -278,7 +292,11 @@ def test_a_torn_header(fed: fs.Federation, expected: dict[str, bytes], tmp_path:
 
 def test_a_part_file_left_over(fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path) -> None:
     folder = crashed(fed, tmp_path / "run")
-    for name in ("00000004.json.part", "00000004.safetensors", "00000004.safetensors.part"):  # no manifest, no checkpoint
+    for name in (
+        "00000004.json.part",
+        "00000004.safetensors",
+        "00000004.safetensors.part",
+    ):  # no manifest, no checkpoint
         (folder / CHECKPOINTS / name).write_bytes(b"half a checkpoint")
     fs.resume(folder)
     assert bits(folder) == expected
@@ -314,7 +332,9 @@ def tripwire() -> Tripwire:
 def test_a_crash_at_every_single_file_operation_of_a_resume(
     fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path, tripwire: Tripwire
 ) -> None:
-    crashed(fed, tmp_path / "begun", checkpoint_every=2)  # tables of three rounds and a checkpoint of two: they are cut back
+    crashed(
+        fed, tmp_path / "begun", checkpoint_every=2
+    )  # tables of three rounds and a checkpoint of two: they are cut back
     for operation in range(1, 200):
         folder = tmp_path / f"crashed-at-{operation}"
         shutil.copytree(tmp_path / "begun", folder)
@@ -395,7 +415,7 @@ def test_a_lost_file_of_the_journal(fed: fs.Federation, tmp_path: Path) -> None:
     (folder / SUMMARY).unlink()
     file = sorted((folder / JOURNAL).iterdir())[-1]
     file.unlink()
-    whole = "put it back, or go on from the checkpoint of round 3, which is whole: fedskew resume .* --force"
+    whole = "put it back, or resume from the checkpoint of round 3, which is intact: fedskew resume .* --force"
     offered = rf"{file} is gone: {whole}"
     with pytest.raises(fs.FedskewError, match=offered):
         fs.resume(folder, fed=fed)
@@ -418,7 +438,7 @@ def test_what_was_finished_is_only_told_again(
     told = json.loads(out.splitlines()[-1])
     assert told.pop("folder") == str(folder)
     assert told == first.summary
-    assert "had come to its end already" in err
+    assert "is finished already" in err
     again = fs.resume(folder)
     assert again.summary == first.summary
     assert again.rounds.equals(first.rounds)
@@ -445,7 +465,9 @@ def test_a_finished_run_without_its_checkpoint_still_tells(
     assert "fedavgm" in capsys.readouterr().out
 
 
-def test_a_crash_between_the_last_round_and_the_end(fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_crash_between_the_last_round_and_the_end(
+    fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path
+) -> None:
     folder = crashed(fed, tmp_path / "run", rounds=5)
     assert not (folder / SUMMARY).exists()
     (folder / FINAL_CLIENTS).write_text("client,rows\n0,")
@@ -467,7 +489,7 @@ def test_threads_of_the_first_start_are_kept(fed: fs.Federation, tmp_path: Path)
     assert fs.resume(folder, force=True).server.threads == used + 1  # for those who know
 
 
-# -- a disk that fills up --------------------------------------------------------------------------------------------------
+# -- a disk that fills up ----------------------------------------------------------------------------------------------
 
 
 class FullOfBytes(io.FileIO):
@@ -502,7 +524,9 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
     assert bits(folder) == expected
 
 
-def test_a_disk_that_is_full_for_what_clients_keep(fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_for_what_clients_keep(
+    fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, opened = tmp_path / "run", Path.open
     start_scaffold(fed, tmp_path / "whole")
 
@@ -527,8 +551,12 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
-@pytest.mark.parametrize("method", ["stratify-batch", "stratify-single:selection=weighted,per_label=3", "stratify-hybrid"])
-def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agreed_on(monkeypatch, tmp_path, method, engine):
+@pytest.mark.parametrize(
+    "method", ["stratify-batch", "stratify-single:selection=weighted,per_label=3", "stratify-hybrid"]
+)
+def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agreed_on(
+    monkeypatch, tmp_path, method, engine
+):
     pytest.importorskip("tenseal")
     from fedskew.server import label_holders as holders
 

@@ -14,7 +14,15 @@ def round_of(number: int, accuracy: float | None, **more: Any) -> Row:
     known = accuracy is not None
     scores = {"test_accuracy": accuracy, "test_loss": 1 - accuracy if known else None}
     scores["test_balanced_accuracy"] = accuracy / 2 if known else None
-    counted = {"clients": 4, "excluded": 0, "dropped": 0, "late": 0, "bytes_down": 10, "bytes_up": 1, "clock": 0.5 * number}
+    counted = {
+        "clients": 4,
+        "excluded": 0,
+        "dropped": 0,
+        "late": 0,
+        "bytes_down": 10,
+        "bytes_up": 1,
+        "clock": 0.5 * number,
+    }
     return {"round": number, **scores, **counted, **more}
 
 
@@ -30,7 +38,11 @@ def test_last_and_best_are_named_as_such() -> None:
     rounds = [round_of(1, 0.5), round_of(2, 0.9), round_of(3, 0.8), round_of(4, None), round_of(5, 0.85)]
     found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
     assert found["rounds"] == 5
-    assert (found["test_accuracy_last"], found["test_accuracy_best"], found["test_accuracy_best_round"]) == (0.85, 0.9, 2)
+    assert (found["test_accuracy_last"], found["test_accuracy_best"], found["test_accuracy_best_round"]) == (
+        0.85,
+        0.9,
+        2,
+    )
     assert found["test_balanced_accuracy_last"] == 0.425
     assert found["test_loss_last"] == pytest.approx(0.15)
     bare = {"test_accuracy", "train_accuracy", "accuracy"}
@@ -88,7 +100,8 @@ def test_without_test_rows_there_is_no_test_accuracy() -> None:
 
 
 def test_gini_of_accumulated_weights() -> None:
-    # Two rounds: client 0 gathers 0.25 + 0.5, client 1 0.75, client 2 0.5, client 3 is never chosen: 0, 0.5, 0.75, 0.75.
+    # Two rounds: client 0 gathers 0.25 + 0.5, client 1 0.75, client 2 0.5, client 3 is never chosen: 0, 0.5, 0.75,
+    # 0.75.
     chosen = weights({0: 0.25, 1: 0.75}, {0: 0.5, 2: 0.5})
     found = summarise([round_of(1, 0.5), round_of(2, 0.5)], chosen, final(1.0), 4, False)
     # sum_i (2i - n - 1) x_i / (n sum x) = (-3*0 - 1*0.5 + 1*0.75 + 3*0.75) / (4 * 2)

@@ -53,9 +53,9 @@ def test_a_table_in_which_clients_count_unlike_is_warned_of(
 ) -> None:
     few = "run --rounds 1 --model logreg --clients 4 --algorithm fedavg --algorithm scaffold --algorithm afl-cp"
     assert fedskew(few + " --folder same") == 0
-    assert "unlike weights" not in capsys.readouterr().out
+    assert "aggregation weights differ" not in capsys.readouterr().out
     assert fedskew(few + " --weights paper --folder apart") == 0
-    words = "clients count by unlike weights, size in fedavg, afl-cp but uniform in scaffold"
+    words = "the aggregation weights differ, size in fedavg, afl-cp but uniform in scaffold"
     assert words in " ".join(capsys.readouterr().out.split())
     assert words in json.loads(Path("apart/summary.json").read_text())["warnings"][0]
     assert json.loads(Path("same/summary.json").read_text())["warnings"] == []
@@ -76,7 +76,9 @@ def test_what_only_some_runs_have_has_no_mean() -> None:
 
 def test_methods_meet_on_the_same_cuts(fedskew: Callable[[str], Any]) -> None:
     assert fedskew(RUN + " --folder group") == 0
-    cuts = {path.name: Partition.load(path / "partition.npz").digest for path in Path("group").iterdir() if path.is_dir()}
+    cuts = {
+        path.name: Partition.load(path / "partition.npz").digest for path in Path("group").iterdir() if path.is_dir()
+    }
     assert len(cuts) == 6
     for seed in range(3):
         assert cuts[f"fedavg-s{seed}"] == cuts[f"fedprox-mu-1.0-s{seed}"]
@@ -91,7 +93,10 @@ def test_a_member_is_the_same_as_a_run_on_its_own(fedskew: Callable[[str], Any])
 
 
 def test_split_seed_holds_the_cut_still(fedskew: Callable[[str], Any]) -> None:
-    assert fedskew("run --rounds 1 --model logreg --clients 4 --seeds 0-1 --split-seed 7 --validation 0.1 --folder group") == 0
+    assert (
+        fedskew("run --rounds 1 --model logreg --clients 4 --seeds 0-1 --split-seed 7 --validation 0.1 --folder group")
+        == 0
+    )
     cuts = {Partition.load(path / "partition.npz").digest for path in Path("group").iterdir() if path.is_dir()}
     assert len(cuts) == 1
 
@@ -136,7 +141,9 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
     begun = sorted(path.name for path in group.iterdir() if path.is_dir())
     assert begun == ["fedavg-s0", "fedavg-s1", "fedprox-mu-1.0-s0"]
     finished = {
-        path: path.stat().st_mtime_ns for name in ("fedavg-s0", "fedprox-mu-1.0-s0") for path in (group / name).iterdir()
+        path: path.stat().st_mtime_ns
+        for name in ("fedavg-s0", "fedprox-mu-1.0-s0")
+        for path in (group / name).iterdir()
     }
     capsys.readouterr()
     assert fedskew("resume group --json") == 0
@@ -196,10 +203,15 @@ def test_algorithms_in_a_file(fedskew: Callable[[str], Any], capsys: pytest.Capt
 def test_folders_never_meet(fedskew: Callable[[str], Any]) -> None:
     for _ in range(2):
         assert fedskew("run --rounds 1 --model logreg --seeds 0-1") == 0
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["compare-digits-dirichlet", "compare-digits-dirichlet-2"]
+    assert sorted(path.name for path in Path("runs").iterdir()) == [
+        "compare-digits-dirichlet",
+        "compare-digits-dirichlet-2",
+    ]
 
 
-@pytest.mark.parametrize(("text", "seeds"), [("3", [3]), ("0-2", [0, 1, 2]), ("0,3, 7", [0, 3, 7]), ("1-2,5-6", [1, 2, 5, 6])])
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("3", [3]), ("0-2", [0, 1, 2]), ("0,3, 7", [0, 3, 7]), ("1-2,5-6", [1, 2, 5, 6])]
+)
 def test_seeds(text: str, seeds: list[int]) -> None:
     assert several.parse_seeds(text) == seeds
 

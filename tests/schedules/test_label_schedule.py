@@ -56,11 +56,17 @@ def test_uniform_frequencies_are_uniform():
 
 def test_more_than_the_rarest_has_takes_samples_again():
     counts = np.array([10, 0, 3, 8])
-    with pytest.raises(FedskewError, match="per_label=4 is more than the 3 rows of the rarest label: use per_label=3 or fewer"):
+    with pytest.raises(
+        FedskewError, match="per_label=4 is more than the 3 rows of the rarest label: use per_label=3 or fewer"
+    ):
         frequencies(counts, frequency="uniform", per_label=4)
     assert frequencies(counts, frequency="uniform", per_label=4, reuse=True).tolist() == [4, 0, 4, 4]
     assert frequencies(counts, frequency="uniform", reuse=True).tolist() == [7, 0, 7, 7]  # 21 rows of 3 placeholders
-    assert frequencies(np.array([3, 4, 4]), frequency="uniform", reuse=True).tolist() == [4, 4, 4]  # 11 / 3 is nearer to 4
+    assert frequencies(np.array([3, 4, 4]), frequency="uniform", reuse=True).tolist() == [
+        4,
+        4,
+        4,
+    ]  # 11 / 3 is nearer to 4
 
 
 def test_proportional_frequencies():

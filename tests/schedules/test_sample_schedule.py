@@ -50,10 +50,14 @@ class Case:
         return Holdings.of(Partition.from_owner(self.owner, len(self.counts)), self.label, len(self.counts[0]))
 
     def single(self, schedule: list[int], chunk: int, selection: str = "uniform", seed: int = 0) -> SampleSchedule:
-        return schedule_singles(self.holdings, ints(schedule), selection=selection, chunk=chunk, stream=Stream(seed, "test"))
+        return schedule_singles(
+            self.holdings, ints(schedule), selection=selection, chunk=chunk, stream=Stream(seed, "test")
+        )
 
     def batch(self, schedule: list[int], size: int, selection: str = "uniform", seed: int = 0) -> SampleSchedule:
-        return schedule_batches(self.holdings, ints(schedule), selection=selection, batch_size=size, stream=Stream(seed, "test"))
+        return schedule_batches(
+            self.holdings, ints(schedule), selection=selection, batch_size=size, stream=Stream(seed, "test")
+        )
 
 
 @st.composite
@@ -110,7 +114,9 @@ def test_every_placeholder_comes_as_often_as_scheduled_or_as_there_are_rows(
 
 @settings(deadline=None)
 @given(cases(), st.data(), st.integers(1, 7), selections, seeds)
-def test_batches_keep_to_the_schedule_whoever_serves_it(case: Case, data: st.DataObject, size: int, selection: str, seed: int):
+def test_batches_keep_to_the_schedule_whoever_serves_it(
+    case: Case, data: st.DataObject, size: int, selection: str, seed: int
+):
     length = data.draw(st.integers(0, len(case.label)), label="length")
     schedule = np.random.default_rng(case.seed + 1).permutation(case.label)[:length].tolist()
     walk = case.batch(schedule, size, selection, seed)
@@ -130,7 +136,9 @@ def test_without_exhaustion_the_schedule_is_kept(case: Case, data: st.DataObject
 
 @settings(deadline=None)
 @given(cases(), st.data(), st.integers(1, 7), selections, seeds)
-def test_with_reuse_all_is_served_and_rows_come_in_turns(case: Case, data: st.DataObject, size: int, selection: str, seed: int):
+def test_with_reuse_all_is_served_and_rows_come_in_turns(
+    case: Case, data: st.DataObject, size: int, selection: str, seed: int
+):
     held = np.flatnonzero(np.array(case.counts).sum(axis=0)).tolist()
     schedule = data.draw(st.lists(st.sampled_from(held), max_size=60), label="schedule")
     options = {"selection": selection, "stream": Stream(seed, "test"), "reuse": True}
@@ -151,7 +159,9 @@ def test_with_reuse_all_is_served_and_rows_come_in_turns(case: Case, data: st.Da
 def test_every_turn_is_a_new_shuffle():
     case = Case([[3]])
     walks = [
-        schedule_batches(case.holdings, ints([0] * 6), selection="uniform", batch_size=2, stream=Stream(k, "test"), reuse=True)
+        schedule_batches(
+            case.holdings, ints([0] * 6), selection="uniform", batch_size=2, stream=Stream(k, "test"), reuse=True
+        )
         for k in range(3000)
     ]
     second = Counter(tuple(walk.rows[3:].tolist()) for walk in walks)
@@ -180,7 +190,9 @@ def algorithm_1(pools: Mapping[int, set[int]], chunk: list[int], i: int) -> tupl
 def test_candidates_are_those_of_algorithm_1_as_printed(pools: list[set[int]], data: st.DataObject):
     chunk = data.draw(st.lists(st.integers(0, len(pools) - 1), min_size=1, max_size=12))
     start = data.draw(st.integers(0, len(chunk) - 1))
-    candidates, length = longest_run(dict(enumerate(sum(1 << client for client in pool) for pool in pools)), chunk[start:])
+    candidates, length = longest_run(
+        dict(enumerate(sum(1 << client for client in pool) for pool in pools)), chunk[start:]
+    )
     expected, end = algorithm_1(dict(enumerate(pools)), chunk, start)
     assert {client for client in range(10) if candidates >> client & 1} == expected
     assert start + length == end
@@ -188,7 +200,9 @@ def test_candidates_are_those_of_algorithm_1_as_printed(pools: list[set[int]], d
 
 @settings(deadline=None)
 @given(cases(least=30, most=40), st.data(), st.integers(1, 9), selections, seeds)
-def test_a_walk_goes_where_algorithm_1_as_printed_may_go(case: Case, data: st.DataObject, size: int, selection: str, seed: int):
+def test_a_walk_goes_where_algorithm_1_as_printed_may_go(
+    case: Case, data: st.DataObject, size: int, selection: str, seed: int
+):
     pools = [set(np.flatnonzero(held).tolist()) for held in np.array(case.counts).T]
     held = [placeholder for placeholder, pool in enumerate(pools) if pool]
     schedule = data.draw(st.lists(st.sampled_from(held), max_size=30), label="schedule")
@@ -307,7 +321,13 @@ def test_a_chain_is_algorithms_1_and_3_on_the_same_random_numbers(
     book = Book(case, selection, seed, retain, reuse)
     book.algorithm_3(schedule.copy(), size)
     walk = schedule_singles(
-        case.holdings, ints(schedule), selection=selection, chunk=size, stream=Stream(seed, "test"), retain=retain, reuse=reuse
+        case.holdings,
+        ints(schedule),
+        selection=selection,
+        chunk=size,
+        stream=Stream(seed, "test"),
+        retain=retain,
+        reuse=reuse,
     )
     assert list(zip(walk.clients.tolist(), walk.rows.tolist(), strict=True)) == book.trail
     assert walk.returned == book.returned
@@ -341,7 +361,9 @@ def test_a_schedule_is_its_labels_in_the_order_of_the_stream(wanted: list[int], 
 def test_who_is_retained_is_drawn_uniformly_or_by_shares(selection: str):
     """One retained holder of three, asked for a pair of labels: with a single one kept for each, runs rarely agree."""
     case = Case(COUNTS)
-    walk = schedule_singles(case.holdings, ints([0] * 3000), selection=selection, chunk=1, stream=Stream(0, "test"), retain=1)
+    walk = schedule_singles(
+        case.holdings, ints([0] * 3000), selection=selection, chunk=1, stream=Stream(0, "test"), retain=1
+    )
     share = np.array([1, 1, 1] if selection == "uniform" else [1, 2, 3])
     assert chisquare(np.bincount(walk.clients, minlength=3), share / share.sum() * 3000).pvalue > 1e-3
 
@@ -349,8 +371,8 @@ def test_who_is_retained_is_drawn_uniformly_or_by_shares(selection: str):
 def test_a_chunk_is_planned_before_its_clients_report():
     """By hand, the same for every stream: clients 0 and 2 hold placeholder 0, and only client 0 can go on with 1.
 
-    Client 0 has a single row of placeholder 0. The third chunk is planned before it is asked for a second one, so it is asked
-    for a third one as well; both go back and are served by client 2 in the end.
+    Client 0 has a single row of placeholder 0. The third chunk is planned before it is asked for a second one, so it
+    is asked for a third one as well; both go back and are served by client 2 in the end.
     """
     case = Case([[1, 5, 0], [0, 0, 2], [4, 0, 0]])
     for seed in range(20):
@@ -383,7 +405,9 @@ def test_what_nobody_has_is_dropped():
     assert batch.idle.tolist() == [0]
     empty = case.holdings.without(ints([])), ints([])
     nothing = schedule_singles(*empty, selection="uniform", chunk=3, stream=Stream(0, "test"))
-    assert [len(part) for part in (nothing.rows, nothing.clients, nothing.ends, nothing.visits, nothing.idle)] == [0] * 5
+    assert [len(part) for part in (nothing.rows, nothing.clients, nothing.ends, nothing.visits, nothing.idle)] == [
+        0
+    ] * 5
 
 
 def test_a_returned_placeholder_goes_anywhere_in_the_rest_of_the_schedule():
@@ -402,7 +426,8 @@ def test_a_returned_placeholder_goes_anywhere_in_the_rest_of_the_schedule():
 def test_a_batch_is_asked_for_at_once(size: int, expected: float):
     """Three draws between client 0 with one row and client 1 with plenty; returned is what client 0 is asked for beyond it.
 
-    At once: twice with chance 3/8 and three times with 1/8, so 3/8 + 2/8. One by one it leaves when it first fails: 4/8.
+    At once: twice with chance 3/8 and three times with 1/8, so 3/8 + 2/8. One by one it leaves when it first fails:
+    4/8.
     """
     case = Case([[1], [3]])
     walks = [case.batch([0, 0, 0], size, seed=seed) for seed in range(4000)]
@@ -446,7 +471,9 @@ def test_of_the_longest_runs_one_is_drawn(selection: str):
 @pytest.mark.parametrize("kind", ["single", "batch"])
 def test_the_next_row_is_any_of_those_left(kind: str):
     case = Case([[3], [0]])
-    walks = [case.single([0] * 3, 2, seed=k) if kind == "single" else case.batch([0] * 3, 2, seed=k) for k in range(3000)]
+    walks = [
+        case.single([0] * 3, 2, seed=k) if kind == "single" else case.batch([0] * 3, 2, seed=k) for k in range(3000)
+    ]
     orders = Counter(tuple(walk.rows.tolist()) for walk in walks)
     assert chisquare([orders[order] for order in permutations(range(3))]).pvalue > 1e-3
 
@@ -463,7 +490,9 @@ def test_the_numbers_of_the_clients_do_not_matter(kind: str, selection: str):
         for seed in range(1500):
             schedule = label_schedule(ints([7, 8, 9]), Stream(seed, "schedule", which)).tolist()
             draw = case.single if kind == "single" else case.batch
-            late = draw(schedule, 3, selection, seed).clients[18]  # one sample a walk: those of one walk depend on each other
+            late = draw(schedule, 3, selection, seed).clients[
+                18
+            ]  # one sample a walk: those of one walk depend on each other
             seen[which, late if which == 0 else renumbered.index(late)] += 1
     assert chi2_contingency(seen).pvalue > 1e-3
 
@@ -486,7 +515,9 @@ def test_a_stream_decides_everything():
 def moves(holdings: Holdings, chunk: int, seed: int, retain: int | None = None) -> int:
     """How often the model goes to a client in an epoch of all rows."""
     schedule = label_schedule(holdings.counts.sum(axis=0), Stream(seed, "schedule"))
-    walk = schedule_singles(holdings, schedule, selection="uniform", chunk=chunk, stream=Stream(seed, "walk"), retain=retain)
+    walk = schedule_singles(
+        holdings, schedule, selection="uniform", chunk=chunk, stream=Stream(seed, "walk"), retain=retain
+    )
     return len(walk.visits) + len(walk.idle)
 
 
@@ -494,9 +525,9 @@ def moves(holdings: Holdings, chunk: int, seed: int, retain: int | None = None) 
 def test_chunks_spare_transfers(balance: bool, low: float, high: float):
     """Ten clients, ten labels of 5,000 rows, Dirichlet(0.5). Stratify, V-F: about 35 % with chunks of 5, then a few more.
 
-    Its splits follow NIID-Bench, which gives nothing more to a client that holds its equal share (``balance``): 40 % on average
-    there, from 35 to 47 % over splits; 47 % without, where nearly every client holds every label. Where four holders of each
-    label are retained for a chunk, it is 35 %.
+    Its splits follow NIID-Bench, which gives nothing more to a client that holds its equal share (``balance``): 40 %
+    on average there, from 35 to 47 % over splits; 47 % without, where nearly every client holds every label. Where
+    four holders of each label are retained for a chunk, it is 35 %.
     """
     y = np.arange(50_000) % 10
     rows = Rows(np.zeros((len(y), 1), dtype=np.float32), y)

@@ -54,7 +54,7 @@ class Noting(Algorithm):
     calibrator = NotingCalibrator()
 
 
-# -- what it sees -------------------------------------------------------------------------------------------------------
+# -- what it sees ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["mlp:hidden=12", "tabular:hidden=12"])
@@ -76,7 +76,9 @@ def test_all_rows_of_all_clients_at_the_last_model_in_evaluation_mode(fed, model
         torch.testing.assert_close(GIVEN["loss"](head, features, labels), wanted, rtol=0, atol=1e-12)
     assert (run.model.head.weight == 7).all()
     assert (run.model.head.bias == 7).all()
-    assert all(torch.equal(a, b) for a, b in zip(run.model.features.parameters(), plain.features.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(run.model.features.parameters(), plain.features.parameters(), strict=True)
+    )
 
 
 def test_a_row_counts_for_every_client_that_holds_it():
@@ -102,7 +104,7 @@ def test_clients_that_keep_batch_norm_look_through_their_own(fed):
     torch.testing.assert_close(GIVEN["total"]["rows"]["features"], total, rtol=0, atol=1e-9)
 
 
-# -- what comes of it ---------------------------------------------------------------------------------------------------
+# -- what comes of it --------------------------------------------------------------------------------------------------
 
 
 def test_the_run_has_the_calibrated_model_and_tells_both_accuracies(fed, tmp_path: Path):
@@ -117,7 +119,9 @@ def test_the_run_has_the_calibrated_model_and_tells_both_accuracies(fed, tmp_pat
     assert summary["calibrated_test_loss"] == pytest.approx(loss, abs=1e-5)
     assert 0 < summary["calibrated_validation_accuracy"] < 1
     assert summary["test_accuracy_last"] == plain.summary["test_accuracy_last"]
-    assert summary["calibrated_test_accuracy"] > summary["test_accuracy_last"] + 0.1  # two classes a client bias the head
+    assert (
+        summary["calibrated_test_accuracy"] > summary["test_accuracy_last"] + 0.1
+    )  # two classes a client bias the head
     stored = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(value, stored[name]) for name, value in run.model.state_dict().items())
     mine = fed.partition.of(2)
@@ -149,10 +153,10 @@ def test_the_closing_table_shows_it_beside_the_other(fedskew, capsys: pytest.Cap
     assert fedskew("run --model mlp:hidden=8 --rounds 1 --clients 3 --algorithm ccvr --algorithm fedavg") == 0
     shown = capsys.readouterr().out
     assert "calibrated" in shown
-    assert "of the model with its new head, after the last round, in %" in shown
+    assert "accuracy of the calibrated model after the last round, in %" in shown
 
 
-# -- to disk and back ---------------------------------------------------------------------------------------------------
+# -- to disk and back --------------------------------------------------------------------------------------------------
 
 
 def bits(run: fs.Run) -> tuple[bytes, bytes, dict[str, Any]]:
@@ -162,7 +166,9 @@ def bits(run: fs.Run) -> tuple[bytes, bytes, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("model", "norm"), [("mlp:hidden=12", "aggregate"), ("tabular:hidden=12", "local")])
-def test_resumed_after_the_end_or_after_the_last_round_the_bits_are_the_same(fed, tmp_path: Path, model: str, norm: str):
+def test_resumed_after_the_end_or_after_the_last_round_the_bits_are_the_same(
+    fed, tmp_path: Path, model: str, norm: str
+):
     whole = trained(fed, "fedavg + ccvr", model, norm=norm, folder=tmp_path / "whole")
     again = fs.resume(tmp_path / "whole", fed=fed)
     assert again.summary == whole.summary
@@ -179,7 +185,7 @@ def test_resumed_after_the_end_or_after_the_last_round_the_bits_are_the_same(fed
     assert bits(fs.resume(tmp_path / "cut", fed=fed)) == bits(whole)
 
 
-# -- refusals -----------------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 class Scaled(nn.Module):
@@ -206,7 +212,11 @@ def frozen(shape: Any, classes: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("algorithm", "model", "says"),
     [
-        ("fedper + ccvr", "mlp:hidden=12", "fedper [+] ccvr: each client has a head of its own, .* leave the addition out"),
+        (
+            "fedper + ccvr",
+            "mlp:hidden=12",
+            "fedper [+] ccvr: each client has a head of its own, .* leave the addition out",
+        ),
         ("local + ccvr", "mlp:hidden=12", "local [+] ccvr: each client has a head of its own"),
         ("ditto + ccvr", "mlp:hidden=12", "ditto [+] ccvr: each client has a head of its own"),
         ("ccvr", headless, "Sequential has no attribute 'head' and no nn.Linear: name its last layer 'head'"),

@@ -118,7 +118,9 @@ def test_going_on_gives_the_bits_of_never_stopping(lab, name: str, norm: str):
     some = 5 if name == "krum" else 3  # fewer are too few for it
 
     def make():
-        return lab.training(None, name, "tabular:hidden=5", Stacked(mode="stack"), norm=norm, momentum=0.9, per_round=some)
+        return lab.training(
+            None, name, "tabular:hidden=5", Stacked(mode="stack"), norm=norm, momentum=0.9, per_round=some
+        )
 
     whole, first, second = make(), make(), make()
     for _ in range(5):

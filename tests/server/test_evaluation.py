@@ -123,7 +123,9 @@ def test_the_global_model_takes_one_pass_over_the_rows_of_all_clients(lab, monke
 
 def test_held_out_rows_are_what_a_client_is_tested_on(lab):
     kept = [np.array([0, 1, 2]), np.array([5, 6])]
-    fed = replace(lab.federation(rows=kept), held_out=Partition.from_lists([np.array([3, 4]), np.array([], dtype=np.int64)]))
+    fed = replace(
+        lab.federation(rows=kept), held_out=Partition.from_lists([np.array([3, 4]), np.array([], dtype=np.int64)])
+    )
     training = lab.run(1, fed, "fedavg", BATCH_NORM)
     losses, _ = by_hand(training, training.state(), fed.train.x[3:5], fed.train.y[3:5])
     for lines in (training.lines[0].clients, training.final_clients()):

@@ -180,7 +180,10 @@ def test_devices():
     for name, says in (
         ("gpu", "device=gpu is not a device: use cpu, cuda, cuda:0 … or auto"),
         ("meta", "device=meta is not supported: use cpu, cuda"),
-        (f"cuda:{torch.cuda.device_count()}", f"this machine has {torch.cuda.device_count()} CUDA devices: use device=cpu"),
+        (
+            f"cuda:{torch.cuda.device_count()}",
+            f"this machine has {torch.cuda.device_count()} CUDA devices: use device=cpu",
+        ),
     ):
         with pytest.raises(FedskewError, match=says):
             pick_device(name)
@@ -212,7 +215,10 @@ def test_every_schedule_starts_at_one():
         ({"model": BATCH_NORM, "sizes": (3, 1, 2)}, "client 1 has 1 row, BatchNorm needs 2.*min_size=2"),
         ({"per_round": 6}, "per_round=6 is more than the 5 clients: use at most 5"),
         ({"per_round": 2, "sizes": (9,)}, "per_round=2 is more than the 1 clients"),
-        ({"algorithm": "fednova", "optimizer": "adam"}, "fednova with these options is defined for local SGD, got optimizer=adam"),
+        (
+            {"algorithm": "fednova", "optimizer": "adam"},
+            "fednova with these options is defined for local SGD, got optimizer=adam",
+        ),
         ({"device": "tpu"}, "device=tpu is not a device"),
         ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
         ({"fleet": "uniform:latency=-1"}, "fleet uniform: latency=-1 is out of range, it must be >= 0"),

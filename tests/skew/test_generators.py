@@ -17,9 +17,9 @@ from fedskew.core.streams import Stream, substream
 from fedskew.data.dataset import Rows, Split
 from fedskew.data.partition import Partition
 from fedskew.data.readers.arrays import Arrays
+from fedskew.skew.assignment import assign_rest, equal_parts, placed
 from fedskew.skew.clusters import row_clusters
-from fedskew.skew.columns import ranks, widest
-from fedskew.skew.deal import deal_rest, equal_parts, placed
+from fedskew.skew.columns import most_variable, ranks
 from fedskew.skew.partitioning import partition_rows
 from fedskew.skew.wasserstein import feature_clusters, feature_distances
 
@@ -79,10 +79,10 @@ def test_vop_takes_the_column_it_is_given_and_the_first_of_equals():
     assert partition_rows("vop", rows, 2, 0).partition.of(0).tolist() == [0, 1, 2, 3]
     assert partition_rows("vop:column=1", rows, 2, 0).partition.of(0).tolist() == [4, 5, 6, 7]
     standardised = ((x - x.mean(axis=0)) / x.std(axis=0)).astype(np.float32)
-    assert widest(standardised, np.ones(3)) == 0
-    assert widest(standardised, x.std(axis=0)) == 0
-    assert widest(standardised, np.array([1.0, 1.0, 1.1])) == 2
-    assert widest(np.ones((4, 3), np.float32), np.ones(3)) is None
+    assert most_variable(standardised, np.ones(3)) == 0
+    assert most_variable(standardised, x.std(axis=0)) == 0
+    assert most_variable(standardised, np.array([1.0, 1.0, 1.1])) == 2
+    assert most_variable(np.ones((4, 3), np.float32), np.ones(3)) is None
 
 
 @pytest.mark.parametrize("skew", ["vop", "sldf", "feature-dirichlet"])
@@ -130,7 +130,9 @@ def test_lds_clients_are_runs_of_the_sorted_labels(rows: Rows, data: st.DataObje
     partition = partition_rows("lds", rows, clients, seed).partition
     assert whole(partition, rows)
     assert partition.sizes.max() - partition.sizes.min() <= 1
-    assert np.concatenate([np.sort(rows.y[partition.of(client)]) for client in range(clients)]).tolist() == sorted(rows.y)
+    assert np.concatenate([np.sort(rows.y[partition.of(client)]) for client in range(clients)]).tolist() == sorted(
+        rows.y
+    )
 
 
 def test_lds_by_frequency_gives_the_commonest_label_to_the_first_clients():
@@ -138,7 +140,12 @@ def test_lds_by_frequency_gives_the_commonest_label_to_the_first_clients():
     rows = Rows(np.zeros((100, 1), np.float32), y)
     counts = partition_rows("lds:order=frequency", rows, 4, seed=0).partition.counts(y, 3)
     assert counts.tolist() == [[0, 0, 25], [0, 0, 25], [0, 5, 20], [10, 15, 0]]
-    assert partition_rows("lds", rows, 4, seed=0).partition.counts(y, 3).tolist() == [[10, 15, 0], [0, 5, 20], [0, 0, 25], [0, 0, 25]]
+    assert partition_rows("lds", rows, 4, seed=0).partition.counts(y, 3).tolist() == [
+        [10, 15, 0],
+        [0, 5, 20],
+        [0, 0, 25],
+        [0, 0, 25],
+    ]
 
 
 @settings(deadline=None, max_examples=100)
@@ -224,7 +231,10 @@ def test_wgc_gives_every_row_once_to_where_it_is_most_extreme(rows: Rows, data: 
     extreme = np.stack(
         [
             np.max(
-                [np.abs(2 * (rankdata(rows.x[:, column].astype(np.float64)) - 0.5) / len(rows) - 1) for column in members],
+                [
+                    np.abs(2 * (rankdata(rows.x[:, column].astype(np.float64)) - 0.5) / len(rows) - 1)
+                    for column in members
+                ],
                 axis=0,
             )
             for members in feature_clusters(rows.x, clients)
@@ -353,18 +363,28 @@ def test_a_domain_by_its_name():
     fed = fedskew.split((rows.x, rows.y, names), "domains:alone=sketch", clients=4)
     groups = fed.data.train.group
     assert {fed.data.groups[group] for group in groups[fed.partition.of(0)]} == {"sketch"}
-    assert {fed.data.groups[group] for client in (1, 2, 3) for group in groups[fed.partition.of(client)]} == {"photo", "art"}
-    with pytest.raises(FedskewError, match="alone=sktch is no group of the training rows: use the name of one, or 0, 1, 2"):
+    assert {fed.data.groups[group] for client in (1, 2, 3) for group in groups[fed.partition.of(client)]} == {
+        "photo",
+        "art",
+    }
+    with pytest.raises(
+        FedskewError, match="alone=sktch is no group of the training rows: use the name of one, or 0, 1, 2"
+    ):
         fedskew.split((rows.x, rows.y, names), "domains:alone=sktch", clients=4)
 
 
 @pytest.mark.parametrize(
     ("spec", "counts", "clients", "says"),
     [
-        ("domains", [3, 3], 2, "skew domains needs k=, groups that each client holds, or alone="),
+        ("domains", [3, 3], 2, "skew domains needs k=, the groups of each client, or alone="),
         ("domains:k=1,alone=0", [3, 3], 2, "skew domains needs k="),
         ("domains:alone=2", [3, 3], 2, "alone=2 is no group of the training rows: use the name of one, or 0, 1"),
-        ("domains:alone=0", [3, 3], 1, "1 clients, of which the first holds group 0 and the others share 3 rows: use 2 to 4"),
+        (
+            "domains:alone=0",
+            [3, 3],
+            1,
+            "1 clients, of which the first has group 0 and the others share 3 rows: use 2 to 4",
+        ),
         ("domains:alone=0", [3, 3], 5, "use 2 to 4 clients"),
         ("domains:alone=0", [3], 2, "the data has no other group"),
     ],
@@ -394,7 +414,7 @@ def test_lognormal_sizes():
     assert equal.max() <= 501
 
 
-# -- strength -----------------------------------------------------------------------------------------------------------
+# -- strength ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", STRENGTHS)
@@ -419,7 +439,7 @@ def skewed_table() -> tuple[Rows, np.ndarray]:
 
 
 def deviation(partition: Partition, rows: Rows, high: np.ndarray) -> float:
-    """How far the clients are from the pooled data: labels, halves of the widest feature, and clusters, whichever is most."""
+    """How far the clients are from the pooled data: labels, halves of the most variable feature, and clusters, whichever is most."""
     kinds = (rows.y, high, (np.abs(2 * ranks(rows.x[:, 4]) - 1) > 0.5).astype(int))
     worst = []
     for kind in kinds:
@@ -432,10 +452,16 @@ def deviation(partition: Partition, rows: Rows, high: np.ndarray) -> float:
 @pytest.mark.parametrize("name", STRENGTHS)
 def test_strength_goes_from_alike_to_the_rule(name: str):
     rows, high = skewed_table()
-    levels = [deviation(partition_rows(f"{name}:strength={strength}", rows, 4, seed=1).partition, rows, high) for strength in (0, 0.5, 1)]
+    levels = [
+        deviation(partition_rows(f"{name}:strength={strength}", rows, 4, seed=1).partition, rows, high)
+        for strength in (0, 0.5, 1)
+    ]
     assert levels[0] < 0.06  # 1,000 rows a client, drawn at random
     assert levels[0] < 0.6 * levels[1] < levels[1] < levels[2]
-    assert partition_rows(f"{name}:strength=1", rows, 4, seed=1).partition == partition_rows(name, rows, 4, seed=1).partition
+    assert (
+        partition_rows(f"{name}:strength=1", rows, 4, seed=1).partition
+        == partition_rows(name, rows, 4, seed=1).partition
+    )
 
 
 def test_strength_adds_rows_to_those_placed_before():
@@ -481,7 +507,7 @@ def test_equal_parts_are_runs_of_equal_size(count: int, clients: int, start: int
 @given(st.lists(st.integers(-1, 4), max_size=40))
 def test_the_rest_is_dealt_equally(owners: list[int]):
     before = np.array(owners, dtype=np.int64)
-    after = deal_rest(before, 5, Stream(0, "test"))
+    after = assign_rest(before, 5, Stream(0, "test"))
     assert np.array_equal(after[before >= 0], before[before >= 0])
     gained = np.bincount(after[before < 0], minlength=5)
     assert gained.max() - gained.min() <= 1
@@ -490,7 +516,7 @@ def test_the_rest_is_dealt_equally(owners: list[int]):
         assert held[gained == gained.max()].max() <= held[gained == gained.min()].min()
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 VARIED = Rows(np.arange(24, dtype=np.float32).reshape(8, 3) % 7, np.arange(8) % 2)
 CONSTANT = Rows(np.ones((8, 3), np.float32), np.arange(8) % 2)
@@ -518,7 +544,12 @@ ONE_LABEL = Rows(VARIED.x, np.zeros(8, np.int64))
         ("wgc:quantile=0.6", VARIED, 2, "quantile=0.6 is out of range"),
         ("sfdl:clusters=9", VARIED, 2, "9 clusters, but the features have 7 different rows: use clusters <= 7"),
         ("sfdl:clusters=1", VARIED, 2, "clusters=1 is out of range, it must be >= 2"),
-        ("shards:per_client=5", VARIED, 2, "8 rows cannot be cut into 10 shards, 5 for each of 2 clients: use per_client <= 4"),
+        (
+            "shards:per_client=5",
+            VARIED,
+            2,
+            "8 rows cannot be divided into 10 shards, 5 for each of 2 clients: use per_client <= 4",
+        ),
         ("domains:k=1", VARIED, 2, "skew domains: the data has no groups"),
         ("dirichlet:by=group", VARIED, 2, "skew dirichlet:by=group: the data has no groups"),
         ("vop:strength=1.5", VARIED, 2, "strength=1.5 is out of range, it must be >= 0 and <= 1"),
@@ -540,7 +571,9 @@ def test_k_larger_than_the_groups():
 
 def test_too_many_features_for_pairs():
     with pytest.raises(FedskewError, match="4097 are too many"):
-        partition_rows("wgc", Rows(np.random.default_rng(0).normal(size=(3, 4097)).astype(np.float32), np.arange(3)), 2, seed=0)
+        partition_rows(
+            "wgc", Rows(np.random.default_rng(0).normal(size=(3, 4097)).astype(np.float32), np.arange(3)), 2, seed=0
+        )
 
 
 @pytest.mark.parametrize("name", [*STRENGTHS, "feature-dirichlet"])

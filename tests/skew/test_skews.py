@@ -14,7 +14,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.deal import log_gammas
+from fedskew.skew.assignment import log_gammas
 from fedskew.skew.partitioning import SkewSpec, partition_rows
 from fedskew.skew.skews import skews
 
@@ -52,10 +52,17 @@ def table(partition: Partition, y: np.ndarray) -> np.ndarray:
 
 @settings(deadline=None, max_examples=150)
 @given(labels(), st.data(), alphas, seeds)
-def test_dirichlet_and_quantity_always_end_and_keep_every_row_once(y: np.ndarray, data: st.DataObject, alpha: float, seed: int):
+def test_dirichlet_and_quantity_always_end_and_keep_every_row_once(
+    y: np.ndarray, data: st.DataObject, alpha: float, seed: int
+):
     clients = data.draw(st.integers(1, len(y)))
     min_size = data.draw(st.integers(1, len(y) // clients))
-    kinds = [{"name": "dirichlet"}, {"name": "dirichlet", "balance": True}, {"name": "quantity"}, {"name": "feature-dirichlet"}]
+    kinds = [
+        {"name": "dirichlet"},
+        {"name": "dirichlet", "balance": True},
+        {"name": "quantity"},
+        {"name": "feature-dirichlet"},
+    ]
     options = data.draw(st.sampled_from(kinds))
     assume(options["name"] != "feature-dirichlet" or len(y) > 1)  # one row does not vary
     spec = options | {"alpha": alpha, "min_size": min_size}
@@ -116,7 +123,9 @@ def test_natural_never_splits_a_group(group: list[int], data: st.DataObject, see
     present = np.unique(groups)
     rows = rows_of(np.zeros(len(groups)), groups)
     alone = cut_rows("natural", rows, None, seed)
-    assert [np.unique(groups[alone.of(client)]).tolist() for client in range(alone.clients)] == [[name] for name in present]
+    assert [np.unique(groups[alone.of(client)]).tolist() for client in range(alone.clients)] == [
+        [name] for name in present
+    ]
     assert alone == cut_rows("natural", rows, len(present), seed) == cut_rows("natural", rows, 0, seed)
     clients = data.draw(st.integers(1, len(present)))
     merged = cut_rows("natural", rows, clients, seed)
@@ -178,11 +187,22 @@ def test_a_run_on_some_of_the_groups():
 BALANCED = rows_of(np.repeat(np.arange(10), 100), np.repeat(np.arange(50), 20))
 
 
-DRAWN = ("iid", "dirichlet", "feature-dirichlet", "quantity", "quantity:law=lognormal", "two-class-dirichlet", "lds", "shards")
+DRAWN = (
+    "iid",
+    "dirichlet",
+    "feature-dirichlet",
+    "quantity",
+    "quantity:law=lognormal",
+    "two-class-dirichlet",
+    "lds",
+    "shards",
+)
 RULED = ("vop:strength=0.5", "sldf:strength=0.5", "sfdl:strength=0.5", "wgc:clusters=4")  # the rest is dealt at random
 
 
-@pytest.mark.parametrize("spec", [*DRAWN, *RULED, "classes:k=3", "classes:k=3,deal=random", "domains:k=3", "domains:alone=4"])
+@pytest.mark.parametrize(
+    "spec", [*DRAWN, *RULED, "classes:k=3", "classes:k=3,deal=random", "domains:k=3", "domains:alone=4"]
+)
 def test_the_seed_changes_the_cut(spec: str):
     cuts = {cut_rows(spec, BALANCED, 20, seed).digest for seed in range(5)}
     assert len(cuts) == 5
@@ -299,7 +319,8 @@ def test_redraws_are_the_next_draws_of_the_stream():
 
 def test_redraws_end():
     with pytest.raises(
-        FedskewError, match=r"in 1,000 draws no cut had 10 rows at every client, the smallest had at most 0: use a larger"
+        FedskewError,
+        match=r"in 1,000 draws no partition had 10 rows at every client, the smallest had at most 0: use a larger",
     ):
         cut_rows("dirichlet:alpha=0.001,min_rule=redraw", BALANCED, 20, seed=0)
     with pytest.raises(
@@ -406,7 +427,7 @@ def test_two_class_sizes():
     ("spec", "clients", "says"),
     [
         ("iid", 1001, "1000 rows are too few for 1001 clients with at least 1 each: use at most 1000 clients"),
-        ("iid", 0, "0 clients asked for, at least 1"),
+        ("iid", 0, "0 clients, at least 1"),
         ("quantity", -1, "at least 1 is needed"),
         ("dirichlet:alpha=0", 5, "alpha=0 is out of range, it must be > 0"),
         ("dirichlet:alpha=-1", 5, "alpha=-1 is out of range"),
@@ -415,11 +436,11 @@ def test_two_class_sizes():
         ("dirichlet:min_size=2000", 1, "use more rows or min_size <= 1000"),
         ("quantity:min_size=501", 2, "use at most 1 clients or min_size <= 500"),
         ("classes", 5, "needs k="),
-        ("classes:k=2,deal=random", 4, "cannot hold all 10 labels: use at least 5 clients or k >= 3"),
+        ("classes:k=2,deal=random", 4, "cannot have all 10 labels: use at least 5 clients or k >= 3"),
         ("classes:k=11", 5, "11 labels a client, but the data has only 10: use k <= 10"),
-        ("classes:k=2", 4, "cannot hold all 10 labels: use at least 5 clients or k >= 3"),
+        ("classes:k=2", 4, "cannot have all 10 labels: use at least 5 clients or k >= 3"),
         ("classes:k=2", 600, "use at most 500 clients or choose a smaller k"),
-        ("two-class-dirichlet", 4, "cannot hold all 10 labels: use at least 5 clients"),
+        ("two-class-dirichlet", 4, "cannot have all 10 labels: use at least 5 clients"),
         ("two-class-dirichlet", 501, "use at most 500 clients"),
         ("natural", 51, "51 clients, but the data has 50 groups: use 1 to 50 clients"),
         ("natural", -2, "use 1 to 50 clients, or 0"),

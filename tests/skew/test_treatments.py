@@ -116,7 +116,10 @@ def test_a_single_cut_stays_a_plain_choice():
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("vop + lds", "vop and lds both deal out the rows: keep one; what may be added are treatments (noise, relabel)"),
+        (
+            "vop + lds",
+            "vop and lds both partition the rows: keep one; what may be added are treatments (noise, relabel)",
+        ),
         ("dirichlet + nois:sigma=1", "unknown skew 'nois': did you mean 'noise'?"),
         ("dirichlet + noise:sigma=-1", "treatment noise: sigma=-1 is out of range, it must be >= 0"),
         ("dirichlet + noise:size=1", "unknown option of treatment noise 'size'"),
@@ -124,7 +127,7 @@ def test_a_single_cut_stays_a_plain_choice():
         ("dirichlet + ", "empty skew"),
         (" + noise", "empty skew"),
         ("", "empty skew"),
-        ("wgc:overlap=true + noise", "with overlap=true a row has several owners, and noise treats it for one"),
+        ("wgc:overlap=true + noise", "with overlap=true a row has several clients, and noise treats it for one"),
     ],
 )
 def test_a_bad_composition_is_refused_before_anything_is_computed(spec: str, says: str):
@@ -149,7 +152,9 @@ def test_a_federation_shows_the_treated_rows_and_keeps_the_data():
     difference = fed.train.x - data.train.x
     assert difference[fed.held_out.of(4)].std() == pytest.approx(0.1, rel=0.05)  # its own test rows have its noise
     assert np.array_equal(fed.test.x, data.test.x)
-    assert fed.recipe["skew"] == "dirichlet:alpha=0.3,min_size=10,min_rule=fill,balance=false,by=label + noise:sigma=0.1"
+    assert (
+        fed.recipe["skew"] == "dirichlet:alpha=0.3,min_size=10,min_rule=fill,balance=false,by=label + noise:sigma=0.1"
+    )
     plain = fedskew.split(data, "dirichlet:alpha=0.3", clients=5, client_test=0.2)
     assert plain.partition == fed.partition
     assert plain.fingerprint != fed.fingerprint
@@ -163,7 +168,7 @@ def test_a_composed_run_can_be_resumed(tmp_path):
     fed = fedskew.split(fedskew.load("digits"), "dirichlet:alpha=0.3 + noise:sigma=0.1", clients=3)
     settings = {"rounds": 2, "threads": 1, "device": "cpu"}
     with pytest.raises(KeyboardInterrupt):
-        fedskew.train(fed, "logreg", folder=tmp_path / "run", watch=stop, **settings)
+        fedskew.train(fed, "logreg", folder=tmp_path / "run", callbacks=[stop], **settings)
     resumed = fedskew.resume(tmp_path / "run")
     straight = fedskew.train(fed, "logreg", folder=False, **settings)
     assert resumed.summary["test_loss_last"] == straight.summary["test_loss_last"]

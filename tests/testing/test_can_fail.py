@@ -182,7 +182,11 @@ class MeasuresHalfRows(Algorithm):
     ("algorithm", "message"),
     [
         (MeasuresHalfRows, "probe_rows must be an array of 5 whole numbers, at least 1, one of the chosen"),
-        (Forgets, "client_state must have the names of what init_client_state returns, or it is lost: 'last.features.1.bias' is new"),
+        (
+            Forgets,
+            "client_state must have the names of what init_client_state returns, or it is lost: "
+            "'last.features.1.bias' is new",
+        ),
         (Narrows, "correct_gradients must have the shapes and dtypes of gradients"),
         (LosesNames, "server_update must have the names of the weights it was given: 'features.1.bias' is missing"),
         (SendsIntegers, "payload count.rows is torch.int64: send floating point"),
@@ -334,7 +338,9 @@ def test_alone_catches_what_depends_on_others() -> None:
     assert found["alone"].startswith("client_profile: rank of client 0 is 1, and ")
     found = failures(AveragesStatistics)
     assert set(found) == {"alone"}
-    assert found["alone"].startswith("class_statistics: head.mean of nine rows is not the sum of that of three and of six")
+    assert found["alone"].startswith(
+        "class_statistics: head.mean of nine rows is not the sum of that of three and of six"
+    )
 
 
 @dataclass(frozen=True)
@@ -342,7 +348,9 @@ class MovesState(fedskew.FedAvgM):
     """Updates the server's momentum in place."""
 
     def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
-        momentum = {name: value.mul_(self.beta).add_(mean["delta"][name]) for name, value in server_state["momentum"].items()}
+        momentum = {
+            name: value.mul_(self.beta).add_(mean["delta"][name]) for name, value in server_state["momentum"].items()
+        }
         return {name: weight + momentum[name] for name, weight in weights.items()}, {"momentum": momentum}
 
 
@@ -364,7 +372,9 @@ class ReplacesEntries(Algorithm):
     ],
 )
 def test_purity_catches_changed_inputs(algorithm: type[Algorithm], message: str) -> None:
-    found = failures(algorithm, *(name for name in CHECKS if name != "functions"))  # asked again, it would find them changed
+    found = failures(
+        algorithm, *(name for name in CHECKS if name != "functions")
+    )  # asked again, it would find them changed
     assert set(found) == {"purity"}
     assert found["purity"].startswith(message)
 
@@ -392,7 +402,9 @@ class RollsNumPyDice(Algorithm):
 
 
 def test_purity_catches_global_random_numbers() -> None:
-    assert failures(RollsDice, "purity")["purity"].startswith("correct_gradients draws from the global generator of torch")
+    assert failures(RollsDice, "purity")["purity"].startswith(
+        "correct_gradients draws from the global generator of torch"
+    )
     found = failures(RollsNumPyDice, "purity", "seed")
     assert found["purity"].startswith("select draws from the global generator of numpy")
     assert "seed" in found

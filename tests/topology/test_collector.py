@@ -157,7 +157,10 @@ def test_an_own_combine_sees_moments_and_no_part_for_buffers_that_are_not_there(
     normed.add(Updates(sent.report, sent.payload, {"n.running_mean": mean, "n.running_var": variance}, {}))
     merged = normed.result().merged_buffers({"n.running_mean": mean[0], "n.running_var": variance[0]})
     assert vars(normed.aggregator)["calls"][0][0]["buffers"]["n.running_var"].tolist() == [[1.5], [9.25]]
-    assert {name: value.tolist() for name, value in merged.items()} == {"n.running_mean": [3.0], "n.running_var": [0.25]}
+    assert {name: value.tolist() for name, value in merged.items()} == {
+        "n.running_mean": [3.0],
+        "n.running_var": [0.25],
+    }
 
 
 @pytest.mark.parametrize("spec", ["clip:norm=1e9", "krum:attackers=1,keep=6"])
@@ -215,7 +218,9 @@ def test_when_all_are_broken_the_error_names_round_and_rate(lab, engine, norm: s
     before = training.checkpoint()
     for client in range(5):
         poison(training, client)
-    with pytest.raises(FedskewError, match=r"round 2: all 5 clients sent NaN or infinite updates; lower lr \(now 0.25\)"):
+    with pytest.raises(
+        FedskewError, match=r"round 2: all 5 clients sent NaN or infinite updates; lower lr \(now 0.25\)"
+    ):
         training.advance()
     after = training.checkpoint()  # nothing was half done
     assert after.keys() == before.keys()

@@ -32,7 +32,9 @@ def federation() -> Federation:
 
 def training(method="fedavg", engine=None, model="logreg", **settings) -> Server:
     usual = {"rounds": 4, "epochs": 3, "batch_size": 4, "lr": 0.1, "dtype": "float64", "device": "cpu", "threads": 1}
-    return Server(federation(), build(model, (4,), 3, seed=0), resolve(method), Settings(**{**usual, **settings}), engine)
+    return Server(
+        federation(), build(model, (4,), 3, seed=0), resolve(method), Settings(**{**usual, **settings}), engine
+    )
 
 
 def flat(run: Server) -> np.ndarray:
@@ -67,7 +69,12 @@ def test_the_late_and_the_lost_do_not_count(tmp_path):
     assert {line["client"]: (line["dropped"], line["late"], line["weight"] > 0) for line in result.clients} == {
         0: (0, 0, True), 1: (0, 1, False), 2: (0, 0, True), 3: (1, 0, False), 4: (0, 0, True),
     }  # fmt: skip
-    assert (result.round["clients"], result.round["dropped"], result.round["late"], result.round["excluded"]) == (5, 1, 1, 0)
+    assert (result.round["clients"], result.round["dropped"], result.round["late"], result.round["excluded"]) == (
+        5,
+        1,
+        1,
+        0,
+    )
     assert result.round["simulated_seconds"] == 2.0
     assert result.round["bytes_down"] == 5 * MODEL_BYTES
     assert result.round["bytes_up"] == 3 * MODEL_BYTES
@@ -128,7 +135,13 @@ def test_partial_work(tmp_path):
     fleet = write(tmp_path / "fleet.csv", [f"{k},1,1000,1000,0.001,0" for k in range(5)])
     run = training(fleet=f"{fleet},deadline=10,partial=true")
     result = run.advance()
-    assert [line["steps"] for line in result.clients] == [2, 0, 3, 3, 2]  # 1, 0, 3, 1 and 1 epochs of 2, -, 1, 3 and 2 batches
+    assert [line["steps"] for line in result.clients] == [
+        2,
+        0,
+        3,
+        3,
+        2,
+    ]  # 1, 0, 3, 1 and 1 epochs of 2, -, 1, 3 and 2 batches
     assert [line["late"] for line in result.clients] == [0, 1, 0, 0, 0]
     assert result.round["simulated_seconds"] == 10.0
 
@@ -184,14 +197,17 @@ def test_probes_are_paid_for(tmp_path):
     assert result.round["bytes_down"] == 5 * MODEL_BYTES + 2 * 8  # the model to all, a number to those that are sent
     assert result.round["bytes_up"] == 5 * 2 * 8 + 2 * MODEL_BYTES  # two answers from all, then the updates
     batch = {line["client"]: min(4, line["rows"]) for line in result.clients}
-    alone = {k: 2 * 0.5 + rows / 3 / speed + 8e-6 * (MODEL_BYTES + 16) for k, rows in batch.items()}  # a look is a third
+    alone = {
+        k: 2 * 0.5 + rows / 3 / speed + 8e-6 * (MODEL_BYTES + 16) for k, rows in batch.items()
+    }  # a look is a third
     probing = max(alone.values())
     line = 8e-6 * (8 + MODEL_BYTES)
     rows = {c["client"]: c["rows"] * epochs for c, epochs in zip(_by_rank(result), (1, 2), strict=True)}
     training_time = max(2 * 0.5 + n / speed + line for n in rows.values())
     assert result.round["simulated_seconds"] == pytest.approx(probing + training_time)
     steps = {
-        c["client"]: -(-c["rows"] // batch) * epochs for c, batch, epochs in zip(_by_rank(result), (2, 3), (1, 2), strict=True)
+        c["client"]: -(-c["rows"] // batch) * epochs
+        for c, batch, epochs in zip(_by_rank(result), (2, 3), (1, 2), strict=True)
     }
     assert {c["client"]: c["steps"] for c in result.clients if c["steps"]} == steps
     for c in result.clients:  # every client that did something has a line with all of it
@@ -240,7 +256,9 @@ def test_a_deadline_bounds_rounds_in_which_clients_measure_first(tmp_path, deadl
     run = training(Probing(), fleet=f"{fleet},deadline={deadline}", per_round=2)
     result = run.advance()
     assert result.round["simulated_seconds"] <= deadline
-    ends = [2 * 0.3 + min(4, rows) / 3 / speed for rows, speed in zip((6, 12, 3, 9, 5), (1, 3, 10, 30, 100), strict=True)]
+    ends = [
+        2 * 0.3 + min(4, rows) / 3 / speed for rows, speed in zip((6, 12, 3, 9, 5), (1, 3, 10, 30, 100), strict=True)
+    ]
     missed = {k for k, end in enumerate(ends) if end > deadline / 2}
     assert {line["client"] for line in result.clients if line["late"] and not line["steps"]} == missed
     assert len(missed) == {1.5: 2, 4.0: 0, 40.0: 0}[deadline]
@@ -289,7 +307,9 @@ def test_smaller_batches_cost_more(tmp_path):
     """Resource-aware batches are not free: a slow machine with half the batch takes twice the steps."""
     large, small = (training(fleet="uniform:seconds_per_step=0.1", batch_size=b).advance() for b in (6, 2))
     for one, other in zip(large.clients, small.clients, strict=True):
-        assert other["training_seconds"] - one["training_seconds"] == pytest.approx(0.1 * (other["steps"] - one["steps"]))
+        assert other["training_seconds"] - one["training_seconds"] == pytest.approx(
+            0.1 * (other["steps"] - one["steps"])
+        )
         assert other["steps"] > one["steps"]
 
 

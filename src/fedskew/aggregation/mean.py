@@ -22,8 +22,8 @@ class Aggregator:
     """The weighted mean, which the server accumulates as updates arrive; rules for robust aggregation derive from it.
 
     ``name`` is what tables say of the clients' weights under a rule, empty where the weights are the method's own.
-    ``needs_all`` says that ``combine`` must see the updates of all clients together. ``least_updates`` is how many valid
-    updates a round needs; with fewer, the server leaves its weights as they are.
+    ``needs_all`` says that ``combine`` must see the updates of all clients together. ``least_updates`` is how many
+    valid updates a round needs; with fewer, the server leaves its weights as they are.
     """
 
     name: ClassVar[str] = ""

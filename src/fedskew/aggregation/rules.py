@@ -1,12 +1,13 @@
 """Rules that keep a few clients from ruining the mean: the median, the trimmed mean, Krum, and clipped updates.
 
-Each rule hands what it makes of the clients' payloads to the aggregator ``then``, in the end to the weighted mean; a rule that
-leaves one payload hands on a stack of one. Each also returns every client's share in the result: a client without a share is
-excluded from everything that the server keeps.
+Each rule hands what it makes of the clients' payloads to the aggregator ``then``, in the end to the weighted mean; a
+rule that leaves one payload hands on a stack of one. Each also returns every client's share in the result: a client
+without a share is excluded from everything that the server keeps.
 
-What a method keeps as a mean over all clients (SCAFFOLD's controls, FedDyn's h) stays the plain mean of those that were not
-excluded, or training falls apart. So with these two methods the median, the trimmed mean and clipping protect the weights from
-broken clients, but a hostile one can still act through that mean; Krum, which excludes whole clients, protects both.
+What a method keeps as a mean over all clients (SCAFFOLD's controls, FedDyn's h) stays the plain mean of those that
+were not excluded, or training falls apart. So with these two methods the median, the trimmed mean and clipping
+protect the weights from broken clients, but a hostile one can still act through that mean; Krum, which excludes whole
+clients, protects both.
 """
 
 from dataclasses import dataclass
@@ -103,9 +104,12 @@ class NearestUpdates(Rule):
         distances = torch.zeros(len(weights), len(weights), dtype=torch.float64, device=weights.device)
         for value in _changes(payloads, "krum").values():
             flat = _flat(value).to(torch.float64)
-            # Differences and not products of norms: exact zeros for equal clients, and the same from a to b as from b to a.
+            # Differences and not products of norms: exact zeros for equal clients, and the same from a to b as from b
+            # to a.
             distances += torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
-        neighbours = distances.sort(1).values[:, 1 : len(weights) - self.attackers - 1]  # the first is the client itself
+        neighbours = distances.sort(1).values[
+            :, 1 : len(weights) - self.attackers - 1
+        ]  # the first is the client itself
         lowest = neighbours.sum(1).argsort(stable=True)[: self.keep].sort().values
         taken = {part: {name: value[lowest] for name, value in tensors.items()} for part, tensors in payloads.items()}
         result, shares = self.then.combine(taken, weights.new_full((self.keep,), 1 / self.keep))
@@ -120,7 +124,9 @@ class NearestUpdates(Rule):
                 "take more clients a round (per_round) or lower attackers"
             )
         if updates < self.keep:
-            raise FedskewError(f"krum with keep={self.keep} needs {self.keep} updates a round, got {updates}: lower keep")
+            raise FedskewError(
+                f"krum with keep={self.keep} needs {self.keep} updates a round, got {updates}: lower keep"
+            )
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,8 @@ class ClippedUpdates(Rule):
 def _changes(payloads: Tree, rule: str) -> Tensors:
     if "delta" not in payloads:
         raise FedskewError(
-            f"{rule} looks at the clients' changes (delta), and the method sends {', '.join(payloads)}: leave {rule} out"
+            f"{rule} looks at the clients' changes (delta), and the method sends {', '.join(payloads)}: leave {rule} "
+            "out"
         )
     return payloads["delta"]
 
@@ -166,8 +173,8 @@ def _flat(value: Tensor) -> Tensor:
 def _without_extremes(payloads: Tree, cut: int, like: Tensor) -> tuple[Tree, Tensor]:
     """Return the mean of every coordinate without its ``cut`` largest and smallest values, as a stack of one, and shares.
 
-    A client's share is the part of the coordinates of ``delta`` (of everything, where there is none) that come from it; those
-    that several clients have in common are divided among them.
+    A client's share is the part of the coordinates of ``delta`` (of everything, where there is none) that come from
+    it; those that several clients have in common are divided among them.
     """
     counts = torch.zeros(len(like), dtype=torch.float64, device=like.device)
     result: Tree = {}

@@ -1,6 +1,7 @@
 """The contract of a method, and the methods, one paper a file.
 
-All that a method author needs can be imported from here: the contract, what a method may have, and every registered class.
+All that a method author needs can be imported from here: the contract, what a method may have, and every registered
+class.
 """
 
 import importlib

@@ -24,19 +24,20 @@ class AFLCP(Algorithm):
     training, without what its line takes. Its score is their weighted mean, and its weight in the mean of a round is
     proportional to rows times score.
 
-    Readings, since the paper prints no formula. Entropy and reliability are shares as they are; the mean time becomes one
-    between the slowest (0) and the fastest (1) of the clients that have completed a round, all 1 where they are equal. A client
-    that was chosen and never completed a round is slowest, 0. One not chosen yet has the mean of the others, 1 while there are
-    none. Participation is "adjusted" without excluding anyone: clients are drawn with a chance proportional to their score
-    (times their rows, if sampling is by size), and no score is below ``floor``. Where all scores are equal, it is FedAvg.
+    Readings, since the paper prints no formula. Entropy and reliability are shares as they are; the mean time becomes
+    one between the slowest (0) and the fastest (1) of the clients that have completed a round, all 1 where they are
+    equal. A client that was chosen and never completed a round is slowest, 0. One not chosen yet has the mean of the
+    others, 1 while there are none. Participation is "adjusted" without excluding anyone: clients are drawn with a
+    chance proportional to their score (times their rows, if sampling is by size), and no score is below ``floor``.
+    Where all scores are equal, it is FedAvg.
 
-    Section 3.2 also speaks of "update consistency", without saying what that is. With ``consistency`` above 0 it is a fourth
-    part of the score: how much a client's changes were like those of the server in the same rounds, the mean of
-    ``(1 + cosine) / 2``. The server measures it on what it is sent anyway.
+    Section 3.2 also speaks of "update consistency", without saying what that is. With ``consistency`` above 0 it is a
+    fourth part of the score: how much a client's changes were like those of the server in the same rounds, the mean
+    of ``(1 + cosine) / 2``. The server measures it on what it is sent anyway.
 
-    The entropy is all that a client tells of its data, once. With ``epsilon`` it adds Laplace noise of scale 1/epsilon and
-    clips to [0, 1] before it speaks: local differential privacy for the whole client, since the entropy of any other data
-    differs by at most 1 (docs/privacy.md).
+    The entropy is all that a client tells of its data, once. With ``epsilon`` it adds Laplace noise of scale
+    1/epsilon and clips to [0, 1] before it speaks: local differential privacy for the whole client, since the entropy
+    of any other data differs by at most 1 (docs/privacy.md).
 
     Args:
         entropy: weight of balanced labels in the score, relative to the other two
@@ -66,7 +67,9 @@ class AFLCP(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self._weights().sum() == 0:
-            raise FedskewError("algorithm afl-cp: entropy=0, reliability=0 and speed=0 leave no score: raise one of them")
+            raise FedskewError(
+                "algorithm afl-cp: entropy=0, reliability=0 and speed=0 leave no score: raise one of them"
+            )
 
     def _weights(self) -> Floats:
         return np.array([self.entropy, self.reliability, self.speed, self.consistency])
@@ -153,7 +156,9 @@ def _quickness(time: Floats, known: NDArray[np.bool_]) -> Floats:
     if not known.any():
         return np.ones(len(time))
     shortest, longest = time[known].min(), time[known].max()
-    if longest - shortest <= 1e-9 * longest:  # means of the same time over other numbers of rounds differ in their last bits
+    if (
+        longest - shortest <= 1e-9 * longest
+    ):  # means of the same time over other numbers of rounds differ in their last bits
         return np.ones(len(time))
     return np.asarray((longest - time) / (longest - shortest))
 

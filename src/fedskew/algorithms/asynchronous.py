@@ -18,15 +18,15 @@ from fedskew.core.trees import Tensors, Tree
 class FedAsync(Algorithm):
     """Asynchronous federated optimisation (Xie et al. 2019, Algorithm 1): ``w <- (1 - a_t) w + a_t w_k`` for each answer.
 
-    ``a_t = alpha s(t - tau)`` falls with the staleness of the answer, the server steps since its client was sent (section 5.2).
-    ``per_round`` clients are at work at any time; a round is one step of the server. A client minimises its loss with the
-    proximal term of strength ``mu`` (the paper's rho).
+    ``a_t = alpha s(t - tau)`` falls with the staleness of the answer, the server steps since its client was sent
+    (section 5.2). ``per_round`` clients are at work at any time; a round is one step of the server. A client
+    minimises its loss with the proximal term of strength ``mu`` (the paper's rho).
 
     Args:
         mu: strength of the pull back to the weights that the client was given
         alpha: share of the client's model in the new global one, before staleness
-        staleness: how it falls with staleness d: (d + 1)^-power (polynomial), from 1 at d = wait as 1 / (power (d - wait) + 1)
-            (hinge), or not at all (constant)
+        staleness: how it falls with staleness d: (d + 1)^-power (polynomial), from 1 at d = wait as 1 / (power (d -
+            wait) + 1) (hinge), or not at all (constant)
         power: how fast it falls
         wait: staleness up to which the hinge takes nothing off
 
@@ -66,12 +66,12 @@ class FedAsync(Algorithm):
         """Return a weight that falls with staleness."""
         return self.staleness_factor(report.numbers["staleness"])
 
-    def server_update(
-        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
-    ) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         """Return the mixture of the global weights and those of the client."""
         share = self.alpha * float(cohort.weights.mean())
-        return {name: (1 - share) * weight + share * mean["model"][name] for name, weight in weights.items()}, server_state
+        return {
+            name: (1 - share) * weight + share * mean["model"][name] for name, weight in weights.items()
+        }, server_state
 
 
 @algorithms.register("fedbuff")
@@ -79,8 +79,9 @@ class FedAsync(Algorithm):
 class FedBuff(Algorithm):
     """Buffered asynchronous aggregation (Nguyen et al. 2022, Algorithm 1): a step for every ``buffer`` answers.
 
-    ``w <- w + server_lr / K sum_k s(d_k) (w_k - w_{t_k})`` with ``s(d) = 1 / sqrt(1 + d)`` for an answer that is d steps old.
-    ``per_round`` clients are at work at any time, and the buffer is never larger than that; a round is one step of the server.
+    ``w <- w + server_lr / K sum_k s(d_k) (w_k - w_{t_k})`` with ``s(d) = 1 / sqrt(1 + d)`` for an answer that is d
+    steps old. ``per_round`` clients are at work at any time, and the buffer is never larger than that; a round is one
+    step of the server.
 
     Args:
         buffer: answers that make a step
@@ -104,9 +105,7 @@ class FedBuff(Algorithm):
         """Return a weight that falls with staleness."""
         return 1.0 / np.sqrt(1.0 + report.numbers["staleness"])
 
-    def server_update(
-        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
-    ) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         """Return the weights after a step; the mean is divided by the weights, the method by the number of updates."""
         scale = self.server_lr * float(cohort.weights.mean())
         return {name: weight + scale * mean["delta"][name] for name, weight in weights.items()}, server_state

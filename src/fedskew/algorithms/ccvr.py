@@ -23,21 +23,22 @@ HeadLoss: TypeAlias = Callable[[Tensors, Tensor, Tensor], Tensor]  # (head, feat
 class CCVR(Algorithm):
     """Classifier calibration with virtual representations (Luo et al. 2021, section 4, Algorithm 1).
 
-    Training is that of the method it is added to, FedAvg when alone. After the last round every client sends, for each class c,
-    how many rows it has, and the sum and the sum of outer products of their features z (the inputs of the head). Added up they
-    give the mean and the covariance of all rows of the class, exactly as if these were in one place:
-    ``mu_c = sum z / N_c`` and ``Sigma_c = (sum z z' - N_c mu_c mu_c') / (N_c - 1)``; the paper writes the same out of the
-    clients' own means and covariances. The server draws virtual features of each class from ``N(mu_c, Sigma_c)`` and goes on
-    training the head, and it alone, on them.
+    Training is that of the method it is added to, FedAvg when alone. After the last round every client sends, for
+    each class c, how many rows it has, and the sum and the sum of outer products of their features z (the inputs of
+    the head). Added up they give the mean and the covariance of all rows of the class, exactly as if these were in
+    one place: ``mu_c = sum z / N_c`` and ``Sigma_c = (sum z z' - N_c mu_c mu_c') / (N_c - 1)``; the paper writes the
+    same out of the clients' own means and covariances. The server draws virtual features of each class from ``N(mu_c,
+    Sigma_c)`` and goes on training the head, and it alone, on them.
 
-    Training itself never sees the new head, so the curve of the run is that of the method without it. With ``every`` a copy of
-    the model gets a new head after so many rounds and is scored (``calibrated_*`` in the table of rounds): that is the curve
-    of CCVR. Each time every client gets the model, looks at all its rows and sends its sums, on the clock and in the bytes.
+    Training itself never sees the new head, so the curve of the run is that of the method without it. With ``every``
+    a copy of the model gets a new head after so many rounds and is scored (``calibrated_*`` in the table of rounds):
+    that is the curve of CCVR. Each time every client gets the model, looks at all its rows and sends its sums, on the
+    clock and in the bytes.
 
-    Readings: as many features for every class, however rare; plain SGD from the head as it is. A ridge of 1e-8 of the mean
-    square of the features keeps the covariance definite; a class with one row has no other spread, a class that nobody has gets
-    no features. The ReLU and Tukey's transformation that the paper's runs put before the head would change the model that is
-    handed out, and are left out. ``head_epochs = 0`` is the method without the addition.
+    Readings: as many features for every class, however rare; plain SGD from the head as it is. A ridge of 1e-8 of the
+    mean square of the features keeps the covariance definite; a class with one row has no other spread, a class that
+    nobody has gets no features. The ReLU and Tukey's transformation that the paper's runs put before the head would
+    change the model that is handed out, and are left out. ``head_epochs = 0`` is the method without the addition.
 
     Args:
         features: virtual features drawn for each class

@@ -32,8 +32,8 @@ class Algorithms(Composing["type[Algorithm]"]):
 def composed(parts: "tuple[type[Algorithm], ...]") -> "type[Algorithm]":
     """The class that has all parts as its bases, the same one for the same parts; a single part is itself.
 
-    Additions go before the method, in the order in which they are written: the first one's ``combine`` sees what the clients
-    sent, and hands on to the next what it makes of it.
+    Additions go before the method, in the order in which they are written: the first one's ``combine`` sees what the
+    clients sent, and hands on to the next what it makes of it.
     """
     if len(parts) == 1:
         return parts[0]
@@ -50,7 +50,8 @@ def _refuse_what_does_not_go_together(parts: "tuple[type[Algorithm], ...]", wher
     for part in parts[1:]:
         if not part.addition:
             raise FedskewError(
-                f"{where}: {part.label()} is a method of its own: what may follow a + are additions (fedskew list algorithms)"
+                f"{where}: {part.label()} is a method of its own: what may follow a + are additions (fedskew list "
+                "algorithms)"
             )
     for one, other in permutations(parts, 2):
         if one.addition and issubclass(other, one):
@@ -60,6 +61,7 @@ def _refuse_what_does_not_go_together(parts: "tuple[type[Algorithm], ...]", wher
         for option in fields(part):
             if option.name in owner:
                 raise FedskewError(
-                    f"{where}: {owner[option.name]} and {part.label()} both have an option {option.name}: leave one of them out"
+                    f"{where}: {owner[option.name]} and {part.label()} both have an option {option.name}: leave one "
+                    "of them out"
                 )
             owner[option.name] = part.label()

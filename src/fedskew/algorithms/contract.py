@@ -1,8 +1,9 @@
 """The contract of a method: a frozen dataclass of hyper-parameters with small pure hooks, whose defaults are FedAvg.
 
-``objective``, ``linear_correction``, ``correct_gradients``, ``on_receive``, ``payload`` and ``client_state`` are written for ONE
-client: tensors in, tensors out, no ``.item()``, no ``if`` on a tensor's value. Engines run them for one client at a time or for
-all clients of a stack at once (``torch.func.vmap``). A method never sees an engine, a device or a training loop.
+``objective``, ``linear_correction``, ``correct_gradients``, ``on_receive``, ``payload`` and ``client_state`` are
+written for ONE client: tensors in, tensors out, no ``.item()``, no ``if`` on a tensor's value. Engines run them for
+one client at a time or for all clients of a stack at once (``torch.func.vmap``). A method never sees an engine, a
+device or a training loop.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,10 +46,11 @@ Requirement: TypeAlias = Literal[
 class Batch:
     """The rows of one local step, as ``objective`` sees them.
 
-    ``logits`` are the model's outputs and ``labels`` the targets of the rows; ``loss`` is the task's mean loss of other logits
-    for these rows. ``features`` are the inputs of the model's head (for methods that require them). ``logits_at`` and ``features_at`` give the same under other weights, without gradient;
-    names that these lack are taken from the client's own. ``mean`` is the mean of one number a row: where rows are padded, only
-    it knows which of them are real.
+    ``logits`` are the model's outputs and ``labels`` the targets of the rows; ``loss`` is the task's mean loss of
+    other logits for these rows. ``features`` are the inputs of the model's head (for methods that require them).
+    ``logits_at`` and ``features_at`` give the same under other weights, without gradient; names that these lack are
+    taken from the client's own. ``mean`` is the mean of one number a row: where rows are padded, only it knows which
+    of them are real.
     """
 
     logits: Tensor
@@ -68,12 +70,12 @@ def _no_gradient(weights: Tensors) -> Tensors:
 class View:
     """One client during its local training, as the hooks see it.
 
-    ``params`` are being trained, ``start`` is what they were at the start of the round, ``server`` is what ``broadcast``
-    sent along, ``client_state`` is what the client kept from its last round. ``numbers`` holds scalars as tensors: ``size``
-    (rows), ``steps`` (local steps in all), ``lr``, those of the client's ``TrainConfig`` and, for methods that require it,
-    ``loss_before``. ``momentum`` is that of the local optimiser. What else a method ``requires`` is in ``class_counts``,
-    ``full_gradient`` (for ``client_state`` and ``payload``) and ``gradient_at`` (the gradient of what the client minimises on
-    the current batch, at other weights).
+    ``params`` are being trained, ``start`` is what they were at the start of the round, ``server`` is what
+    ``broadcast`` sent along, ``client_state`` is what the client kept from its last round. ``numbers`` holds scalars
+    as tensors: ``size`` (rows), ``steps`` (local steps in all), ``lr``, those of the client's ``TrainConfig`` and,
+    for methods that require it, ``loss_before``. ``momentum`` is that of the local optimiser. What else a method
+    ``requires`` is in ``class_counts``, ``full_gradient`` (for ``client_state`` and ``payload``) and ``gradient_at``
+    (the gradient of what the client minimises on the current batch, at other weights).
     """
 
     params: Tensors
@@ -92,8 +94,8 @@ class View:
 class Report:
     """What came back from some of a round's clients, one entry a client.
 
-    ``numbers`` are those of their ``TrainConfig``; also ``loss_before`` and ``loss_after`` local training, on all their rows,
-    for methods that require them, and ``staleness`` where the server does not wait for all clients.
+    ``numbers`` are those of their ``TrainConfig``; also ``loss_before`` and ``loss_after`` local training, on all
+    their rows, for methods that require them, and ``staleness`` where the server does not wait for all clients.
     """
 
     clients: Ints
@@ -138,8 +140,8 @@ class Weighting:
 class Cohort:
     """The clients whose payloads ``server_update`` is given: ``weights`` are theirs, as the hook ``weight`` returned them.
 
-    ``total`` is what all clients of the federation would weigh together, those that did not take part too. ``mean`` is the
-    plain weighted mean of the payloads, also where a robust rule made something else of them.
+    ``total`` is what all clients of the federation would weigh together, those that did not take part too. ``mean``
+    is the plain weighted mean of the payloads, also where a robust rule made something else of them.
     """
 
     weights: Floats
@@ -156,8 +158,9 @@ class Cohort:
 class Algorithm:
     """FedAvg for every hook; a method overrides only what it changes.
 
-    What is not a hook is an object that a method has: its ``client_selection``, ``topology``, ``aggregator``, ``calibrator``,
-    ``batchnorm`` policy, ``weighting`` and ``personal_method``. ``requires`` names what it needs from the engine.
+    What is not a hook is an object that a method has: its ``client_selection``, ``topology``, ``aggregator``,
+    ``calibrator``, ``batchnorm`` policy, ``weighting`` and ``personal_method``. ``requires`` names what it needs from
+    the engine.
 
     Where the server state and the client state have a part of the same name, the server's is the mean of the clients':
     a client whose update does not count keeps its old one, and robust rules leave the plain mean of that part.
@@ -271,8 +274,8 @@ class Algorithm:
     def linear_correction(self, view: View) -> Tree:
         """Return a correction of the gradients that is linear in the weights and the same at every step of a round.
 
-        Gradients get ``scale * weight + offset``, for the tensors named in these two parts; a scale is a number. It is cheaper
-        than ``correct_gradients``; ``proximal`` makes one.
+        Gradients get ``scale * weight + offset``, for the tensors named in these two parts; a scale is a number. It
+        is cheaper than ``correct_gradients``; ``proximal`` makes one.
         """
         return {}
 
@@ -294,9 +297,7 @@ class Algorithm:
         """Return the weight of each client's update, independent of the other clients; the server divides by their sum."""
         return report.base
 
-    def server_update(
-        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
-    ) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         """Return the new weights and the new server state from the aggregated payloads."""
         return {name: weight + mean["delta"][name] for name, weight in weights.items()}, server_state
 

@@ -32,10 +32,10 @@ class ProximalToGlobal(Algorithm):
 class Ditto(FedAvg):
     """FedAvg, and beside it a model of each client's own (Li, Hu, Beirami and Smith 2021, eq. 1 and Algorithm 1).
 
-    A chosen client trains the global model as in FedAvg and, on the same batches, its own ``v`` to minimise
-    ``F_k(v) + lam/2 ||v - w_t||^2`` with ``w_t`` as the round began; ``v`` never leaves it. Its optimiser goes on from round to
-    round, so ``lam = 0`` is ``local``; the larger ``lam``, the nearer to FedAvg. The work of a client is twice FedAvg's, on the
-    simulated clock too; the traffic is the same.
+    A chosen client trains the global model as in FedAvg and, on the same batches, its own ``v`` to minimise ``F_k(v)
+    + lam/2 ||v - w_t||^2`` with ``w_t`` as the round began; ``v`` never leaves it. Its optimiser goes on from round
+    to round, so ``lam = 0`` is ``local``; the larger ``lam``, the nearer to FedAvg. The work of a client is twice
+    FedAvg's, on the simulated clock too; the traffic is the same.
 
     Args:
         lam: strength of the proximal term between a client's own model and the global one

@@ -15,8 +15,8 @@ from fedskew.core.trees import Tensors, Tree
 class FedBN(FedAvg):
     """FedAvg of all but BatchNorm (Li, Jiang et al. 2021, Algorithm 1; the baseline of MFedBN).
 
-    Scale, shift and running statistics stay with their client; the global model keeps those it began with, so what counts are
-    the clients' own models. Without BatchNorm in the model it is FedAvg.
+    Scale, shift and running statistics stay with their client; the global model keeps those it began with, so what
+    counts are the clients' own models. Without BatchNorm in the model it is FedAvg.
 
     >>> from fedskew.models.build import build
     >>> from fedskew.models.layout import layout
@@ -35,20 +35,22 @@ class FedBN(FedAvg):
 class MFedBN(FedBN):
     """FedBN with a learning rate on the server (MFedBN, section 4): ``w <- w + eta sum_k (n_k / n) (w_k - w)``.
 
-    Of BatchNorm the paper says two things. Its introduction preserves "local Batch Normalization statistics", as FedBN does:
-    ``norm=local``, where ``eta = 1`` is FedBN. Section 4, word for word, has clients start from the global weights, and "the BN
-    parameters from the previous global model are retained": ``norm=global``. Scale, shift and running statistics of the global
-    model then stay as they began, clients train from them anew in every round, and theirs are lost, so here they are not
-    sent. There are no own models then, and the global one normalises by the statistics it began with.
+    Of BatchNorm the paper says two things. Its introduction preserves "local Batch Normalization statistics", as
+    FedBN does: ``norm=local``, where ``eta = 1`` is FedBN. Section 4, word for word, has clients start from the
+    global weights, and "the BN parameters from the previous global model are retained": ``norm=global``. Scale, shift
+    and running statistics of the global model then stay as they began, clients train from them anew in every round,
+    and theirs are lost, so here they are not sent. There are no own models then, and the global one normalises by the
+    statistics it began with.
 
-    The paper tries 0.00001 to 0.1 and names no best; the default is its largest, the only one at which the global model moves
-    much in its 10 rounds. Own models are as in FedBN, the global one with the client's BatchNorm, and move no more than that;
-    what the paper reaches with a smaller ``eta`` can only be of models straight after local training.
+    The paper tries 0.00001 to 0.1 and names no best; the default is its largest, the only one at which the global
+    model moves much in its 10 rounds. Own models are as in FedBN, the global one with the client's BatchNorm, and
+    move no more than that; what the paper reaches with a smaller ``eta`` can only be of models straight after local
+    training.
 
     Args:
         eta: learning rate of the server
-        norm: BatchNorm stays with each client (local, the introduction), or the global model's stays as it began and clients
-            start from it in every round (global, section 4 to the letter)
+        norm: BatchNorm stays with each client (local, the introduction), or the global model's stays as it began and
+            clients start from it in every round (global, section 4 to the letter)
 
     >>> import numpy as np
     >>> import torch
@@ -65,8 +67,6 @@ class MFedBN(FedBN):
         """BatchNorm stays with each client, or the global model's stays as it began."""
         return super().batchnorm if self.norm == "local" else BatchNormPolicy(frozen=True)
 
-    def server_update(
-        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
-    ) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         """Return weights that are a part of the way to the mean."""
         return {name: weight + self.eta * mean["delta"][name] for name, weight in weights.items()}, server_state

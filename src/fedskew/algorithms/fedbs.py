@@ -57,23 +57,26 @@ def least(score: Floats, count: int) -> Ints:
 class FedBS(Algorithm):
     """Balanced scaling (FedPBS, Algorithm 3, eqs. 8-11): clients whose gradients vary least train, and weigh most.
 
-    Every round, every client that is there gets the weights and measures the variance of its gradients,
-    ``Var_q = mean_i ||g_i - mean g||^2`` (eq. 8), on one batch (Algorithm 3, lines 6-7) or on all its rows (as eq. 8 is
-    printed); that traffic and work are counted. The ``B`` clients of least score ``alpha_q Var_q`` train (eqs. 9-10), of
-    equals those with the lower number; ``B`` is the setting ``per_round``. They are averaged with
-    ``beta_q = softmax(-tau Var_q)`` (eq. 11).
+    Every round, every client that is there gets the weights and measures the variance of its gradients, ``Var_q =
+    mean_i ||g_i - mean g||^2`` (eq. 8), on one batch (Algorithm 3, lines 6-7) or on all its rows (as eq. 8 is
+    printed); that traffic and work are counted. The ``B`` clients of least score ``alpha_q Var_q`` train (eqs. 9-10),
+    of equals those with the lower number; ``B`` is the setting ``per_round``. They are averaged with ``beta_q =
+    softmax(-tau Var_q)`` (eq. 11).
 
-    Readings: the importance ``alpha_q`` is an input of Algorithm 3 that is never defined: 1, or a client's rows over the mean.
-    It multiplies a score of which the least win, so, against what its name suggests, it counts *against* a client: one with
-    twice the rows trains only where its gradients vary half as much. Eq. 11's numerator has the minus sign that the print
-    loses; ``tau`` is never given, and a fixed one would depend on the scale of the gradients: by default it is 1 over the mean
-    variance of those that train. ``tau = 0`` with all clients in every round is FedAvg with ``weights=uniform``. The paper's
-    words on subtasks and on a changing number of clients have no formula, and are left out.
+    Readings: the importance ``alpha_q`` is an input of Algorithm 3 that is never defined: 1, or a client's rows over
+    the mean. It multiplies a score of which the least win, so, against what its name suggests, it counts *against* a
+    client: one with twice the rows trains only where its gradients vary half as much. Eq. 11's numerator has the
+    minus sign that the print loses; ``tau`` is never given, and a fixed one would depend on the scale of the
+    gradients: by default it is 1 over the mean variance of those that train. ``tau = 0`` with all clients in every
+    round is FedAvg with ``weights=uniform``. The paper's words on subtasks and on a changing number of clients have
+    no formula, and are left out.
 
     Args:
         tau: how much less a client counts the more its gradients vary: 0 for not at all, none for 1 / mean variance
-        importance: alpha_q is 1 for all (equal), or a client's rows over the mean (size): large clients then train less often
-        rows: the variance is taken on one batch (batch) or on all rows of the client (all), which costs a pass over them
+        importance: alpha_q is 1 for all (equal), or a client's rows over the mean (size): large clients then train
+            less often
+        rows: the variance is taken on one batch (batch) or on all rows of the client (all), which costs a pass over
+            them
 
     >>> pool, varies = ClientPool(0, sizes=np.array([9, 9, 9])), {"gradient_variance": np.array([2.0, 5.0, 2.0])}
     >>> config = FedBS().client_selection.configure_training(pool, np.arange(3), varies, count=2)

@@ -16,19 +16,21 @@ from fedskew.core.trees import Tensors, Tree
 class FedDyn(FedAvg):
     """Dynamic regularisation (Acar et al. 2021, Algorithm 1).
 
-    A client minimises ``F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2`` and then carries on ``g_k <- g_k - alpha (w_k - w_t)``, its
-    gradient at ``w_k`` if it has found the minimum. The server carries on ``h <- h - alpha |S|/N mean(w_k - w_t)``, the mean of
-    all ``g_k``, whoever was absent (by size, ``|S|/N`` is the share of the rows), and moves to ``mean(w_k) - h / alpha``. Under
-    a robust rule ``h`` stays that plain mean, and clients that are left out carry nothing on. All start at 0, and what a
-    client keeps for itself is not regularised. ``alpha = 0`` is FedAvg: nothing is carried on, and ``h / alpha`` is taken as
-    0. The paper weighs clients uniformly.
+    A client minimises ``F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2`` and then carries on ``g_k <- g_k - alpha (w_k -
+    w_t)``, its gradient at ``w_k`` if it has found the minimum. The server carries on ``h <- h - alpha |S|/N mean(w_k
+    - w_t)``, the mean of all ``g_k``, whoever was absent (by size, ``|S|/N`` is the share of the rows), and moves to
+    ``mean(w_k) - h / alpha``. Under a robust rule ``h`` stays that plain mean, and clients that are left out carry
+    nothing on. All start at 0, and what a client keeps for itself is not regularised. ``alpha = 0`` is FedAvg:
+    nothing is carried on, and ``h / alpha`` is taken as 0. The paper weighs clients uniformly.
 
-    Over hundreds of rounds FedDyn as printed can drift away: nothing pulls ``g_k`` and ``h`` back once local training no longer
-    finds the minimum. The authors' experiments use weight decay (1e-3); set ``weight_decay`` too, and watch the loss.
+    Over hundreds of rounds FedDyn as printed can drift away: nothing pulls ``g_k`` and ``h`` back once local training
+    no longer finds the minimum. The authors' experiments use weight decay (1e-3); set ``weight_decay`` too, and watch
+    the loss.
 
     Args:
         weights: what a client counts by, its rows (size) or 1 (uniform); none for the setting of the run
-        alpha: strength of the regulariser; 0.01 is the paper's usual choice, larger values hold clients closer to the server
+        alpha: strength of the regulariser; 0.01 is the paper's usual choice, larger values hold clients closer to the
+            server
 
     >>> import numpy as np
     >>> mean = {"delta": {"w": torch.tensor([1.0])}}
@@ -63,9 +65,7 @@ class FedDyn(FedAvg):
         carried = view.client_state["h"].items()
         return {"h": {name: old - self.alpha * (view.params[name] - view.start[name]) for name, old in carried}}
 
-    def server_update(
-        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
-    ) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         """Return the mean of the clients' weights less ``h / alpha``; clients that did not take part have not moved."""
         if self.alpha == 0:
             return super().server_update(weights, server_state, mean, cohort)

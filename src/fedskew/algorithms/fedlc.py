@@ -17,9 +17,9 @@ ABSENT = 1e-8  # what a class counts as of which the client has no rows
 class FedLC(FedAvg):
     """Logits calibration against label skew (Zhang et al. 2022, eq. 7).
 
-    A client minimises the loss of ``f_c(x) - tau n_c^(-1/4)`` in place of its logits ``f_c(x)``, where ``n_c`` is its number
-    of rows of class c: rare classes need a larger margin. The recorded loss is the plain one. ``tau = 0`` is FedAvg. Reading:
-    a class that the client does not have counts as 1e-8 rows, a margin of 100 tau.
+    A client minimises the loss of ``f_c(x) - tau n_c^(-1/4)`` in place of its logits ``f_c(x)``, where ``n_c`` is its
+    number of rows of class c: rare classes need a larger margin. The recorded loss is the plain one. ``tau = 0`` is
+    FedAvg. Reading: a class that the client does not have counts as 1e-8 rows, a margin of 100 tau.
 
     Args:
         tau: size of the margin

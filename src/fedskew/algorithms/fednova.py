@@ -36,9 +36,7 @@ class FedNova(FedAvg):
         delta = difference(view.params, view.start)
         return {"delta": {name: value / steps for name, value in delta.items()}, "normaliser": {"steps": steps}}
 
-    def server_update(
-        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
-    ) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         """Return the weights moved by the mean change per step times the mean number of steps."""
         steps = mean["normaliser"]["steps"]
         return {name: weight + steps * mean["delta"][name] for name, weight in weights.items()}, server_state

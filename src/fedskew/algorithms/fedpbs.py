@@ -15,7 +15,9 @@ from fedskew.core.registry import AtLeastOne, NonNegative, Share
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tree
 
-ROUNDING = 1e-6  # clients with the same rows differ in the last bits of their variances; they stay on one side of a quantile
+ROUNDING = (
+    1e-6  # clients with the same rows differ in the last bits of their variances; they stay on one side of a quantile
+)
 
 
 @algorithms.register("fedpbs")
@@ -27,28 +29,29 @@ class FedPBS(Algorithm):
     measures on one batch of so many rows how much they vary (lines 8-9); the vulnerable add ``mu_q (w - w_t)`` to their
     gradients (eqs. 13-14), so the penalty is ``mu_q/2 ||w - w_t||^2``, half of what eq. 12 prints.
 
-    ``variant=algorithm4`` is Algorithm 4: the clients of the round are drawn, ``V_q`` is the variance of their losses, a
-    client is stable if ``|B_q| >= B_th`` and ``V_q <= V_th`` (line 10), and everybody counts alike (line 18). On equal
-    machines, nobody vulnerable is FedAvg and everybody FedProx, both with ``weights=uniform``.
+    ``variant=algorithm4`` is Algorithm 4: the clients of the round are drawn, ``V_q`` is the variance of their
+    losses, a client is stable if ``|B_q| >= B_th`` and ``V_q <= V_th`` (line 10), and everybody counts alike (line
+    18). On equal machines, nobody vulnerable is FedAvg and everybody FedProx, both with ``weights=uniform``.
 
-    ``variant=section4`` is the text before it: every client measures the variance ``Var_q`` of its gradients (eq. 8), the
-    ``B`` of least SUR score train (eqs. 9-10; ``B`` is the setting ``per_round``), as in FedBS; of these, the low-batch
-    clients ``{q : Var_q > delta}`` are vulnerable whatever their batch, and the mean is soft, with the weights
-    ``softmax(-tau Var_q)`` (eq. 11).
+    ``variant=section4`` is the text before it: every client measures the variance ``Var_q`` of its gradients (eq. 8),
+    the ``B`` of least SUR score train (eqs. 9-10; ``B`` is the setting ``per_round``), as in FedBS; of these, the
+    low-batch clients ``{q : Var_q > delta}`` are vulnerable whatever their batch, and the mean is soft, with the
+    weights ``softmax(-tau Var_q)`` (eq. 11).
 
-    Readings, where the paper says nothing or two things: batch sizes follow the fleet,
-    ``|B_q| = clip(round(B capacity_q), b_min, min(B, N_q))`` with ``B`` the setting ``batch_size``. ``B_th`` is half of
-    that setting (the abstract and Fig. 2: the proximal term is for small batches). ``V_th`` and section 4's ``delta`` are
-    one option: a number or a quantile of those that train, by default their median. ``mu_q``, "typically dependent on
-    batch size or data heterogeneity", is constant, or grows from ``mu`` by one of two rules; a vulnerable client never gets
-    less than ``mu``. That section 4 ranks the clients is read as Algorithm 3's choice of them.
+    Readings, where the paper says nothing or two things: batch sizes follow the fleet, ``|B_q| = clip(round(B
+    capacity_q), b_min, min(B, N_q))`` with ``B`` the setting ``batch_size``. ``B_th`` is half of that setting (the
+    abstract and Fig. 2: the proximal term is for small batches). ``V_th`` and section 4's ``delta`` are one option: a
+    number or a quantile of those that train, by default their median. ``mu_q``, "typically dependent on batch size or
+    data heterogeneity", is constant, or grows from ``mu`` by one of two rules; a vulnerable client never gets less
+    than ``mu``. That section 4 ranks the clients is read as Algorithm 3's choice of them.
 
     Args:
         mu: strength of the proximal term, for vulnerable clients
         variant: the listing (algorithm4), or the text before it, with FedBS's choice of clients and weights (section4)
-        mu_rule: the same for all of them (constant), mu (2 - |B_q|/B), more for smaller batches (batch), or mu V_q/V_th,
-            at least mu, more for larger variances (heterogeneity)
-        mu_cap: with mu_rule=heterogeneity the most, as a multiple of mu; for who varies where V_th is 0 or cannot measure
+        mu_rule: the same for all of them (constant), mu (2 - |B_q|/B), more for smaller batches (batch), or mu
+            V_q/V_th, at least mu, more for larger variances (heterogeneity)
+        mu_cap: with mu_rule=heterogeneity the most, as a multiple of mu; for who varies where V_th is 0 or cannot
+            measure
         variance: of the losses (loss) or the gradients (gradient) of the rows of one batch, none for the variant's:
             loss in algorithm4, gradient in section4
         v_th: variance above which a client is vulnerable, none for the quantile v_quantile
@@ -56,10 +59,11 @@ class FedPBS(Algorithm):
         b_th: batch size below which a client is vulnerable; without it and b_quantile, half of the setting batch_size
         b_quantile: quantile of the round's batch sizes that serves as b_th, 0 for no condition
         b_min: smallest batch of a slow client, if it has as many rows
-        weights: every client counts alike (uniform), or less the more it varies (soft), none for the variant's: uniform in
-            algorithm4, soft in section4
+        weights: every client counts alike (uniform), or less the more it varies (soft), none for the variant's:
+            uniform in algorithm4, soft in section4
         tau: how much less, with weights=soft; none for 1 / mean variance
-        importance: in section4, the alpha_q of eq. 9, as in fedbs: 1 for all (equal), or a client's rows over the mean (size)
+        importance: in section4, the alpha_q of eq. 9, as in fedbs: 1 for all (equal), or a client's rows over the mean
+            (size)
 
     >>> speed = np.array([1.0, 0.5, 1.0])
     >>> pool = ClientPool(0, sizes=np.array([99, 99, 5]), batch_size=64, capacity=lambda some: speed[some])
@@ -90,13 +94,25 @@ class FedPBS(Algorithm):
         twice = self.b_th is not None and self.b_quantile is not None
         no_batches = "section 4 looks at variances only, leave it out or use variant=algorithm4"
         for name, meaningless, why in (
-            ("variance", self.section4 and self.variance == "loss", "section 4 is about gradients (eq. 8), leave it out"),
-            ("weights", self.section4 and self.weights == "uniform", "section 4 weighs softly (eq. 11), tau=0 for alike"),
+            (
+                "variance",
+                self.section4 and self.variance == "loss",
+                "section 4 is about gradients (eq. 8), leave it out",
+            ),
+            (
+                "weights",
+                self.section4 and self.weights == "uniform",
+                "section 4 weighs softly (eq. 11), tau=0 for alike",
+            ),
             ("b_th", self.section4 and self.b_th is not None, no_batches),
             ("b_quantile", self.section4 and self.b_quantile is not None, no_batches),
             ("b_quantile", twice, f"b_th={self.b_th} is the threshold already, give one of the two"),
             ("importance", not self.section4 and self.importance != "equal", "Algorithm 4 ranks nobody, leave it out"),
-            ("tau", self.tau is not None and not self.soft, "all clients count alike, add weights=soft or leave it out"),
+            (
+                "tau",
+                self.tau is not None and not self.soft,
+                "all clients count alike, add weights=soft or leave it out",
+            ),
         ):
             if meaningless:
                 raise FedskewError(f"algorithm fedpbs: {name}={getattr(self, name)} with variant={self.variant}: {why}")

@@ -14,8 +14,8 @@ from fedskew.core.trees import Tree
 class FedProx(FedAvg):
     """FedAvg with a proximal term (Li et al. 2020, eq. 2; eqs. 12-13 of FedPBS).
 
-    A client minimises ``F_k(w) + mu/2 ||w - w_t||^2``; the term enters as its gradient ``mu (w - w_t)``, so the recorded loss
-    is the plain one. ``mu = 0`` is FedAvg.
+    A client minimises ``F_k(w) + mu/2 ||w - w_t||^2``; the term enters as its gradient ``mu (w - w_t)``, so the
+    recorded loss is the plain one. ``mu = 0`` is FedAvg.
 
     Args:
         mu: strength of the proximal term

@@ -18,10 +18,11 @@ from fedskew.core.trees import Tensors, Tree
 class FedProxLayers(FedAvg):
     """FedProx with one adaptive mu a layer: a client minimises ``F_k(w) + sum_l mu_l/2 ||w_l - w_t,l||^2``.
 
-    After aggregation ``mu_l <- (1 - a) mu_l + a (d_l / max_j d_j) mu_0`` with the drift ``d_l = ||w_t,l - w_{t-1},l||`` of the
-    global weights; where nothing moved, every ``mu_l`` stays. ``mu_l`` starts at ``mu_0`` and never exceeds it. A layer is one
-    parameter tensor, in the paper's own words; group=module takes the tensors of a module together. What a client keeps for
-    itself has no ``mu_l``. The table of rounds shows all of them, and all drifts. ``a = 0`` is FedProx.
+    After aggregation ``mu_l <- (1 - a) mu_l + a (d_l / max_j d_j) mu_0`` with the drift ``d_l = ||w_t,l -
+    w_{t-1},l||`` of the global weights; where nothing moved, every ``mu_l`` stays. ``mu_l`` starts at ``mu_0`` and
+    never exceeds it. A layer is one parameter tensor, in the paper's own words; group=module takes the tensors of a
+    module together. What a client keeps for itself has no ``mu_l``. The table of rounds shows all of them, and all
+    drifts. ``a = 0`` is FedProx.
 
     Args:
         mu: coefficient at the start, and of the layer that moves most (mu_0)
@@ -55,9 +56,7 @@ class FedProxLayers(FedAvg):
         """Return the gradient of every layer's proximal term."""
         return proximal(view.start, view.server["mu"])
 
-    def server_update(
-        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
-    ) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         """Return FedAvg's weights, and coefficients that follow the drifts."""
         moved, _ = super().server_update(weights, server_state, mean, cohort)
         drift = self._drift(difference(moved, weights))

@@ -13,9 +13,9 @@ from fedskew.models.layout import Layout
 class FedRep(FedPer):
     """Shared representation, local heads, trained one after the other (Collins et al. 2021, Algorithm 1).
 
-    The head stays with its client. In the last local epoch of a round the client trains the layers before the head, in all
-    epochs before it the head alone; with one epoch it trains both, as FedPer does. The paper takes many steps of the head and
-    one epoch of the representation.
+    The head stays with its client. In the last local epoch of a round the client trains the layers before the head,
+    in all epochs before it the head alone; with one epoch it trains both, as FedPer does. The paper takes many steps
+    of the head and one epoch of the representation.
 
     >>> from fedskew.models.build import build
     >>> from fedskew.models.layout import layout

@@ -16,8 +16,8 @@ from fedskew.core.trees import Tensors
 class FedSAM(FedAvg):
     """FedAvg with sharpness-aware local steps (Qu et al. 2022, Algorithm 1).
 
-    A local step follows the gradient at ``w + rho g / ||g||`` on the same batch, where ``g`` is the gradient at ``w`` and the
-    norm is over all parameters. Every step takes two forward and backward passes. ``rho = 0`` is FedAvg.
+    A local step follows the gradient at ``w + rho g / ||g||`` on the same batch, where ``g`` is the gradient at ``w``
+    and the norm is over all parameters. Every step takes two forward and backward passes. ``rho = 0`` is FedAvg.
 
     Args:
         rho: distance at which the second gradient is taken

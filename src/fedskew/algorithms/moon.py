@@ -17,15 +17,15 @@ from fedskew.core.trees import Tensors, Tree
 class Moon(FedAvg):
     """Model-contrastive learning (Li, He and Song 2021, eqs. 2-3).
 
-    A client minimises its loss plus ``mu`` times the mean over its rows of
-    ``-log(e^(sim(z, z_global)/tau) / (e^(sim(z, z_global)/tau) + e^(sim(z, z_previous)/tau)))``. ``sim`` is the cosine and
-    ``z`` the input of the head: under the weights in training, under those that the round began with, and under those with
-    which the client ended its last round. The recorded loss is the plain one. ``mu = 0`` is FedAvg.
+    A client minimises its loss plus ``mu`` times the mean over its rows of ``-log(e^(sim(z, z_global)/tau) /
+    (e^(sim(z, z_global)/tau) + e^(sim(z, z_previous)/tau)))``. ``sim`` is the cosine and ``z`` the input of the head:
+    under the weights in training, under those that the round began with, and under those with which the client ended
+    its last round. The recorded loss is the plain one. ``mu = 0`` is FedAvg.
 
-    Readings: before a client's first round, its previous model is the first of all. BatchNorm uses the batch's own statistics
-    under all three weights. Parts of the model that never leave the client are in its previous one as they are now. The paper's
-    nets have a projection before the head; here it is the model's own last features, so one without hidden layers learns
-    nothing from the contrast.
+    Readings: before a client's first round, its previous model is the first of all. BatchNorm uses the batch's own
+    statistics under all three weights. Parts of the model that never leave the client are in its previous one as they
+    are now. The paper's nets have a projection before the head; here it is the model's own last features, so one
+    without hidden layers learns nothing from the contrast.
 
     Args:
         mu: strength of the contrast

@@ -16,10 +16,10 @@ from fedskew.core.trees import Tensors, Tree
 class QFedAvg(FedAvg):
     """Fair federated learning (q-FFL, Li, Sanjabi, Beirami and Smith 2020, Algorithm 2).
 
-    With ``F_k`` the loss of the global model on all rows of client k and ``d_k = (w_k - w) / lr``, the server moves to
-    ``w + sum_k F_k^q d_k / sum_k h_k`` with ``h_k = q F_k^(q-1) ||d_k||^2 + F_k^q / lr``. ``q = 0`` is FedAvg, and a larger q
-    asks for more equal losses. Readings: the paper's Lipschitz constant L is 1 / lr, as in its experiments, and the sums
-    are weighted as FedAvg's. As in the authors' code ``F_k`` has 1e-10 added.
+    With ``F_k`` the loss of the global model on all rows of client k and ``d_k = (w_k - w) / lr``, the server moves
+    to ``w + sum_k F_k^q d_k / sum_k h_k`` with ``h_k = q F_k^(q-1) ||d_k||^2 + F_k^q / lr``. ``q = 0`` is FedAvg, and
+    a larger q asks for more equal losses. Readings: the paper's Lipschitz constant L is 1 / lr, as in its
+    experiments, and the sums are weighted as FedAvg's. As in the authors' code ``F_k`` has 1e-10 added.
 
     Args:
         q: how much the loss of a client raises its weight
@@ -42,9 +42,7 @@ class QFedAvg(FedAvg):
         h = self.q * loss ** (self.q - 1) * squared + loss**self.q / lr
         return {"delta": {name: loss**self.q * value for name, value in change.items()}, "normaliser": {"h": h}}
 
-    def server_update(
-        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
-    ) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         """Return the weights moved by the ratio of the two means."""
         h = mean["normaliser"]["h"]
         return {name: weight + mean["delta"][name] / h for name, weight in weights.items()}, server_state

@@ -17,8 +17,9 @@ from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, Positive
 class Median(Algorithm):
     """The median of every coordinate in place of the mean (Yin et al. 2018, Algorithm 1, option I).
 
-    All clients have the same weight, whatever they hold. Of an even number it is the mean of the two in the middle. Running
-    statistics of BatchNorm are treated as moments, and the resulting variance is never below the least one that was sent.
+    All clients have the same weight, whatever they hold. Of an even number it is the mean of the two in the middle.
+    Running statistics of BatchNorm are treated as moments, and the resulting variance is never below the least one
+    that was sent.
 
     >>> Median().aggregator.name
     'median'
@@ -37,8 +38,8 @@ class Median(Algorithm):
 class TrimmedMean(Algorithm):
     """The mean of every coordinate without its largest and smallest values (Yin et al. 2018, Algorithm 1, option II).
 
-    All clients have the same weight, whatever they hold. Of n clients ``trim * n`` are removed at each end, rounded down;
-    ``trim = 0`` is the mean with equal weights.
+    All clients have the same weight, whatever they hold. Of n clients ``trim * n`` are removed at each end, rounded
+    down; ``trim = 0`` is the mean with equal weights.
 
     Args:
         trim: share of the clients that is removed at each end
@@ -62,10 +63,10 @@ class TrimmedMean(Algorithm):
 class Krum(Algorithm):
     """The update that is nearest to its neighbours (Blanchard et al. 2017); with ``keep`` above 1 their Multi-Krum.
 
-    Of n clients and f attackers, a client's score is the sum of the squared distances to its n - f - 2 nearest, over the whole
-    ``delta``. The client with the lowest score is taken as it is, with everything it sent; Multi-Krum takes the plain mean of
-    the ``keep`` lowest, and ``keep = n`` is the mean with equal weights. Of equal scores that of the lower client number is
-    taken. It needs n >= 2 f + 3 valid updates a round.
+    Of n clients and f attackers, a client's score is the sum of the squared distances to its n - f - 2 nearest, over
+    the whole ``delta``. The client with the lowest score is taken as it is, with everything it sent; Multi-Krum takes
+    the plain mean of the ``keep`` lowest, and ``keep = n`` is the mean with equal weights. Of equal scores that of
+    the lower client number is taken. It needs n >= 2 f + 3 valid updates a round.
 
     Args:
         attackers: how many clients of a round may be hostile

@@ -17,18 +17,22 @@ from fedskew.core.trees import Tensors, Tree
 class Scaffold(FedAvg):
     """Control variates against client drift (Karimireddy et al. 2020, Algorithm 1 and eqs. 3-5).
 
-    Every client remembers a control ``c_i``, an estimate of its gradient, and the server holds their mean ``c``; all start at
-    0. A local step follows ``g - c_i + c`` (eq. 3). At the end of a round its clients renew their controls (eq. 4):
+    Every client remembers a control ``c_i``, an estimate of its gradient, and the server holds their mean ``c``; all
+    start at 0. A local step follows ``g - c_i + c`` (eq. 3). At the end of a round its clients renew their controls
+    (eq. 4):
 
-    - option I: the gradient at ``w_t`` on all of the client's rows, without weight decay and in evaluation mode; it costs one
+    - option I: the gradient at ``w_t`` on all of the client's rows, without weight decay and in evaluation mode; it
+    costs one
       more pass over them
-    - option II: ``c_i - c + (w_t - w_i) / (a lr)``, the mean of the gradients just used; ``a`` is the number of local steps, or
+    - option II: ``c_i - c + (w_t - w_i) / (a lr)``, the mean of the gradients just used; ``a`` is the number of local
+    steps, or
       with local momentum the weight that their gradients carry (see fednova, also for what is left out of it)
 
-    Then ``w <- w + server_lr mean(w_i - w)`` and ``c <- c + |S|/N mean(c_i+ - c_i)`` (eq. 5), so that ``c`` stays the mean of
-    all ``c_i``, whoever was absent; by size, ``|S|/N`` is the share of the rows. That must hold, or the corrections grow
-    without end: a client whose update a robust rule leaves out keeps its old control, and ``c`` stays a plain mean under any
-    rule. What a client keeps for itself is not corrected. The first round is FedAvg. The paper weighs clients uniformly.
+    Then ``w <- w + server_lr mean(w_i - w)`` and ``c <- c + |S|/N mean(c_i+ - c_i)`` (eq. 5), so that ``c`` stays the
+    mean of all ``c_i``, whoever was absent; by size, ``|S|/N`` is the share of the rows. That must hold, or the
+    corrections grow without end: a client whose update a robust rule leaves out keeps its old control, and ``c``
+    stays a plain mean under any rule. What a client keeps for itself is not corrected. The first round is FedAvg. The
+    paper weighs clients uniformly.
 
     Args:
         weights: what a client counts by, its rows (size) or 1 (uniform); none for the setting of the run
@@ -85,9 +89,7 @@ class Scaffold(FedAvg):
         change = difference(self.client_state(view)["control"], view.client_state["control"])
         return {**super().payload(view), "control": change}
 
-    def server_update(
-        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
-    ) -> tuple[Tensors, Tree]:
+    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         """Return new weights and control (eq. 5); clients that did not take part keep their controls."""
         moved = {name: weight + self.server_lr * mean["delta"][name] for name, weight in weights.items()}
         control = {name: old + cohort.share * mean["control"][name] for name, old in server_state["control"].items()}

@@ -20,10 +20,10 @@ class ClientPool:
     """What the server knows of the clients that it may select now: every array has one entry for each of them.
 
     ``profile`` holds the numbers that clients reported of themselves (``Selection.client_profile``). ``selected`` and
-    ``completed`` count rounds, ``seconds`` is the simulated time of local training in the completed ones, and ``agreement`` is
-    the sum over these rounds of how similar a client's update was to the server's, for methods that require
-    ``update_agreement``. ``capacity`` gives, for positions in the pool, how fast each client's machine is in comparison with
-    the fastest one of the fleet, in (0, 1].
+    ``completed`` count rounds, ``seconds`` is the simulated time of local training in the completed ones, and
+    ``agreement`` is the sum over these rounds of how similar a client's update was to the server's, for methods that
+    require ``update_agreement``. ``capacity`` gives, for positions in the pool, how fast each client's machine is in
+    comparison with the fastest one of the fleet, in (0, 1].
     """
 
     round: int
@@ -58,7 +58,9 @@ class Selection:
     A method with another strategy derives from this class and overrides what differs.
     """
 
-    probe: ClassVar[tuple[Probe, ...]] = ()  # what each selected client measures at the global model before it is configured
+    probe: ClassVar[
+        tuple[Probe, ...]
+    ] = ()  # what each selected client measures at the global model before it is configured
 
     def client_profile(self, label_counts: Callable[[], Ints], stream: Stream) -> dict[str, Floats]:
         """Return numbers that clients report once, before the first round; ``label_counts()`` is clients x classes."""

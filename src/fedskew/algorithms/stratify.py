@@ -30,7 +30,8 @@ class _Stratified(Algorithm):
         super().__post_init__()
         if self.reuse and self.frequency == "proportional":
             raise FedskewError(
-                f"algorithm {self.label()}: reuse=true with frequency=proportional, where no label comes more often than it "
+                f"algorithm {self.label()}: reuse=true with frequency=proportional, where no label comes more often "
+                "than it "
                 "has samples: leave one of the two out"
             )
 
@@ -61,7 +62,9 @@ class _Stratified(Algorithm):
         return label_schedule(self._frequencies(holdings, often), stream)
 
     def _frequencies(self, holdings: Holdings, per_label: int | None) -> Ints:
-        return frequencies(holdings.known, frequency=self.frequency, per_label=per_label, cap=self.cap, reuse=self.reuse)
+        return frequencies(
+            holdings.known, frequency=self.frequency, per_label=per_label, cap=self.cap, reuse=self.reuse
+        )
 
     def _in_batches(self, holdings: Holdings, pool: ClientPool, stream: Stream) -> SampleSchedule:
         """Return the schedule of Algorithm 4, with Algorithm 2 for every batch."""
@@ -81,16 +84,17 @@ class _Stratified(Algorithm):
 class StratifyBatch(_Stratified):
     """Stratify, batch-data learning (Algorithms 2 and 4): every batch is drawn by label over all clients.
 
-    The labels of an epoch, each ``f_l`` times, are shuffled and cut into batches of ``batch_size``. For each label of a batch
-    a holder is drawn, gives one unused sample of it and the sum of its gradients; the server adds the sums up, divides once by
-    the batch size and takes one step of the optimiser. All clients hold the same weights, and BatchNorm sees the whole batch
-    (section III-E), so a round is an epoch of central SGD on the same samples.
+    The labels of an epoch, each ``f_l`` times, are shuffled and cut into batches of ``batch_size``. For each label of
+    a batch a holder is drawn, gives one unused sample of it and the sum of its gradients; the server adds the sums
+    up, divides once by the batch size and takes one step of the optimiser. All clients hold the same weights, and
+    BatchNorm sees the whole batch (section III-E), so a round is an epoch of central SGD on the same samples.
 
     Args:
         selection: who serves a label: any of its holders (uniform), or by their shares of its samples (weighted)
         frequency: every label equally often (uniform), or as often as it has samples, up to cap (proportional)
-        per_label: how often with uniform frequency; when left out, as often as the rarest label has samples (an epoch then
-            takes 19,229 of Covertype's 581,012), with reuse the mean number of a label (an epoch takes as many as there are)
+        per_label: how often with uniform frequency; when left out, as often as the rarest label has samples (an epoch
+            then takes 19,229 of Covertype's 581,012), with reuse the mean number of a label (an epoch takes as many as
+            there are)
         cap: how often at most with proportional frequency
         reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
 
@@ -108,16 +112,18 @@ class StratifyBatch(_Stratified):
 class StratifySingle(_Stratified):
     """Stratify, single-sample learning (Algorithms 1 and 3): the model goes to whoever has the next label.
 
-    The labels of an epoch, each ``f_l`` times, are shuffled and taken in chunks. Within a chunk the model always goes to a
-    client that can serve the longest run of labels from there on, takes one step for each with one unused sample, and goes on.
-    A label that a client has used up goes back into the schedule. Whom the paper's "retaining" keeps for that search
-    (Algorithm 1, lines 3-4) it does not say: ``retain``.
+    The labels of an epoch, each ``f_l`` times, are shuffled and taken in chunks. Within a chunk the model always goes
+    to a client that can serve the longest run of labels from there on, takes one step for each with one unused
+    sample, and goes on. A label that a client has used up goes back into the schedule. Whom the paper's "retaining"
+    keeps for that search (Algorithm 1, lines 3-4) it does not say: ``retain``.
 
     Args:
-        selection: who serves a run: any of those with the longest (uniform), or by their shares of its first label (weighted)
+        selection: who serves a run: any of those with the longest (uniform), or by their shares of its first label
+            (weighted)
         frequency: every label equally often (uniform), or as often as it has samples, up to cap (proportional)
-        per_label: how often with uniform frequency; when left out, as often as the rarest label has samples (an epoch then
-            takes 19,229 of Covertype's 581,012), with reuse the mean number of a label (an epoch takes as many as there are)
+        per_label: how often with uniform frequency; when left out, as often as the rarest label has samples (an epoch
+            then takes 19,229 of Covertype's 581,012), with reuse the mean number of a label (an epoch takes as many as
+            there are)
         cap: how often at most with proportional frequency
         reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
         chunk: labels that are planned together; 1 is passing the model on at random
@@ -157,8 +163,8 @@ class StratifySingle(_Stratified):
 class StratifyHybrid(StratifySingle):
     """Stratify, batches first and single samples afterwards (end of section III-D).
 
-    A step on one sample takes ``lr / batch_size``, unless ``single_lr`` says otherwise: the step that the sample would have had
-    in its batch.
+    A step on one sample takes ``lr / batch_size``, unless ``single_lr`` says otherwise: the step that the sample
+    would have had in its batch.
 
     Args:
         batch_rounds: rounds of batch-data learning before single-sample learning begins

@@ -30,8 +30,9 @@ class Scheduled:
 
     Args:
         schedule_samples: returns the samples of a round, their clients and the ends of the optimiser steps
-        label_access: what the server learns of labels: nothing, how many of each there are, or every client's share of each.
-            With the setting ``secure`` the holdings have placeholders instead of labels, and the server learns just that
+        label_access: what the server learns of labels: nothing, how many of each there are, or every client's share of
+            each. With the setting ``secure`` the holdings have placeholders instead of labels, and the server learns
+            just that
         check_labels: refuses holdings that the method cannot schedule; called once, before the first round
         counts_labels: whether the schedule needs to know how often each label occurs
         lr_scale: learning rate, as a multiple of the run's setting; None for 1 / batch_size

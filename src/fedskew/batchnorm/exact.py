@@ -1,16 +1,16 @@
-"""One step over the batches of several clients that is exactly one central step on all their rows (Stratify, section III-E).
+"""One step over the batches of several clients that equals a central step on all their rows (Stratify, section III-E).
 
-Everything that a step needs of the whole batch is a sum: the sums of BatchNorm forward and backward, the gradients, the loss.
-Parties (clients) send sums, a hub adds them up in the order of the clients, and what must be divided is divided once. They
-exchange bytes and nothing else, so the same two classes work in one process and on machines of their own.
+Everything that a step needs of the whole batch is a sum: BatchNorm's sums forward and backward, the gradients, the
+loss. Parties (clients) send sums, a hub adds them up in the order of the clients, and divides once. They exchange
+only bytes, so the same two classes work in one process and on separate machines.
 
-A BatchNorm layer takes three exchanges a step: sum of x and how many there are; sum of squares around the mean that follows;
-and backward the paper's G and G_x. The paper's formula has the mean inside the square, so the second exchange is its own. One
-exchange of sum x and sum x^2 would do without, but E x^2 - (E x)^2 loses all digits where the mean is large and the spread
-small, in float64 only later than in float32.
+A BatchNorm layer needs three exchanges per step: the sum of x and the count; the sum of squares around the resulting
+mean; and backward the paper's G and G_x. The paper's formula has the mean inside the square, so the second exchange
+is its own. One exchange of sum x and sum x^2 would be enough, but E x^2 - (E x)^2 loses all digits where the mean is
+large and the spread small, in float64 only later than in float32.
 
-With ``masks`` parties send their sums in fixed point under masks that cancel (``privacy.secure_sum``): the hub adds up what it
-cannot read, and only the totals are numbers to it.
+With ``masks`` parties send their sums in fixed point under masks that cancel (``label_privacy.secure_sum``): the hub
+can read only the totals.
 """
 
 import copy
@@ -37,18 +37,18 @@ from fedskew.tasks.task import Task
 
 Ask: TypeAlias = Callable[[bytes], bytes]  # send the hub a message, wait for its answer
 
-# An input of every layer that wants a gradient: the third exchange takes place even where nothing before the layer learns, so
-# that what is sent does not depend on what is frozen.
+# An input of every layer that requires a gradient: the third exchange takes place even where no layer before is
+# trained,
+# so that messages do not depend on frozen layers.
 _ANCHOR = torch.zeros(0, requires_grad=True)
 
-# Binary places of numbers that are summed in secret. Activations are summed over whole images: room for 2^35, where gradients
-# have 2^23.
+# Binary places of numbers in secure sums. Activations are summed over whole images: room for 2^35, gradients have 2^23.
 CLASSIFICATION = Classification()
 _PLACES = {Kind.SUM: 28, Kind.SPREAD: 28, Kind.SLOPE: 40, Kind.GRADIENT: 40, Kind.SCORE: 40}
 
 
 class SynchronousStep(NamedTuple):
-    """What came of one step; bytes are those of all parties together."""
+    """The result of one step; bytes are those of all parties together."""
 
     grads: Tensors  # of the mean loss on the pooled batch
     buffers: Tensors
@@ -56,7 +56,7 @@ class SynchronousStep(NamedTuple):
     score_sum: Tensor
     bytes_up: int
     bytes_down: int
-    scores: list[tuple[float, float]]  # summed loss and score of each party; none where they are summed in secret
+    scores: list[tuple[float, float]]  # summed loss and score of each party; none with secure sums
 
 
 def synchronous_step(
@@ -67,11 +67,12 @@ def synchronous_step(
     step: int = 0,
     task: Task = CLASSIFICATION,
 ) -> SynchronousStep:
-    """One step of parties that have these batches (x, y), in the order of the clients.
+    """Run one step of parties that have these batches (x, y), in the order of the clients.
 
-    ``tensors`` are the trainable parameters and the buffers by name. Parties run in threads, one at a time. Layers that draw
-    random numbers (dropout) draw them from the global generator, party by party. With ``masks``, one for each party, the hub
-    learns sums over all parties and nothing of each; ``step`` must then be a number that these masks have not seen.
+    ``tensors`` are the trainable parameters and the buffers by name. Parties run in threads, one at a time. Layers
+    that draw random numbers (dropout) draw them from the global generator, party by party. With ``masks``, one for
+    each party, the hub learns only sums over all parties; ``step`` must then be a number that was not used with these
+    masks.
     """
     if not sum(len(y) for _, y in batches):
         raise FedskewError(f"a step of {len(batches)} parties without a row: give at least one of them a batch")
@@ -88,7 +89,7 @@ def synchronous_step(
 
 
 def presence(parties: Sequence[int], clients: int) -> Tensor:
-    """Which of all clients take part in a step, one bit each.
+    """Return which of all clients take part in a step, one bit each.
 
     >>> presence([0, 9], clients=10).tolist()
     [128, 64]
@@ -99,20 +100,22 @@ def presence(parties: Sequence[int], clients: int) -> Tensor:
 
 
 def bn_bytes(model: nn.Module, dtype: torch.dtype) -> int:
-    """Bytes of BatchNorm's messages for one party and step, with sums of this type; a layer named twice is used twice.
+    """Return the bytes of BatchNorm's messages per party and step; a layer named twice is used twice.
 
-    >>> bn_bytes(nn.BatchNorm1d(8), torch.float32)  # three frames: 24 bytes, 4 for each axis, 4 for each of 8 + 8 + 16 numbers
+    >>> bn_bytes(nn.BatchNorm1d(8), torch.float32)  # three frames: 24 bytes, 4 per axis, 4 per number (8 + 8 + 16)
     216
     """
-    channels = [layer.num_features for _, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)]
+    channels = [
+        layer.num_features for _, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)
+    ]
     shapes = [shape for width in channels for shape in ((width,), (width,), (2, width))]
     return sum(frame_bytes(shape, dtype) for shape in shapes)
 
 
 def step_bytes(model: nn.Module, dtype: torch.dtype, among: int | None = None) -> tuple[int, int]:
-    """All bytes that one party sends and gets in a step: weights down, gradients and scores up, BatchNorm's messages.
+    """Return the bytes of one party in a step: weights down, gradients and scores up, BatchNorm's messages.
 
-    With secure sums ``among`` so many clients every number that goes up takes 8 bytes, and who takes part goes down.
+    With secure sums ``among`` so many clients every number sent up takes 8 bytes, and the list of clients is sent down.
     """
     summed = dtype if among is None else torch.int64
     weights, gradients = (
@@ -126,42 +129,44 @@ def step_bytes(model: nn.Module, dtype: torch.dtype, among: int | None = None) -
 
 
 def _layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
-    """BatchNorm layers with the beginning of their tensors' names; both sides number them alike."""
+    """Return BatchNorm layers with the prefix of their tensors' names; both sides number them equally."""
     found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     return [(f"{name}." if name else "", layer) for name, layer in found]
 
 
 def _other_buffers(model: nn.Module) -> list[str]:
-    """Buffers that parties are sent. Running statistics are not among them: in training nobody looks at them."""
+    """Return the buffers that parties get; running statistics are not among them, as training does not use them."""
     normed = layout(model).batch_norm
     return [name for name, _ in model.named_buffers() if name not in normed]
 
 
 class Party:
-    """One client's side: its copy of the model and a line to the hub.
+    """One client's side of a step: its copy of the model and a connection to the hub.
 
-    ``ask`` sends a message and waits for the answer, however it is carried; it raises when none will come. With ``masks`` the
-    party's sums leave it under them.
+    ``ask`` sends a message by any transport and returns the answer, or raises an error. With ``masks`` the party's
+    sums are masked.
     """
 
     def __init__(self, model: nn.Module, ask: Ask, masks: Masks | None = None, task: Task = CLASSIFICATION) -> None:
         self._ask, self._step, self._masks, self._task = ask, 0, masks, task
         self._params = trainable(model)
         self._sent = {**self._params, **{name: model.get_buffer(name) for name in _other_buffers(model)}}
-        # Structure only: every step brings its own weights, and frozen ones are read and never written.
+        # Structure only: every step gets its weights, and frozen ones are never written.
         held = {id(value): value for value in (*model.parameters(), *model.buffers())}
         own = copy.deepcopy(model, held)
         number = {layer: place for place, (_, layer) in enumerate(_layers(own))}
         self._model = replace_batch_norms(own, lambda layer: ExactBatchNorm(layer, number[layer], self._total)).train()
 
     def step(self, opening: bytes, x: Tensor, y: Tensor) -> bytes:
-        """From the hub's weights to this party's last message: its summed gradients, its summed loss and right answers."""
+        """Return this party's last message: its summed gradients, its summed loss and number of correct predictions."""
         frames = unpack(opening)
         self._step = frames[0].step
         if self._masks:
             self._enter(frames.pop(), self._masks)
         if len(frames) != len(self._sent):
-            raise FedskewError(f"the hub sent {len(frames)} tensors for a model of {len(self._sent)}: use the same model")
+            raise FedskewError(
+                f"the hub sent {len(frames)} tensors for a model of {len(self._sent)}: use the same model"
+            )
         for place, (frame, value) in enumerate(zip(frames, self._sent.values(), strict=True)):
             check(frame, Frame(self._step, Kind.WEIGHT, place, 0, value), "the hub")
         received = {name: frame.values.to(x.device) for name, frame in zip(self._sent, frames, strict=True)}
@@ -174,17 +179,17 @@ class Party:
         return b"".join(self._packed(frame) for frame in (*last, Frame(self._step, Kind.SCORE, 0, len(y), score)))
 
     def _enter(self, frame: Frame, masks: Masks) -> None:
-        """Begin a secure sum over the clients that the hub says take part."""
+        """Begin a secure sum over the clients that the hub names."""
         check(frame, Frame(self._step, Kind.PRESENT, 0, 0, presence([], masks.clients)), "the hub")
         masks.enter(self._step, np.flatnonzero(np.unpackbits(frame.values.numpy())).tolist())
 
     def _packed(self, frame: Frame) -> bytes:
-        """What leaves this party of its sums."""
+        """Return the message with this party's sums."""
         hidden = self._masks.hide(frame.values, _PLACES[frame.kind]) if self._masks else frame.values
         return replace(frame, values=hidden).pack()
 
     def _total(self, kind: Kind, place: int, values: Tensor, count: int) -> tuple[Tensor, int]:
-        """These numbers and this count, summed over all parties."""
+        """Return these numbers and this count, summed over all parties."""
         mine = Frame(self._step, kind, place, count, values)
         answer = unpack(self._ask(self._packed(mine)))
         if len(answer) != 1:
@@ -194,9 +199,11 @@ class Party:
 
 
 class ExactBatchNorm(nn.Module):
-    """A BatchNorm layer over the batches of all parties; ``total`` sums over them. The hub keeps the running statistics."""
+    """A BatchNorm layer over the batches of all parties, which ``total`` sums; the hub has the running statistics."""
 
-    def __init__(self, layer: _BatchNorm, place: int, total: "Callable[[Kind, int, Tensor, int], tuple[Tensor, int]]") -> None:
+    def __init__(
+        self, layer: _BatchNorm, place: int, total: "Callable[[Kind, int, Tensor, int], tuple[Tensor, int]]"
+    ) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
         self.eps, self.place, self.total = layer.eps, place, total
@@ -243,13 +250,15 @@ class _Normalise(torch.autograd.Function):
 
 
 class Hub:
-    """The server's side of one step: adds up, divides once, and moves the running statistics as central BatchNorm would.
+    """The server's side of one step: it adds up, divides once, and updates the running statistics as central BatchNorm.
 
-    Buffers that are not BatchNorm's go out to the parties and come back as they were. With ``present``, which says who takes
-    part, sums come under masks, and totals are opened once all parties have sent theirs; where one is missing nothing is.
+    Buffers that are not BatchNorm's are sent to the parties and do not change. With ``present``, the clients that
+    take part, sums are masked, and totals are opened once all parties have sent theirs; if one is missing, none is.
     """
 
-    def __init__(self, model: nn.Module, tensors: Tensors, parties: int, step: int = 0, present: Tensor | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, tensors: Tensors, parties: int, step: int = 0, present: Tensor | None = None
+    ) -> None:
         self._step, self._layers, self._tensors, self._present = step, _layers(model), tensors, present
         self._params, self._others = list(trainable(model)), _other_buffers(model)
         self._moved = {name: tensors[name].detach().cpu() for name, _ in model.named_buffers()}
@@ -257,7 +266,7 @@ class Hub:
         self.bytes_up, self.bytes_down = [0] * parties, [0] * parties
 
     def opening(self) -> bytes:
-        """What every party gets first: the parameters, and the buffers that it needs."""
+        """Return the first message to every party: the parameters, and the buffers that it needs."""
         frames = [
             Frame(self._step, Kind.WEIGHT, place, 0, self._tensors[name])
             for place, name in enumerate([*self._params, *self._others])
@@ -267,12 +276,13 @@ class Hub:
         return self._sent(b"".join(frame.pack() for frame in frames))
 
     def add(self, messages: Sequence[bytes]) -> bytes:
-        """The answer to what all parties sent, in the order of the clients: the total of their one frame each."""
-        heard = [frame for [frame] in self._heard(messages, 1)]
-        total = self._total(heard, self._due(heard[0].kind, heard[0].place))
+        """Return the answer to the parties' messages, in the order of the clients: the total of their frames."""
+        received = [frame for [frame] in self._received(messages, 1)]
+        total = self._total(received, self._due(received[0].kind, received[0].place))
         if total.count < 2:
             raise FedskewError(
-                f"BatchNorm cannot normalise {total.count} values a channel: the pooled batch needs 2 rows, use a larger batch"
+                f"BatchNorm cannot normalise {total.count} values a channel: the pooled batch needs 2 rows, use a "
+                "larger batch"
             )
         if total.kind == Kind.SUM:
             self._mean[total.place] = total.values / total.count
@@ -281,43 +291,51 @@ class Hub:
         return self._sent(total.pack())
 
     def _due(self, kind: Kind, place: int) -> Frame:
-        """The frame that all parties must send, if the first one is right about the kind and the layer."""
+        """Return the frame that all parties must send, if the first one has the right kind and layer."""
         known = kind in (Kind.SUM, Kind.SPREAD, Kind.SLOPE) and place < len(self._layers)
         if not known or (kind == Kind.SPREAD) != (place in self._mean):
-            raise FedskewError(f"party 0 sent {kind.name.lower()} {place}, which is not due: use the same model everywhere")
+            raise FedskewError(
+                f"party 0 sent {kind.name.lower()} {place}, which is not expected: use the same model everywhere"
+            )
         width = self._layers[place][1].num_features
         values = torch.zeros((2, width) if kind == Kind.SLOPE else (width,), dtype=self._tensors[self._params[0]].dtype)
         return Frame(self._step, kind, place, 0, values)
 
     def finish(self, messages: Sequence[bytes]) -> SynchronousStep:
-        """The step, from what all parties sent last."""
-        heard = self._heard(messages, len(self._params) + 1)
+        """Return the result of the step from the parties' last messages."""
+        received = self._received(messages, len(self._params) + 1)
         grads: Tensors = {}
         for place, name in enumerate(self._params):
             weight = self._tensors[name]
-            total = self._total([frames[place] for frames in heard], Frame(self._step, Kind.GRADIENT, place, 0, weight))
+            total = self._total(
+                [frames[place] for frames in received], Frame(self._step, Kind.GRADIENT, place, 0, weight)
+            )
             grads[name] = (total.values / total.count).to(weight.device)
         due = Frame(self._step, Kind.SCORE, 0, 0, torch.zeros(2, dtype=torch.float64))
-        loss_sum, score_sum = self._total([frames[-1] for frames in heard], due).values
+        loss_sum, score_sum = self._total([frames[-1] for frames in received], due).values
         buffers = {name: value.to(self._tensors[name].device) for name, value in self._moved.items()}
-        told = heard if self._present is None else []
-        scores = [(float(loss), float(right)) for loss, right in (frames[-1].values for frames in told)]
+        visible = received if self._present is None else []
+        scores = [(float(loss), float(right)) for loss, right in (frames[-1].values for frames in visible)]
         return SynchronousStep(grads, buffers, loss_sum, score_sum, sum(self.bytes_up), sum(self.bytes_down), scores)
 
-    def _heard(self, messages: Sequence[bytes], due: int) -> list[list[Frame]]:
-        """The frames of every party's message, so many from each."""
+    def _received(self, messages: Sequence[bytes], due: int) -> list[list[Frame]]:
+        """Return the frames of every party's message, ``due`` from each."""
         if len(messages) != len(self.bytes_up):
-            raise FedskewError(f"{len(messages)} of {len(self.bytes_up)} parties sent a message: all must be at the same step")
-        heard = []
+            raise FedskewError(
+                f"{len(messages)} of {len(self.bytes_up)} parties sent a message: all must be at the same step"
+            )
+        received = []
         for party, message in enumerate(messages):
             self.bytes_up[party] += len(message)
-            heard.append(unpack(message))
-            if len(heard[-1]) != due:
-                raise FedskewError(f"party {party} sent {len(heard[-1])} frames where {due} are due: use the same model")
-        return heard
+            received.append(unpack(message))
+            if len(received[-1]) != due:
+                raise FedskewError(
+                    f"party {party} sent {len(received[-1])} frames where {due} are expected: use the same model"
+                )
+        return received
 
     def _total(self, frames: list[Frame], due: Frame) -> Frame:
-        """Their sum, in the order of the clients."""
+        """Return their sum, in the order of the clients."""
         masked = self._present is not None
         wanted = replace(due, values=due.values.long()) if masked else due
         for party, frame in enumerate(frames):
@@ -334,7 +352,7 @@ class Hub:
         return message
 
     def _track(self, place: int, mean: Tensor, variance: Tensor) -> None:
-        """Move the running statistics of a layer; ``variance`` is the unbiased one of the pooled batch."""
+        """Update the running statistics of a layer; ``variance`` is the unbiased one of the pooled batch."""
         prefix, layer = self._layers[place]
         if f"{prefix}num_batches_tracked" not in self._moved:
             return

@@ -1,7 +1,7 @@
-"""BatchNorm among clients: batches with a mask for the stacked engine, and running statistics merged as they should be.
+"""BatchNorm among clients: masked batches for the stacked engine, and exact merging of running statistics.
 
-Averaging running variances forgets that the clients' means differ. The variance of a mixture is the mean of the second moments
-less the square of the mean, and that is what ``encode`` and ``decode`` make of a weighted mean.
+Averaging running variances ignores that the clients' means differ. The variance of a mixture is the mean of the second
+moments less the square of the mean; ``encode`` and ``decode`` compute that by a weighted mean.
 """
 
 import copy
@@ -17,10 +17,10 @@ from fedskew.core.trees import Tensors
 
 
 class Mask:
-    """What the masked layers of a model, which share one such object, must know of the current step.
+    """State of the current step that the masked layers of a model share.
 
-    ``rows`` says which rows of the batch are real; None when all are. ``agree`` makes one statistic of those that the clients
-    of the step found; None where everybody normalises with its own.
+    ``rows`` are the real rows of the batch; None if all are. ``agree`` makes one shared statistic of those of the
+    clients; None where each client uses its own.
     """
 
     rows: Tensor | None = None
@@ -28,7 +28,7 @@ class Mask:
 
 
 class MaskedBatchNorm(nn.Module):
-    """A BatchNorm layer that can leave rows of the batch out; same parameters and buffers, same result without a mask."""
+    """A BatchNorm layer that can ignore rows of the batch; same parameters and buffers, same result without a mask."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -42,7 +42,7 @@ class MaskedBatchNorm(nn.Module):
         self.momentum, self.eps, self.mask = layer.momentum, layer.eps, mask
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise with the statistics of the real rows, and move the running ones; in evaluation mode with these."""
+        """Normalise with the statistics of the real rows, and update the running ones; in evaluation mode use these."""
         if not self.training and self.running_mean is not None:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         if self.mask.rows is None and self.mask.agree is None and self.momentum is not None:
@@ -80,13 +80,13 @@ class MaskedBatchNorm(nn.Module):
 
 
 def maskable(model: nn.Module) -> tuple[nn.Module, Mask]:
-    """A copy of the model whose BatchNorm layers take a mask, and that mask."""
+    """Return a copy of the model whose BatchNorm layers take a mask, and that mask."""
     mask = Mask()
     return replace_batch_norms(copy.deepcopy(model), lambda layer: MaskedBatchNorm(layer, mask)), mask
 
 
 def replace_batch_norms(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
-    """Put another layer in the place of every BatchNorm, in the model itself; returns it, or what a bare layer became."""
+    """Replace every BatchNorm layer in the model itself; return the model, or the new layer for a single layer."""
     if isinstance(model, _BatchNorm):
         return make(model)
     replaced: dict[nn.Module, nn.Module] = {}  # a layer that is used in two places stays one layer
@@ -100,12 +100,12 @@ def replace_batch_norms(model: nn.Module, make: Callable[[_BatchNorm], nn.Module
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether any layer normalises over the batch."""
+    """Return whether any layer normalises over the batch."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def check_layers(model: nn.Module) -> None:
-    """Refuse the one normalisation whose running statistics cannot be masked."""
+    """Raise an error for the one normalisation whose running statistics cannot be masked."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
             raise FedskewError(
@@ -114,9 +114,9 @@ def check_layers(model: nn.Module) -> None:
 
 
 def encode(buffers: Tensors) -> Tensors:
-    """Buffers in the form that a weighted mean merges rightly: variances as second moments, counters as numbers.
+    """Return buffers in a form for weighted means: variances as second moments, counters as numbers.
 
-    In float64, because a second moment less a squared mean cancels badly when the mean is large.
+    They are float64, because a second moment less a squared mean loses digits when the mean is large.
     """
     result = {}
     for name, value in buffers.items():
@@ -127,7 +127,7 @@ def encode(buffers: Tensors) -> Tensors:
 
 
 def decode(mean: Tensors, like: Tensors) -> Tensors:
-    """Buffers from the weighted mean of encoded ones, in the dtypes of ``like``."""
+    """Return buffers from the weighted mean of encoded ones, in the dtypes of ``like``."""
     result = {}
     for name, value in mean.items():
         partner = _mean_beside(name)
@@ -138,5 +138,5 @@ def decode(mean: Tensors, like: Tensors) -> Tensors:
 
 
 def _mean_beside(name: str) -> str:
-    """The running mean that belongs to a running variance; a name that no buffer has for everything else."""
+    """Return the running mean of a running variance; for all else a name that no buffer has."""
     return name.removesuffix("running_var") + "running_mean" if name.endswith("running_var") else ""

@@ -1,4 +1,4 @@
-"""What a method does with BatchNorm: which of its tensors stay with their client, and when clients share statistics."""
+"""The BatchNorm policy of a method: which tensors stay with their client, and when clients share statistics."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,12 +8,13 @@ from fedskew.models.layout import Layout
 
 @dataclass(frozen=True)
 class BatchNormPolicy:
-    """BatchNorm is aggregated like everything else, unless a field says otherwise.
+    """The treatment of BatchNorm; by default it is aggregated like all other parameters.
 
     Args:
-        local: what never leaves its client: nothing, everything (FedBN), or only the running statistics (SiloBN)
-        frozen: the global model's BatchNorm stays as it began; clients start every round from it and do not send theirs
-        shared: at which local steps of a round the clients normalise with common statistics (FedTAN)
+        local: what stays with its client: nothing, everything (FedBN), or only the running statistics (SiloBN)
+        frozen: whether the global BatchNorm stays as initialised; clients start every round from it and do not send
+            theirs
+        shared: at which local steps of a round the clients normalise with shared statistics (FedTAN)
     """
 
     local: Literal["nothing", "everything", "statistics"] = "nothing"

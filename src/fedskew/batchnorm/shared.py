@@ -1,7 +1,7 @@
-"""BatchNorm whose statistics the clients of a round settle on together at every layer of a step (FedTAN), for both engines.
+"""BatchNorm with statistics shared among the clients of a round at every layer of a step (FedTAN), for both engines.
 
-What they settle on is the plain mean of what each client found, and backward the plain mean of its gradients. Numbers that are
-not finite do not count: a broken client must not break the others.
+The shared statistic is the plain mean over the clients, and backward the plain mean of the gradients. Numbers that
+are not finite are ignored, so that a diverged client does not affect the others.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from fedskew.batchnorm.turns import Meet
 from fedskew.core.streams import Ints
 from fedskew.fleet.clock import Meeting
 
-_TRIPS = 4  # of a layer: the mean, the variance around the common mean, and the gradient of each, one after the other
+_TRIPS = 4  # of a layer: the mean, the variance around the shared mean, and the gradient of each
 
 
 def clients_share(model: nn.Module, policy: BatchNormPolicy, steps: Ints) -> bool:
@@ -27,7 +27,7 @@ def clients_share(model: nn.Module, policy: BatchNormPolicy, steps: Ints) -> boo
 
 
 def exchange(model: nn.Module, policy: BatchNormPolicy, steps: Ints, number_bytes: int) -> Meeting:
-    """Return what clients with so many steps send each other for common statistics and their gradients."""
+    """Return the messages of clients with so many steps for shared statistics and their gradients."""
     shared = [policy.shares_statistics(step) for step in range(int(steps.max(initial=0)))]
     layers = [layer for _, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)]
     if not any(shared) or not layers:
@@ -38,7 +38,7 @@ def exchange(model: nn.Module, policy: BatchNormPolicy, steps: Ints, number_byte
 
 
 def mean_of_sound(values: Tensor) -> Tensor:
-    """The mean over the first axis of the rows with finite numbers only; NaN where there are none.
+    """Return the mean over the first axis of the rows with finite numbers only; NaN where there are none.
 
     >>> mean_of_sound(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, torch.inf]]))
     tensor([2., 3.])
@@ -49,7 +49,7 @@ def mean_of_sound(values: Tensor) -> Tensor:
 
 
 def settle_with(meet: Meet, mine: Tensor) -> Tensor:
-    """In a client's own thread: what ``meet`` makes of its statistic and of everybody's, and backward of the gradients."""
+    """Return what ``meet`` makes of all clients' statistics, and backward of their gradients; in a client's thread."""
     found: Tensor = _Met.apply(mine, meet)  # type: ignore[no-untyped-call]
     return found
 
@@ -67,13 +67,13 @@ class _Met(torch.autograd.Function):
 
 
 def settle_in_stack(mine: Tensor) -> Tensor:
-    """Inside ``vmap``: the mean over the stack; outside it, where one client is alone, its own."""
+    """Return the mean over the stack inside ``vmap``; outside, for a single client, its own statistic."""
     found: Tensor = _Stacked.apply(mine)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Stacked(torch.autograd.Function):
-    """How a layer under ``vmap`` sees the other clients: a function with a rule of its own is given the whole stack."""
+    """A function with its own ``vmap`` rule, which gets the whole stack of clients."""
 
     @staticmethod
     def forward(mine: Tensor) -> Tensor:
@@ -93,9 +93,9 @@ class _Stacked(torch.autograd.Function):
 
 
 class _MeanOfSound(torch.autograd.Function):
-    """Every row becomes the mean of the sound ones, and so do gradients.
+    """The mean of the finite rows for every row, and the same for gradients.
 
-    Of finite numbers that is the gradient of the sum of all clients' losses: each statistic has 1 / n of a row in it.
+    For finite numbers that is the gradient of the sum of all clients' losses: a row is 1 / n of each statistic.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Functions that meet: each in a thread of its own, one running at a time, so that repeats give the same bits."""
+"""Cooperating threads: functions that exchange values, one running at a time, so that results are reproducible."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -8,55 +8,56 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 import torch
 
 Result = TypeVar("Result")
-Meet: TypeAlias = Callable[[Any], Any]  # hand something in, wait for all others, get the reply
+Meet: TypeAlias = Callable[[Any], Any]  # pass a value, wait for all others, get the reply
 
 
 class _OverError(BaseException):
-    """Ends the thread of a function whose meeting was called off; no function should catch it."""
+    """Ends the thread of a function after an error elsewhere; no function should catch it."""
 
 
 def in_turn(workers: Sequence[Callable[[Meet], Result]], reply: Callable[[dict[int, Any]], Any]) -> list[Result]:
-    """What the functions return, each run with a ``meet`` of its own.
+    """Return the results of the functions, each called with its own ``meet``.
 
-    Whenever everybody still at work has handed something in, ``reply`` makes of it, by the workers' numbers, what all of them
-    get back. An exception in any function, or in ``reply``, ends all threads and is raised here.
+    ``meet`` passes a value and waits. When all functions that still run have passed one, ``reply`` gets the values by
+    the functions' numbers, and all get its result. An exception in any function, or in ``reply``, ends all threads
+    and is raised here.
 
     >>> def work(meet):
     ...     return meet(1) + meet(10)
     >>> in_turn([work, work, lambda meet: meet(5)], lambda given: sum(given.values()))  # 1 + 1 + 5, then 10 + 10
     [27, 27, 7]
     """
-    seats = [_Seat(worker) for worker in workers]
+    threads = [_Worker(worker) for worker in workers]
     results: dict[int, Result] = {}
     answer: Any = None
-    at_work = list(range(len(seats)))
+    running = list(range(len(threads)))
     try:
-        while at_work:
+        while running:
             given: dict[int, Any] = {}
-            for number in at_work:
-                what, value = seats[number].go_on(answer)
+            for number in running:
+                what, value = threads[number].go_on(answer)
                 if what == "failed":
                     raise value
                 (results if what == "ended" else given)[number] = value
-            at_work = list(given)
+            running = list(given)
             answer = reply(given) if given else None
     finally:
-        for seat in seats:
-            seat.close()
-    return [results[number] for number in range(len(seats))]
+        for thread in threads:
+            thread.close()
+    return [results[number] for number in range(len(threads))]
 
 
-class _Seat(Generic[Result]):
-    """One function's thread. It runs from one ``go_on`` until it hands something in, ends or fails."""
+class _Worker(Generic[Result]):
+    """The thread of one function. It runs from one ``go_on`` until it calls ``meet``, ends or fails."""
 
     def __init__(self, worker: Callable[[Meet], Result]) -> None:
         self._worker = worker
         self._inbox: SimpleQueue[Any] = SimpleQueue()
-        self._outbox: SimpleQueue[tuple[Literal["handed in", "ended", "failed"], Any]] = SimpleQueue()
+        self._outbox: SimpleQueue[tuple[Literal["met", "ended", "failed"], Any]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def go_on(self, answer: Any) -> tuple[Literal["handed in", "ended", "failed"], Any]:
+    def go_on(self, answer: Any) -> tuple[Literal["met", "ended", "failed"], Any]:
         """Let the function run with this answer, and wait."""
         self._inbox.put(answer)
         return self._outbox.get()
@@ -69,7 +70,7 @@ class _Seat(Generic[Result]):
     def _run(self) -> None:
         try:
             self._wait()
-            # Autograd keeps one thread a GPU for everybody's backward passes: one that waits there would stop all others.
+            # Autograd has one thread per GPU for all backward passes: one that waits there would stop all others.
             with torch.autograd.set_multithreading_enabled(False):
                 result = self._worker(self._meet)
             self._outbox.put(("ended", result))
@@ -79,7 +80,7 @@ class _Seat(Generic[Result]):
             self._outbox.put(("failed", problem))
 
     def _meet(self, message: Any) -> Any:
-        self._outbox.put(("handed in", message))
+        self._outbox.put(("met", message))
         return self._wait()
 
     def _wait(self) -> Any:

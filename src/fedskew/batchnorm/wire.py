@@ -1,4 +1,4 @@
-"""Messages between parties and a hub: frames of numbers in a fixed binary form, and the refusal of those that are not due."""
+"""Messages between parties and a hub: frames of numbers in a fixed binary format, and their validation."""
 
 import math
 import struct
@@ -27,20 +27,20 @@ _MOST_AXES = 8
 
 
 class Kind(IntEnum):
-    """What a frame holds."""
+    """The content of a frame."""
 
     WEIGHT = 1  # down: a parameter or a buffer
     SUM = 2  # of x, by channel
     SPREAD = 3  # sum of squares around the mean
     SLOPE = 4  # sums of dL/dxhat and of xhat dL/dxhat
     GRADIENT = 5  # up: of the summed loss
-    SCORE = 6  # up: summed loss and right answers
+    SCORE = 6  # up: summed loss and correct predictions
     PRESENT = 7  # down: which clients take part in a step of secure sums
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Some numbers and where they belong: ``place`` counts layers or tensors, ``count`` says how many values were summed."""
+    """Some numbers and their place: ``place`` counts layers or tensors, ``count`` is how many values were summed."""
 
     step: int
     kind: Kind
@@ -49,7 +49,7 @@ class Frame:
     values: Tensor
 
     def pack(self) -> bytes:
-        """Header, shape and the numbers in little-endian order."""
+        """Return header, shape and the numbers in little-endian order."""
         if self.values.dtype not in _DTYPES:
             raise FedskewError(f"numbers of type {self.values.dtype} cannot be sent: use float32 or float64")
         code = list(_DTYPES).index(self.values.dtype)
@@ -60,7 +60,7 @@ class Frame:
 
 
 def unpack(message: bytes) -> list[Frame]:
-    """The frames of a message; refuses what is cut off or is no frame."""
+    """Return the frames of a message; raise an error if it is truncated or invalid."""
     frames, at = [], 0
     while at < len(message):
         frame, at = _unpack_one(message, at)
@@ -69,11 +69,13 @@ def unpack(message: bytes) -> list[Frame]:
 
 
 def _unpack_one(message: bytes, at: int) -> tuple[Frame, int]:
-    """The frame that begins there, and where it ends."""
+    """Return the frame that begins there, and where it ends."""
     _require(message, at, _HEADER.size)
     magic, kind, code, axes, step, place, count = _HEADER.unpack_from(message, at)
     if magic != _MAGIC or kind not in list(Kind) or code >= len(_DTYPES) or axes > _MOST_AXES:
-        raise FedskewError(f"byte {at} of a message of {len(message)} begins no frame: both sides must run the same fedskew")
+        raise FedskewError(
+            f"byte {at} of a message of {len(message)} begins no frame: both sides must run the same fedskew"
+        )
     at += _HEADER.size
     _require(message, at, _AXIS.size * axes)
     shape = [_AXIS.unpack_from(message, at + _AXIS.size * axis)[0] for axis in range(axes)]
@@ -87,20 +89,23 @@ def _unpack_one(message: bytes, at: int) -> tuple[Frame, int]:
 
 def _require(message: bytes, at: int, size: int) -> None:
     if at + size > len(message):
-        raise FedskewError(f"message of {len(message)} bytes is cut off: at byte {at} there should be {size} more")
+        raise FedskewError(f"message of {len(message)} bytes is truncated: at byte {at} there should be {size} more")
 
 
 def frame_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """What a frame with such numbers weighs."""
+    """Return the size of a frame with such numbers."""
     return _HEADER.size + _AXIS.size * len(shape) + math.prod(shape) * dtype.itemsize
 
 
 def check(frame: Frame, like: Frame, whose: str) -> None:
-    """Refuse a frame that is not the one due now; ``like`` says which one is, its count and its numbers aside."""
+    """Raise an error for a frame that is not the expected one; count and numbers of ``like`` are not compared."""
 
-    def told(one: Frame) -> str:
+    def described(one: Frame) -> str:
         shape = "x".join(map(str, one.values.shape)) or "number"
-        return f"step {one.step} {one.kind.name.lower()} {one.place} ({shape} {str(one.values.dtype).removeprefix('torch.')})"
+        dtype = str(one.values.dtype).removeprefix("torch.")
+        return f"step {one.step} {one.kind.name.lower()} {one.place} ({shape} {dtype})"
 
-    if told(frame) != told(like):
-        raise FedskewError(f"{whose} sent {told(frame)} where {told(like)} is due: refused, all must be at the same step")
+    if described(frame) != described(like):
+        raise FedskewError(
+            f"{whose} sent {described(frame)} where {described(like)} is due: refused, all must be at the same step"
+        )

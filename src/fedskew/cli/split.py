@@ -1,4 +1,4 @@
-"""The commands split and measure: cut a data set into files for real nodes, and say how unlike the clients of a cut are."""
+"""The commands split and measure: write a partition as files for real nodes, and measure its heterogeneity."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from fedskew.cli.listing import Once
+from fedskew.cli.command import Once
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import parse
 
@@ -19,27 +19,40 @@ if TYPE_CHECKING:
 Data = Annotated[
     str | None,
     typer.Option(
-        "--data", metavar="SPEC", help="a CSV, Parquet or NPZ file, a folder of images, or a data set", show_default=False
+        "--data",
+        metavar="SPEC",
+        help="a CSV, Parquet or NPZ file, a folder of images, or a data set",
+        show_default=False,
     ),
 ]
 Label = Annotated[str | None, typer.Option("--label", metavar="COL", help="column with the class", show_default=False)]
 Group = Annotated[
-    str | None, typer.Option("--group", metavar="COL", help="column with whom a row belongs to", show_default=False)
+    str | None,
+    typer.Option(
+        "--group", metavar="COL", help="column with the group of a row, such as a user or a site", show_default=False
+    ),
 ]
 Drop = Annotated[
-    str | None, typer.Option("--drop", metavar="A+B", help="columns that the cut does not look at", show_default=False)
+    str | None, typer.Option("--drop", metavar="A+B", help="columns that are not used as features", show_default=False)
 ]
-Skew = Annotated[str | None, typer.Option("--skew", metavar="SPEC", help="how to cut (fedskew list skews)", show_default=False)]
+Skew = Annotated[
+    str | None, typer.Option("--skew", metavar="SPEC", help="how to partition (fedskew list skews)", show_default=False)
+]
 Clients = Annotated[
     int | None,
-    typer.Option("--clients", metavar="N", help="how many; 10, or one a group with natural, when left out", show_default=False),
+    typer.Option(
+        "--clients",
+        metavar="N",
+        help="number of clients; by default 10, or one per group with natural",
+        show_default=False,
+    ),
 ]
 Target = Annotated[
     str | None,
     typer.Option(
         "--target",
         metavar="DISTANCE=X",
-        help="a level the cut shall have, by the skew's own knob: hellinger=0.6, features.wasserstein=0.1",
+        help="level of heterogeneity to reach by the skew's parameter: hellinger=0.6, features.wasserstein=0.1",
         show_default=False,
     ),
 ]
@@ -49,20 +62,22 @@ Bins = Annotated[
         "--bins", metavar="N", help="where targets are no classes, bins that stand in for them", show_default=False
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="seed of the cut")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="seed of the partition")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 
 DEFAULT_SKEW = "dirichlet:alpha=0.2"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the commands part of the command line."""
+    """Add ``split`` and ``measure`` to the command line."""
     app.command(cls=Once)(split)
     app.command(cls=Once)(measure)
 
 
 def split(
-    out: Annotated[Path, typer.Option("--out", "--folder", metavar="DIR", help="a new folder", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("--out", "--folder", metavar="DIR", help="new folder to write", show_default=False)
+    ],
     data: Data = None,
     label: Label = None,
     skew: Skew = None,
@@ -72,17 +87,20 @@ def split(
     drop: Drop = None,
     bins: Bins = None,
     client_test: Annotated[
-        float, typer.Option("--client-test", metavar="X", help="share of its rows that every client holds out")
+        float,
+        typer.Option("--client-test", metavar="X", help="share of each client's rows that is held out for testing"),
     ] = 0.0,
     seed: Seed = 0,
     index: Annotated[bool, typer.Option("--index", help="write row numbers only")] = False,
-    npz: Annotated[bool, typer.Option("--npz", help="write what models see: encoded, scaled, treated, as NPZ arrays")] = False,
-    svg: Annotated[bool, typer.Option("--svg", help="draw the picture as SVG, too")] = False,
+    npz: Annotated[
+        bool, typer.Option("--npz", help="write the models' input (encoded, scaled, treated) as NPZ arrays")
+    ] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="also draw the figure as SVG")] = False,
     as_json: Json = False,
 ) -> None:
-    """Cut a data set into one file a client, in the input's own format.
+    """Partition a data set into one file per client, in the format of the input.
 
-    All rows of your own file go to clients, unless --data FILE:test=0.2 asks for test rows, which are then written as well.
+    All rows of your own file go to clients; with --data FILE:test=0.2 test rows are set aside and written as well.
 
     \b
     fedskew split --data my.csv --label y --skew dirichlet:alpha=0.3 --clients 4 --out nodes
@@ -95,19 +113,21 @@ def split(
         raise FedskewError("--index and --npz clash: give one of them")
     must_not_exist(out)
     files: Files = "index" if index else "arrays" if npz else "same"
-    origin, fed, made_by = _cut(
+    origin, fed, made_by = _partition(
         _data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, client_test, target, bins
     )
 
     def draw(fed: "Federation", found: "Heterogeneity", ending: str) -> bytes:
-        return draw_split(fed, found, f"{fed.data.name} cut by {made_by['skew']}, seed {seed}", ending)
+        return draw_split(fed, found, f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}", ending)
 
     found = save_split(out, origin, fed, made_by, files=files, pictures=("png", "svg") if svg else ("png",), draw=draw)
-    _tell_split(out, fed, found, made_by, as_json)
+    _print_split(out, fed, found, made_by, as_json)
 
 
 def measure(
-    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="what fedskew split wrote", show_default=False)] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="folder written by fedskew split", show_default=False)
+    ] = None,
     data: Data = None,
     label: Label = None,
     skew: Skew = None,
@@ -119,17 +139,23 @@ def measure(
     seed: Seed = 0,
     sweep: Annotated[
         str | None,
-        typer.Option("--sweep", metavar="OPTION=A+B", help="an option of the skew at several values", show_default=False),
+        typer.Option(
+            "--sweep", metavar="OPTION=A+B", help="several values of an option of the skew", show_default=False
+        ),
     ] = None,
     convention: Annotated[
-        str, typer.Option("--convention", metavar="TEXT", help="mean over pairs (mean), or as FedArtML and MFedBN (fedartml)")
+        str,
+        typer.Option(
+            "--convention", metavar="TEXT", help="mean over pairs (mean), or as in FedArtML and MFedBN (fedartml)"
+        ),
     ] = "mean",
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="draw it: a .png or .svg file", show_default=False)
+        Path | None,
+        typer.Option("--picture", metavar="FILE", help="figure to draw: a .png or .svg file", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say how unlike the clients of a cut are, and what exactly the numbers are.
+    """Measure the heterogeneity of the clients, with the definitions of all numbers.
 
     \b
     fedskew measure nodes
@@ -138,8 +164,17 @@ def measure(
     """
     _check_picture(picture)
     if folder is not None:
-        _refuse_beside_folder({"data": data, "label": label, "skew": skew, "clients": clients, "target": target, "group": group,
-                               "drop": drop, "sweep": sweep, "bins": bins})  # fmt: skip
+        _refuse_beside_folder(
+            data=data,
+            label=label,
+            skew=skew,
+            clients=clients,
+            target=target,
+            group=group,
+            drop=drop,
+            sweep=sweep,
+            bins=bins,
+        )
         _measure_folder(folder, convention, picture, as_json)
     elif sweep is not None:
         _measure_sweep(
@@ -154,17 +189,23 @@ def measure(
             bins,
         )
     else:
-        _, fed, made_by = _cut(_data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, 0.0, target, bins)
-        _show(fed, f"{fed.data.name} cut by {made_by['skew']}, seed {seed}", made_by, convention, picture, as_json)
+        _, fed, made_by = _partition(
+            _data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, 0.0, target, bins
+        )
+        _show(
+            fed, f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}", made_by, convention, picture, as_json
+        )
 
 
-# -- what both do ------------------------------------------------------------------------------------------------------
+# -- shared by both commands -------------------------------------------------------------------------------------------
 
 
 def _data(data: str | None, label: str | None, group: str | None, drop: str | None) -> dict[str, Any]:
-    """``--data`` with the options that have a spelling of their own."""
+    """Return ``--data`` merged with the options --label, --group and --drop."""
     if data is None:
-        raise FedskewError("what is to be cut? Give --data FILE --label COL, or the name of a data set (fedskew data list)")
+        raise FedskewError(
+            "--data is missing: give --data FILE --label COL, or the name of a data set (fedskew data list)"
+        )
     choice = parse(data, "data set")
     own = {"label": label, "group": group, "drop": drop}
     given = {name: value for name, value in own.items() if value is not None}
@@ -174,7 +215,7 @@ def _data(data: str | None, label: str | None, group: str | None, drop: str | No
     return {"name": choice.name, **choice.options, **given}
 
 
-def _cut(
+def _partition(
     data: Mapping[str, Any],
     skew: str,
     clients: int | None,
@@ -205,34 +246,41 @@ def _cut(
     return origin, fed, made_by
 
 
-def _tell_split(out: Path, fed: "Federation", found: "Heterogeneity", made_by: Mapping[str, Any], as_json: bool) -> None:
-    from fedskew.export.split_folder import held_by_nobody
+def _print_split(
+    out: Path, fed: "Federation", found: "Heterogeneity", made_by: Mapping[str, Any], as_json: bool
+) -> None:
+    from fedskew.export.split_folder import unassigned_rows
     from fedskew.runs.folder import to_json
 
     if as_json:
         print(to_json({"folder": str(out), **made_by, "heterogeneity": found.as_dict()}))
         return
     sizes = fed.partition.sizes
-    print(f"{fed.clients} clients of {sizes.min():,} … {sizes.max():,} rows, cut by {made_by['skew']}, seed {made_by['seed']}")
+    print(
+        f"{fed.clients} clients of {sizes.min():,} … {sizes.max():,} rows, "
+        f"partitioned by {made_by['skew']}, seed {made_by['seed']}"
+    )
     if "target" in made_by:
-        print(f"wanted {made_by['target']}, got {made_by['level']:.4f}")
+        print(f"target {made_by['target']}, reached {made_by['level']:.4f}")
     for view in ("labels", "features"):
         means = "  ".join(f"{name} {spread.mean:.3f}" for name, spread in found.views.get(view, {}).items())
         if not means and view == "labels":
             means = "not measured: the targets are no classes (--bins 5)"
         print(f"{view + ', mean of all pairs':28}{means}")
-    unheld = len(held_by_nobody(fed))
+    unheld = len(unassigned_rows(fed))
     if unheld:
-        print(f"{unheld:,} rows that no client holds are in nobody.*")
+        print(f"{unheld:,} rows of no client are in nobody.*")
     if any(out.glob("test.*")):
-        print(f"{len(fed.test):,} test rows, which no client holds, are in test.*")
+        print(f"{len(fed.test):,} test rows are in test.*")
     print(f"folder: {out}")
 
 
-def _refuse_beside_folder(given: Mapping[str, Any]) -> None:
+def _refuse_beside_folder(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
-            raise FedskewError(f"--{name} clashes with a folder, which is cut already: give the folder alone, or --data")
+            raise FedskewError(
+                f"--{name} clashes with a folder, which has its own partition: give the folder alone, or --data"
+            )
 
 
 def _check_picture(picture: Path | None) -> None:
@@ -258,7 +306,7 @@ def _show(
     from fedskew.heterogeneity.heterogeneity import measure as measured
     from fedskew.runs.folder import to_json, write_atomically
 
-    found = measured(fed, convention=cast("Convention", convention))  # measure refuses what it does not know
+    found = measured(fed, convention=cast("Convention", convention))  # measure raises an error for an unknown one
     if picture is not None:
         write_atomically(picture, draw_split(fed, found, title, picture.suffix[1:]))
     print(to_json({**facts, **found.as_dict()}) if as_json else f"{title}\n{found}")
@@ -275,7 +323,7 @@ def _measure_sweep(
     as_json: bool,
     bins: int | None,
 ) -> None:
-    """One line for each value of the option, and all matrices on one page."""
+    """Print one row per value of the option, and draw all matrices on one page."""
     from fedskew import api
     from fedskew.export.split_figure import draw_sweep
     from fedskew.export.split_folder import read_origin
@@ -288,10 +336,10 @@ def _measure_sweep(
         spell("skew", spec)
     source = read_origin(data).data
     feds = {title: api.split(source, spec, clients, seed=seed, bins=bins) for title, spec in specs.items()}
-    chosen = cast("Convention", convention)  # measure refuses what it does not know
+    chosen = cast("Convention", convention)  # measure raises an error for an unknown one
     found = {title: measured(fed, chance=False, convention=chosen) for title, fed in feds.items()}
     if picture is not None:
-        name = f"{source.name} cut by {skew}, seed {seed}"
+        name = f"{source.name} partitioned by {skew}, seed {seed}"
         write_atomically(picture, draw_sweep(feds, found, name, picture.suffix[1:]))
     if as_json:
         print(to_json({title: result.as_dict() for title, result in found.items()}))
@@ -304,13 +352,13 @@ def _measure_sweep(
 
 
 def _sweep(skew: str, sweep: str) -> dict[str, str]:
-    """What to call each cut of a sweep -> its skew."""
+    """Return the title of each partition of a sweep -> its skew."""
     option, equals, values = sweep.partition("=")
     if not equals or not option.strip() or not values.strip():
         raise FedskewError(f"--sweep {sweep!r}: write option=a+b+c, such as alpha=0.01+0.1+1+10")
-    cut, plus, treatments = skew.partition(" + ")
-    joint = "," if ":" in cut else ":"
+    base, plus, treatments = skew.partition(" + ")
+    joint = "," if ":" in base else ":"
     return {
-        f"{option.strip()}={value.strip()}": f"{cut}{joint}{option.strip()}={value.strip()}{plus}{treatments}"
+        f"{option.strip()}={value.strip()}": f"{base}{joint}{option.strip()}={value.strip()}{plus}{treatments}"
         for value in values.split("+")
     }

@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, random streams, registries with options, trees of tensors, files."""
+"""The base of the package: errors, random streams, registries with options, trees of tensors, files."""

@@ -1,4 +1,4 @@
-"""Everything that can be set, once: types, bounds, defaults and help for Python, TOML files and the command line alike."""
+"""All settings in one place: types, bounds, defaults and help for Python, TOML files and the command line."""
 
 import json
 import tomllib
@@ -17,46 +17,47 @@ AUTO = "auto"  # the task that the targets of the data ask for
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train.
+    """The settings of a training.
 
     Args:
         rounds: rounds of training
-        per_round: clients chosen each round; all of them when left out
-        sampling: how they are drawn, without replacement: uniform, or with chances in proportion to their size
-        epochs: passes of a chosen client over its rows
-        batch_size: rows a local step
+        per_round: clients chosen each round; by default all
+        sampling: how they are drawn, without replacement: uniform, or with probabilities by their size
+        epochs: local epochs of a chosen client
+        batch_size: rows per local step
         lr: local learning rate
-        optimizer: local optimiser, fresh in every round, with PyTorch's defaults; adadelta is meant for lr=1
-        momentum: of local SGD
-        weight_decay: of the local optimiser: added to the gradient, in AdamW taken off the weights
+        optimizer: local optimiser, new in every round, with PyTorch's defaults; adadelta is meant for lr=1
+        momentum: momentum of local SGD
+        weight_decay: weight decay of the local optimiser (decoupled in AdamW)
         nesterov: Nesterov momentum in local SGD
-        clip_norm: largest L2 norm of a client's gradient at a local step, over all parameters; longer ones are scaled
-        augment: what happens to images in training batches: nothing, a random crop after padding with 4 zeros on every
-            side, a horizontal flip with a chance of one half, or both
+        clip_norm: largest L2 norm of a client's gradient at a local step, over all parameters; larger ones are scaled
+        augment: augmentation of images in training batches: none, a random crop after padding with 4 zeros on every
+            side, a horizontal flip with probability 0.5, or both
         task: what is learnt (fedskew list tasks); auto for classification of classes, regression of numbers and
             multilabel of several labels a row
         metrics: metrics of the task that every evaluation reports beside the usual ones (macro_f1+auc); after the last
             round all of them are reported anyway
         schedule: local learning rate over rounds (fedskew list schedules)
-        weights: what a client counts by in the mean of every method: its rows (size), 1 (uniform), or as the paper of each
-            method says (paper)
-        norm: BatchNorm of the clients: merged by the server (aggregate), kept by each client (local), or merged but for the
-            running statistics, which stay with the client (silo)
-        fleet: how fast the clients' machines and lines are (fedskew list fleets)
-        secure: the server of a Stratify method sees placeholders, agreed on under encryption, and sums over the clients of a
-            step (needs fedskew[he]); docs/secret-labels.md says what these still tell
-        round_totals: with secure, clients round their rows of each label to a multiple of this before these are added up
+        weights: aggregation weight of a client in every method: its rows (size), 1 (uniform), or as in the paper of
+            each method (paper)
+        norm: BatchNorm: aggregated by the server (aggregate), local to each client (local), or aggregated except for
+            the running statistics, which are local (silo)
+        fleet: simulated machines and connections of the clients (fedskew list fleets)
+        secure: with a Stratify method, the server gets placeholders for labels, agreed on under encryption, and sums
+            over the clients of a step (needs fedskew[he]); docs/secret-labels.md says what these disclose
+        round_totals: with secure, clients round their rows of each label to a multiple of this before these are added
+            up
         engine: all clients of a round at once (stacked), or one by one, the plain reference (loop)
         device: cpu, cuda, cuda:1, ... or auto
         dtype: precision of everything
-        threads: CPU threads; chosen by the engine when left out
-        memory: gigabytes that a stack of clients may take
-        seed: of the first weights, the choice of clients and the batches
+        threads: CPU threads; by default chosen by the engine
+        memory: most gigabytes for a stack of clients
+        seed: seed of the initial weights, the selection of clients and the batches
         eval_every: rounds between two evaluations; the last round always has one
-        eval_rows: training rows on which the global model's training loss is measured; a fixed random sample, or none for all
-        test_trained: also score clients' models right after their local training, before the server mixes them
-        stop_after: rounds without improvement on the validation rows after which the run stops; never when left out
-        checkpoint_every: rounds between two checkpoints; when left out as often as takes about 1 % of the time
+        eval_rows: training rows for the global model's training loss; a fixed random sample, or none for all
+        test_trained: also evaluate clients' models right after local training, before the aggregation
+        stop_after: rounds without improvement on the validation rows after which the run stops; by default never
+        checkpoint_every: rounds between two checkpoints; by default such that they take about 1 % of the time
         tensorboard: also write TensorBoard events into the run folder
     """
 
@@ -103,21 +104,22 @@ class Settings:
             raise FedskewError("nesterov=true needs optimizer=sgd and a momentum above 0")
         if self.optimizer != "sgd" and self.momentum:
             raise FedskewError(
-                f"momentum={self.momentum:g} clashes with optimizer={self.optimizer}: it is for sgd, leave momentum at 0"
+                f"momentum={self.momentum:g} clashes with optimizer={self.optimizer}: it is for sgd, leave momentum "
+                "at 0"
             )
 
 
 @dataclass(frozen=True)
 class Experiment(Settings):
-    """What to train on, with what, and how: all that a run needs.
+    """The settings of a run: data, partition, model, algorithm and training.
 
     Args:
         data: data set (fedskew list data), or a CSV, Parquet or NPZ file or a folder of images
         validation: share of the training rows set aside for choosing hyper-parameters
-        skew: how the training rows are cut into clients (fedskew list skews)
-        clients: number of clients; when left out 10, or one a group with skew=natural
-        split_seed: seed of the cut and of the held-out rows; the same as seed when left out
-        client_test: share of its rows that every client holds out to test its own model
+        skew: how the training rows are partitioned (fedskew list skews)
+        clients: number of clients; by default 10, or one per group with skew=natural
+        split_seed: seed of the partition and of the held-out rows; by default the same as seed
+        client_test: share of each client's rows that is held out to test its model
         bins: where targets are no classes, bins that stand in for them in skews and measures: quantiles of numbers, or
             the most frequent combinations of labels
         model: network (fedskew list models)
@@ -135,7 +137,7 @@ class Experiment(Settings):
     algorithm: str | Mapping[str, Any] = "fedavg"
 
     def settings(self) -> Settings:
-        """The training part alone."""
+        """Return the settings of the training alone."""
         return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
 
 
@@ -147,9 +149,9 @@ def checked(instance: Any, where: str) -> None:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file; dashes and underscores are the same, choices may be text or a table with ``name``."""
+    """Return the settings in a TOML file; dashes are underscores, choices may be text or a table with ``name``."""
     if path.is_dir():
-        raise FedskewError(f"{path} is a folder, not an experiment file; to go on with a run: fedskew resume {path}")
+        raise FedskewError(f"{path} is a folder, not an experiment file; to resume a run: fedskew resume {path}")
     if not path.exists():
         raise FedskewError(f"there is no experiment file {path}")
     with reading(path):
@@ -172,7 +174,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Settings as TOML: plain values first, then a table for each choice; None is written as "none"."""
+    """Return settings as TOML: plain values first, then a table for each choice; None is written as "none"."""
     plain = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
     tables = []
     for key, value in values.items():
@@ -189,4 +191,5 @@ def _toml(value: Any) -> str:
         return repr(value if isinstance(value, int) else float(value))  # NumPy's numbers print with their type
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(_toml(entry) for entry in value) + "]"
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's, less this one
+    # The escapes of JSON are those of TOML, except this one.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""The one exception that users see: what is wrong, with which value, and how to put it right."""
+"""The exception that users see: its message names what is wrong, the value and the fix."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ _LONGEST = 1_500  # characters of a message
 class FedskewError(ValueError):
     """Bad input or an impossible request; the message names the value and the fix, and fits on one line.
 
-    What it quotes may come from anywhere: line breaks become spaces, signs that steer a terminal are shown as \ufffd, and of a
-    very long message the middle is left out.
+    Quoted input may contain anything: line breaks become spaces, control characters are shown as \ufffd, and the
+    middle of a very long message is omitted.
 
     >>> str(FedskewError("two\\nlines"))
     'two lines'
@@ -25,11 +25,11 @@ class FedskewError(ValueError):
 
 
 class DivergedError(FedskewError):
-    """Training left the numbers that floating point can hold; the message says in which round, and what to change."""
+    """Raised when training becomes NaN or infinite; the message names the round and what to change."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, or a signal that ends a run; the message says how to go on, and ``code`` is the exit code of the command."""
+    """Raised on Ctrl-C or a signal that ends a run; the message says how to resume, ``code`` is the exit code."""
 
     def __init__(self, message: str, code: int = 130) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedskewError:
-    """Error for a name that is not registered, with the nearest known name first.
+    """Return the error for a name that is not registered, with the nearest known name first.
 
     >>> str(unknown("skew", "dirichlt", ["dirichlet", "iid"]))
     "unknown skew 'dirichlt': did you mean 'dirichlet'? Known: dirichlet, iid"

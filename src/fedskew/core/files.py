@@ -1,4 +1,4 @@
-"""Reading files that somebody else made: only plain files, never more memory than there is, every failure one line."""
+"""Safe reading of files: only regular files, with limits on memory, and every failure is an error of one line."""
 
 import bz2
 import gzip
@@ -18,16 +18,16 @@ from fedskew.core.errors import FedskewError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_GROWTH = 200  # a packed file may unpack to so many times its size; a bomb of deflate does 1,000
+MOST_GROWTH = 200  # a compressed file may unpack to so many times its size; a deflate bomb has 1,000
 _SLACK = 64 << 20  # bytes that any packed file may unpack to
 _PACKED: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # type: ignore[dict-item]
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while a file is read into one line that names the file; what is no file is not opened at all.
+    """Turn any failure while a file is read into an error of one line that names the file.
 
-    Parsers raise whatever they like on damaged content, so everything is turned; the cause stays with the error.
+    Parsers raise all kinds of exceptions on damaged content, so all are converted; the cause stays with the error.
     """
     try:
         _refuse_odd(path)
@@ -43,21 +43,23 @@ def reading(path: Path) -> Iterator[None]:
     except OSError as error:
         raise FedskewError(f"{path} cannot be read: {error.strerror or error}") from error
     except MemoryError as error:
-        raise FedskewError(f"{path} cannot be read: it needs more memory than this machine has; take a part of it") from error
+        raise FedskewError(
+            f"{path} cannot be read: it needs more memory than this machine has; take a part of it"
+        ) from error
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise FedskewError(f"{path} cannot be read, it is damaged or not what its name says ({why})") from error
 
 
 def _refuse_odd(path: Path) -> None:
-    """A pipe or device would be waited for, or never end."""
+    """Raise an error for a pipe or device, which might block or never end."""
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder gives the operating system's own error
         raise FedskewError(f"{path} is a pipe or device, not a file: write its content to a file first")
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, decompressed when it is packed; an empty one is refused."""
+    """Return the content of a file, decompressed if it is compressed; an empty file is an error."""
     with reading(path), open_unpacked(path) as file:
         content = file.read()
     if not content:
@@ -66,14 +68,14 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The content of a UTF-8 text file, decompressed when it is packed; an empty one is refused."""
+    """Return the content of a UTF-8 text file, decompressed if it is compressed; an empty file is an error."""
     content = read_bytes(path)
     with reading(path):
         return content.decode()
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
-    """A file for reading, decompressed by its ending; one that grows beyond all measure is refused as it is read."""
+    """Open a file for reading, decompressed by its suffix; reading raises an error beyond ``unpacked_limit``."""
     opener = _PACKED.get(path.suffix.lower())
     if opener is None:
         return path.open("rb")
@@ -82,22 +84,22 @@ def open_unpacked(path: Path) -> IO[bytes]:
 
 
 def unpacked_limit(packed: int) -> int:
-    """How many bytes so many packed ones may unpack to."""
+    """Return how many bytes a compressed file of this size may unpack to."""
     return MOST_GROWTH * packed + _SLACK
 
 
 class _Limited(io.RawIOBase):
-    """A stream that refuses to give more than so many bytes."""
+    """A stream that raises an error after a given number of bytes."""
 
     def __init__(self, path: Path, inner: IO[bytes], limit: int) -> None:
         self._path, self._inner, self._limit, self._left = path, inner, limit, limit
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True, as the stream can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """The next bytes."""
+        """Read the next bytes into the buffer."""
         data = self._inner.read(len(buffer))
         self._left -= len(data)
         if self._left < 0:
@@ -106,13 +108,13 @@ class _Limited(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Both."""
+        """Close this stream and the one below."""
         self._inner.close()
         super().close()
 
 
 def too_large(path: Path, how: str, size: int) -> FedskewError:
-    """Error for a packed file that unpacks to far more than real data does."""
+    """Return the error for a compressed file that unpacks to far more than real data does."""
     return FedskewError(
         f"{path} unpacks to {how} {size:,} bytes, over {MOST_GROWTH} times its size: "
         "it is damaged or made to fill the memory; unpack it yourself if you trust it"
@@ -120,15 +122,17 @@ def too_large(path: Path, how: str, size: int) -> FedskewError:
 
 
 def must_fit(what: str, size: int, fix: str) -> None:
-    """Refuse what needs more bytes than this machine has memory."""
+    """Raise an error if ``what`` needs more bytes than this machine has memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 40
     if size > memory:
-        raise FedskewError(f"{what} needs {size / 1e9:,.1f} GB, and this machine has {memory / 1e9:,.1f} GB of memory: {fix}")
+        raise FedskewError(
+            f"{what} needs {size / 1e9:,.1f} GB, and this machine has {memory / 1e9:,.1f} GB of memory: {fix}"
+        )
 
 
 def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
     """Return the arrays of an NPZ file; pickled objects are refused."""
-    import numpy as np
+    import numpy as np  # here, so that the command line starts without it
 
     with reading(path):
         try:
@@ -144,5 +148,9 @@ def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
         except FedskewError:
             raise
         except (ValueError, zipfile.BadZipFile, KeyError) as error:
-            why = "it holds Python objects (dtype object), which are never unpickled" if "pickle" in str(error) else "damaged"
+            why = (
+                "it holds Python objects (dtype object), which are never unpickled"
+                if "pickle" in str(error)
+                else "damaged"
+            )
             raise FedskewError(f"{path} is not a readable .npz archive: {why}") from None

@@ -1,4 +1,4 @@
-"""One writer a folder: a lock that the operating system drops when its process dies, with a note of who holds it."""
+"""A lock that allows one writing process per folder; the operating system releases it when the process dies."""
 
 import json
 import os
@@ -15,7 +15,7 @@ try:
     import fcntl
 
     def seize(file: int) -> bool:
-        """Take the lock on an open file if nobody has it."""
+        """Take the lock on an open file; return False if another process has it."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -26,7 +26,7 @@ except ImportError:  # Windows
     import msvcrt
 
     def seize(file: int) -> bool:
-        """Take the lock on a byte far behind what is written, which others may still read."""
+        """Take the lock on a byte far behind the content, which other processes may still read."""
         os.lseek(file, (1 << 31) - 2, os.SEEK_SET)
         try:
             msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
@@ -39,7 +39,7 @@ except ImportError:  # Windows
 
 @contextmanager
 def locked(folder: Path, at: Path | None = None) -> Iterator[None]:
-    """Hold the lock of a folder; a second process is refused, and a process that died holds nothing.
+    """Hold the lock of a folder; a second process gets an error, and a process that died holds no lock.
 
     The lock is a file in the folder, or ``at`` another place while there is no folder yet.
     """
@@ -60,7 +60,7 @@ def locked(folder: Path, at: Path | None = None) -> Iterator[None]:
 
 
 def _holder(place: Path) -> str:
-    """Who wrote the note."""
+    """Return the process that holds the lock, as noted in the lock file."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         note = json.loads(place.read_text(encoding="utf-8"))
         return f"process {int(note['pid'])} on {note['host']}"

@@ -1,4 +1,4 @@
-"""Names for things: one registry a kind; options, defaults, bounds and help are read from signatures and docstrings."""
+"""Registries of components by name; options, defaults, bounds and help are read from signatures and docstrings."""
 
 import importlib
 import inspect
@@ -25,7 +25,7 @@ class Bounds:
     below: bool = False  # the high end itself is not allowed
 
     def holds(self, value: float) -> bool:
-        """Whether the value is finite and inside."""
+        """Return whether the value is finite and within the bounds."""
         low = value > self.low if self.above else value >= self.low
         high = value < self.high if self.below else value <= self.high
         return low and high and abs(value) < math.inf  # a whole number may be too large for math.isfinite
@@ -36,18 +36,18 @@ class Bounds:
         return " and ".join(part for part in (low, high) if part) or "finite"
 
 
-# Beyond it seeds repeat, whole numbers leave 64 bits, and the product of two options leaves single precision.
+# Beyond it seeds repeat, whole numbers need more than 64 bits, and products of two options overflow float32.
 LIMIT = 2**63
 Positive = Bounds(0, above=True)
 NonNegative = Bounds(0)
 AtLeastOne = Bounds(1)
 Share = Bounds(0, 1)  # a fraction, both ends allowed
-PartialShare = Bounds(0, 1, below=True)  # a fraction of which something must remain
+PartialShare = Bounds(0, 1, below=True)  # a fraction below 1
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a registered thing: everything that help, validation and docs need."""
+    """One option of a component: everything that help, validation and docs need."""
 
     name: str
     type: Any
@@ -57,15 +57,15 @@ class Option:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
+        """Return whether the option has no default."""
         return self.default is inspect.Parameter.empty
 
     def type_name(self) -> str:
-        """The type as a user would say it."""
+        """Return the type in words for users."""
         return _type_name(self.type)
 
     def convert(self, value: Any, where: str) -> Any:
-        """``value`` (text from the command line, or a typed value) as this option's type, inside its bounds."""
+        """Return ``value`` (text from the command line, or a typed value) as this option's type, within its bounds."""
         try:
             result = _convert(value, self.type)
         except (TypeError, KeyError, ValueError, OverflowError):
@@ -107,7 +107,7 @@ def _show(value: Any) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether text can be written down: names of files may hold bytes that are no text.
+    """Return whether text can be encoded; names of files may contain bytes that are not text.
 
     >>> is_utf8("größe"), is_utf8("gr\\udcf6")
     (True, False)
@@ -119,7 +119,7 @@ _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """``value`` as ``kind``; raises TypeError, KeyError, ValueError or OverflowError when it is not one."""
+    """Return ``value`` as ``kind``; raise TypeError, KeyError, ValueError or OverflowError if it is not one."""
     origin = get_origin(kind)
     if origin is Annotated:
         return _convert(value, get_args(kind)[0])
@@ -163,12 +163,14 @@ def _convert_union(value: Any, kinds: tuple[Any, ...]) -> Any:
 
 
 def options_of(thing: Callable[..., Any]) -> dict[str, Option]:
-    """The options of a function (its keyword-only parameters) or of a dataclass (its fields)."""
+    """Return the options of a function (its keyword-only parameters) or of a dataclass (its fields)."""
     target = thing.__init__ if is_dataclass(thing) else thing
     hints = get_type_hints(target, include_extras=True)
     documented: dict[str, str] = {}
     for source in reversed(inspect.getmro(thing)) if isinstance(thing, type) else [thing]:
-        documented |= argument_help(inspect.cleandoc(source.__doc__ or ""))  # a derived class repeats only what it changes
+        documented |= argument_help(
+            inspect.cleandoc(source.__doc__ or "")
+        )  # a derived class repeats only what it changes
     keyword_kinds = (inspect.Parameter.KEYWORD_ONLY,)
     if is_dataclass(thing):
         keyword_kinds += (inspect.Parameter.POSITIONAL_OR_KEYWORD,)  # type: ignore[assignment]
@@ -185,10 +187,10 @@ def options_of(thing: Callable[..., Any]) -> dict[str, Option]:
 
 
 def argument_help(doc: str) -> dict[str, str]:
-    """The ``Args:`` section of a docstring as name -> text.
+    """Return the ``Args:`` section of a docstring as name -> text.
 
-    >>> argument_help("Idea.\\n\\nArgs:\\n    mu: strength of the pull,\\n        at least 0\\n    tau: other")
-    {'mu': 'strength of the pull, at least 0', 'tau': 'other'}
+    >>> argument_help("Idea.\\n\\nArgs:\\n    mu: strength of the term,\\n        at least 0\\n    tau: other")
+    {'mu': 'strength of the term, at least 0', 'tau': 'other'}
     """
     section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)*)", doc, re.MULTILINE)
     found: dict[str, str] = {}
@@ -204,7 +206,7 @@ def argument_help(doc: str) -> dict[str, str]:
 
 
 def validate(thing: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """``values`` converted to the types of ``thing``'s options; unknown, missing or out-of-range ones are refused."""
+    """Return ``values`` converted to the types of the options; unknown, missing and out-of-range ones are errors."""
     known = options_of(thing)
     for name in values:
         if name not in known:
@@ -219,7 +221,7 @@ def validate(thing: Callable[..., Any], values: Mapping[str, Any], where: str) -
 
 @dataclass(frozen=True)
 class Choice:
-    """A registered name with the options that were given: what ``name:key=value`` says."""
+    """A registered name with its given options, as written ``name:key=value``."""
 
     name: str
     options: Mapping[str, Any]
@@ -231,7 +233,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Composition(Choice):
-    """A choice and what is added to it: what ``name:key=value + name:key=value`` says."""
+    """A choice with additions, as written ``name:key=value + name:key=value``."""
 
     added: tuple[Choice, ...] = ()
 
@@ -240,13 +242,13 @@ class Composition(Choice):
 
 
 def compose(parts: Iterable[Choice]) -> Choice:
-    """The parts as one choice; a single part is itself."""
+    """Return the parts as one choice; a single part is returned unchanged."""
     first, *added = parts
     return Composition(first.name, first.options, tuple(added)) if added else first
 
 
 def parts_of(spec: Any, kind: str) -> list[Any]:
-    """The parts of a spelling, in order; one that is no text and no composition has one part, itself.
+    """Return the parts of a specification in order; one that is neither text nor a composition is its only part.
 
     >>> [part.name for part in parts_of("dirichlet:alpha=0.3 + noise:sigma=0.1", "skew")]
     ['dirichlet', 'noise']
@@ -262,14 +264,14 @@ def parts_of(spec: Any, kind: str) -> list[Any]:
 
 
 def spelled(value: Any) -> str:
-    """An option's value as it is written on the command line."""
+    """Return an option's value as it is written on the command line."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     return "+".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def parse(text: str, kind: str) -> Choice:
-    """Read ``name:key=value,key=value``.
+    """Return the choice in ``name:key=value,key=value``.
 
     >>> parse("dirichlet:alpha=0.2,min_size=5", "skew")
     Choice(name='dirichlet', options={'alpha': '0.2', 'min_size': '5'})
@@ -290,7 +292,7 @@ def parse(text: str, kind: str) -> Choice:
 
 
 class Registry(Generic[T]):
-    """The things of one kind, found by importing the modules of one package the first time a name is looked up."""
+    """The components of one kind; the modules of one package are imported when a name is first looked up."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -326,59 +328,63 @@ class Registry(Generic[T]):
         return name in self._load()
 
     def get(self, name: str) -> T:
-        """The thing of that name, or an error that names the nearest."""
+        """Return the component of that name, or raise an error that names the nearest."""
         things = self._load()
         if name not in things:
             raise unknown(self.kind, name, things)
         return things[name]
 
     def summary(self, name: str) -> str:
-        """First line of its docstring."""
+        """Return the first line of its docstring."""
         return (inspect.getdoc(self.get(name)) or "").splitlines()[0]
 
     def options(self, name: str) -> dict[str, Option]:
-        """Its options by name."""
+        """Return its options by name."""
         return options_of(self.get(name))
 
     def choose(self, spec: "str | Mapping[str, Any] | Choice") -> Choice:
-        """Validate a spelling (text, or a table with ``name``) into a choice with typed options."""
+        """Validate a specification (text, or a table with ``name``) and return a choice with typed options."""
         if isinstance(spec, str):
             choice = parse(spec, self.kind)
         elif isinstance(spec, Choice):
             choice = spec
         elif isinstance(spec, Mapping) and isinstance(spec.get("name"), str):
-            choice = Choice(spec["name"], {key.replace("-", "_"): value for key, value in spec.items() if key != "name"})
+            choice = Choice(
+                spec["name"], {key.replace("-", "_"): value for key, value in spec.items() if key != "name"}
+            )
         else:
-            raise FedskewError(f"{self.kind} {_show(spec)}: write it as text, name:key=value, or as a table with a name")
+            raise FedskewError(
+                f"{self.kind} {_show(spec)}: write it as text, name:key=value, or as a table with a name"
+            )
         thing = self.get(choice.name)
         return Choice(choice.name, validate(thing, choice.options, f"{self.kind} {choice.name}"))
 
     def full(self, choice: Choice) -> Choice:
-        """The choice with every option, defaults too: what a record of it needs."""
+        """Return the choice with every option, including defaults."""
         known = self.options(choice.name)
         return Choice(choice.name, {name: choice.options.get(name, option.default) for name, option in known.items()})
 
     def brief(self, choice: Choice) -> Choice:
-        """The choice without the options that are at their defaults: what a reader needs."""
+        """Return the choice without the options that are at their defaults."""
         known = self.options(choice.name)
         return Choice(choice.name, {key: value for key, value in choice.options.items() if value != known[key].default})
 
     def name_of(self, thing: Any) -> str | None:
-        """The name under which a class or function is registered, if it is."""
+        """Return the name under which a class or function is registered, or None."""
         return next((name for name, known in self._load().items() if known is thing), None)
 
 
 class Composing(Registry[T]):
-    """A registry whose choices may have several parts, each of them known to it or to another registry."""
+    """A registry whose choices may have several parts, each registered here or in another registry."""
 
     def home(self, part: Choice) -> Registry[Any]:
-        """The registry that knows a part."""
+        """Return the registry of a part."""
         return self
 
     def full(self, choice: Choice) -> Choice:
-        """The choice with every option of every part."""
+        """Return the choice with every option of every part."""
         return compose(Registry.full(self.home(part), part) for part in parts_of(choice, self.kind))
 
     def brief(self, choice: Choice) -> Choice:
-        """The choice without the options that are at their defaults, part by part."""
+        """Return the choice without the options that are at their defaults, for each part."""
         return compose(Registry.brief(self.home(part), part) for part in parts_of(choice, self.kind))

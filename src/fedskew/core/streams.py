@@ -1,7 +1,8 @@
-"""Named, counter-based random streams: every draw is a hash of (seed, purpose, path, position), never a global generator.
+"""Named, counter-based random streams: every draw is a hash of (seed, purpose, path, position).
 
-A number depends only on its address, so an engine may draw for one client or for a million at once, in any order, and get
-the same bits. The hash is a chain of SplitMix64 finalisers: 64-bit multiplies and shifts only, so that a GPU can repeat it.
+A number depends only on its address, so an engine may draw for one client or for a million at once, in any order, and
+get the same bits. The hash is a chain of SplitMix64 finalisers: 64-bit multiplies and shifts only, so that a GPU can
+repeat it.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ def _purpose_code(purpose: str) -> int:
 
 
 def bits(seed: int, purpose: str, *path: "int | Ints") -> Bits:
-    """64 random bits for every address (seed, purpose, *path); the parts of the path are broadcast against each other."""
+    """Return 64 random bits for every address (seed, purpose, *path); the parts of the path are broadcast."""
     state = np.atleast_1d(np.array((seed ^ _purpose_code(purpose)) & 0xFFFF_FFFF_FFFF_FFFF, dtype=np.uint64))
     with np.errstate(over="ignore"):
         state = _mix(state + _STEP)
@@ -42,7 +43,7 @@ def bits(seed: int, purpose: str, *path: "int | Ints") -> Bits:
 
 
 class Stream:
-    """The draws of one address: ``Stream(seed, "select", round)``.
+    """The random numbers of one address: ``Stream(seed, "select", round)``.
 
     >>> Stream(0, "demo", 3).permutation(5).tolist() == Stream(0, "demo", 3).permutation(5).tolist()
     True
@@ -52,19 +53,19 @@ class Stream:
         self.seed, self.purpose, self.path = seed, purpose, path
 
     def bits(self, count: int) -> Bits:
-        """The first ``count`` words of the stream."""
+        """Return the first ``count`` words of the stream."""
         return bits(self.seed, self.purpose, *self.path, np.arange(count))
 
     def uniform(self, count: int) -> Floats:
-        """Numbers in [0, 1) with 53 random bits each."""
+        """Return numbers in [0, 1) with 53 random bits each."""
         return (self.bits(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def permutation(self, count: int) -> Ints:
-        """0 … count-1 in random order."""
+        """Return 0 … count-1 in random order."""
         return np.argsort(self.bits(count), kind="stable")
 
     def sample(self, population: int, count: int) -> Ints:
-        """``count`` different numbers below ``population``; its cost grows with ``count``, not with ``population``."""
+        """Return ``count`` different numbers below ``population``; the cost depends on ``count`` alone."""
         if count > population:
             raise ValueError(f"cannot draw {count} different numbers below {population}")
         if 4 * count >= population:
@@ -79,16 +80,16 @@ class Stream:
             draws *= 2
 
     def weighted_sample(self, weights: "Floats | Ints", count: int) -> Ints:
-        """``count`` different positions, drawn without replacement in proportion to their weights, in ascending order."""
+        """Return ``count`` different positions, drawn without replacement by their weights, in ascending order."""
         # Efraimidis and Spirakis (2006): the largest u^(1/weight) are such a draw.
         keys = np.log(self.uniform(len(weights)) + 2.0**-54) / weights
         return np.sort(np.argpartition(keys, len(weights) - count)[len(weights) - count :])
 
     def generator(self) -> np.random.Generator:
-        """A NumPy generator keyed by this address, for the distributions that a hash does not give (Dirichlet, normal)."""
+        """Return a NumPy generator keyed by this address, for distributions such as Dirichlet and normal."""
         return np.random.Generator(np.random.Philox(key=self.bits(2)))
 
 
 def substream(stream: Stream, *path: int) -> Stream:
-    """Return a stream of its own below this one, for one of several purposes."""
+    """Return a stream with a longer path, for one of several purposes."""
     return Stream(stream.seed, stream.purpose, *stream.path, *path)

@@ -1,4 +1,4 @@
-"""Named tensors, one client's or stacked over clients: the few operations that engines need on them."""
+"""Named tensors, of one client or stacked over clients, and operations on them."""
 
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -11,12 +11,12 @@ Tree: TypeAlias = dict[str, Tensors]  # named groups of named tensors
 
 
 def stacked(tensors: Tensors, count: int) -> Tensors:
-    """``count`` copies of every tensor on a new first axis."""
+    """Return ``count`` copies of every tensor, stacked on a new first axis."""
     return {name: value.expand(count, *value.shape).clone() for name, value in tensors.items()}
 
 
 def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
-    """The clients at ``index`` of a stacked tree."""
+    """Return the clients at ``index`` of a stacked tree."""
 
     def pick(value: Tensor) -> Tensor:
         return value[index.to(value.device) if isinstance(index, Tensor) else index]
@@ -25,22 +25,24 @@ def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
 
 
 def unsqueezed(tree: Tree) -> Tree:
-    """One client's tree as a stack of one."""
+    """Return one client's tree as a stack of one."""
     return {part: {name: value.unsqueeze(0) for name, value in tensors.items()} for part, tensors in tree.items()}
 
 
 def without(tree: Tree, names: frozenset[str]) -> Tree:
-    """The tree less the tensors of these names in every part."""
-    return {part: {name: value for name, value in tensors.items() if name not in names} for part, tensors in tree.items()}
+    """Return the tree without the tensors of these names, in every part."""
+    return {
+        part: {name: value for name, value in tensors.items() if name not in names} for part, tensors in tree.items()
+    }
 
 
 def size_in_bytes(tree: Tree) -> int:
-    """What a tree weighs on the wire."""
+    """Return the number of bytes of all tensors."""
     return sum(value.numel() * value.element_size() for tensors in tree.values() for value in tensors.values())
 
 
 def finite_clients(trees: Iterable[Tree], count: int) -> Tensor:
-    """For each of the ``count`` clients of the stacked trees, whether all of its numbers are finite."""
+    """Return for each of the ``count`` clients of the stacked trees whether all its numbers are finite."""
     verdict = torch.ones(count, dtype=torch.bool)
     for tree in trees:
         for tensors in tree.values():
@@ -62,7 +64,7 @@ def flat_names(tree: Tree) -> Tensors:
 
 
 def from_flat(flat: Tensors, like: Tree) -> Tree:
-    """Return the tree that ``flat_names`` made flat, in the order and on the devices of ``like``."""
+    """Return the tree from the flat names of ``flat_names``, in the order and on the devices of ``like``."""
     return {
         part: {name: flat[f"{part}/{name}"].to(value.device) for name, value in tensors.items()}
         for part, tensors in like.items()

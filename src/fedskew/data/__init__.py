@@ -1,4 +1,4 @@
-"""Read a data set into arrays; the catalogue of known sets."""
+"""Data sets as arrays, and the catalogue of known ones."""
 
 from fedskew.data.catalogue import Entry, Facts, check, choose, listing, load
 from fedskew.data.convert import from_arrays

@@ -1,4 +1,4 @@
-"""Load a data set by its name or path, list the known ones, and say what is in one."""
+"""Loading a data set by its name or path, listing the known ones, and checking one."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +17,7 @@ _BY_ENDING = {".csv": "csv", ".csv.gz": "csv", ".parquet": "parquet", ".npz": "n
 
 
 def choose(spec: str | Mapping[str, Any] | Choice) -> Choice:
-    """A spelling of a data set as a validated choice; a file or folder name stands for the reader of its kind.
+    """Return the validated choice of a data set; a file or folder name selects the reader of its kind.
 
     >>> str(choose("my.csv:label=y,drop=id+time"))
     'csv:path=my.csv,label=y,drop=id+time'
@@ -40,7 +40,7 @@ def _reader_of(path: str) -> str | None:
     for ending, reader in _BY_ENDING.items():
         if path.lower().endswith(ending):
             return reader
-    with suppress(OSError, RuntimeError):  # a name that no file could have, or of nobody's home
+    with suppress(OSError, RuntimeError):  # an impossible file name, or an unknown home folder
         return "images" if Path(path).expanduser().is_dir() else None
     return None
 
@@ -79,7 +79,7 @@ class Entry:
 
 
 def listing() -> list[Entry]:
-    """All data sets and readers, by name."""
+    """Return all data sets and readers, by name."""
     return [_entry(name) for name in datasets]
 
 
@@ -96,7 +96,7 @@ def _entry(name: str) -> Entry:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is in a data set, as ``fedskew data check`` shows it."""
+    """The content of a data set, as ``fedskew data check`` shows it."""
 
     name: str
     licence: str
@@ -108,7 +108,7 @@ class Facts:
 
 
 def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
-    """Load a data set and say what is in it; whatever is wrong with it is raised."""
+    """Load a data set and return what is in it; raise an error for whatever is wrong with it."""
     data = load(spec)
     source = sources.get(choose(spec).name)
     y = data.train.y

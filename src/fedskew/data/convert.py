@@ -1,4 +1,4 @@
-"""Arrays, tensors and data frames that are already in memory into a data set."""
+"""Data sets from arrays, tensors and data frames in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,22 +41,23 @@ def from_arrays(
     name: str = "arrays",
     target: Target = "class",
 ) -> Dataset:
-    """A data set from ``(x, y)``, ``(x, y, group)`` or a data frame with ``label=`` (and perhaps ``group=``).
+    """Return a data set from ``(x, y)``, ``(x, y, group)`` or a data frame with ``label=`` (and perhaps ``group=``).
 
-    The arrays may be NumPy's, PyTorch's or pandas'. The first axis of x is the rows, the second the columns or channels.
-    Values are taken as they are unless ``standardize`` asks for mean 0 and deviation 1 over the training rows.
+    The arrays may be NumPy's, PyTorch's or pandas'. The first axis of x is the rows, the second the columns or
+    channels. Values are taken as they are unless ``standardize`` asks for mean 0 and deviation 1 over the training
+    rows.
 
     Args:
         data: the rows
         test: the test rows in the same form; None: a share of the rows is held out, in proportion within every class
         label: the column of a data frame that holds the class or the number, or several columns of labels, a+b+c
-        group: the column of a data frame that says whom a row belongs to
+        group: the column of a data frame with the group of a row
         test_share: the share that is held out when there are no test rows
         split_seed: seed of that split
         validation: share of the training rows to hold out for validation
         seed: seed of that choice
         standardize: bring every column or channel to mean 0 and deviation 1
-        name: what to call it in reports
+        name: its name in reports
         target: what y holds: a class, a number to predict, or (labels) a row of 0 and 1, one column a label
 
     >>> rows = from_arrays(([[0.0], [1.0], [2.0], [3.0]], ["cat", "dog", "cat", "dog"]), test_share=0.5)
@@ -83,7 +84,9 @@ def _unpack(name: str, data: Any, label: str | None, group: str | None, target: 
     if label is not None or group is not None:
         raise FedskewError(f"{name}: label= and group= name columns of a data frame; give arrays as (x, y, group)")
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
-        raise FedskewError(f"{name}: expected (x, y), (x, y, group) or a data frame with label=, got {type(data).__name__}")
+        raise FedskewError(
+            f"{name}: expected (x, y), (x, y, group) or a data frame with label=, got {type(data).__name__}"
+        )
     return tuple(data)
 
 
@@ -131,7 +134,7 @@ def _columns(name: str, what: str, values: Any, rows: int, several: bool) -> "Ma
 
 
 def _plain(values: Any) -> Numbers:
-    """As a NumPy array; a tensor is known by its methods, so that PyTorch need not be imported."""
+    """Return a NumPy array; a tensor is recognised by its methods, so that PyTorch need not be imported."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
     if hasattr(values, "to_numpy"):
@@ -146,7 +149,9 @@ def _features(name: str, values: Any) -> Numbers:
     if hasattr(values, "columns"):
         for column, kind in zip(values.columns, values.dtypes, strict=True):
             if getattr(kind, "kind", "O") not in "biuf":
-                raise FedskewError(f"{name}: column {column!r} is {kind}, not numbers; encode it or read it with a csv file")
+                raise FedskewError(
+                    f"{name}: column {column!r} is {kind}, not numbers; encode it or read it with a csv file"
+                )
     try:
         x = _plain(values)
     except ValueError:
@@ -165,11 +170,13 @@ def _features(name: str, values: Any) -> Numbers:
 def split_parts(
     name: str, train: Loose, test: Loose | None, target: Target = "class"
 ) -> tuple[list[Rows], tuple[str, ...], tuple[str, ...]]:
-    """The parts with numbered labels and groups, and the names of both."""
+    """Return the parts with numbered labels and groups, and the names of both."""
     parts = [train] if test is None else [train, test]
     for part in parts:
         if part.x.shape[1:] != train.x.shape[1:]:
-            raise FedskewError(f"{name}: test rows of shape {part.x.shape[1:]}, training rows of shape {train.x.shape[1:]}")
+            raise FedskewError(
+                f"{name}: test rows of shape {part.x.shape[1:]}, training rows of shape {train.x.shape[1:]}"
+            )
         if (part.group is None) != (train.group is None):
             raise FedskewError(f"{name}: only one of the training and the test part has groups; give both or none")
     labels, classes = _targets(name, parts, target)

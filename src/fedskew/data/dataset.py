@@ -21,11 +21,11 @@ class Rows:
 
     Targets ``y`` are classes (int64, 0 … K-1), numbers (float32) or several labels a row (a uint8 matrix of 0 and 1).
 
-    ``series`` is the number of the series that a row was cut from, where rows of one series overlap (windows): such rows share
-    readings, so that no cut may put them into different hands. None: rows have nothing in common.
+    ``series`` is the number of a row's series, where rows of one series overlap (windows): such rows share readings,
+    so that they must have the same client. None: rows do not overlap.
 
-    ``unit`` is what 1 in ``x`` was before standardisation, for every entry of the second axis (column or channel): skews that
-    look at variances look at those of the file, whatever the model trains on. None: features are in the units of the file.
+    ``unit`` is what 1 in ``x`` was before standardisation, for every entry of the second axis (column or channel):
+    skews compare variances in the units of the file. None: features are in these units.
 
     ``bins`` stand in for classes wherever clients are to differ in their labels, where the targets are no classes.
     """
@@ -69,12 +69,12 @@ class Rows:
 
     @property
     def strata(self) -> Ints:
-        """What a fair split keeps in proportion: the label, and the group inside each label."""
+        """Return what a split keeps in proportion: the label, and the group inside each label."""
         kinds = self.kinds
         return kinds if self.group is None or not len(kinds) else kinds * (self.group.max() + 1) + self.group
 
     def take(self, index: Ints) -> "Rows":
-        """The rows at these positions, in this order."""
+        """Return the rows at these positions, in this order."""
         group, series = (None if part is None else part[index] for part in (self.group, self.series))
         bins = None if self.bins is None else self.bins.take(index)
         return Rows(self.x[index], self.y[index], group, series, self.unit, bins)
@@ -108,13 +108,15 @@ class Dataset:
                     raise FedskewError(f"{self.name}: targets of kind {rows.target} in {part}, {self.target} in train")
         for name in (*self.classes, *self.groups, *self.features):
             if not is_utf8(name):
-                raise FedskewError(f"{self.name}: the name {name!r} of a class, group or column is not UTF-8: rename it")
+                raise FedskewError(
+                    f"{self.name}: the name {name!r} of a class, group or column is not UTF-8: rename it"
+                )
         if len(self.train) == 0:
             raise FedskewError(f"{self.name}: there are no training rows")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one row's features."""
+        """Return the shape of one row's features."""
         return self.train.x.shape[1:]
 
     @property
@@ -144,7 +146,9 @@ class Dataset:
         if self.validation is not None:
             raise FedskewError(f"{self.name} already has validation rows; leave the validation share at 0")
         if self.train.series is not None:
-            raise FedskewError(f"{self.name}: its windows overlap: load(..., validation={share:g}) holds out whole series")
+            raise FedskewError(
+                f"{self.name}: its windows overlap: load(..., validation={share:g}) holds out whole series"
+            )
         kept, held = Split("validation", share, seed).rows(self.name, self.train.strata)
         return replace(self, train=self.train.take(kept), validation=self.train.take(held))
 
@@ -159,19 +163,21 @@ class Split:
 
     @property
     def stream(self) -> Stream:
-        """The random numbers of this split."""
+        """Return the random stream of this split."""
         return Stream(self.seed, self.part)
 
     def rows(self, name: str, strata: Ints) -> tuple[Ints, Ints]:
-        """Row numbers (kept, held out), in proportion within every stratum."""
+        """Return row numbers (kept, held out), in proportion within every stratum."""
         kept, held = stratified(strata, self.share, self.stream)
         if not len(kept) or not len(held):
-            raise FedskewError(f"{name}: a {self.part} share of {self.share:g} of {len(strata)} rows leaves one part empty")
+            raise FedskewError(
+                f"{name}: a {self.part} share of {self.share:g} of {len(strata)} rows leaves one part empty"
+            )
         return kept, held
 
 
 class Raw(Protocol):
-    """Rows as read, nothing split or fitted yet: what a reader returns so that every fit sees training rows only."""
+    """Rows as read, before any split or fit, so that every fit uses training rows only."""
 
     def build(self, name: str, validation: Split | None) -> Dataset:
         """Split, fit on the training rows, and convert."""
@@ -188,7 +194,9 @@ def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[
     # The sum of finite float32 values overflows only far beyond real data, and costs no copy of x.
     if not np.isfinite(np.sum(rows.x, dtype=np.float64)):
         bad = int(np.argmin(np.isfinite(rows.x.reshape(len(rows.y), -1)).all(axis=1)))
-        raise FedskewError(f"{where}: row {bad} holds NaN or infinity; clean it or let a table reader fill missing values")
+        raise FedskewError(
+            f"{where}: row {bad} holds NaN or infinity; clean it or let a table reader fill missing values"
+        )
     if rows.group is not None and (
         len(rows.group) != len(rows.y) or (len(rows.y) and not 0 <= rows.group.min() <= rows.group.max() < groups)
     ):
@@ -200,12 +208,13 @@ def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[
 
 
 def stratified(y: Ints, share: float, stream: Stream) -> tuple[Ints, Ints]:
-    """Row numbers (kept, held out): ``share`` of every class is held out, rounded so that the total is right too."""
+    """Return row numbers (kept, held out): ``share`` of every class is held out, with the right total."""
     if not 0 < share < 1:
         raise FedskewError(f"a held-out share of {share:g} is out of range, it must be > 0 and < 1")
     order = stream.permutation(len(y))
     by_class = order[np.argsort(y[order], kind="stable")]
-    # Class after class, row i is held out when the running total i*share crosses a whole number: exact in every class to one.
+    # Class after class, row i is held out when the running total i*share crosses a whole number: exact in every class
+    # to one.
     ticks = np.floor(np.arange(1, len(y) + 1) * share + 1e-9).astype(np.int64)
     held = np.diff(ticks, prepend=0) > 0
     return np.sort(by_class[~held]), np.sort(by_class[held])

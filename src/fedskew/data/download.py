@@ -1,4 +1,4 @@
-"""Download a published data set: resumable, verified, and never half there under its final name."""
+"""Download of published data sets: resumable, verified, and complete when it appears under its final name."""
 
 import hashlib
 import http.client
@@ -34,11 +34,11 @@ _MOST_GROWTH, _ROOM, _MOST_MEMBERS = 10, 64 << 20, 1_000_000  # of an archive: t
 
 
 def fetch(name: str, progress: Progress | None = None) -> tuple[Path, ...]:
-    """Download what a known data set needs and is not there yet; returns the new files and folders.
+    """Download what a known data set needs and is missing; return the new files and folders.
 
     Args:
         name: the data set
-        progress: called with (file name, bytes so far, bytes in all or None) as they arrive
+        progress: called with (file name, bytes so far, all bytes or None) as they arrive
     """
     name = parse(name, datasets.kind).name
     datasets.get(name)
@@ -52,11 +52,11 @@ def fetch(name: str, progress: Progress | None = None) -> tuple[Path, ...]:
 
 
 def _silent(file: str, done: int, total: int | None) -> None:
-    """No report."""
+    """Report no progress at all."""
 
 
 def _is_complete(download: Download, files: tuple[str, ...]) -> bool:
-    """Whether it is there; something else under its name is refused, never overwritten."""
+    """Return whether it is complete; raise an error for something else under its name, which is never overwritten."""
     target = root() / download.path
     if not target.exists():
         return False
@@ -88,7 +88,7 @@ def _fetch_one(download: Download, progress: Progress) -> Path:
 
 @contextmanager
 def _locked(part: Path) -> Iterator[None]:
-    """The partial file for this process alone; the operating system lets go of it when the process ends, however it ends."""
+    """Lock the partial file for this process; the operating system releases the lock when the process ends."""
     with _open_locked(part):
         try:
             yield
@@ -105,18 +105,18 @@ def _open_locked(part: Path) -> "IO[bytes]":
             raise FedskewError(f"{part} is being fetched by another process: wait for it, then try again")
         if part.exists() and part.stat().st_ino == os.fstat(file.fileno()).st_ino:
             return file
-        file.close()  # somebody else had it, and has just put it in its place
+        file.close()  # another process had it and has just finished
 
 
 def _download(download: Download, part: Path, progress: Progress) -> None:
-    """From the first address that has the file, whole and right; an interrupted download goes on where it stopped."""
+    """Download from the first address that has the intact file; an interrupted download is resumed."""
     refused = []
     until = time.monotonic() + _GRACE + download.size / _SLOWEST
     for url in download.urls:
         resumed = _size(part) > 0
         try:
             _stream(url, download.size, part, progress, until)
-            if resumed and not _matches(part, download.checksum):  # what an earlier call left may be to blame
+            if resumed and not _matches(part, download.checksum):  # the part of an earlier call may be damaged
                 _empty(part)
                 _stream(url, download.size, part, progress, until)
             if _matches(part, download.checksum):
@@ -129,7 +129,7 @@ def _download(download: Download, part: Path, progress: Progress) -> None:
 
 
 class _NotHereError(Exception):
-    """This address does not give the file; another one may."""
+    """This address does not provide the file; another one may."""
 
 
 class _CutError(Exception):
@@ -137,7 +137,7 @@ class _CutError(Exception):
 
 
 def _stream(url: str, size: int, part: Path, progress: Progress, until: float) -> None:
-    """Bring ``part`` to ``size`` bytes."""
+    """Download into ``part`` until it has ``size`` bytes."""
     if _size(part) > size:
         _empty(part)
     furthest = _size(part)
@@ -145,9 +145,9 @@ def _stream(url: str, size: int, part: Path, progress: Progress, until: float) -
         try:
             _receive(url, size, part, progress, until)
         except _CutError as cut:
-            # Go on by ourselves as long as every attempt gets further; a server that always stops at one point ends it.
+            # Resume as long as every attempt gets further; give up if the server always stops at the same byte.
             if _size(part) <= furthest:
-                raise _NotHereError(f"{url}: {cut}; fetch again to go on from there") from None
+                raise _NotHereError(f"{url}: {cut}; fetch again to resume from there") from None
             furthest = _size(part)
 
 
@@ -156,7 +156,7 @@ def _size(path: Path) -> int:
 
 
 def _empty(part: Path) -> None:
-    """Start again; the file itself stays, since it is locked."""
+    """Empty the file to start again; the file itself stays, since it is locked."""
     os.truncate(part, 0)
 
 
@@ -174,16 +174,18 @@ def _receive(url: str, size: int, part: Path, progress: Progress, until: float) 
         length = response.headers.get("Content-Length", "")
         if length.isdecimal() and start + int(length) != size:
             raise _NotHereError(f"{url} offers {start + int(length):,} bytes, the published file has {size:,}")
-        done = start + _copy(response, url, part, size - start, until, lambda count: progress(part.stem, start + count, size))
+        done = start + _copy(
+            response, url, part, size - start, until, lambda count: progress(part.stem, start + count, size)
+        )
         if done < size:
             raise _CutError(f"the connection was cut after {done:,} of {size:,} bytes")
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to https addresses, and no others."""
+    """A handler that follows redirects to https addresses only."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """The request to the next address."""
+        """Return the request to the next address."""
         try:
             _need_https(newurl, f"{req.full_url} leads to ")
         except _NotHereError:
@@ -194,7 +196,7 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 def _need_https(url: str, before: str = "") -> None:
     if urllib.parse.urlsplit(url).scheme != "https":
-        raise _NotHereError(f"{before}{url}: only https addresses are fetched, on any other line a file can be changed")
+        raise _NotHereError(f"{before}{url}: only https addresses are fetched, over others a file can be changed")
 
 
 @contextmanager
@@ -215,7 +217,7 @@ def _open(request: urllib.request.Request, url: str, until: float) -> "Iterator[
 
 
 def _in_time(call: Callable[[], Any], url: str, until: float) -> Any:
-    """What ``call`` returns or raises, if it does so in time: a server that sends its head byte by byte is not waited for."""
+    """Return what ``call`` returns or raises within a time limit, also if a server sends its header byte by byte."""
     result: Future[Any] = Future()
 
     def work() -> None:
@@ -238,7 +240,7 @@ def _too_slow(url: str) -> _NotHereError:
 
 
 def _first_byte(response: http.client.HTTPResponse) -> int:
-    """From ``Content-Range: bytes 100-199/200``."""
+    """Return the first byte of ``Content-Range: bytes 100-199/200``."""
     first = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
     return int(first) if first.isdecimal() else -1
 
@@ -246,7 +248,7 @@ def _first_byte(response: http.client.HTTPResponse) -> int:
 def _copy(
     response: http.client.HTTPResponse, url: str, part: Path, most: int, until: float, report: Callable[[int], None]
 ) -> int:
-    """Append what arrives; more than ``most`` bytes is another file, and it is not kept."""
+    """Append what arrives; more than ``most`` bytes are an error, and nothing is kept."""
     done = 0
     with part.open("ab") as file:
         while block := _read_block(response):
@@ -273,7 +275,9 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FedskewError(f"{path} cannot be written: {error.strerror or error}; free space or choose FEDSKEW_DATA") from None
+        raise FedskewError(
+            f"{path} cannot be written: {error.strerror or error}; free space or choose FEDSKEW_DATA"
+        ) from None
 
 
 def _matches(path: Path, checksum: str) -> bool:
@@ -283,7 +287,7 @@ def _matches(path: Path, checksum: str) -> bool:
 
 
 def _unpack(archive: Path, name: str, target: Path) -> None:
-    """Into a temporary folder beside the target, then one rename; one bad member, and nothing is written at all."""
+    """Unpack into a temporary folder beside the target, then rename it; with one bad member nothing is written."""
     try:
         if name.endswith(".zip"):
             with zipfile.ZipFile(archive) as packed:
@@ -307,7 +311,7 @@ def _put(name: str, target: Path, extract: Callable[[str], None]) -> None:
 
 
 class _Member(NamedTuple):
-    """A member of an archive: its path, the bytes it takes unpacked, and what is odd about it."""
+    """A member of an archive: its path, its unpacked size, and what is wrong with it."""
 
     path: str
     size: int
@@ -316,8 +320,10 @@ class _Member(NamedTuple):
 
 def _zip_member(member: zipfile.ZipInfo) -> _Member:
     kind = stat.S_IFMT(member.external_attr >> 16)
-    odd = "is encrypted" if member.flag_bits & 1 else "is no file" if kind not in (0, stat.S_IFREG, stat.S_IFDIR) else ""
-    return _Member(member.filename, member.file_size, odd)  # no more than file_size bytes are unpacked, whatever comes
+    odd = (
+        "is encrypted" if member.flag_bits & 1 else "is no file" if kind not in (0, stat.S_IFREG, stat.S_IFDIR) else ""
+    )
+    return _Member(member.filename, member.file_size, odd)  # no more than file_size bytes are unpacked
 
 
 def _tar_member(member: tarfile.TarInfo) -> _Member:
@@ -326,7 +332,7 @@ def _tar_member(member: tarfile.TarInfo) -> _Member:
 
 
 def _check_members(name: str, archive: Path, members: Iterable[_Member]) -> None:
-    """Refuse links, devices, paths to elsewhere, and archives that unpack to far more than they are."""
+    """Raise an error for links, devices, paths outside the folder, and archives that unpack to far too much."""
     most, total, seen = _MOST_GROWTH * _size(archive) + _ROOM, 0, set()
     for number, member in enumerate(members):
         path = PurePosixPath(member.path.replace("\\", "/"))

@@ -1,4 +1,4 @@
-"""A data set and how it is cut: what every run trains on."""
+"""A federation: a data set and its partition, on which runs train."""
 
 import hashlib
 from collections.abc import Mapping
@@ -39,11 +39,11 @@ class LabelColumns:
 class Federation:
     """Clients with their training rows; ``held_out`` are rows that each client keeps for testing its own model.
 
-    ``treated`` are the rows of ``data.train`` as the clients hold them, where the skew changes rows (noise, relabel); ``data``
-    stays as it was read, so that it can be cut again, and ``train`` is what to look at.
+    ``treated`` are the rows of ``data.train`` after treatments (noise, relabel); ``data`` stays as it was read, so
+    that it can be partitioned again. ``train`` returns the rows to train on.
 
-    ``recipe`` holds the settings from which the same federation can be made again; it is empty when the data or the cut came
-    from Python objects.
+    ``recipe`` has the settings that reproduce the federation; it is empty when the data or the partition are Python
+    objects.
     """
 
     data: Dataset
@@ -54,22 +54,22 @@ class Federation:
 
     @property
     def train(self) -> Rows:
-        """Training rows of all clients, as they hold them."""
+        """Return the training rows of all clients, after treatments."""
         return self.data.train if self.treated is None else self.treated
 
     @property
     def test(self) -> Rows:
-        """Rows that no client holds."""
+        """Return the test rows, which no client has."""
         return self.data.test
 
     @property
     def validation(self) -> Rows | None:
-        """Rows for choosing hyper-parameters, if some were set aside."""
+        """Return the rows for choosing hyper-parameters, if some were set aside."""
         return self.data.validation
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """Return the number of clients."""
         return self.partition.clients
 
     @cached_property
@@ -86,7 +86,7 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells whether two federations hold the same rows at the same clients (labels in full, features by a sample)."""
+        """Return a hash of the rows of all clients (labels in full, features by a sample)."""
         parts = hashlib.sha256(self.partition.digest.encode())
         for rows in (self.train, self.test, self.validation):
             if rows is not None:

@@ -1,4 +1,4 @@
-"""The Partition: which rows each client holds, as one row array and one offset array."""
+"""The partition: the rows of each client, as one row array and one offset array."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from fedskew.core.streams import Ints
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Client k holds ``rows[offsets[k]:offsets[k + 1]]``.
+    """The rows of each client: client k has ``rows[offsets[k]:offsets[k + 1]]``.
 
-    ``settled`` are options that were left to the skew, as it settled them for these rows and clients; they are for the record
-    of a run, and no part of the partition itself.
+    ``settled`` are options that the skew has chosen itself for these rows and clients; they are recorded by a run,
+    and are not part of the partition.
 
     >>> Partition.from_owner(np.array([1, 0, 1]), clients=2).of(1).tolist()
     [0, 2]
@@ -31,7 +31,7 @@ class Partition:
 
     @classmethod
     def from_owner(cls, owner: Ints, clients: int) -> "Partition":
-        """Every row to the client that owns it, rows in stored order within a client."""
+        """Return the partition in which each row belongs to its owner, in stored order within a client."""
         if len(owner) and not 0 <= owner.min() <= owner.max() < clients:
             row = int(np.argmax((owner < 0) | (owner >= clients)))
             raise FedskewError(f"row {row} belongs to client {owner[row]}, but the clients are 0 … {clients - 1}")
@@ -42,27 +42,27 @@ class Partition:
 
     @classmethod
     def from_lists(cls, rows_by_client: "list[Ints]") -> "Partition":
-        """From one array of rows a client."""
+        """Return the partition from one array of rows per client."""
         rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_by_client])
         return cls(rows, np.concatenate([[0], np.cumsum([len(rows) for rows in rows_by_client])]))
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """Return the number of clients."""
         return len(self.offsets) - 1
 
     @cached_property
     def sizes(self) -> Ints:
-        """Rows of each client."""
+        """Return the number of rows of each client."""
         return np.diff(self.offsets)
 
     def of(self, client: int) -> Ints:
-        """The rows of one client."""
+        """Return the rows of one client."""
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 
     @property
     def owner(self) -> Ints:
-        """The client of each row, where every row has one (see ``check``)."""
+        """Return the client of each row, where every row has one (see ``check``)."""
         result = np.empty(len(self.rows), dtype=np.int64)
         result[self.rows] = np.repeat(np.arange(self.clients), self.sizes)
         return result
@@ -72,15 +72,15 @@ class Partition:
         return Partition(np.sort(self.rows), np.array([0, len(self.rows)]))
 
     def counts(self, labels: Ints, classes: int) -> Ints:
-        """The client x class matrix: rows of each label at each client."""
+        """Return the client x class matrix: rows of each label at each client."""
         owner = np.repeat(np.arange(self.clients), self.sizes)
         flat = np.bincount(owner * classes + labels[self.rows], minlength=self.clients * classes)
         return flat.reshape(self.clients, classes)
 
     def check(self, population: int, *, overlap: bool = False, subset: bool = False) -> "Partition":
-        """Refuse an empty client, a row that does not exist and, unless ``overlap``, a row held twice or by nobody.
+        """Raise an error for an empty client, an unknown row and, unless ``overlap``, a row with two clients or none.
 
-        With ``subset`` a row may be held by nobody.
+        With ``subset`` a row may have no client.
         """
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
@@ -101,7 +101,7 @@ class Partition:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of the content."""
+        """Return a hash of the content."""
         parts = hashlib.sha256()
         for array in (self.rows, self.offsets):
             parts.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
@@ -114,7 +114,7 @@ class Partition:
         return isinstance(other, Partition) and self.digest == other.digest
 
     def save(self, path: Path) -> None:
-        """Write both arrays to a compressed ``.npz``."""
+        """Write both arrays to a compressed ``.npz`` file."""
         with path.open("wb") as file:  # given a name instead, NumPy would change its ending
             np.savez_compressed(file, rows=self.rows, offsets=self.offsets)
 
@@ -134,4 +134,3 @@ class Partition:
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(rows) or np.any(np.diff(offsets) < 0):
             raise FedskewError(f"{path} is not a partition file: its offsets do not cover its {len(rows)} rows")
         return cls(rows, offsets)
-

@@ -1,4 +1,4 @@
-"""Where the files of a known data set lie under the data root, and how to get them when they do not."""
+"""The files of known data sets under the data root, and how to get them."""
 
 import os
 import sys
@@ -16,10 +16,10 @@ TestShare: TypeAlias = Annotated[float, Bounds(0, 1, above=True, below=True)]
 
 @dataclass(frozen=True)
 class Download:
-    """One published file: its place under the data root (for an archive: the folder it unpacks to), its checksum and size.
+    """One published file: its place under the data root (for an archive: the unpacked folder), its checksum and size.
 
-    The addresses are tried in order: the publisher's own, then copies that the same checksum vouches for. An MD5 stands where
-    nobody has published a SHA-256: it tells a damaged file, but not one that was forged with effort.
+    The addresses are tried in order: the publisher's, then copies with the same checksum. An MD5 is used where no
+    SHA-256 is published: it detects a damaged file, but not a forged one.
     """
 
     path: str
@@ -31,16 +31,16 @@ class Download:
 
 @dataclass(frozen=True)
 class Source:
-    """What a known data set needs on disk and under which terms it may be used."""
+    """The files that a known data set needs, and its licence."""
 
     licence: str
-    files: tuple[str, ...] = ()  # paths under the data root; a .gz may also lie there unpacked
-    instead: tuple[str, ...] = ()  # other files that serve as well
+    files: tuple[str, ...] = ()  # paths under the data root; a .gz may also be unpacked
+    instead: tuple[str, ...] = ()  # alternative files
     downloads: tuple[Download, ...] = ()
     manual: str = ""  # for what cannot be fetched: what to get from where; {root} is the data root
 
     def missing(self) -> tuple[str, ...]:
-        """The files that are not there."""
+        """Return the files that are missing."""
         if self.instead and all(is_there(path) for path in self.instead):
             return ()
         return tuple(path for path in self.files if not is_there(path))
@@ -60,7 +60,7 @@ def register(name: str, source: Source) -> Callable[[Reader], Reader]:
 
 
 def root() -> Path:
-    """The folder of all data sets: ``FEDSKEW_DATA``, or ``fedskew`` in the platform's user cache."""
+    """Return the folder of all data sets: ``FEDSKEW_DATA``, or ``fedskew`` in the platform's user cache."""
     chosen = os.environ.get("FEDSKEW_DATA")
     return Path(chosen).expanduser() if chosen else _user_cache(sys.platform) / "fedskew"
 
@@ -82,12 +82,12 @@ def _at(relative: str) -> Path | None:
 
 
 def is_there(relative: str) -> bool:
-    """Whether a file or folder lies under the data root, packed or unpacked."""
+    """Return whether a file or folder is under the data root, compressed or not."""
     return _at(relative) is not None
 
 
 def find(name: str, relative: str, otherwise: str = "") -> Path:
-    """A file or folder of a known data set, packed or unpacked, or an error that says how to get it."""
+    """Return a file or folder of a known data set, compressed or not, or raise an error that says how to get it."""
     path = _at(relative)
     if path is None:
         raise FedskewError(f"{name}: {root() / relative} is not there; {how_to_get(name)}{otherwise}")
@@ -95,6 +95,6 @@ def find(name: str, relative: str, otherwise: str = "") -> Path:
 
 
 def how_to_get(name: str) -> str:
-    """What to do for the files of a known data set."""
+    """Return the instructions for the files of a known data set."""
     source = sources[name]
     return f"run: fedskew data fetch {name}" if source.downloads else source.manual.format(root=root())

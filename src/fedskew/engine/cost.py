@@ -14,10 +14,12 @@ _known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
 _COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 7, 3
 
 
-# Measured on two quiet cores (python -m benchmarks rule), in forward multiplications of one client's step. A stack saves the
+# Measured on two quiet cores (python -m benchmarks rule), in forward multiplications of one client's step. A stack
+# saves the
 # overhead of many small operations; where arithmetic dominates, a loop over clients keeps its data in cache and wins.
 STACK_BELOW = 10_000_000
-# Of all clients of a round together: below this a second thread gains nothing, and costs much when it must wait for a core.
+# Of all clients of a round together: below this a second thread gains nothing, and costs much when it must wait for a
+# core.
 THREADS_PAY_ABOVE = 3_000_000
 
 

@@ -31,7 +31,9 @@ def pick_device(name: str) -> torch.device:
 def usable_cores() -> int:
     """Cores that this process may run on; no more than ``OMP_NUM_THREADS`` says, where it is set."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list has a number for each nesting level
+    asked = (
+        os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    )  # a list has a number for each nesting level
     return min(cores, int(asked)) if asked.isdecimal() and int(asked) > 0 else cores
 
 

@@ -11,7 +11,8 @@ from fedskew.core.trees import Tensors
 from fedskew.engine.cost import largest_output, measure_cost
 from fedskew.tasks.task import Task
 
-# Numbers that one forward pass makes in its largest layer: 16 MB in float32. Above 32 MB, the C library maps and clears fresh
+# Numbers that one forward pass makes in its largest layer: 16 MB in float32. Above 32 MB, the C library maps and
+# clears fresh
 # memory for every layer of every batch, which takes as long as the convolutions themselves.
 _VALUES_PER_BATCH = 4 << 20
 

@@ -32,7 +32,9 @@ STATE, OPTIMIZER, LOCAL = "state.", "optimizer.", "local"  # how the parts of wh
 SETTING_POLICY = {
     "aggregate": BatchNormPolicy(),
     "local": BatchNormPolicy(local="everything"),
-    "silo": BatchNormPolicy(local="statistics"),  # Andreux et al. 2020: scale and shift are averaged, statistics are not
+    "silo": BatchNormPolicy(
+        local="statistics"
+    ),  # Andreux et al. 2020: scale and shift are averaged, statistics are not
 }
 
 
@@ -50,8 +52,8 @@ def prefixed(tree: Tree, prefix: str) -> Tree:
 class Job:
     """The model, the data on its device, the task, the method and the local optimiser.
 
-    The data may be that of all clients, or of one client only: then ``first`` is that client's number and the partition has one
-    client.
+    The data may be that of all clients, or of one client only: then ``first`` is that client's number and the
+    partition has one client.
     """
 
     model: nn.Module
@@ -86,7 +88,10 @@ class Job:
 
     def class_counts(self, clients: Ints) -> Tensor:
         """Return how many rows of each class these clients have: client x class, in the precision of the data."""
-        own = [self.y[torch.from_numpy(self.partition.of(int(client - self.first))).to(self.y.device)] for client in clients]
+        own = [
+            self.y[torch.from_numpy(self.partition.of(int(client - self.first))).to(self.y.device)]
+            for client in clients
+        ]
         return torch.stack([torch.bincount(labels, minlength=self.classes) for labels in own]).to(self.x)
 
 
@@ -151,8 +156,8 @@ def fresh_client(job: Job) -> Tree:
 class Start:
     """Where a round's clients begin: the global model, what the server adds, and what each client kept.
 
-    ``kept`` is stacked in the order of the plan's clients: ``local`` (tensors of the model that never leave it), ``state.*``
-    (the parts of its client state) and ``optimizer.*`` (the parts of its optimiser's state).
+    ``kept`` is stacked in the order of the plan's clients: ``local`` (tensors of the model that never leave it),
+    ``state.*`` (the parts of its client state) and ``optimizer.*`` (the parts of its optimiser's state).
     """
 
     params: Tensors

@@ -101,7 +101,10 @@ def _synchronous_steps(job: Job, model: ModelState, schedule: SampleSchedule) ->
         buffers = step.buffers
         job.optimizer.step_(params, step.grads, state, lr)
         # Where scores are summed in secret, only the mean of all parties is known.
-        losses[first:last], scores[first:last] = float(step.loss_sum) / len(clients), float(step.score_sum) / len(clients)
+        losses[first:last], scores[first:last] = (
+            float(step.loss_sum) / len(clients),
+            float(step.score_sum) / len(clients),
+        )
         for client, (loss, score) in zip(parties, step.scores, strict=not job.secure):
             at = first + np.flatnonzero(clients == client)  # a party reports sums; each of its rows gets the mean
             losses[at], scores[at] = loss / len(at), score / len(at)
@@ -280,7 +283,9 @@ class _Client:
             epoch, epochs = step // int(self.plan.steps_per_epoch[0]), int(self.plan.epochs[0])
             names = job.algorithm.trainable(job.layout, epoch, epochs)
             params = {name: value for name, value in params.items() if name in names}
-            state = {part: {n: v for n, v in ts.items() if n in names or n not in self.params} for part, ts in state.items()}
+            state = {
+                part: {n: v for n, v in ts.items() if n in names or n not in self.params} for part, ts in state.items()
+            }
         if params:
             job.optimizer.step_(params, grads, state, self.lr)
 
@@ -354,7 +359,9 @@ class _Look:
             return features
 
         features = self.tap.features if self.tap else None
-        return Batch(logits, labels, lambda other: self.task.losses(other, labels), torch.mean, logits_at, features_at, features)
+        return Batch(
+            logits, labels, lambda other: self.task.losses(other, labels), torch.mean, logits_at, features_at, features
+        )
 
     def close(self) -> None:
         """Leave the worker as it was."""

@@ -13,10 +13,11 @@ from fedskew.core.streams import Floats, Ints, bits
 class Plan:
     """One round of local work. Positions count a client's own rows from 0, so a client can draw its plan without the others.
 
-    Client i visits ``order[offsets[i]:offsets[i + 1]]``, ``epochs[i]`` shuffles of its ``sizes[i]`` rows, in batches of
-    ``batch[i]``. The last batch of an epoch may be short; one with fewer than ``least`` rows (BatchNorm needs 2) is left out.
-    The order is drawn only where it is used: a server that sends the work out never pays for it. ``numbers`` are what the
-    method orders each client to work with; ``purpose`` names the random stream: a probe sees other batches than the training.
+    Client i visits ``order[offsets[i]:offsets[i + 1]]``, ``epochs[i]`` shuffles of its ``sizes[i]`` rows, in batches
+    of ``batch[i]``. The last batch of an epoch may be short; one with fewer than ``least`` rows (BatchNorm needs 2)
+    is left out. The order is drawn only where it is used: a server that sends the work out never pays for it.
+    ``numbers`` are what the method orders each client to work with; ``purpose`` names the random stream: a probe sees
+    other batches than the training.
     """
 
     seed: int
@@ -47,7 +48,8 @@ class Plan:
     @cached_property
     def order(self) -> Ints:
         """All shuffles; what a client gets depends on its own number and size only, never on who else is chosen."""
-        # One segment for each (client, epoch); a stable sort by (segment, hash of the position) shuffles all of them at once.
+        # One segment for each (client, epoch); a stable sort by (segment, hash of the position) shuffles all of them
+        # at once.
         segment_client = np.repeat(np.arange(len(self.clients)), self.epochs)
         segment_epoch = np.arange(len(segment_client)) - np.repeat(np.cumsum(self.epochs) - self.epochs, self.epochs)
         lengths = self.sizes[segment_client]
@@ -98,7 +100,8 @@ class Plan:
     def table(self) -> tuple[Ints, Ints]:
         """Positions ``[step, client, slot]`` and rows in each batch ``[step, client]``, 0 once a client has finished.
 
-        Slots past the end of a batch repeat its first row, so that whatever is computed there and masked away is finite.
+        Slots past the end of a batch repeat its first row, so that whatever is computed there and masked away is
+        finite.
         """
         per_epoch, steps = self.steps_per_epoch, self.steps
         step = np.arange(int(steps.max()))[:, None]

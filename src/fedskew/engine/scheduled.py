@@ -1,7 +1,8 @@
 """One model and one optimiser on a sample schedule: the samples of many clients in a given order, at the cost of central training.
 
-In a sequential round the model is at one client at a time, in a synchronous one all clients of a batch hold the same weights
-and their summed gradients are divided once. Either way the next weights follow from the batch alone, so one ordinary batch does for both.
+In a sequential round the model is at one client at a time, in a synchronous one all clients of a batch hold the same
+weights and their summed gradients are divided once. Either way the next weights follow from the batch alone, so one
+ordinary batch does for both.
 """
 
 import copy
@@ -97,7 +98,11 @@ class _Trainer:
 
     def _captured(self, steps: Callable[[], Tensor]) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
         """The graph of these steps; trying and capturing them leaves the model and the optimiser as they were."""
-        moving = [*self.weights, *self.buffers.values(), *(v for tensors in self.state.values() for v in tensors.values())]
+        moving = [
+            *self.weights,
+            *self.buffers.values(),
+            *(v for tensors in self.state.values() for v in tensors.values()),
+        ]
         before = [value.detach().clone() for value in moving]
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())

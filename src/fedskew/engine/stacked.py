@@ -1,7 +1,8 @@
 """The default engine: the round's clients stacked on a new first axis and trained all at once with ``torch.func``.
 
-Clients are sorted by their number of steps, so that those still at work are always a prefix of the stack and a finished client
-costs nothing. Short batches are padded and masked, BatchNorm included. Stacks are cut so that their memory stays in a budget.
+Clients are sorted by their number of steps, so that those still at work are always a prefix of the stack and a
+finished client costs nothing. Short batches are padded and masked, BatchNorm included. Stacks are cut so that their
+memory stays in a budget.
 """
 
 import copy
@@ -50,7 +51,8 @@ class Stacked:
         if room < len(plan.clients) and clients_share(job.model, job.algorithm.batchnorm, plan.steps):
             needed = math.ceil(10 * len(plan.clients) * cost.bytes_per_client / 2**30) / 10
             raise FedskewError(
-                f"{job.algorithm.label()} trains all {len(plan.clients)} clients of a round side by side, but memory has room "
+                f"{job.algorithm.label()} trains all {len(plan.clients)} clients of a round side by side, but memory "
+                "has room "
                 f"for {room}: use memory={needed:g} or fewer clients (per_round)"
             )
         if self.mode == "loop" or (self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))):
@@ -210,7 +212,9 @@ class _Stack:
                 start = self.job.algorithm.on_receive(view)
                 return {name: start.get(name, value) for name, value in given.items()}
 
-            self.params = {n: v.clone() for n, v in self._hook(hook, params, params, len(self.plan.clients), seen).items()}
+            self.params = {
+                n: v.clone() for n, v in self._hook(hook, params, params, len(self.plan.clients), seen).items()
+            }
 
     def run(self) -> Updates:
         """Take all steps of the plan."""
@@ -273,8 +277,8 @@ class _Stack:
     def _step(self, step: int, active: int, batch: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Take one step of the first ``active`` clients, in place; returns each one's loss and summed scores.
 
-        Only the model runs under ``vmap``. A client's loss depends on its own slice of the stacked weights alone, so the
-        gradient of the sum of all losses is the stack of their gradients, and plain autograd finds it.
+        Only the model runs under ``vmap``. A client's loss depends on its own slice of the stacked weights alone, so
+        the gradient of the sum of all losses is the stack of their gradients, and plain autograd finds it.
         """
         algorithm, task, head = self.job.algorithm, self.job.task, slice(active)
         params = {name: value[head].detach().requires_grad_() for name, value in self.params.items()}
@@ -297,14 +301,17 @@ class _Stack:
                 grads = self._hook(algorithm.correct_gradients, grads, params, active, seen)
             for old, new in zip(buffers.values(), moved, strict=True):
                 old.copy_(new)
-            self._move(self._corrected(grads, {n: value[head] for n, value in self.params.items()}, active), step, active)
+            self._move(
+                self._corrected(grads, {n: value[head] for n, value in self.params.items()}, active), step, active
+            )
             scores = task.row_scores(logits, y)
             return loss.detach(), scores.sum(1) if real is None else (scores * real).sum(1)
 
     def _gather(self, step: int, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the rows ``[client, slot]`` of a step."""
         x, y = (
-            data.index_select(0, batch.flatten()).view(*batch.shape, *data.shape[1:]) for data in (self.job.x, self.job.y)
+            data.index_select(0, batch.flatten()).view(*batch.shape, *data.shape[1:])
+            for data in (self.job.x, self.job.y)
         )
         if self.moves is not None:
             x = augment(x, *self.moves[:, step, : batch.shape[0], : batch.shape[1]])
@@ -322,8 +329,12 @@ class _Stack:
         trained = {p: frozenset(self.job.algorithm.trainable(self.job.layout, *map(int, p))) for p in set(phases)}
         anybody = frozenset().union(*trained.values())
         params = {name: value for name, value in params.items() if name in anybody}
-        state = {part: {n: v for n, v in ts.items() if n in anybody or n not in self.params} for part, ts in state.items()}
-        before = {"": {n: v.clone() for n, v in params.items()}, **copied(state)} if len(set(trained.values())) > 1 else {}
+        state = {
+            part: {n: v for n, v in ts.items() if n in anybody or n not in self.params} for part, ts in state.items()
+        }
+        before = (
+            {"": {n: v.clone() for n, v in params.items()}, **copied(state)} if len(set(trained.values())) > 1 else {}
+        )
         if params:
             optimizer.step_(params, grads, state, self.lr, stacked=True)
         for part, tensors in before.items():
@@ -351,7 +362,9 @@ class _Stack:
             return logits, *extra, *(everything[name] for name in buffers)
 
         dims = (0, None if real is None else 0, *(0 for _ in names))
-        logits, *rest = vmap(one_client, in_dims=dims, randomness="different")(x, real, *params.values(), *buffers.values())
+        logits, *rest = vmap(one_client, in_dims=dims, randomness="different")(
+            x, real, *params.values(), *buffers.values()
+        )
         return (logits, rest[0], rest[1:]) if self.tap else (logits, None, rest)
 
     def _hook(
@@ -369,7 +382,9 @@ class _Stack:
         counts = None if self.class_counts is None else self.class_counts[:active]
         optional: list[Any] = [*of_batch, counts]
 
-        def one_client(numbers: Tensor, logits: Any, features: Any, x: Any, y: Any, real: Any, counts: Any, *leaves: Tensor) -> Any:
+        def one_client(
+            numbers: Tensor, logits: Any, features: Any, x: Any, y: Any, real: Any, counts: Any, *leaves: Tensor
+        ) -> Any:
             left = iter(leaves)
             mine = [next(left) for _ in given]
             weights = {name: next(left) for name in params}
@@ -389,7 +404,14 @@ class _Stack:
         return result if isinstance(value, Tensor) else dict(zip(value, result, strict=True))
 
     def _see(
-        self, view: View, logits: Tensor | None, features: Tensor | None, x: Tensor, y: Tensor, real: Tensor | None, buffers: Tensors
+        self,
+        view: View,
+        logits: Tensor | None,
+        features: Tensor | None,
+        x: Tensor,
+        y: Tensor,
+        real: Tensor | None,
+        buffers: Tensors,
     ) -> View:
         """Return the view with what hooks may see of one client's batch; called inside ``vmap``."""
         own = {name: value.detach() for name, value in view.params.items()}

@@ -1,4 +1,4 @@
-"""Rows as files store them, unchanged: lines of text, columns of a Parquet file, arrays, or only row numbers."""
+"""Rows as files store them: lines of text, columns of a Parquet file, arrays, or only row numbers."""
 
 import gzip
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,17 @@ from fedskew.data.dataset import Rows
 
 
 class Stored(Protocol):
-    """Rows of a file, unchanged."""
+    """Rows in the format of their file."""
 
     def __len__(self) -> int: ...
 
     def write(self, path: Path, rows: Ints) -> None:
-        """These rows, in this order, as a file of the same kind."""
+        """Write these rows, in this order, as a file of the same format."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a CSV file as bytes; a line break inside quotes ends no line, and empty lines are no rows."""
+    """The lines of a CSV file as bytes; a line break inside quotes does not end a row, and empty lines are not rows."""
 
     header: bytes
     content: bytes
@@ -35,7 +35,7 @@ class Lines:
 
     @classmethod
     def read(cls, path: Path, separator: bytes) -> "Lines":
-        """A file of lines."""
+        """Read a CSV file."""
         content = read_bytes(path)
         if not content.endswith(b"\n"):
             content += b"\r\n" if b"\r\n" in content else b"\n"
@@ -52,7 +52,7 @@ class Lines:
 
     @classmethod
     def join(cls, parts: "Sequence[Lines]") -> "Lines":
-        """One after the other."""
+        """Return the rows of all parts, in their order."""
         shift = np.cumsum([0, *(len(part.content) for part in parts[:-1])])
         starts, ends = (
             np.concatenate([getattr(part, name) + by for part, by in zip(parts, shift, strict=True)])
@@ -64,7 +64,7 @@ class Lines:
         return len(self.starts)
 
     def write(self, path: Path, rows: Ints) -> None:
-        """These rows, in this order."""
+        """Write these rows, in this order."""
         places = zip(self.starts[rows].tolist(), self.ends[rows].tolist(), strict=True)
         content = b"".join([self.header, *(self.content[start:end] for start, end in places)])
         path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
@@ -72,13 +72,13 @@ class Lines:
 
 @dataclass(frozen=True)
 class Columns:
-    """The rows of a Parquet file, with its own column types."""
+    """The rows of a Parquet file, with its column types."""
 
     table: Any
 
     @classmethod
     def read(cls, path: Path) -> "Columns":
-        """A Parquet file."""
+        """Read a Parquet file."""
         import pyarrow
         from pyarrow import parquet
 
@@ -90,7 +90,7 @@ class Columns:
 
     @classmethod
     def join(cls, parts: "Sequence[Columns]") -> "Columns":
-        """One after the other."""
+        """Return the rows of all parts, in their order."""
         import pyarrow
 
         return cls(pyarrow.concat_tables([part.table for part in parts]))
@@ -99,7 +99,7 @@ class Columns:
         return int(self.table.num_rows)
 
     def write(self, path: Path, rows: Ints) -> None:
-        """These rows, in this order."""
+        """Write these rows, in this order."""
         from pyarrow import parquet
 
         parquet.write_table(self.table.take(rows), path)
@@ -113,32 +113,32 @@ class Stack:
 
     @classmethod
     def read(cls, path: Path, ending: str = "") -> "Stack":
-        """An NPZ file; ``ending`` picks its test arrays."""
+        """Read an NPZ file; ``ending`` selects its test arrays."""
         found = read_npz(path)
         names = [name for name in ("x", "y", "group", "series") if name + ending in found]
         return cls({name: found[name + ending] for name in names})
 
     @classmethod
     def of(cls, rows: Rows) -> "Stack":
-        """Of rows in memory."""
+        """Return the arrays of rows in memory."""
         named: dict[str, Any] = {"x": rows.x, "y": rows.y, "group": rows.group, "series": rows.series}
         return cls({name: values for name, values in named.items() if values is not None})
 
     @classmethod
     def join(cls, parts: "Sequence[Stack]") -> "Stack":
-        """One after the other."""
+        """Return the rows of all parts, in their order."""
         return cls({name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays})
 
     def __len__(self) -> int:
         return len(self.arrays["y"])
 
     def rows(self, order: Ints) -> Rows:
-        """As the rows of a data set."""
+        """Return the arrays as rows of a data set."""
         picked = {name: values[order] for name, values in self.arrays.items()}
         return Rows(picked["x"], picked["y"], picked.get("group"), picked.get("series"))
 
     def write(self, path: Path, rows: Ints) -> None:
-        """These rows, in this order."""
+        """Write these rows, in this order."""
         picked: dict[str, Any] = {name: values[rows] for name, values in self.arrays.items()}
         with path.open("wb") as file:
             np.savez(file, **picked)
@@ -151,5 +151,5 @@ class Numbers:
         return 0
 
     def write(self, path: Path, rows: Ints) -> None:
-        """These rows, in this order."""
+        """Write these row numbers, in this order."""
         np.save(path, rows)

@@ -1,4 +1,4 @@
-"""The picture of a split: who holds which classes, the feature in which clients differ most, how unlike they are."""
+"""The figure of a split: classes by client, the feature in which clients differ most, the heterogeneity table."""
 
 import io
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # Colours that stay apart for colour-blind eyes (Okabe and Ito).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-_MOST_BUBBLES = 20  # clients, and classes, up to which bubbles can be told apart
-_MOST_CLIENTS = 250  # lines of a heat map; above that, clients at even steps
+_MOST_BUBBLES = 20  # clients, and classes, up to which bubbles can be distinguished
+_MOST_CLIENTS = 250  # rows of a heat map; above that, clients at even steps
 _BINS = 30
 _TAIL = 0.01  # share of the rows at each end of a feature that the first and the last bin take in
 _VALUES_DRAWN = 2_000_000
@@ -31,7 +31,7 @@ _VIEW_NAMES = {
 
 
 def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = "png") -> bytes:
-    """The client x class matrix, the density of the most skewed feature by client, and the heterogeneity table."""
+    """Draw the client x class matrix, the density of the most skewed feature by client, and the heterogeneity table."""
     figure = _figure(13, 7.2)
     grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1), height_ratios=(1.25, 1))
     matrix, density, table = (figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
@@ -45,8 +45,10 @@ def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = 
     return _content(figure, ending)
 
 
-def draw_sweep(feds: Mapping[str, Federation], found: Mapping[str, Heterogeneity], title: str, ending: str = "png") -> bytes:
-    """A page of client x class matrices, one for each cut, as in Fig. 3 of the FedPBS paper."""
+def draw_sweep(
+    feds: Mapping[str, Federation], found: Mapping[str, Heterogeneity], title: str, ending: str = "png"
+) -> bytes:
+    """Draw a page of client x class matrices, one per partition, as in Fig. 3 of the FedPBS paper."""
     columns = min(len(feds), 4)
     lines = -(-len(feds) // columns)
     figure = _figure(3.3 * columns + 0.8, 3.4 * lines + 0.5)
@@ -77,7 +79,7 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _content(figure: "Figure", ending: str) -> bytes:
-    """As a file without a date in it, so that the same split gives the same bytes."""
+    """Return the figure as a file without a date in it, so that the same split gives the same bytes."""
     from matplotlib import rc_context
 
     content = io.BytesIO()
@@ -91,7 +93,7 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-# -- who holds what ----------------------------------------------------------------------------------------------------
+# -- classes by client -------------------------------------------------------------------------------------------------
 
 
 def _some_clients(fed: Federation) -> Ints:
@@ -107,7 +109,7 @@ def _shares(fed: Federation, clients: Ints) -> Floats:
 
 
 def _heat(axes: "Axes", shares: Floats, most: float, extent: tuple[float, float, float, float] | None = None) -> Any:
-    """Shares as colours; the colour goes with the square root, so that a hundredth can be seen beside a whole."""
+    """Draw shares as colours; the colour scale is the square root, so that small shares are visible."""
     from matplotlib.colors import PowerNorm
 
     norm = PowerNorm(0.5, vmin=0, vmax=most)
@@ -115,7 +117,7 @@ def _heat(axes: "Axes", shares: Floats, most: float, extent: tuple[float, float,
 
 
 def _name_clients(axes: "Axes", fed: Federation, most: int = 12) -> None:
-    """Numbers beside the lines of a heat map, and how many clients are left out, if any."""
+    """Label the rows of a heat map with client numbers, and with the number of omitted clients, if any."""
     clients = _some_clients(fed)
     shown = np.unique(np.linspace(0, len(clients) - 1, min(most, len(clients))).astype(np.int64))
     axes.set_yticks(shown, [f"{client:,}" for client in clients[shown]], fontsize=8)
@@ -123,7 +125,7 @@ def _name_clients(axes: "Axes", fed: Federation, most: int = 12) -> None:
 
 
 def _draw_heat_map(axes: "Axes", fed: Federation) -> None:
-    """A line for every client, a column for every class, too many of them for discs."""
+    """Draw a heat map with one row per client and one column per class, for numbers too large for discs."""
     shares = _shares(fed, _some_clients(fed))
     image = _heat(axes, shares, float(shares.max()))
     axes.figure.colorbar(image, ax=axes, label=_SHARE, shrink=0.9)
@@ -142,7 +144,7 @@ def _name_classes(axes: "Axes", fed: Federation) -> None:
 
 
 def _draw_bubbles(axes: "Axes", fed: Federation) -> None:
-    """A disc for every class that a client holds, its area in proportion to the rows."""
+    """Draw a disc for every class of a client, with an area in proportion to its rows."""
     classes, title = len(fed.label_columns.names), fed.label_columns.title
     counts = fed.label_columns.counts(fed.partition, np.arange(fed.clients))
     client, label = np.nonzero(counts)
@@ -166,7 +168,7 @@ def _draw_bubbles(axes: "Axes", fed: Federation) -> None:
 
 
 def _draw_density(axes: "Axes", fed: Federation, feature: int | None) -> None:
-    """How the feature is distributed at each client: lines for few, a heat map for many."""
+    """Draw the distribution of the feature at each client: lines for few clients, a heat map for many."""
     if feature is None:
         axes.set_axis_off()
         axes.text(0.5, 0.5, "no feature varies", ha="center", va="center", color="#555555")
@@ -196,7 +198,7 @@ def _values(fed: Federation, feature: int, rows: Ints) -> Floats:
 
 
 def _edges(fed: Federation, feature: int) -> Floats:
-    """Bins between the outermost hundredths of all rows, or between the extremes if most rows have one value."""
+    """Return bins between the 1 % and 99 % quantiles of all rows, or between the extremes if these are equal."""
     values = _values(fed, feature, fed.partition.rows)
     low, high = np.quantile(values, [_TAIL, 1 - _TAIL])
     if low == high:
@@ -217,11 +219,11 @@ def _feature_name(fed: Federation, feature: int) -> str:
     return f"feature ({place})" if len(fed.data.shape) > 1 else f"feature {feature}"
 
 
-# -- the numbers -------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------------------------
 
 
 def _draw_table(axes: "Axes", found: Heterogeneity) -> None:
-    """Mean and worst distance of two clients, what is compared by what distance."""
+    """Draw the table of mean and worst distances of two clients."""
     axes.set_axis_off()
     names = list(next(iter(found.views.values())))
     cells = [

@@ -1,4 +1,4 @@
-"""A cut on disk for real nodes: a file for each client in the input's own format, who holds what, how unlike they are."""
+"""A split on disk for real nodes: one file per client in the format of the input, the partition, its heterogeneity."""
 
 import json
 import os
@@ -36,12 +36,12 @@ _NEEDED = ("data", "clients", "files", "ending", "test", "name", "classes", "gro
 _NONE = np.zeros(0, dtype=np.int64)
 
 
-# -- what is cut -------------------------------------------------------------------------------------------------------
+# -- the input -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A data set to be cut, and the number in its file of every training and every test row.
+    """A data set to split, and the number in its file of every training and every test row.
 
     ``test`` is empty where the test rows do not come from that file, or there are none.
     """
@@ -53,7 +53,7 @@ class Origin:
 
 
 def read_origin(spec: "str | Mapping[str, Any] | Choice") -> Origin:
-    """Read a data set for cutting: a file of the user's own gives all its rows to the clients, unless it asks for ``test=``.
+    """Read a data set to split: all rows of a user's own file go to the clients, unless it has ``test=``.
 
     A published data set keeps its test part; so does an NPZ file with x_test and a folder of images with a folder test.
     """
@@ -77,7 +77,7 @@ def _origin(data: Dataset, choice: Choice) -> Origin:
 
 
 def _all_rows(raw: Any, name: str) -> Dataset:
-    """Every row as a training row: something must stand in for the test part while the data set is built."""
+    """Return the data set with every row as a training row; the test part is a placeholder."""
     if isinstance(raw, Table):
         raw = replace(raw, test=raw.train if raw.window else raw.train.head(1))
     else:
@@ -86,7 +86,7 @@ def _all_rows(raw: Any, name: str) -> Dataset:
     return replace(data, test=data.test.take(_NONE))
 
 
-# -- in which form ------------------------------------------------------------------------------------------------------
+# -- in which form -----------------------------------------------------------------------------------------------------
 
 
 def _separator(choice: Choice) -> bytes:
@@ -100,13 +100,13 @@ def _open(kind: str, path: Path, choice: Choice) -> Any:
 
 
 def _kind_of(path: Path) -> str:
-    """A table is known by its first bytes, as it is to the reader of tables."""
+    """Return the format of a table by its first bytes, as the reader of tables does."""
     with reading(path), path.open("rb") as file:
         return "parquet" if file.read(4) == b"PAR1" else "csv"
 
 
 def _kind(origin: Origin, files: Files) -> str:
-    """What kind of files is written: that of the input, or arrays where it has none of its own."""
+    """Return the format of the written files: that of the input, or arrays where it has none of its own."""
     choice = origin.choice
     if files == "index":
         return "index"
@@ -124,28 +124,28 @@ def _path(choice: Choice, option: str = "path") -> Path:
 
 @dataclass(frozen=True)
 class Names:
-    """What the files of a split are called."""
+    """The names of the files of a split."""
 
     clients: int
     ending: str
 
     def client(self, number: int, part: str = "") -> str:
-        """The file of a client, or of its held-out rows (``part="-test"``)."""
+        """Return the name of a client's file, or of the file with its held-out rows (``part="-test"``)."""
         return f"client-{number:0{max(3, len(str(self.clients - 1)))}d}{part}{self.ending}"
 
     @property
     def test(self) -> str:
-        """Test rows, which no client holds."""
+        """Return the name of the file with the test rows."""
         return f"test{self.ending}"
 
     @property
-    def nobody(self) -> str:
-        """Training rows that no client holds (with ``overlap=true``)."""
+    def unassigned(self) -> str:
+        """Return the name of the file with the training rows of no client."""
         return f"nobody{self.ending}"
 
 
 def must_not_exist(folder: Path) -> None:
-    """Refuse a folder that is there: a split never touches what is there."""
+    """Raise an error if the folder exists: a split never changes existing files."""
     with writing(folder):
         if folder.exists():
             raise FedskewError(f"{folder} exists already: remove it, or choose another with --out")
@@ -161,23 +161,25 @@ def save_split(
     pictures: Sequence[str] = ("png",),
     draw: "Callable[[Federation, Heterogeneity, str], bytes] | None" = None,
 ) -> Heterogeneity:
-    """Write a split; the folder is there when it is complete, or not at all.
+    """Write a split; the folder appears only when it is complete.
 
     Args:
         folder: a new folder
         origin: what ``read_origin`` returned
-        fed: its cut
-        made_by: skew, seed and whatever else should be on record
-        files: ``same`` keeps the input's format and values, ``arrays`` writes what models see, ``index`` row numbers only
+        fed: its partition
+        made_by: skew, seed and other facts to record
+        files: ``same`` keeps the input's format and values, ``arrays`` writes the models' input, ``index`` row numbers
+            only
         pictures: formats to draw the split in
-        draw: what draws it
+        draw: the function that draws it
     """
     place, kind = Path(folder), _kind(origin, files)
     must_not_exist(place)
     if fed.treated is not None and kind != "arrays":
         raise FedskewError(
-            f"skew {made_by.get('skew')} changes values, which {'row numbers' if kind == 'index' else f'{kind} files'} cannot "
-            "show, as they keep the input as it is: write what the clients hold with --npz, or leave the treatment out"
+            f"skew {made_by.get('skew')} changes values, which "
+            f"{'row numbers' if kind == 'index' else f'{kind} files'} cannot "
+            "show, as they keep the input as it is: write arrays with --npz, or leave the treatment out"
         )
     packed = ".gz" if kind == "csv" and _path(origin.choice).suffix == ".gz" else ""
     names = Names(fed.clients, _ENDINGS[kind] + packed)
@@ -198,7 +200,7 @@ def save_split(
 
 
 def _store(kind: str, origin: Origin, fed: Federation) -> Stored:
-    """The rows to write from, with a line for every row that was read."""
+    """Return the rows to write from, with one entry for every row that was read."""
     if kind == "index":
         return Numbers()
     if kind == "arrays":
@@ -207,26 +209,27 @@ def _store(kind: str, origin: Origin, fed: Federation) -> Stored:
     stored: Stored = _open(kind, path, origin.choice)
     if len(stored) != rows:
         raise FedskewError(
-            f"{path} cannot be cut line by line: {rows} rows, but {len(stored)} lines (a quotation mark inside a field?): "
+            f"{path} cannot be split by lines: {rows} rows, but {len(stored)} lines (a quotation mark inside a "
+            "field?): "
             "write arrays with --npz, or convert it to Parquet"
         )
     return stored
 
 
 def _files(names: Names, origin: Origin, fed: Federation, kind: str) -> Iterator[tuple[str, Ints]]:
-    """Every file that training rows go to, with the numbers of its rows in the store, in stored order."""
+    """Yield every file of training rows, with the numbers of its rows in the store, in stored order."""
     numbers = np.arange(len(fed.train)) if kind == "arrays" else origin.train
     parts = {"": fed.partition} if fed.held_out is None else {"": fed.partition, "-test": fed.held_out}
     for part, partition in parts.items():
         for client in range(partition.clients):
             yield names.client(client, part), numbers[np.sort(partition.of(client))]
-    nobody = held_by_nobody(fed)
-    if len(nobody):
-        yield names.nobody, numbers[nobody]
+    unassigned = unassigned_rows(fed)
+    if len(unassigned):
+        yield names.unassigned, numbers[unassigned]
 
 
-def held_by_nobody(fed: Federation) -> Ints:
-    """Training rows that no client holds: a skew with ``overlap=true`` may leave some."""
+def unassigned_rows(fed: Federation) -> Ints:
+    """Return the training rows of no client; there are some with ``overlap=true`` or ``natural:groups=``."""
     free = np.ones(len(fed.train), dtype=np.bool_)
     free[fed.partition.rows] = False
     if fed.held_out is not None:
@@ -235,7 +238,7 @@ def held_by_nobody(fed: Federation) -> Ints:
 
 
 def _write_test(folder: Path, names: Names, origin: Origin, fed: Federation, kind: str, stored: Stored) -> str | None:
-    """The test rows beside the clients, if there are any; the name of their file if rows are in it."""
+    """Write the test rows, if there are any, and return the name of their file."""
     name, rows = names.test, origin.test
     if not len(rows):
         if kind == "index" or not len(fed.test):
@@ -247,7 +250,7 @@ def _write_test(folder: Path, names: Names, origin: Origin, fed: Federation, kin
 
 
 def _store_of_test(kind: str, name: str, origin: Origin, fed: Federation) -> tuple[Stored, str]:
-    """Test rows that are not among the rows of the file, and what to call theirs."""
+    """Return the test rows that are not among the rows of the file, and their file's name."""
     if kind == "arrays":
         return Stack.of(fed.test), name
     if "test_path" not in origin.choice.options:
@@ -258,7 +261,7 @@ def _store_of_test(kind: str, name: str, origin: Origin, fed: Federation) -> tup
 
 
 def _write_partition(path: Path, origin: Origin, fed: Federation) -> None:
-    """What ``Partition.load`` reads, and with it the held-out rows and the numbers of all rows in the input."""
+    """Write what ``Partition.load`` reads, the held-out rows, and the numbers of all rows in the input."""
     arrays: dict[str, Any] = {
         "rows": fed.partition.rows,
         "offsets": fed.partition.offsets,
@@ -276,7 +279,9 @@ def _record(
 ) -> dict[str, Any]:
     options = dict(origin.choice.options)
     if kind == "index":  # nothing but the input itself holds the rows, so it must be found again from anywhere
-        options |= {name: str(_path(origin.choice, name).resolve()) for name in ("path", "test_path") if name in options}
+        options |= {
+            name: str(_path(origin.choice, name).resolve()) for name in ("path", "test_path") if name in options
+        }
     return {
         "fedskew": __version__,
         "data": {"name": origin.choice.name, **options},
@@ -307,14 +312,14 @@ def load_split(folder: "str | os.PathLike[str]", client: int) -> Dataset: ...
 
 
 def load_split(folder: "str | os.PathLike[str]", client: int | None = None) -> "Federation | Dataset":
-    """Read what ``fedskew split`` wrote: the whole cut or, given a ``client``, that client's data set.
+    """Read what ``fedskew split`` wrote: the whole split or, given a ``client``, that client's data set.
 
-    A client's data set has its rows for training and, for test, the rows that it holds out or else the test rows of the split.
-    Its labels are numbered and its features encoded as those of all clients are. From arrays (``--npz``) that takes the
-    client's own file, split.json and test.npz only; from the other formats it takes all files.
+    A client's data set has its rows for training and, for test, the rows that it holds out or else the test rows of
+    the split. Its labels are numbered and its features encoded as those of all clients are. From arrays (``--npz``)
+    that takes the client's own file, split.json and test.npz only; from the other formats it takes all files.
 
     Args:
-        folder: what ``--out`` named
+        folder: the folder of ``--out``
         client: number of a client, from 0
     """
     place = Path(folder)
@@ -327,7 +332,7 @@ def load_split(folder: "str | os.PathLike[str]", client: int | None = None) -> "
     data = _read_data(place, record, partition, held_out, where).with_bins(record.get("bins"))
     fed = Federation(data, partition, held_out)
     if fed.fingerprint != record["fingerprint"]:
-        raise FedskewError(f"{place}: its rows are not those that were cut: a file has changed since, so split again")
+        raise FedskewError(f"{place}: its rows are not those that were written: a file was changed, split again")
     if client is None:
         return fed
     own = None if fed.held_out is None else fed.train.take(np.sort(fed.held_out.of(client)))
@@ -349,7 +354,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def _read_partition(path: Path) -> tuple[Partition, Partition | None, tuple[Ints, Ints]]:
-    """Who holds what, who holds out what, and the numbers of the training and the test rows in the input."""
+    """Return the partition, the held-out rows, and the numbers of the training and the test rows in the input."""
     partition, stored = Partition.load(path), read_npz(path)
     held_out = None
     if "held_out_rows" in stored:
@@ -371,7 +376,9 @@ def _read_data(
     parts = [_open(kind, folder / name, choice) for name in numbered]
     for name, part in zip(numbered, parts, strict=True):
         if len(part) != len(numbered[name]):
-            raise FedskewError(f"{folder / name} has {len(part)} rows, but {len(numbered[name])} were written: split again")
+            raise FedskewError(
+                f"{folder / name} has {len(part)} rows, but {len(numbered[name])} were written: split again"
+            )
     joined, order = type(parts[0]).join(parts), np.unique(np.concatenate(list(numbered.values())), return_index=True)[1]
     if kind == "arrays":
         return replace(blank.data, train=joined.rows(order), test=_test_rows(folder, record, joined))
@@ -386,7 +393,7 @@ def _read_data(
 
 
 def _nothing(record: Mapping[str, Any], rows: int) -> Dataset:
-    """The data set without its features."""
+    """Return the data set without its features."""
     classes, groups, features = (tuple(record[part]) for part in ("classes", "groups", "features"))
     target = record.get("target_kind", "class")  # a folder of an older version has classes
     if target == "labels":

@@ -1,4 +1,4 @@
-"""When clients are there: each in one window of the day, the same every day."""
+"""Availability of clients: each has one window per day, the same every day."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ DAY = 86_400
 
 @dataclass(frozen=True)
 class Windows:
-    """One window a client: the second of the day at which it opens, and for how many seconds; it may run past midnight.
+    """One window per client: the second of the day at which it opens, and its length; it may run past midnight.
 
     Whole seconds, so that the moment at which a window opens is a float without rounding, however late the clock.
 
@@ -25,12 +25,12 @@ class Windows:
     length: Ints
 
     def open(self, clock: float) -> NDArray[np.bool_]:
-        """Which windows are open at this second."""
+        """Return which windows are open at this second."""
         since = (clock % DAY - self.start) % DAY
         return np.asarray(since < self.length)
 
     def next_open(self, clock: float) -> float:
-        """The first second from ``clock`` on at which some window is open."""
+        """Return the first second from ``clock`` on at which some window is open."""
         if self.open(clock).any():
             return clock
         now = clock % DAY

@@ -1,4 +1,4 @@
-"""The virtual clock: how long a round would take in the world, and whose answers come. Time is computed, never slept."""
+"""The virtual clock: the simulated duration of a round, and which updates arrive in time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from fedskew.fleet.machines import Fleet, Machines, shares
 Flags: TypeAlias = NDArray[np.bool_]
 
 
-LOOK = 1 / 3  # of a training row: what a row costs that only goes forward through the model, without a gradient
+LOOK = 1 / 3  # cost of a forward pass of a row, relative to training on it
 
 
 @dataclass(frozen=True)
 class Work:
-    """What some clients compute in a round, in training rows and steps: in every epoch, and once beside all epochs."""
+    """The work of some clients in a round, in training rows and steps: in every epoch, and once beside all epochs."""
 
     rows: Floats
     steps: Floats
@@ -26,18 +26,18 @@ class Work:
     steps_once: Floats
 
     def seconds(self, machines: Machines, epochs: Ints) -> Floats:
-        """How long that takes with so many epochs."""
+        """Return the seconds that the work takes with so many epochs."""
         return computing_seconds(machines, self.rows_once + epochs * self.rows, self.steps_once + epochs * self.steps)
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """What clients exchange with each other, by way of the server, in the midst of some of their steps.
+    """Messages that clients exchange with each other, through the server, during some of their steps.
 
     Args:
-        steps: of each client, those at which they meet
+        steps: number of such steps of each client
         trips: messages each way at such a step
-        bytes: of these messages together, each way
+        bytes: size of these messages together, each way
     """
 
     steps: Ints
@@ -45,17 +45,17 @@ class Meeting:
     bytes: int
 
     def seconds(self, machines: Machines) -> Floats:
-        """How long each client is held up: at every message all wait for the slowest line."""
+        """Return how long each client is delayed: at every message all wait for the slowest connection."""
         one = 2 * self.trips * machines.latency + 8e-6 * self.bytes * (1 / machines.down + 1 / machines.up)
         return self.steps.astype(np.float64) * float(one.max(initial=0.0))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the clients that were sent to work: one entry for each; it arrived, was lost or is late.
+    """The outcome of the clients of a round, one entry each: its update arrived, was lost or is late.
 
-    ``seconds`` run from the beginning of the round until the server has the answer, also a late one; for a client that
-    vanished, until then. ``training`` are those of them in which it computes. ``epochs`` are those that it had time for: fewer
+    ``seconds`` are those from the start of the round until the server has the update, also a late one, or until the
+    client drops out; ``training`` is the part in which it computes. ``epochs`` are those that it had time for: fewer
     than asked only with ``partial``, and 0 where not one fits.
     """
 
@@ -68,22 +68,22 @@ class Outcome:
 
     @property
     def arrived(self) -> Flags:
-        """Whose answers the server can use."""
+        """Return which updates the server can use."""
         return ~(self.dropped | self.late)
 
 
 def computing_seconds(machines: Machines, rows: Floats | Ints, steps: Floats | Ints) -> Floats:
-    """How long each client computes: every row costs time, and every step, however few rows it has.
+    """Return the computing time of each client: every row costs time, and so does every step.
 
     >>> one = Machines(*(np.array([value]) for value in (100.0, 0.01, 8.0, 2.0, 0.05, 0.0)))
-    >>> computing_seconds(one, np.array([300]), np.array([10])), computing_seconds(one, np.array([300]), np.array([100]))
-    (array([3.1]), array([4.]))
+    >>> [computing_seconds(one, np.array([300]), np.array([steps])).tolist() for steps in (10, 100)]
+    [[3.1], [4.0]]
     """
     return np.asarray(rows / machines.rows_per_second + steps * machines.seconds_per_step)
 
 
 def line_seconds(machines: Machines, bytes_down: "int | Ints", bytes_up: "int | Ints") -> Floats:
-    """How long each client's line takes: a message each way.
+    """Return the communication time of each client: one message each way.
 
     >>> one = Machines(*(np.array([value]) for value in (100.0, 0.01, 8.0, 2.0, 0.05, 0.0)))
     >>> line_seconds(one, 1_000_000, 500_000)  # two messages, 8 Mbit down, 4 Mbit up
@@ -95,11 +95,12 @@ def line_seconds(machines: Machines, bytes_down: "int | Ints", bytes_up: "int | 
 def play(
     fleet: Fleet, clients: Ints, work: Work, epochs: Ints, line: Floats, seed: int, round: int, waited: float = 0.0
 ) -> Outcome:
-    """One round of these clients on the clock; ``line`` is how long their lines take, and ``waited`` what went before.
+    """Return the outcome of one round; ``line`` are the clients' communication times, ``waited`` is the time before.
 
-    A client vanishes with its machine's chance after a random part of its time, and the server notices at once. Both are drawn
-    for the client and the round alone, whoever else is chosen. Who has neither answered nor vanished by the deadline is late;
-    the round then lasts exactly until the deadline, else until the last answer or loss.
+    A client drops out with its machine's probability after a random part of its time, and the server notices at once.
+    Both depend on the client and the round alone, not on the other clients. A client that has neither answered nor
+    dropped out by the deadline is late; the round then lasts exactly until the deadline, else until the last update
+    or drop-out.
     """
     machines = fleet.machines(clients)
     limit = np.inf if fleet.deadline is None else fleet.deadline
@@ -115,12 +116,12 @@ def play(
 
 
 def vanish(machines: Machines, clients: Ints, seed: int, round: int) -> Flags:
-    """Who of these clients vanishes in the round, each with its machine's chance."""
+    """Return which of these clients drop out in the round, each with its machine's probability."""
     return shares(seed, "dropout", round, clients, 0) < machines.dropout
 
 
 def _fitting(asked: Ints, fits: Callable[[Ints], Flags]) -> Ints:
-    """The most epochs, up to those asked, that fit. Tried, not divided: a rounded quotient may be one too many."""
+    """Return the most epochs, up to those asked, that fit; each is tried, since a rounded quotient may be too large."""
     epochs = asked.copy()
     while (too_many := ~fits(epochs) & (epochs > 0)).any():
         epochs -= too_many

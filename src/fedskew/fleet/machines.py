@@ -1,4 +1,4 @@
-"""The contract of a fleet: what machine each client is, when it is there, and how long the server waits."""
+"""The contract of a fleet: the machine of each client, its availability, and the deadline of the server."""
 
 import inspect
 from collections.abc import Callable
@@ -17,27 +17,27 @@ from fedskew.fleet.availability import Windows
 
 @dataclass(frozen=True)
 class Machines:
-    """Some clients as machines on their lines: one entry a client in every array."""
+    """The machines and connections of some clients: one entry per client in every array."""
 
     rows_per_second: Floats  # training rows, in a step that is large enough
     seconds_per_step: Floats  # on top of its rows, whatever the size of the batch
     down: Floats  # Mbit/s
     up: Floats  # Mbit/s
     latency: Floats  # seconds until a message arrives
-    dropout: Floats  # chance to vanish during a round
+    dropout: Floats  # probability of dropping out of a round
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """All clients as machines. ``draw`` says what some of them are, at a cost that does not grow with how many there are.
+    """The machines of all clients. ``draw`` returns those of given clients, at a cost independent of the total number.
 
-    With a ``deadline`` the server waits no longer than so many seconds; with ``partial`` a client that would miss it does as
+    With a ``deadline`` the server waits at most so many seconds; with ``partial`` a client that would miss it does as
     many epochs as fit.
     """
 
     clients: int
     draw: Callable[[Ints], Machines]
-    windows: Windows | None = None  # None: everybody is always there
+    windows: Windows | None = None  # None: all clients are always available
     deadline: float | None = None
     partial: bool = False
 
@@ -46,11 +46,11 @@ class Fleet:
             raise FedskewError("fleet: partial=true needs a deadline to fit epochs into: add deadline=SECONDS")
 
     def machines(self, clients: Ints) -> Machines:
-        """The machines of these clients."""
+        """Return the machines of these clients."""
         return self.draw(clients)
 
     def capacity(self, clients: Ints) -> Floats:
-        """How fast these clients compute, as a part of the fastest machine of the whole fleet: in (0, 1]."""
+        """Return the speed of these clients relative to the fastest machine of the whole fleet: in (0, 1]."""
         return self.machines(clients).rows_per_second / self._fastest
 
     @cached_property
@@ -58,11 +58,11 @@ class Fleet:
         return float(self.machines(np.arange(self.clients)).rows_per_second.max())
 
     def available(self, clock: float) -> NDArray[np.bool_] | None:
-        """Which of all clients are there at this simulated second; None: everybody, always."""
+        """Return which of all clients are available at this simulated second; None if all always are."""
         return self.windows.open(clock) if self.windows else None
 
     def next_available(self, clock: float) -> float:
-        """The first second from ``clock`` on at which somebody is there."""
+        """Return the first second from ``clock`` on at which some client is available."""
         return self.windows.next_open(clock) if self.windows else clock
 
 
@@ -71,22 +71,22 @@ fleets: Registry[Builder] = Registry("fleet", "fedskew.fleet")
 
 
 class Rules(TypedDict, total=False):
-    """What every preset takes beside its own options, and hands on to its ``Fleet``."""
+    """Options that every preset accepts beside its own, and passes to its ``Fleet``."""
 
     deadline: Annotated[float | None, Positive]
     partial: bool
 
 
 _HELP = """Args:
-    deadline: seconds that the server waits in a round, none for as long as it takes
-    partial: true for a client that would be late to do as many epochs as fit (FedProx); needs a deadline
+    deadline: most seconds that the server waits in a round, none for no limit
+    partial: whether a client that would be late does as many epochs as fit (FedProx); needs a deadline
 """
 _DEFAULTS = {"deadline": None, "partial": False}
 F = TypeVar("F", bound=Builder)
 
 
 def preset(name: str) -> Callable[[F], F]:
-    """Decorator: register a builder whose ``**rules`` are spelled out, so that help and validation know ``Rules`` as well."""
+    """Decorator: register a builder with its ``**rules`` expanded, so that help and validation include ``Rules``."""
 
     def keep(build: F) -> F:
         signature = inspect.signature(build)
@@ -103,5 +103,5 @@ def preset(name: str) -> Callable[[F], F]:
 
 
 def shares(seed: int, purpose: str, *path: int | Ints) -> Floats:
-    """A number in [0, 1) for every address: what ``Stream.uniform`` gives, for many streams at once."""
+    """Return a number in [0, 1) for every address: that of ``Stream.uniform``, for many streams at once."""
     return (bits(seed, purpose, *path) >> np.uint64(11)).astype(np.float64) * 2.0**-53

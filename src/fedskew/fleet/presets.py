@@ -1,4 +1,4 @@
-"""Fleets by name: machines that are all alike, and machines that are not."""
+"""Fleets by name, with identical or with heterogeneous machines."""
 
 from typing import Annotated, TypeAlias, Unpack
 
@@ -15,7 +15,7 @@ Overhead: TypeAlias = Annotated[float, NonNegative]
 Dropout: TypeAlias = Annotated[float, PartialShare]
 
 
-def _unlike(
+def _heterogeneous(
     clients: Ints,
     seed: int,
     slow: float,
@@ -26,10 +26,10 @@ def _unlike(
     latency: float,
     dropout: float,
 ) -> Machines:
-    """Machines up to ``slow`` times worse than the given one, log-uniformly; computers and lines are drawn apart."""
+    """Return machines up to ``slow`` times worse than the given one, log-uniformly; speed and bandwidth independent."""
     computer = slow ** -shares(seed, "fleet computer", clients)
     line = slow ** -shares(seed, "fleet line", clients)
-    # Between 0 and twice the chance, so that it is the mean; narrower where twice the chance would be more than 1.
+    # Between 0 and twice the mean; narrower where twice the mean would be more than 1.
     spread = min(dropout, 1 - dropout) * (2 * shares(seed, "fleet dropout", clients) - 1)
     steps = seconds_per_step / computer
     return Machines(rows_per_second * computer, steps, down * line, up * line, latency / line, dropout + spread)
@@ -48,14 +48,14 @@ def uniform(
     dropout: Dropout = 0.0,
     **rules: Unpack[Rules],
 ) -> Fleet:
-    """Every client is the same machine on the same line, and always there.
+    """Identical machines and connections, always available.
 
     Args:
-        rows_per_second: training rows a client works through in a second
-        seconds_per_step: what every step takes on top of its rows, so that small batches cost more
-        mbit_per_second: bandwidth of its line, both ways
+        rows_per_second: training rows per second of a client
+        seconds_per_step: time of every step beside that of its rows, so that small batches cost more
+        mbit_per_second: bandwidth, both ways
         latency: seconds until a message arrives
-        dropout: chance of a client to vanish during a round
+        dropout: probability of a client to drop out of a round
 
     >>> uniform(3, 0, mbit_per_second=8.0).machines(np.array([1, 2])).up
     array([8., 8.])
@@ -77,14 +77,14 @@ def silos(
     dropout: Dropout = 0.0,
     **rules: Unpack[Rules],
 ) -> Fleet:
-    """Hospitals, banks, plants: few, fast, on a gigabit line and always there; ``uniform`` with other defaults.
+    """Hospitals, banks, plants: few and fast, with gigabit connections, always available.
 
     Args:
-        rows_per_second: training rows a client works through in a second
-        seconds_per_step: what every step takes on top of its rows, so that small batches cost more
-        mbit_per_second: bandwidth of its line, both ways
+        rows_per_second: training rows per second of a client
+        seconds_per_step: time of every step beside that of its rows, so that small batches cost more
+        mbit_per_second: bandwidth, both ways
         latency: seconds until a message arrives
-        dropout: chance of a client to vanish during a round
+        dropout: probability of a client to drop out of a round
 
     >>> silos(4, 0).machines(np.array([3])).down
     array([1000.])
@@ -108,19 +108,21 @@ def mixed(
     dropout: Dropout = 0.0,
     **rules: Unpack[Rules],
 ) -> Fleet:
-    """Random computers on random lines, the worst ``slow`` times worse than the best; always there unless they drop out.
+    """Heterogeneous machines and connections, the worst ``slow`` times worse than the best; always available.
 
-    Speed and bandwidth lie between 1/slow of the best and the best, log-uniformly and drawn apart; the latency is as many times
-    longer as the line is slower, and each client has its own chance to drop out. AFL-CP assigns "varying computational
-    capacities and network stability" without numbers: this is a reading, on lines that suit small models; see ``edge``.
+    Speed and bandwidth are between 1/slow of the best and the best, log-uniform and independent; the latency grows in
+    proportion as the bandwidth falls, and each client has its own drop-out probability. AFL-CP assigns "varying
+    computational capacities and network stability" without numbers: this is a reading, with bandwidths for small
+    models; see ``edge``.
 
     Args:
-        slow: how many times slower than the best a client can be, 1 for all alike
-        rows_per_second: training rows that the fastest client works through in a second
-        seconds_per_step: what every step of the fastest client takes on top of its rows, so that small batches cost more
-        mbit_per_second: bandwidth of the fastest line, both ways
-        latency: seconds until a message arrives on the fastest line
-        dropout: mean chance to vanish during a round; a client's own lies between 0 and twice that
+        slow: how many times slower than the best a client can be, 1 for identical machines
+        rows_per_second: training rows per second of the fastest client
+        seconds_per_step: time of every step of the fastest client beside that of its rows, so that small batches cost
+            more
+        mbit_per_second: highest bandwidth, both ways
+        latency: seconds until a message arrives at the highest bandwidth
+        dropout: mean probability of dropping out of a round; a client's own is between 0 and twice that
 
     >>> fleet = mixed(1000, 0, slow=4.0)
     >>> some = fleet.machines(np.arange(1000)).rows_per_second
@@ -128,7 +130,7 @@ def mixed(
     (True, True, 500.0)
     """
     machine = (rows_per_second, seconds_per_step, mbit_per_second, mbit_per_second, latency, dropout)
-    return Fleet(clients, lambda some: _unlike(some, seed, slow, *machine), **rules)
+    return Fleet(clients, lambda some: _heterogeneous(some, seed, slow, *machine), **rules)
 
 
 @preset("edge")
@@ -145,18 +147,19 @@ def edge(
     dropout: Dropout = 0.1,
     **rules: Unpack[Rules],
 ) -> Fleet:
-    """Edge machines on lines that carry a network of some million weights in seconds; ``mixed`` with other defaults.
+    """Edge devices with the bandwidth for some million weights in seconds; ``mixed`` with other defaults.
 
-    The LEAF network for FEMNIST has 6.6 million weights, 26 MB each way: on the lines of ``mixed`` most clients spend minutes
-    sending it and miss any deadline that their training would meet.
+    The LEAF network for FEMNIST has 6.6 million weights, 26 MB each way: with the bandwidths of ``mixed`` most
+    clients spend minutes sending it and miss any deadline that their training would meet.
 
     Args:
-        slow: how many times slower than the best a client can be, 1 for all alike
-        rows_per_second: training rows that the fastest client works through in a second
-        seconds_per_step: what every step of the fastest client takes on top of its rows, so that small batches cost more
-        mbit_per_second: bandwidth of the fastest line, both ways
-        latency: seconds until a message arrives on the fastest line
-        dropout: mean chance to vanish during a round; a client's own lies between 0 and twice that
+        slow: how many times slower than the best a client can be, 1 for identical machines
+        rows_per_second: training rows per second of the fastest client
+        seconds_per_step: time of every step of the fastest client beside that of its rows, so that small batches cost
+            more
+        mbit_per_second: highest bandwidth, both ways
+        latency: seconds until a message arrives at the highest bandwidth
+        dropout: mean probability of dropping out of a round; a client's own is between 0 and twice that
 
     >>> bool(edge(100, 0).machines(np.arange(100)).down.min() > 50)
     True
@@ -182,20 +185,21 @@ def phones(
     dropout: Dropout = 0.1,
     **rules: Unpack[Rules],
 ) -> Fleet:
-    """Phones on 4G or wifi: slow, unlike, quicker to receive than to send, there for a part of the day.
+    """Phones on 4G or Wi-Fi: slow, heterogeneous, faster to receive than to send, available for a part of the day.
 
-    Machines are drawn as for ``mixed``, a line's two directions together. Every client has its own window, the same every day,
-    that opens at a random second of it.
+    Machines are drawn as for ``mixed``, with one draw for both directions. Every client has its own window, the same
+    every day, that opens at a random second.
 
     Args:
-        share: part of the day in which a client is there, 1 for always
-        slow: how many times slower than the best a client can be, 1 for all alike
-        rows_per_second: training rows that the fastest client works through in a second
-        seconds_per_step: what every step of the fastest client takes on top of its rows, so that small batches cost more
-        down_mbit: bandwidth of the fastest line towards the client
-        up_mbit: bandwidth of the fastest line towards the server
-        latency: seconds until a message arrives on the fastest line
-        dropout: mean chance to vanish during a round; a client's own lies between 0 and twice that
+        share: share of the day in which a client is available, 1 for always
+        slow: how many times slower than the best a client can be, 1 for identical machines
+        rows_per_second: training rows per second of the fastest client
+        seconds_per_step: time of every step of the fastest client beside that of its rows, so that small batches cost
+            more
+        down_mbit: highest bandwidth towards the client
+        up_mbit: highest bandwidth towards the server
+        latency: seconds until a message arrives at the highest bandwidth
+        dropout: mean probability of dropping out of a round; a client's own is between 0 and twice that
 
     >>> fleet = phones(10_000, 0, share=0.25)
     >>> round(float(fleet.available(clock=0.0).mean()), 2)
@@ -205,4 +209,4 @@ def phones(
     length = max(1, round(share * DAY))
     start = np.floor(DAY * shares(seed, "fleet window", np.arange(clients))).astype(np.int64)
     windows = Windows(start, np.full(clients, length)) if length < DAY else None
-    return Fleet(clients, lambda some: _unlike(some, seed, slow, *machine), windows, **rules)
+    return Fleet(clients, lambda some: _heterogeneous(some, seed, slow, *machine), windows, **rules)

@@ -1,4 +1,4 @@
-"""A fleet from a file: what was measured of real machines, one line a client."""
+"""A fleet from a file of measured machines, one row per client."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -45,15 +45,15 @@ def trace(
     dropout: Annotated[float | None, PartialShare] = None,
     **rules: Unpack[Rules],
 ) -> Fleet:
-    """Machines from a CSV file with one line a client.
+    """Machines from a CSV file with one row per client.
 
-    Columns, in any order: client (from 0), rows_per_second, down_mbit, up_mbit, latency, dropout; seconds_per_step, what every
-    step takes on top of its rows, if it was measured (0 without); and, where clients are not always there, from and to, seconds
-    of the day (to may be past midnight). Every client has exactly one line.
+    Columns, in any order: client (from 0), rows_per_second, down_mbit, up_mbit, latency, dropout; optional:
+    seconds_per_step, the time of every step beside that of its rows (0 without); from and to, the seconds of the day
+    between which a client is available (to may be past midnight). Every client has exactly one row.
 
     Args:
         file: the CSV file
-        dropout: chance of every client to vanish during a round, in place of the file's column
+        dropout: probability of every client to drop out of a round, instead of the file's column
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -76,15 +76,19 @@ def _windows(path: Path, found: dict[str, Floats]) -> Windows | None:
         return None
     start, end = (found[option.name].astype(np.int64) for option in _WINDOW)
     for client in np.flatnonzero(start == end)[:1]:
-        raise FedskewError(f"{path} client {client}: from and to are both {end[client]}: write 0 and {DAY} for the whole day")
+        raise FedskewError(
+            f"{path} client {client}: from and to are both {end[client]}: write 0 and {DAY} for the whole day"
+        )
     length = np.where(end - start == DAY, DAY, (end - start) % DAY)
     return None if (length == DAY).all() else Windows(start, length)
 
 
 def _read(path: Path, clients: int) -> dict[str, Floats]:
-    """The columns by name, in order of the clients' numbers."""
+    """Return the columns by name, in order of the clients' numbers."""
     if not path.is_file():
-        raise FedskewError(f"fleet trace: there is no file {path}: give file= a CSV file with columns {', '.join(_NEEDED)}")
+        raise FedskewError(
+            f"fleet trace: there is no file {path}: give file= a CSV file with columns {', '.join(_NEEDED)}"
+        )
     with reading(path), path.open(newline="", encoding="utf-8-sig") as text:
         lines = _lines(path, text)
         _, header = next(lines, (0, []))
@@ -92,26 +96,32 @@ def _read(path: Path, clients: int) -> dict[str, Floats]:
         values, line_of = np.zeros((clients, len(options))), np.zeros(clients, dtype=np.int64)
         for number, fields in lines:
             if len(fields) != len(header):
-                raise FedskewError(f"{path} line {number} has {len(fields)} of the header's {len(header)} columns: complete it")
+                raise FedskewError(
+                    f"{path} line {number} has {len(fields)} of the header's {len(header)} columns: complete it"
+                )
             cells = dict(zip(header, fields, strict=True))
             client = _client(path, number, cells["client"], line_of)
             line_of[client] = number
             where = f"{path} line {number}, client {client}"
             values[client] = [option.convert(cells[option.name], where) for option in options]
     for client in np.flatnonzero(line_of == 0)[:1]:
-        raise FedskewError(f"{path} has no line for client {client}: write one for each of the {clients}, 0 to {clients - 1}")
+        raise FedskewError(
+            f"{path} has no line for client {client}: write one for each of the {clients}, 0 to {clients - 1}"
+        )
     return {option.name: column for option, column in zip(options, values.T.copy(), strict=True)}
 
 
 def _lines(path: Path, text: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """The fields of every line that is not blank, with its number."""
+    """Yield the fields of every line that is not blank, with its number."""
     reader = csv.reader(text)
     try:
         for fields in reader:
             if any(tidy := [" ".join(field.split()) for field in fields]):
                 yield reader.line_num, tidy
     except csv.Error as error:
-        raise FedskewError(f"{path} line {reader.line_num} is not CSV ({error}): write values with commas between") from None
+        raise FedskewError(
+            f"{path} line {reader.line_num} is not CSV ({error}): write values with commas between"
+        ) from None
 
 
 def _options(path: Path, header: Sequence[str]) -> list[Option]:
@@ -137,5 +147,7 @@ def _client(path: Path, number: int, text: str, line_of: Ints) -> int:
             f"{path} line {number}: client {text} is none of the {clients} clients, 0 to {clients - 1}: remove the line"
         )
     if line_of[client]:
-        raise FedskewError(f"{path} line {number}: client {client} is already in line {line_of[client]}: keep one of them")
+        raise FedskewError(
+            f"{path} line {number}: client {client} is already in line {line_of[client]}: keep one of them"
+        )
     return client

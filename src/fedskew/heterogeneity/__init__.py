@@ -1,1 +1,1 @@
-"""How heterogeneous clients are, how fair a result is, and the search for a level of heterogeneity."""
+"""Heterogeneity of clients, fairness of results, and the search for a level of heterogeneity."""

@@ -1,4 +1,4 @@
-"""One variable of all rows as bin numbers, and from there each client's distribution of it."""
+"""One variable of all rows as bin numbers, and each client's distribution of it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.data.dataset import Features
 from fedskew.heterogeneity.distances import Profiles
 
-STEPS = 256  # of a feature's line, where its own values would be too many steps
+STEPS = 256  # of a feature, where it has too many distinct values
 _CELLS_EXACT = 1 << 20  # clients, or pairs of clients, x distinct values up to which the distinct values are the steps
 _DISTINCT = 1 << 16  # and never more distinct values than this
 _CELLS_AT_ONCE = 1 << 22
@@ -19,10 +19,10 @@ _VALUES_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class Coded:
-    """A bin and a step of the line for every row, rows group by group.
+    """The bin and the step (an interval for Wasserstein distances) of every row, rows ordered by group.
 
-    ``beyond`` is the share of its step that lies above a row's value, which is how much of the step its jump of the
-    cumulative distribution counts for; None where every value lies at the beginning of its step.
+    ``beyond`` is the share of its step above a row's value, the part of the step on which the cumulative distribution
+    has its jump; None where every value is at the beginning of its step.
     """
 
     bins: Ints
@@ -32,12 +32,12 @@ class Coded:
     beyond: Floats | None = None
 
     def take(self, rows: "Ints | slice") -> "Coded":
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         beyond = None if self.beyond is None else self.beyond[rows]
         return Coded(self.bins[rows], self.bin_count, self.steps[rows], self.widths, beyond)
 
     def profiles(self, offsets: Ints) -> Profiles:
-        """The distribution within each group of rows, ``offsets[g]`` up to ``offsets[g + 1]``; every group has rows."""
+        """Return the distribution within each group of rows, ``offsets[g]`` up to ``offsets[g + 1]``."""
         sizes = np.diff(offsets)[:, None]
         group = np.repeat(np.arange(len(sizes)), sizes[:, 0])
         shares = _count(group, self.bins, len(sizes), self.bin_count) / sizes
@@ -49,7 +49,7 @@ class Coded:
         return Profiles(shares, areas)
 
     def profiles_in_turn(self, offsets: Ints) -> Iterator[tuple[slice, Profiles]]:
-        """The same for many groups, some at a time, so that memory does not grow with their number."""
+        """Yield the same for many groups, some at a time, so that memory does not grow with their number."""
         step = max(_CELLS_AT_ONCE // max(self.bin_count, len(self.widths)), 1)
         for start in range(0, len(offsets) - 1, step):
             groups = slice(start, min(start + step, len(offsets) - 1))
@@ -63,14 +63,14 @@ def _count(group: Ints, code: Ints, groups: int, codes: int, weights: Floats | N
 
 
 def code_labels(y: Ints, classes: int) -> Coded:
-    """Labels: a bin each, and class k of K at k / (K - 1) of the line."""
+    """Return labels with one bin each, and class k of K at k / (K - 1) of the line."""
     widths = np.full(classes, 1 / max(classes - 1, 1))
     widths[-1] = 0.0
     return Coded(y, classes, y, widths)
 
 
 def code_feature(scaled: Floats, bins: int, exact_up_to: int) -> Coded:
-    """A feature scaled to [0, 1]: bins of equal width; steps at its distinct values, or ``STEPS`` equal ones if too many."""
+    """Return a feature scaled to [0, 1]: bins of equal width; steps at its distinct values, or ``STEPS`` equal ones."""
     code = np.minimum((scaled * bins).astype(np.int64), bins - 1)
     distinct = _distinct(scaled, max(exact_up_to, STEPS))
     if distinct is not None:
@@ -81,7 +81,7 @@ def code_feature(scaled: Floats, bins: int, exact_up_to: int) -> Coded:
 
 
 def _distinct(scaled: Floats, most: int) -> Floats | None:
-    """The distinct values in order, or None if there are more than ``most``; a glance at some rows settles the clear cases."""
+    """Return the distinct values in order, or None if there are more than ``most``; a sample is tried first."""
     glance = scaled[:: max(len(scaled) // (2 * _DISTINCT), 1)]
     if len(np.unique(glance)) > most:
         return None
@@ -91,7 +91,7 @@ def _distinct(scaled: Floats, most: int) -> Floats | None:
 
 @dataclass(frozen=True)
 class Columns:
-    """Features of the rows, flattened, that are to be looked at: a constant one is left out, as nobody can differ in it."""
+    """The features of the rows, flattened, that are compared; constant ones are omitted."""
 
     x: Features  # rows x all features
     rows: Ints  # which rows, group by group
@@ -101,7 +101,7 @@ class Columns:
     high: Floats
 
     def scaled(self, columns: "Ints | slice", rows: "Ints | slice" = slice(None)) -> Floats:
-        """Some of the chosen features, a line a feature, scaled so that all rows together span [0, 1]."""
+        """Return some of the chosen features, one per line, scaled so that all rows together span [0, 1]."""
         values = self.x[self.rows[rows][:, None], self.chosen[columns]].T.astype(np.float64, order="C")
         low, high = self.low[columns][:, None], self.high[columns][:, None]
         values -= low
@@ -109,7 +109,7 @@ class Columns:
         return values
 
     def coded(self, bins: int, load: int) -> Iterator[Coded]:
-        """One feature after the other; ``load`` is how many clients, or pairs of them, a feature has to serve."""
+        """Yield one feature after the other; ``load`` is the number of clients, or pairs of them, per feature."""
         exact_up_to = min(_CELLS_EXACT // max(load, 1), _DISTINCT)
         step = max(_VALUES_AT_ONCE // max(len(self.rows), 1), 1)
         for start in range(0, len(self.chosen), step):

@@ -1,4 +1,4 @@
-"""What the numbers of a measurement are, in sentences that can be quoted."""
+"""The definitions of the numbers of a measurement, in sentences that can be quoted."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from fedskew.heterogeneity.study import Study
 
 
 def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool) -> Iterator[str]:
-    """The distances, what they are taken of, what was sampled; ``on_steps`` features were not measured by all their values."""
+    """Return the definitions of the distances and samples; ``on_steps`` features were measured by equal steps."""
     options, columns, pairs, few = study.options, study.columns, study.pairs, study.few_pairs
     looked, varying = len(columns.chosen), columns.varying
     yield (
@@ -27,16 +27,19 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
         else ""
     )
     yield (
-        f"features: {'all' if looked == varying else f'{looked} random ones of'} {varying} that are not constant, each scaled "
-        f"so that all rows span [0, 1]; {options.bins} bins of equal width; wasserstein of the values themselves, exact in "
+        f"features: {'all' if looked == varying else f'{looked} random ones of'} {varying} that are not constant, "
+        "each scaled "
+        f"so that all rows span [0, 1]; {options.bins} bins of equal width; wasserstein of the values themselves, "
+        "exact in "
         f"{looked - on_steps} features{steps}. A pair's distance is the mean over features."
     )
     if options.convention == "fedartml":
         yield (
-            "mean, by chance: as FedArtML makes one number of all pairs: for every feature the square root of the mean squared "
+            "mean, by chance: as FedArtML makes one number of all pairs: for every feature the square root of the "
+            "mean squared "
             "hellinger, and the square root of the mean wasserstein, 1 at most; then the mean over features."
         )
-    yield f"mean, worst: over {_drawn(pairs)}, each counted alike. pooled: to all rows together, clients counted by their rows."
+    yield f"mean, worst: over {_drawn(pairs)} with equal weights. pooled: to all rows, weighted by the clients' rows."
     if study.classes:
         yield (
             f"features given label: mean over the labels of which both clients have {options.min_rows} rows. "
@@ -44,9 +47,9 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
             f"by {LLOYD_STEPS} k-means steps on at most {SAMPLE} rows. Both over {_drawn(few)}."
         )
     if not (pairs.exact and few.exact and looked == varying):
-        yield "standard error: of the mean, for the pairs and features that were drawn; a worst value is that of the drawn."
+        yield "standard error: of the mean, for the drawn pairs and features; a worst value is that of the drawn ones."
     if chance:
-        yield "by chance: the mean after the rows were dealt at random to the same sizes: what samples so small show anyway."
+        yield "by chance: the mean for rows assigned at random to the same sizes, which is not 0 for small samples."
     for view in missing if study.classes else ():
         yield f"{view}: not measured, as no two clients have {options.min_rows} rows to compare, or nothing varies."
 
@@ -60,4 +63,8 @@ def _of_labels(study: Study) -> str:
 
 
 def _drawn(pairs: Pairs) -> str:
-    return f"all {pairs.total} pairs of clients" if pairs.exact else f"{len(pairs.first)} of {pairs.total} pairs of clients"
+    return (
+        f"all {pairs.total} pairs of clients"
+        if pairs.exact
+        else f"{len(pairs.first)} of {pairs.total} pairs of clients"
+    )

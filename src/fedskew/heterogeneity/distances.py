@@ -1,4 +1,4 @@
-"""Distances between distributions, for many pairs at once: Hellinger, Jensen-Shannon, total variation, 1-Wasserstein."""
+"""Distances between distributions for many pairs: Hellinger, Jensen-Shannon, total variation, 1-Wasserstein."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from fedskew.core.streams import Floats, Ints
 
 DISTANCES = ("hellinger", "jensen-shannon", "total-variation", "wasserstein")  # the order of the rows of every result
 
-_CELLS_AT_ONCE = 1 << 18  # 2 MB an array: what one step works on stays in the cache
+_CELLS_AT_ONCE = 1 << 18  # 2 MB per array, so that it stays in the cache
 
 
 @dataclass(frozen=True)
 class Profiles:
-    """Distributions of one variable, one a line.
+    """Distributions of one variable, one per line.
 
-    ``shares`` are the shares of its bins. ``areas`` are the areas under the cumulative distribution, cut into steps along
-    the variable's line, which is scaled to [0, 1]: the 1-Wasserstein distance of two distributions is the area between
+    ``shares`` are the shares of its bins. ``areas`` are the areas under the cumulative distribution, by steps of the
+    variable, which is scaled to [0, 1]: the 1-Wasserstein distance of two distributions is the area between
     their cumulative distributions.
     """
 
@@ -31,16 +31,16 @@ class Profiles:
 
     @cached_property
     def entropy(self) -> Floats:
-        """Entropy of the shares of each line, in bits."""
+        """Return the entropy of the shares of each line, in bits."""
         bits: Floats = np.abs(_x_log_x(self.shares).sum(axis=1))
         return bits
 
     def take(self, lines: Ints) -> "Profiles":
-        """These lines, in this order."""
+        """Return these lines, in this order."""
         return Profiles(self.shares[lines], self.areas[lines])
 
     def between(self, first: Ints, second: Ints) -> Floats:
-        """The four distances (in the order of ``DISTANCES``) between the lines ``first[p]`` and ``second[p]``."""
+        """Return the four distances (in the order of ``DISTANCES``) between lines ``first[p]`` and ``second[p]``."""
         result = np.empty((len(DISTANCES), len(first)))
         for part in _blocks(len(first), max(self.shares.shape[1], self.areas.shape[1])):
             one, two = first[part], second[part]
@@ -52,11 +52,11 @@ class Profiles:
             result[3, part] = np.abs(self.areas[one] - self.areas[two]).sum(axis=1)
         result[0] *= 0.5
         result[:2] = np.sqrt(np.maximum(result[:2], 0.0))
-        return np.minimum(result, 1.0)  # rounding may leave a last bit above it
+        return np.minimum(result, 1.0)  # rounding may exceed it
 
 
 def between(left: Profiles, right: Profiles) -> Floats:
-    """The four distances from each line of ``left`` to the same line of ``right``, or to its only line."""
+    """Return the four distances from each line of ``left`` to the same line of ``right``, or to its only line."""
     count = len(left.shares)
     both = Profiles(np.concatenate([left.shares, right.shares]), np.concatenate([left.areas, right.areas]))
     other = np.arange(count) if len(right.shares) == count else np.zeros(count, dtype=np.int64)

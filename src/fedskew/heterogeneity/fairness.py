@@ -1,4 +1,4 @@
-"""How fair, and how soon: Gini coefficient, the worst-off clients, rounds to a share of the final value."""
+"""Fairness and convergence: Gini coefficient, the worst clients, rounds to a share of the final value."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ Numbers: TypeAlias = Sequence[float] | NDArray[np.floating] | NDArray[np.integer
 
 
 def gini(values: Numbers) -> float:
-    """Gini coefficient of non-negative numbers: 0 when all are equal, (n-1)/n when one has everything.
+    """Return the Gini coefficient of non-negative numbers: 0 when all are equal, (n-1)/n when one has everything.
 
     Half the mean absolute difference of all pairs, divided by the mean; over the sorted values that is
-    ``sum_i (2i - n - 1) x_i / (n sum x)``. AFL-CP takes it of the aggregation weight that each client has gathered.
+    ``sum_i (2i - n - 1) x_i / (n sum x)``. AFL-CP uses each client's total aggregation weight.
 
     >>> gini([1, 1, 1, 1]), gini([0, 0, 0, 8])
     (0.0, 0.75)
@@ -35,9 +35,9 @@ def gini(values: Numbers) -> float:
 
 
 def worst_share_mean(values: Numbers, share: float = 0.1) -> float:
-    """Mean over the worst ``share`` of the clients, rounded up to whole clients; NaN when there is no client.
+    """Return the mean over the worst ``share`` of the clients, rounded up to whole clients; NaN without clients.
 
-    Clients with NaN (nothing to measure on) are left out.
+    Clients with NaN (nothing to measure) are omitted.
 
     >>> worst_share_mean([0.9, 0.25, 0.8, 0.5], share=0.5)
     0.375
@@ -52,9 +52,9 @@ def worst_share_mean(values: Numbers, share: float = 0.1) -> float:
 
 
 def rounds_to_share(values: Numbers, share: float = 0.9, goal: float | None = None) -> int | None:
-    """The first round, counted from 1, whose value reaches ``share`` of a goal; None when there is no such round.
+    """Return the first round, counted from 1, whose value reaches ``share`` of a goal; None if there is none.
 
-    Without a goal it is the last value. AFL-CP's convergence speed is that with 90 % of the final accuracy (section 4.6) or of
+    The default goal is the last value. AFL-CP's convergence speed uses 90 % of the final accuracy (section 4.6) or of
     the maximum (section 2.1). Rounds that were not measured are NaN.
 
     >>> rounds_to_share([0.1, 0.5, 0.75, 0.7, 0.8])

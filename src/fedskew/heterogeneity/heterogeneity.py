@@ -1,4 +1,4 @@
-"""How unlike the clients of a cut are: in labels, in features, in features given the label, in labels given the features."""
+"""Heterogeneity of clients in labels, in features, in features given the label, in labels given the features."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -33,19 +33,19 @@ def measure(
     seed: int = 0,
     convention: Convention = "mean",
 ) -> Heterogeneity:
-    """How unlike the clients are, by Hellinger, Jensen-Shannon, total variation and 1-Wasserstein distance.
+    """Measure the heterogeneity by Hellinger, Jensen-Shannon, total variation and 1-Wasserstein distance.
 
     Args:
         data: what ``split`` returned (its training rows are measured), or rows together with their ``partition``
-        partition: which of the rows each client holds
-        classes: how many classes there are; the greatest label + 1 when only rows are given
-        features: how many features are looked at, a random choice if there are more; None for all
-        bins: of a feature's histogram, for Hellinger, Jensen-Shannon and total variation
-        pairs: compare at most so many pairs of clients; left out, all of up to 500 clients and 20,000 beyond
-        min_rows: rows that both clients need of a label, or in a region of feature space, to be compared there
-        chance: also measure what dealing the same rows at random gives
-        seed: of the samples and of that deal
-        convention: how one number is made of many pairs: their mean, or as FedArtML and the tables of MFedBN do (fedartml): for
+        partition: the rows of each client
+        classes: number of classes; by default the largest label + 1 when only rows are given
+        features: number of features to compare, a random sample if there are more; None for all
+        bins: bins of a feature's histogram, for Hellinger, Jensen-Shannon and total variation
+        pairs: most pairs of clients to compare; by default all of up to 500 clients, then 20,000
+        min_rows: rows of a label, or in a region of feature space, that both clients need to be compared there
+        chance: whether to measure also the same rows assigned at random
+        seed: seed of the samples and of that assignment
+        convention: how pairs are averaged: by the mean, or as in FedArtML and the tables of MFedBN (fedartml): for
             every feature the square root of the mean squared Hellinger distance, and of the mean Wasserstein distance
 
     >>> rows = Rows(np.zeros((4, 1), np.float32), np.array([0, 0, 1, 1]))
@@ -81,7 +81,7 @@ def levels(
     seed: int = 0,
     convention: Convention = "mean",
 ) -> dict[str, float]:
-    """Only the mean distances between clients, of ``labels`` or of ``features``: the same numbers that ``measure`` gives."""
+    """Return only the mean distances between clients, of ``labels`` or ``features``, as in ``measure``."""
     study = study_of(rows, partition, classes, Options(seed=seed, convention=convention))
     comparison = whole_clients(partition.offsets, study.pairs)
     variables = [study.labels] if of == "labels" else study.columns.coded(study.options.bins, comparison.load)
@@ -99,7 +99,7 @@ class _Apart:
     squares: Floats  # the mean over pairs of the squared distances: distances x variables
 
     def level(self, line: int, convention: Convention) -> float:
-        """One number for this distance."""
+        """Return one number for this distance."""
         if convention == "mean":
             return _mean(self.by_pair[line])
         inside = self.squares if DISTANCES[line] == "hellinger" else self.by_variable
@@ -107,11 +107,13 @@ class _Apart:
 
 
 def _named(convention: Convention) -> list[tuple[int, str]]:
-    """Which distances a convention defines, with their lines."""
+    """Return the distances that a convention defines, with their lines."""
     return [(line, name) for line, name in enumerate(DISTANCES) if convention == "mean" or name in FEDARTML]
 
 
-def _compare(variables: Iterable[Coded], comparisons: Sequence[Comparison], pooled: "_Pooled | None" = None) -> list[_Apart]:
+def _compare(
+    variables: Iterable[Coded], comparisons: Sequence[Comparison], pooled: "_Pooled | None" = None
+) -> list[_Apart]:
     sums = [np.zeros((len(DISTANCES), comparison.pairs)) for comparison in comparisons]
     means: list[list[Floats]] = [[] for _ in comparisons]
     squares: list[list[Floats]] = [[] for _ in comparisons]
@@ -126,30 +128,32 @@ def _compare(variables: Iterable[Coded], comparisons: Sequence[Comparison], pool
             pooled.add(variable)
     return [
         _Apart(
-            comparison, total / max(len(mean), 1), *(np.array(part).T.reshape(len(DISTANCES), -1) for part in (mean, square))
+            comparison,
+            total / max(len(mean), 1),
+            *(np.array(part).T.reshape(len(DISTANCES), -1) for part in (mean, square)),
         )
         for comparison, total, mean, square in zip(comparisons, sums, means, squares, strict=True)
     ]
 
 
 class _Pooled:
-    """Sums, over variables, each client's distance to all rows together."""
+    """Sums, over variables, of each client's distance to all rows together."""
 
     def __init__(self, offsets: Ints) -> None:
         self.offsets = offsets
         self.total = np.zeros((len(DISTANCES), len(offsets) - 1))
         self.variables = 0
-        self.on_steps = 0  # variables with more values than the line has steps
+        self.on_steps = 0  # variables with more distinct values than steps
 
     def add(self, variable: Coded) -> None:
-        everybody = variable.profiles(self.offsets[[0, -1]])
+        pooled = variable.profiles(self.offsets[[0, -1]])
         for clients, profiles in variable.profiles_in_turn(self.offsets):
-            self.total[:, clients] += between(profiles, everybody)
+            self.total[:, clients] += between(profiles, pooled)
         self.variables += 1
         self.on_steps += variable.beyond is not None
 
     def summary(self) -> tuple[Floats, Floats]:
-        """Mean by rows, and worst, of each distance."""
+        """Return the mean by rows, and the worst, of each distance."""
         each = self.total / max(self.variables, 1)
         return each @ np.diff(self.offsets) / self.offsets[-1], each.max(axis=1)
 
@@ -193,7 +197,7 @@ def _by_chance(comparison: Comparison, stratum: Ints | None, study: Study, chanc
 def _spreads(
     apart: Sequence[_Apart], variables: int, convention: Convention, pooled: _Pooled | None = None
 ) -> dict[str, Spread]:
-    """A line for each distance: ``apart`` is as it is and, perhaps, by chance; ``variables`` is how many there are in all."""
+    """Return one result per distance; ``apart`` are the measured distances and those by chance."""
     actual, comparison = apart[0], apart[0].comparison
     to_all, worst_to_all = pooled.summary() if pooled else (None, None)
     result = {}
@@ -204,7 +208,7 @@ def _spreads(
         result[name] = Spread(
             mean=actual.level(line, convention),
             worst=float(values.max(initial=0.0)),
-            standard_error=error if convention == "mean" or error == 0 else math.nan,  # that of a root is another one
+            standard_error=error if convention == "mean" or error == 0 else math.nan,  # it does not apply to a root
             pairs=comparison.pairs,
             by_chance=apart[1].level(line, convention) if len(apart) > 1 else None,
             pooled=None if to_all is None else float(to_all[line]),

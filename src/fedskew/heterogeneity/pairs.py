@@ -1,4 +1,4 @@
-"""Which clients are compared with which: all pairs, or a sample with its standard error; whole clients, or one stratum each."""
+"""The pairs of clients that are compared: all, or a sample with its standard error; by all rows, or by stratum."""
 
 import math
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ class Pairs:
 
     @property
     def exact(self) -> bool:
-        """Whether these are all the pairs there are."""
+        """Return whether these are all pairs."""
         return len(self.first) == self.total
 
 
 def default_pairs(clients: int) -> int:
-    """How many pairs are compared when nobody says: all of up to 500 clients, then a sample."""
+    """Return how many pairs are compared by default: all of up to 500 clients, then a sample."""
     return CLIENTS_EXACT * (CLIENTS_EXACT - 1) // 2 if clients <= CLIENTS_EXACT else PAIRS_SAMPLED
 
 
 def choose_pairs(clients: int, most: int, stream: Stream) -> Pairs:
-    """All pairs, or ``most`` of them drawn without repetition; nothing of the size clients x clients is made.
+    """Return all pairs, or ``most`` of them drawn without repetition, without a clients x clients array.
 
     >>> pairs = choose_pairs(4, 10, Stream(0, "demo"))
     >>> sorted(zip(pairs.first.tolist(), pairs.second.tolist()))
@@ -42,13 +42,13 @@ def choose_pairs(clients: int, most: int, stream: Stream) -> Pairs:
     """
     total = clients * (clients - 1) // 2
     number = np.arange(total) if total <= most else stream.sample(total, most)
-    # Client i and the one 1, 2, … places further round the circle: every pair has exactly one number.
+    # Client i and the one 1, 2, … places further, cyclically: every pair has exactly one number.
     first = number % max(clients, 1)
     return Pairs(first, (first + number // max(clients, 1) + 1) % max(clients, 1), total)
 
 
 def standard_error(values: Floats, total: int) -> float:
-    """Of the mean of ``values`` as an estimate of the mean of ``total``, from which they were drawn without repetition."""
+    """Return the standard error of the mean of ``values``, drawn without repetition from ``total``."""
     count = len(values)
     if count >= total:
         return 0.0
@@ -59,10 +59,11 @@ def standard_error(values: Floats, total: int) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of rows, and which are compared: a group is a client, or the rows that a client has of one stratum.
+    """Groups of rows, and which are compared: a group is a client, or a client's rows of one stratum.
 
-    ``rows`` stand group by group (None: all rows as they are). ``pair[c]`` is the pair of clients to which the
-    comparison ``c`` of the groups ``first[c]`` and ``second[c]`` belongs; a pair's distance is the mean of its comparisons.
+    ``rows`` are ordered by group (None: all rows as they are). ``pair[c]`` is the pair of clients to which the
+    comparison ``c`` of the groups ``first[c]`` and ``second[c]`` belongs; a pair's distance is the mean of its
+    comparisons.
     """
 
     rows: Ints | None
@@ -71,11 +72,11 @@ class Comparison:
     second: Ints
     pair: Ints
     pairs: int  # that have a comparison at all
-    of: int  # pairs that were looked at
-    total: int  # pairs there are
+    of: int  # pairs that were compared
+    total: int  # all pairs
 
     def distances(self, coded: Coded) -> Floats:
-        """The four distances of every pair that has a comparison, for one variable."""
+        """Return the four distances of every pair that has a comparison, for one variable."""
         if not self.pairs:
             return np.empty((len(DISTANCES), 0))
         grouped = coded if self.rows is None else coded.take(self.rows)
@@ -87,17 +88,17 @@ class Comparison:
 
     @property
     def load(self) -> int:
-        """How many distributions, or pairs of them, each variable costs."""
+        """Return how many distributions, or pairs of them, each variable has."""
         return max(len(self.offsets) - 1, len(self.first))
 
     def error(self, values: Floats) -> float:
-        """Standard error that comes from sampling pairs; pairs without a comparison count as drawn but not there."""
+        """Return the standard error from sampling pairs; pairs without a comparison count as drawn but missing."""
         share = self.pairs / self.of if self.of else 1.0
         return standard_error(values, max(round(self.total * share), self.pairs))
 
 
 def whole_clients(offsets: Ints, pairs: Pairs) -> Comparison:
-    """Every pair compared by all rows of the two."""
+    """Return the comparison of every pair by all rows."""
     needed, ends = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
     count = len(pairs.first)
     same = len(needed) == len(offsets) - 1
@@ -106,7 +107,7 @@ def whole_clients(offsets: Ints, pairs: Pairs) -> Comparison:
 
 
 def within_strata(offsets: Ints, stratum: Ints, pairs: Pairs, min_rows: int) -> Comparison:
-    """Every pair compared stratum by stratum, where both have at least ``min_rows`` rows of it."""
+    """Return the comparison of every pair by stratum, where both have at least ``min_rows`` rows of it."""
     needed, ends = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
     rows, inner = rows_of(offsets, needed)
     strata = int(stratum.max()) + 1
@@ -128,20 +129,20 @@ def within_strata(offsets: Ints, stratum: Ints, pairs: Pairs, min_rows: int) -> 
 
 
 def shuffled(comparison: Comparison, stratum: Ints | None, stream: Stream) -> Comparison:
-    """The same groups with their rows dealt at random among them, within each stratum: what chance alone would give."""
+    """Return the same groups with their rows assigned at random, within each stratum: what chance alone gives."""
     rows = np.arange(int(comparison.offsets[-1])) if comparison.rows is None else comparison.rows
     mixed = rows[stream.permutation(len(rows))]
     if stratum is not None:
         places = np.argsort(stratum[rows], kind="stable")
-        dealt = mixed[np.argsort(stratum[mixed], kind="stable")]
+        by_stratum = mixed[np.argsort(stratum[mixed], kind="stable")]
         mixed = np.empty_like(rows)
-        mixed[places] = dealt
+        mixed[places] = by_stratum
     c = comparison
     return Comparison(mixed, c.offsets, c.first, c.second, c.pair, c.pairs, c.of, c.total)
 
 
 def rows_of(offsets: Ints, clients: Ints) -> tuple[Ints, Ints]:
-    """The row positions of these clients one after the other, and where each begins."""
+    """Return the row positions of these clients one after the other, and where each begins."""
     sizes = np.diff(offsets)[clients]
     inner = np.concatenate([[0], np.cumsum(sizes)])
     return np.arange(inner[-1]) + np.repeat(offsets[clients] - inner[:-1], sizes), inner

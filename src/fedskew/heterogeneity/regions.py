@@ -1,4 +1,4 @@
-"""Regions of feature space, so that labels can be compared where features are alike: the nearest of a few centres."""
+"""Regions of feature space, in which labels are compared: the nearest of a few centres."""
 
 import numpy as np
 
@@ -12,12 +12,14 @@ _VALUES_AT_ONCE = 1 << 22
 
 
 def regions_of(columns: Columns, stream: Stream) -> Ints:
-    """The region of every row: ten steps of Lloyd's k-means on the scaled features of a sample, then the nearest centre."""
+    """Return the region of every row: ten steps of Lloyd's k-means on scaled features, then the nearest centre."""
     total, width = len(columns.rows), len(columns.chosen)
     sample = np.sort(stream.sample(total, min(total, SAMPLE)))
     points = columns.scaled(slice(None), sample).T
     distinct = np.unique(points, axis=0)
-    start = np.sort(Stream(stream.seed, stream.purpose, *stream.path, 1).sample(len(distinct), min(REGIONS, len(distinct))))
+    start = np.sort(
+        Stream(stream.seed, stream.purpose, *stream.path, 1).sample(len(distinct), min(REGIONS, len(distinct)))
+    )
     centres = distinct[start]
     for _ in range(LLOYD_STEPS):
         centres = _means(points, _nearest(points, centres), centres)
@@ -27,13 +29,13 @@ def regions_of(columns: Columns, stream: Stream) -> Ints:
 
 
 def _nearest(points: Floats, centres: Floats) -> Ints:
-    """Which centre is nearest: |x - c|^2 without the |x|^2 that all centres share."""
+    """Return the nearest centre: |x - c|^2 without |x|^2, which is the same for all centres."""
     nearest: Ints = np.argmin((centres**2).sum(axis=1) / 2 - points @ centres.T, axis=1)
     return nearest
 
 
 def _means(points: Floats, nearest: Ints, centres: Floats) -> Floats:
-    """The middle of each centre's points; a centre without any stays where it is."""
+    """Return the mean of each centre's points; a centre without points stays where it is."""
     member = np.zeros((len(points), len(centres)))
     member[np.arange(len(points)), nearest] = 1
     sizes = member.sum(axis=0)

@@ -1,4 +1,4 @@
-"""What measuring gives: a line for each distance and each thing compared, with the text that says what the numbers are."""
+"""The result of a measurement: one entry per distance and view, with the definitions of the numbers."""
 
 import math
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ VIEWS = ("labels", "features", "features given label", "labels given features")
 
 @dataclass(frozen=True)
 class Spread:
-    """How far apart the clients are by one distance; everything lies in [0, 1], and 0 is alike.
+    """How far apart the clients are by one distance; all numbers are in [0, 1], and 0 means equal distributions.
 
-    ``mean`` and ``worst`` are over pairs of clients, ``standard_error`` is that of the mean (0 when nothing was sampled);
-    ``by_chance`` is the mean that the same sizes give when the rows are dealt at random; ``pooled`` is the mean distance to
-    all rows together, each client counted by its rows, and ``pooled_worst`` the greatest.
+    ``mean`` and ``worst`` are over pairs of clients, ``standard_error`` is that of the mean (0 when nothing was
+    sampled); ``by_chance`` is the mean for rows assigned at random to clients of the same sizes; ``pooled`` is the
+    mean distance to all rows together, weighted by the clients' rows, and ``pooled_worst`` the largest.
     """
 
     mean: float
@@ -30,7 +30,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Heterogeneity:
-    """What ``measure`` found; ``print(result)`` shows it, ``as_dict`` is for JSON, ``definition`` says what the numbers are."""
+    """The result of ``measure``; ``as_dict`` is for JSON, ``definition`` explains the numbers."""
 
     clients: int
     rows: int
@@ -50,11 +50,11 @@ class Heterogeneity:
 
     @property
     def features(self) -> Mapping[str, Spread]:
-        """Distance between feature distributions, by name of the distance."""
+        """Return the distances between feature distributions, by name of the distance."""
         return self.views["features"]
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain dictionaries and numbers; what is not defined is None."""
+        """Return everything as plain dictionaries and numbers; undefined values are None."""
         views = {
             view.replace(" ", "_"): {name: asdict(spread) for name, spread in found.items()}
             for view, found in self.views.items()
@@ -68,7 +68,7 @@ class Heterogeneity:
         return result
 
     def table(self) -> list[dict[str, Any]]:
-        """One line for each view and distance: for printing, or for a data frame."""
+        """Return one row per view and distance: for printing, or for a data frame."""
         return [
             {"of": view, "distance": name, **asdict(spread)}
             for view, found in self.views.items()
@@ -86,7 +86,8 @@ class Heterogeneity:
             spread = f"mean {entropy['mean']:.3f}, least {entropy['least']:.3f}, most {entropy['most']:.3f}"
             lines.append(f"label entropy: {spread}")
         lines.append(
-            f"rows a client: {sizes['least']:g} … {sizes['most']:g} (x {sizes['ratio']:.3g}), Gini {sizes['gini']:.3f}"
+            f"rows per client: {sizes['least']:g} … {sizes['most']:g} (x {sizes['ratio']:.3g}), Gini "
+            f"{sizes['gini']:.3f}"
         )
         return "\n".join((*lines, *self.definition))
 

@@ -1,4 +1,4 @@
-"""What is measured: the rows in the order of their clients, which features and which pairs of clients are looked at."""
+"""The input of a measurement: the rows in the order of their clients, the features and the pairs of clients."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,7 @@ FEDARTML = ("hellinger", "wasserstein")  # the distances that this convention is
 
 @dataclass(frozen=True)
 class Options:
-    """How closely to look; see ``measure``."""
+    """The options of ``measure``."""
 
     features: int | None = 256
     bins: int = 20
@@ -52,34 +52,40 @@ class Study:
 
     @cached_property
     def labels(self) -> Coded:
-        """The label of every row."""
+        """Return the label of every row."""
         return code_labels(self.rows.labels[self.partition.rows], self.classes)
 
     @cached_property
     def columns(self) -> Columns:
-        """The features to look at."""
+        """Return the features to compare."""
         x = self.rows.x.reshape(len(self.rows), -1)
         low, high = _range(x, self.partition.rows)
         varying = np.flatnonzero(high > low)
         wanted, stream = self.options.features, Stream(self.options.seed, "measure features")
-        chosen = varying if wanted is None or len(varying) <= wanted else varying[np.sort(stream.sample(len(varying), wanted))]
+        chosen = (
+            varying
+            if wanted is None or len(varying) <= wanted
+            else varying[np.sort(stream.sample(len(varying), wanted))]
+        )
         return Columns(x, self.partition.rows, chosen, len(varying), low[chosen], high[chosen])
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Who is compared with whom."""
+        """Return the pairs of clients to compare."""
         clients = self.partition.clients
-        return choose_pairs(clients, self.options.pairs or default_pairs(clients), Stream(self.options.seed, "measure pairs"))
+        return choose_pairs(
+            clients, self.options.pairs or default_pairs(clients), Stream(self.options.seed, "measure pairs")
+        )
 
     @cached_property
     def few_pairs(self) -> Pairs:
-        """The same where a pair takes many comparisons."""
+        """Return fewer pairs, for views in which a pair takes many comparisons."""
         most = min(self.options.pairs or PAIRS_CONDITIONAL, PAIRS_CONDITIONAL)
         return choose_pairs(self.partition.clients, most, Stream(self.options.seed, "measure conditional pairs"))
 
 
 def study_of(data: "Federation | Rows", partition: Partition | None, classes: int | None, options: Options) -> Study:
-    """What is to be measured, refused if it cannot be."""
+    """Return the input of a measurement; raise an error if it cannot be measured."""
     if isinstance(data, Federation):
         if partition is not None:
             raise FedskewError(
@@ -88,16 +94,20 @@ def study_of(data: "Federation | Rows", partition: Partition | None, classes: in
         known = len(data.data.label_names) if data.train.labelled else 0
         return Study(data.train, data.partition.check(len(data.train), overlap=True), known, options)
     if not isinstance(data, Rows) or partition is None:
-        raise FedskewError(f"measure needs what fedskew.split returns, or rows and their partition; got {type(data).__name__}")
+        raise FedskewError(
+            f"measure needs what fedskew.split returns, or rows and their partition; got {type(data).__name__}"
+        )
     partition.check(len(data), overlap=True)
     least = int(data.labels[partition.rows].max()) + 1 if data.labelled else 0
     if classes is not None and classes < least:
-        raise FedskewError(f"measure: {classes} classes, but there is a row of class {least - 1}: use classes={least} or more")
+        raise FedskewError(
+            f"measure: {classes} classes, but there is a row of class {least - 1}: use classes={least} or more"
+        )
     return Study(data, partition, classes or least, options)
 
 
 def _range(x: Features, rows: Ints) -> tuple[Floats, Floats]:
-    """Least and greatest value of every feature among these rows."""
+    """Return the smallest and the largest value of every feature among these rows."""
     step = max(_VALUES_AT_ONCE // max(x.shape[1], 1), 1)
     low, high = np.full(x.shape[1], np.inf), np.full(x.shape[1], -np.inf)
     for start in range(0, len(rows), step):

@@ -1,4 +1,4 @@
-"""Secret labels from end to end, in one process: all parties, talking in bytes only."""
+"""The label protocol from end to end in one process: all parties, exchanging only bytes."""
 
 import time
 from collections import defaultdict
@@ -24,14 +24,14 @@ _PART_OF_STEP = {
 
 @dataclass(frozen=True)
 class Exchange:
-    """A question of the server and a client's answer, as a clock and a line see them; ``seconds`` come from counted work.
+    """A message of the server and a client's answer, for the virtual clock; ``seconds`` come from counted work.
 
     Args:
-        client: whose answer it is
-        bytes_down: of the question
-        bytes_up: of the answer
-        seconds: that the client works on the answer
-        then: seconds that the server works on what follows from it
+        client: the client that answers
+        bytes_down: size of the message
+        bytes_up: size of the answer
+        seconds: time of the client for the answer
+        then: time of the server after it
     """
 
     client: int
@@ -41,23 +41,24 @@ class Exchange:
     then: float
 
 
-# Seconds of work for a vector, measured once on one core (python -m benchmarks secret_labels) and fixed: a simulated clock
+# Seconds of work for a vector, measured once on one core (python -m benchmarks secret_labels) and fixed: a simulated
+# clock
 # must not depend on how busy the machine is that simulates.
 ENCRYPT, DECRYPT, BLIND = 0.004, 0.0015, 0.015
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What comes out: the server has ``holders`` and ``counts`` or ``shares``, a client its own part of ``placeholders``.
+    """The result: the server has ``holders`` and ``counts`` or ``shares``, a client its own part of ``placeholders``.
 
     Args:
         placeholders: for each client its labels' placeholders
         counts: rows of each placeholder, all clients together; None with ``weighted``
         shares: for each client its share of each placeholder's rows, in thousandths; None without ``weighted``
-        seconds: of the keys, the mapping (comparing labels with the list), the unique list (adding to it) and the counts, as
-            they took here
+        seconds: of the keys, the mapping (comparing labels with the list), the unique list (adding to it) and the
+            counts, as they took here
         bytes_sent: by each party
-        waves: what was exchanged, in order; exchanges of one wave take place at the same time
+        waves: the exchanges, in order; those of one wave take place at the same time
     """
 
     placeholders: tuple[dict[int, int], ...]
@@ -69,7 +70,7 @@ class Agreement:
 
     @property
     def holders(self) -> dict[int, list[int]]:
-        """The clients that hold each placeholder."""
+        """Return the clients that have each placeholder."""
         result: dict[int, list[int]] = {}
         for client, held in enumerate(self.placeholders):
             for placeholder in held.values():
@@ -86,23 +87,27 @@ def agree(
     blind: bool = True,
     round_totals: int = 1,
 ) -> Agreement:
-    """Placeholders for the clients' labels, by way of a server that is sent no label and no client's counts (Stratify, IV-A).
+    """Return placeholders for the labels; the server gets no label and no client's counts (Stratify, section IV-A).
 
-    Keys, blinding and the placeholders that parties exchange come from the operating system's randomness. At the end they are
-    renamed 0, 1, 2, … in an order drawn from ``stream``, so that a simulation repeats; no party could do that.
+    Keys, blinding and the placeholders that parties exchange come from the operating system's randomness. At the end
+    they are renamed 0, 1, 2, … in an order drawn from ``stream``, so that a simulation is reproducible; no real party
+    could do that.
 
     Args:
         counts_by_client: for each client the rows of each of its labels
         label_range: labels are whole numbers from 0 to this less one
         stream: draws the names of the placeholders
-        weighted: clients tell shares of each placeholder's rows, for weighted selection, and the server gets no counts
-        blind: clients see only whether labels are equal; false is the protocol as printed, where they see the difference
-        round_totals: clients round their counts to a multiple of this before they are added up, so that totals name no label
+        weighted: clients send shares of each placeholder's rows, for weighted selection, and the server gets no counts
+        blind: clients see only whether labels are equal; false is the published protocol, where they see the difference
+        round_totals: clients round their counts to a multiple of this before they are added up, so that totals
+            identify no label
     """
     began = time.perf_counter()
     names = [f"client {k}" for k in range(len(counts_by_client))]
     holder = KeyHolder(names, Terms(label_range, weighted, blind, round_totals))
-    clients = {name: Client(holder.for_client(name), counts) for name, counts in zip(names, counts_by_client, strict=True)}
+    clients = {
+        name: Client(holder.for_client(name), counts) for name, counts in zip(names, counts_by_client, strict=True)
+    }
     server = Server(holder.for_server())
     keys = {"keys": time.perf_counter() - began}
     seconds, sent, waves = _play(server, clients)
@@ -120,7 +125,7 @@ def agree(
 def _play(
     server: Server, clients: Mapping[str, Client]
 ) -> tuple[dict[str, float], dict[str, int], tuple[tuple[Exchange, ...], ...]]:
-    """Carry messages until none is left: the seconds of each part, the bytes that each party sent, and the exchanges."""
+    """Deliver messages until none is left; return the seconds of each part, the bytes sent and the exchanges."""
     seconds, sent = defaultdict[str, float](float), defaultdict[str, int](int)
     number = {name: k for k, name in enumerate(clients)}
     waves: list[tuple[Exchange, ...]] = []
@@ -146,13 +151,13 @@ def _play(
 
 
 def _vectors(message: bytes) -> int:
-    """The ciphertexts of a message."""
+    """Return the number of ciphertexts in a message."""
     _, blobs = unpack(message[:-MAC_BYTES], SERVER)
     return len(blobs)
 
 
 def _names(clients: Sequence[Client], stream: Stream) -> dict[int, int]:
-    """A number for every placeholder, which depends on the labels and the stream and on nothing secret."""
+    """Return a number for every placeholder that depends only on the labels and the stream."""
     id_of_label = {label: id_ for client in clients for label, id_ in client.placeholders.items()}
     order = stream.permutation(len(id_of_label)).tolist()
     return {id_of_label[label]: number for label, number in zip(sorted(id_of_label), order, strict=True)}

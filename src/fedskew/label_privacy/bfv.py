@@ -1,4 +1,4 @@
-"""BFV vectors through TenSEAL: whole numbers modulo a prime under encryption, contexts and vectors to and from bytes."""
+"""BFV vectors of TenSEAL: encrypted whole numbers modulo a prime, and their serialisation."""
 
 import hashlib
 import importlib
@@ -13,7 +13,8 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.label_privacy.blinding import PRIME
 
-# Numbers in a vector. There is room for twice as many: the rest is zero, and shows whether a vector was decrypted rightly.
+# Numbers in a vector. There is room for twice as many: the rest is zero, and shows whether a vector was decrypted
+# rightly.
 SLOTS = 4096
 
 _DEGREE = 2 * SLOTS
@@ -25,36 +26,36 @@ Vector: TypeAlias = Any  # an encrypted vector of SLOTS numbers; TenSEAL has no 
 
 
 class Context:
-    """Parameters and keys: with the secret key at clients, with the public key alone at the server."""
+    """Parameters and keys of the encryption: clients have the secret key, the server only the public key."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
         self.fingerprint = hashlib.sha256(self.public_bytes()).hexdigest()
 
     def public_bytes(self) -> bytes:
-        """Parameters and public key, all that the server needs: it never rotates or multiplies two ciphertexts."""
+        """Return parameters and public key, all that the server needs: it never rotates or multiplies ciphertexts."""
         return self._bytes(secret=False)
 
     def secret_bytes(self) -> bytes:
-        """The secret key too: for clients only."""
+        """Return the context with the secret key, for clients only."""
         return self._bytes(secret=True)
 
     def encrypt(self, values: Ints) -> Vector:
-        """A vector under the public key; equal values never give equal ciphertexts."""
+        """Return a vector encrypted under the public key; equal values never give equal ciphertexts."""
         return _tenseal().bfv_vector(self.raw, _padded(values))
 
     def cover(self, masks: Ints) -> Vector:
-        """``masks``, to be added to what somebody with the secret key is to decrypt, with noise that hides what it came from.
+        """Return ``masks`` encrypted with much noise; added to what a client decrypts, it hides the origin.
 
-        The noise of a product is proportional to its factor, and whoever has the secret key can read it. This adds noise that
-        is uniform over 148 bits, where that of a product has 72 at most (docs/secret-labels.md); and as a fresh encryption it
-        leaves nothing of the old ciphertext to be seen.
+        The noise of a product is proportional to its factor, and can be read with the secret key. This adds
+        noise that is uniform over 148 bits, where that of a product has 72 at most (docs/secret-labels.md); and as a
+        fresh encryption it leaves nothing of the old ciphertext to be seen.
         """
         fresh = self.encrypt(masks)
         return fresh + self.load(_noise(fresh), "the server")
 
     def load(self, data: bytes, whose: str) -> Vector:
-        """The vector that ``whose`` made."""
+        """Return the vector that ``whose`` made."""
         if len(data) > _LARGEST:
             raise _unreadable(whose, len(data), f"a vector has {_LARGEST} at most")
         try:
@@ -63,15 +64,18 @@ class Context:
         except (ValueError, RuntimeError, IndexError, TypeError) as error:
             raise _unreadable(whose, len(data), str(error)) from None
         if vector.size() != _DEGREE or sizes != [2]:
-            raise _unreadable(whose, len(data), f"it holds {vector.size()} numbers in {len(sizes)} parts, not {_DEGREE} in one")
+            raise _unreadable(
+                whose, len(data), f"it holds {vector.size()} numbers in {len(sizes)} parts, not {_DEGREE} in one"
+            )
         return vector
 
     def decrypt(self, data: bytes, whose: str) -> Ints:
-        """The numbers of a vector, from 0 to the prime less one; raises ValueError without the secret key."""
+        """Return the numbers of a vector, from 0 to the prime less one; raise ValueError without the secret key."""
         values = np.array(self.load(data, whose).decrypt(), dtype=np.int64) % PRIME
         if values[SLOTS:].any():
             raise FedskewError(
-                f"{whose}: a vector decrypts to noise, the ciphertext was changed or made with another key: enrol all parties "
+                f"{whose}: a vector decrypts to noise, the ciphertext was changed or made with another key: enrol "
+                "all parties "
                 f"with the same key holder"
             )
         return values[:SLOTS]
@@ -82,12 +86,12 @@ class Context:
 
 
 def times(vector: Vector, factors: Ints) -> Vector:
-    """Every number of the vector times its factor, modulo the prime."""
+    """Return every number of the vector times its factor, modulo the prime."""
     return vector * _padded(factors)
 
 
 def make_context() -> Context:
-    """New keys, from TenSEAL's own cryptographic randomness."""
+    """Create new keys, from TenSEAL's cryptographic randomness."""
     ts = _tenseal()
     made = ts.context(ts.SCHEME_TYPE.BFV, _DEGREE, plain_modulus=PRIME, coeff_mod_bit_sizes=list(_MODULI), n_threads=1)
     return Context(made)
@@ -98,7 +102,7 @@ _loaded: WeakValueDictionary[bytes, Context] = WeakValueDictionary()
 
 
 def load_context(data: bytes, party: str) -> Context:
-    """The context that was given to ``party`` at enrolment."""
+    """Return the context that was given to ``party`` at enrolment."""
     key = hashlib.sha256(data).digest()
     found = _loaded.get(key)
     if found is not None:
@@ -119,10 +123,11 @@ def load_context(data: bytes, party: str) -> Context:
 
 
 def _noise(like: Vector) -> bytes:
-    """A serialised ciphertext of zero that is noise and nothing else: uniform below 2^147, in both directions.
+    """Return a serialised ciphertext of zero that is only noise: uniform below 2^147, in both directions.
 
-    TenSEAL offers no way to add noise, so this writes SEAL's own format: a ciphertext is two polynomials, and its numbers are
-    the first plus the second times the secret key. The second is zero here, the first is the noise modulo each prime.
+    TenSEAL offers no way to add noise, so this writes SEAL's own format: a ciphertext is two polynomials, and its
+    numbers are the first plus the second times the secret key. The second is zero here, the first is the noise modulo
+    each prime.
     """
     from tenseal import sealapi
 
@@ -145,12 +150,12 @@ _SEAL = b"\x5e\xa1\x10"  # how everything that SEAL writes begins
 
 
 def _sealed(version: bytes, content: bytes) -> bytes:
-    """Content behind SEAL's header of 16 bytes, not compressed."""
+    """Return content behind SEAL's header of 16 bytes, not compressed."""
     return _SEAL + version + bytes(3) + struct.pack("<Q", 16 + len(content)) + content
 
 
 def _varint(number: int) -> bytes:
-    """A length as protocol buffers write it.
+    """Return a length in the encoding of protocol buffers.
 
     >>> _varint(300).hex()
     'ac02'
@@ -160,14 +165,16 @@ def _varint(number: int) -> bytes:
 
 
 def _padded(values: Ints) -> list[int]:
-    """The numbers modulo the prime, nearest to zero, and zeros up to the vector's whole length."""
+    """Return the numbers modulo the prime, nearest to zero, padded with zeros to the length of a vector."""
     nearest = (values + PRIME // 2) % PRIME - PRIME // 2
     result: list[int] = np.concatenate([nearest, np.zeros(_DEGREE - len(nearest), dtype=np.int64)]).tolist()
     return result
 
 
 def _unreadable(whose: str, size: int, why: str) -> FedskewError:
-    return FedskewError(f"{whose}: a ciphertext of {size} bytes cannot be read ({why}): send it again, made with this context")
+    return FedskewError(
+        f"{whose}: a ciphertext of {size} bytes cannot be read ({why}): send it again, made with this context"
+    )
 
 
 def _tenseal() -> Any:

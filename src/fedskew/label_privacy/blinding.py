@@ -1,7 +1,8 @@
-"""Blinding: an encrypted difference of labels becomes zero or not modulo a prime, and nothing else can be read off it.
+"""Blinding: of an encrypted difference of labels it can only be read whether it is zero.
 
-The server multiplies the difference of two labels by a random number that is not zero, modulo the prime of the encryption:
-zero stays zero, and every other difference becomes each of the other numbers with exactly the same chance.
+The server multiplies the difference of two labels by a random number that is not zero, modulo the prime of the
+encryption: zero stays zero, and every other difference becomes each of the other numbers with exactly the same
+probability.
 """
 
 import os
@@ -16,13 +17,13 @@ MOST_LABELS = 2**20
 
 
 def check_labels(labels: int) -> None:
-    """Labels are 0 … ``labels`` - 1; the number after them, the sentinel, stands for an empty slot."""
+    """Check the number of labels: they are 0 … ``labels`` - 1, and the next number marks an empty slot."""
     if not 1 <= labels <= MOST_LABELS:
         raise FedskewError(f"label_range={labels} is out of range, it must be between 1 and {MOST_LABELS}")
 
 
 def uniform(count: int, least: int = 0) -> Ints:
-    """Numbers from ``least`` to the prime less one, exactly even, from the operating system's randomness.
+    """Return numbers from ``least`` to the prime less one, uniform, from the operating system's randomness.
 
     >>> int(uniform(5, least=PRIME - 1).min()) == PRIME - 1
     True
@@ -37,7 +38,7 @@ def uniform(count: int, least: int = 0) -> Ints:
 
 
 def factors(count: int) -> Ints:
-    """Random numbers that are not zero modulo the prime.
+    """Return random numbers that are not zero modulo the prime.
 
     >>> int(factors(5).min()) > 0
     True

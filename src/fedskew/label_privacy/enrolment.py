@@ -1,4 +1,4 @@
-"""Enrolment: one key holder makes all keys and hands every party, over a channel of its own, what that party may hold."""
+"""Enrolment: one key holder creates all keys and gives each party its own, over a separate channel."""
 
 import hashlib
 import hmac
@@ -10,23 +10,23 @@ from dataclasses import asdict, dataclass
 from fedskew.core.errors import FedskewError
 from fedskew.label_privacy.bfv import Context, load_context, make_context
 from fedskew.label_privacy.blinding import check_labels
-from fedskew.label_privacy.envelope import Line, pack, unpack
+from fedskew.label_privacy.envelope import Channel, pack, unpack
 from fedskew.label_privacy.secure_sum import Dealer, Masks
 from fedskew.label_privacy.vector_layout import MOST_CLIENTS
 
 SERVER = "server"
 _DIGEST = _KEY = 32  # bytes
-PARTS = 1000  # shares are told in thousandths: from a share in full precision the counts themselves could be read
+PARTS = 1000  # shares are sent in thousandths: one in full precision would disclose the counts
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What all parties agree on beforehand.
+    """The parameters that all parties agree on beforehand.
 
     Args:
         labels: labels are whole numbers from 0 to this less one
-        weighted: clients tell their shares, and the server gets no counts
-        blind: clients see whether labels are equal and not their difference; false is Stratify's protocol as printed
+        weighted: clients send their shares, and the server gets no counts
+        blind: clients see whether labels are equal and not their difference; false is Stratify's published protocol
         round_totals: clients round their counts to a multiple of this, and to one multiple at least
     """
 
@@ -45,23 +45,26 @@ class Terms:
             raise FedskewError(f"round_totals={self.round_totals} is out of range: use 1 for exact totals, or more")
         if self.weighted and self.round_totals > 1:
             raise FedskewError(
-                f"round_totals={self.round_totals} rounds totals, and with weighted=true the server gets none: leave it at 1"
+                f"round_totals={self.round_totals} rounds totals, and with weighted=true the server gets none: leave "
+                "it at 1"
             )
 
     @property
     def sentinel(self) -> int:
-        """What an empty slot holds: the first number that is no label."""
+        """Return the number in an empty slot: the first one that is not a label."""
         return self.labels
 
 
 class KeyHolder:
-    """Makes the keys of one session: a client, or somebody whom clients trust; it takes no part in the protocol."""
+    """The creator of the keys of one session: a client or a trusted party; it takes no part in the protocol."""
 
     def __init__(self, clients: Sequence[str], terms: Terms) -> None:
         if not clients:
             raise FedskewError("secret labels need at least one client, none was named")
         if len(clients) > MOST_CLIENTS:
-            raise FedskewError(f"{len(clients)} clients are more than secret labels can count: use at most {MOST_CLIENTS}")
+            raise FedskewError(
+                f"{len(clients)} clients are more than secret labels can count: use at most {MOST_CLIENTS}"
+            )
         if len({*clients, SERVER}) <= len(clients):
             raise FedskewError(f"clients must have different names, and none is {SERVER!r}: {', '.join(clients)}")
         self._clients, self._terms = tuple(clients), terms
@@ -71,61 +74,74 @@ class KeyHolder:
         self._dealer = Dealer()
 
     def for_client(self, name: str) -> bytes:
-        """The secret context, the key of this client's line with the server, and its seeds for secure sums."""
+        """Return the secret context, the key of the channel with the server, and the seeds for secure sums."""
         number = self._clients.index(name)
         seeds = self._dealer.seeds(number, len(self._clients))
         return self._enrolment(name, [SERVER], self._context.secret_bytes(), [self._keys[name]], number, seeds)
 
     def for_server(self) -> bytes:
-        """The public context, and the keys of the lines with all clients."""
+        """Return the public context, and the keys of the channels with all clients."""
         return self._enrolment(SERVER, self._clients, self._context.public_bytes(), list(self._keys.values()), None, {})
 
     def _enrolment(
-        self, name: str, peers: Sequence[str], context: bytes, keys: list[bytes], number: int | None, seeds: Mapping[int, bytes]
+        self,
+        name: str,
+        peers: Sequence[str],
+        context: bytes,
+        keys: list[bytes],
+        number: int | None,
+        seeds: Mapping[int, bytes],
     ) -> bytes:
         head = {"name": name, "session": self._session, "terms": asdict(self._terms), "peers": peers}
         return seal(pack(head | {"number": number, "others": list(seeds)}, [context, *keys, *seeds.values()]))
 
 
 def seal(data: bytes) -> bytes:
-    """What is handed out, and a SHA-256 over it; that nobody else handed it out is for the channel to see to."""
+    """Return content with a SHA-256 over it; the channel must guarantee who sent it."""
     return data + hashlib.sha256(data).digest()
 
 
 def unseal(data: bytes, party: str) -> bytes:
-    """What was sealed, if not a byte of it has changed."""
+    """Return the sealed content; raise an error if a byte has changed."""
     inner, digest = data[:-_DIGEST], data[-_DIGEST:]
     if not hmac.compare_digest(hashlib.sha256(inner).digest(), digest):
-        raise FedskewError(f"{party}: {len(data)} bytes are no enrolment, or they were changed: have it handed out again")
+        raise FedskewError(f"{party}: {len(data)} bytes are not an enrolment, or were changed: have it issued again")
     return inner
 
 
 @dataclass(frozen=True)
 class Enrolled:
-    """What a party holds after enrolment."""
+    """The keys and terms of a party after enrolment."""
 
     name: str
     terms: Terms
     context: Context
-    lines: Mapping[str, Line]
+    channels: Mapping[str, Channel]
     masks: Masks | None  # of a client; the server has no seeds
 
 
 def enrol(data: bytes, party: str) -> Enrolled:
-    """Read what a key holder handed out; ``party`` says for whom, in errors."""
+    """Read an enrolment; ``party`` names its owner in errors."""
     head, blobs = unpack(unseal(data, party), party)
     try:
-        name, session, peers, number, others = (head.pop(part) for part in ("name", "session", "peers", "number", "others"))
+        name, session, peers, number, others = (
+            head.pop(part) for part in ("name", "session", "peers", "number", "others")
+        )
         terms = Terms(**head.pop("terms"))
         named = all(isinstance(text, str) for text in (name, session, *peers)) and len(set(peers)) == len(peers) > 0
-        numbered = all(type(other) is int for other in (*others, 0 if number is None else number)) and number not in others
+        numbered = (
+            all(type(other) is int for other in (*others, 0 if number is None else number)) and number not in others
+        )
         if head or not named or not numbered or len(blobs) != 1 + len(peers) + len(others):
             raise ValueError("its parts do not belong together")
         if len(set(others)) < len(others) or any(len(key) != _KEY for key in blobs[1:]):
             raise ValueError("its keys are not those of different parties")
     except (KeyError, TypeError, ValueError) as error:
-        raise FedskewError(f"{party}: this enrolment makes no sense ({error}): have it handed out again") from None
+        raise FedskewError(f"{party}: this enrolment is invalid ({error}): have it issued again") from None
     context = load_context(blobs[0], name)
-    lines = {peer: Line(name, peer, session, context.fingerprint, key) for peer, key in zip(peers, blobs[1:], strict=False)}
+    channels = {
+        peer: Channel(name, peer, session, context.fingerprint, key)
+        for peer, key in zip(peers, blobs[1:], strict=False)
+    }
     seeds = dict(zip(others, blobs[1 + len(peers) :], strict=True))
-    return Enrolled(name, terms, context, lines, None if number is None else Masks(number, seeds))
+    return Enrolled(name, terms, context, channels, None if number is None else Masks(number, seeds))

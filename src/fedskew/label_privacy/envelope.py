@@ -1,4 +1,4 @@
-"""Signed, numbered messages between two parties: what is not from the right sender, whole and in turn is refused."""
+"""Signed, numbered messages between two parties; forged, damaged or repeated ones are refused."""
 
 import hashlib
 import hmac
@@ -15,7 +15,7 @@ Fields: TypeAlias = Mapping[str, Sequence[int]]
 _MAGIC = b"fedskew1"
 MAC_BYTES = 32
 _MOST_HEAD = 64 << 20  # bytes of a head: 2^20 labels in two limbs need 46 of these millions
-_DIGITS = 20  # room that every number of a message takes, so that a message's length tells nothing of its numbers
+_DIGITS = 20  # characters of every number, so that the length of a message does not depend on its numbers
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Message:
     blobs: Sequence[bytes]
 
     def to_bytes(self, key: bytes) -> bytes:
-        """Head and blobs, and an HMAC-SHA256 over both."""
+        """Return header and blobs, and an HMAC-SHA256 over both."""
         lists = {name: list(values) for name, values in self.fields.items()}
         spare = sum(_DIGITS - len(str(value)) for values in lists.values() for value in values)
         data = pack(vars(self) | {"fields": lists}, self.blobs, spare)
@@ -40,13 +40,13 @@ class Message:
 
 
 def pack(head: Mapping[str, Any], blobs: Sequence[bytes], spare: int = 0) -> bytes:
-    """A JSON head, so many spaces and blobs in one byte string."""
+    """Return a JSON header, padding and blobs as one byte string."""
     text = json.dumps(dict(head) | {"blobs": [len(blob) for blob in blobs]}).encode() + b" " * spare
     return b"".join([_MAGIC, len(text).to_bytes(4, "big"), text, *blobs])
 
 
 def unpack(data: bytes, party: str) -> tuple[dict[str, Any], list[bytes]]:
-    """Head and blobs of ``pack``; ``party`` is who reads."""
+    """Return the header and blobs of ``pack``; ``party`` is the reader."""
     try:
         start = len(_MAGIC) + 4
         if not data.startswith(_MAGIC):
@@ -62,18 +62,19 @@ def unpack(data: bytes, party: str) -> tuple[dict[str, Any], list[bytes]]:
             raise ValueError("its lengths do not add up")
     except (ValueError, RecursionError) as error:
         raise FedskewError(
-            f"{party}: {len(data)} bytes are no message of this protocol ({error}): cut short or changed, have them sent again"
+            f"{party}: {len(data)} bytes are no message of this protocol ({error}): cut short or changed, have them "
+            "sent again"
         ) from None
     return head, [data[a:b] for a, b in pairwise(ends)]
 
 
 def _are_whole(values: object) -> bool:
-    """Whether it is a list of whole numbers of 64 bits."""
+    """Return whether it is a list of whole numbers of 64 bits."""
     return isinstance(values, list) and all(type(value) is int and -(2**63) <= value < 2**63 for value in values)
 
 
 def claimed(data: bytes, name: str, party: str) -> str:
-    """What the envelope says under ``name``, such as its sender; nothing is checked yet."""
+    """Return what the envelope claims under ``name``, such as its sender; nothing is verified yet."""
     head, _ = unpack(data[:-MAC_BYTES], party)
     return str(head.get(name))
 
@@ -94,8 +95,8 @@ _STEPS: dict[str, tuple[tuple[str, ...], bool]] = {
 }
 
 
-class Line:
-    """One party's end of its line with another: signs and numbers what goes out, checks what comes in."""
+class Channel:
+    """One party's end of a channel: it signs and numbers outgoing messages, and verifies incoming ones."""
 
     def __init__(self, me: str, peer: str, session: str, context: str, key: bytes) -> None:
         self.me, self.peer, self.session, self.context = me, peer, session, context
@@ -103,19 +104,20 @@ class Line:
         self._sent = self._received = 0
 
     def wrap(self, step: str, fields: Fields | None = None, blobs: Sequence[bytes] = ()) -> bytes:
-        """The next message to the peer."""
+        """Return the next message to the peer."""
         message = Message(self.session, self.me, self.peer, step, self._sent, self.context, fields or {}, blobs)
         self._sent += 1
         return message.to_bytes(self._key)
 
     def unwrap(self, data: bytes, awaited: str | None) -> Message:
-        """The peer's next message, if it is whole, the peer's own and the one that is awaited."""
+        """Return the peer's next message, if it is intact, signed by the peer and the expected one."""
         head, blobs = unpack(data[:-MAC_BYTES], self.me)
         if head.get("sender") != self.peer:
             raise FedskewError(f"{self.me}: unknown sender {head.get('sender')!r}: only {self.peer} may write here")
         if not hmac.compare_digest(data[-MAC_BYTES:], _mac(self._key, data[:-MAC_BYTES])):
             raise FedskewError(
-                f"{self.me}: the HMAC of a message from {self.peer} is wrong, it was changed or signed with another key: "
+                f"{self.me}: the HMAC of a message from {self.peer} is wrong, it was changed or signed with another "
+                "key: "
                 f"have it sent again, or enrol {self.peer} again"
             )
         message = self._message(head, blobs)
@@ -123,17 +125,22 @@ class Line:
         return message
 
     def accept(self) -> None:
-        """Count the message that was unwrapped last: all that it asked for was right."""
+        """Count the message that was unwrapped last, after its content was checked."""
         self._received += 1
 
     def _message(self, head: Mapping[str, Any], blobs: list[bytes]) -> Message:
-        """The message with this head, if it has every part of one and no more."""
+        """Return the message with this header, if it has exactly the parts of one."""
         kinds = {field.name: field.type for field in fields(Message) if field.name != "blobs"}
         texts = all(isinstance(head.get(name), str) for name, kind in kinds.items() if kind is str)
         carried = head.get("fields")
-        if head.keys() != kinds.keys() or not texts or not _are_whole([head["number"]]) or not isinstance(carried, dict):
+        if (
+            head.keys() != kinds.keys()
+            or not texts
+            or not _are_whole([head["number"]])
+            or not isinstance(carried, dict)
+        ):
             raise FedskewError(
-                f"{self.me}: a message from {self.peer} has another head than messages have: run the same version of fedskew "
+                f"{self.me}: a message from {self.peer} has an invalid header: run the same version of fedskew "
                 f"at all parties"
             )
         return Message(**head, blobs=blobs)
@@ -143,34 +150,38 @@ class Line:
             raise FedskewError(f"{self.me}: a message from {self.peer} is for {message.receiver}: deliver it there")
         if message.session != self.session:
             raise FedskewError(
-                f"{self.me}: {self.peer} is in session {message.session}, not {self.session}: enrol all parties with the same "
+                f"{self.me}: {self.peer} is in session {message.session}, not {self.session}: enrol all parties with "
+                "the same "
                 f"key holder"
             )
         if message.context != self.context:
             raise FedskewError(
-                f"{self.me}: {self.peer} uses another encryption context ({message.context[:8]}, not {self.context[:8]}): "
+                f"{self.me}: {self.peer} uses another encryption context ({message.context[:8]}, not "
+                f"{self.context[:8]}): "
                 f"enrol all parties with the same key holder"
             )
         if message.number < self._received:
             raise FedskewError(f"{self.me}: message {message.number} from {self.peer} came before: drop the repetition")
         if message.number > self._received:
             raise FedskewError(
-                f"{self.me}: message {message.number} from {self.peer} is out of order: deliver message {self._received} first"
+                f"{self.me}: message {message.number} from {self.peer} is out of order: deliver message "
+                f"{self._received} first"
             )
         if message.step != awaited:
             raise FedskewError(
-                f"{self.me}: {self.peer} is out of order, it sent {message.step!r} when {awaited or 'nothing'!r} was awaited: "
+                f"{self.me}: {self.peer} is out of order, it sent {message.step!r} when {awaited or 'nothing'!r} was "
+                "awaited: "
                 f"start a new session"
             )
         names, carries = _STEPS[message.step]
         if extra := sorted(set(message.fields) - set(names)):
-            raise malformed(message, f"it has the fields {', '.join(extra)}, which nobody asked for")
+            raise malformed(message, f"it has the fields {', '.join(extra)}, which are not expected")
         if message.blobs and not carries:
             raise malformed(message, f"it carries {len(message.blobs)} ciphertexts, not 0")
 
 
 def numbers(message: Message, name: str, count: int, within: range | None = None, different: bool = False) -> list[int]:
-    """The ``count`` whole numbers that ``message`` carries under ``name``, all of them ``within`` a range if one is given."""
+    """Return the ``count`` whole numbers of ``message`` under ``name``, all ``within`` a range if one is given."""
     found = message.fields.get(name)
     if not isinstance(found, list) or not _are_whole(found) or count != len(found):
         raise malformed(message, f"{name!r} must be {count} whole numbers")
@@ -182,16 +193,17 @@ def numbers(message: Message, name: str, count: int, within: range | None = None
 
 
 def vectors(message: Message, count: int) -> Sequence[bytes]:
-    """The ciphertexts of ``message``, which must be ``count``."""
+    """Return the ciphertexts of ``message``, which must be ``count``."""
     if len(message.blobs) != count:
         raise malformed(message, f"it carries {len(message.blobs)} ciphertexts, not {count}")
     return message.blobs
 
 
 def malformed(message: Message, why: str) -> FedskewError:
-    """Error for a message of an enrolled party that makes no sense."""
+    """Return the error for an invalid message of an enrolled party."""
     return FedskewError(
-        f"{message.receiver}: bad {message.step!r} from {message.sender}, {why}: run the same version of fedskew at all parties"
+        f"{message.receiver}: bad {message.step!r} from {message.sender}, {why}: run the same version of fedskew at "
+        "all parties"
     )
 
 

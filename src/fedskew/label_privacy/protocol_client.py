@@ -1,4 +1,4 @@
-"""The client of the secret-label protocol: holds labels, counts and the secret key, and answers the server's messages."""
+"""The client of the label protocol: it has labels, counts and the secret key, and answers the server's messages."""
 
 import operator
 import secrets
@@ -29,24 +29,24 @@ MOST_ROWS = 2**31  # of one label at one client: sums of thousands of clients st
 
 
 class Client:
-    """One client: every message of the server gets one answer.
+    """One client; every message of the server gets one answer.
 
     Args:
-        enrolment: what the key holder handed out to this client
-        counts: rows of each label that the client holds
+        enrolment: the key holder's enrolment of this client
+        counts: rows of each of the client's labels
     """
 
     def __init__(self, enrolment: bytes, counts: Mapping[int, int]) -> None:
         enrolled = enrol(enrolment, "a client")
         self.name, self._terms, self._context = enrolled.name, enrolled.terms, enrolled.context
-        if list(enrolled.lines) != [SERVER] or enrolled.masks is None:
+        if list(enrolled.channels) != [SERVER] or enrolled.masks is None:
             raise FedskewError(f"{self.name}: this is the enrolment of a server: enrol it with for_client()")
-        self._line = enrolled.lines[SERVER]
+        self._channel = enrolled.channels[SERVER]
         self.masks = enrolled.masks  # for secure sums, when training has begun
         if not self._context.raw.is_private():
             raise FedskewError(f"{self.name}: its context has no secret key: enrol it as a client, not as the server")
         self._counts = _checked(self.name, counts, self._terms.labels)
-        # In a random order: the server sees positions, and sorted ones would tell which placeholder is the greater label.
+        # In a random order: the server sees positions, and sorted ones would disclose which label is greater.
         self._labels = list(self._counts)
         secrets.SystemRandom().shuffle(self._labels)
         self._slots: list[int] = []  # of the server's list, one for each label; -1: not yet
@@ -55,8 +55,8 @@ class Client:
         self.placeholders: dict[int, int] = {}  # by label, once the server has sent them
 
     def receive(self, data: bytes) -> bytes:
-        """The answer to a message of the server."""
-        message = self._line.unwrap(data, self._awaited)
+        """Return the answer to a message of the server."""
+        message = self._channel.unwrap(data, self._awaited)
         answers = {
             "turn": self._send_labels,
             "compared": self._match,
@@ -65,35 +65,37 @@ class Client:
             "total": self._share if self._terms.weighted else self._open,
         }
         answer = answers[message.step](message)
-        self._line.accept()
+        self._channel.accept()
         return answer
 
     def _send_labels(self, _: Message) -> bytes:
         self._awaited = "compared"
         rows = spread_labels(np.array(self._labels))
-        return self._line.wrap("labels", {"count": [len(self._labels)]}, [self._encrypt(row) for row in rows])
+        return self._channel.wrap("labels", {"count": [len(self._labels)]}, [self._encrypt(row) for row in rows])
 
     def _match(self, message: Message) -> bytes:
-        """Say which slot holds which label, -1 for labels that no slot holds."""
+        """Answer which slot holds which label, -1 for labels in no slot."""
         (blocks,) = numbers(message, "blocks", 1, range(pages(self._terms.labels, WIDTH) + 1))
         seen = self._equal(message, blocks)
         if np.any(seen.sum(axis=1) > 1):
             raise malformed(message, "a label equals two slots")
         self._slots = [int(row.argmax()) if row.any() else -1 for row in seen]
         self._awaited = "assigned" if -1 in self._slots else "placeholders"
-        return self._line.wrap("matched", {"slots": self._slots})
+        return self._channel.wrap("matched", {"slots": self._slots})
 
     def _equal(self, message: Message, blocks: int) -> Bools:
-        """Labels x slots: whether the decrypted difference is zero."""
+        """Return labels x slots: whether the decrypted difference is zero."""
         groups = pages(len(self._labels), WIDTH)
         blobs = vectors(message, groups * blocks)
-        values = np.array([self._context.decrypt(blob, self.name) for blob in blobs]).reshape(groups, blocks, WIDTH, WIDTH)
+        values = np.array([self._context.decrypt(blob, self.name) for blob in blobs]).reshape(
+            groups, blocks, WIDTH, WIDTH
+        )
         by_label = values.transpose(0, 2, 1, 3).reshape(groups * WIDTH, blocks * WIDTH)[: len(self._labels)]
         equal: Bools = by_label == 0
         return equal
 
     def _add(self, message: Message) -> bytes:
-        """Send the new labels, encrypted at the slots that they were given."""
+        """Send the new labels, encrypted at their assigned slots."""
         new = [position for position, slot in enumerate(self._slots) if slot < 0]
         assigned = numbers(message, "slots", len(new), range(self._terms.labels), different=True)
         if set(assigned) & set(self._slots):
@@ -103,7 +105,7 @@ class Client:
         labels = np.array([self._labels[position] for position in new])
         rows = spread_slots(labels - self._terms.sentinel, np.array(assigned))
         self._awaited = "placeholders"
-        return self._line.wrap("added", blobs=[self._encrypt(row) for row in rows])
+        return self._channel.wrap("added", blobs=[self._encrypt(row) for row in rows])
 
     def _send_counts(self, message: Message) -> bytes:
         ids = numbers(message, "ids", len(self._labels), range(2**63), different=True)
@@ -113,22 +115,24 @@ class Client:
         held = np.zeros(self._list_size, dtype=np.int64)
         held[self._slots] = [rounded(self._counts[label], self._terms.round_totals) for label in self._labels]
         self._awaited = "total"
-        return self._line.wrap("counts", blobs=[self._encrypt(page) for page in split_counts(held)])
+        return self._channel.wrap("counts", blobs=[self._encrypt(page) for page in split_counts(held)])
 
     def _open(self, message: Message) -> bytes:
         """Decrypt the masked total for the server, limb by limb."""
         values = self._limbs(message).ravel().tolist()
         self._awaited = None
-        return self._line.wrap("opened", {"values": values})
+        return self._channel.wrap("opened", {"values": values})
 
     def _share(self, message: Message) -> bytes:
-        """Tell the share of each label that is held here, in thousandths, and one at least."""
+        """Send the share of each of this client's labels, in thousandths, at least one."""
         totals = join_counts(self._limbs(message))[self._slots]
         held = np.array([self._counts[label] for label in self._labels])
         if np.any(totals < held):
             raise malformed(message, "a total is below this client's own count")
         self._awaited = None
-        return self._line.wrap("shares", {"parts": np.maximum(np.rint(PARTS * held / totals), 1).astype(np.int64).tolist()})
+        return self._channel.wrap(
+            "shares", {"parts": np.maximum(np.rint(PARTS * held / totals), 1).astype(np.int64).tolist()}
+        )
 
     def _limbs(self, message: Message) -> Ints:
         blobs = vectors(message, pages(self._list_size, COUNTS))
@@ -140,7 +144,7 @@ class Client:
 
 
 def rounded(rows: int, multiple: int) -> int:
-    """The nearest multiple, and never none: that a client holds the label is known.
+    """Return the nearest multiple, but at least one: it is known that the client has the label.
 
     >>> [rounded(rows, 100) for rows in (3, 149, 250, 251)]
     [100, 100, 300, 300]
@@ -155,10 +159,14 @@ def _checked(name: str, counts: Mapping[int, int], labels: int) -> dict[int, int
     for label, count in counts.items():
         number = _whole_number(label)
         if number is None or not 0 <= number < labels:
-            raise FedskewError(f"{name}: label {label!r} is out of range, it must be a whole number from 0 to {labels - 1}")
+            raise FedskewError(
+                f"{name}: label {label!r} is out of range, it must be a whole number from 0 to {labels - 1}"
+            )
         rows = _whole_number(count)
         if rows is None or not 0 < rows <= MOST_ROWS:
-            raise FedskewError(f"{name}: label {label!r} has {count!r} rows, it must be a whole number from 1 to {MOST_ROWS}")
+            raise FedskewError(
+                f"{name}: label {label!r} has {count!r} rows, it must be a whole number from 1 to {MOST_ROWS}"
+            )
         result[number] = rows
     return result
 

@@ -1,4 +1,4 @@
-"""The server of the secret-label protocol: compares and adds what it cannot read, and gives out placeholders."""
+"""The server of the label protocol: it compares and adds encrypted numbers, and assigns placeholders."""
 
 import secrets
 from collections.abc import Callable, Iterable
@@ -20,18 +20,23 @@ _ID_BITS = 63
 
 
 class Server:
-    """The server: ``start`` it, and send what it returns; ``receive`` every answer, and send again, until nothing is left.
+    """The server: send what ``start`` returns; pass every answer to ``receive`` and send what that returns.
 
     Args:
-        enrolment: what the key holder handed out to the server
+        enrolment: the key holder's enrolment of the server
     """
 
     def __init__(self, enrolment: bytes) -> None:
         enrolled = enrol(enrolment, "the server")
-        self._name, self._terms, self._context, self._lines = enrolled.name, enrolled.terms, enrolled.context, enrolled.lines
+        self._name, self._terms, self._context, self._channels = (
+            enrolled.name,
+            enrolled.terms,
+            enrolled.context,
+            enrolled.channels,
+        )
         if self._context.raw.is_private():
             raise FedskewError("the server was given the secret key: enrol it with for_server()")
-        self._turns = list(self._lines)  # clients whose labels are still to come
+        self._turns = list(self._channels)  # clients whose labels are still to come
         self._awaited: dict[str, str] = {}
         self._blocks: list[Vector] = []  # the unique list: a vector for every 64 slots
         self._slots: dict[str, Ints] = {}  # of each client's labels, in the client's own order
@@ -39,23 +44,27 @@ class Server:
         self._sums: list[Vector] = []
         self._masks: Ints = np.zeros((0, SLOTS), dtype=np.int64)
         self.counts: dict[int, int] | None = None  # rows of each placeholder, all clients together
-        self.shares: dict[str, dict[int, float]] | None = {} if self._terms.weighted else None  # by client and placeholder
+        self.shares: dict[str, dict[int, float]] | None = (
+            {} if self._terms.weighted else None
+        )  # by client and placeholder
 
     @property
     def placeholders(self) -> dict[str, list[int]]:
-        """Which client holds which placeholders; complete once every client had its turn."""
+        """Return the placeholders of each client; complete once every client had its turn."""
         return {client: [self._ids[slot] for slot in slots] for client, slots in self._slots.items()}
 
     def start(self) -> Outbox:
-        """The first message."""
+        """Return the first message."""
         return self._next_turn()
 
     def receive(self, data: bytes) -> Outbox:
-        """What follows from a client's message."""
+        """Return the messages that follow from a client's message."""
         client = claimed(data, "sender", self._name)
-        if client not in self._lines:
-            raise FedskewError(f"{self._name}: unknown sender {client!r}: enrol it first; known: {', '.join(self._lines)}")
-        message = self._lines[client].unwrap(data, self._awaited.get(client))
+        if client not in self._channels:
+            raise FedskewError(
+                f"{self._name}: unknown sender {client!r}: enrol it first; known: {', '.join(self._channels)}"
+            )
+        message = self._channels[client].unwrap(data, self._awaited.get(client))
         answers: dict[str, Callable[[Message], Outbox]] = {
             "labels": self._compare,
             "matched": self._assign,
@@ -65,7 +74,7 @@ class Server:
             "shares": self._keep_shares,
         }
         following = answers[message.step](message)
-        self._lines[client].accept()
+        self._channels[client].accept()
         if self._awaited.get(client) == message.step:
             del self._awaited[client]
         return following
@@ -74,10 +83,13 @@ class Server:
         if self._turns:
             return [self._ask(self._turns.pop(0), "turn", "labels")]
         size = [len(self._ids)]
-        return [self._ask(client, "placeholders", "counts", ids=ids, slots=size) for client, ids in self.placeholders.items()]
+        return [
+            self._ask(client, "placeholders", "counts", ids=ids, slots=size)
+            for client, ids in self.placeholders.items()
+        ]
 
     def _compare(self, message: Message) -> Outbox:
-        """Subtract the list from the client's labels, every label from every slot at once."""
+        """Subtract the list from the client's labels, every slot from every label at once."""
         (count,) = numbers(message, "count", 1)
         if not 1 <= count <= self._terms.labels:
             raise malformed(message, f"it has {count} labels, not 1 to {self._terms.labels}")
@@ -91,13 +103,13 @@ class Server:
         return [self._ask(message.sender, "compared", "matched", blobs, blocks=[len(self._blocks)])]
 
     def _blind(self, difference: Vector, tiles: int) -> Vector:
-        """Zero stays zero modulo the prime, and all else becomes random; tiles without a label tell nothing at all."""
+        """Blind differences: zero stays zero modulo the prime, all else, and tiles without a label, become random."""
         masks = blinding.uniform(SLOTS)
         masks[: tiles * WIDTH] = 0
         return self._context.cover(masks) + times(difference, blinding.factors(SLOTS))
 
     def _assign(self, message: Message) -> Outbox:
-        """Give slots to labels that are new."""
+        """Assign slots to new labels."""
         matched = np.array(numbers(message, "slots", len(self._slots[message.sender])))
         known = matched[matched >= 0]
         if matched.min() < -1 or len(np.unique(known)) < len(known) or np.any(known >= len(self._ids)):
@@ -112,7 +124,7 @@ class Server:
         return [self._ask(message.sender, "assigned", "added", slots=matched[new].tolist())]
 
     def _extend(self, message: Message) -> Outbox:
-        """Add the new labels to the list; the empty slots held a sentinel, which the client has subtracted."""
+        """Add the new labels to the list; the client has subtracted the sentinel of the empty slots."""
         mine = self._slots[message.sender]
         new = mine[mine >= len(self._ids)]
         blocks = touched(new)
@@ -124,18 +136,21 @@ class Server:
         return self._next_turn()
 
     def _sum(self, message: Message) -> Outbox:
-        """Add the counts to those of the others; have the total opened when it is complete."""
+        """Add the counts to those of the others; when the total is complete, have it decrypted."""
         counts = self._load(message, pages(len(self._ids), COUNTS))
         self._sums = [total + more for total, more in zip(self._sums, counts, strict=True)] if self._sums else counts
         if len(self._awaited) > 1:  # this client's own is still among them
             return []
         if self._terms.weighted:
-            return [self._ask(client, "total", "shares", self._masked(self._draw_masks(client))) for client in self._lines]
+            return [
+                self._ask(client, "total", "shares", self._masked(self._draw_masks(client)))
+                for client in self._channels
+            ]
         self._masks = self._draw_masks()
-        return [self._ask(next(iter(self._lines)), "total", "opened", self._masked(self._masks))]
+        return [self._ask(next(iter(self._channels)), "total", "opened", self._masked(self._masks))]
 
     def _draw_masks(self, reader: str | None = None) -> Ints:
-        """Random numbers for the total, none where ``reader`` may read it."""
+        """Return random numbers for the total, zero where ``reader`` may read it."""
         masks = blinding.uniform(len(self._sums) * SLOTS).reshape(-1, SLOTS)
         if reader:
             page, slot = np.divmod(self._slots[reader], COUNTS)
@@ -150,7 +165,7 @@ class Server:
         masked = np.array(numbers(message, "values", 2 * size, range(blinding.PRIME))).reshape(2, size)
         found = (masked - limbs(self._masks, size)) % blinding.PRIME
         totals = join_counts(found)
-        if totals.min() < 1 or found.max() >= len(self._lines) * LIMB:
+        if totals.min() < 1 or found.max() >= len(self._channels) * LIMB:
             raise malformed(message, "a total is below one, or more than all clients can have")
         self.counts = dict(zip(self._ids, totals.tolist(), strict=True))
         return []
@@ -165,13 +180,15 @@ class Server:
     def _load(self, message: Message, count: int) -> list[Vector]:
         return [self._context.load(blob, message.sender) for blob in vectors(message, count)]
 
-    def _ask(self, client: str, step: str, answer: str, blobs: Iterable[bytes] = (), **fields: list[int]) -> tuple[str, bytes]:
+    def _ask(
+        self, client: str, step: str, answer: str, blobs: Iterable[bytes] = (), **fields: list[int]
+    ) -> tuple[str, bytes]:
         self._awaited[client] = answer
-        return client, self._lines[client].wrap(step, fields, list(blobs))
+        return client, self._channels[client].wrap(step, fields, list(blobs))
 
 
 def _new_ids(count: int, taken: list[int]) -> list[int]:
-    """Random placeholders that differ from each other and from those taken."""
+    """Return random placeholders that differ from each other and from those taken."""
     result: list[int] = []
     while len(result) < count:
         drawn = secrets.randbits(_ID_BITS)

@@ -1,9 +1,9 @@
 """Secure sums: a server adds up what the clients of a step send and learns the sum, but no client's own numbers.
 
-Numbers become whole numbers modulo 2^64, in fixed point. Every pair of clients has a seed that the server does not know; one
-adds what the seed gives for this step, the other subtracts it, so that it cancels in the sum over all of them and only there.
-Without one of them nothing cancels, and nothing can be read: a step whose clients are not all there is not opened, and the
-next one has new masks.
+Numbers become whole numbers modulo 2^64, in fixed point. Every pair of clients has a seed that the server does not
+know; one adds the mask that the seed gives for this step, the other subtracts it, so that masks cancel only in the
+sum over all of them. If a client is missing nothing cancels and nothing can be read: that step is lost, and the next
+one has new masks.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ _ROOM = 63  # bits of a whole number beside its sign
 
 
 class Dealer:
-    """Gives every pair of clients a seed of their own; the key holder does so over the channels of enrolment."""
+    """The source of a seed for every pair of clients; the key holder distributes them at enrolment."""
 
     def __init__(self) -> None:
         self._master = os.urandom(32)
 
     def seeds(self, me: int, clients: int) -> dict[int, bytes]:
-        """The seeds that client ``me`` shares with each of the others."""
+        """Return the seeds that client ``me`` shares with each of the others."""
         return {other: self._seed(min(me, other), max(me, other)) for other in range(clients) if other != me}
 
     def _seed(self, low: int, high: int) -> bytes:
@@ -36,7 +36,7 @@ class Dealer:
 
 
 class Masks:
-    """One client's end of secure sums: ``enter`` a step, then ``hide`` what it sends, in the order in which all do.
+    """One client's end of secure sums: ``enter`` a step, then ``hide`` its messages, in the same order at all clients.
 
     >>> dealer, values = Dealer(), torch.tensor([0.5, -3.0])
     >>> ends = [Masks(me, dealer.seeds(me, 3)) for me in (0, 2)]
@@ -47,7 +47,7 @@ class Masks:
 
     Args:
         me: the client's number
-        seeds: what it shares with each other client
+        seeds: the seed that it shares with each other client
     """
 
     def __init__(self, me: int, seeds: Mapping[int, bytes]) -> None:
@@ -57,28 +57,33 @@ class Masks:
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """Return the number of clients."""
         return len(self.seeds) + 1
 
     def enter(self, step: int, present: Sequence[int]) -> None:
-        """Begin a step of these clients; a step that was begun never comes again, for then masks could be taken off."""
+        """Begin a step of these clients; a step cannot be repeated, since its masks could then be removed."""
         if any(type(number) is not int for number in (step, *present)) or len(set(present)) < len(present):
-            raise FedskewError(f"client {self.me}: step {step} of clients {list(present)}: give whole numbers, none twice")
+            raise FedskewError(
+                f"client {self.me}: step {step} of clients {list(present)}: give whole numbers, none twice"
+            )
         if step <= self._step:
             raise FedskewError(f"client {self.me}: step {step} of secure sums was begun before: number steps upwards")
         self._others = [client for client in present if client != self.me]
         unknown = [client for client in self._others if client not in self.seeds]
         if unknown or len(self._others) == len(present):
             raise FedskewError(
-                f"client {self.me}: a secure sum over clients {list(present)} needs this client and others that share a seed "
+                f"client {self.me}: a secure sum over clients {list(present)} needs this client and others that "
+                "share a seed "
                 f"with it: enrol all of them with the same key holder"
             )
         if not self._others:
-            raise FedskewError(f"client {self.me} is alone in step {step}: a sum over one client is that client's own numbers")
+            raise FedskewError(
+                f"client {self.me} is alone in step {step}: a sum over one client is that client's own numbers"
+            )
         self._step, self._sent = step, 0
 
     def hide(self, values: Tensor, bits: int) -> Tensor:
-        """The numbers in fixed point with so many binary places, under this client's masks."""
+        """Return the numbers in fixed point with so many binary places, under this client's masks."""
         if not 0 <= bits <= _ROOM:
             raise FedskewError(f"client {self.me}: {bits} binary places are out of range, it must be 0 to {_ROOM}")
         limit = 2.0 ** (_ROOM - bits) / (len(self._others) + 1)
@@ -96,11 +101,13 @@ class Masks:
         return torch.from_numpy(total.view(np.int64)).reshape(values.shape)
 
     def _mask(self, other: int, size: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-        """What this pair adds and subtracts in this message of this step, and never again."""
+        """Return the mask of this pair for this message of this step, which is never used again."""
         address = struct.pack("<QQ", self._step, self._sent)
-        return np.frombuffer(hashlib.shake_256(self.seeds[other] + address).digest(8 * size), dtype="<u8").astype(np.uint64)
+        return np.frombuffer(hashlib.shake_256(self.seeds[other] + address).digest(8 * size), dtype="<u8").astype(
+            np.uint64
+        )
 
 
 def opened(total: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """The numbers behind a sum modulo 2^64 over all clients of a step: exact to half a unit of the last place a client."""
+    """Return the sum over all clients of a step: exact to half a unit in the last place per client."""
     return (total.double() * 2.0**-bits).to(dtype)

@@ -1,9 +1,9 @@
-"""Where numbers lie in a vector, so that one subtraction compares 64 labels with 64 slots without any rotation.
+"""The layout of numbers in a vector: one subtraction compares 64 labels with 64 slots without any rotation.
 
-A vector is 64 tiles of 64 numbers. A client's vector holds one label in each tile, 64 times over; a block of the server's
-list holds its 64 slots, in every tile the same. The difference then has a number for every pair of label and slot. Counts are
-written in two limbs of 16 bits, the low ones in the first half of a vector and the high ones in the second, so that sums over
-thousands of clients stay below the prime.
+A vector is 64 tiles of 64 numbers. A client's vector holds one label in each tile, 64 times over; a block of the
+server's list holds its 64 slots, in every tile the same. The difference then has a number for every pair of label and
+slot. Counts are written in two limbs of 16 bits, the low ones in the first half of a vector and the high ones in the
+second, so that sums over thousands of clients stay below the prime.
 """
 
 import numpy as np
@@ -20,12 +20,12 @@ MOST_CLIENTS = PRIME // LIMB
 
 
 def pages(count: int, size: int) -> int:
-    """How many vectors of ``size`` numbers hold ``count``."""
+    """Return how many vectors of ``size`` numbers hold ``count``."""
     return -(-count // size)
 
 
 def spread_labels(labels: Ints) -> list[Ints]:
-    """Vectors of a client's labels, one for each 64 of them.
+    """Return vectors of a client's labels, one for each 64 of them.
 
     >>> [row[[0, 63, 64, 128]].tolist() for row in spread_labels(np.array([7, 5]))]
     [[7, 7, 5, 0]]
@@ -36,7 +36,7 @@ def spread_labels(labels: Ints) -> list[Ints]:
 
 
 def spread_slots(values: Ints, slots: Ints) -> list[Ints]:
-    """Vectors with ``values`` at ``slots``, zero elsewhere: one for each block that is touched.
+    """Return vectors with ``values`` at ``slots`` and zero elsewhere: one for each block with a slot.
 
     >>> [row[[0, 1, 65]].tolist() for row in spread_slots(np.array([7, 5]), np.array([1, 64]))]
     [[0, 7, 7], [5, 0, 0]]
@@ -51,7 +51,7 @@ def spread_slots(values: Ints, slots: Ints) -> list[Ints]:
 
 
 def touched(slots: Ints) -> list[int]:
-    """The blocks in which ``slots`` lie, in order.
+    """Return the blocks of ``slots``, in order.
 
     >>> touched(np.array([3, 70, 5]))
     [0, 1]
@@ -61,7 +61,7 @@ def touched(slots: Ints) -> list[int]:
 
 
 def split_counts(counts: Ints) -> Ints:
-    """Vectors of counts in limbs: pages x numbers.
+    """Return vectors of counts in limbs: pages x numbers.
 
     >>> split_counts(np.array([65_537, 3]))[0, [0, 1, COUNTS, COUNTS + 1]].tolist()
     [1, 3, 1, 0]
@@ -73,12 +73,12 @@ def split_counts(counts: Ints) -> Ints:
 
 
 def limbs(rows: Ints, size: int) -> Ints:
-    """The first so many low limbs, and the high ones, of vectors of counts: 2 x size."""
+    """Return the low limbs and the high ones of the first ``size`` counts: 2 x size."""
     return rows.reshape(-1, 2, COUNTS).transpose(1, 0, 2).reshape(2, -1)[:, :size]
 
 
 def join_counts(limbs: Ints) -> Ints:
-    """Counts from their limbs, which may have grown in sums.
+    """Return counts from their limbs, which may have grown in sums.
 
     >>> join_counts(5 * limbs(split_counts(np.array([65_537, 3])), 2)).tolist()
     [327685, 15]

@@ -1,1 +1,1 @@
-"""A small zoo of nn.Modules."""
+"""Small neural networks by name."""

@@ -1,4 +1,4 @@
-"""Pieces that the models share; all of them work under ``torch.func`` (nothing in place, no branching on values)."""
+"""Layers that several models use; all work under ``torch.func`` (nothing in place, no branching on values)."""
 
 from typing import Literal, TypeAlias
 
@@ -20,7 +20,7 @@ _CHANNELS_A_GROUP = 16  # Wu and He 2018, table 3: as good as 32 groups, and saf
 
 
 def groups_of(channels: int) -> int:
-    """How many groups a GroupNorm over this many channels has: at least 16 channels in each, where there are 16.
+    """Return the number of groups of a GroupNorm: at least 16 channels in each, if there are 16.
 
     A group of one channel over one pixel would normalise every value to zero; a fixed number of groups comes to that.
 
@@ -32,14 +32,14 @@ def groups_of(channels: int) -> int:
 
 
 def normaliser(norm: Norm, channels: int, *, image: bool = True) -> nn.Module:
-    """The normalisation layer of that kind, for images or for flat features."""
+    """Return the normalisation layer of that kind, for images or for flat features."""
     if norm == "group":
         return nn.GroupNorm(groups_of(channels), channels)
     return nn.BatchNorm2d(channels) if image else nn.BatchNorm1d(channels)
 
 
 def nonlinear(activation: Activation, dropout: float = 0.0) -> list[nn.Module]:
-    """The activation of that name with PyTorch's defaults, then drop-out; a share of 0 has no drop-out layer at all.
+    """Return the activation of that name with PyTorch's defaults, then drop-out; with a share of 0 no drop-out layer.
 
     >>> nonlinear("relu"), nonlinear("tanh", 0.5)
     ([ReLU()], [Tanh(), Dropout(p=0.5, inplace=False)])
@@ -49,13 +49,13 @@ def nonlinear(activation: Activation, dropout: float = 0.0) -> list[nn.Module]:
 
 
 def conv_norm(inputs: int, outputs: int, norm: Norm, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
-    """Convolution and normalisation; without a bias, which the normalisation would take away again."""
+    """Return a convolution without bias, which the normalisation would cancel, and its normalisation."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
     return [conv, normaliser(norm, outputs)]
 
 
 class Residual(nn.Module):
-    """``after(shortcut(x) + body(x))``."""
+    """A residual block: ``after(shortcut(x) + body(x))``."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module | None = None, after: nn.Module | None = None) -> None:
         super().__init__()
@@ -64,22 +64,22 @@ class Residual(nn.Module):
         self.after = after or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways."""
+        """Return the sum of both branches."""
         total: Tensor = self.after(self.shortcut(x) + self.body(x))
         return total
 
 
 class GlobalMax(nn.Module):
-    """Largest value of each channel."""
+    """A layer that returns the largest value of each channel."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """From (batch, channels, height, width) to (batch, channels)."""
+        """Map (batch, channels, height, width) to (batch, channels)."""
         return x.amax((2, 3))
 
 
 class GlobalMean(nn.Module):
-    """Mean value of each channel."""
+    """A layer that returns the mean of each channel."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """From (batch, channels, height, width) to (batch, channels)."""
+        """Map (batch, channels, height, width) to (batch, channels)."""
         return x.mean((2, 3))

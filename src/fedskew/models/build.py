@@ -1,4 +1,4 @@
-"""From what the user wrote to a model whose first weights depend on the seed and on nothing else."""
+"""Building a model from its specification; the initial weights depend on the seed alone."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -12,12 +12,12 @@ from fedskew.core.registry import Choice
 from fedskew.core.streams import bits
 from fedskew.models.network import Shape, models
 
-_COPIES = 4  # of all weights that training holds at least: the server's, a client's, its gradient and its update
+_COPIES = 4  # of all weights during training, at least: the server's, a client's, its gradient and its update
 ModelSpec: TypeAlias = str | Mapping[str, Any] | Choice | nn.Module | Callable[[Shape, int], nn.Module]
 
 
 def build(spec: ModelSpec, shape: Shape, classes: int, seed: int) -> nn.Module:
-    """The model that ``spec`` says, on the CPU; the global random generators are neither read nor moved.
+    """Return the model of ``spec`` on the CPU, without using or changing the global random generators.
 
     ``spec`` is a name with options (``"mlp:hidden=128+64"``), a table, a choice, a function of (shape, classes) that
     returns a module, or a module: that one is returned as it is, with the weights it has.
@@ -41,7 +41,7 @@ def build(spec: ModelSpec, shape: Shape, classes: int, seed: int) -> nn.Module:
 
 
 def _refuse_giant(spec: Any, make: Callable[[Shape, int], object], shape: Shape, classes: int) -> None:
-    """Build a model of the zoo without its weights first, and refuse one that no training could hold."""
+    """Build a model without its weights first, and raise an error if it is too large for any training."""
     if callable(spec):
         return
     try:
@@ -55,7 +55,9 @@ def _refuse_giant(spec: Any, make: Callable[[Shape, int], object], shape: Shape,
     must_fit(f"model {models.choose(spec)} with {weights:,} weights", _COPIES * 4 * weights, "make it smaller")
 
 
-def _maker(spec: str | Mapping[str, Any] | Choice | Callable[[Shape, int], nn.Module]) -> Callable[[Shape, int], object]:
+def _maker(
+    spec: str | Mapping[str, Any] | Choice | Callable[[Shape, int], nn.Module],
+) -> Callable[[Shape, int], object]:
     if callable(spec):
         return spec
     choice = models.choose(spec)

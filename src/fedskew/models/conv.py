@@ -11,7 +11,7 @@ from fedskew.models.network import Network, Shape, image_shape, models, signal_s
 
 
 def _dense(inputs: int, units: int, activation: Activation, dropout: float) -> tuple[list[nn.Module], int]:
-    """Return what comes between the flattened channels and the head, and the width after it.
+    """Return the layers between the flattened channels and the head, and the width after them.
 
     That is a dense layer with its activation and drop-out; without units it is drop-out alone.
     """
@@ -23,7 +23,7 @@ def _dense(inputs: int, units: int, activation: Activation, dropout: float) -> t
 def _image_network(
     name: str, shape: Shape, classes: int, kernel: int, width: int, hidden: int, activation: Activation, dropout: float
 ) -> Network:
-    """Two convolutions of ``width`` and twice ``width`` channels that keep the size, each activated and then halved."""
+    """Return two convolutions of ``width`` and ``2 * width`` channels, each activated and then halved in size."""
     channels, height, across = image_shape(name, shape, 4)
     dense, last = _dense(2 * width * (height // 4) * (across // 4), hidden, activation, dropout)
     features = nn.Sequential(
@@ -50,7 +50,7 @@ def _signal_network(
     activation: Activation,
     dropout: float,
 ) -> Network:
-    """The same in one dimension, after the layers that come first."""
+    """Return the same in one dimension, after the ``first`` layers."""
     dense, last = _dense(2 * width * (length // 4), hidden, activation, dropout)
     features = nn.Sequential(
         *first,

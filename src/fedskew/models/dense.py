@@ -15,7 +15,7 @@ from fedskew.models.network import Network, Shape, models
 def _network(
     shape: Shape, hidden: Sequence[int], classes: int, layer: Callable[[int, int], list[nn.Module]]
 ) -> Network:
-    """Flatten, then one ``layer`` from each width to the next."""
+    """Return a network that flattens its input and has one ``layer`` from each width to the next."""
     widths = [math.prod(shape), *hidden]
     layers = [part for inputs, outputs in pairwise(widths) for part in layer(inputs, outputs)]
     return Network(nn.Sequential(nn.Flatten(), *layers), widths[-1], classes)

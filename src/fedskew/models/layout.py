@@ -1,4 +1,4 @@
-"""Which names of a model's state are weights, buffers, normalisation or head: what norm policies and messages go by."""
+"""Which names of a model's state are parameters, buffers, normalisation or head."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from fedskew.core.errors import FedskewError
 
 @dataclass(frozen=True)
 class Layout:
-    """Names as in ``named_parameters`` and ``named_buffers``; a layer's set holds its parameters and its buffers alike."""
+    """The names of a model's state, as in ``named_parameters`` and ``named_buffers``; a layer's set has both."""
 
     parameters: frozenset[str]
     buffers: frozenset[str]
@@ -23,12 +23,12 @@ class Layout:
 
     @property
     def norm(self) -> frozenset[str]:
-        """Of every normalisation layer, whatever its kind."""
+        """Return the names in all normalisation layers of any kind."""
         return self.batch_norm | self.group_norm | self.layer_norm | self.instance_norm
 
 
 def layout(model: nn.Module) -> Layout:
-    """The layout of any module, at any depth of nesting.
+    """Return the layout of any module, at any depth of nesting.
 
     >>> net = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), nn.Linear(3, 2))
     >>> sorted(layout(net).batch_norm)[:3], sorted(layout(net).head)
@@ -46,29 +46,36 @@ def layout(model: nn.Module) -> Layout:
 
 
 def head_module(model: nn.Module) -> nn.Module:
-    """The layer that turns the representation into logits: the attribute ``head``, else the last ``nn.Linear``."""
+    """Return the layer from the representation to the logits: the attribute ``head``, else the last ``nn.Linear``."""
     head = getattr(model, "head", None)
     if isinstance(head, nn.Module):
         return head
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise FedskewError(f"{type(model).__name__} has no attribute 'head' and no nn.Linear: name its last layer 'head'")
+        raise FedskewError(
+            f"{type(model).__name__} has no attribute 'head' and no nn.Linear: name its last layer 'head'"
+        )
     return linear[-1]
 
 
 def _names(model: nn.Module, *kinds: type[nn.Module]) -> frozenset[str]:
     return frozenset(
-        name for prefix, module in model.named_modules() if isinstance(module, kinds) for name in _within(prefix, module)
+        name
+        for prefix, module in model.named_modules()
+        if isinstance(module, kinds)
+        for name in _within(prefix, module)
     )
 
 
 def _head_names(model: nn.Module) -> frozenset[str]:
-    """Empty for a model without a head: only the algorithms that need one ask for it, with ``head_module``."""
+    """Return the names in the head; empty for a model without one, which only algorithms that need it refuse."""
     try:
         head = head_module(model)
     except FedskewError:
         return frozenset()
-    return frozenset(name for prefix, module in model.named_modules() if module is head for name in _within(prefix, module))
+    return frozenset(
+        name for prefix, module in model.named_modules() if module is head for name in _within(prefix, module)
+    )
 
 
 def _within(prefix: str, module: nn.Module) -> list[str]:

@@ -1,4 +1,4 @@
-"""The parameters of a model that training moves, and weights put into a model by name."""
+"""The trainable parameters of a model, and loading of weights by name."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from fedskew.core.trees import Tensors
 
 
 def trainable(model: nn.Module) -> Tensors:
-    """Return the parameters that training moves; frozen ones (``requires_grad=False``) stay as they are and are never sent."""
+    """Return the trainable parameters; frozen ones (``requires_grad=False``) are not changed and never sent."""
     found: Tensors = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not found:
         raise FedskewError(f"{type(model).__name__} has nothing to train: no parameter has requires_grad=True")
@@ -17,6 +17,6 @@ def trainable(model: nn.Module) -> Tensors:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, tensors: Tensors) -> None:
-    """Copy trainable parameters and buffers into a model by name, where ``load_state_dict`` would refuse tied weights."""
+    """Copy trainable parameters and buffers into a model by name; ``load_state_dict`` would refuse tied weights."""
     for name, value in {**trainable(model), **dict(model.named_buffers())}.items():
         value.copy_(tensors[name])

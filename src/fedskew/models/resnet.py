@@ -56,7 +56,7 @@ def resnet9(
 
 
 class _Subsample(nn.Module):
-    """He et al.'s shortcut A: every second pixel, the new channels zero; it has no weights."""
+    """The shortcut A of He et al.: every second pixel, with zeros in the new channels; it has no weights."""
 
     def __init__(self, more: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _Subsample(nn.Module):
 
 
 def _basic(inputs: int, outputs: int, norm: Norm, *, project: bool) -> Residual:
-    """He et al.'s basic block; it halves the image where the channels grow."""
+    """Return the basic block of He et al.; it halves the image where the channels grow."""
     stride = 1 if inputs == outputs else 2
     body = nn.Sequential(*conv_norm(inputs, outputs, norm, stride), nn.ReLU(), *conv_norm(outputs, outputs, norm))
     if inputs == outputs:
@@ -78,7 +78,7 @@ def _basic(inputs: int, outputs: int, norm: Norm, *, project: bool) -> Residual:
 
 
 def _stages(channels: int, widths: tuple[int, ...], depth: int, norm: Norm, *, project: bool) -> nn.Sequential:
-    """A 3x3 stem, then for each width ``depth`` basic blocks, then the global mean."""
+    """Return a 3x3 stem, ``depth`` basic blocks for each width, and the global mean."""
     layers: list[nn.Module] = [_conv(channels, widths[0], norm)]
     before = widths[0]
     for width in widths:
@@ -122,7 +122,7 @@ def resnet20(
     width: Annotated[int, AtLeastOne] = 16,
     norm: Norm = "batch",
 ) -> Network:
-    """ResNet-20 of He et al. 2016 (section 4.2) for CIFAR; the net on which Stratify meets FedTAN.
+    """ResNet-20 of He et al. 2016 (section 4.2) for CIFAR; used in Stratify's comparison with FedTAN.
 
     Three stages of three basic blocks with shortcuts that have no weights (their option A).
 

@@ -1,4 +1,4 @@
-"""Callbacks: what happens after every round and at the end of a run, and what may stop it."""
+"""Callbacks: they are called after every round and at the end of a run, and may stop it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +12,7 @@ from fedskew.server.server import RoundResult, Server
 
 
 class Callback:
-    """Derive from this class and override what is needed; a function is a callback with ``on_round_end`` alone."""
+    """Base class of callbacks: override what is needed; a function is a callback with ``on_round_end`` alone."""
 
     def on_round_end(self, result: RoundResult, rounds: int) -> bool | None:
         """Called after every round with its rows and the number of rounds; returning True stops the run."""
@@ -25,7 +25,7 @@ CallbackSpec: TypeAlias = "Callback | Callable[[RoundResult, int], bool | None]"
 
 
 class _Function(Callback):
-    """A function that is called after every round."""
+    """A callback from a function that is called after every round."""
 
     def __init__(self, function: Callable[[RoundResult, int], bool | None]) -> None:
         self.function = function
@@ -47,22 +47,25 @@ def as_callbacks(given: Any) -> list[Callback]:
 
 
 class EarlyStopping(Callback):
-    """Stops a run when the global model's validation metric has not improved for ``patience`` rounds.
+    """A callback that stops a run when the validation metric has not improved for ``patience`` rounds.
 
-    ``rows`` are the rounds before, of a run that is resumed: it stops where it would have stopped without the interruption.
+    ``rows`` are the earlier rounds of a resumed run: it stops where it would have stopped without the interruption.
     """
 
     def __init__(self, server: Server, rows: Sequence[Row]) -> None:
         self.patience, task = server.settings.stop_after, server.job.task
         if self.patience and server.fed.validation is None:
             raise FedskewError(
-                f"stop_after={self.patience} looks at validation rows, and there are none: add validation=0.2, or leave it out"
+                f"stop_after={self.patience} needs validation rows, and there are none: add validation=0.2, or "
+                "leave it out"
             )
         if self.patience and not server.has_common_model:
-            raise FedskewError(f"stop_after={self.patience} looks at the global model, and this method has none: leave it out")
+            raise FedskewError(
+                f"stop_after={self.patience} needs a global model, and this method has none: leave it out"
+            )
         self.column, self.sign = f"validation_{task.metric_names[0]}", 1 if task.higher_is_better else -1
         self.best, self.best_round = -float("inf"), 0
-        self.stopped = any([self._stops(row) for row in rows])  # a list, so that all rows are seen
+        self.stopped = any([self._stops(row) for row in rows])  # noqa: C419 - all rows are evaluated
 
     def on_round_end(self, result: RoundResult, rounds: int) -> bool | None:
         """Return True if the last rounds brought no improvement."""
@@ -76,7 +79,7 @@ class EarlyStopping(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes every number of the table of rounds as a TensorBoard event."""
+    """A callback that writes every number of the table of rounds as a TensorBoard event."""
 
     def __init__(self, writer: Any) -> None:
         self.writer = writer
@@ -99,7 +102,7 @@ def summary_writer() -> Any:
 
 
 def events(server: Server, folder: Path | None) -> "AbstractContextManager[Any]":
-    """Return a writer of TensorBoard events, if they are wanted; what a killed run had after its checkpoint is purged."""
+    """Return a writer of TensorBoard events, if they are wanted; events after a killed run's checkpoint are purged."""
     if folder is None or not server.settings.tensorboard:
         return nullcontext()
     writer: AbstractContextManager[Any] = summary_writer()(str(folder / "tensorboard"), purge_step=server.round + 1)

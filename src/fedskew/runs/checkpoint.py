@@ -1,13 +1,14 @@
-"""Checkpoints of a run: a file with the weights and the server's state, a journal of what clients keep, and a manifest.
+"""Checkpoints of a run: a file with the weights and the server's state, a journal of client states, and a manifest.
 
-The journal is a row of numbered files. A checkpoint adds the rows of those clients that changed since the one before, so it
-costs what the clients of a round cost, however many were ever seen. The checkpoint file says which numbers go with it: reading
-them in order, later rows win. When the journal holds much more than the clients do, it begins anew with everybody.
+The journal is a sequence of numbered files. A checkpoint adds the states of the clients that changed since the one
+before, so its cost depends on the clients of a round, not on all clients. The checkpoint file has the numbers of its
+journal files: they are read in order, and later states replace earlier ones. When the journal is much larger than the
+states, it is replaced by one with all clients.
 
-The manifest is written last and lists every file that the checkpoint relies on, with its checksum: the state, the journal, the
-tables as long as they were. A run may be killed, and the power may fail, between any two
-steps of ``save``: a checkpoint without a manifest is none, new files have numbers that no manifest in place names, and old ones
-are removed only when two later checkpoints are in place. The last two are kept, so that a damaged one has a predecessor.
+The manifest is written last and lists every file that the checkpoint needs, with its checksum: the state, the
+journal, the tables up to their length. A run may be killed, or the power may fail, between any two steps of ``save``:
+a checkpoint without a manifest is ignored, new files have numbers that no existing manifest names, and old ones are
+removed only when two later checkpoints exist. The last two are kept, so that a damaged one has a predecessor.
 """
 
 from collections.abc import Mapping
@@ -34,13 +35,13 @@ from fedskew.server.client_store import ClientStore
 from fedskew.server.server import Server
 
 PIECE = 2**25  # bytes of rows in one file of the journal, so that writing and reading it takes no more memory than that
-LEAST = 2**16  # bytes that a journal may hold in any case
-FILES = "journal"  # name in the checkpoint: the first number of the journal and the one behind its last
+LEAST = 2**16  # bytes that a journal may always have
+FILES = "journal"  # name in the checkpoint: the first number of the journal, and its last plus one
 FIXED = ("params/", "buffers/", "server/", "round", FILES)  # names whose shapes follow from the model and the algorithm
 
 
 def to_bytes(tensors: Tensors) -> bytes:
-    """A safetensors file."""
+    """Return the tensors as a safetensors file."""
     return tensors_to_bytes({name: value.detach().contiguous().cpu() for name, value in tensors.items()})
 
 
@@ -48,16 +49,16 @@ KEPT = 2  # checkpoints that stay on the disk
 
 
 class Checkpoints:
-    """Writes the state of a training to its folder after some rounds, and reads it back."""
+    """The checkpoints of a run: the state is written to its folder after some rounds, and read back."""
 
     def __init__(self, disk: RunFolder) -> None:
         self.disk = disk
-        self._files, self._bytes = range(1, 1), 0  # of the journal that goes with the last checkpoint
+        self._files, self._bytes = range(1, 1), 0  # of the last checkpoint's journal
         self._digests: dict[str, Digest] = {}  # of the journal's files
-        self._named: dict[int, set[str]] = {}  # for each checkpoint in place the files of the journal that it relies on
+        self._named: dict[int, set[str]] = {}  # the journal files of each existing checkpoint
 
     def save(self, server: Server) -> None:
-        """Add a checkpoint of the training as it is now, and remove the oldest."""
+        """Add a checkpoint of the present state, and remove the oldest."""
         disk, stores = self.disk, server.stores()
         files, size = self._write_journal(stores)
         state = to_bytes({**server.checkpoint_without_stores(), FILES: torch.tensor([files.start, files.stop])})
@@ -74,7 +75,7 @@ class Checkpoints:
             store.settle()
 
     def _remove_old(self) -> None:
-        """Leave the last checkpoints, and of the journal what they rely on; the manifests go first."""
+        """Keep the last checkpoints and their part of the journal; manifests are removed first."""
         self._named = {round: self._named[round] for round in sorted(self._named, reverse=True)[:KEPT]}
         manifests, states = ({f"{round:08d}.{suffix}" for round in self._named} for suffix in ("json", "safetensors"))
         self.disk.remove_inside(CHECKPOINTS, manifests, "json")
@@ -83,7 +84,7 @@ class Checkpoints:
         self.disk.remove_inside(JOURNAL, journal, "safetensors")
 
     def _write_journal(self, stores: Mapping[str, ClientStore]) -> tuple[range, int]:
-        """Write those who changed, or everybody if those are all or the journal is too long; returns its numbers and bytes."""
+        """Write the changed client states, or all if the journal is too long; return its numbers and bytes."""
         first, number, size = self._files.start, self._files.stop, self._bytes
         clients = {name: store.changed for name, store in stores.items()}
         held = sum(store.all_bytes for store in stores.values())
@@ -102,14 +103,16 @@ class Checkpoints:
         return range(first, number), size
 
     def restore(self, server: Server, force: bool = False) -> None:
-        """Bring a fresh training to the state of the last checkpoint, if there is one, and the tables to its length.
+        """Restore the state of the last checkpoint, if there is one, and truncate the tables to its length.
 
-        What it relies on is verified first; nothing is changed before. With ``force`` the last checkpoint that is whole is
-        taken, whatever became of later ones.
+        Its files are verified before anything is changed. With ``force`` the last intact checkpoint is used, even if
+        later ones are damaged.
         """
         rounds = self.disk.checkpoints()
         if not rounds and self.disk.finished:
-            raise FedskewError(f"{self.disk.path / CHECKPOINTS} is gone; the finished run's result is in {SUMMARY} and {MODEL}")
+            raise FedskewError(
+                f"{self.disk.path / CHECKPOINTS} is gone; the finished run's result is in {SUMMARY} and {MODEL}"
+            )
         chosen = self._choose(rounds, force)
         tables: Mapping[str, Digest] = {}
         if chosen is not None:
@@ -126,7 +129,7 @@ class Checkpoints:
         self.disk.cut_back(tables)
 
     def _choose(self, rounds: list[int], force: bool) -> tuple[int, dict[str, Digest]] | None:
-        """The checkpoint to go on from, with the tables that go with it; None where there is none at all."""
+        """Return the checkpoint to resume from, with its tables; None if there is none."""
         problems: list[tuple[int, FedskewError]] = []
         whole: tuple[int, dict[str, Digest]] | None = None
         for round in rounds:
@@ -149,7 +152,7 @@ class Checkpoints:
         state = f"{CHECKPOINTS}/{round:08d}.safetensors"
         if found.get("round") != round or state not in files:
             raise FedskewError(f"{self.disk.checkpoint(round, 'json')} is damaged: it is not that of round {round}")
-        known = self._digests.items()  # what a later checkpoint relies on too was read before
+        known = self._digests.items()  # files of a later checkpoint were read before
         self.disk.verify({name: digest for name, digest in files.items() if (name, digest) not in known})
         return files
 
@@ -159,7 +162,7 @@ class Checkpoints:
         if whole is None:
             return f"put it back, or remove {CHECKPOINTS} to start again from the first round"
         return (
-            f"put it back, or go on from the checkpoint of round {whole[0]}, which is whole: "
+            f"put it back, or resume from the checkpoint of round {whole[0]}, which is intact: "
             f"{resume_command(self.disk.path)} --force"
         )
 
@@ -169,7 +172,7 @@ class Checkpoints:
             store.settle()
 
     def _read(self, number: int, stores: Mapping[str, ClientStore]) -> int:
-        """Put the rows of one file into their store; returns its bytes."""
+        """Put the rows of one file into their store, and return its bytes."""
         path = self.disk.journal(number)
         content = path.read_bytes()
         rows = tensors_from_bytes(content)
@@ -189,7 +192,7 @@ def _fixed(flat: Tensors) -> dict[str, torch.Size]:
 
 
 def _fits(rows: Tensors, form: Tensors, clients: str) -> bool:
-    """Whether names, types and shapes are those of ``form``, with a row for each of the clients."""
+    """Return whether names, types and shapes are those of ``form``, with a row for each of the clients."""
     count = rows[clients].numel() if clients in rows else 0
     found = {name: (value.dtype, value.shape) for name, value in rows.items()}
     return found == {name: (value.dtype, (count, *value.shape[1:])) for name, value in form.items()}

@@ -13,7 +13,7 @@ from fedskew.models.network import models
 from fedskew.skew.skews import skews
 from fedskew.tasks.task import tasks
 
-FROM_PYTHON = "from-python"  # stands in a configuration for what was passed as a Python object
+FROM_PYTHON = "from-python"  # placeholder in a configuration for a Python object
 REGISTRIES: Mapping[str, Registry[Any]] = {
     "data": datasets,
     "skew": skews,

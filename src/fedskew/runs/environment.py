@@ -1,4 +1,4 @@
-"""What the bits of a run depend on beside its configuration: written down at its start, compared when it is gone on with."""
+"""What the bits of a run depend on beside its configuration: recorded at its start, compared when it is resumed."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ from fedskew.server.server import Server
 
 
 def environment(server: Server) -> dict[str, Any]:
-    """What the bits of a run depend on beside its configuration."""
+    """Return what the bits of a run depend on beside its configuration."""
     from fedskew import __version__
 
     versions = {
@@ -49,7 +49,7 @@ def _qualified(kind: type) -> str:
 
 @torch.no_grad()
 def answers(server: Server) -> list[float]:
-    """What the model, as it begins, answers to two fixed rows: other code or other first weights give something else."""
+    """Return the initial model's outputs for two fixed rows: other code or other weights give other outputs."""
     rows = torch.arange(2 * math.prod(server.fed.data.shape), dtype=torch.float64).cos().view(2, *server.fed.data.shape)
     fresh = copy.deepcopy(server.model).cpu().double().eval()
     found: list[float] = fresh(rows).flatten().tolist()
@@ -57,12 +57,13 @@ def answers(server: Server) -> list[float]:
 
 
 def check_same(disk: RunFolder, began: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:
-    """Refuse a model or an algorithm that is not that of the run, and say what else changed around it."""
+    """Raise an error if model or algorithm are not those of the run; warn of other changes."""
     for name in ("algorithm", "model"):
         if not _alike(began.get(name), now[name]) and not force:
             raise FedskewError(
-                f"{disk.path}: the {name} is not the one that the run began with ({_first_change(began[name], now[name])}): "
-                f"put it back, or go on all the same: {resume_command(disk.path)} --force"
+                f"{disk.path}: the {name} is not the one that the run began with "
+                f"({_first_change(began[name], now[name])}): "
+                f"put it back, or resume anyway: {resume_command(disk.path)} --force"
             )
     around = ("fedskew", "python", "torch", "numpy", "platform", "device")
     if changed := [f"{name} was {began[name]} and is {now[name]}" for name in around if began.get(name) != now[name]]:
@@ -70,11 +71,17 @@ def check_same(disk: RunFolder, began: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def _alike(began: Any, now: Any) -> bool:
-    """Equal, numbers to within what another processor may change in their last digits."""
+    """Return whether two values are equal, numbers up to rounding errors of another processor."""
     if isinstance(now, Mapping):
-        return isinstance(began, Mapping) and began.keys() == now.keys() and all(_alike(began[key], now[key]) for key in now)
+        return (
+            isinstance(began, Mapping)
+            and began.keys() == now.keys()
+            and all(_alike(began[key], now[key]) for key in now)
+        )
     if isinstance(now, list):
-        return isinstance(began, list) and len(began) == len(now) and bool(np.allclose(began, now, rtol=1e-6, atol=1e-9))
+        return (
+            isinstance(began, list) and len(began) == len(now) and bool(np.allclose(began, now, rtol=1e-6, atol=1e-9))
+        )
     return bool(began == now)
 
 

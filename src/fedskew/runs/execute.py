@@ -1,4 +1,4 @@
-"""One run from what the user wrote to its last file: prepare it, go through its rounds, resume it, sum it up."""
+"""One run from its specification to its last file: prepare it, run its rounds, resume it, summarise it."""
 
 import copy
 import os
@@ -68,7 +68,7 @@ def start(
 
 
 def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:
-    """Return the folder of a run; without a place under a fresh name, and the next one if another process was faster."""
+    """Create and return the folder of a run; without a given place, names are tried until one is free."""
     content = (to_toml(config), environment(server), server.fed.partition)
     while place is None:
         with suppress(on_disk.TakenError):
@@ -107,7 +107,8 @@ def _resume(
         if config.get(name) == FROM_PYTHON and given is None:
             what = "fed" if name in ("data", "skew") else name
             raise FedskewError(
-                f"{disk.path}: its {name} was a Python object, resume it from Python: fedskew.resume(folder, {what}=...)"
+                f"{disk.path}: its {name} was a Python object, resume it from Python: fedskew.resume(folder, "
+                f"{what}=...)"
             )
     if fed is None:
         fed = federate(Experiment(**{name: config[name] for name in PARTITION_SETTINGS if name in config}))
@@ -116,7 +117,9 @@ def _resume(
             f"{disk.path}: the clients hold other rows than when the run began: put the data back or start a new run"
         )
     settings = Settings(**{field.name: config[field.name] for field in fields(Settings) if field.name in config})
-    settings = replace(settings, threads=settings.threads or began.get("threads"))  # sums depend on how they are shared out
+    settings = replace(
+        settings, threads=settings.threads or began.get("threads")
+    )  # sums depend on how they are shared out
     method = algorithm or resolve(config["algorithm"])
     server, resolved = prepare(fed, config["model"] if model is None else model, method, settings, task)
     config.setdefault("task", resolved["task"])  # a run of an older version learnt classes, and does not say so
@@ -144,9 +147,11 @@ def read_config(disk: RunFolder) -> dict[str, Any]:
 def prepare(
     fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: Settings, task: Task | None = None
 ) -> tuple[Server, dict[str, Any]]:
-    """Return a server and its whole configuration; all that can be refused is refused here, before anything is written."""
+    """Return a server and its whole configuration; bad choices raise an error here, before anything is written."""
     if not isinstance(fed, Federation):
-        raise FedskewError(f"train needs what fedskew.split returns, got {type(fed).__name__}: fedskew.split(data, skew) first")
+        raise FedskewError(
+            f"train needs what fedskew.split returns, got {type(fed).__name__}: fedskew.split(data, skew) first"
+        )
     if settings.tensorboard:
         summary_writer()
     task = _task(fed, settings, task)
@@ -211,7 +216,7 @@ def _drive(
     config: Mapping[str, Any],
     callbacks: "CallbackSpec | Iterable[CallbackSpec]",
 ) -> Run:
-    """Go round after round to the end, and write the files that a run ends with."""
+    """Run all rounds, and write the last files of the run."""
     disk = checkpoints.disk if checkpoints else None
     own = as_callbacks(callbacks)
     with events(server, disk.path if disk else None) as writer:
@@ -254,7 +259,7 @@ def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Row]]
 
 
 def _facts(server: Server, config: Mapping[str, Any]) -> Row:
-    """Return what the summary says of the set-up."""
+    """Return the entries of the summary about the set-up."""
     fed, algorithm = server.fed, server.algorithm
     facts: Row = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "task", "fleet")}
     facts |= {"clients": fed.clients, "clients_per_round": server.per_round, "seed": server.settings.seed}
@@ -289,13 +294,16 @@ def _trained(server: Server) -> nn.Module:
 
 
 def _fresh_folder(config: Mapping[str, Any]) -> Path:
-    """Return ``runs/METHOD-DATA-SKEW-sSEED``."""
-    words = [config[kind] if isinstance(config[kind], str) else config[kind]["name"] for kind in ("algorithm", "data", "skew")]
+    """Return the folder ``runs/METHOD-DATA-SKEW-sSEED``."""
+    words = [
+        config[kind] if isinstance(config[kind], str) else config[kind]["name"]
+        for kind in ("algorithm", "data", "skew")
+    ]
     return fresh_folder(*words, f"s{config['seed']}")
 
 
 def fresh_folder(*words: str) -> Path:
-    """Return a folder under ``runs`` named by the words (of a choice, its name), with a number behind when that is taken."""
+    """Return a folder under ``runs`` named by the words (of a choice, its name), with a number if that exists."""
     names = ("+".join(part.split(":")[0] for part in word.split(" + ")) for word in words)
     base, number = "-".join(names), 2
     place = Path("runs") / base

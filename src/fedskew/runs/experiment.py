@@ -1,4 +1,4 @@
-"""Run what a file or the command line describes."""
+"""Running an experiment from a file or the command line."""
 
 import os
 import tomllib
@@ -23,12 +23,14 @@ from fedskew.server import refusals
 
 
 def check_choices(experiment: Experiment) -> None:
-    """Refuse what can be refused before any data is read: names, their options, the device, settings that clash."""
+    """Raise an error for bad choices before any data is read: names, their options, the device, settings that clash."""
     for kind in CHOICES:
         if (kind, getattr(experiment, kind)) == ("task", AUTO):
             continue
         if getattr(experiment, kind) == FROM_PYTHON:
-            raise FedskewError(f"{kind}={FROM_PYTHON} stands for a Python object: run it from Python, or choose another {kind}")
+            raise FedskewError(
+                f"{kind}={FROM_PYTHON} stands for a Python object: run it from Python, or choose another {kind}"
+            )
         choose(kind, getattr(experiment, kind))
     refusals.check_choices(resolve(experiment.algorithm), experiment.settings())
     pick_device(experiment.device)
@@ -41,7 +43,7 @@ def run_experiment(
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
     fed: Federation | None = None,
 ) -> Run:
-    """Run an experiment; ``fed`` saves reading the data again for the next of several runs."""
+    """Run an experiment; ``fed`` avoids reading the data again for the next of several runs."""
     check_choices(experiment)
     if folder is not None:
         on_disk.must_be_new(Path(folder))
@@ -64,7 +66,7 @@ def _completed(config: dict[str, Any], fed: Federation, experiment: Experiment) 
 
 
 def run_or_resume(experiment: Experiment, folder: Path, callbacks: "CallbackSpec | Iterable[CallbackSpec]" = ()) -> Run:
-    """Run an experiment, or resume it if the folder holds the very same one: a job that is requeued is one line."""
+    """Run an experiment, or resume it if the folder holds the same one, so that a job can be started again."""
     if not folder.exists():
         return run_experiment(experiment, folder=folder, callbacks=callbacks)
     check_choices(experiment)

@@ -1,4 +1,4 @@
-"""From what the user wrote to a federation: read a data set and partition it into clients."""
+"""Building a federation: read a data set and partition it into clients."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -59,16 +59,17 @@ def split(
     """Partition a data set into clients.
 
     Args:
-        data: what ``load`` returned; or (x, y) or (x, y, group) of NumPy, PyTorch or pandas; or a data frame with ``label``
-        skew: how, as text, as a table or as a function of (rows, clients, stream) that returns a Partition; text may add
-            treatments of the rows: ``"dirichlet:alpha=0.3 + noise:sigma=0.1"``
-        clients: how many; 10 when left out, or one a group with ``natural``
-        seed: of the partition and of the held-out rows
-        client_test: share of its rows that every client holds out to test its own model
+        data: what ``load`` returned; or (x, y) or (x, y, group) of NumPy, PyTorch or pandas; or a data frame with
+            ``label``
+        skew: how, as text, as a table or as a function of (rows, clients, stream) that returns a Partition; text may
+            add treatments of the rows: ``"dirichlet:alpha=0.3 + noise:sigma=0.1"``
+        clients: number of clients; by default 10, or one per group with ``natural``
+        seed: seed of the partition and of the held-out rows
+        client_test: share of each client's rows that is held out to test its model
         target: a level of heterogeneity such as ``"hellinger=0.6"`` or ``"features.wasserstein=0.1"``; the skew's own
             parameter is then left out (``"dirichlet"``) and found by a search
         label: column of a data frame that holds the class or the number, or several columns of labels, ``"a+b+c"``
-        group: column of a data frame that says which group a row belongs to
+        group: column of a data frame with the group of a row
         task: how arrays or a data frame are read: y holds numbers with ``"regression"``, several labels a row (0 and 1)
             with ``"multilabel"``, and classes otherwise; what ``load`` returned knows that by itself
         bins: where targets are no classes, bins that stand in for them in skews and measures: quantiles of numbers, or
@@ -126,7 +127,7 @@ def _numbered(skew: "str | Mapping[str, Any] | Choice", groups: tuple[str, ...])
 
 
 def federate(experiment: Experiment, data: Dataset | None = None) -> Federation:
-    """Return the federation that an experiment trains on; ``data`` saves reading it again."""
+    """Return the federation of an experiment; ``data`` avoids reading it again."""
     seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
     data = data or load(experiment.data, validation=experiment.validation, seed=seed)
     held, bins = experiment.client_test, experiment.bins

@@ -1,4 +1,4 @@
-"""The picture in a run folder: how training went, what it cost, who was lost, and who holds what."""
+"""The figure of a run: accuracy, loss and cost, lost updates, and classes by client."""
 
 import io
 import math
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-# Colours that stay apart for colour-blind eyes (Okabe and Ito).
+# Colours that colour-blind readers can distinguish (Okabe and Ito).
 _COLOURS = {
     "train": "#999999",
     "validation": "#009E73",
@@ -38,7 +38,7 @@ _FATES = {  # columns of the table of rounds, likewise
     "excluded": ("NaN or infinite", "#000000"),
 }
 _MOST_CLIENTS = 250  # rows of the matrix; above that, clients at even steps
-# From the smallest; the largest is taken of which there are at least two.
+# In ascending order; the largest unit with a value of at least two is used.
 _TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
 _SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
@@ -46,7 +46,7 @@ _SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row, metric: str = "accuracy") -> bytes:
     """The task's headline metric over rounds, simulated time and traffic, loss, lost updates, who holds what, as a PNG.
 
-    What there is nothing to show of is left out, and its neighbour takes its place.
+    Panels without content are omitted, and their neighbours are larger.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -79,7 +79,12 @@ def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row, metric: str =
 
 
 def _title(summary: Row) -> str:
-    parts = [summary["algorithm"], summary["model"], f"{summary['data']} cut by {summary['skew']}", f"seed {summary['seed']}"]
+    parts = [
+        summary["algorithm"],
+        summary["model"],
+        f"{summary['data']} cut by {summary['skew']}",
+        f"seed {summary['seed']}",
+    ]
     if summary["fleet"] != "uniform":
         parts.insert(-1, f"fleet {summary['fleet']}")
     text = "  ·  ".join(parts)
@@ -120,7 +125,7 @@ def _draw_parts(axes: "Axes", rounds: Sequence[Row], x: Sequence[float], what: s
 
 
 def _draw_fates(axes: "Axes", rounds: Sequence[Row]) -> None:
-    """What became of the clients of each round, one on top of the other."""
+    """Draw the outcomes of the clients of each round as stacked areas."""
     counts = {fate: np.array([row[fate] for row in rounds]) for fate in ("late", "dropped", "excluded")}
     counts = {"answered": np.array([row["clients"] for row in rounds]) - sum(counts.values()), **counts}
     edges, base = np.arange(len(rounds) + 1) + 0.5, np.zeros(len(rounds))
@@ -148,7 +153,7 @@ def _tidy(axes: "Axes") -> None:
 
 
 def _draw_matrix(axes: "Axes", fed: Federation) -> None:
-    """Share of each class (column) at each client (row), with the client's rows on the right while they can be read."""
+    """Draw the share of each class (column) at each client (row), with the clients' rows if there is space."""
     columns, clients = fed.label_columns, np.arange(fed.clients)
     if fed.clients > _MOST_CLIENTS:
         clients = np.unique(np.linspace(0, fed.clients - 1, _MOST_CLIENTS).astype(np.int64))

@@ -1,7 +1,7 @@
-"""The run folder: configuration, tables written as they grow, checkpoints, final weights.
+"""The run folder: configuration, growing tables, checkpoints, final weights.
 
-It survives a kill, or a power cut, at any moment: whatever is relied on later was forced to the disk before, files and the
-folders that name them, and is listed with its size and checksum in a manifest that is written last.
+It survives a kill or a power failure at any moment: files that are needed later are flushed to disk, with their
+folders, and then listed with size and checksum in a manifest that is written last.
 """
 
 import csv
@@ -41,25 +41,25 @@ TABLES = (ROUNDS, CLIENTS, TIMING)
 
 
 def resume_command(path: Path) -> str:
-    """What to type to go on with a run."""
+    """Return the command that resumes a run."""
     return f"fedskew resume {shlex.quote(str(path))}"
 
 
 class TakenError(FedskewError):
-    """A folder that was to be new exists."""
+    """Raised if a folder that should be new exists."""
 
 
 def must_be_new(path: Path) -> None:
-    """Refuse a folder that exists: a run never touches what is there."""
+    """Raise an error if the folder exists: a run never changes existing files."""
     with writing(path):
         taken = path.exists()
     if taken:
-        raise TakenError(f"{path} exists already: go on with it ({resume_command(path)}), remove it or choose another")
+        raise TakenError(f"{path} exists already: resume it ({resume_command(path)}), remove it or choose another")
 
 
 @contextmanager
 def writing(path: Path, then: str = "") -> Iterator[None]:
-    """Turn the operating system's refusals into errors that say what to do, and what ``then``."""
+    """Turn errors of the operating system into errors with a fix; ``then`` says what to do after it."""
     try:
         yield
     except OSError as problem:
@@ -77,7 +77,7 @@ def writing(path: Path, then: str = "") -> Iterator[None]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that is complete from the moment it exists: fill the one given, it is then put in place."""
+    """Create a folder that is complete when it appears: fill the one given, which is then renamed."""
     must_be_new(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             part.chmod(0o755)
             for inner in [*part.rglob("*"), part]:
                 sync(inner)
-            must_be_new(path)  # somebody may have made it in the meantime
+            must_be_new(path)  # another process may have created it in the meantime
             part.rename(path)
             sync(path.parent)
         except BaseException:
@@ -97,7 +97,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to disk."""
     if path.is_dir() and os.name == "nt":  # Windows has no such call for folders
         return
     file = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
@@ -108,7 +108,7 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes, then: str = "") -> None:
-    """All of it or nothing, also after a power cut: a new file beside the old one takes its place."""
+    """Write a file completely or not at all, also on a power failure: a new file replaces the old one."""
     part = path.with_name(path.name + ".part")
     with writing(path, then):
         try:
@@ -125,25 +125,25 @@ def write_atomically(path: Path, content: bytes, then: str = "") -> None:
 
 @dataclass(frozen=True)
 class Digest:
-    """What a file holds, or the beginning of a table that grows: so many bytes with this SHA-256."""
+    """The content of a file, or the beginning of a growing table: a number of bytes and their SHA-256."""
 
     size: int
     sha256: str
 
     @classmethod
     def of(cls, content: bytes) -> "Digest":
-        """Of a whole file."""
+        """Return the digest of a whole file."""
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
 
 def manifest(files: Mapping[str, Digest], format: int = FORMAT, **facts: Any) -> bytes:
-    """Files with their digests as JSON, and a checksum of that itself."""
+    """Return files with their digests as JSON, with a checksum of that itself."""
     content = {"format": format, **facts, "files": {name: vars(digest) for name, digest in files.items()}}
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What ``manifest`` made, with ``files`` as digests; refuses one that was changed."""
+    """Return the content of a manifest, with ``files`` as digests; raise an error if it was changed."""
     try:
         content = json.loads(path.read_bytes())
         if content["format"] not in range(2, FORMAT + 1):
@@ -175,7 +175,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def to_json(content: Any, indent: int | None = None) -> str:
-    """JSON that every parser takes: NaN and infinity, which JSON does not have, become null."""
+    """Return strict JSON: NaN and infinity become null."""
     return json.dumps(_finite(content), indent=indent)
 
 
@@ -204,7 +204,7 @@ def matrix_from_csv(path: Path) -> tuple[list[str], list[list[int]]]:
 
 
 def to_csv(rows: list[Row], header: bool) -> bytes:
-    """Lines of a table; all have the same columns."""
+    """Return rows as CSV; all have the same columns."""
     text = io.StringIO()
     table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     if header:
@@ -219,11 +219,11 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._then = f", then resume with: {resume_command(path)}"
-        self._grown: dict[str, Any] = {}  # of each table that was written to, its length and a running SHA-256
+        self._grown: dict[str, Any] = {}  # length and SHA-256 of each table that was written to
 
     @classmethod
     def create(cls, path: Path, config: str, environment: Mapping[str, Any], partition: Partition) -> "RunFolder":
-        """A new run, with all that is known before its first round."""
+        """Create a new run, with everything that is known before its first round."""
         with new_folder(path) as part:
             (part / CONFIG).write_text(config, encoding="utf-8")
             (part / ENVIRONMENT).write_text(to_json(environment, indent=2) + "\n", encoding="utf-8")
@@ -234,26 +234,27 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """An existing run."""
+        """Open an existing run."""
         if not (path / CONFIG).is_file():
             raise FedskewError(f"{path} is not a run folder: it has no {CONFIG}; name a folder such as runs/NAME")
         return cls(path)
 
     def environment(self) -> Row:
-        """What was written down of the environment in which the run began; refuses a folder of another format."""
+        """Return the recorded environment of the run's start; raise an error for a folder of another format."""
         found = self.read_json(ENVIRONMENT)
         version = found.get("format", 1)
         if version != FORMAT:
             raise FedskewError(
-                f"{self.path} has the format {version}, and this version of fedskew goes on with runs of format {FORMAT} only: "
+                f"{self.path} has the format {version}, and this version of fedskew resumes runs of format "
+                f"{FORMAT} only: "
                 "finish it with the version that began it, or start a new run (fedskew.open_run reads finished ones)"
             )
         return found
 
     def verify_start(self, force: bool = False) -> None:
-        """Refuse a configuration, an environment or a partition that are not as they were written.
+        """Raise an error if configuration, environment or partition were changed.
 
-        With ``force`` the first two may have been changed on purpose.
+        With ``force`` the first two may be changed.
         """
         files = read_manifest(self.path / START)["files"]
         changed = (CONFIG, ENVIRONMENT) if force else ()
@@ -264,11 +265,11 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Return whether the run is finished."""
         return (self.path / SUMMARY).is_file()
 
     def append(self, name: str, rows: list[Row]) -> None:
-        """Add lines to a table; the header is written with the first."""
+        """Append rows to a table; the header is written first."""
         path = self.path / name
         content = to_csv(rows, header=not path.exists())
         with writing(path, self._then), path.open("ab") as file:
@@ -278,7 +279,7 @@ class RunFolder:
         self._grown[name] = length + len(content), running
 
     def table(self, name: str) -> list[Row]:
-        """The lines of a table, with numbers as numbers."""
+        """Return the rows of a table, with numbers as numbers."""
         path = self.path / name
         if not path.exists():
             return []
@@ -286,16 +287,18 @@ class RunFolder:
             lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
             return [{key: _value(value) for key, value in row.items()} for row in lines]
         except ValueError as problem:
-            raise FedskewError(f"{path} is damaged: {problem}; the run must be started again in another folder") from None
+            raise FedskewError(
+                f"{path} is damaged: {problem}; the run must be started again in another folder"
+            ) from None
 
     def stream(self, name: str) -> Iterator[Row]:
-        """The lines of a table one after the other, for tables that are larger than memory."""
+        """Yield the rows of a table, for tables larger than memory."""
         with (self.path / name).open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 yield {key: _value(value) for key, value in row.items()}
 
     def cut_back(self, lengths: Mapping[str, Digest]) -> None:
-        """Drop what was written to the tables after a checkpoint, torn last lines included."""
+        """Truncate the tables to a checkpoint, incomplete last lines included."""
         for name in TABLES:
             path, digest = self.path / name, lengths.get(name, Digest.of(b""))
             if not path.exists():
@@ -314,14 +317,14 @@ class RunFolder:
                 self._grown[name] = len(content), hashlib.sha256(content)
 
     def sync_tables(self) -> dict[str, Digest]:
-        """Force the tables to the disk; says how long they are now."""
+        """Flush the tables to disk, and return their digests."""
         for name in self._grown:
             with writing(self.path / name, self._then):
                 sync(self.path / name)
         return {name: Digest(length, running.hexdigest()) for name, (length, running) in self._grown.items()}
 
     def verify(self, files: Mapping[str, Digest]) -> None:
-        """Refuse, by name, a file that is not as it was written; tables may have grown since."""
+        """Raise an error for a file that was changed; tables may have grown since."""
         for name, digest in files.items():
             path = self.path / name
             try:
@@ -333,16 +336,16 @@ class RunFolder:
                 raise FedskewError(f"{path} is damaged: its content is not what was written")
 
     def checkpoint(self, round: int, suffix: str) -> Path:
-        """Where the checkpoint after this round has its state (``safetensors``) or its manifest (``json``)."""
+        """Return the path of a checkpoint's state (``safetensors``) or manifest (``json``)."""
         return self.path / CHECKPOINTS / f"{round:08d}.{suffix}"
 
     def checkpoints(self) -> list[int]:
-        """The rounds after which there are checkpoints, the latest first."""
+        """Return the rounds with checkpoints, the latest first."""
         found = (re.fullmatch(r"(\d+)\.json", path.name) for path in (self.path / CHECKPOINTS).glob("*.json"))
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def write_inside(self, path: Path, content: bytes) -> None:
-        """Write a file of a folder inside this one, which is made for the first."""
+        """Write a file of a folder inside this one, which is created if needed."""
         with writing(path, self._then):
             if not path.parent.is_dir():
                 path.parent.mkdir(exist_ok=True)
@@ -350,18 +353,18 @@ class RunFolder:
         write_atomically(path, content, self._then)
 
     def remove_inside(self, folder: str, kept: set[str], suffix: str) -> None:
-        """Remove numbered files of a kind but those with these names, and what a killed run left half written."""
+        """Remove numbered files of a kind except these, and incomplete files of a killed run."""
         for path in (self.path / folder).glob(f"*.{suffix}*"):
             if re.fullmatch(rf"\d+\.{suffix}(\.part)?", path.name) and path.name not in kept:
                 with writing(path, self._then):
                     path.unlink(missing_ok=True)
 
     def journal(self, number: int) -> Path:
-        """Where the journal has its file of this number."""
+        """Return the path of the journal's file of this number."""
         return self.path / JOURNAL / f"{number:08d}.safetensors"
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file whole."""
+        """Write a whole file."""
         write_atomically(self.path / name, content, self._then)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -369,7 +372,7 @@ class RunFolder:
         self.write(name, (to_json(content, indent=2) + "\n").encode())
 
     def read_json(self, name: str) -> Row:
-        """What ``write_json`` wrote."""
+        """Return what ``write_json`` wrote."""
         try:
             content: Row = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as problem:

@@ -1,4 +1,4 @@
-"""A finished run read back from its folder, whatever the format of the folder; several runs as one table."""
+"""A finished run read from its folder, for all formats of run folders; several runs as one table."""
 
 import os
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Record:
-    """A finished run on disk: ``format`` is that of its folder, ``config`` holds its settings and ``summary`` its result."""
+    """A finished run on disk: ``format`` is that of its folder, ``config`` its settings, ``summary`` its result."""
 
     folder: Path
     format: int
@@ -36,17 +36,17 @@ class Record:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """One row a round, with the seconds it took."""
+        """Return one row per round, with its seconds."""
         return self._table(on_disk.ROUNDS).merge(self._table(on_disk.TIMING), on="round")
 
     @cached_property
     def clients(self) -> "pd.DataFrame":
-        """One row for each client of each round."""
+        """Return one row per client and round."""
         return self._table(on_disk.CLIENTS)
 
     @cached_property
     def final_clients(self) -> "pd.DataFrame":
-        """One row a client about the model it ended with."""
+        """Return one row per client about its model at the end."""
         return self._table(on_disk.FINAL_CLIENTS)
 
     @cached_property
@@ -57,7 +57,7 @@ class Record:
 
     @cached_property
     def weights(self) -> Tensors:
-        """Weights and buffers of the global model, by name."""
+        """Return weights and buffers of the global model, by name."""
         path = self.folder / on_disk.MODEL
         try:
             return dict(tensors_from_bytes(path.read_bytes()))
@@ -66,16 +66,17 @@ class Record:
 
     @cached_property
     def partition(self) -> Partition:
-        """Which rows each client held."""
+        """Return the rows of each client."""
         return Partition.load(self.folder / on_disk.PARTITION)
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained global model, in evaluation mode; for a model that was a Python object, use ``weights``."""
+        """Return the trained global model in evaluation mode; for a model from Python, use ``weights``."""
         facts = RunFolder(self.folder).read_json(on_disk.ENVIRONMENT)
         if self.config["model"] == FROM_PYTHON or "shape" not in facts:
             raise FedskewError(
-                f"{self.folder}: its model cannot be built from the folder alone: build it, and load the tensors in weights"
+                f"{self.folder}: its model cannot be built from the folder alone: build it, and load the tensors in "
+                "weights"
             )
         model = build(self.config["model"], tuple(facts["shape"]), facts["outputs"], seed=0)
         load_weights(model, self.weights)
@@ -96,7 +97,7 @@ def open_run(folder: "list[str | os.PathLike[str]]") -> "pd.DataFrame": ...
 
 
 def open_run(folder: "str | os.PathLike[str] | list[str | os.PathLike[str]]") -> "Record | pd.DataFrame":
-    """Read a finished run back: its tables, summary, configuration, partition and model; of several runs one table.
+    """Read a finished run: tables, summary, configuration, partition and model; of several runs one table.
 
     Files are verified where the folder has checksums (from format 2 on).
 
@@ -118,7 +119,7 @@ def _open(folder: Path) -> Record:
             f"{folder} has the format {version}, and this version of fedskew reads 1 to {FORMAT}: use a newer one"
         )
     if not disk.finished:
-        raise FedskewError(f"{folder} has not come to its end: go on with it ({on_disk.resume_command(disk.path)})")
+        raise FedskewError(f"{folder} is not finished: resume it ({on_disk.resume_command(disk.path)})")
     if version > 1:
         disk.verify_start()
         disk.verify(read_manifest(disk.path / on_disk.FINAL)["files"])

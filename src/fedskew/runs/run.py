@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: tables, the summary, the trained model and the folder it was written to (None: nowhere)."""
+    """A finished run: tables, the summary, the trained model and its folder (None if it was not written)."""
 
     summary: Row
     model: nn.Module
@@ -28,19 +28,19 @@ class Run:
 
     @property
     def rounds(self) -> "pd.DataFrame":
-        """One row a round, with the seconds it took."""
+        """Return one row per round, with its seconds."""
         return _frame(self.tables["rounds"]).merge(_frame(self.tables["timing"]), on="round")
 
     @property
     def clients(self) -> "pd.DataFrame":
-        """One row for each client of each round; read from the folder, if there is one, as there may be very many."""
+        """Return one row per client and round; read from the folder, if there is one, as there may be very many."""
         if self.folder is None:
             return _frame(self.tables["clients"])
         return _frame(RunFolder(self.folder).table(on_disk.CLIENTS))
 
     @property
     def final_clients(self) -> "pd.DataFrame":
-        """One row a client about the model it ended with."""
+        """Return one row per client about its model at the end."""
         return _frame(self.tables["final"])
 
     @cached_property

@@ -1,4 +1,4 @@
-"""One run from its first round to its last file: rounds are recorded, checkpoints are made, signals and mishaps survived."""
+"""One run from its first round to its last file: rounds are recorded, checkpoints written, signals handled."""
 
 import signal
 import threading
@@ -16,13 +16,13 @@ from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.server.server import Server
 
-SHARE = 0.01  # of a run's time that checkpoints may take where nobody says how often they are made
-STOPS = {"SIGTERM": 143, "SIGHUP": 129}  # signals that end a run in good order, with the exit codes of a shell
+SHARE = 0.01  # of a run's time that checkpoints take without checkpoint_every
+STOPS = {"SIGTERM": 143, "SIGHUP": 129}  # signals after which a run ends its round, with their exit codes
 
 
 @dataclass
 class CheckpointInterval:
-    """When a checkpoint is due: every so many rounds, or so often that it takes about 1 % of the time; and at the end."""
+    """When a checkpoint is due: every so many rounds, or such that they take about 1 % of the time; and at the end."""
 
     every: int | None
     rounds: int
@@ -34,7 +34,7 @@ class CheckpointInterval:
         self._since = self.clock()
 
     def due(self, round: int) -> bool:
-        """Return whether there is one after this round."""
+        """Return whether a checkpoint is due after this round."""
         if round == self.rounds:
             return True
         if self.every is not None:
@@ -53,9 +53,10 @@ class CheckpointInterval:
 def run_rounds(
     server: Server, checkpoints: Checkpoints | None, tables: Mapping[str, list[Row]], callbacks: Iterable[Callback]
 ) -> None:
-    """Go round after round to the end, or until a callback stops the run. Every round is recorded before the next begins.
+    """Run all rounds, or until a callback stops the run. Every round is recorded before the next begins.
 
-    Ctrl-C, SIGTERM and SIGHUP leave a run that can be resumed: the latter two end the round first and make a checkpoint.
+    Ctrl-C, SIGTERM and SIGHUP leave a run that can be resumed: the latter two end the round first and make a
+    checkpoint.
     """
     settings, disk = server.settings, checkpoints.disk if checkpoints else None
     interval = CheckpointInterval(settings.checkpoint_every, settings.rounds)
@@ -69,13 +70,17 @@ def run_rounds(
             for name, table in tables.items():
                 table.extend(new[name])
             if checkpoints and disk:
-                for name, file in (("rounds", on_disk.ROUNDS), ("clients", on_disk.CLIENTS), ("timing", on_disk.TIMING)):
+                for name, file in (
+                    ("rounds", on_disk.ROUNDS),
+                    ("clients", on_disk.CLIENTS),
+                    ("timing", on_disk.TIMING),
+                ):
                     disk.append(file, new[name])
                 if due := interval.due(server.round) or bool(stopped):
                     with interval.saving():
                         checkpoints.save(server)
             # A list, because every callback is called, also after one that stops the run.
-            if any([callback.on_round_end(result, settings.rounds) for callback in callbacks]):
+            if any([callback.on_round_end(result, settings.rounds) for callback in callbacks]):  # noqa: C419
                 if checkpoints and not due:
                     checkpoints.save(server)
                 return
@@ -85,7 +90,7 @@ def run_rounds(
 
 @contextmanager
 def resumable(server: Server, disk: RunFolder | None) -> Iterator[None]:
-    """Make Ctrl-C say how to resume the run."""
+    """Make Ctrl-C print the command that resumes the run."""
     try:
         yield
     except Interrupted:
@@ -101,10 +106,10 @@ def _how_to_resume(server: Server, disk: RunFolder | None) -> str:
 
 @contextmanager
 def _stopping() -> Iterator[list[str]]:
-    """The names of the signals that came and want the run to end; empty as long as none did."""
+    """Yield the names of the signals that should end the run; empty until one arrives."""
     came: list[str] = []
     known = [name for name in STOPS if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():  # only there may signals be handled
+    if threading.current_thread() is not threading.main_thread():  # signals can be handled only there
         yield came
         return
     before = {name: signal.signal(getattr(signal, name), lambda *_, name=name: came.append(name)) for name in known}
@@ -117,10 +122,10 @@ def _stopping() -> Iterator[list[str]]:
 
 @contextmanager
 def only_warned(what: str) -> Iterator[None]:
-    """What is nice to have may fail: that is told, and the run is as good without it."""
+    """Turn errors of optional steps, such as drawing, into warnings."""
     try:
         yield
-    except Exception as problem:  # whatever a plotting library raises
+    except Exception as problem:  # any error of a plotting library
         reason = problem if isinstance(problem, FedskewError) else f"{type(problem).__name__}: {problem}"
         warnings.warn(
             f"{what} could not be made ({' '.join(str(reason).split())[:200]}); the run itself is whole", stacklevel=3
@@ -128,12 +133,12 @@ def only_warned(what: str) -> Iterator[None]:
 
 
 def client_rows(tables: Mapping[str, list[Row]], disk: RunFolder | None) -> Iterable[Row]:
-    """Return all rows about clients: in memory, or one after the other from the folder."""
+    """Return all rows about clients: from memory, or streamed from the folder."""
     return disk.stream(on_disk.CLIENTS) if disk else tables["clients"]
 
 
 def finished_files(disk: RunFolder, files: Mapping[str, bytes], summary: Mapping[str, Any]) -> None:
-    """Write what a run ends with; the summary comes last, and with it the run is finished."""
+    """Write the last files of a run; the summary is written last and marks the run as finished."""
     content = (on_disk.to_json(summary, indent=2) + "\n").encode()
     for name, inside in files.items():
         disk.write(name, inside)

@@ -18,6 +18,15 @@ Row = dict[str, Any]
 LATE_ROUNDS = 15  # over which late oscillation is measured
 
 
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and the standard deviation (n - 1) of some numbers; of a single one there is no deviation.
+
+    >>> mean_and_std([1.0, 3.0, 5.0]), mean_and_std([7.0])
+    ((3.0, 2.0), (7.0, None))
+    """
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
 def summarise(
     rounds: Sequence[Row],
     clients: Iterable[Row],
@@ -26,7 +35,7 @@ def summarise(
     held_out: bool,
     task: Task | None = None,
 ) -> Row:
-    """The summary of a run that has at least one round; ``population`` is the number of clients that could be chosen."""
+    """Return the summary of a run with at least one round; ``population`` is the number of clients."""
     task = task or Classification()
     result: Row = {"rounds": len(rounds)}
     for part in ("train", "validation", "test", "own_test", "trained_test", "calibrated_test"):
@@ -88,7 +97,7 @@ def _until_90_percent(rounds: Sequence[Row], part: str, metric: str) -> Row:
 
 
 def _over_clients(final: Sequence[Row], held_out: bool, task: Task) -> Row:
-    """Means over the clients, and over the worst of them, at the end."""
+    """Return means over the clients, and over the worst of them, at the end."""
     result: Row = {}
     metric, sign = task.row_metric or "loss", 1 if task.row_metric and task.higher_is_better else -1
     values = np.array([row[metric] for row in final], dtype=np.float64)
@@ -109,7 +118,7 @@ def _over_clients(final: Sequence[Row], held_out: bool, task: Task) -> Row:
 
 
 def _accumulated(clients: Iterable[Row], population: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """Weight that each client had over all rounds, 0 for those never chosen."""
+    """Return each client's sum of weights over all rounds, 0 for those never chosen."""
     total = np.zeros(population)
     for row in clients:
         total[row["client"]] += row["weight"]

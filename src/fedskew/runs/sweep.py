@@ -1,4 +1,4 @@
-"""Several runs that belong together: methods x seeds on the same cuts, in one folder that can be resumed as a whole."""
+"""Several runs in one folder: methods x seeds on the same partitions, which can be resumed as a whole."""
 
 import json
 import re
@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedskew.algorithms.contract import resolve
 from fedskew.core.config import Experiment
@@ -23,27 +21,27 @@ from fedskew.runs.experiment import check_choices, run_experiment
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import SUMMARY, RunFolder, new_folder, resume_command, to_json, write_atomically
 from fedskew.runs.run import Run
-from fedskew.runs.summary import Row
+from fedskew.runs.summary import Row, mean_and_std
 
 GROUP, FAILED = "group.json", "failed.json"
-MOST_SEEDS = 1_000  # of one group: every one of them is cut and checked before the first run
+MOST_SEEDS = 1_000  # of one group: all are partitioned and checked before the first run
 
 
 @dataclass(frozen=True)
 class Member:
-    """One of several runs: the method as it was written, the seed, and everything that was set."""
+    """One of several runs: the method as it was written, the seed, and all settings."""
 
     name: str
     algorithm: str
     values: Mapping[str, Any]
 
     def experiment(self) -> Experiment:
-        """Validated."""
+        """Return the validated experiment."""
         return Experiment(**self.values)
 
 
 def members(values: Mapping[str, Any], algorithms: Sequence[str], seeds: Sequence[int]) -> list[Member]:
-    """All methods with all seeds, seed by seed so that each cut is made once; refuses what is wrong without any data."""
+    """Return all methods with all seeds, seed by seed so that each partition is made once; bad choices are errors."""
     if len(seeds) > MOST_SEEDS:
         raise FedskewError(f"{len(seeds):,} seeds are more than a group holds: give at most {MOST_SEEDS:,} at a time")
     result = []
@@ -53,14 +51,14 @@ def members(values: Mapping[str, Any], algorithms: Sequence[str], seeds: Sequenc
             result.append(Member(name, algorithm, {**values, "algorithm": algorithm, "seed": seed}))
     twice = next((name for name, count in Counter(member.name for member in result).items() if count > 1), None)
     if twice:
-        raise FedskewError(f"{twice} is asked for twice: give every algorithm and seed once")
+        raise FedskewError(f"{twice} is given twice: give every algorithm and seed once")
     for member in result:
         check_choices(member.experiment())
     return result
 
 
 def parse_seeds(text: str) -> list[int]:
-    """``0-4`` or ``0,3,7`` or both.
+    """Return the seeds of a text such as ``0-4`` or ``0,3,7``.
 
     >>> parse_seeds("0-2,7")
     [0, 1, 2, 7]
@@ -78,14 +76,14 @@ def parse_seeds(text: str) -> list[int]:
 
 
 class Partitions:
-    """The federations of a group, one in memory at a time; the data is read once, unless the seed decides what is held out."""
+    """The federations of a group, one in memory at a time; the data is read once, unless it depends on the seed."""
 
     def __init__(self) -> None:
         self._seed: int | None = None
         self._last: Federation | None = None
 
     def of(self, experiment: Experiment) -> Federation:
-        """What this experiment trains on."""
+        """Return the federation of this experiment."""
         seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
         if self._last is None or seed != self._seed:
             data = None if self._last is None or experiment.validation else self._last.data
@@ -94,7 +92,7 @@ class Partitions:
 
 
 def check(wanted: Sequence[Member]) -> None:
-    """Refuse before the first run what would stop a later one: every cut is made and every model is built once."""
+    """Raise before the first run the errors that would stop a later one; every partition and model is made once."""
     partitions = Partitions()
     for member in wanted:
         experiment = member.experiment()
@@ -104,7 +102,7 @@ def check(wanted: Sequence[Member]) -> None:
 
 @contextmanager
 def _named(member: Member) -> Iterator[None]:
-    """Errors say which of the runs they are about."""
+    """Name the run in its errors."""
     try:
         yield
     except FedskewError as problem:
@@ -112,7 +110,7 @@ def _named(member: Member) -> Iterator[None]:
 
 
 def create(folder: Path, wanted: Sequence[Member]) -> None:
-    """The folder of a group, with the list of what is to be run."""
+    """Create the folder of a group, with the list of its runs."""
     with new_folder(folder) as part:
         (part / GROUP).write_text(_listed(wanted), encoding="utf-8")
 
@@ -122,7 +120,7 @@ def _listed(wanted: Sequence[Member]) -> str:
 
 
 def must_be_the_same(folder: Path, wanted: Sequence[Member]) -> None:
-    """Refuse a folder that holds another group than this."""
+    """Raise an error if the folder holds another group."""
     if _listed(read(folder)) != _listed(wanted):
         raise FedskewError(
             f"{folder} holds other runs than these: choose another folder, or resume what it holds ("
@@ -131,7 +129,7 @@ def must_be_the_same(folder: Path, wanted: Sequence[Member]) -> None:
 
 
 def read(folder: Path) -> list[Member]:
-    """What a group is to run."""
+    """Return the runs of a group."""
     path = folder / GROUP
     with reading(path):
         found = [Member(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
@@ -141,7 +139,9 @@ def read(folder: Path) -> list[Member]:
             if not re.fullmatch(r"[A-Za-z0-9.+-]+", member.name) or not member.name.strip("."):
                 raise FedskewError(f"{path} is damaged: the run {member.name!r} is no name of a folder in it")
             if strange := set(member.values) - {field.name for field in fields(Experiment)}:
-                raise FedskewError(f"{path} is damaged: {member.name} has the unknown settings {', '.join(sorted(strange))}")
+                raise FedskewError(
+                    f"{path} is damaged: {member.name} has the unknown settings {', '.join(sorted(strange))}"
+                )
     if not found:
         raise FedskewError(f"{path} cannot be read: it names no run")
     return found
@@ -155,9 +155,10 @@ def run_all(
     retry: bool = False,
     force: bool = False,
 ) -> list[Row]:
-    """Run, resume or skip every member in turn; returns their summaries, and leaves them with means in the folder.
+    """Run, resume or skip every member in turn; return their summaries, and write them with means to the folder.
 
-    A run that diverges is recorded as failed, with its reason, and the others go on; it is tried again only with ``retry``.
+    A run that diverges is recorded as failed, with its reason, and the others continue; it is run again only with
+    ``retry``.
     """
     with locked(folder):
         partitions = Partitions()
@@ -175,7 +176,7 @@ def _outcome(
     retry: bool,
     force: bool,
 ) -> Row:
-    """The summary of a member, of which there may be one already; for one that failed, which it was and why."""
+    """Return the summary of a member, which may exist already; for a failed one, its name and the reason."""
     failed = place / FAILED
     if place.exists() and RunFolder.open(place).finished:
         return RunFolder.open(place).read_json(SUMMARY)
@@ -192,15 +193,15 @@ def _outcome(
 
 
 def overview(wanted: Sequence[Member], summaries: Sequence[Row]) -> Row:
-    """The summaries of all runs, their means over seeds, and what to mind when they are compared."""
+    """Return the summaries of all runs, their means over seeds, and warnings about the comparison."""
     warned = unequal_weights([member.algorithm for member in wanted], summaries)
     return {"runs": list(summaries), "means": means(wanted, summaries), "warnings": [warned] if warned else []}
 
 
 def unequal_weights(methods: Sequence[str], summaries: Sequence[Row]) -> str:
-    """A warning where clients count by their rows in one method and alike in another; nothing if they do not.
+    """Return a warning if the aggregation weights differ between methods; empty if they do not.
 
-    What a method multiplies that with, or does instead, is its idea and no difference of set-up.
+    Factors that a method itself applies to the weights are not compared.
     """
     found: dict[str, list[str]] = {}
     for method, summary in zip(methods, summaries, strict=True):
@@ -210,7 +211,7 @@ def unequal_weights(methods: Sequence[str], summaries: Sequence[Row]) -> str:
     if len(found) < 2:
         return ""
     sides = " but ".join(f"{base} in {', '.join(names)}" for base, names in found.items())
-    return f"clients count by unlike weights, {sides}: on heterogeneous clients that alone can decide a ranking (--weights)"
+    return f"the aggregation weights differ, {sides}: on heterogeneous clients that can decide a ranking (--weights)"
 
 
 def _run(member: Member, place: Path, partitions: Partitions, callbacks: list[CallbackSpec], force: bool) -> Run:
@@ -222,20 +223,20 @@ def _run(member: Member, place: Path, partitions: Partitions, callbacks: list[Ca
 
 
 def means(wanted: Sequence[Member], summaries: Sequence[Row]) -> dict[str, Row]:
-    """For every method, mean and standard deviation (n - 1) over the seeds of whatever is a number in all its runs.
+    """Return mean and standard deviation (n - 1) over the seeds of every number, for every method.
 
-    Runs that failed do not count; a method of which all did is left out.
+    Failed runs are not included; a method without finished runs is omitted.
     """
     result = {}
     for algorithm in dict.fromkeys(member.algorithm for member in wanted):
-        rows = [row for m, row in zip(wanted, summaries, strict=True) if m.algorithm == algorithm and "failed" not in row]
+        rows = [
+            row for m, row in zip(wanted, summaries, strict=True) if m.algorithm == algorithm and "failed" not in row
+        ]
         if not rows:
             continue
         numbers = [key for key, value in rows[0].items() if isinstance(value, (int, float)) and key != "seed"]
         result[algorithm] = {
-            key: {"mean": float(np.mean([row[key] for row in rows])), "std": float(np.std([row[key] for row in rows], ddof=1))}
-            if len(rows) > 1
-            else {"mean": float(rows[0][key]), "std": None}
+            key: dict(zip(("mean", "std"), mean_and_std([row[key] for row in rows]), strict=True))
             for key in numbers
             if all(isinstance(row.get(key), (int, float)) for row in rows)
         }

@@ -1,1 +1,1 @@
-"""Which samples one model sees in a round: the label schedule and the choice of clients of Stratify, and SFL."""
+"""Schedules of samples in a round: Stratify's label schedule and client selection, and SFL."""

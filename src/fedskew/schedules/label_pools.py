@@ -1,4 +1,4 @@
-"""What the schedules share: who is still asked for a placeholder, draws among them, and each client's next unused row."""
+"""Shared by the schedules: the candidates for each placeholder, draws among them, and each client's next unused row."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -16,10 +16,11 @@ _FLAGS = bytes.maketrans(b"01", b"\0\1")
 
 
 class Pools:
-    """The clients that may still be asked for each placeholder, as bit sets (bit k: client k), and draws among them.
+    """The candidates for each placeholder, as bit sets (bit k: client k), and draws among them.
 
-    With uniform selection all candidates have the same chance, with weighted selection their share of the placeholder's count.
-    A client that has used up its rows stays in the pool until it was asked and has said so: the server cannot know before.
+    With uniform selection all candidates are equally likely, with weighted selection by their share of the
+    placeholder's count. A client that has used all its rows stays a candidate until it was selected and reported
+    that, since the server cannot know before.
     """
 
     def __init__(self, holdings: Holdings, selection: Selection, stream: Stream) -> None:
@@ -27,16 +28,16 @@ class Pools:
         self._weights: list[list[int]] = weights.T.astype(np.int64).tolist()
         self.sets = [sum(1 << client for client in np.flatnonzero(held).tolist()) for held in holdings.counts.T]
         self._shares = uniforms(stream)
-        # A set is drawn from many times before it changes. With many clients its list is long, so fewer are kept.
-        self._lots = lru_cache(maxsize=2**19 // len(holdings.counts) + 1)(self._listed)
+        # A set is used for many draws before it changes. With many clients its list is long, so the cache is smaller.
+        self._cached = lru_cache(maxsize=2**19 // len(holdings.counts) + 1)(self._listed)
 
     def draw(self, candidates: int, placeholder: int) -> int:
-        """One of these clients, who all hold the placeholder."""
-        members, chances = self._lots(candidates, placeholder)
+        """Return one of these clients, all of which have the placeholder."""
+        members, chances = self._cached(candidates, placeholder)
         return members[bisect_right(chances, next(self._shares) * chances[-1])]
 
     def retained(self, placeholder: int, count: int | None) -> int:
-        """So many of those that may be asked for the placeholder, drawn without replacement; all of them for None."""
+        """Return ``count`` candidates for the placeholder, drawn without replacement; all of them for None."""
         left = self.sets[placeholder]
         if count is None or left.bit_count() <= count:
             return left
@@ -46,24 +47,24 @@ class Pools:
             kept, left = kept | one, left & ~one
         return kept
 
-    def leave(self, client: int, placeholder: int) -> None:
-        """The client is not asked for this placeholder any more."""
+    def remove(self, client: int, placeholder: int) -> None:
+        """Remove the client from the candidates for this placeholder."""
         self.sets[placeholder] &= ~(1 << client)
 
     def below(self, limit: int) -> int:
-        """A whole number from 0 to this less one, all equally likely."""
+        """Return a whole number from 0 to this less one, all equally likely."""
         return int(next(self._shares) * limit)
 
     def _listed(self, candidates: int, placeholder: int) -> tuple[list[int], list[int]]:
-        """The clients of a set, and the running sum of their weights."""
+        """Return the clients of a set, and the cumulative sum of their weights."""
         flags = bin(candidates)[:1:-1].encode().translate(_FLAGS)
         return list(compress(count(), flags)), list(accumulate(compress(self._weights[placeholder], flags)))
 
 
-class Shelves:
-    """The rows of every client and placeholder, shuffled, of which each is handed out once; with ``reuse`` in turns.
+class RowSupply:
+    """The rows of every client and placeholder in shuffled order, each used once, or with ``reuse`` repeatedly.
 
-    Where a client has used up its rows of a placeholder, ``reuse`` gives it all of them again, in a new shuffle.
+    With ``reuse``, a client that has used all rows of a placeholder gets all of them again, in a new order.
     """
 
     def __init__(self, holdings: Holdings, stream: Stream, reuse: bool = False) -> None:
@@ -76,7 +77,7 @@ class Shelves:
         self._stop: list[int] = holdings.offsets[1:].tolist()
 
     def take(self, client: int, placeholder: int) -> int:
-        """The position of the client's next row of the placeholder, for ``rows``; -1 when all are used."""
+        """Return the position of the client's next row of the placeholder, for ``rows``; -1 if all are used."""
         cell = client * self._width + placeholder
         if self._next[cell] == self._stop[cell] and not (self._reuse and self._refill(client, placeholder)):
             return -1
@@ -84,7 +85,7 @@ class Shelves:
         return self._next[cell] - 1
 
     def _refill(self, client: int, placeholder: int) -> int:
-        """Shuffle all rows of a client and placeholder once more, and say how many these are."""
+        """Shuffle all rows of a client and placeholder again, and return their number."""
         cell, rows = client * self._width + placeholder, self._holdings.rows(client, placeholder)
         self._shuffles.append(rows[substream(self._stream, len(self._shuffles)).permutation(len(rows))])
         self._next[cell], self._stop[cell] = self._length, self._length + len(rows)
@@ -92,12 +93,12 @@ class Shelves:
         return len(rows)
 
     def rows(self, positions: Ints) -> Ints:
-        """The rows at positions that were handed out."""
+        """Return the rows at positions that ``take`` returned."""
         return np.concatenate(self._shuffles)[positions]
 
 
 def shuffle_within(segments: Ints, stream: Stream) -> Ints:
-    """Positions 0 … n-1 by segment, those of one segment in random order.
+    """Return positions 0 … n-1 by segment, those of one segment in random order.
 
     >>> shuffle_within(np.array([0, 0, 0, 1, 2, 2]), Stream(0, "demo")).tolist()
     [0, 2, 1, 3, 4, 5]
@@ -107,6 +108,6 @@ def shuffle_within(segments: Ints, stream: Stream) -> Ints:
 
 
 def uniforms(stream: Stream) -> Iterator[float]:
-    """Numbers in [0, 1) without end, drawn in blocks."""
+    """Yield numbers in [0, 1) without end, drawn in blocks."""
     for block in count():
         yield from substream(stream, block).uniform(1024).tolist()

@@ -1,4 +1,4 @@
-"""The stratified label schedule: how often each placeholder is trained on in an epoch, and in which order."""
+"""The stratified label schedule: how often each placeholder is used in an epoch, and in which order."""
 
 from typing import Literal
 
@@ -16,11 +16,11 @@ def frequencies(
     cap: int | None = None,
     reuse: bool = False,
 ) -> Ints:
-    """How often each placeholder comes in an epoch: ``f_l`` of Stratify, section III-A.
+    """Return how often each placeholder is used in an epoch: ``f_l`` of Stratify, section III-A.
 
-    With uniform frequencies every placeholder that has rows comes equally often, so that ``P(l) = 1/L`` exactly (III-B). A
-    sample is used at most once an epoch, so that is no more often than the rarest has rows; with ``reuse``, samples come
-    again, and it may be any number.
+    With uniform frequencies every placeholder that has rows is used equally often, so that ``P(l) = 1/L`` exactly
+    (III-B). A sample is used at most once per epoch, so the frequency is at most the rows of the rarest; with
+    ``reuse`` samples are used repeatedly, and it may be any number.
 
     >>> frequencies(np.array([10, 2, 0, 6]), frequency="uniform").tolist()
     [2, 2, 0, 2]
@@ -32,9 +32,9 @@ def frequencies(
     Args:
         counts: rows of each placeholder, all clients together
         frequency: uniform: all equally often; proportional: each as often as it has rows
-        per_label: how often with uniform; when left out as often as the rarest has rows, with reuse the mean of all, rounded
-        cap: how often at most with proportional; no limit when left out
-        reuse: rows may come again within an epoch, where uniform asks for more than there are
+        per_label: frequency with uniform; by default the rows of the rarest, with reuse the rounded mean of all
+        cap: largest frequency with proportional; by default no limit
+        reuse: whether rows may be used repeatedly within an epoch, where uniform needs more than there are
     """
     for name, value in (("per_label", per_label), ("cap", cap)):
         if value is not None and value < 1:
@@ -56,7 +56,7 @@ def frequencies(
 
 
 def label_schedule(frequencies: Ints, stream: Stream) -> Ints:
-    """Every placeholder as often as its frequency says, shuffled.
+    """Return every placeholder as often as its frequency, shuffled.
 
     >>> sorted(label_schedule(np.array([2, 0, 3]), Stream(0, "demo")).tolist())
     [0, 0, 2, 2, 2]

@@ -1,4 +1,4 @@
-"""The SampleSchedule: what is trained on, in order, in one epoch: sample by sample, in lock-step batches, or client after client."""
+"""Sample schedules: the samples of one epoch in order, one by one, in synchronous batches, or client by client."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,21 +9,21 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints, Stream, substream
 from fedskew.schedules.holdings import Holdings
-from fedskew.schedules.label_pools import Pools, Selection, Shelves, shuffle_within
+from fedskew.schedules.label_pools import Pools, RowSupply, Selection, shuffle_within
 
 
 @dataclass(frozen=True, eq=False)
 class SampleSchedule:
-    """One epoch. Sample i is row ``rows[i]`` of client ``clients[i]``.
+    """The samples of one epoch in order; sample i is row ``rows[i]`` of client ``clients[i]``.
 
     Args:
-        rows: row numbers of the data, one a sample
-        clients: whose row it is
+        rows: row number of each sample in the data
+        clients: client of each sample
         ends: where each optimiser step ends, in samples
-        visits: where each stay of the model at one client ends, in samples; in batch learning, where the model is at many
-            clients at once, the same as ``ends``
-        returned: placeholders that a client could not serve any more and that were put back, or given to another
-        idle: clients that got the model and had nothing left to train it on, once for each time; such a stay is no visit
+        visits: where each visit of the model at one client ends, in samples; in batch learning, where the model is at
+            many clients at once, the same as ``ends``
+        returned: number of placeholders that a client had no rows left for; they were put back, or given to another
+        idle: clients that got the model and had no rows left, once for each time; that is not a visit
     """
 
     rows: Ints
@@ -44,29 +44,30 @@ def schedule_singles(
     retain: int | None = None,
     reuse: bool = False,
 ) -> SampleSchedule:
-    """Single-sample learning: the model goes from client to client, a step for each sample (Stratify, Algorithms 1 and 3).
+    """Return the schedule of single-sample learning, one step per sample (Stratify, Algorithms 1 and 3).
 
-    The schedule is taken in chunks; within one, the model always goes to a client that can serve the longest run of
-    placeholders from here on. A chunk is planned as soon as fewer than two tasks wait, before their clients could say what
-    they have used up. What a client has used up goes back into the schedule at a random position; a placeholder that nobody
-    has any more is dropped. With ``reuse`` a client begins its rows of a placeholder anew instead.
+    The schedule is processed in chunks; within one, the model is sent to a client with the longest run of the next
+    placeholders. A chunk is planned as soon as fewer than two tasks are queued, before their clients can report
+    used-up placeholders. Such a placeholder goes back into the schedule at a random position; one of which no client
+    has rows left is dropped. With ``reuse`` a client uses its rows again instead.
 
-    "Update client pool by retaining clients using uniform or weighted client selection" (Algorithm 1, lines 3-4) does not say
-    who is retained, nor how many. Two readings: everybody who may still have rows; or ``retain`` of them for each placeholder,
-    drawn anew for every chunk. Of those with the longest run one is drawn. Both draws are uniform, or by the clients' shares
-    of the global count of the placeholder (for a run, of its first).
+    "Update client pool by retaining clients using uniform or weighted client selection" (Algorithm 1, lines 3-4) does
+    not say which are retained, nor how many. Two readings: all that may still have rows; or ``retain`` of them for
+    each placeholder, drawn for every chunk. Of those with the longest run one is drawn. Both draws are uniform, or by
+    the clients' shares of the global count of the placeholder (for a run, of its first).
 
     >>> both = Holdings(np.array([[2, 0], [1, 2]]), flat=np.arange(5))
-    >>> found = schedule_singles(both, np.array([0, 1, 1, 0, 0]), selection="uniform", chunk=3, stream=Stream(0, "demo"))
-    >>> found.clients.tolist(), found.visits.tolist()  # only client 1 can serve 0, 1, 1
+    >>> schedule, stream = np.array([0, 1, 1, 0, 0]), Stream(0, "demo")
+    >>> found = schedule_singles(both, schedule, selection="uniform", chunk=3, stream=stream)
+    >>> found.clients.tolist(), found.visits.tolist()  # only client 1 has 0, 1, 1
     ([1, 1, 1, 0, 0], [3, 5])
     """
     _check(holdings, "chunk", chunk)
     if retain is not None:
         _check(holdings, "retain", retain)
-    shelves, pools = Shelves(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
+    supply, pools = RowSupply(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
     todo: list[int] = schedule.tolist()
-    planned = 0  # how much of it is done, or in the queue
+    planned = 0  # part of the schedule that is done or queued
     queue: deque[tuple[int, list[int]]] = deque()
     taken: list[int] = []
     stops: list[tuple[int, int]] = []  # each task's client, and the samples so far
@@ -74,27 +75,27 @@ def schedule_singles(
         if len(queue) < 2 and planned < len(todo):
             queue.extend(_tasks(todo[planned : planned + chunk], pools, retain))
             planned = min(planned + chunk, len(todo))
-        if not queue:  # nobody has anything of that chunk any more
+        if not queue:  # no client has rows left for this chunk
             continue
         client, wanted = queue.popleft()
         for placeholder in wanted:
-            position = shelves.take(client, placeholder)
+            position = supply.take(client, placeholder)
             if position >= 0:
                 taken.append(position)
             else:
                 todo.insert(planned + pools.below(len(todo) - planned + 1), placeholder)
-                pools.leave(client, placeholder)
+                pools.remove(client, placeholder)
         stops.append((client, len(taken)))
-    return _passed_on(shelves.rows(_ints(taken)), stops, returned=len(todo) - len(schedule))
+    return _passed_on(supply.rows(_ints(taken)), stops, returned=len(todo) - len(schedule))
 
 
 def longest_run(pools: Mapping[int, int], placeholders: Sequence[int]) -> tuple[int, int]:
-    """The clients that can serve the most placeholders from the first on, and how many these are (Algorithm 1, lines 6-22).
+    """Return the clients with the longest run of placeholders from the first on, and its length (Algorithm 1, 6-22).
 
-    Pools and answer are bit sets of clients; somebody must be in the first one's pool. Clients with the longest run are what is
-    left of the pools' intersection before the placeholder at which it would become empty.
+    Pools and result are bit sets of clients; the first pool must not be empty. The clients with the longest run are the
+    intersection of the pools before the placeholder at which it would become empty.
 
-    >>> longest_run({0: 0b011, 1: 0b110, 2: 0b001}, [0, 1, 1, 2])  # client 1 holds the first three
+    >>> longest_run({0: 0b011, 1: 0b110, 2: 0b001}, [0, 1, 1, 2])  # client 1 has the first three
     (2, 3)
     """
     candidates = pools[placeholders[0]]
@@ -107,7 +108,7 @@ def longest_run(pools: Mapping[int, int], placeholders: Sequence[int]) -> tuple[
 
 
 def _tasks(chunk: Sequence[int], pools: Pools, retain: int | None) -> Iterator[tuple[int, list[int]]]:
-    """Clients and the placeholders that each is asked for, in order."""
+    """Return clients and the placeholders that each should provide, in order."""
     left = [placeholder for placeholder in chunk if pools.sets[placeholder]]
     retained = {placeholder: pools.retained(placeholder, retain) for placeholder in dict.fromkeys(left)}
     while left:
@@ -117,7 +118,7 @@ def _tasks(chunk: Sequence[int], pools: Pools, retain: int | None) -> Iterator[t
 
 
 def _passed_on(rows: Ints, stops: list[tuple[int, int]], returned: int) -> SampleSchedule:
-    """Return the schedule of a model that stopped at these clients; consecutive stops at one client are one stay."""
+    """Return the schedule of a model that stops at these clients; consecutive stops at one client are one visit."""
     clients, samples = np.array(stops, dtype=np.int64).reshape(-1, 2).T
     leaves = np.append(clients[1:] != clients[:-1], True)[: len(clients)]
     stays, visits = clients[leaves], samples[leaves]
@@ -135,38 +136,39 @@ def _passed_on(rows: Ints, stops: list[tuple[int, int]], returned: int) -> Sampl
 def schedule_batches(
     holdings: Holdings, schedule: Ints, *, selection: Selection, batch_size: int, stream: Stream, reuse: bool = False
 ) -> SampleSchedule:
-    """Batch learning: a step for each batch of the schedule, its samples from many clients (Stratify, Algorithms 2 and 4).
+    """Return the schedule of batch learning, one step per batch (Stratify, Algorithms 2 and 4).
 
-    For every placeholder of a batch a client is drawn, with replacement, from those that may still have rows, all with the
-    same chance or by their shares of its global count. What clients have used up is drawn again among the others, until all
-    is served; a placeholder that nobody has any more is dropped, and its batch is so much shorter. With ``reuse`` a client
-    begins its rows of a placeholder anew instead.
+    For every placeholder of a batch a client is drawn, with replacement, from those that may still have rows,
+    uniformly or by their shares of its global count. Where a client has none left, another is drawn; a placeholder of
+    which no client has rows left is dropped, and its batch is shorter. With ``reuse`` a client uses its rows again
+    instead.
 
     >>> both = Holdings(np.array([[2, 0], [0, 2]]), flat=np.arange(4))
-    >>> found = schedule_batches(both, np.array([0, 1, 1, 0, 0]), selection="uniform", batch_size=3, stream=Stream(0, "demo"))
-    >>> found.clients.tolist(), found.ends.tolist(), found.returned  # client 0 is asked for a third row
+    >>> schedule, stream = np.array([0, 1, 1, 0, 0]), Stream(0, "demo")
+    >>> found = schedule_batches(both, schedule, selection="uniform", batch_size=3, stream=stream)
+    >>> found.clients.tolist(), found.ends.tolist(), found.returned  # client 0 has no third row
     ([0, 1, 1, 0], [3, 4], 1)
     """
     _check(holdings, "batch_size", batch_size)
-    shelves, pools = Shelves(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
+    supply, pools = RowSupply(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
     todo: list[int] = schedule.tolist()
     served: list[tuple[int, int]] = []
     ends: list[int] = []
     returned = 0
     idle: list[int] = []
     for start in range(0, len(todo), batch_size):
-        batch, vain = _serve(todo[start : start + batch_size], shelves, pools)
+        batch, vain = _provide(todo[start : start + batch_size], supply, pools)
         served += batch
         ends.append(len(served))
         returned += len(vain)
         idle += sorted(set(vain) - {client for client, _ in batch}) if vain else []
     clients, taken = _ints(served).reshape(-1, 2).T
     steps = np.unique(_ints(ends))
-    return SampleSchedule(shelves.rows(taken), clients, steps[steps > 0], steps[steps > 0], returned, _ints(idle))
+    return SampleSchedule(supply.rows(taken), clients, steps[steps > 0], steps[steps > 0], returned, _ints(idle))
 
 
-def _serve(batch: Sequence[int], shelves: Shelves, pools: Pools) -> tuple[list[tuple[int, int]], list[int]]:
-    """Client and position of its row for every placeholder of a batch that anybody has, and the clients asked in vain."""
+def _provide(batch: Sequence[int], supply: RowSupply, pools: Pools) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return client and position of a row for every placeholder of a batch, and the clients that had none left."""
     found: dict[int, tuple[int, int]] = {}
     vain: list[int] = []
     waiting: Sequence[int] = range(len(batch))
@@ -177,20 +179,20 @@ def _serve(batch: Sequence[int], shelves: Shelves, pools: Pools) -> tuple[list[t
             if not pools.sets[placeholder]:
                 continue
             client = pools.draw(pools.sets[placeholder], placeholder)
-            position = shelves.take(client, placeholder)
+            position = supply.take(client, placeholder)
             if position >= 0:
                 found[slot] = client, position
             else:
                 refused.append((slot, client))
-        for slot, client in refused:  # only now: all clients of a batch are asked at once
-            pools.leave(client, batch[slot])
+        for slot, client in refused:  # only now: all requests of a batch are made at once
+            pools.remove(client, batch[slot])
             vain.append(client)
         waiting = [slot for slot, _ in refused]
     return [found[slot] for slot in sorted(found)], vain
 
 
 def schedule_clients(holdings: Holdings, *, epochs: int, batch_size: int, stream: Stream) -> SampleSchedule:
-    """Sequential federated learning (SFL): one model through all clients in random order, all local epochs at each.
+    """Return the schedule of sequential federated learning (SFL): all clients in random order, all epochs at each.
 
     Every local epoch is a shuffle of all rows of the client, in batches of which the last may be short.
 
@@ -209,12 +211,16 @@ def schedule_clients(holdings: Holdings, *, epochs: int, batch_size: int, stream
     lengths = sizes[members]
     stops = np.cumsum(lengths)
     segments = np.repeat(np.arange(len(members)), lengths)
-    starts = (np.cumsum(sizes) - sizes)[members] - (stops - lengths)  # from a place in the schedule to a place in ``flat``
+    starts = (np.cumsum(sizes) - sizes)[members] - (
+        stops - lengths
+    )  # from a place in the schedule to a place in ``flat``
     shuffled = shuffle_within(segments, substream(stream, 1))
     steps = -(-lengths // batch_size)
     step = np.arange(int(steps.sum())) - np.repeat(np.cumsum(steps) - steps, steps)
     ends = np.minimum(np.repeat(stops - lengths, steps) + (step + 1) * batch_size, np.repeat(stops, steps))
-    return SampleSchedule(holdings.flat[shuffled + starts[segments]], members[segments], ends, visits=stops[epochs - 1 :: epochs])
+    return SampleSchedule(
+        holdings.flat[shuffled + starts[segments]], members[segments], ends, visits=stops[epochs - 1 :: epochs]
+    )
 
 
 def _check(holdings: Holdings, name: str, value: int) -> None:

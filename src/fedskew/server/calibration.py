@@ -50,8 +50,8 @@ def _ends_in_head(job: Job) -> bool:
 def new_head(job: Job, models: Iterable[tuple[Tensors, Ints]], round: int) -> tuple[Tensors, Tree]:
     """Return the head after so many rounds, by its names in the model, and the statistics that it was made from.
 
-    ``models`` are the weights and buffers under which features are computed, with the numbers of the rows. Statistics are sums
-    over rows, so those of several clients may go in at once.
+    ``models`` are the weights and buffers under which features are computed, with the numbers of the rows. Statistics
+    are sums over rows, so those of several clients may go in at once.
     """
     calibrator = job.algorithm.calibrator
     assert calibrator

@@ -57,7 +57,8 @@ class ClientStore:
             return result
 
         return {
-            part: {name: gather(value, self._held[part][name]) for name, value in ts.items()} for part, ts in self.fresh.items()
+            part: {name: gather(value, self._held[part][name]) for name, value in ts.items()}
+            for part, ts in self.fresh.items()
         }
 
     def put(self, clients: Ints, tree: Tree) -> None:

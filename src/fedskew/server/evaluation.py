@@ -160,7 +160,8 @@ class Evaluator:
         scores: tuple[Floats, ...] = client_scores(self.model, state, *data, rows) if state else ()
         if own:
             each = [
-                client_scores(self.model, own(int(client)), *data, [mine]) for client, mine in zip(clients, rows, strict=True)
+                client_scores(self.model, own(int(client)), *data, [mine])
+                for client, mine in zip(clients, rows, strict=True)
             ]
             scores = (*np.array(each).reshape(-1, 2).T, *scores)
         if self.task.row_metric is None:
@@ -178,7 +179,8 @@ class Evaluator:
         split = self.fed.held_out or self.fed.partition
         found = self.on_own_rows(state, own, clients, split)
         lines: list[dict[str, Any]] = [
-            {"client": int(c), "rows": int(self.fed.partition.sizes[c])} | {name: float(of[i]) for name, of in found.items()}
+            {"client": int(c), "rows": int(self.fed.partition.sizes[c])}
+            | {name: float(of[i]) for name, of in found.items()}
             for i, c in enumerate(clients)
         ]
         tested = lines if len(lines) <= FINAL_TESTED else lines[:: -(-len(lines) // FINAL_TESTED)]

@@ -93,8 +93,8 @@ def protocol_bytes(agreed: Agreement) -> tuple[int, int]:
 def protocol_seconds(agreed: Agreement, fleet: Fleet) -> float:
     """Return how long the label protocol takes on the virtual clock: the slowest client of each wave decides.
 
-    Lines are the fleet's. Work is counted, so many vectors at a fixed cost each, and what the server has to do before it can
-    go on comes on top; the same seed gives the same seconds.
+    Lines are the fleet's. Work is counted, so many vectors at a fixed cost each, and what the server has to do before
+    it can go on comes on top; the same seed gives the same seconds.
     """
     total = 0.0
     for wave in agreed.waves:

@@ -23,7 +23,8 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
     method, topology = algorithm.label(), algorithm.topology(0)
     if "sgd" in algorithm.requires and settings.optimizer != "sgd":
         raise FedskewError(
-            f"{method} with these options is defined for local SGD, got optimizer={settings.optimizer}: use optimizer=sgd, "
+            f"{method} with these options is defined for local SGD, got optimizer={settings.optimizer}: use "
+            "optimizer=sgd, "
             "other options (fedskew list algorithms) or another method"
         )
     if settings.per_round is not None:
@@ -36,7 +37,8 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
         )
     if settings.secure and isinstance(topology, Scheduled) and access == "shares" and topology.counts_labels:
         raise FedskewError(
-            "secure=true with selection=weighted tells the server shares of labels and no counts: use frequency=uniform "
+            "secure=true with selection=weighted tells the server shares of labels and no counts: use "
+            "frequency=uniform "
             "and say with per_label= how often each label is to come"
         )
     if settings.test_trained and not isinstance(topology, Parallel):
@@ -96,7 +98,8 @@ def _check_schedule(job: Job, settings: Settings) -> None:
     few = min(settings.batch_size, job.partition.clients) < 2
     if settings.secure and isinstance(topology, Synchronous) and few:
         raise FedskewError(
-            "secure=true sums gradients over the clients of a step, and here every step has one: use at least 2 clients and "
+            "secure=true sums gradients over the clients of a step, and here every step has one: use at least 2 "
+            "clients and "
             "batch_size=2"
         )
     if job.local_names:
@@ -123,7 +126,9 @@ def _check_aggregation(job: Job, per_round: int) -> None:
         return
     method = algorithm.label()
     if isinstance(topology, Scheduled):
-        raise FedskewError(f"{method}: one model goes through all clients, so no updates are combined: leave the rule out")
+        raise FedskewError(
+            f"{method}: one model goes through all clients, so no updates are combined: leave the rule out"
+        )
     if not trainable(job.model).keys() - job.unsent:
         raise FedskewError(f"{method}: clients send nothing that could be combined: leave the rule out")
     updates = min(topology.buffer_size, per_round) if isinstance(topology, Buffered) else per_round

@@ -84,7 +84,9 @@ class Server:
         self.threads = settings.threads or cost.threads(at_once, usable_cores())
         # Contiguous, whatever the layout of the model that was given: a checkpoint file holds nothing else.
         plain = torch.contiguous_format
-        self.params: Tensors = {n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()}
+        self.params: Tensors = {
+            n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()
+        }
         self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
         self.server_state = algorithm.init_server_state(self.shared())
         self.fresh_client = fresh_client(self.job)
@@ -110,7 +112,7 @@ class Server:
             fed, copy.deepcopy(self.model), self.job, settings.eval_rows, settings.seed, settings.metrics
         )
 
-    # -- what topologies use ---------------------------------------------------------------------------------------------
+    # -- what topologies use -------------------------------------------------------------------------------------------
 
     def shared(self) -> Tensors:
         """Return the weights that clients send."""
@@ -168,8 +170,8 @@ class Server:
     def agree(self, agreed: Agreement | None = None) -> None:
         """Find out who holds which label, if the topology has a sample schedule and it is not known yet.
 
-        With ``secure`` that takes a protocol between all parties; ``agreed`` is its result before a run was stopped, and then
-        it is not run again.
+        With ``secure`` that takes a protocol between all parties; ``agreed`` is its result before a run was stopped,
+        and then it is not run again.
         """
         topology = self.algorithm.topology(0)
         if not isinstance(topology, Scheduled) or self._holdings:
@@ -179,7 +181,7 @@ class Server:
         if self.protocol and self.round == 0:
             self.participation.clock = protocol_seconds(self.protocol, self.participation.fleet)
 
-    # -- one round -------------------------------------------------------------------------------------------------------
+    # -- one round -----------------------------------------------------------------------------------------------------
 
     def advance(self) -> RoundResult:
         """Run the next round and return what happened."""
@@ -218,7 +220,7 @@ class Server:
         names = {"local_accuracy": f"local_{metric}" if metric else None}
         return {new: value for name, value in client.items() if (new := names.get(name, name)) is not None}
 
-    # -- evaluation ------------------------------------------------------------------------------------------------------
+    # -- evaluation ----------------------------------------------------------------------------------------------------
 
     def _evaluate(self, clients: list[Row], invited: set[int]) -> Row:
         """Return scores of the global model; also adds to the rows of invited clients how their models do on their rows."""
@@ -251,7 +253,9 @@ class Server:
         names = own_columns(False, True, self.job.task.row_metric)
         for client in clients:
             state = self._trained.get(client["client"])
-            found = self.evaluator.on_own_rows(state, None, np.array([client["client"]]), self._own_rows()) if state else {}
+            found = (
+                self.evaluator.on_own_rows(state, None, np.array([client["client"]]), self._own_rows()) if state else {}
+            )
             client |= {f"trained_{name}": float(found[name][0]) if state else None for name in names}
         self._trained = {}
 
@@ -302,7 +306,7 @@ class Server:
         with computing(self.threads):
             return self.evaluator.final(self._common(), self._own())
 
-    # -- calibration -----------------------------------------------------------------------------------------------------
+    # -- calibration ---------------------------------------------------------------------------------------------------
 
     def calibrate(self) -> Row:
         """Give the model a new head after the last round, if the method does; returns its scores and what that cost."""
@@ -358,7 +362,7 @@ class Server:
         for client in range(self.trained_on.clients):
             yield self.client_model(client), self.trained_on.of(client)
 
-    # -- to disk and back ------------------------------------------------------------------------------------------------
+    # -- to disk and back ----------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> Tensors:
         """Return all that changes over rounds, as flat named tensors."""

@@ -1,1 +1,1 @@
-"""Partition one data set into heterogeneous clients, one family of partitions a file."""
+"""Partitions of one data set into heterogeneous clients, one family per file."""

@@ -1,4 +1,4 @@
-"""Same features, different labels: clusters of rows, each cut equally in stored order (SFDL)."""
+"""Same features, different labels: clusters of rows, each divided equally in stored order (SFDL)."""
 
 import warnings
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +11,8 @@ from fedskew.core.streams import Floats, Ints, Stream, substream
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.partition import Partition
 from fedskew.data.readers.arrays import moments
+from fedskew.skew.assignment import assign_rest, check_clients, check_labels, equal_parts, placed
 from fedskew.skew.columns import columns
-from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, placed
 from fedskew.skew.skews import skews
 
 if TYPE_CHECKING:
@@ -33,19 +33,21 @@ def sfdl(
     clusters: Annotated[int | None, Bounds(2)] = None,
     strength: Annotated[float, Share] = 1.0,
 ) -> Partition:
-    """Same features, different labels: rows are clustered by features, each cluster cut into n equal parts (SFDL of MFedBN).
+    """Same features, different labels: clusters of rows are divided into n equal parts (SFDL of MFedBN).
 
-    Every client has equally many rows of each cluster, to within one. A cluster is cut in stored order, as the paper's text has
-    it, so the order of the rows decides how the labels fall: a table stored by label or by time gives very unlike labels, a
-    shuffled one none but chance.
+    Every client has equally many rows of each cluster, to within one. A cluster is divided in stored order, as in the
+    paper's text, so the label skew depends on the order of the rows: it is strong for a table stored by label or by
+    time, and absent for a shuffled one.
 
-    K-means on standardised columns (the paper names neither), fitted on a sample of at most 10,000 rows; the others go to the
-    nearest centre. Without ``clusters``, 2 to 10 are tried on that sample and ranked by the Davies-Bouldin (low is good) and by
-    the Calinski-Harabasz score (high is good); the least sum of both ranks wins, the fewer clusters where sums are equal.
+    K-means on standardised columns (the paper names neither), fitted on a sample of at most 10,000 rows; the others
+    belong to the nearest centre. Without ``clusters``, 2 to 10 are tried on that sample and ranked by the
+    Davies-Bouldin (low is good) and by the Calinski-Harabasz score (high is good); the smallest sum of both ranks is
+    taken, with fewer clusters on a tie.
 
     Args:
-        clusters: clusters of rows; chosen by both scores when left out
-        strength: share of the rows placed by this rule, the others are dealt at random: 1 as printed, 0 for none
+        clusters: clusters of rows; by default chosen by both scores
+        strength: share of the rows assigned by this rule, the others are assigned at random: 1 as in the paper, 0 for
+            IID
     """
     check_clients("sfdl", len(rows), clients)
     check_labels("sfdl", rows.y)
@@ -57,11 +59,11 @@ def sfdl(
     for count in np.bincount(cluster[kept]).tolist():
         owner[order[start : start + count]] = equal_parts(count, clients, start)
         start += count
-    return Partition.from_owner(deal_rest(owner, clients, substream(stream, 2)), clients)
+    return Partition.from_owner(assign_rest(owner, clients, substream(stream, 2)), clients)
 
 
 def row_clusters(x: Features, clusters: int | None, stream: Stream) -> Ints:
-    """The cluster of every row."""
+    """Return the cluster of every row."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     table = columns(x)
@@ -70,7 +72,7 @@ def row_clusters(x: Features, clusters: int | None, stream: Stream) -> Ints:
     sample = np.sort(substream(stream, 0).sample(len(table), min(len(table), _SAMPLE)))
     points = _standardised(table[sample], mean, scale)
     seed = int(substream(stream, 1).bits(1)[0] >> np.uint64(32))
-    with threadpool_limits(1):  # threads add up in any order: the same clusters every time need one
+    with threadpool_limits(1):  # sums by several threads are not reproducible
         model = _fit(points, clusters, seed)
         step = max(1, _CHUNK // table.shape[1])
         parts = [model.predict(_standardised(table[i : i + step], mean, scale)) for i in range(0, len(table), step)]
@@ -83,11 +85,13 @@ def _standardised(table: Features, mean: Floats, scale: Floats) -> Features:
 
 
 def _fit(points: Features, clusters: int | None, seed: int) -> "KMeans":
-    """K-means with the number of clusters that was asked for, or else with the best one."""
+    """Return k-means with the given number of clusters, or with the best one."""
     different = len(np.unique(points, axis=0))
     if different < (clusters or 2):
         fix = f"use clusters <= {different}" if different > 1 else "they are constant, use a skew by label, such as lds"
-        raise FedskewError(f"skew sfdl: {clusters or 2} clusters, but the features have {different} different rows: {fix}")
+        raise FedskewError(
+            f"skew sfdl: {clusters or 2} clusters, but the features have {different} different rows: {fix}"
+        )
     if clusters is not None:
         return _k_means(points, clusters, seed)
     most = max(2, min(_MOST_CLUSTERS, different, len(points) - 1))  # the scores need a cluster of two rows
@@ -95,7 +99,7 @@ def _fit(points: Features, clusters: int | None, seed: int) -> "KMeans":
 
 
 def _best(points: Features, models: "list[KMeans]") -> "KMeans":
-    """The model with the least sum of ranks by both scores; the first of equals."""
+    """Return the model with the smallest sum of ranks by both scores; the first of equals."""
     from sklearn.metrics import calinski_harabasz_score, davies_bouldin_score
 
     if len(models) == 1:
@@ -111,5 +115,5 @@ def _k_means(points: Features, clusters: int, seed: int) -> "KMeans":
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # points that differ by rounding alone make fewer clusters
+        warnings.simplefilter("ignore", ConvergenceWarning)  # points that differ only by rounding give fewer clusters
         return KMeans(clusters, n_init=1, random_state=seed).fit(points)

@@ -1,4 +1,4 @@
-"""Features as columns: which of them varies most, where a value stands among the others, and columns on one scale."""
+"""Features as columns: the one with the largest variance, ranks of values, and units of the file."""
 
 import math
 
@@ -9,16 +9,16 @@ from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.readers.arrays import moments
 
-_SAME = 1e-5  # variances this near, relatively, are equal but for rounding
+_SAME = 1e-5  # relative difference up to which variances are equal
 
 
 def columns(x: Features) -> Features:
-    """Features of any shape as a table."""
+    """Return features of any shape as a table."""
     return x.reshape(len(x), -1)
 
 
 def units(rows: Rows) -> Floats:
-    """What 1 in each column of ``columns(rows.x)`` is in the units of the file.
+    """Return what 1 in each column of ``columns(rows.x)`` is in the units of the file.
 
     >>> units(Rows(np.zeros((1, 2, 3), np.float32), np.zeros(1, np.int64), unit=np.array([5.0, 0.5]))).tolist()
     [5.0, 5.0, 5.0, 0.5, 0.5, 0.5]
@@ -27,10 +27,10 @@ def units(rows: Rows) -> Floats:
     return np.repeat(unit, math.prod(rows.x.shape[2:]))
 
 
-def widest(table: Features, unit: Floats) -> int | None:
-    """The column of greatest variance in the units of the file (the first of those that are equal but for rounding).
+def most_variable(table: Features, unit: Floats) -> int | None:
+    """Return the column with the largest variance in the units of the file; of equal ones (up to rounding) the first.
 
-    None: all are constant.
+    It is None if all are constant.
     """
     _, deviation = moments(table)
     deviation = deviation * unit
@@ -39,29 +39,33 @@ def widest(table: Features, unit: Floats) -> int | None:
 
 
 def chosen_column(skew: str, rows: Rows, column: int | None) -> Features:
-    """The values of the column that was asked for, or of the one of greatest variance; refuses one that does not vary."""
+    """Return the values of the given column, or of that with the largest variance; raise an error if it is constant."""
     table = columns(rows.x)
     if column is None:
-        found = widest(table, units(rows))
+        found = most_variable(table, units(rows))
         if found is None:
-            raise FedskewError(f"skew {skew}: all {table.shape[1]} features are constant: use a skew by label, such as lds")
+            raise FedskewError(
+                f"skew {skew}: all {table.shape[1]} features are constant: use a skew by label, such as lds"
+            )
         return table[:, found]
     if column >= table.shape[1]:
         raise FedskewError(f"skew {skew}: column={column}, but the columns are 0 … {table.shape[1] - 1}")
     values = table[:, column]
     if values.min() == values.max():
-        raise FedskewError(f"skew {skew}: column={column} is constant: choose another, or none for the one that varies most")
+        raise FedskewError(
+            f"skew {skew}: column={column} is constant: choose another, or none for the one that varies most"
+        )
     return values
 
 
 def ascending(values: Features, stream: Stream) -> Ints:
-    """Positions by rising value; equal values in random order, or else the stored order, often by label, would decide."""
+    """Return positions by rising value; equal values are in random order, since stored order is often by label."""
     shuffled = stream.permutation(len(values))
     return shuffled[np.argsort(values[shuffled], kind="stable")]
 
 
 def ranks(values: Features) -> Floats:
-    """Where each value stands among all, in (0, 1): the share that is smaller plus half of the share that is equal.
+    """Return the rank of each value in (0, 1): the share that is smaller plus half of the share that is equal.
 
     >>> ranks(np.array([5, 7, 5, 9], dtype=np.float32)).tolist()
     [0.25, 0.625, 0.25, 0.875]

@@ -1,4 +1,4 @@
-"""Dirichlet shares: each label, each group or each bin of a feature is cut among all clients."""
+"""Dirichlet shares: each label, each group or each bin of a feature is divided among all clients."""
 
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -10,8 +10,7 @@ from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, Positive
 from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.columns import chosen_column, ranks
-from fedskew.skew.deal import (
+from fedskew.skew.assignment import (
     apportion,
     at_least,
     check_clients,
@@ -21,9 +20,10 @@ from fedskew.skew.deal import (
     move_rows,
     shuffled_by_class,
 )
+from fedskew.skew.columns import chosen_column, ranks
 from fedskew.skew.skews import skews
 
-REDRAWS = 1000  # after so many, no further draw is likely to have what the others lacked
+REDRAWS = 1000  # after so many, further draws are unlikely to succeed
 
 
 @skews.register("dirichlet")
@@ -39,20 +39,20 @@ def dirichlet(
     balance: bool = False,
     by: Literal["label", "group"] = "label",
 ) -> Partition:
-    """Unlike label mixtures: of class k, client i gets the share p_ki of p_k ~ Dirichlet(alpha) (FedPBS, NIID-Bench).
+    """Label skew: of class k, client i gets the share p_ki of p_k ~ Dirichlet(alpha) (FedPBS, NIID-Bench).
 
-    Every row goes to exactly one client. Clients that the draw leaves under ``min_size`` are then filled up with random rows
-    of the largest clients, so that one draw always ends. NIID-Bench draws anew until no client is too small
-    (``min_rule=redraw``), which for small alpha or many clients never happens: after 1,000 draws it is refused. It also gives
-    nothing more to clients that hold their equal share: ``balance``.
+    Every row has exactly one client. Clients below ``min_size`` then get random rows of the largest clients, so that
+    one draw is always enough. NIID-Bench draws again until no client is too small (``min_rule=redraw``), which for
+    small alpha or many clients never happens: after 1,000 draws it is an error. It also gives no more rows to clients
+    that have an equal share: ``balance``.
 
     Args:
-        alpha: small for very unlike clients (at 0.01 a class is mostly at one client), large for equal mixtures
-        min_size: rows that every client has at least; none for 10 (NIID-Bench), or half of an equal share where that is
-            less, but 2 (what BatchNorm needs) where there are 2 a client
-        min_rule: how: filled up from the largest clients (fill), or all shares drawn anew (redraw, NIID-Bench)
-        balance: a client that holds its equal share of all rows gets none of the next classes
-        by: label for unlike label mixtures, group for unlike mixtures of groups (domains, sites)
+        alpha: small for strong skew (at 0.01 a class is mostly at one client), large for equal label shares
+        min_size: minimum rows of a client; none for 10 (NIID-Bench), or half of an equal share where that is less, but
+            2 (needed by BatchNorm) where there are 2 per client
+        min_rule: how it is reached: rows of the largest clients (fill), or a new draw (redraw, NIID-Bench)
+        balance: whether a client with an equal share of all rows gets none of the next classes
+        by: label for label skew, group for skew of groups (domains, sites)
     """
     least = _least(len(rows), clients) if min_size is None else min_size
     check_clients("dirichlet", len(rows), clients, least)
@@ -75,16 +75,16 @@ def feature_dirichlet(
     column: Annotated[int | None, NonNegative] = None,
     min_size: Annotated[int | None, AtLeastOne] = None,
 ) -> Partition:
-    """Unlike mixtures of a feature's values: its histogram's bins are cut as ``dirichlet`` cuts labels (FedArtML).
+    """Feature skew: the bins of a feature's histogram are divided as ``dirichlet`` divides labels (FedArtML).
 
-    The bins hold equally many rows, as far as equal values, which are never put apart, allow: bins of equal width would leave
-    nearly all rows of a long-tailed feature in one of them. The feature is the one of greatest variance, as in ``vop``.
+    The bins have equally many rows, except that equal values are in one bin: with bins of equal width nearly all rows
+    of a long-tailed feature would be in one of them. The feature is the one with the largest variance, as in ``vop``.
 
     Args:
-        alpha: small for very unlike clients, large for equal mixtures
+        alpha: small for strong skew, large for equal shares
         bins: bins of the histogram
-        column: number of the feature, counted from 0; the one of greatest variance when left out
-        min_size: rows that every client has at least; none as in dirichlet
+        column: number of the feature, counted from 0; by default that with the largest variance
+        min_size: minimum rows of a client; none as in dirichlet
     """
     least = _least(len(rows), clients) if min_size is None else min_size
     check_clients("feature-dirichlet", len(rows), clients, least)
@@ -93,7 +93,7 @@ def feature_dirichlet(
 
 
 def _least(rows: int, clients: int) -> int:
-    """The smallest client where none is asked for.
+    """Return the default minimum size of a client.
 
     >>> [_least(rows, 10) for rows in (1000, 150, 39, 19)]
     [10, 7, 2, 1]
@@ -103,7 +103,7 @@ def _least(rows: int, clients: int) -> int:
 
 
 class _Draws:
-    """Cuts of the rows of each kind by a Dirichlet draw of its own."""
+    """Partitions of the rows of each kind, each by its own Dirichlet draw."""
 
     def __init__(self, kind: Ints, clients: int, alpha: float, balance: bool, stream: Stream) -> None:
         self.clients, self.alpha, self.balance, self.stream = clients, alpha, balance, stream
@@ -111,28 +111,28 @@ class _Draws:
         self.generator = substream(stream, 1).generator()
 
     def owners(self) -> tuple[Ints, Ints]:
-        """The owner of each row by the next draw, and the clients' sizes."""
+        """Return the client of each row by the next draw, and the clients' sizes."""
         owner = np.empty(len(self.order), dtype=np.int64)
         sizes = np.zeros(self.clients, dtype=np.int64)
         start = 0
-        for count in self.counts.tolist():  # one kind at a time, so that a million clients need no table of clients x kinds
+        for count in self.counts.tolist():  # one kind at a time, so that no clients x kinds array is needed
             logs = log_gammas(self.alpha, (self.clients,), self.generator)
             if self.balance:
                 logs[sizes * self.clients >= len(owner)] = -np.inf
-            dealt = apportion(count, logs, self.generator.random())
-            owner[self.order[start : start + count]] = np.repeat(np.arange(self.clients), dealt)
-            sizes += dealt
+            parts = apportion(count, logs, self.generator.random())
+            owner[self.order[start : start + count]] = np.repeat(np.arange(self.clients), parts)
+            sizes += parts
             start += count
         return owner, sizes
 
     def filled(self, least: int) -> Partition:
-        """The first draw, with the clients that are too small filled up."""
+        """Return the first draw, with rows moved to the clients that are too small."""
         owner, sizes = self.owners()
         wanted = at_least(sizes, least, substream(self.stream, 2))
         return self._partition(move_rows(owner, sizes, wanted, substream(self.stream, 3)), least)
 
     def redrawn(self, least: int) -> Partition:
-        """The first draw in which no client is too small."""
+        """Return the first draw in which no client is too small."""
         best = 0
         for _ in range(REDRAWS):
             owner, sizes = self.owners()
@@ -141,7 +141,8 @@ class _Draws:
             best = max(best, int(sizes.min()))
         fewer = f"min_size <= {best}, " if best else ""
         raise FedskewError(
-            f"skew dirichlet: in {REDRAWS:,} draws no cut had {least} rows at every client, the smallest had at most {best}: "
+            f"skew dirichlet: in {REDRAWS:,} draws no partition had {least} rows at every client, the smallest had "
+            f"at most {best}: "
             f"use {fewer}a larger alpha, fewer clients, or min_rule=fill"
         )
 

@@ -1,17 +1,17 @@
-"""The cut without skew, to compare with: shuffled rows in equal parts."""
+"""The partition without skew, as a baseline: shuffled rows in equal parts."""
 
 import numpy as np
 
 from fedskew.core.streams import Stream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.deal import check_clients
+from fedskew.skew.assignment import check_clients
 from fedskew.skew.skews import skews
 
 
 @skews.register("iid")
 def iid(rows: Rows, clients: int, stream: Stream, /) -> Partition:
-    """All clients alike: the rows are shuffled and dealt out evenly.
+    """No skew: the rows are shuffled and distributed evenly.
 
     >>> y = np.array([0, 0, 0, 1, 1])
     >>> iid(Rows(np.zeros((5, 1), np.float32), y), 2, Stream(0, "demo")).sizes.tolist()

@@ -1,4 +1,4 @@
-"""Skew by holding: each client holds a few labels, or a few groups, and none of the others."""
+"""Skews in which each client has a few labels, or a few groups, and none of the others."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from fedskew.core.registry import AtLeastOne, Positive
 from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.deal import (
+from fedskew.skew.assignment import (
     apportion,
     check_clients,
     equal_parts,
@@ -33,17 +33,17 @@ def classes(
     k: Annotated[int, AtLeastOne],
     deal: Literal["balanced", "random"] = "balanced",
 ) -> Partition:
-    """Every client holds exactly k labels, and each label is dealt equally to its holders (#C of Stratify, NIID-Bench).
+    """Exactly k labels per client, each label divided equally among its clients (#C of Stratify, NIID-Bench).
 
-    ``deal=balanced``: labels have equally many holders, to within one, unless a label has too few rows for that; who holds
-    what is random. ``deal=random`` is NIID-Bench's: client i holds label i mod K, and draws its other k - 1 labels from all;
-    the more clients draw a label, the fewer rows of it each gets, so sizes vary. With fewer clients than labels, that leaves
-    labels which nobody drew (NIID-Bench fails there). As every row must belong to a client, each such label takes the place
-    of a drawn one that has another holder, at random: everybody still holds k.
+    ``deal=balanced``: labels have equally many clients, to within one, unless a label has too few rows; the
+    assignment is random. ``deal=random`` is NIID-Bench's: client i has label i mod K, and draws its other k - 1
+    labels from all; the more clients draw a label, the fewer rows of it each gets, so sizes vary. With fewer clients
+    than labels, some labels may not be drawn (NIID-Bench fails there). As every row must have a client, each such
+    label replaces a drawn one that another client has too, at random: all clients still have k.
 
     Args:
-        k: labels that each client holds
-        deal: labels with equally many holders (balanced), or drawn by each client for itself (random, NIID-Bench)
+        k: number of labels of each client
+        deal: equally many clients per label (balanced), or labels drawn by each client (random, NIID-Bench)
     """
     return _deal("classes", "labels", labels_of("classes", rows), clients, k, stream, deal).evenly()
 
@@ -58,19 +58,20 @@ def domains(
     k: Annotated[int | None, AtLeastOne] = None,
     alone: str | None = None,
 ) -> Partition:
-    """Every client holds exactly k groups (domains), and each group is dealt equally to its holders (#D of Stratify).
+    """Exactly k groups (domains) per client, each group divided equally among its clients (#D of Stratify).
 
-    As ``classes``, with the group of a row (its domain, site or style) in place of its label; rows of a group are shuffled, so
-    that its holders have its labels in like shares. With ``alone`` in place of ``k``, the first client holds all of that group
-    and nothing else, and the other groups are dealt equally to all other clients (Stratify, section V-F and Table V).
+    As ``classes``, with the group of a row (its domain, site or style) instead of its label; rows of a group are
+    shuffled, so that its clients have similar label shares. With ``alone`` instead of ``k``, the first client has all
+    of that group and nothing else, and the other groups are divided equally among the other clients (Stratify,
+    section V-F and Table V).
 
     Args:
-        k: groups that each client holds
-        alone: the group, by its name or number, that is at the first client; the others share the rest
+        k: number of groups of each client
+        alone: name or number of the group of the first client; the other clients share the rest
     """
     group = groups_of("domains", rows)
     if (k is None) == (alone is None):
-        raise FedskewError("skew domains needs k=, groups that each client holds, or alone=, the group at a single client")
+        raise FedskewError("skew domains needs k=, the groups of each client, or alone=, the group of a single client")
     if k is not None:
         return _deal("domains", "groups", group, clients, k, stream).evenly()
     return _alone(group, clients, str(alone), stream)
@@ -86,20 +87,20 @@ def two_class_dirichlet(
     alpha: Annotated[float, Positive] = 0.5,
     sizes: Literal["equal", "unequal"] = "equal",
 ) -> Partition:
-    """Two random labels a client, mixed by a Dirichlet(alpha) over those two (FedProx with one mu a layer: 250 clients, 0.5).
+    """Two random labels per client, mixed by a Dirichlet(alpha) over those two (FedProx with one mu per layer).
 
-    The paper says no more than that. Reading: client i draws q_i ~ Dirichlet(alpha, alpha) for its two labels; the rows of a
-    label are cut among its holders in proportion to their q, after one row for each, so that every row is used once and every
-    client does hold both its labels. Labels have equally many holders, as in ``classes``. As each q_i adds up to one, sizes
-    come out nearly equal (their standard deviation is a tenth of their mean), and drawing clients "proportionally to shard
-    size", as the paper does, is nearly drawing them uniformly. ``sizes=unequal`` is a Dirichlet over the holders of each label
-    instead: there it is about as large as the mean. The default is equal, the words of the paper: its Dirichlet is over two
-    classes each, and sizes it does not mention.
+    The paper (250 clients, alpha 0.5) says no more than that. Reading: client i draws q_i ~ Dirichlet(alpha, alpha)
+    for its two labels; the rows of a label are divided among its clients in proportion to their q, after one row for
+    each, so that every row is used once and every client has both its labels. Labels have equally many clients, as in
+    ``classes``. As each q_i adds up to one, sizes are nearly equal (their standard deviation is a tenth of their
+    mean), and drawing clients "proportionally to shard size", as the paper does, is nearly uniform. ``sizes=unequal``
+    is a Dirichlet over the clients of each label instead: there it is about as large as the mean. The default is
+    equal, the wording of the paper: its Dirichlet is over two classes each, and it does not mention sizes.
 
     Args:
         alpha: small for clients with nearly one label, large for two in equal shares
-        sizes: equal for a Dirichlet over each client's labels, as in the paper's words; unequal for one over each label's
-            holders, which makes sampling by size matter
+        sizes: equal for a Dirichlet over each client's labels, as in the paper; unequal for one over each label's
+            clients
     """
     deal = _deal("two-class-dirichlet", "labels", labels_of("two-class-dirichlet", rows), clients, 2, stream)
     generator = substream(stream, 4).generator()
@@ -107,31 +108,37 @@ def two_class_dirichlet(
     if sizes == "equal":
         logs -= np.logaddexp(logs[:, :1], logs[:, 1:])
     shares = logs.ravel()[deal.slot]
-    dealt = np.ones(len(deal.slot), dtype=np.int64)
+    sizes_of_slots = np.ones(len(deal.slot), dtype=np.int64)
     start = 0
     for count, holders in zip(deal.counts.tolist(), deal.holders.tolist(), strict=True):
-        dealt[start : start + holders] += apportion(count - holders, shares[start : start + holders], generator.random())
+        sizes_of_slots[start : start + holders] += apportion(
+            count - holders, shares[start : start + holders], generator.random()
+        )
         start += holders
-    return deal.partition(dealt)
+    return deal.partition(sizes_of_slots)
 
 
 def _alone(group: Ints, clients: int, alone: str, stream: Stream) -> Partition:
-    """One group at the first client, each of the others cut equally among all others."""
+    """Return the partition with one group at the first client, and the others divided among the other clients."""
     present = np.unique(group)
     if not alone.isdecimal() or int(alone) not in present:
         shown = ", ".join(map(str, present[:10])) + (" …" if len(present) > 10 else "")
-        raise FedskewError(f"skew domains: alone={alone} is no group of the training rows: use the name of one, or {shown}")
+        raise FedskewError(
+            f"skew domains: alone={alone} is no group of the training rows: use the name of one, or {shown}"
+        )
     rest = np.flatnonzero(group != int(alone))
     if not 2 <= clients <= len(rest) + 1:
         raise FedskewError(
-            f"skew domains: {clients} clients, of which the first holds group {alone} and the others share {len(rest)} rows: "
+            f"skew domains: {clients} clients, of which the first has group {alone} and the others share {len(rest)} "
+            "rows: "
             + (f"use 2 to {len(rest) + 1} clients" if len(rest) else "the data has no other group, use another skew")
         )
     owner = np.zeros(len(group), dtype=np.int64)
     order, counts = shuffled_by_class(group[rest], stream)
-    starts = np.cumsum(counts) - counts  # what is left over of a group goes on where that of the last one ended
+    starts = np.cumsum(counts) - counts  # the remainder of a group begins where that of the last one ended
     parts = [
-        equal_parts(count, clients - 1, start % (clients - 1)) for count, start in zip(counts.tolist(), starts, strict=True)
+        equal_parts(count, clients - 1, start % (clients - 1))
+        for count, start in zip(counts.tolist(), starts, strict=True)
     ]
     owner[rest[order]] = 1 + np.concatenate(parts)
     return Partition.from_owner(owner, clients)
@@ -139,25 +146,25 @@ def _alone(group: Ints, clients: int, alone: str, stream: Stream) -> Partition:
 
 @dataclass(frozen=True)
 class _Deal:
-    """Who holds which label, or group. A slot is one label of one client; slots stand label by label, in random order."""
+    """The labels, or groups, of each client. A slot is one label of one client; slots are ordered by label."""
 
     clients: int
     order: Ints  # rows, label by label, shuffled within each
     counts: Ints  # rows of each label
-    holders: Ints  # clients that hold each label
-    slot: Ints  # client * labels a client + which of its labels, for each slot
+    holders: Ints  # number of clients of each label
+    slot: Ints  # client * labels per client + position among its labels, for each slot
 
     def evenly(self) -> Partition:
-        """Give the slots of a label equally many rows."""
+        """Divide each label equally among its slots."""
         sizes = []
         for count, holders in zip(self.counts.tolist(), self.holders.tolist(), strict=True):
             even = np.full(holders, count // holders)
-            even[: count % holders] += 1  # the holders stand in random order
+            even[: count % holders] += 1  # the slots are in random order
             sizes.append(even)
         return self.partition(np.concatenate(sizes))
 
     def partition(self, sizes: Ints) -> Partition:
-        """Give each slot that many rows of its label."""
+        """Return the partition with that many rows of its label for each slot."""
         client = self.slot // (len(self.slot) // self.clients)
         owner = np.empty(len(self.order), dtype=np.int64)
         owner[self.order] = np.repeat(client, sizes)
@@ -165,9 +172,15 @@ class _Deal:
 
 
 def _deal(
-    skew: str, what: str, label: Ints, clients: int, k: int, stream: Stream, deal: Literal["balanced", "random"] = "balanced"
+    skew: str,
+    what: str,
+    label: Ints,
+    clients: int,
+    k: int,
+    stream: Stream,
+    deal: Literal["balanced", "random"] = "balanced",
 ) -> _Deal:
-    """Give every client k different labels and every label its holders."""
+    """Assign k different labels to every client, and clients to every label."""
     check_clients(skew, len(label), clients)
     order, counts = shuffled_by_class(label, substream(stream, 0))
     _check_places(skew, what, counts, clients, k)
@@ -183,14 +196,14 @@ def _deal(
 
 
 def _check_places(skew: str, what: str, counts: Ints, clients: int, k: int) -> None:
-    """Refuse what cannot be dealt: every label needs a holder, and every holder a row."""
+    """Raise an error if that is impossible: every label needs a client, and every slot a row."""
     labels, free_k = len(counts), skew != "two-class-dirichlet"
     if k > labels:
         fix = f": use k <= {labels}" if free_k else ""
         raise FedskewError(f"skew {skew}: {k} {what} a client, but the data has only {labels}{fix}")
     if clients * k < labels:
         raise FedskewError(
-            f"skew {skew}: {clients} clients with {k} {what} each cannot hold all {labels} {what}: "
+            f"skew {skew}: {clients} clients with {k} {what} each cannot have all {labels} {what}: "
             f"use at least {-(-labels // k)} clients" + (f" or k >= {-(-labels // clients)}" if free_k else "")
         )
     if _places(counts, clients) < clients * k:
@@ -203,12 +216,12 @@ def _check_places(skew: str, what: str, counts: Ints, clients: int, k: int) -> N
 
 
 def _places(counts: Ints, clients: int) -> int:
-    """How many holders the labels can have in all, when each holder needs a row and no client holds a label twice."""
+    """Return how many slots the labels have in all, when each slot needs a row and no client has a label twice."""
     return int(np.minimum(counts, clients).sum())
 
 
 def _most_clients(counts: Ints, clients: int, k: int) -> int:
-    """The most clients, up to this many, for whom there are places: what is left over is concave in their number."""
+    """Return the most clients, up to this many, with enough slots: what remains is concave in their number."""
     low, high = 1, clients
     while low < high:
         middle = (low + high + 1) // 2
@@ -217,13 +230,13 @@ def _most_clients(counts: Ints, clients: int, k: int) -> int:
 
 
 def _drawn(labels: int, clients: int, k: int, stream: Stream) -> Ints:
-    """A clients x k table of different labels: client i has label i mod K and draws the others; every label is in it."""
+    """Return a clients x k table of different labels: client i has label i mod K and draws the others."""
     generator = stream.generator()
     held = np.empty((clients, k), dtype=np.int64)
     held[:, 0] = np.arange(clients) % labels
     for column in range(1, k):
         drawing = np.arange(clients)
-        while len(drawing):  # whoever has drawn a label that it holds draws again
+        while len(drawing):  # a client that has drawn a label twice draws again
             held[drawing, column] = generator.integers(labels, size=len(drawing))
             drawing = drawing[(held[drawing, :column] == held[drawing, column, None]).any(axis=1)]
     for label in np.setdiff1d(np.arange(labels), held):  # only where there are fewer clients than labels
@@ -235,25 +248,26 @@ def _drawn(labels: int, clients: int, k: int, stream: Stream) -> Ints:
 
 
 def _check_drawn(skew: str, counts: Ints, holders: Ints) -> None:
-    """Refuse a draw in which a label has more holders than rows."""
+    """Raise an error for a draw in which a label has more clients than rows."""
     short = np.flatnonzero(counts < holders)
     if len(short):
         raise FedskewError(
-            f"skew {skew}: {holders[short[0]]} clients drew a label that has {counts[short[0]]} rows: use fewer clients, a "
+            f"skew {skew}: {holders[short[0]]} clients drew a label that has {counts[short[0]]} rows: use fewer "
+            "clients, a "
             "smaller k, another seed, or deal=balanced, which gives rare labels fewer holders"
         )
 
 
 def _regular(holders: Ints, clients: int, k: int) -> Ints:
-    """A clients x k table of labels: label after label is dealt around the circle of clients, so none gets one twice."""
+    """Return a clients x k table of labels: labels are assigned in turn around the clients, so none gets one twice."""
     return np.repeat(np.arange(len(holders)), holders).reshape(k, clients).T
 
 
 def _mix(held: Ints, stream: Stream) -> Ints:
-    """A random table with the same number of labels a client and of holders a label.
+    """Return a random table with the same number of labels per client and of clients per label.
 
-    Random pairs of clients trade: what both hold stays, what only one holds is pooled, shuffled and given back (the
-    curveball chain of Strona et al. 2014). After log2(clients) rounds a label can have come from anybody.
+    Random pairs of clients trade: labels of both stay, labels of one only are pooled, shuffled and divided again (the
+    curveball chain of Strona et al. 2014). After log2(clients) rounds a label can have come from any client.
     """
     clients, k = held.shape
     held = held[substream(stream, 0).permutation(clients)]

@@ -10,21 +10,23 @@ from fedskew.core.registry import AtLeastOne
 from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.deal import groups_of
+from fedskew.skew.assignment import groups_of
 from fedskew.skew.skews import skews
 
 
 @skews.register("natural")
-def natural(rows: Rows, clients: int, stream: Stream, /, *, groups: Annotated[int | None, AtLeastOne] = None) -> Partition:
-    """One client a group of the data (a writer, a subject); with fewer clients, whole groups are dealt out by size.
+def natural(
+    rows: Rows, clients: int, stream: Stream, /, *, groups: Annotated[int | None, AtLeastOne] = None
+) -> Partition:
+    """One client per group of the data (a writer, a subject); with fewer clients, whole groups are assigned by size.
 
-    With 0 clients, or as many as there are groups, client i is the i-th group that has rows. With fewer, the groups go,
-    largest first, each to the client that holds least so far: no group is split. With ``groups``, that many of them are drawn
-    first, and the rows of the others belong to nobody: ``groups=30`` is 30 writers as 30 clients, and with 10 clients these
-    30 packed into them.
+    With 0 clients, or as many as there are groups, client i is the i-th group that has rows. With fewer, the groups
+    are assigned, largest first, each to the smallest client so far: no group is split. With ``groups``, that many of
+    them are drawn first, and the rows of the others have no client: ``groups=30`` is 30 writers as 30 clients, or
+    with 10 clients these 30 assigned to them.
 
     Args:
-        groups: how many of the groups take part, drawn at random; none for all
+        groups: number of groups that take part, drawn at random; none for all
     """
     group = groups_of("natural", rows)
     sizes = np.bincount(group)
@@ -37,21 +39,24 @@ def natural(rows: Rows, clients: int, stream: Stream, /, *, groups: Annotated[in
     if groups is not None:
         present = present[np.sort(substream(stream, 0).sample(len(present), groups))]
     if not 0 <= clients <= len(present):
-        has = f"the data has {len(present)} groups" if groups is None else f"groups={groups} takes {groups} of the groups"
+        has = (
+            f"the data has {len(present)} groups" if groups is None else f"groups={groups} takes {groups} of the groups"
+        )
         raise FedskewError(
-            f"skew natural: {clients} clients, but {has}: use 1 to {len(present)} clients, or 0 (or none given) for one a group"
+            f"skew natural: {clients} clients, but {has}: use 1 to {len(present)} clients, or 0 (or none given) for "
+            "one per group"
         )
     clients = clients or len(present)
     client_of = np.full(len(sizes), -1)
     client_of[present] = np.arange(clients) if clients == len(present) else _pack(sizes[present], clients, stream)
     owner = client_of[group]
     held = np.flatnonzero(owner >= 0)
-    dealt = Partition.from_owner(owner[held], clients)
-    return Partition(held[dealt.rows], dealt.offsets)
+    packed = Partition.from_owner(owner[held], clients)
+    return Partition(held[packed.rows], packed.offsets)
 
 
 def _pack(sizes: Ints, clients: int, stream: Stream) -> Ints:
-    """The client of each group: largest group first, to the least loaded client; equal ones in random order."""
+    """Return the client of each group: largest group first, to the smallest client; ties are broken at random."""
     order = stream.permutation(len(sizes))
     order = order[np.argsort(-sizes[order], kind="stable")]
     load = [(0, client) for client in range(clients)]

@@ -1,4 +1,4 @@
-"""From what the user wrote to a checked partition, and from a partition to each client's own training and test rows."""
+"""From a specification to a checked partition, and from a partition to each client's training and held-out rows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ SkewSpec: TypeAlias = str | Mapping[str, Any] | Choice | Callable[[Rows, int, St
 
 @dataclass(frozen=True)
 class Partitioned:
-    """Which client holds which rows, and the rows as they hold them: after the treatments, if there are any."""
+    """The partition, and the rows of all clients after treatments, if there are any."""
 
     partition: Partition
     rows: Rows
@@ -30,13 +30,13 @@ class Partitioned:
 def partition_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Partitioned:
     """Partition the rows as ``spec`` says: every row at exactly one client, and no client without rows.
 
-    ``spec`` is a name with options (``"dirichlet:alpha=0.2"``), with treatments after it (``"... + noise:sigma=0.1"``), a
-    table, a choice, or a function of (rows, clients, stream). Without a number of clients, a skew that finds them in the data
-    (``natural``) takes all of those. A skew that has an option ``overlap`` may give a row to several clients, or to none, when
-    it is on; one that takes only some ``groups`` leaves the rows of the others to nobody.
+    ``spec`` is a name with options (``"dirichlet:alpha=0.2"``), with treatments after it (``"... +
+    noise:sigma=0.1"``), a table, a choice, or a function of (rows, clients, stream). Without a number of clients,
+    ``natural`` has one per group. With the option ``overlap`` a row may have several clients or none; with ``groups``
+    the rows of the other groups have none.
 
-    Rows that overlap (``rows.series``) stay together: the skew deals one item a series (its commonest label, its mean
-    features, its group), and a client holds whole series. Sizes, shares and counts are then those of series.
+    Rows that overlap (``rows.series``) stay together: the skew assigns one item per series (its most frequent label,
+    its mean features, its group), and a client has whole series. Sizes, shares and counts are then those of series.
 
     >>> rows = Rows(np.zeros((6, 1), np.float32), np.array([0, 0, 1, 1, 2, 2]))
     >>> partition_rows("classes:k=1", rows, 3, seed=0).partition.counts(rows.y, 3).max(axis=1).tolist()
@@ -55,12 +55,13 @@ def partition_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -
 
 
 def _deal(skew: Skew, rows: Rows, clients: int, seed: int) -> Partition:
-    """What the skew returns for the rows, or for their series."""
+    """Return the partition of the rows, or of their series."""
     stream = Stream(seed, "partition")
     whole = None if rows.series is None else WholeSeries.of(rows)
     if whole is not None and clients > len(whole.items):
         raise FedskewError(
-            f"{len(whole.items)} series are too few for {clients} clients, as windows that overlap stay with their series: "
+            f"{len(whole.items)} series are too few for {clients} clients, as windows that overlap stay with their "
+            "series: "
             f"use at most {len(whole.items)} clients, more series (a group column), or a window stride >= the window"
         )
     result = skew(rows if whole is None else whole.items, clients, stream)
@@ -70,10 +71,10 @@ def _deal(skew: Skew, rows: Rows, clients: int, seed: int) -> Partition:
 
 
 def client_holdout(partition: Partition, rows: Rows, share: float, seed: int) -> tuple[Partition, Partition]:
-    """Each client's rows as (training, test): ``share`` of its own rows are held out, evenly over its labels.
+    """Return each client's rows as (training, held out): ``share`` of its rows are held out, evenly over its labels.
 
-    The count is rounded, but at least one row is held out and at least one kept; a client with a single row keeps it, so
-    its part of the test partition is empty. Rows that overlap (``rows.series``) are held out as whole series.
+    The count is rounded, but at least one row is held out and at least one kept; a client with a single row keeps it,
+    so its part of the test partition is empty. Rows that overlap (``rows.series``) are held out as whole series.
 
     >>> everything = Partition.from_owner(np.zeros(10, np.int64), clients=1)
     >>> rows = Rows(np.zeros((10, 1), np.float32), np.repeat([0, 1], 5))
@@ -89,7 +90,8 @@ def client_holdout(partition: Partition, rows: Rows, share: float, seed: int) ->
     train, test = _hold_out(whole.items_of(partition), whole.items.y, share, seed)
     if not len(test.rows):
         raise FedskewError(
-            f"a held-out share of {share:g}: every client has a single series of overlapping windows, which stays whole: "
+            f"a held-out share of {share:g}: every client has a single series of overlapping windows, which stays "
+            "whole: "
             "use fewer clients or a window stride >= the window"
         )
     return whole.rows_of(train), whole.rows_of(test)
@@ -105,7 +107,7 @@ def _hold_out(partition: Partition, y: Ints, share: float, seed: int) -> tuple[P
 
 
 def _evenly(partition: Partition, y: Ints, wanted: Ints, seed: int) -> NDArray[np.bool_]:
-    """Which positions of ``partition.rows`` are chosen: ``wanted`` of each client, spread over its rows sorted by label."""
+    """Return which positions of ``partition.rows`` are chosen: ``wanted`` of each client, evenly over its labels."""
     sizes, total = partition.sizes, len(partition.rows)
     owner = np.repeat(np.arange(partition.clients), sizes)
     order = Stream(seed, "client holdout").permutation(total)

@@ -1,4 +1,4 @@
-"""Clients that differ in how much they hold, and in nothing else."""
+"""Clients that differ in their number of rows, and in nothing else."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from fedskew.core.registry import AtLeastOne, NonNegative, Positive
 from fedskew.core.streams import Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.deal import apportion, at_least, check_clients, log_gammas
+from fedskew.skew.assignment import apportion, at_least, check_clients, log_gammas
 from fedskew.skew.skews import skews
 
 
@@ -24,21 +24,22 @@ def quantity(
     law: Literal["dirichlet", "lognormal"] = "dirichlet",
     sigma: Annotated[float, NonNegative] = 1.0,
 ) -> Partition:
-    """Unlike sizes, like labels: the sizes are Dirichlet(alpha), the rows shuffled (NIID-Bench's quantity skew).
+    """Quantity skew: the sizes are Dirichlet(alpha), the rows shuffled (NIID-Bench).
 
-    With ``law=lognormal`` the sizes are in proportion to exp(sigma * Z), Z standard normal: a few large clients and many
-    small ones, as user counts often are. Where the draw leaves a client under ``min_size``, it is filled up at the expense of
-    the largest.
+    With ``law=lognormal`` the sizes are in proportion to exp(sigma * Z), Z standard normal: a few large clients and
+    many small ones, as user counts often are. Clients below ``min_size`` get rows of the largest.
 
     Args:
-        alpha: with law=dirichlet, small for very unlike sizes, large for equal ones
-        min_size: rows that every client has at least
-        law: which law the sizes follow
-        sigma: with law=lognormal, 0 for equal sizes, large for very unlike ones
+        alpha: with law=dirichlet, small for very different sizes, large for equal ones
+        min_size: minimum rows of a client
+        law: distribution of the sizes
+        sigma: with law=lognormal, 0 for equal sizes, large for very different ones
     """
     check_clients("quantity", len(rows), clients, min_size)
     generator = substream(stream, 0).generator()
-    logs = log_gammas(alpha, (clients,), generator) if law == "dirichlet" else sigma * generator.standard_normal(clients)
+    logs = (
+        log_gammas(alpha, (clients,), generator) if law == "dirichlet" else sigma * generator.standard_normal(clients)
+    )
     sizes = at_least(apportion(len(rows), logs, generator.random()), min_size, substream(stream, 1))
     owner = np.empty(len(rows), dtype=np.int64)
     owner[substream(stream, 2).permutation(len(rows))] = np.repeat(np.arange(clients), sizes)

@@ -1,4 +1,4 @@
-"""Rows that belong together: one item in place of each series, and back from items to rows."""
+"""Rows that belong together: one item for each series, and from items back to rows."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from fedskew.data.partition import Partition
 
 @dataclass(frozen=True)
 class WholeSeries:
-    """``items`` has one row a series; ``item`` is the number of the item that each row belongs to."""
+    """Items of whole series: ``items`` has one row per series; ``item`` is the number of each row's item."""
 
     items: Rows
     item: Ints
 
     @classmethod
     def of(cls, rows: Rows) -> "WholeSeries":
-        """Each series as its commonest label (lowest on a tie), its mean features and its group."""
+        """Return each series as its most frequent label (lowest on a tie), its mean features and its group."""
         assert rows.series is not None
         _, item, sizes = np.unique(rows.series, return_inverse=True, return_counts=True)
         order = np.argsort(item, kind="stable")
@@ -32,7 +32,7 @@ class WholeSeries:
         return cls(Rows(x, y, None if rows.group is None else rows.group[order[first]], unit=rows.unit), item)
 
     def rows_of(self, items: Partition) -> Partition:
-        """Each client's items as their rows, in stored order."""
+        """Return each client's items as their rows, in stored order."""
         order = np.argsort(self.item, kind="stable")
         by_item = np.split(order, np.cumsum(np.bincount(self.item))[:-1])
         none = np.zeros(0, dtype=np.int64)
@@ -40,5 +40,5 @@ class WholeSeries:
         return Partition.from_lists([np.sort(np.concatenate([none, *parts])) for parts in held])
 
     def items_of(self, rows: Partition) -> Partition:
-        """The items whose rows each client holds."""
+        """Return the items of each client's rows."""
         return Partition.from_lists([np.unique(self.item[rows.of(client)]) for client in range(rows.clients)])

@@ -1,4 +1,4 @@
-"""How a skew is written: one cut and, after it, treatments of the rows: ``dirichlet:alpha=0.3 + noise:sigma=0.1``."""
+"""The registry of skews: one skew and then treatments of the rows: ``dirichlet:alpha=0.3 + noise:sigma=0.1``."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -13,42 +13,43 @@ Treatment: TypeAlias = Callable[..., Rows]  # (rows: Rows, partition: Partition,
 
 
 class Skews(Composing[Callable[..., Any]]):
-    """The cuts by name; a choice may name treatments too, of which another registry knows."""
+    """The skews by name; a choice may also have treatments, which are in another registry."""
 
     def __init__(self, package: str, treatments: Registry[Callable[..., Any]]) -> None:
         super().__init__("skew", package)
         self.treatments = treatments
 
     def get(self, name: str) -> Callable[..., Any]:
-        """The cut of that name, or an error that names the nearest cut or treatment."""
+        """Return the skew of that name, or raise an error that names the nearest skew or treatment."""
         if name not in self:
             raise unknown(self.kind, name, [*self, *self.treatments])
         return super().get(name)
 
     def home(self, part: Choice) -> Registry[Any]:
-        """The treatments' registry for a treatment, this one for a cut."""
+        """Return the treatments' registry for a treatment, this one for a skew."""
         return self.treatments if part.name in self.treatments else self
 
     def choose(self, spec: "str | Mapping[str, Any] | Choice") -> Choice:
-        """Validate a spelling, every part of it; treatments alone follow ``iid``."""
+        """Validate every part of a specification; without a skew, treatments follow ``iid``."""
         parts = [(part, _name(part) in self.treatments) for part in parts_of(spec, self.kind)]
-        cuts = [super(Skews, self).choose(part) for part, treats in parts if not treats]
+        bases = [super(Skews, self).choose(part) for part, treats in parts if not treats]
         treatments = [self.treatments.choose(part) for part, treats in parts if treats]
-        if len(cuts) > 1:
+        if len(bases) > 1:
             raise FedskewError(
-                f"skew {spec}: {cuts[0].name} and {cuts[1].name} both deal out the rows: keep one; "
+                f"skew {spec}: {bases[0].name} and {bases[1].name} both partition the rows: keep one; "
                 f"what may be added are treatments ({', '.join(self.treatments)})"
             )
-        cut = cuts[0] if cuts else Choice("iid", {})
+        cut = bases[0] if bases else Choice("iid", {})
         if treatments and cut.options.get("overlap"):
             raise FedskewError(
-                f"skew {spec}: with overlap=true a row has several owners, and {treatments[0].name} treats it for one: "
+                f"skew {spec}: with overlap=true a row has several clients, and {treatments[0].name} treats it for "
+                "one: "
                 "leave one of them out"
             )
         return compose([cut, *treatments])
 
     def settle(self, spec: "str | Mapping[str, Any] | Choice", options: Mapping[str, Any]) -> Choice:
-        """The choice with these options of its cut."""
+        """Return the choice with these options of its skew."""
         first, *added = parts_of(self.choose(spec), self.kind)
         return compose([Choice(first.name, {**first.options, **options}), *added])
 

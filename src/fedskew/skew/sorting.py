@@ -1,4 +1,4 @@
-"""Skews that sort the rows and cut: by a feature (vop), by label (lds, shards), by a feature within each label (sldf)."""
+"""Skews by sorting: by a feature (vop), by label (lds, shards), by a feature within each label (sldf)."""
 
 from typing import Annotated, Literal
 
@@ -9,8 +9,16 @@ from fedskew.core.registry import AtLeastOne, NonNegative, Share
 from fedskew.core.streams import Ints, Stream, substream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.skew.columns import ascending, chosen_column, columns, units, widest
-from fedskew.skew.deal import check_clients, check_labels, deal_rest, equal_parts, labels_of, placed, shuffled_by_class
+from fedskew.skew.assignment import (
+    assign_rest,
+    check_clients,
+    check_labels,
+    equal_parts,
+    labels_of,
+    placed,
+    shuffled_by_class,
+)
+from fedskew.skew.columns import ascending, chosen_column, columns, most_variable, units
 from fedskew.skew.skews import skews
 
 
@@ -24,15 +32,16 @@ def vop(
     column: Annotated[int | None, NonNegative] = None,
     strength: Annotated[float, Share] = 1.0,
 ) -> Partition:
-    """Clients are neighbouring intervals of the feature of greatest variance: sort by it, n equal cuts (FDS-VOP, MFedBN).
+    """Feature skew: clients are neighbouring intervals of the feature with the largest variance (FDS-VOP, MFedBN).
 
-    Rows with equal values stand in random order, so two neighbours may share the value at which they are cut. Variances are
-    in the units of the file, also where the model trains on standardised features. Of features whose variances are equal but
-    for rounding the first is taken.
+    The rows are sorted by it and divided into n equal parts; rows with equal values are in random order, so two
+    neighbours may share a value. Variances are in the units of the file, also where the model trains on standardised
+    features. Of features with equal variances (up to rounding) the first is taken.
 
     Args:
-        column: number of the feature to sort by, counted from 0; the one of greatest variance when left out
-        strength: share of the rows placed by this rule, the others are dealt at random: 1 as printed, 0 for none
+        column: number of the feature to sort by, counted from 0; by default that with the largest variance
+        strength: share of the rows assigned by this rule, the others are assigned at random: 1 as in the paper, 0 for
+            IID
     """
     check_clients("vop", len(rows), clients)
     values = chosen_column("vop", rows, column)
@@ -50,16 +59,17 @@ def lds(
     order: Literal["label", "frequency"] = "label",
     strength: Annotated[float, Share] = 1.0,
 ) -> Partition:
-    """Clients are neighbouring runs of the rows sorted by label, n equal cuts (LDS, MFedBN).
+    """Label skew: clients are neighbouring equal runs of the rows sorted by label (LDS, MFedBN).
 
-    The paper shows this skew in its Figs. 5 and 9 and never describes it: sorting by label and cutting is a reading of them.
-    Neighbouring clients share a label. Which label is 0 is not said either: in Fig. 9 it is the commonest (Benign, and clients
-    1 to 3 hold nothing else), which ``order=frequency`` gives; in Fig. 5 it is not, and labels are numbered in alphabetical
-    order here. Rows of one label stand in random order.
+    The paper shows this skew in its Figs. 5 and 9 and never describes it: this is a reading of them. Neighbouring
+    clients share a label. Which label is 0 is not said either: in Fig. 9 it is the most frequent (Benign, the only
+    one of clients 1 to 3), which ``order=frequency`` gives; in Fig. 5 it is not, and labels are numbered in
+    alphabetical order here. Rows of one label are in random order.
 
     Args:
-        order: of the labels: by their numbers, or the commonest first
-        strength: share of the rows placed by this rule, the others are dealt at random: 1 as printed, 0 for none
+        order: order of the labels: by their numbers, or the most frequent first
+        strength: share of the rows assigned by this rule, the others are assigned at random: 1 as in the paper, 0 for
+            IID
     """
     check_clients("lds", len(rows), clients)
     labels = labels_of("lds", rows)
@@ -74,18 +84,19 @@ def lds(
 
 @skews.register("sldf")
 def sldf(rows: Rows, clients: int, stream: Stream, /, *, strength: Annotated[float, Share] = 1.0) -> Partition:
-    """Same labels, different features: each label is sorted by its own widest feature, n equal cuts (SLDF, MFedBN).
+    """Same labels, different features: each label is sorted by its feature with the largest variance (SLDF, MFedBN).
 
-    Every client has equally many rows of each label, to within one, and of each label another interval of the feature that has
-    the greatest variance, in the units of the file, among the rows of that label. What is left over of one label goes to the
-    clients after those who had the rest of the label before, so that sizes differ by one at most. A label all of whose rows
-    are equal is dealt at random.
+    Every client has equally many rows of each label, to within one, and of each label another interval of the feature
+    with the largest variance, in the units of the file, among the rows of that label. The remainders of the labels go
+    to the clients in turn, so that sizes differ by one at most. A label all of whose rows are equal is assigned at
+    random.
 
     Args:
-        strength: share of the rows placed by this rule, the others are dealt at random: 1 as printed, 0 for none
+        strength: share of the rows assigned by this rule, the others are assigned at random: 1 as in the paper, 0 for
+            IID
     """
     check_clients("sldf", len(rows), clients)
-    chosen_column("sldf", rows, None)  # refuses what does not vary at all
+    chosen_column("sldf", rows, None)  # raises an error if all are constant
     table, unit = columns(rows.x), units(rows)
     kept = placed(len(rows), strength, substream(stream, 0))
     order, counts = shuffled_by_class(labels_of("sldf", rows)[kept], substream(stream, 1))
@@ -93,23 +104,23 @@ def sldf(rows: Rows, clients: int, stream: Stream, /, *, strength: Annotated[flo
     start = 0
     for count in counts.tolist():
         members = kept[order[start : start + count]]
-        column = widest(table[members], unit)
+        column = most_variable(table[members], unit)
         if column is not None:
             members = members[np.argsort(table[members, column], kind="stable")]
         owner[members] = equal_parts(count, clients, start)
         start += count
-    return Partition.from_owner(deal_rest(owner, clients, substream(stream, 2)), clients)
+    return Partition.from_owner(assign_rest(owner, clients, substream(stream, 2)), clients)
 
 
 @skews.register("shards")
 def shards(rows: Rows, clients: int, stream: Stream, /, *, per_client: Annotated[int, AtLeastOne] = 2) -> Partition:
-    """Few labels a client: rows sorted by label are cut into equal shards, and each client gets some (McMahan et al. 2017).
+    """Label skew: rows sorted by label are divided into equal shards, and each client gets some (McMahan et al. 2017).
 
-    Rows of one label stand in random order, and shards differ by one row at most. A shard may lie across two labels, so
+    Rows of one label are in random order, and shards differ by one row at most. A shard may have two labels, so
     clients have about, not exactly, ``per_client`` labels; ``classes`` gives exactly k.
 
     Args:
-        per_client: shards that each client gets
+        per_client: shards of each client
     """
     check_clients("shards", len(rows), clients)
     labels = labels_of("shards", rows)
@@ -117,7 +128,8 @@ def shards(rows: Rows, clients: int, stream: Stream, /, *, per_client: Annotated
     count = clients * per_client
     if count > len(rows):
         raise FedskewError(
-            f"skew shards: {len(rows)} rows cannot be cut into {count} shards, {per_client} for each of {clients} clients: "
+            f"skew shards: {len(rows)} rows cannot be divided into {count} shards, {per_client} for each of "
+            f"{clients} clients: "
             f"use per_client <= {len(rows) // clients} or fewer clients"
         )
     order, _ = shuffled_by_class(labels, substream(stream, 0))
@@ -128,7 +140,7 @@ def shards(rows: Rows, clients: int, stream: Stream, /, *, per_client: Annotated
 
 
 def _in_runs(order: Ints, count: int, clients: int, stream: Stream) -> Partition:
-    """Equal runs of the ordered rows, one a client; rows that are not among them are dealt at random."""
+    """Return equal runs of the ordered rows, one per client; the other rows are assigned at random."""
     owner = np.full(count, -1)
     owner[order] = equal_parts(len(order), clients)
-    return Partition.from_owner(deal_rest(owner, clients, stream), clients)
+    return Partition.from_owner(assign_rest(owner, clients, stream), clients)

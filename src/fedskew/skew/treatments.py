@@ -1,4 +1,4 @@
-"""Treatments: what changes the rows of a client after the cut, and not who holds them."""
+"""Treatments: changes of a client's rows after the partition."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -17,16 +17,17 @@ _CHUNK = 1 << 20  # random numbers drawn at a time
 
 @treatments.register("noise")
 def noise(rows: Rows, partition: Partition, stream: Stream, /, *, sigma: Annotated[float, NonNegative] = 0.1) -> Rows:
-    """Unlike features: client i of n gets Gaussian noise of standard deviation sigma * i / n, i = 1 … n (NIID-Bench).
+    """Feature skew: client i of n gets Gaussian noise of standard deviation sigma * i / n, i = 1 … n (NIID-Bench).
 
-    The first client has the least noise and the last has sigma. NIID-Bench's text calls sigma * i / n the variance, its code
-    takes sigma * i / (n - 1), i = 0 … n - 1, as the standard deviation. The noise is in the units of the features as stored. A
-    client's own test rows have its noise too; the rows that no client holds (test, validation) have none.
+    The first client has the least noise and the last has sigma. NIID-Bench's text calls sigma * i / n the variance,
+    its code takes sigma * i / (n - 1), i = 0 … n - 1, as the standard deviation. The noise is in the units of the
+    features as stored. A client's held-out rows have its noise too; the rows of no client (test, validation) have
+    none.
 
     Args:
         sigma: standard deviation of the noise at the last client
     """
-    level = np.zeros(len(rows), dtype=np.float32)  # none where a row is nobody's
+    level = np.zeros(len(rows), dtype=np.float32)  # 0 for rows of no client
     level[partition.rows] = np.repeat(sigma * np.arange(1, partition.clients + 1) / partition.clients, partition.sizes)
     x = rows.x.copy()
     generator = stream.generator()
@@ -40,11 +41,11 @@ def noise(rows: Rows, partition: Partition, stream: Stream, /, *, sigma: Annotat
 
 @treatments.register("relabel")
 def relabel(rows: Rows, partition: Partition, stream: Stream, /, *, fraction: Annotated[float, Share] = 0.5) -> Rows:
-    """Concept shift: some clients give every label another meaning, each by a permutation of its own.
+    """Concept shift: some clients permute all labels, each by its own permutation.
 
-    The fraction is one of clients, rounded, but one client at least unless it is 0; which clients is random. Each of them
-    permutes the labels of the data along a random cycle, so that none of its labels stays what it was: the same features
-    have other labels there, P(y|x) differs. A client's own test rows are relabelled too; the rows that no client holds are not.
+    The fraction of clients is rounded, but at least one unless it is 0; they are drawn at random. Each of them
+    permutes the labels along a random cycle, so that no label stays the same: the same features have other labels
+    there, P(y|x) differs. A client's held-out rows are relabelled too; the rows of no client are not.
 
     Args:
         fraction: share of the clients whose labels are permuted
@@ -53,7 +54,9 @@ def relabel(rows: Rows, partition: Partition, stream: Stream, /, *, fraction: An
         raise FedskewError("treatment relabel permutes classes, and the targets are none: leave relabel out")
     labels = np.unique(rows.y)
     if len(labels) < 2:
-        raise FedskewError("treatment relabel: the data has only 1 label, so there is nothing to permute: leave relabel out")
+        raise FedskewError(
+            "treatment relabel: the data has only 1 label, so there is nothing to permute: leave relabel out"
+        )
     count = max(round(fraction * partition.clients), 1) if fraction else 0
     y = rows.y.copy()
     for client in substream(stream, 0).sample(partition.clients, count).tolist():
@@ -63,7 +66,7 @@ def relabel(rows: Rows, partition: Partition, stream: Stream, /, *, fraction: An
 
 
 def _cycle(labels: Ints, stream: Stream) -> Ints:
-    """A random permutation of the labels, as a table from old to new, that is one cycle: each goes to the next of a circle."""
+    """Return a random permutation of the labels, as a table from old to new, that is one cycle."""
     circle = labels[stream.permutation(len(labels))]
     table = np.zeros(labels.max() + 1, dtype=np.int64)
     table[circle] = np.roll(circle, 1)

@@ -1,4 +1,4 @@
-"""Feature skew by clusters of features: each client gets the rows that are extreme in its own features (FDS-WGC)."""
+"""Feature skew by clusters of features: each client gets the rows that are extreme in its features (FDS-WGC)."""
 
 from typing import Annotated
 
@@ -10,11 +10,11 @@ from fedskew.core.registry import AtLeastOne, Bounds, Share
 from fedskew.core.streams import Floats, Ints, Stream, substream
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.partition import Partition
+from fedskew.skew.assignment import assign_rest, at_least, check_clients, move_rows, placed
 from fedskew.skew.columns import columns, ranks
-from fedskew.skew.deal import at_least, check_clients, deal_rest, move_rows, placed
 from fedskew.skew.skews import skews
 
-_LEVELS = 1001  # quantiles of a feature that stand for all its values
+_LEVELS = 1001  # quantiles that represent a feature
 _MOST_FEATURES = 4096  # their pairwise distances take 128 MiB
 
 
@@ -30,29 +30,33 @@ def wgc(
     overlap: bool = False,
     strength: Annotated[float, Share] = 1.0,
 ) -> Partition:
-    """Like features are clustered; a client holds the rows that are extreme in its cluster's features (FDS-WGC of MFedBN).
+    """Feature skew: features are clustered; a client gets the rows that are extreme in its cluster (FDS-WGC of MFedBN).
 
-    Features are scaled to [0, 1] and clustered by their 1-Wasserstein distances (average linkage; features of more than
-    1,001 rows by 1,001 even quantiles); constant ones take no part. As printed, a row goes to every cluster in which some
-    feature is at or beyond its 25 % or 75 % quantile: to several, or to none. That is ``overlap=true``. By default each row
-    goes once, to the cluster in which it is most extreme, that is in which one of its values stands nearest to the first or
-    last rank; rows that are extreme nowhere are dealt at random, and so is the choice between equals.
+    Features are scaled to [0, 1] and clustered by their 1-Wasserstein distances (average linkage; features of more
+    than 1,001 rows by 1,001 even quantiles); constant ones are not used. As in the paper's text, a row belongs to
+    every cluster in which some feature is at or beyond its 25 % or 75 % quantile: to several, or to none. That is
+    ``overlap=true``. By default each row belongs to one cluster, that in which it is most extreme: in which one of
+    its values is nearest to the first or last rank. Rows that are extreme in none are assigned at random; ties are
+    broken at random.
 
-    The paper does not say how clusters and clients are matched. Here cluster k goes to client k; of more clusters than clients,
-    cluster k goes to client k mod n; with fewer, the rows of a cluster are dealt to clients k, k + K, k + 2K, …
+    The paper does not say how clusters and clients are matched. Here cluster k goes to client k; of more clusters
+    than clients, cluster k goes to client k mod n; with fewer, the rows of a cluster are divided among clients k, k +
+    K, k + 2K, …
 
     Args:
-        clusters: clusters of features; as many as clients when left out
-        quantile: share of a feature's rows at either end that counts as extreme
-        overlap: the literal text: a row may be held by several clients or by none
-        strength: share of the rows placed by this rule, the others are dealt at random: 1 as printed, 0 for none
+        clusters: clusters of features; by default as many as clients
+        quantile: share of a feature's rows at either end that is extreme
+        overlap: as in the paper's text, a row may have several clients or none
+        strength: share of the rows assigned by this rule, the others are assigned at random: 1 as in the paper, 0 for
+            IID
     """
     check_clients("wgc", len(rows), clients)
     table = columns(rows.x)
     wanted = clusters or clients
     if overlap and wanted < clients:
         raise FedskewError(
-            f"skew wgc: with overlap=true, clusters={wanted} leaves {clients - wanted} of {clients} clients without one: "
+            f"skew wgc: with overlap=true, clusters={wanted} leaves {clients - wanted} of {clients} clients without "
+            "one: "
             f"use clusters >= {clients}"
         )
     members = feature_clusters(table, wanted)
@@ -62,21 +66,22 @@ def wgc(
     cluster = _most_extreme(table, members, quantile, substream(stream, 2))
     owner = np.full(len(rows), -1)
     owner[kept] = _clients_of(cluster, wanted, clients, substream(stream, 3))[kept]
-    owner = deal_rest(owner, clients, substream(stream, 4))
+    owner = assign_rest(owner, clients, substream(stream, 4))
     sizes = np.bincount(owner, minlength=clients)
     owner = move_rows(owner, sizes, at_least(sizes, 1, substream(stream, 5)), substream(stream, 6))
     return Partition.from_owner(owner, clients)
 
 
 def feature_clusters(table: Features, wanted: int) -> list[Ints]:
-    """The columns of each cluster, clusters in order of their first column."""
+    """Return the columns of each cluster, clusters in order of their first column."""
     varying = np.flatnonzero(table.min(axis=0) < table.max(axis=0))
     if len(varying) < wanted:
         fix = f"use clusters <= {len(varying)}" if len(varying) else "use a skew by label, such as lds"
         raise FedskewError(f"skew wgc: {wanted} clusters of features, but only {len(varying)} features vary: {fix}")
     if len(varying) > _MOST_FEATURES:
         raise FedskewError(
-            f"skew wgc compares every pair of features, and {len(varying)} are too many (at most {_MOST_FEATURES}): use vop"
+            f"skew wgc compares every pair of features, and {len(varying)} are too many (at most {_MOST_FEATURES}): "
+            "use vop"
         )
     if wanted in (1, len(varying)):  # nothing to choose; scikit-learn refuses a single feature
         return np.array_split(varying, wanted)
@@ -89,7 +94,7 @@ def feature_clusters(table: Features, wanted: int) -> list[Ints]:
 
 
 def feature_distances(table: Features) -> Floats:
-    """1-Wasserstein distances between the columns, each scaled to [0, 1]: the mean distance of their quantiles.
+    """Return 1-Wasserstein distances between the columns, each scaled to [0, 1]: the mean distance of their quantiles.
 
     >>> feature_distances(np.array([[0, 8, 0], [1, 9, 0], [2, 10, 2]], dtype=np.float32)).round(3).tolist()
     [[0.0, 0.0, 0.167], [0.0, 0.0, 0.167], [0.167, 0.167, 0.0]]
@@ -106,7 +111,7 @@ def feature_distances(table: Features) -> Floats:
 
 
 def _most_extreme(table: Features, members: list[Ints], quantile: float, stream: Stream) -> Ints:
-    """The cluster in which each row is most extreme; -1: it is extreme in none."""
+    """Return the cluster in which each row is most extreme; -1 if it is extreme in none."""
     result = np.full(len(table), -1)
     highest = np.full(len(table), 1 - 2 * quantile - 1e-12)  # below that, a value is not extreme; 1e-12 for rounding
     tied = np.zeros(len(table), dtype=np.int64)
@@ -116,7 +121,7 @@ def _most_extreme(table: Features, members: list[Ints], quantile: float, stream:
             np.maximum(extreme, np.abs(2 * ranks(table[:, column]) - 1), out=extreme)
         higher = extreme > highest
         result[higher], highest[higher], tied[higher] = number, extreme[higher], 1
-        # Of t equals each must win with probability 1/t: the t-th takes over from whoever won before with that probability.
+        # Of t equals each must win with probability 1/t: the t-th replaces the one before with that probability.
         equal = np.flatnonzero((extreme == highest) & ~higher)
         tied[equal] += 1
         result[equal[substream(stream, number).uniform(len(equal)) * tied[equal] < 1]] = number
@@ -124,7 +129,7 @@ def _most_extreme(table: Features, members: list[Ints], quantile: float, stream:
 
 
 def _clients_of(cluster: Ints, clusters: int, clients: int, stream: Stream) -> Ints:
-    """The client of each row of a cluster; -1 stays."""
+    """Return the client of each row of a cluster; -1 stays."""
     owner = np.where(cluster < 0, -1, cluster % clients)
     for number in range(min(clusters, clients - clusters)):  # the clusters that have several clients
         found = np.flatnonzero(cluster == number)
@@ -133,16 +138,18 @@ def _clients_of(cluster: Ints, clusters: int, clients: int, stream: Stream) -> I
     return owner
 
 
-def _literal(table: Features, members: list[Ints], quantile: float, kept: Ints, clients: int, stream: Stream) -> Partition:
-    """Each client's rows by the text: all that are at or beyond a quantile of some feature of one of its clusters."""
+def _literal(
+    table: Features, members: list[Ints], quantile: float, kept: Ints, clients: int, stream: Stream
+) -> Partition:
+    """Return each client's rows by the paper's text: all at or beyond a quantile of some feature of its clusters."""
     rest = np.setdiff1d(np.arange(len(table)), kept, assume_unique=True)
-    dealt = deal_rest(np.full(len(rest), -1), clients, stream)
+    client_of_rest = assign_rest(np.full(len(rest), -1), clients, stream)
     held = []
     for client in range(clients):
         mine: NDArray[np.bool_] = np.zeros(len(table), dtype=np.bool_)
         for column in np.concatenate(members[client::clients]):
             low, high = np.quantile(table[:, column], [quantile, 1 - quantile])
             mine |= (table[:, column] <= low) | (table[:, column] >= high)
-        mine[rest] = dealt == client
+        mine[rest] = client_of_rest == client
         held.append(np.flatnonzero(mine))
     return Partition.from_lists(held)

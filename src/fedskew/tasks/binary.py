@@ -13,6 +13,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.registry import PartialShare, Positive
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.targets import Targets
+from fedskew.tasks.losses import label_losses
 from fedskew.tasks.scores import CLASS_METRICS, class_measures, confusion
 from fedskew.tasks.task import BuiltIn, Reduction, reduced, tasks
 
@@ -78,7 +79,7 @@ class Binary(BuiltIn):
         if self.label_smoothing:
             share = share * (1 - self.label_smoothing) + self.label_smoothing / 2
         if self.class_weights is None:
-            return F.binary_cross_entropy_with_logits(logits, share, reduction=reduction)
+            return label_losses(logits, share, reduction)
         zero, one = self.class_weights
         return reduced(-(one * share * F.logsigmoid(logits) + zero * (1 - share) * F.logsigmoid(-logits)), reduction)
 

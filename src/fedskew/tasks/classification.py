@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.core.registry import PartialShare, Positive
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.targets import Targets
+from fedskew.tasks.losses import class_losses
 from fedskew.tasks.scores import CLASS_METRICS, class_measures, confusion
 from fedskew.tasks.task import BuiltIn, Reduction, constants, reduced, tasks
 
@@ -62,9 +62,9 @@ class Classification(BuiltIn):
 
     def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
         if self.class_weights is None:
-            return F.cross_entropy(outputs, targets, reduction=reduction, label_smoothing=self.label_smoothing)
+            return class_losses(outputs, targets, reduction, self.label_smoothing)
         weights = constants(self.class_weights, outputs)
-        each = F.cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=self.label_smoothing)
+        each = class_losses(outputs, targets, "none", self.label_smoothing, weights)
         return reduced(each, reduction)
 
     def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:

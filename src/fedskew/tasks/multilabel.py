@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedskew.core.registry import Positive
 from fedskew.core.streams import Floats
 from fedskew.data.targets import Targets
+from fedskew.tasks.losses import label_losses
 from fedskew.tasks.scores import label_measures
 from fedskew.tasks.task import BuiltIn, Reduction, constants, reduced, tasks
 
@@ -50,7 +50,7 @@ class Multilabel(BuiltIn):
         return ((outputs > 0) == (targets > 0)).to(outputs.dtype).mean(-1)
 
     def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
-        each = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
+        each = label_losses(outputs, targets.to(outputs.dtype), "none")
         if self.class_weights is not None:
             each = each * constants(self.class_weights, outputs)
         return reduced(each.mean(-1), reduction)

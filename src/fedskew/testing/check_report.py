@@ -104,10 +104,15 @@ def hook_of(algorithm: Algorithm, hook: str, round: int = 0) -> Callable[..., An
     owner: Any = algorithm
     if HOOKS[hook] is not Algorithm:
         topology = algorithm.topology(round)
-        owners: dict[type[Any], Any] = {Selection: algorithm.client_selection, Aggregator: algorithm.aggregator, Calibrator: algorithm.calibrator}
+        owners: dict[type[Any], Any] = {
+            Selection: algorithm.client_selection,
+            Aggregator: algorithm.aggregator,
+            Calibrator: algorithm.calibrator,
+        }
         owner = topology if hook == "schedule_samples" else owners[HOOKS[hook]]
     found: Callable[..., Any] = getattr(owner, hook)
     return found
+
 
 _ADVICE = (
     ("data-dependent control flow", "hooks must not branch on tensor values: use torch.where"),

@@ -40,7 +40,9 @@ def engines_agree(lab: Lab) -> Passed:
             what = f"{type(engine).__name__} and {type(reference).__name__} after 2 rounds in float32 with {scene.name}"
             narrow.compare(lab.run(2, scene, engine, dtype="float32").everything(), right, NARROW, what)
     kinds = ", ".join(scene.name for scene in lab.scenes())
-    return Passed(f"{names_of(lab.engines)} after 5 rounds with {kinds}; float32 {narrow.worst:.1e} after 2", wide.worst)
+    return Passed(
+        f"{names_of(lab.engines)} after 5 rounds with {kinds}; float32 {narrow.worst:.1e} after 2", wide.worst
+    )
 
 
 def one_seed_one_result(lab: Lab) -> Passed:
@@ -63,7 +65,9 @@ def one_seed_one_result(lab: Lab) -> Passed:
                 raise ContractError(
                     f"{name}: another seed gives the same bits, neither batches nor choice of clients depend on it"
                 )
-    return Passed(f"all bits after {LATE} rounds of two runs in {names_of(lab.engines)}; other bits with another seed", 0.0)
+    return Passed(
+        f"all bits after {LATE} rounds of two runs in {names_of(lab.engines)}; other bits with another seed", 0.0
+    )
 
 
 @contextmanager
@@ -108,7 +112,9 @@ def clients_in_any_order(lab: Lab) -> Passed:
 def identical_clients(lab: Lab) -> Passed:
     """Three clients with the same rows are one client, running statistics of BatchNorm included."""
     if lab.pools():
-        raise NotApplicableError("the method pools all rows, so that three equal clients are one with three times the rows")
+        raise NotApplicableError(
+            "the method pools all rows, so that three equal clients are one with three times the rows"
+        )
     if lab.scheduled():
         raise NotApplicableError("one model is trained on all samples: three times the rows are three times the steps")
     if (lab.buffer_size() or 3) < 3:
@@ -126,7 +132,9 @@ def identical_clients(lab: Lab) -> Passed:
                 for client in range(3):
                     seen.compare(together.memories({client: 0}), alone.memories({0: 0}), EXACT, what)
     kinds = f" with {len(variants)} kinds of weights" if len(variants) > 1 else ""
-    return Passed(f"weights, server state and memories after 2 rounds of three identical clients and of one{kinds}", seen.worst)
+    return Passed(
+        f"weights, server state and memories after 2 rounds of three identical clients and of one{kinds}", seen.worst
+    )
 
 
 def weightings(algorithm: Algorithm) -> list[Algorithm]:

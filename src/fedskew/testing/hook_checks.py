@@ -86,7 +86,9 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
     elif hook == "payload":
         for name, value in _leaves(result).items():
             if not value.is_floating_point():
-                raise ContractError(f"payload {name} is {value.dtype}: send floating point, the server takes a weighted mean")
+                raise ContractError(
+                    f"payload {name} is {value.dtype}: send floating point, the server takes a weighted mean"
+                )
     elif hook == "server_update":
         if not isinstance(result, tuple) or len(result) != 2:
             raise ContractError("server_update must return a pair: new weights and new server state")
@@ -101,7 +103,9 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
         _judge_config(result, given)
     elif hook == "schedule_samples":
         if not len(result.rows) == len(result.clients) == (result.ends[-1] if len(result.ends) else 0):
-            raise ContractError("schedule_samples must name the client of each row, and its steps must end with the last row")
+            raise ContractError(
+                "schedule_samples must name the client of each row, and its steps must end with the last row"
+            )
     elif hook == "combine":
         _judge_combine(result, given)
     elif hook == "metrics":
@@ -109,7 +113,11 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
             raise ContractError("metrics must have the same names in every round, they are columns of a table")
     elif hook == "weight":
         clients = len(given["report"].clients)
-        if not isinstance(result, np.ndarray) or result.shape != (clients,) or not np.all(np.isfinite(result) & (result >= 0)):
+        if (
+            not isinstance(result, np.ndarray)
+            or result.shape != (clients,)
+            or not np.all(np.isfinite(result) & (result >= 0))
+        ):
             raise ContractError(f"weight must return an array of {clients} finite weights, none below 0, one a client")
 
 
@@ -174,8 +182,12 @@ def _require_positions(hook: str, found: Any, population: int) -> None:
 
 def _require_tree(hook: str, value: Any) -> None:
     groups = value.values() if isinstance(value, dict) else [None]
-    if not all(isinstance(group, dict) and all(isinstance(leaf, Tensor) for leaf in group.values()) for group in groups):
-        raise ContractError(f"{hook} must return named groups of named tensors, such as {{'momentum': {{'w': tensor}}}}")
+    if not all(
+        isinstance(group, dict) and all(isinstance(leaf, Tensor) for leaf in group.values()) for group in groups
+    ):
+        raise ContractError(
+            f"{hook} must return named groups of named tensors, such as {{'momentum': {{'w': tensor}}}}"
+        )
 
 
 def _same(hook: str, like: str, found: Any, due: Leaves) -> None:
@@ -224,7 +236,8 @@ def hooks_are_functions(lab: Lab) -> Passed:
         result = method(*args, **kwargs)
         if not _alike(_fresh_hook(lab, hook, args)(*args, **kwargs), result):
             raise ContractError(
-                f"{hook} gives something else when a fresh object is asked the same: what it needs to know must be in its "
+                f"{hook} gives something else when a fresh object is asked the same: what it needs to know must be "
+                "in its "
                 "arguments (server state, client state, numbers), never in the object"
             )
         return result

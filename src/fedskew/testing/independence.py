@@ -34,7 +34,8 @@ def _profiles_itself(method: Algorithm) -> None:
         for name, values in profile_of(lambda: among_others, Stream(0, "profile")).items():  # noqa: B023
             if values[client] != told[name][client]:
                 raise ContractError(
-                    f"client_profile: {name} of client {client} is {told[name][client]:g}, and {values[client]:g} among others: a "
+                    f"client_profile: {name} of client {client} is {told[name][client]:g}, and {values[client]:g} "
+                    "among others: a "
                     "client knows its own row of counts only"
                 )
 
@@ -61,7 +62,8 @@ def _weighs_alone(lab: Lab) -> int:
     together = lab.fresh().weight(replace(reports[0], **joined, numbers=numbers))
     if not np.allclose(together, alone, rtol=1e-12, atol=0):
         raise ContractError(
-            f"weight gives {len(reports)} clients {_listed(together)} together and {_listed(alone)} one by one: a client's "
+            f"weight gives {len(reports)} clients {_listed(together)} together and {_listed(alone)} one by one: a "
+            "client's "
             "weight must not depend on who comes back with it; the engine divides by the sum"
         )
     return len(reports)

@@ -85,7 +85,11 @@ class Trained:
 
     def model(self) -> Tensors:
         """The global weights, buffers and server state."""
-        others = ("store/", "participation/", "topology/") if not isinstance(self.server.rounds, ScheduledRounds) else ("store/", "participation/")
+        others = (
+            ("store/", "participation/", "topology/")
+            if not isinstance(self.server.rounds, ScheduledRounds)
+            else ("store/", "participation/")
+        )
         return {name: value for name, value in self.server.checkpoint().items() if not name.startswith(others)}
 
     def memories(self, numbers: Mapping[int, int] | None = None) -> Tensors:
@@ -133,7 +137,12 @@ class Lab:
         return replace(self.algorithm)
 
     def server(
-        self, scene: Scene, engine: Engine, fed: Federation | None = None, algorithm: Algorithm | None = None, **settings: Any
+        self,
+        scene: Scene,
+        engine: Engine,
+        fed: Federation | None = None,
+        algorithm: Algorithm | None = None,
+        **settings: Any,
     ) -> Server:
         """Return a server before its first round; it never evaluates."""
         usual = {"rounds": ROUNDS, "eval_every": ROUNDS, "per_round": 5, "epochs": 2, "batch_size": 4, "threads": 1}

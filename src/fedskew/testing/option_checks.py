@@ -23,13 +23,19 @@ def options_are_guarded(lab: Lab) -> Passed:
     known = options_of(type(algorithm))
     bad = [(option.name, value, option) for option in known.values() for value in bad_values(option)]
     problems = [problem for name, value, option in bad if (problem := _accepts(algorithm, name, value, option))]
-    problems += [*_undocumented(type(algorithm), known), *_not_frozen(algorithm), *_unknown(algorithm), *_misspelled(algorithm)]
+    problems += [
+        *_undocumented(type(algorithm), known),
+        *_not_frozen(algorithm),
+        *_unknown(algorithm),
+        *_misspelled(algorithm),
+    ]
     if problems:
         raise ContractError("; ".join(problems))
     registered = algorithms.name_of(type(algorithm)) is not None
     spelled = f"{algorithm} reads back" if registered else "not registered, so no spelling to read back"
     return Passed(
-        f"{len(known)} option{'' if len(known) == 1 else 's'}, {len(bad)} bad values refused; frozen, documented; {spelled}"
+        f"{len(known)} option{'' if len(known) == 1 else 's'}, {len(bad)} bad values refused; frozen, documented; "
+        f"{spelled}"
     )
 
 
@@ -78,10 +84,14 @@ def _accepts(algorithm: Algorithm, name: str, value: Any, option: Option) -> str
     try:
         type(algorithm)(**{**algorithm.options(), name: value})
     except FedskewError as refusal:
-        return None if re.search(rf"\b{name}\b", str(refusal)) else f"{shown} is refused without naming {name}: {refusal}"
+        return (
+            None if re.search(rf"\b{name}\b", str(refusal)) else f"{shown} is refused without naming {name}: {refusal}"
+        )
     except Exception as other:  # anything but the one exception that users should see
         return f"{shown} raises {type(other).__name__}, not FedskewError"
-    limit = f"it must be {option.bounds}" if option.bounds else f"it must be {option.type_name()}, Annotated with Bounds"
+    limit = (
+        f"it must be {option.bounds}" if option.bounds else f"it must be {option.type_name()}, Annotated with Bounds"
+    )
     return f"{shown} is accepted, {limit}; a __post_init__ must call super().__post_init__()"
 
 

@@ -43,7 +43,9 @@ def checkpoint_goes_on(lab: Lab) -> Passed:
             for done in range(1, LATE + 1):
                 whole.results.append(whole.server.advance())
                 if done in STOPS:
-                    flat = {name: value.detach().contiguous().cpu() for name, value in whole.server.checkpoint().items()}
+                    flat = {
+                        name: value.detach().contiguous().cpu() for name, value in whole.server.checkpoint().items()
+                    }
                     stored[done] = tensors_to_bytes(flat)
             for done, content in stored.items():
                 size = max(size, len(content))
@@ -55,7 +57,8 @@ def checkpoint_goes_on(lab: Lab) -> Passed:
                 Difference().compare(went_on.everything(), whole.everything(), 0.0, what)
     stops = " and ".join(map(str, STOPS))
     return Passed(
-        f"all bits after {LATE} rounds, stopped after {stops} of them, in {names_of(lab.engines)}, through {size} bytes of "
+        f"all bits after {LATE} rounds, stopped after {stops} of them, in {names_of(lab.engines)}, through {size} "
+        "bytes of "
         "safetensors",
         0.0,
     )
@@ -153,11 +156,15 @@ def nan_client_is_left_out(lab: Lab) -> Passed:
             what = f"{type(engine).__name__} with {scene.name}, a NaN client and none"
             excluded = [result.round["excluded"] for result in with_nan.results]
             if excluded != [1, 1]:
-                raise ContractError(f"{what}: one client sends NaN, but the rounds exclude {excluded}; does payload hide NaN?")
+                raise ContractError(
+                    f"{what}: one client sends NaN, but the rounds exclude {excluded}; does payload hide NaN?"
+                )
             others = {client: client for client in range(with_nan.server.fed.clients) if client != POISONED}
             left, right = ({**trained.model(), **trained.memories()} for trained in (with_nan, absent))
             seen.compare({**left, **with_nan.tables(others)}, {**right, **absent.tables(others)}, 1e-12, what)
-    return Passed("weights, memories and tables after 2 rounds with a client of NaN rows and without that client", seen.worst)
+    return Passed(
+        "weights, memories and tables after 2 rounds with a client of NaN rows and without that client", seen.worst
+    )
 
 
 def _poisoned(lab: Lab, scene: Scene, engine: Engine) -> Trained:

@@ -59,7 +59,9 @@ class BufferedRounds(ParallelRounds):
                 report = replace(client.update.report, numbers={**client.update.report.numbers, **staleness})
                 stacks.append(collector.add(replace(client.update, report=report)))
         plan = Plan.together([client.plan for client in arrived])
-        down, up = (np.concatenate([getattr(client, name) for client in arrived]) for name in ("bytes_down", "bytes_up"))
+        down, up = (
+            np.concatenate([getattr(client, name) for client in arrived]) for name in ("bytes_down", "bytes_up")
+        )
         others = (sum(one.others_down for one in assignments), sum(one.others_up for one in assignments))
         outcome = joined([client.outcome for client in arrived])
         return Assignment(plan, outcome, began, began, participation.clock, down, up, None, *others), stacks

@@ -38,7 +38,8 @@ class Combined:
         clients: all valid clients, in order of their numbers
         shares: what share each of them has in the payload; 0 for a client that a rule excluded
         weights: of those that count, as the hook ``weight`` returned them
-        agreement: how much the change of each of the clients is like the payload's, in [0, 1]; nothing unless it is asked for
+        agreement: how much the change of each of the clients is like the payload's, in [0, 1]; nothing unless it is
+            asked for
     """
 
     payload: Tree
@@ -67,8 +68,9 @@ def valid_clients(updates: Updates) -> Tensor:
 class UpdateCollector:
     """Adds up updates stack by stack, so that a round never holds more than one stack of payloads in memory.
 
-    For a method with a robust rule, all valid updates are held until the round is over, and combined at once. ``weights`` is
-    what clients count by: their rows or 1. ``mirrored`` names the parts of the client state whose mean the server holds.
+    For a method with a robust rule, all valid updates are held until the round is over, and combined at once.
+    ``weights`` is what clients count by: their rows or 1. ``mirrored`` names the parts of the client state whose mean
+    the server holds.
     """
 
     def __init__(self, algorithm: Algorithm, weights: Weights, mirrored: frozenset[str] = frozenset()) -> None:

@@ -19,7 +19,9 @@ from fedskew.fleet.clock import LOOK, Flags, Meeting, Outcome, Work, computing_s
 from fedskew.fleet.machines import Fleet
 
 NUMBER = 8  # bytes of a number that is sent alone
-PROBE_SHARE = 0.5  # of the deadline: a client that has not measured by then does not train, so that time is left for that
+PROBE_SHARE = (
+    0.5  # of the deadline: a client that has not measured by then does not train, so that time is left for that
+)
 
 _HISTORY = ("selected", "completed", "seconds", "agreement")
 
@@ -123,8 +125,8 @@ class Participation:
     ) -> Assignment | None:
         """Tell up to ``count`` clients to train, ``busy`` ones never; returns None when nobody is free.
 
-        ``turn`` numbers the invitations of a run. Where nobody is busy and nobody is available, the server waits until somebody
-        is. Changes nothing: ``record_outcome`` does.
+        ``turn`` numbers the invitations of a run. Where nobody is busy and nobody is available, the server waits
+        until somebody is. Changes nothing: ``record_outcome`` does.
         """
         selection, clock = self.selection, self.clock
         if self._come_and_go and not len(busy):
@@ -142,7 +144,9 @@ class Participation:
         probed: Mapping[str, Floats] = {}
         if selection.probe:
             rows = selection.probe_rows(pool, chosen)
-            plan = replace(self._plan(round, free, pool, TrainConfig(chosen, rows, np.ones_like(chosen))), purpose="probe")
+            plan = replace(
+                self._plan(round, free, pool, TrainConfig(chosen, rows, np.ones_like(chosen))), purpose="probe"
+            )
             measured, waited = self._measure(plan, traffic)
             in_time = np.flatnonzero(~measured.late)
             chosen = chosen[in_time]
@@ -180,7 +184,10 @@ class Participation:
         """Return what the clients of a plan compute: an own model is trained on the same rows once more."""
         algorithm = self.algorithm
         models = 2 if algorithm.personal_method else 1
-        looked, passes = len({"loss_before", "loss_after"} & algorithm.requires), int("full_gradient" in algorithm.requires)
+        looked, passes = (
+            len({"loss_before", "loss_after"} & algorithm.requires),
+            int("full_gradient" in algorithm.requires),
+        )
         return Work(
             _times(plan.sizes, models - 1 + algorithm.cost_per_row),
             _times(plan.steps_per_epoch, models),

@@ -50,8 +50,8 @@ class PendingClients:
     def collect(self, wanted: int, invite: Invite) -> tuple[list[PendingClient], list[Assignment]]:
         """Move the clock on until ``wanted`` updates are there; returns all that arrived, lost ones too, and the assignments.
 
-        Whenever a client is done, another one is invited. Where nobody can be invited and nobody is pending, the server goes on
-        with fewer updates.
+        Whenever a client is done, another one is invited. Where nobody can be invited and nobody is pending, the
+        server goes on with fewer updates.
         """
         arrived: list[PendingClient] = []
         assignments: list[Assignment] = []
@@ -93,7 +93,9 @@ class PendingClients:
         if not state:
             return
         arrays = {name: value.cpu().numpy() for name, value in state.items() if not name.startswith("answers/")}
-        answers = {name.removeprefix("answers/"): v.to(device) for name, v in state.items() if name.startswith("answers/")}
+        answers = {
+            name.removeprefix("answers/"): v.to(device) for name, v in state.items() if name.startswith("answers/")
+        }
         done = 0
         for i, round in enumerate(arrays["round"].tolist()):
             one = {name: values[i : i + 1] for name, values in arrays.items()}
@@ -126,7 +128,9 @@ def _pending(assignment: Assignment, deadline: float | None) -> list[PendingClie
 
 def _some(outcome: Outcome, i: int) -> Outcome:
     at = slice(i, i + 1)
-    return Outcome(outcome.seconds[at], outcome.training[at], outcome.epochs[at], outcome.dropped[at], outcome.late[at], 0.0)
+    return Outcome(
+        outcome.seconds[at], outcome.training[at], outcome.epochs[at], outcome.dropped[at], outcome.late[at], 0.0
+    )
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:
@@ -141,7 +145,8 @@ def each(updates: Updates) -> list[Updates]:
 
     def one(tree: Tree, i: int) -> Tree:
         return {
-            part: {name: value.clone() for name, value in ts.items()} for part, ts in rows_of(tree, slice(i, i + 1)).items()
+            part: {name: value.clone() for name, value in ts.items()}
+            for part, ts in rows_of(tree, slice(i, i + 1)).items()
         }
 
     report = updates.report
@@ -149,7 +154,9 @@ def each(updates: Updates) -> list[Updates]:
     for i in range(len(report.clients)):
         at = slice(i, i + 1)
         numbers = {name: values[at] for name, values in report.numbers.items()}
-        mine = Report(report.clients[at], report.sizes[at], report.steps[at], report.loss[at], report.accuracy[at], numbers)
+        mine = Report(
+            report.clients[at], report.sizes[at], report.steps[at], report.loss[at], report.accuracy[at], numbers
+        )
         buffers = one({"": updates.buffers}, i)[""]
         found.append(Updates(mine, one(updates.payload, i), buffers, one(updates.kept, i)))
     return found

@@ -93,6 +93,4 @@ def before(deadline: float | None, clock: Floats) -> int:
 def first_samples(schedule: SampleSchedule, samples: int) -> SampleSchedule:
     """Return the first so many samples."""
     ends, visits = (values[values <= samples] for values in (schedule.ends, schedule.visits))
-    return replace(
-        schedule, rows=schedule.rows[:samples], clients=schedule.clients[:samples], ends=ends, visits=visits
-    )
+    return replace(schedule, rows=schedule.rows[:samples], clients=schedule.clients[:samples], ends=ends, visits=visits)

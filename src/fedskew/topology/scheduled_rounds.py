@@ -54,7 +54,8 @@ class ScheduledRounds:
         result = server.engine.run_schedule(server.job, model, cost.schedule, reset_optimizer=resets)
         if not all(bool(torch.isfinite(value).all()) for value in result.params.values()):
             raise DivergedError(
-                f"round {server.round + 1}: the model became NaN or infinite on its way through {len(present)} clients; "
+                f"round {server.round + 1}: the model became NaN or infinite on its way through {len(present)} "
+                "clients; "
                 f"lower lr (now {lr:g}) or check the data"
             )
         server.params, server.buffers, self.optimizer = result.params, result.buffers, result.optimizer
@@ -72,7 +73,10 @@ class ScheduledRounds:
         sums = [per_client(schedule.clients, seen, population) for seen in (result.losses, result.scores)]
         began, sent = when
         return RoundOutcome(
-            [self._row(client, cost, samples, steps, sums, bool(gone)) for client, gone in zip(clients, lost, strict=True)],
+            [
+                self._row(client, cost, samples, steps, sums, bool(gone))
+                for client, gone in zip(clients, lost, strict=True)
+            ],
             clients,
             began,
             sent + cost.duration,

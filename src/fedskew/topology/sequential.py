@@ -22,7 +22,9 @@ class SequentialSteps:
         """Return the schedule without steps of too few rows."""
         return with_rows(schedule, server.least)
 
-    def cost(self, schedule: SampleSchedule, server: RoundServer, access: LabelAccess, present: Ints, state: Tree) -> ScheduleCost:
+    def cost(
+        self, schedule: SampleSchedule, server: RoundServer, access: LabelAccess, present: Ints, state: Tree
+    ) -> ScheduleCost:
         """Return what passing the model on costs; a server that schedules by label sends it to all clients at the end."""
         fleet, model = server.participation.fleet, size_in_bytes({"model": server.state()})
         travels = model + (size_in_bytes(state) if "optimizer_state" in server.algorithm.requires else 0)

@@ -30,7 +30,9 @@ class SynchronousSteps:
         schedule = with_rows(schedule, server.least)
         return with_several_clients(schedule) if server.settings.secure else schedule
 
-    def cost(self, schedule: SampleSchedule, server: RoundServer, access: LabelAccess, present: Ints, state: Tree) -> ScheduleCost:
+    def cost(
+        self, schedule: SampleSchedule, server: RoundServer, access: LabelAccess, present: Ints, state: Tree
+    ) -> ScheduleCost:
         """Return what the exchange of weights and gradients at every step costs."""
         clients = server.trained_on.clients
         up, down = step_bytes(server.job.model, server.job.x.dtype, clients if server.settings.secure else None)

@@ -1,4 +1,4 @@
-"""Rows that are arrays from the start (images, numeric features): split, standardise on training rows, convert."""
+"""Rows that are arrays (images, numeric features): split, standardise on training rows, convert."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,10 +21,11 @@ PixelScale: TypeAlias = Literal["standard", "unit"]
 
 @dataclass(frozen=True)
 class Arrays:
-    """Array data before any split; its rows hold numbers of any type.
+    """Array data before any split; its values have any numeric type.
 
-    ``test`` is the published test part or the split to draw. ``scaled`` marks the entries of the second axis (columns of a
-    table, channels of an image or signal) that are standardised; None: none. ``full_scale`` is the number that stands for 1.
+    ``test`` is the published test part or the split to draw. ``scaled`` marks the entries of the second axis (columns
+    of a table, channels of an image or signal) that are standardised; None: none. ``full_scale`` is the number that
+    becomes 1.
     """
 
     train: Rows
@@ -65,7 +66,7 @@ class Arrays:
         )
 
     def _fit(self, x: Numbers) -> tuple[Floats, Floats]:
-        """What to subtract from and then multiply with every entry of the second axis."""
+        """Return what to subtract from and then multiply with every entry of the second axis."""
         offset, factor = np.zeros(x.shape[1]), np.full(x.shape[1], 1 / self.full_scale)
         if self.scaled is not None:
             mean, deviation = moments(x)
@@ -86,12 +87,12 @@ class Arrays:
 
 
 def scaled_pixels(x: Numbers, scale: PixelScale) -> NDArray[np.bool_] | None:
-    """The channels of images that are standardised: all of them, or none where pixels are to lie between 0 and 1."""
+    """Return the channels of images to standardise: all of them, or none where pixels are between 0 and 1."""
     return everything(x) if scale == "standard" else None
 
 
 def everything(x: Numbers) -> NDArray[np.bool_]:
-    """The mark that standardises every column or channel of these rows."""
+    """Return the mask that standardises every column or channel of these rows."""
     return np.ones(x.shape[1], dtype=np.bool_)
 
 
@@ -117,7 +118,7 @@ def _chunks(x: Numbers) -> Iterator[slice]:
 
 
 def moments(x: Numbers) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of every entry of the second axis, over all the others, in two passes."""
+    """Return mean and standard deviation of every entry of the second axis, over all the others, in two passes."""
     axes = (0, *range(2, x.ndim))
     count = max(1, x.size // max(1, x.shape[1]))
     mean = sum((x[rows].sum(axis=axes, dtype=np.float64) for rows in _chunks(x)), np.zeros(x.shape[1])) / count
@@ -135,7 +136,9 @@ def _along_second_axis(values: Floats, dimensions: int) -> Floats:
 def _convert(part: Rows, offset: Floats, factor: Floats) -> Rows:
     x: Features = np.empty(part.x.shape, dtype=np.float32)
     shift: Numbers = _along_second_axis(offset, x.ndim)
-    if np.can_cast(part.x.dtype, np.float32):  # single precision holds these numbers exactly, and is several times faster
+    if np.can_cast(
+        part.x.dtype, np.float32
+    ):  # single precision holds these numbers exactly, and is several times faster
         shift = shift.astype(np.float32)
     scale = _along_second_axis(factor, x.ndim).astype(np.float32)
     for rows in _chunks(x):

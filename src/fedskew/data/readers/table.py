@@ -1,4 +1,4 @@
-"""A table with named columns into arrays: labels, groups, categories, missing values, standardisation, windows."""
+"""Tables with named columns as arrays: labels, groups, categories, missing values, standardisation, windows."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -60,11 +60,15 @@ class Table:
         groups: list[Ints | None] = [None] * len(frames)
         group_names: tuple[str, ...] = ()
         if self.group is not None:
-            numbers, group_names = number_groups(name, f"column {self.group!r}", [frame[self.group] for frame in frames])
+            numbers, group_names = number_groups(
+                name, f"column {self.group!r}", [frame[self.group] for frame in frames]
+            )
             groups = list(numbers)
         kept, held, tested = self._parts(name, labels[0], groups[0], validation)
         encoders = [self._encoder(name, self.train[column], kept) for column in columns]
-        whole = [Rows(_encode(frame, encoders), y, group) for frame, y, group in zip(frames, labels, groups, strict=True)]
+        whole = [
+            Rows(_encode(frame, encoders), y, group) for frame, y, group in zip(frames, labels, groups, strict=True)
+        ]
         unit = np.concatenate([encoder.unit for encoder in encoders]) if self.standardize else None
         rows = {
             "train": replace(whole[0].take(kept), unit=unit),
@@ -88,7 +92,7 @@ class Table:
     def _parts(
         self, name: str, y: Targets, group: Ints | None, validation: Split | None
     ) -> tuple[Ints, Ints | None, Ints | None]:
-        """Row numbers of the first frame: training, validation, test (None: there is no such part in it)."""
+        """Return row numbers of the first frame: training, validation, test (None if it has no such part)."""
         kept: Ints = np.arange(len(y))
         tested = held = None
         if isinstance(self.test, Split):
@@ -153,7 +157,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Numeric:
-    """A column of numbers: what fills its gaps, and what to subtract and divide by."""
+    """A numeric column: the value for missing entries, and what to subtract and divide by."""
 
     name: str
     fill: float
@@ -162,17 +166,17 @@ class Numeric:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Name of its one feature."""
+        """Return the name of its only feature."""
         return (self.name,)
 
     @property
     def unit(self) -> Floats:
-        """What 1 in its feature is in the column."""
+        """Return what 1 in its feature is in the column."""
         return np.array([self.deviation])
 
     @staticmethod
     def fit(name: str, column: "Column", rows: Ints, standardize: bool) -> "Numeric":
-        """From the training rows."""
+        """Fit the column to the training rows."""
         values = _finite(column)[rows]
         present = values[~np.isnan(values)]
         if not len(present):
@@ -189,11 +193,11 @@ class Numeric:
         return Numeric(str(column.name), fill, mean, deviation)
 
     def missing(self, frame: "Frame") -> int:
-        """How many gaps it fills."""
+        """Return the number of missing entries."""
         return int(np.isnan(_finite(frame[self.name])).sum())
 
     def write(self, frame: "Frame", x: Features) -> None:
-        """Its values into its column of ``x``."""
+        """Write its values into its column of ``x``."""
         values = _finite(frame[self.name])
         with np.errstate(over="ignore"):  # what single precision cannot hold becomes infinite, and is refused as such
             x[:, 0] = (np.where(np.isnan(values), self.fill, values) - self.mean) / self.deviation
@@ -201,7 +205,7 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categories:
-    """A column of text: a feature for each category seen in training; an unseen one is 'other' if there is that, else none."""
+    """A text column: one feature per category of the training rows; an unseen category is 'other', if there is one."""
 
     name: str
     values: tuple[str, ...]
@@ -209,18 +213,18 @@ class Categories:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of its features."""
+        """Return the names of its features."""
         names = (*self.values, OTHER) if self.pooled else self.values
         return tuple(f"{self.name}={value}" for value in names)
 
     @property
     def unit(self) -> Floats:
-        """Its ones are ones."""
+        """Return ones: the features are indicators."""
         return np.ones(len(self.features))
 
     @staticmethod
     def fit(name: str, column: "Column", rows: Ints, most: int, forced: bool) -> "Categories":
-        """From the training rows."""
+        """Fit the column to the training rows."""
         codes, values = _categories(column)
         counts = dict(zip(values, np.bincount(codes[rows], minlength=len(values)).tolist(), strict=True))
         seen = sorted((value for value, count in counts.items() if count), key=lambda value: (-counts[value], value))
@@ -237,14 +241,16 @@ class Categories:
         return Categories(str(column.name), tuple(sorted(seen[: most - 1])), len(seen) - most + 1)
 
     def missing(self, frame: "Frame") -> int:
-        """How many gaps it fills."""
+        """Return the number of missing entries."""
         return int(frame[self.name].isna().sum())
 
     def write(self, frame: "Frame", x: Features) -> None:
-        """Ones into its columns of ``x``."""
+        """Write ones into its columns of ``x``."""
         codes, values = _categories(frame[self.name])
         slots = {value: slot for slot, value in enumerate(self.values)}
-        slot_of = np.array([slots.get(value, len(self.values) if self.pooled else -1) for value in values], dtype=np.int64)
+        slot_of = np.array(
+            [slots.get(value, len(self.values) if self.pooled else -1) for value in values], dtype=np.int64
+        )
         slot = slot_of[codes]
         known = np.flatnonzero(slot >= 0)
         x[known, slot[known]] = 1
@@ -261,16 +267,18 @@ def _encode(frame: "Frame", encoders: "list[Numeric | Categories]") -> Features:
 
 
 def _finite(column: "Column") -> NDArray[np.float64]:
-    """The numbers of a column, NaN where one is missing or infinite."""
+    """Return the numbers of a column, NaN where one is missing or infinite."""
     try:
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):  # only a test table gets here: the kind of a column is that of the training table
-        raise FedskewError(f"column {column.name!r} holds numbers in the training table but text in the test table") from None
+        raise FedskewError(
+            f"column {column.name!r} holds numbers in the training table but text in the test table"
+        ) from None
     return np.where(np.isinf(values), np.nan, values)
 
 
 def _categories(column: "Column") -> tuple[Ints, list[str]]:
-    """A category number for every row, and the categories as text, 'missing' last."""
+    """Return a category number for every row, and the categories as text, 'missing' last."""
     import pandas as pd
 
     codes, values = pd.factorize(column)
@@ -286,12 +294,13 @@ def _text(value: Any) -> str:
 
 
 def _refuse_numbers_as_text(name: str, column: "Column", values: list[str]) -> None:
-    """One typing error turns a column of numbers into text: that must not become thousands of categories."""
+    """Raise an error for a column of numbers with a few typing errors, which would become thousands of categories."""
     odd = [value for value in values if not _is_number(value)]
     if 2 * len(odd) < len(values):
         what = f"{odd[0]!r} among numbers" if odd else "numbers kept as text"
         raise FedskewError(
-            f"{name}: column {column.name!r} holds {what}; correct it, or say categorical={column.name} or drop={column.name}"
+            f"{name}: column {column.name!r} holds {what}; correct it, or say categorical={column.name} or "
+            f"drop={column.name}"
         )
 
 
@@ -304,7 +313,7 @@ def _is_number(text: str) -> bool:
 
 
 def need_column(name: str, column: str, columns: Iterable[Any]) -> None:
-    """Refuse a column that is not there, with the nearest name."""
+    """Raise an error for a missing column, with the nearest name."""
     names = [str(known) for known in columns]
     if column not in names:
         raise unknown(f"column of {name}", column, names)
@@ -377,7 +386,7 @@ def _refuse_missing(name: str, what: str, part: "Column") -> None:
 
 
 def number_labels(name: str, what: str, parts: "list[Column]") -> tuple[list[Ints], tuple[str, ...]]:
-    """Labels of any type as 0 … K-1 in sorted order over all parts, and their names."""
+    """Return labels of any type as 0 … K-1 in sorted order over all parts, and their names."""
     import pandas as pd
 
     for part in parts:
@@ -396,7 +405,7 @@ def number_labels(name: str, what: str, parts: "list[Column]") -> tuple[list[Int
 
 
 def number_groups(name: str, what: str, parts: "list[Column]") -> tuple[list[Ints], tuple[str, ...]]:
-    """Values of any type as 0 … K-1 in sorted order over all parts, and their names; none may be missing."""
+    """Return values of any type as 0 … K-1 in sorted order over all parts, and their names; none may be missing."""
     import pandas as pd
 
     for part in parts:

@@ -1,4 +1,4 @@
-"""Readers of the user's own data: CSV, Parquet and NPZ files (a folder of images is in images.py)."""
+"""Readers of the user's own files: CSV, Parquet and NPZ (folders of images are in image_folders.py)."""
 
 import csv as text_table
 import io
@@ -49,23 +49,24 @@ def table(
 ) -> Table:
     """Your own table: a CSV file with a header line (may be gzipped) or a Parquet file.
 
-    Text columns become one feature a category, missing numbers the training median; whatever is fitted is fitted on
+    Text columns become one feature per category, missing numbers the training median; everything is fitted on
     training rows only.
 
     Args:
         path: the file
         label: column with the class or the number to predict, or with target=labels all columns of labels, a+b+c
-        group: column with whom a row belongs to (person, device, site): natural clients
-        drop: columns to leave out, a+b+c
+        group: column with the group of a row (person, device, site): natural clients
+        drop: columns that are not used, a+b+c
         categorical: columns to read as categories although they hold numbers, a+b+c
         test: share of the rows held out for test, in proportion within every class (and group)
         test_path: a second file with the test rows, instead of a split
         split_seed: seed of the split
         standardize: bring numeric columns to mean 0 and deviation 1
-        max_categories: features for one text column at most; the rarest categories are pooled
-        window: rows of one window of a time series, 0 for none; the split then keeps groups whole, or cuts the series once
-        stride: rows from one window to the next, 0 for as many as the window has
-        separator: what stands between the columns of a CSV file
+        max_categories: most features of one text column; the rarest categories are pooled
+        window: rows of one window of a time series, 0 for none; the split then keeps groups whole, or divides the
+            series once
+        stride: rows from one window to the next, 0 for the length of the window
+        separator: character between the columns of a CSV file
         target: what the label column holds: a class, a number to predict, or (labels) 0 or 1 in each of its columns
     """
 
@@ -131,9 +132,10 @@ def npz(
 def read_table(
     path: Path, drop: Iterable[str] = (), separator: Separator = "comma", named: Iterable[str | None] = ()
 ) -> "Frame":
-    """A CSV or Parquet file, told apart by their first bytes, without the dropped columns.
+    """Read a CSV or Parquet file, recognised by its first bytes, without the dropped columns.
 
-    Of the index that pandas may have stored in a Parquet file, the levels in ``named`` are columns; the others are left out.
+    Of the index that pandas may have stored in a Parquet file, the levels in ``named`` are columns; the others are
+    not used.
     """
     with reading(path), path.open("rb") as file:
         start = file.read(4)
@@ -144,7 +146,7 @@ def read_table(
 
 
 def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma") -> "Frame":
-    """A CSV file with a header line, without the dropped columns."""
+    """Read a CSV file with a header line, without the dropped columns."""
     import pandas as pd
 
     sign = _SEPARATORS[separator]
@@ -165,7 +167,7 @@ def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma
 
 
 def _csv_header(path: Path, sign: str) -> list[str]:
-    """The names in the first line that is not empty."""
+    """Return the names in the first line that is not empty."""
     with reading(path), open_unpacked(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         try:
@@ -177,31 +179,37 @@ def _csv_header(path: Path, sign: str) -> list[str]:
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:
-    """Two columns of one name are two answers to what is asked for, and the second of two labels would be a feature."""
+    """Raise an error for two columns of one name, of which the second would become a feature."""
     if len(names) > _MOST_COLUMNS:
-        raise FedskewError(f"{path} has {len(names):,} columns, more than {_MOST_COLUMNS:,}: is it a table, separator and all?")
+        raise FedskewError(
+            f"{path} has {len(names):,} columns, more than {_MOST_COLUMNS:,}: is it a table, separator and all?"
+        )
     twice = next((name for name, count in Counter(names).items() if count > 1 and name.strip()), None)
     if twice is not None:
         raise FedskewError(f"{path}: column {twice!r} is there twice: rename one or take it out")
 
 
 def _refuse_short_end(path: Path, sign: str, columns: int) -> None:
-    """A file that was cut off ends in a short line, which would pass for missing values."""
+    """Raise an error for a short last line, the sign of a truncated file, which would pass for missing values."""
     if path.suffix != ".csv":
         return  # a compressed file knows by itself that it was cut off
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - (1 << 16)))
-        lines = file.read().rstrip(b"\r\n").splitlines()  # of bytes: text has other signs that end a line, a table has not
+        lines = (
+            file.read().rstrip(b"\r\n").splitlines()
+        )  # of bytes: text has other signs that end a line, a table has not
     if len(lines) < 2 or b'"' in lines[-1]:
         return  # quotes may span lines, so the last one proves nothing
     fields = lines[-1].count(sign.encode()) + 1
     if fields < columns:
-        raise FedskewError(f"{path}: the last line has {fields} of {columns} columns, so the file is cut off: get it again")
+        raise FedskewError(
+            f"{path}: the last line has {fields} of {columns} columns, so the file is cut off: get it again"
+        )
 
 
 def read_parquet(path: Path, drop: Iterable[str] = (), named: Iterable[str | None] = ()) -> "Frame":
-    """A Parquet file without the dropped columns; ``named`` are levels of a stored index that are wanted as columns."""
+    """Read a Parquet file without the dropped columns; ``named`` are levels of a stored index that become columns."""
     try:
         import pyarrow
         from pyarrow import parquet as files
@@ -213,11 +221,13 @@ def read_parquet(path: Path, drop: Iterable[str] = (), named: Iterable[str | Non
         except pyarrow.ArrowException as error:
             raise FedskewError(f"{path} is not a Parquet file or damaged: {error}") from None
         frame: Frame = table.to_pandas()
-        return frame.reset_index([level for level in frame.index.names if level in set(named) - {None}]).reset_index(drop=True)
+        return frame.reset_index([level for level in frame.index.names if level in set(named) - {None}]).reset_index(
+            drop=True
+        )
 
 
 def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
-    """The columns of an open Parquet file that are not dropped, if they hold single values and are not made to fill memory."""
+    """Return the columns of a Parquet file that are not dropped, if they hold single values and fit into memory."""
     from pyarrow import types
 
     schema, size = file.schema_arrow, 8 * file.metadata.num_rows * file.metadata.num_columns
@@ -230,7 +240,8 @@ def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
     for field in kept:
         if types.is_nested(field.type):
             raise FedskewError(
-                f"{path}: column {field.name!r} holds {field.type}, not one value a row: leave it out with drop={field.name} "
+                f"{path}: column {field.name!r} holds {field.type}, not one value a row: leave it out with "
+                f"drop={field.name} "
                 "or make a column of each part"
             )
     return file.read([field.name for field in kept])
@@ -239,5 +250,7 @@ def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
 def _pick(path: Path, arrays: dict[str, NDArray[Any]], ending: str) -> tuple[NDArray[Any], ...]:
     for name in ("x", "y"):
         if name + ending not in arrays:
-            raise FedskewError(f"{path} has no array {name + ending!r}, it holds {', '.join(sorted(arrays)) or 'nothing'}")
+            raise FedskewError(
+                f"{path} has no array {name + ending!r}, it holds {', '.join(sorted(arrays)) or 'nothing'}"
+            )
     return tuple(arrays[name + ending] for name in ("x", "y", "group") if name + ending in arrays)

@@ -1,4 +1,4 @@
-"""Cut a table of consecutive measurements into windows, and split it so that no window lies in two parts."""
+"""Windows of consecutive measurements, and splits in which no window is in two parts."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from fedskew.data.dataset import Features, Rows, Split
 
 
 def split_series(name: str, rows: Ints, group: Ints | None, split: Split) -> tuple[Ints, Ints]:
-    """Row numbers (kept, held out): whole groups where there are several, else the end of the series.
+    """Return row numbers (kept, held out): whole groups where there are several, else the end of the series.
 
-    Neighbouring windows share rows or at least look alike, so a random split would put near-copies into both parts.
+    Neighbouring windows share rows or are at least similar, so a random split would put near-copies into both parts.
     """
     if group is not None and group[rows].min() < group[rows].max():
         held = np.isin(group[rows], _groups_to_hold(group[rows], split))
@@ -22,7 +22,7 @@ def split_series(name: str, rows: Ints, group: Ints | None, split: Split) -> tup
 
 
 def _groups_to_hold(group: Ints, split: Split) -> Ints:
-    """Groups in random order as long as they fit into the share; at least one is held and at least one is kept."""
+    """Return random groups as long as they fit into the share; at least one is held and at least one is kept."""
     groups, sizes = np.unique(group, return_counts=True)
     order = split.stream.permutation(len(groups))
     room, chosen = len(group) * split.share, []
@@ -35,9 +35,10 @@ def _groups_to_hold(group: Ints, split: Split) -> Ints:
 
 
 def cut_windows(rows: Rows, window: int, stride: int, classes: int) -> Rows:
-    """Windows of consecutive rows of one group: features (columns, window), the commonest label (lowest on a tie).
+    """Return windows of consecutive rows of one group: features (columns, window) and the most frequent label.
 
-    With ``stride < window`` neighbours share rows: then ``series`` says which group a window was cut from (0 without groups).
+    On a tie it is the lowest label. With ``stride < window`` neighbours share rows: then ``series`` is the group of
+    each window (0 without groups).
     """
     series = np.zeros(len(rows), dtype=np.int64) if rows.group is None else rows.group
     order = np.argsort(series, kind="stable")

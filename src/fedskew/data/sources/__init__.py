@@ -1,1 +1,1 @@
-"""The known data sets, one family a file."""
+"""The known data sets, one family per file."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their official binary version: label bytes, then 3072 pixel bytes an image."""
+"""CIFAR-10 and CIFAR-100 in their official binary version: label bytes, then 3072 pixel bytes per image."""
 
 from typing import Literal
 
@@ -47,7 +47,7 @@ def cifar10(*, scale: PixelScale = "standard") -> Arrays:
     """Small photographs in 10 classes, 32x32 colour, 50,000 + 10,000, published split.
 
     Args:
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     train, test = _records("cifar10", _TRAIN_10, 1, 0, 10), _records("cifar10", (_TEST_10,), 1, 0, 10)
     return Arrays(train, test, _CLASSES, scaled=scaled_pixels(train.x, scale), full_scale=255)
@@ -66,10 +66,12 @@ def cifar100(*, labels: Literal["fine", "coarse"] = "fine", scale: PixelScale = 
 
     Args:
         labels: fine for the 100 classes, coarse for the 20 superclasses
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     column, count = (1, 100) if labels == "fine" else (0, 20)
-    train, test = (_records("cifar100", (f"cifar-100-binary/{part}.bin",), 2, column, count) for part in ("train", "test"))
+    train, test = (
+        _records("cifar100", (f"cifar-100-binary/{part}.bin",), 2, column, count) for part in ("train", "test")
+    )
     return Arrays(train, test, _class_names(labels, count), scaled=scaled_pixels(train.x, scale), full_scale=255)
 
 
@@ -91,7 +93,7 @@ def _records(name: str, files: tuple[str, ...], label_bytes: int, column: int, c
 
 
 def _class_names(labels: str, count: int) -> tuple[str, ...]:
-    """From the text file in the official archive; plain numbers where only the .bin files were copied."""
+    """Return the names in the official archive's text file, or numbers where only the .bin files were copied."""
     path = find("cifar100", "cifar-100-binary/train.bin").with_name(f"{labels}_label_names.txt")
     names = tuple(read_text(path).split()) if path.exists() else ()
     return names if len(names) == count else tuple(str(number) for number in range(count))

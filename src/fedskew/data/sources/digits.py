@@ -1,4 +1,4 @@
-"""scikit-learn's small digits: the data set that is always there."""
+"""scikit-learn's small digits, which need no download."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def digits(*, test: TestShare = 0.2, split_seed: int = 0, scale: PixelScale = "s
     Args:
         test: share of the rows held out for test, in proportion within every class
         split_seed: seed of the split
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     from sklearn.datasets import load_digits
 

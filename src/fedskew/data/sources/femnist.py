@@ -25,8 +25,10 @@ _BRIGHTEST = 255  # LEAF writes pixels from 0 to 1
         "BSD 2-clause (LEAF), images: NIST SD 19, public domain; Caldas et al. 2018",
         files=("femnist/train", "femnist/test"),
         manual=(
-            "clone https://github.com/TalwalkarLab/leaf, run ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample in data/femnist, "
-            "and copy its data/train and data/test folders of .json files to {root}/femnist/train and {root}/femnist/test"
+            "clone https://github.com/TalwalkarLab/leaf, run ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample in "
+            "data/femnist, "
+            "and copy its data/train and data/test folders of .json files to {root}/femnist/train and "
+            "{root}/femnist/test"
         ),
     ),
 )
@@ -34,21 +36,23 @@ def femnist(*, scale: PixelScale = "standard") -> Arrays:
     """Handwritten digits and letters in 62 classes, 28x28 grey, with the writer as group (LEAF json).
 
     Args:
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     folders = [find("femnist", f"femnist/{part}") for part in ("train", "test")]
     parts = [_read(folder) for folder in folders]
     names = sorted({writer for _, _, writers in parts for writer, _ in writers})
     number = {name: position for position, name in enumerate(names)}
     train, test = (
-        Rows(x, y, np.repeat([number[writer] for writer, _ in writers], [count for _, count in writers]).astype(np.int64))
+        Rows(
+            x, y, np.repeat([number[writer] for writer, _ in writers], [count for _, count in writers]).astype(np.int64)
+        )
         for x, y, writers in parts
     )
     return Arrays(train, test, _CLASSES, groups=tuple(names), scaled=scaled_pixels(train.x, scale))
 
 
 def _read(folder: Path) -> tuple[Any, Any, list[tuple[str, int]]]:
-    """Images, labels and (writer, rows) of all files of a folder."""
+    """Return images, labels and (writer, rows) of all files of a folder."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise FedskewError(f"femnist: there are no .json files in {folder}")
@@ -67,7 +71,9 @@ def _writers(file: Path) -> list[tuple[str, Any, Any]]:
         try:
             content = json.loads(text)
         except json.JSONDecodeError as error:
-            raise FedskewError(f"{file} is not whole JSON (line {error.lineno}, column {error.colno}): get it again") from None
+            raise FedskewError(
+                f"{file} is not whole JSON (line {error.lineno}, column {error.colno}): get it again"
+            ) from None
         try:
             found = [(str(writer), *_writer(content["user_data"][writer])) for writer in content["users"]]
         except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -16,7 +16,9 @@ from fedskew.data.source import Download, Source, TestShare, find, is_there, reg
 _FOLDER = "UCI HAR Dataset"
 _ACTIVITIES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING")
 _SUBJECTS = tuple(str(number) for number in range(1, 31))
-_SIGNALS = tuple(f"Inertial Signals/{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+_SIGNALS = tuple(
+    f"Inertial Signals/{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+)
 _COMPACT = "uci-har-inertial.npz"
 _LICENCE = "CC BY 4.0 at UCI, its README prohibits commercial use; Anguita et al. ESANN 2013"
 _DOWNLOAD = Download(
@@ -26,7 +28,9 @@ _DOWNLOAD = Download(
     60_999_314,
     archive="UCI HAR Dataset.zip",
 )
-_OVERLAP = "the windows overlap by half, so a random split puts neighbours into both parts; the published one is by subject"
+_OVERLAP = (
+    "the windows overlap by half, so a random split puts neighbours into both parts; the published one is by subject"
+)
 
 
 def _files(part: str, *kinds: str) -> tuple[str, ...]:
@@ -35,7 +39,9 @@ def _files(part: str, *kinds: str) -> tuple[str, ...]:
 
 @register(
     "uci-har",
-    Source(_LICENCE, files=(*_files("train", "X"), *_files("test", "X"), f"{_FOLDER}/features.txt"), downloads=(_DOWNLOAD,)),
+    Source(
+        _LICENCE, files=(*_files("train", "X"), *_files("test", "X"), f"{_FOLDER}/features.txt"), downloads=(_DOWNLOAD,)
+    ),
 )
 def uci_har(
     *,
@@ -105,7 +111,7 @@ def uci_har_inertial() -> Arrays:
 
 
 def _rows(name: str, part: str, kinds: tuple[str, ...], width: int, otherwise: str = "") -> Rows:
-    """One part in the official layout: features (files, width) a row, and the activity and subject of every row."""
+    """Return one part in the official layout: features (files, width), and the activity and subject of every row."""
     *values, labels, subjects = (find(name, file, otherwise) for file in _files(part, *kinds))
     y, group = _whole_numbers(labels, len(_ACTIVITIES)), _whole_numbers(subjects, len(_SUBJECTS))
     if len(y) != len(group):
@@ -122,7 +128,7 @@ def _rows(name: str, part: str, kinds: tuple[str, ...], width: int, otherwise: s
 
 
 def _numbers(path: Path) -> Features:
-    """All numbers of a text file, whatever white space stands between them."""
+    """Return all numbers of a text file, separated by any white space."""
     with reading(path), warnings.catch_warnings():
         # NumPy stops at the first word that is no number, and says so by this warning only.
         warnings.simplefilter("error", DeprecationWarning)
@@ -136,7 +142,7 @@ def _numbers(path: Path) -> Features:
 
 
 def _whole_numbers(path: Path, most: int) -> Ints:
-    """Numbers 1 … most as 0 … most-1."""
+    """Return numbers 1 … most as 0 … most-1."""
     return _from_one(str(path), _numbers(path), most)
 
 
@@ -150,7 +156,7 @@ def _from_one(where: str, values: Any, most: int) -> Ints:
 
 
 def _feature_names(path: Path) -> tuple[str, ...]:
-    """Lines "1 tBodyAcc-mean()-X"; the number stays where the publisher used a name several times."""
+    """Return the names in lines "1 tBodyAcc-mean()-X"; the number is kept where a name occurs several times."""
     lines = [line.split(maxsplit=1) for line in read_bytes(path).decode(errors="replace").splitlines() if line.strip()]
     if any(len(line) != 2 for line in lines):
         raise FedskewError(f"{path} is not a list of numbered feature names")

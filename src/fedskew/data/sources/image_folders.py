@@ -19,7 +19,7 @@ from fedskew.data.readers.arrays import Arrays, Numbers, PixelScale, scaled_pixe
 from fedskew.data.source import Download, Source, TestShare, find, register
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
-_QUIET = logging.NullHandler()  # for Pillow, which else prints what it also raises
+_QUIET = logging.NullHandler()  # for Pillow, which otherwise prints what it also raises
 _MOST_PIXELS = 64_000_000  # of one image
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 _DIGIT_DOMAINS = ("mnist", "mnist_m", "svhn", "syn")
@@ -39,7 +39,8 @@ class Picture(NamedTuple):
         "none stated, research use; Li et al. ICCV 2017",
         files=tuple(f"PACS/{domain}" for domain in _DOMAINS),
         manual=(
-            "download https://drive.google.com/open?id=1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE (linked from the Dassl.pytorch "
+            "download https://drive.google.com/open?id=1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE (linked from the "
+            "Dassl.pytorch "
             "project) and put its images as {root}/PACS/<domain>/<class>/*.jpg with the domains " + ", ".join(_DOMAINS)
         ),
     ),
@@ -57,7 +58,7 @@ def pacs(
         size: height and width to scale the images to
         test: share of the rows held out for test, in proportion within every class and domain
         split_seed: seed of the split
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     pictures = [picture for domain in _DOMAINS for picture in _by_folder(find("pacs", f"PACS/{domain}"), group=domain)]
     return _arrays(pictures, Split("test", test, split_seed), size, scale)
@@ -69,18 +70,19 @@ def pacs(
         "that of its parts (MNIST, MNIST-M, SVHN, SYN), research use; Zhou et al. 2020",
         files=tuple(f"digits_dg/{domain}/{part}" for domain in _DIGIT_DOMAINS for part in ("train", "val")),
         manual=(
-            "download https://drive.google.com/open?id=15V7EsHfCcfbKgsDmzQKj_DfXt_XYp_P7 (linked from the Dassl.pytorch "
+            "download https://drive.google.com/open?id=15V7EsHfCcfbKgsDmzQKj_DfXt_XYp_P7 (linked from the "
+            "Dassl.pytorch "
             "project) and unpack it as {root}/digits_dg/<domain>/{{train,val}}/<class>/*.jpg with the domains "
             + ", ".join(_DIGIT_DOMAINS)
         ),
     ),
 )
 def digits_dg(*, size: Annotated[int, AtLeastOne] = 32, scale: PixelScale = "standard") -> Arrays:
-    """Digits from four sources (MNIST, MNIST-M, SVHN, SYN), colour, with the source as group; published val part as test.
+    """Digits of four sources (MNIST, MNIST-M, SVHN, SYN), colour, with the source as group; val part as test.
 
     Args:
         size: height and width to scale the images to
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     train, test = (
         [
@@ -97,7 +99,9 @@ def digits_dg(*, size: Annotated[int, AtLeastOne] = 32, scale: PixelScale = "sta
     "tiny-imagenet",
     Source(
         "research use (ImageNet terms); Stanford CS231n",
-        files=tuple(f"tiny-imagenet-200/{file}" for file in ("wnids.txt", "train", "val/val_annotations.txt", "val/images")),
+        files=tuple(
+            f"tiny-imagenet-200/{file}" for file in ("wnids.txt", "train", "val/val_annotations.txt", "val/images")
+        ),
         downloads=(
             Download(
                 "tiny-imagenet-200",
@@ -110,10 +114,10 @@ def digits_dg(*, size: Annotated[int, AtLeastOne] = 32, scale: PixelScale = "sta
     ),
 )
 def tiny_imagenet(*, scale: PixelScale = "standard") -> Arrays:
-    """200 classes of ImageNet, 64x64 colour, 100,000 + 10,000; the published val part as test (its test labels are secret).
+    """200 classes of ImageNet, 64x64 colour, 100,000 + 10,000; the published val part as test (test has no labels).
 
     Args:
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     name, folder = "tiny-imagenet", "tiny-imagenet-200"
     classes = sorted(read_text(find(name, f"{folder}/wnids.txt")).split())
@@ -124,7 +128,9 @@ def tiny_imagenet(*, scale: PixelScale = "standard") -> Arrays:
         file, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
         if wnid not in classes:
-            raise FedskewError(f"{annotations}: line {number} does not name an image and one of the {len(classes)} classes")
+            raise FedskewError(
+                f"{annotations}: line {number} does not name an image and one of the {len(classes)} classes"
+            )
         test.append(Picture(images / file, wnid))
     return _arrays(train, test, 64, scale, notes=("the published validation images serve as test rows",))
 
@@ -141,7 +147,7 @@ def images(
     split_seed: int = 0,
     scale: PixelScale = "standard",
 ) -> Arrays:
-    """Your own images: a folder with one folder a class; with train and test folders in it, that split is kept.
+    """Your own images: a folder with one folder per class; with train and test folders in it, that split is kept.
 
     Args:
         path: the folder
@@ -151,7 +157,7 @@ def images(
         test: share of the images held out for test, in proportion within every class (and group)
         test_path: a second folder with the test images, instead of a split
         split_seed: seed of the split
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     folder = Path(path).expanduser()
     notes: tuple[str, ...] = ()
@@ -178,12 +184,14 @@ def _by_folder(folder: Path, group: str = "") -> list[Picture]:
 def _subfolders(folder: Path) -> list[Path]:
     found = sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
     if not found:
-        raise FedskewError(f"{folder} has no folders in it, expected one a class")
+        raise FedskewError(f"{folder} has no folders in it, expected one per class")
     return found
 
 
 def _files(folder: Path, label: str, group: str = "") -> list[Picture]:
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _ENDINGS and not file.name.startswith("."))
+    files = sorted(
+        file for file in folder.iterdir() if file.suffix.lower() in _ENDINGS and not file.name.startswith(".")
+    )
     if not files:
         raise FedskewError(f"{folder} has no images in it ({', '.join(sorted(_ENDINGS))})")
     return [Picture(file, label, group) for file in files]
@@ -198,9 +206,13 @@ def _arrays(
     notes: tuple[str, ...] = (),
 ) -> Arrays:
     parts = [train] if isinstance(test, Split) else [train, test]
-    classes, groups = (sorted({getattr(picture, kind) for part in parts for picture in part}) for kind in ("label", "group"))
+    classes, groups = (
+        sorted({getattr(picture, kind) for part in parts for picture in part}) for kind in ("label", "group")
+    )
     if len(classes) < 2:
-        raise FedskewError(f"{train[0].path.parent.parent} holds one class only ({classes[0]}); there is nothing to learn")
+        raise FedskewError(
+            f"{train[0].path.parent.parent} holds one class only ({classes[0]}); there is nothing to learn"
+        )
     named = groups != [""]
     rows = [
         Rows(
@@ -222,9 +234,11 @@ def _arrays(
 
 
 def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
-    """All images as (rows, channels, height, width); decoding runs in threads, Pillow lets go of the interpreter for it."""
+    """Return all images as (rows, channels, height, width); decoding runs in threads, as Pillow releases the GIL."""
     where, channels = pictures[0].path.parent, len(mode)
-    must_fit(f"{where}: {len(pictures)} images of size={size}", len(pictures) * channels * size**2, "choose a smaller size=")
+    must_fit(
+        f"{where}: {len(pictures)} images of size={size}", len(pictures) * channels * size**2, "choose a smaller size="
+    )
     first = _pixels(pictures[0].path, size, mode)
     must_fit(f"{where}: {len(pictures)} images", len(pictures) * first.size, "give a smaller size= or fewer images")
     result = np.empty((len(pictures), *first.shape), dtype=np.uint8)
@@ -234,7 +248,8 @@ def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
         if pixels.shape != first.shape:
             height, width = pixels.shape[1:]
             raise FedskewError(
-                f"{pictures[position].path} is {width}x{height}, others are {first.shape[2]}x{first.shape[1]}: give size="
+                f"{pictures[position].path} is {width}x{height}, others are {first.shape[2]}x{first.shape[1]}: give "
+                "size="
             )
         result[position] = pixels
 
@@ -249,12 +264,13 @@ def _pixels(path: Path, size: int, mode: str) -> NDArray[np.uint8]:
 
     logging.getLogger("PIL").addHandler(_QUIET)
     with reading(path), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's doubts: either the pixels are read, or there is an error
+        warnings.simplefilter("ignore")  # Pillow's warnings: either the pixels are read, or there is an error
         try:
             with Image.open(path) as image:
                 if image.width * image.height > _MOST_PIXELS:
                     raise FedskewError(
-                        f"{path} is {image.width}x{image.height}, more than {_MOST_PIXELS:,} pixels: scale it down first"
+                        f"{path} is {image.width}x{image.height}, more than {_MOST_PIXELS:,} pixels: scale it down "
+                        "first"
                     )
                 converted = image.convert(mode)
                 if size and converted.size != (size, size):

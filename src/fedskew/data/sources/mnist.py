@@ -13,13 +13,18 @@ from fedskew.data.dataset import Rows
 from fedskew.data.readers.arrays import Arrays, Numbers, PixelScale, scaled_pixels
 from fedskew.data.source import Download, Source, find, register
 
-_FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
+_FILES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
 _TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
 def _downloads(folder: str, addresses: tuple[str, ...], files: dict[str, tuple[int, str]]) -> tuple[Download, ...]:
-    """Of files with their size and SHA-256."""
+    """Return the downloads of files with their size and SHA-256."""
     return tuple(
         Download(f"{folder}/{file}", tuple(address + file for address in addresses), f"sha256:{digest}", size)
         for file, (size, digest) in files.items()
@@ -52,7 +57,10 @@ _QMNIST = _downloads(
     "qmnist",
     ("https://raw.githubusercontent.com/facebookresearch/qmnist/master/",),
     {
-        "qmnist-train-labels-idx2-int.gz": (463_024, "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f"),
+        "qmnist-train-labels-idx2-int.gz": (
+            463_024,
+            "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
+        ),
         "qmnist-test-labels-idx2-int.gz": (526_800, "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06"),
     },
 )
@@ -67,7 +75,7 @@ def mnist(*, scale: PixelScale = "standard") -> Arrays:
     """Handwritten digits, 28x28 grey, 60,000 + 10,000, published split.
 
     Args:
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     return _images("mnist", "mnist", tuple("0123456789"), scale)
 
@@ -77,7 +85,7 @@ def fashion_mnist(*, scale: PixelScale = "standard") -> Arrays:
     """Articles of clothing, 28x28 grey, 60,000 + 10,000, published split.
 
     Args:
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     return _images("fashion-mnist", "fashion-mnist", _FASHION, scale)
 
@@ -86,11 +94,11 @@ def fashion_mnist(*, scale: PixelScale = "standard") -> Arrays:
 def qmnist(*, scale: PixelScale = "standard") -> Arrays:
     """MNIST with the writer of every digit as its group: natural clients.
 
-    The images and the split are MNIST's; the writers come from the QMNIST label files (column 2). Other people wrote the
-    test digits (297) than the training digits (539), so no writer is in both parts.
+    The images and the split are MNIST's; the writers come from the QMNIST label files (column 2). Other people wrote
+    the test digits (297) than the training digits (539), so no writer is in both parts.
 
     Args:
-        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or plainly from 0 to 1 (unit)
+        scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
     images = _images("qmnist", "mnist", tuple("0123456789"), scale)
     train, test = images.train, images.test
@@ -135,11 +143,13 @@ def _writers(file: str, y: Ints) -> Ints:
 
 
 def read_idx(path: Path, dimensions: int) -> Numbers:
-    """The array of an idx file: two zero bytes, a type, the number of dimensions, their sizes, the values."""
+    """Return the array of an idx file: two zero bytes, a type, the number of dimensions, their sizes, the values."""
     content = read_bytes(path)
     start = 4 + 4 * dimensions
     if len(content) < start or content[:2] != b"\0\0" or content[2] not in _TYPES or content[3] != dimensions:
-        raise FedskewError(f"{path} is not an idx file with {dimensions} dimensions: it begins with {content[:4].hex(' ')}")
+        raise FedskewError(
+            f"{path} is not an idx file with {dimensions} dimensions: it begins with {content[:4].hex(' ')}"
+        )
     shape = [int(size) for size in np.frombuffer(content, dtype=">u4", offset=4, count=dimensions)]
     kind = _TYPES[content[2]]
     expected = math.prod(shape) * kind.itemsize

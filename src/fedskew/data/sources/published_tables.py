@@ -82,7 +82,7 @@ def covtype(*, file: str = "covtype.data.gz", test: TestShare = 0.2, split_seed:
 
 
 def _numeric_table(path: Path, columns: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float32]]":
-    """A file of numbers with commas and without a header."""
+    """Read a CSV file of numbers without a header."""
     import pandas as pd
 
     with reading(path), open_unpacked(path) as file:
@@ -129,9 +129,10 @@ def unsw_nb15(*, part: Literal["all", "train"] = "all", test: TestShare = 0.2, s
     frames = [read_csv(path, drop=("id", "label")) for path in paths]
     notes: tuple[str, ...] = ()
     if len(frames[0]) == 82_332:
-        # The publisher has offered the two files under each other's names; both kinds of copies are about.
+        # The publisher has offered the two files under each other's names; both kinds of copies exist.
         notes = (
-            "the training file has 82,332 rows, which the paper gives as the testing set: the names are swapped in this copy",
+            "the training file has 82,332 rows, which the paper gives as the testing set: the names are swapped in "
+            "this copy",
         )
     return Table(
         train=frames[0],
@@ -147,7 +148,8 @@ def unsw_nb15(*, part: Literal["all", "train"] = "all", test: TestShare = 0.2, s
         "for research purposes (University of Queensland); Sarhan et al. 2020",
         files=("nf-unsw-nb15/NF-UNSW-NB15.csv",),
         manual=(
-            "download NF-UNSW-NB15 (version 1, 1,623,118 flows) from https://staff.itee.uq.edu.au/marius/NIDS_datasets/ "
+            "download NF-UNSW-NB15 (version 1, 1,623,118 flows) from "
+            "https://staff.itee.uq.edu.au/marius/NIDS_datasets/ "
             "and put NF-UNSW-NB15.csv into {root}/nf-unsw-nb15/"
         ),
     ),
@@ -155,13 +157,15 @@ def unsw_nb15(*, part: Literal["all", "train"] = "all", test: TestShare = 0.2, s
 def nf_unsw_nb15(*, test: TestShare = 0.2, split_seed: int = 0) -> Table:
     """Network flows as NetFlow records: benign traffic and nine kinds of attack, 10 features, 1,623,118 rows.
 
-    Of the 14 columns, the two addresses name the attacking machines and Label repeats Attack: they are left out.
+    Of the 14 columns, the two addresses name the attacking machines and Label repeats Attack: they are not used.
 
     Args:
         test: share of the rows held out for test, in proportion within every class
         split_seed: seed of the split
     """
-    frame = read_csv(find("nf-unsw-nb15", "nf-unsw-nb15/NF-UNSW-NB15.csv"), drop=("IPV4_SRC_ADDR", "IPV4_DST_ADDR", "Label"))
+    frame = read_csv(
+        find("nf-unsw-nb15", "nf-unsw-nb15/NF-UNSW-NB15.csv"), drop=("IPV4_SRC_ADDR", "IPV4_DST_ADDR", "Label")
+    )
     return Table(train=frame, test=Split("test", test, split_seed), label="Attack")
 
 
@@ -171,7 +175,8 @@ def nf_unsw_nb15(*, test: TestShare = 0.2, split_seed: int = 0) -> Table:
         "see the Kaggle page; Smartilizer Scandinavia AB",
         files=("vehicles",),
         manual=(
-            "download https://www.kaggle.com/datasets/smartilizer/commercial-vehicles-sensor-data-set (needs an account) "
+            "download https://www.kaggle.com/datasets/smartilizer/commercial-vehicles-sensor-data-set (needs an "
+            "account) "
             "and put its .csv files into {root}/vehicles/"
         ),
     ),
@@ -190,12 +195,12 @@ def vehicles(
     All .csv files of the folder are read; with several, the file is the group.
 
     Args:
-        label: column with the state; by default the one named label, in whatever capitals
-        drop: columns to leave out, a+b+c; by default those with time or date in their name
+        label: column with the state; by default the one named label, in any case
+        drop: columns that are not used, a+b+c; by default those with time or date in their name
         test: share of the rows held out for test, in proportion within every class (and file)
         split_seed: seed of the split
-        window: rows of one window, 0 for none; the split then keeps files whole, or cuts the series once
-        stride: rows from one window to the next, 0 for as many as the window has
+        window: rows of one window, 0 for none; the split then keeps files whole, or divides the series once
+        stride: rows from one window to the next, 0 for the length of the window
     """
     import pandas as pd
 
@@ -206,7 +211,9 @@ def vehicles(
     frames = [read_csv(path, drop or ()) for path in paths]
     for path, frame in zip(paths, frames, strict=True):
         if list(frame.columns) != list(frames[0].columns):
-            raise FedskewError(f"vehicles: {path} has other columns than {paths[0]}; keep files of one kind in the folder")
+            raise FedskewError(
+                f"vehicles: {path} has other columns than {paths[0]}; keep files of one kind in the folder"
+            )
     whole = pd.concat(frames, ignore_index=True)
     if drop is None:
         whole = whole.drop(columns=[name for name in whole.columns if "time" in name.lower() or "date" in name.lower()])
@@ -241,7 +248,7 @@ def driving_behavior(*, window: Annotated[int, NonNegative] = 0, stride: Annotat
 
     Args:
         window: rows of one window, 0 for none
-        stride: rows from one window to the next, 0 for as many as the window has
+        stride: rows from one window to the next, 0 for the length of the window
     """
     train, test = (
         read_csv(find("driving-behavior", f"driving-behavior/{part}_motion_data.csv"), drop=("Timestamp",))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedskew.core.streams import Stream
-from fedskew.skew.deal import apportion, at_least, log_gammas, move_rows, shuffled_by_class, spread
+from fedskew.skew.assignment import apportion, at_least, log_gammas, move_rows, shuffled_by_class, spread
 
 STREAM = Stream(0, "test")
 sizes = st.lists(st.integers(0, 30), min_size=1, max_size=20)

@@ -1,4 +1,4 @@
-"""What the skews share: shuffles by class, shares from a Dirichlet, shares turned into whole rows, and lower limits kept."""
+"""Shared by the skews: shuffles by class, Dirichlet shares, shares as whole rows, and minimum sizes."""
 
 import numpy as np
 
@@ -8,21 +8,24 @@ from fedskew.data.dataset import Rows
 
 
 def check_clients(skew: str, rows: int, clients: int, min_size: int = 1) -> None:
-    """Refuse what cannot be dealt: every client needs ``min_size`` rows."""
+    """Raise an error if there are too few rows: every client needs ``min_size``."""
     if clients < 1:
-        raise FedskewError(f"skew {skew}: {clients} clients asked for, at least 1 is needed")
+        raise FedskewError(f"skew {skew}: {clients} clients, at least 1 is needed")
     if clients * min_size > rows:
         fewer = f"at most {rows // min_size} clients" if rows >= min_size else "more rows"
         smaller = f" or min_size <= {rows // clients}" if min_size > 1 and rows >= clients else ""
         raise FedskewError(
-            f"skew {skew}: {rows} rows are too few for {clients} clients with at least {min_size} each: use {fewer}{smaller}"
+            f"skew {skew}: {rows} rows are too few for {clients} clients with at least {min_size} each: use "
+            f"{fewer}{smaller}"
         )
 
 
 def check_labels(skew: str, y: Ints) -> None:
-    """Refuse data with a single label where a skew makes the clients differ in their labels."""
+    """Raise an error for data with a single label where a skew is about labels."""
     if len(y) and y.min() == y.max():
-        raise FedskewError(f"skew {skew}: the data has only 1 label, so clients cannot differ in it: use a skew by feature")
+        raise FedskewError(
+            f"skew {skew}: the data has only 1 label, so clients cannot differ in it: use a skew by feature"
+        )
 
 
 def labels_of(skew: str, rows: Rows) -> Ints:
@@ -37,22 +40,22 @@ def labels_of(skew: str, rows: Rows) -> Ints:
 
 
 def groups_of(skew: str, rows: Rows) -> Ints:
-    """The group of every row; refuses data without groups."""
+    """Return the group of every row; raise an error for data without groups."""
     if rows.group is None:
         raise FedskewError(f"skew {skew}: the data has no groups: name a group column, or choose another skew")
     return rows.group
 
 
 def placed(count: int, strength: float, stream: Stream) -> Ints:
-    """The rows that a rule of this strength places, in stored order; those of a lower strength are among them."""
+    """Return the rows that a rule of this strength assigns, in stored order; a lower strength gives a subset."""
     kept = round(count * strength)
     return np.arange(count) if kept == count else np.sort(stream.permutation(count)[:kept])
 
 
-def deal_rest(owner: Ints, clients: int, stream: Stream) -> Ints:
-    """Owners after the rows of nobody (-1) were dealt at random, equally many to each, the last few to the smallest clients.
+def assign_rest(owner: Ints, clients: int, stream: Stream) -> Ints:
+    """Assign the rows without a client (-1) at random, equally many to each, the last few to the smallest clients.
 
-    >>> np.bincount(deal_rest(np.array([0, 0, -1, 1, 1, -1, -1, -1]), 3, Stream(0, "demo"))).tolist()
+    >>> np.bincount(assign_rest(np.array([0, 0, -1, 1, 1, -1, -1, -1]), 3, Stream(0, "demo"))).tolist()
     [3, 3, 2]
     """
     loose = np.flatnonzero(owner < 0)
@@ -67,7 +70,7 @@ def deal_rest(owner: Ints, clients: int, stream: Stream) -> Ints:
 
 
 def equal_parts(count: int, clients: int, start: int = 0) -> Ints:
-    """The clients of ``count`` ordered rows cut into equal runs, one a client; those from ``start`` on get what is left over.
+    """Return the clients of ``count`` ordered rows in equal runs; those from ``start`` on get the remainder.
 
     >>> equal_parts(7, 3).tolist(), equal_parts(7, 3, start=2).tolist()
     ([0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 2, 2, 2])
@@ -78,7 +81,7 @@ def equal_parts(count: int, clients: int, start: int = 0) -> Ints:
 
 
 def shuffled_by_class(y: Ints, stream: Stream) -> tuple[Ints, Ints]:
-    """Rows grouped by label and shuffled within each, and how many rows each label has; labels without rows are left out."""
+    """Return rows grouped by label and shuffled within each, and the rows of each label; empty labels are omitted."""
     order = stream.permutation(len(y))
     counts = np.bincount(y)
     narrow = y.astype(np.min_scalar_type(len(counts)))  # 8- and 16-bit keys sort several times faster
@@ -86,16 +89,17 @@ def shuffled_by_class(y: Ints, stream: Stream) -> tuple[Ints, Ints]:
 
 
 def log_gammas(alpha: float, shape: tuple[int, ...], generator: np.random.Generator) -> Floats:
-    """Logarithms of independent Gamma(alpha) numbers; divided by their sum, such numbers are Dirichlet(alpha).
+    """Return logarithms of independent Gamma(alpha) numbers; divided by their sum, these are Dirichlet(alpha).
 
-    For small alpha the numbers themselves underflow to zero, all of them at once (then a share is 0/0). Their logarithms
-    do not: Gamma(a) = Gamma(a + 1) * U^(1/a) in distribution, and -log U is exponential.
+    For small alpha the numbers themselves all underflow to zero (a share is then 0/0). Their logarithms do not:
+    Gamma(a) = Gamma(a + 1) * U^(1/a) in distribution, and -log U is exponential.
     """
     from scipy.special import gammaincinv
 
-    # Beyond these ends the shares are one-hot, or equal, to the last bit that a float has.
+    # Beyond these ends the shares are exactly one-hot, or equal, in floating point.
     alpha = min(max(alpha, 1e-12), 1e15)
-    # By inverse CDF and not by rejection: for one stream every number moves continuously with alpha, and a search of alpha
+    # By inverse CDF and not by rejection: for one stream every number moves continuously with alpha, and a search of
+    # alpha
     # (skew/target.py) can come as near to a level as it likes.
     uniform = np.maximum(generator.random(shape), 2.0**-60)
     logs: Floats = np.log(gammaincinv(alpha + 1, uniform)) - generator.standard_exponential(shape) / alpha
@@ -103,10 +107,11 @@ def log_gammas(alpha: float, shape: tuple[int, ...], generator: np.random.Genera
 
 
 def apportion(total: int, log_weights: Floats, offset: float) -> Ints:
-    """``total`` rows in proportion to the weights, each count within one of its exact share.
+    """Return ``total`` rows in proportion to the weights, each count within one of its exact share.
 
-    The line 0 … total is cut at the cumulative shares, shifted by ``offset`` in [0, 1) and rounded down. For a uniform
-    offset the mean of each count is its exact share: plain rounding would favour the same clients in every class.
+    The interval 0 … total is divided at the cumulative shares, shifted by ``offset`` in [0, 1) and rounded down. For
+    a uniform offset the mean of each count is its exact share: plain rounding would favour the same clients in every
+    class.
 
     >>> apportion(10, np.log([0.5, 0.25, 0.25]), offset=0.5).tolist()
     [5, 3, 2]
@@ -118,7 +123,7 @@ def apportion(total: int, log_weights: Floats, offset: float) -> Ints:
 
 
 def spread(limits: Ints, total: int, stream: Stream) -> Ints:
-    """Share out ``total`` as evenly as the ``limits`` allow; the last few, one each, go where the stream says.
+    """Divide ``total`` as evenly as the ``limits`` allow; the stream decides where the remainder goes.
 
     >>> spread(np.array([1, 9, 9]), 7, Stream(0, "demo")).tolist()
     [1, 3, 3]
@@ -134,7 +139,7 @@ def spread(limits: Ints, total: int, stream: Stream) -> Ints:
 
 
 def at_least(sizes: Ints, min_size: int, stream: Stream) -> Ints:
-    """Sizes of the same sum, none under ``min_size``: what the small ones lack is taken off the largest.
+    """Return sizes of the same sum, none below ``min_size``: the largest give what the small ones lack.
 
     >>> at_least(np.array([0, 2, 8]), 2, Stream(0, "demo")).tolist()
     [2, 2, 6]
@@ -144,7 +149,7 @@ def at_least(sizes: Ints, min_size: int, stream: Stream) -> Ints:
 
 
 def move_rows(owner: Ints, sizes: Ints, wanted: Ints, stream: Stream) -> Ints:
-    """Owners after random rows of the clients above their wanted size went to those below it."""
+    """Move random rows of the clients above their target size to those below it."""
     surplus = np.maximum(sizes - wanted, 0)
     if not surplus.any():
         return owner

@@ -1,0 +1,83 @@
+"""The commands ``fedskew data list``, ``check`` and ``fetch``."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedskew.cli.command import Once
+from fedskew.cli.console import console_for, escape
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add ``data list``, ``data check`` and ``data fetch`` to the command line."""
+    data_app = typer.Typer(help="List, check and download data sets.", no_args_is_help=True)
+    for name, command in (("list", data_list), ("check", data_check), ("fetch", data_fetch)):
+        data_app.command(name, cls=Once)(command)
+    app.add_typer(data_app, name="data")
+
+
+def data_list() -> None:
+    """List all data sets: whether they are installed, can be downloaded, and their licences."""
+    from fedskew.data.catalogue import listing
+    from fedskew.data.source import root
+
+    console = console_for()
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    for title, wrap in (("name", False), ("here", False), ("what", True)):
+        table.add_column(title, no_wrap=not wrap, overflow="fold")
+    for entry in listing():
+        how = "fetch" if entry.fetchable else "by hand"
+        state = {"present": "yes", "own": "your file", "partly": f"partly, {how}", "missing": f"no, {how}"}[entry.state]
+        licence = f"\n[dim]{escape(entry.licence)}[/dim]" if entry.licence else ""
+        table.add_row(entry.name, state, escape(entry.summary) + licence)
+    console.print(table)
+    console.print(
+        "\n[dim]fetch: fedskew data fetch NAME gets it; by hand: fedskew data check NAME says what to put where[/dim]"
+    )
+    console.print(f"data folder: {root()} (set FEDSKEW_DATA to change it)", soft_wrap=True)
+
+
+def data_check(name: Annotated[str, typer.Argument(help="data set, with options if it needs them")]) -> None:
+    """Read a whole data set, and print its rows, shape and classes, or what is missing."""
+    from fedskew.data.catalogue import check
+
+    facts = check(name)
+    console = console_for()
+    console.print(f"[bold]{escape(facts.name)}[/bold]", soft_wrap=True)
+    rows = ", ".join(f"{count:,} {part}" for part, count in facts.rows.items())
+    console.print(f"  rows      {rows}\n  shape     {facts.shape}\n  groups    {facts.groups or 'none'}")
+    shown = [f"{label} {count:,}" for label, count in list(facts.classes.items())[:20]]
+    more = f" … and {len(facts.classes) - 20} more" if len(facts.classes) > 20 else ""
+    if facts.classes:
+        console.print(f"  classes   {len(facts.classes)}: {escape(', '.join(shown))}{more}", soft_wrap=True)
+    if facts.licence:
+        console.print(f"  licence   {escape(facts.licence)}", soft_wrap=True)
+    for note in facts.notes:
+        console.print(f"  note      {escape(note)}", soft_wrap=True)
+
+
+def data_fetch(name: Annotated[str, typer.Argument(help="data set")]) -> None:
+    """Download a data set from its publisher and verify it; an interrupted download is resumed."""
+    from fedskew.data.download import fetch
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        paths = fetch(name)
+    else:
+        from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        with Progress(
+            TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn(), console=console
+        ) as bars:
+            tasks: dict[str, Any] = {}
+
+            def show(file: str, done: int, total: int | None) -> None:
+                if file not in tasks:
+                    tasks[file] = bars.add_task(file, total=total)
+                bars.update(tasks[file], completed=done, total=total)
+
+            paths = fetch(name, show)
+    for path in paths:
+        print(path)

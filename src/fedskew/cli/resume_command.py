@@ -1,0 +1,51 @@
+"""The command ``fedskew resume``: continue a run, or a group of runs, that was stopped."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedskew.cli.command import Once
+from fedskew.cli.console import print_summary, show_progress
+from fedskew.cli.run_command import run_group
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add ``resume`` to the command line."""
+    app.command(cls=Once)(resume)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="folder of a run or of a comparison")],
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="use the last intact checkpoint, and accept a changed configuration"),
+    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="in a comparison, run those again that failed")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the summary as JSON in the last line of stdout")
+    ] = False,
+) -> None:
+    """Resume a run, or a comparison, after a crash, Ctrl-C or kill -9; the results are the same, bit for bit."""
+    from fedskew.runs.folder import SUMMARY, RunFolder
+
+    if (folder / "group.json").is_file():
+        from fedskew.runs import sweep as several
+
+        run_group(folder, several.read(folder), as_json, retry=retry, force=force)
+        return
+    disk = RunFolder.open(folder)
+    if disk.finished:
+        print(f"{folder} is finished already", file=sys.stderr)
+        summary = disk.read_json(SUMMARY)
+    else:
+        from fedskew.api import resume as resume_run
+        from fedskew.runs.choices import brief
+        from fedskew.runs.execute import read_config
+
+        config = read_config(disk)
+        name = brief("algorithm", config["algorithm"])
+        with show_progress([name], config.get("rounds", 0)) as callbacks_of:
+            summary = resume_run(folder, callbacks=callbacks_of(name), force=force).summary
+    print_summary([summary["algorithm"]], [summary], folder, summary, as_json)
