@@ -34,7 +34,7 @@ def _correlation(fed: fs.Federation, method: AFLCP) -> float:
 
 
 def _told(method: AFLCP, counts: Ints, seed: int) -> Floats:
-    return method.disclose(counts, Stream(seed, "disclose"))["entropy"]
+    return method.client_selection.client_profile(lambda: counts, Stream(seed, "disclose"))["entropy"]
 
 
 def _print_line(title: str, correlation: str, feds: list[fs.Federation], method: fs.Algorithm) -> None:

@@ -249,7 +249,10 @@ def test_chances_are_proportional_to_scores_and_nobody_is_left_out(sampling: str
     method = AFLCP(entropy=1, reliability=0, speed=0, floor=0.2)
     score = np.array([0.9, 0.2, 0.5, 0.3, 0.7])  # the second told 0.1
     chance = score * pool().sizes if sampling == "size" else score
-    drawn = [int(method.select(pool(sampling=sampling), 1, Stream(0, "select", i))[0]) for i in range(20_000)]
+    drawn = [
+        int(method.client_selection.select(pool(sampling=sampling), 1, Stream(0, "select", i))[0])
+        for i in range(20_000)
+    ]
     expected = 20_000 * chance / chance.sum()
     assert (((np.bincount(drawn, minlength=5) - expected) ** 2) / expected).sum() < 18.5  # 0.1 % of chi-square with 4
 

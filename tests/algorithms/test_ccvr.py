@@ -27,12 +27,16 @@ def rows_by_client(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
 
 
 def added(pieces: list[tuple[Tensor, Tensor]], method: CCVR) -> dict[str, dict[str, Tensor]]:
-    tallies = [method.tally(features, labels, CLASSES)["ccvr"] for features, labels in pieces]
+    tallies = [method.calibrator.class_statistics(features, labels, CLASSES)["ccvr"] for features, labels in pieces]
     return {"ccvr": {name: sum(tally[name] for tally in tallies) for name in ("count", "sum", "outer")}}
 
 
 def linear(head: dict[str, Tensor], features: Tensor) -> Tensor:
     return features @ head["w"].T + head["b"]
+
+
+def loss(head: dict[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(linear(head, features), labels)
 
 
 # -- what clients send -------------------------------------------------------------------------------------------------
@@ -79,12 +83,12 @@ def virtual(method: CCVR, pieces: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarr
     """What the head is shown: noted down by a classifier that always says the same."""
     shown: list[Tensor] = []
 
-    def noting(head: dict[str, Tensor], features: Tensor) -> Tensor:
+    def noting(head: dict[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
         shown.append(features)
-        return linear(head, features)
+        return loss(head, features, labels)
 
     head = {"w": torch.zeros(CLASSES, WIDTH, dtype=torch.float64), "b": torch.zeros(CLASSES, dtype=torch.float64)}
-    method.finish(head, added(pieces, method), noting, Stream(0, "finish"))
+    method.calibrator.calibrate(head, added(pieces, method), noting, Stream(0, "finish"))
     features = torch.cat(shown).numpy()
     return features, np.array([len(batch) for batch in shown])
 
@@ -111,7 +115,7 @@ def test_a_class_of_one_row_is_drawn_at_that_row_and_a_class_of_nobody_not_at_al
 def test_features_that_are_all_zero_do_no_harm():
     head = {"w": torch.ones(CLASSES, WIDTH), "b": torch.zeros(CLASSES)}
     piece = (torch.zeros(6, WIDTH), torch.tensor([0, 0, 0, 1, 1, 2]))
-    new = CCVR(features=10).finish(head, added([piece], CCVR()), linear, Stream(0, "finish"))
+    new = CCVR(features=10).calibrator.calibrate(head, added([piece], CCVR()), loss, Stream(0, "finish"))
     assert all(torch.isfinite(value).all() for value in new.values())
     assert new["b"][3] < new["b"][0]
 
@@ -119,7 +123,9 @@ def test_features_that_are_all_zero_do_no_harm():
 def test_features_that_are_not_finite_are_refused():
     piece = (torch.full((2, WIDTH), float("nan")), torch.tensor([0, 1]))
     with pytest.raises(FedskewError, match="the features of the last model are NaN or infinite: lower lr"):
-        CCVR().finish({"w": torch.ones(CLASSES, WIDTH)}, added([piece], CCVR()), linear, Stream(0, "finish"))
+        CCVR().calibrator.calibrate(
+            {"w": torch.ones(CLASSES, WIDTH)}, added([piece], CCVR()), loss, Stream(0, "finish")
+        )
 
 
 # -- the head ----------------------------------------------------------------------------------------------------------
@@ -133,7 +139,7 @@ def test_sgd_by_hand():
     w, b = draw.normal(size=(CLASSES, WIDTH)), draw.normal(size=CLASSES)
     head = {"w": torch.from_numpy(w), "b": torch.from_numpy(b)}
     method = CCVR(features=12, head_epochs=3, head_lr=0.2, head_batch=5)
-    new = method.finish(head, added([piece], method), linear, Stream(0, "finish"))
+    new = method.calibrator.calibrate(head, added([piece], method), loss, Stream(0, "finish"))
     for _ in range(3 * 3):  # batches of 5, 5 and 2
         chance = np.exp(w @ row + b)
         gradient = chance / chance.sum() - np.eye(CLASSES)[2]
@@ -158,7 +164,7 @@ def test_a_biased_head_is_put_right():
     head = {"w": torch.eye(CLASSES, WIDTH).double(), "b": torch.tensor([15.0, 0.0, 0.0, -15.0]).double()}
     clients = [(features[labels == c], labels[labels == c]) for c in range(CLASSES)]  # one class each
     method = CCVR(head_lr=0.1, head_epochs=20)
-    new = method.finish(head, added(clients, method), linear, Stream(0, "finish"))
+    new = method.calibrator.calibrate(head, added(clients, method), loss, Stream(0, "finish"))
     before, after = ((linear(one, unseen).argmax(1) == right).double().mean().item() for one in (head, new))
     assert before < 0.3
     assert after > 0.97
@@ -168,7 +174,7 @@ def test_a_biased_head_is_put_right():
 def test_the_stream_alone_decides():
     method, head = CCVR(features=20), {"w": torch.ones(CLASSES, WIDTH), "b": torch.zeros(CLASSES)}
     total, state = added([separable(50, 0)], method), torch.get_rng_state()
-    one, same, other = (method.finish(head, total, linear, Stream(seed, "finish")) for seed in (0, 0, 1))
+    one, same, other = (method.calibrator.calibrate(head, total, loss, Stream(seed, "finish")) for seed in (0, 0, 1))
     assert torch.equal(one["w"], same["w"])
     assert not torch.equal(one["w"], other["w"])
     assert torch.equal(torch.get_rng_state(), state)
@@ -178,7 +184,7 @@ def test_the_stream_alone_decides():
 
 def test_no_epochs_leave_the_head_as_it_is():
     head = {"w": torch.ones(CLASSES, WIDTH), "b": torch.zeros(CLASSES)}
-    new = CCVR(head_epochs=0).finish(head, added(rows_by_client(), CCVR()), linear, Stream(0, "finish"))
+    new = CCVR(head_epochs=0).calibrator.calibrate(head, added(rows_by_client(), CCVR()), loss, Stream(0, "finish"))
     assert all(torch.equal(new[name], value) for name, value in head.items())
 
 

@@ -51,8 +51,8 @@ def test_lam_0_is_local(request, engine, name: str, optimizer: dict):
     net = request.getfixturevalue(name)
     ditto, local = (net.training(spec, engine, per_round=3, **optimizer) for spec in ("ditto:lam=0", "local"))
     for client in range(4):
-        for key, value in ditto.client_state(client).items():
-            torch.testing.assert_close(value, local.client_state(client)[key], rtol=0, atol=1e-12)
+        for key, value in ditto.client_model(client).items():
+            torch.testing.assert_close(value, local.client_model(client)[key], rtol=0, atol=1e-12)
 
 
 @ENGINES

@@ -186,7 +186,7 @@ def test_engines_agree(model: Callable, shape: tuple[int, ...], settings: dict):
     )
     assert reference.lines[0].round["bytes_up"] == stack.lines[0].round["bytes_up"]
     for client in range(4):  # the global model, or with what the client keeps
-        for name, value in reference.client_state(client).items():
+        for name, value in reference.client_model(client).items():
             torch.testing.assert_close(stack.client_model(client)[name], value, rtol=0, atol=1e-8)
 
 

@@ -325,7 +325,7 @@ def test_three_alike_are_one_whatever_their_order(method: str, rule: str):
     report = fs.check(f"{method} + {rule}")
     assert report["identical"].outcome == "passed"
     alike = {"delta": {"w": torch.ones(3, 4)}}
-    _, shares = resolve(rule).combine(alike, torch.full((3,), 1 / 3))
+    _, shares = resolve(rule).aggregator.combine(alike, torch.full((3,), 1 / 3))
     assert shares.tolist() == pytest.approx([1 / 3] * 3)
 
 

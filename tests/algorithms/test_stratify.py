@@ -11,13 +11,16 @@ from fedskew.algorithms.contract import resolve
 from fedskew.algorithms.selection import ClientPool
 from fedskew.batchnorm.exact import Hub, step_bytes
 from fedskew.batchnorm.wire import unpack
+from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.core.streams import Stream
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.partition import Partition
+from fedskew.engine.loop import Loop
 from fedskew.models.build import build
 from fedskew.schedules.holdings import Holdings
 from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.server.server import Server
 from fedskew.topology.schedule_cost import with_several_clients
 
 SETTINGS = {"model": "mlp", "folder": False, "device": "cpu", "threads": 1, "eval_every": 100}
@@ -57,11 +60,23 @@ def test_hybrid_begins_as_batch_and_goes_on_as_single(apart):
     assert steps[3] == samples[3]
 
 
-def test_pace_of_single_samples():
-    method = fs.StratifyHybrid(batch_rounds=1)
-    rosters = [ClientPool(round, np.ones(2), batch_size=32) for round in range(2)]
-    assert [method.pace(pool) for pool in rosters] == [1.0, 1 / 32]
-    assert fs.StratifyHybrid(batch_rounds=1, single_lr=0.25).pace(rosters[1]) == 0.25
+@pytest.mark.parametrize(("single_lr", "factor"), [(None, 1 / 4), (0.5, 0.5)])
+def test_learning_rate_of_single_samples(apart, single_lr: float | None, factor: float):
+    """One round after the batches, with the same samples: the first step moves as far as the factor says."""
+    method = fs.StratifyHybrid(batch_rounds=1, single_lr=single_lr)
+    assert [method.topology(round).lr_scale for round in range(2)] == [1.0, single_lr]
+    settings = Settings(rounds=2, batch_size=4, lr=0.1, threads=1, device="cpu", dtype="float64")
+    seen: list[float] = []
+
+    class Spy(Loop):
+        def run_schedule(self, job, state, schedule, reset_optimizer):
+            seen.append(state.lr)
+            return super().run_schedule(job, state, schedule, reset_optimizer)
+
+    server = Server(apart, build("logreg", apart.data.shape, len(apart.data.classes), seed=0), method, settings, Spy())
+    for _ in range(2):
+        server.advance()
+    assert seen == pytest.approx([0.1, 0.1 * factor])
 
 
 @pytest.mark.parametrize("method", ["stratify-batch", "stratify-single"])
@@ -154,9 +169,9 @@ def test_more_of_a_label_than_there_is_is_refused_before_the_first_round(uneven,
 def test_while_clients_are_away_labels_still_come_equally_often():
     holdings = Holdings(np.array([[4, 4, 0], [4, 1, 3]]), np.arange(16))
     method, stream = fs.StratifyBatch(per_label=3), Stream(0, "test")
-    method.check_labels(holdings)
+    method.topology(0).check_labels(holdings)
     often = [
-        np.bincount(method.schedule(holdings.without(np.array(away, dtype=int)), stream), minlength=3).tolist()
+        np.bincount(method.label_schedule(holdings.without(np.array(away, dtype=int)), stream), minlength=3).tolist()
         for away in ([], [0], [1])
     ]
     assert often == [[3, 3, 3], [1, 1, 1], [3, 3, 0]]
@@ -179,9 +194,9 @@ def test_a_server_that_is_told_shares_does_not_count():
     counts, shares = np.array([[3, 0, 0], [1, 2, 0]]), np.array([[0.75, 0.0, 0.0], [0.25, 1.0, 0.0]])
     told, known = (Holdings(counts, np.arange(6), shares=given) for given in (shares, None))
     method, stream = fs.StratifyBatch(selection="weighted", per_label=5), Stream(0, "test")
-    assert np.bincount(method.schedule(told, stream), minlength=3).tolist() == [5, 5, 0]
-    assert np.bincount(method.schedule(known, stream), minlength=3).tolist() == [2, 2, 0]
-    path = method.walk(told, ClientPool(0, counts.sum(1), batch_size=4), stream)
+    assert np.bincount(method.label_schedule(told, stream), minlength=3).tolist() == [5, 5, 0]
+    assert np.bincount(method.label_schedule(known, stream), minlength=3).tolist() == [2, 2, 0]
+    path = method.topology(0).schedule_samples(told, ClientPool(0, counts.sum(1), batch_size=4), stream)
     assert sorted(path.rows.tolist()) == list(range(6))  # what nobody has any more is dropped
 
 
@@ -280,8 +295,8 @@ def test_the_schedule_follows_from_what_was_disclosed_and_nothing_else():
     for counts in (np.array([[5, 10, 0], [15, 0, 9], [0, 20, 0]]), np.array([[18, 29, 0], [2, 0, 9], [0, 1, 0]])):
         assert (counts.sum(0) == told).all()
         here = Holdings(counts, np.arange(counts.sum()), totals=told).without(np.array([1]))
-        schedules.append(method.schedule(here, stream).tolist())
-        path = method.walk(here, ClientPool(0, counts.sum(1), batch_size=4), stream)
+        schedules.append(method.label_schedule(here, stream).tolist())
+        path = method.topology(0).schedule_samples(here, ClientPool(0, counts.sum(1), batch_size=4), stream)
         assert len(path.rows) == here.counts.sum()  # what those who are present do not have is dropped on the way
     assert schedules[0] == schedules[1]
     assert np.bincount(schedules[0], minlength=3).tolist() == [20, 30, 0]  # nobody here holds the last: that is known

@@ -66,7 +66,7 @@ def test_a_model_that_writes_to_its_input_changes_no_row_and_no_number(engine, m
     np.testing.assert_array_equal(x, kept)
     assert all(value.equal(twin.params[name]) for name, value in writes.params.items())
     assert writes.lines == twin.lines
-    assert writes.final == twin.final
+    assert repr(writes.final) == repr(twin.final)  # NaN where a metric is not defined
 
 
 @ENGINES

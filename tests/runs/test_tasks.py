@@ -54,7 +54,7 @@ def outputs(run: fs.Run, x: np.ndarray) -> np.ndarray:
 HUBER = "regression:loss=huber,delta=20"
 
 
-LOOK_AT_CLASSES = {"afl-cp", "ccvr", "stratify-batch", "stratify-hybrid", "stratify-single"}
+LOOK_AT_CLASSES = {"afl-cp", "ccvr", "fedlc", "fedntd", "stratify-batch", "stratify-hybrid", "stratify-single"}
 
 
 @pytest.mark.parametrize("algorithm", sorted({*algorithms} - LOOK_AT_CLASSES))

@@ -137,7 +137,7 @@ def test_going_on_gives_the_bits_of_never_stopping(lab, name: str, norm: str):
         assert torch.equal(value, found[key]), key
     for client in range(whole.trained_on.clients):
         for key, value in whole.client_model(client).items():
-            assert torch.equal(value, second.client_state(client)[key])
+            assert torch.equal(value, second.client_model(client)[key])
 
 
 @pytest.mark.parametrize("engine", [Loop(), Stacked(mode="loop"), Stacked(mode="stack")])

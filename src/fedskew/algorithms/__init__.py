@@ -30,14 +30,16 @@ _CONTRACT = {
     "Rule": "fedskew.aggregation.rules",
     "BatchNormPolicy": "fedskew.batchnorm.policy",
     "Calibrator": "fedskew.algorithms.calibrator",
+    "FedAvg": "fedskew.algorithms.fedavg",  # which other methods derive from while they are being registered
     "Layout": "fedskew.models.layout",
     **dict.fromkeys(("Tensors", "Tree"), "fedskew.core.trees"),
     **dict.fromkeys(("Floats", "Ints", "Stream"), "fedskew.core.streams"),
     **dict.fromkeys(
         ("AtLeastOne", "Bounds", "NonNegative", "PartialShare", "Positive", "Share"), "fedskew.core.registry"
     ),
-    **dict.fromkeys(("Holdings",), "fedskew.schedules.holdings"),
-    **dict.fromkeys(("SampleSchedule",), "fedskew.schedules.sample_schedule"),
+    "Holdings": "fedskew.schedules.holdings",
+    "SampleSchedule": "fedskew.schedules.sample_schedule",
+    "FedskewError": "fedskew.core.errors",
 }
 
 

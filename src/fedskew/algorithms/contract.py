@@ -30,7 +30,8 @@ from fedskew.models.layout import Layout
 Weights: TypeAlias = Literal["size", "uniform"]
 Requirement: TypeAlias = Literal[
     "features",  # the batch has the inputs of the model's head
-    "class_counts",  # the view has the client's number of rows of each class
+    "classes",  # labels are classes with one output each: other tasks are refused
+    "class_counts",  # likewise, and the view has the client's number of rows of each class
     "gradient_at",  # ``correct_gradients`` and ``on_receive`` may ask for the gradient at other weights
     "full_gradient",  # the gradient of a client's mean loss on all its rows, at the weights it starts from
     "loss_before",  # a client's mean loss on all its rows before local training, in ``numbers``

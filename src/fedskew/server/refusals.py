@@ -64,6 +64,14 @@ def _check_task(job: Job, settings: Settings) -> None:
     for name in settings.metrics:
         if name not in task.metric_names:
             raise unknown(f"metric of task {task.label()}", name, task.metric_names)
+    if (
+        {"classes", "class_counts"} & algorithm.requires
+        and task.target == "class"
+        and task.width(job.classes) != job.classes
+    ):
+        raise FedskewError(
+            f"{algorithm.label()} needs one output a class, and task {task.label()} has another number: use task=classification"
+        )
     if task.target == "class":
         return
 
@@ -81,8 +89,8 @@ def _check_task(job: Job, settings: Settings) -> None:
         raise refuse("schedules samples by their")
     if algorithm.calibrator:
         raise refuse("needs the features of")
-    if "class_counts" in algorithm.requires:
-        raise refuse("counts the rows of")
+    if {"classes", "class_counts"} & algorithm.requires:
+        raise refuse("looks at")
     algorithm.client_selection.client_profile(no_counts, Stream(settings.seed, "disclose"))
 
 
