@@ -1,4 +1,4 @@
-"""Visits that chunks spare Stratify's single-sample learning, against passing the model on at random, by who is retained."""
+"""Visits that chunks save in Stratify's single-sample learning, against random passing, by the retained holders."""
 
 import numpy as np
 
@@ -16,13 +16,13 @@ RETAINED = (None, 1, 2, 3, 4, 5, 6, 8)
 
 
 def split(seed: int, balance: bool) -> Partition:
-    """CIFAR-10's rows by Dirichlet(0.5)."""
+    """Return CIFAR-10's rows partitioned by Dirichlet(0.5)."""
     rows = Rows(np.zeros((ROWS, 1), dtype=np.float32), LABELS)
     return dirichlet(rows, CLIENTS, Stream(seed, "cut"), alpha=0.5, balance=balance, min_size=10)
 
 
 def visits(holdings: Holdings, chunk: int, retain: int | None, seed: int) -> int:
-    """How often the model goes to a client in an epoch of all rows, those included that had nothing left."""
+    """Return how often the model is sent to a client in an epoch of all rows, including clients with no rows left."""
     schedule = label_schedule(holdings.counts.sum(axis=0), Stream(seed, "schedule"))
     walk = schedule_singles(
         holdings, schedule, selection="uniform", chunk=chunk, retain=retain, stream=Stream(seed, "walk")
@@ -31,7 +31,7 @@ def visits(holdings: Holdings, chunk: int, retain: int | None, seed: int) -> int
 
 
 def main() -> None:
-    """A line for every number of retained holders: the mean over splits, and the range."""
+    """Print a row for every number of retained holders: the mean over splits, and the range."""
     for balance in (True, False):
         print(f"{'balanced' if balance else 'plain'} Dirichlet(0.5), {CLIENTS} clients, {SPLITS} splits: visits spared")
         splits = [Holdings.of(split(seed, balance), LABELS, CLASSES) for seed in range(SPLITS)]

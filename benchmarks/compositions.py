@@ -1,11 +1,11 @@
-"""Every method with every addition over 250 rounds on digits, no attacker: what falls apart that the method alone does not?"""
+"""Every method with every addition over 250 rounds on digits without attackers: which compositions diverge?"""
 
 import fedskew as fs
 from fedskew.algorithms.contract import algorithms
 from fedskew.core.errors import FedskewError
 
 RULES = ("median", "trimmed-mean", "krum:attackers=2,keep=5", "krum:attackers=2", "clip:norm=1", "ccvr")
-ROUNDS, FALL = 250, 0.1  # what counts as falling apart: so far below the best round
+ROUNDS, FALL = 250, 0.1  # divergence: so far below the best round
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ def _rounds(workload: Workload, rounds: int) -> dict[str, list[float]]:
 
 
 def _peak_of_process(number: int, engine: str) -> float:
-    """Peak resident memory of a fresh process that trains two rounds."""
+    """Return the peak resident memory of a new process that trains two rounds."""
     command = [sys.executable, "-m", "benchmarks.engines", str(number), engine]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout)

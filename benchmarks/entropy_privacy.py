@@ -1,4 +1,4 @@
-"""What private label entropies cost: AFL-CP on digits, 30 clients of Dirichlet 0.5 on unlike machines, 8 seeds."""
+"""The cost of private label entropies: AFL-CP on digits, 30 clients of Dirichlet 0.5 on different machines, 8 seeds."""
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def _correlation(fed: fs.Federation, method: AFLCP) -> float:
-    """Spearman's, of what clients tell with what is true: the mean over draws of the noise, 0 where all tell the same."""
+    """Return Spearman's correlation of reported and true entropies, mean over draws; 0 if all reports are equal."""
     counts = np.array([np.bincount(fed.train.y[fed.partition.of(k)], minlength=10) for k in range(fed.clients)])
     true = _told(AFLCP(), counts, 0)
     draws = (_told(method, counts, i) for i in range(DRAWS))

@@ -1,4 +1,4 @@
-"""10,000 damaged files for all readers: each is read or refused in one line; seconds, findings and peak memory a reader."""
+"""10,000 damaged files for all readers, each read or rejected in one line: time, findings and memory per reader."""
 
 import importlib.util
 import multiprocessing
@@ -28,7 +28,7 @@ def load_mutants() -> ModuleType:
 
 
 def most_memory() -> float:
-    """Megabytes that this process has had at most."""
+    """Return the peak memory of this process in megabytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
@@ -38,7 +38,7 @@ def hang(*_: object) -> None:
 
 
 def fuzz(name: str, first: int, count: int, results: Any) -> None:
-    """Send (files, refused, seconds, megabytes taken on top of the start, findings) of one reader."""
+    """Send (files, rejected, seconds, additional megabytes, findings) of one reader."""
     mutants = load_mutants()
     warnings.simplefilter("error")
     signal.signal(signal.SIGALRM, hang)

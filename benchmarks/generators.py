@@ -1,4 +1,4 @@
-"""Every generator on 1,623,118 rows of 14 features, as in MFedBN: seconds and peak memory of cutting and measuring."""
+"""Every generator on 1,623,118 rows of 14 features, as in MFedBN: time and peak memory of splitting and measuring."""
 
 import multiprocessing
 import time
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def table() -> Rows:
-    """Normal, heavy-tailed, whole-number and two-valued features that depend on the label; labels of unequal size, in runs."""
+    """Return normal, heavy-tailed, integer and binary features that depend on the label; unequal labels, in runs."""
     rng = np.random.default_rng(0)
     y = np.sort(rng.choice(CLASSES, ROWS, p=np.arange(1, CLASSES + 1) / 55)).astype(np.int64)
     x = rng.standard_normal((ROWS, FEATURES), dtype=np.float32)
@@ -69,7 +69,7 @@ def _alone() -> float:
 
 
 def _in_fresh_process(spec: str) -> Cost:
-    """Peak memory is that of a process's whole life, so each generator has a process of its own."""
+    """Run each generator in its own process, because peak memory is that of a whole process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(_cost, spec).result()
 

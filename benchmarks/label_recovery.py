@@ -30,7 +30,7 @@ EPOCHS, TREND = 3, 50  # of the attack by who serves; steps over which the gradi
 
 
 class Seen(NamedTuple):
-    """What a server knows of each step: how many of each placeholder it asked for, and the head's bias gradient."""
+    """What a server knows of each step: the requests for each placeholder, and the head's bias gradient."""
 
     by_client: list[list[tuple[Ints, Floats]]]
     sums: list[list[tuple[Ints, Floats]]]  # one a step
@@ -60,13 +60,13 @@ def main() -> None:
 
 
 def _cell(right: Ints) -> str:
-    """Of seeds x tries: the last try, and the first from which on all are right."""
+    """Return a table cell over seeds x tries: the last try, and the first from which on all are right."""
     always = [steps for i, steps in enumerate(TRIES) if (right[:, i:] == 10).all()]
     return f"{right[:, -1].mean():.1f} ({right[:, -1].min()}), {f'{always[0]} steps' if always else 'never'}"
 
 
 def _tried(data: fs.Dataset, k: int, seed: int) -> Iterator[list[int]]:
-    """After each of so many steps: how many placeholders are named by what the server sees, in the order of the table."""
+    """Return after each of so many steps how many placeholders are identified by each attack, in the table's order."""
     fed, label_of, held = _secret(data, f"classes:k={k}", seed)
     usual = label_schedule(frequencies(held.counts.sum(axis=0), frequency="uniform"), Stream(seed, "schedule"))
     open_, masked = (_observed(fed, held, usual, seed, secret) for secret in (False, True))
@@ -77,14 +77,14 @@ def _tried(data: fs.Dataset, k: int, seed: int) -> Iterator[list[int]]:
 
 
 def _secret(data: fs.Dataset, skew: str, seed: int) -> tuple[fs.Federation, Ints, Holdings]:
-    """Ten clients, the label behind each placeholder, and who holds which."""
+    """Return ten clients, the label behind each placeholder, and the label holdings."""
     fed = fs.split(data, skew, clients=10, seed=seed)
     label_of = Stream(seed, "placeholders").permutation(10)
     return fed, label_of, Holdings.of(fed.partition, np.argsort(label_of)[fed.train.y], 10)
 
 
 def _alike(held: Holdings, *path: int) -> Ints:
-    """A schedule whose batches all hold every placeholder equally often."""
+    """Return a schedule whose batches all hold every placeholder equally often."""
     batches = int(held.counts.sum(axis=0).min()) * 10 // BATCH
     return np.concatenate(
         [Stream(path[0], "alike", *path[1:], step).permutation(BATCH) % 10 for step in range(batches)]
@@ -92,7 +92,7 @@ def _alike(held: Holdings, *path: int) -> Ints:
 
 
 def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int, secret: bool) -> Seen:
-    """What the server sees of the first steps; with secure sums only masked messages and totals."""
+    """Return what the server sees of the first steps; with secure sums only masked messages and totals."""
     path = schedule_batches(held, schedule, selection="uniform", batch_size=BATCH, stream=Stream(seed, "walk"))
     placeholder = _placeholders(fed, held)
     model = build("mlp:hidden=32", fed.train.x.shape[1:], 10, seed=seed)
@@ -117,7 +117,7 @@ def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int, sec
 
 
 def _placeholders(fed: fs.Federation, held: Holdings) -> Ints:
-    """Of every row."""
+    """Return the placeholder of every row."""
     result = np.zeros(len(fed.train.y), dtype=np.int64)
     result[held.flat] = np.repeat(np.tile(np.arange(10), len(held.counts)), held.counts.ravel())
     return result
@@ -126,7 +126,7 @@ def _placeholders(fed: fs.Federation, held: Holdings) -> Ints:
 def _step(
     model: torch.nn.Module, weights: dict[str, torch.Tensor], batches: list, masks: list[Masks] | None, step: int
 ) -> tuple[SynchronousStep, list[bytes]]:
-    """One step of all parties, and what each of them sent last."""
+    """Take one step of all parties, and return their last messages."""
     hub = Hub(
         model, weights, len(batches), step, presence([own.me for own in masks], masks[0].clients) if masks else None
     )
@@ -140,14 +140,14 @@ def _step(
 
 
 def _named(seen: list[tuple[Ints, Floats]], label_of: Ints) -> int:
-    """Least squares: a row of a placeholder adds softmax - onehot to the gradient, which is negative at its label alone."""
+    """Return how many are identified by least squares: a row's gradient softmax - onehot is negative at its label."""
     asked, gradients = (np.array(part, dtype=np.float64) for part in zip(*seen, strict=True))
     each = np.linalg.lstsq(asked, gradients, rcond=None)[0]
     return int((linear_sum_assignment(each)[1] == label_of).sum())
 
 
 def _print_who_serves() -> None:
-    """Sums of batches that are composed alike, by who served which placeholder in them."""
+    """Print the attack on sums of equally composed batches by which clients served a placeholder."""
     data = fs.load("mnist")
     print(
         f"\nplaceholders named rightly by who serves them, of 10: MNIST, {EPOCHS} epochs, every batch composed alike\n"
@@ -158,7 +158,7 @@ def _print_who_serves() -> None:
 
 
 def _by_who_serves(data: fs.Dataset, skew: str, seed: int) -> int:
-    """Where a placeholder's holders have unlike rows, who serves it changes the gradient at its label most."""
+    """Return how many placeholders are identified by the label whose gradient varies most with the serving client."""
     fed, label_of, held = _secret(data, skew, seed)
     placeholder, served, gradients = _placeholders(fed, held), [], []
     model = build("mlp:hidden=32", fed.train.x.shape[1:], 10, seed=seed)
@@ -180,16 +180,15 @@ def _by_who_serves(data: fs.Dataset, skew: str, seed: int) -> int:
     cells = np.flatnonzero(by.any(axis=0))
     design = by[:, cells] - by[:, cells].mean(axis=0)
     effect = np.linalg.pinv(design) @ found
-    # How much of each label's gradient goes with who serves the placeholder: the sum over its holders of effects
-    # squared, by
-    # how well each is known.
+    # How much each label's gradient depends on the client that serves the placeholder: the sum over its holders of
+    # squared effects, divided by their variances.
     size = effect**2 * (design**2).sum(axis=0)[:, None] / (found - design @ effect).var(axis=0)
-    told = np.stack([size[cells % 10 == kind].sum(axis=0) for kind in range(10)])
-    return int((linear_sum_assignment(-told)[1] == label_of).sum())
+    explained = np.stack([size[cells % 10 == kind].sum(axis=0) for kind in range(10)])
+    return int((linear_sum_assignment(-explained)[1] == label_of).sum())
 
 
 def _print_sizes() -> None:
-    """Totals beside the class sizes of MNIST, which everybody knows, exact and rounded."""
+    """Print totals beside the public class sizes of MNIST, exact and rounded."""
     data = fs.load("mnist")
     sizes = np.bincount(data.train.y, minlength=10)
     print(f"\nMNIST's class sizes: {', '.join(map(str, sizes))}")
@@ -213,7 +212,7 @@ def _totals(fed: fs.Federation, multiple: int) -> Ints:
 
 
 def _by_size(totals: Ints, sizes: Ints) -> float:
-    """The least placeholder is the least label, and so on; equal totals are named in any order."""
+    """Return how many are identified by matching totals with class sizes in order; equal totals in any order."""
     draw = np.random.default_rng(0)
     right = [(np.lexsort((draw.random(10), totals)) == np.argsort(sizes)).sum() for _ in range(TIES)]
     return float(np.mean(right))

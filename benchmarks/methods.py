@@ -1,4 +1,4 @@
-"""What a method costs over FedAvg: seconds a round on the stacked engine, interleaved in one process."""
+"""The cost of methods relative to FedAvg: seconds per round on the stacked engine, interleaved in one process."""
 
 from statistics import median
 
@@ -6,7 +6,7 @@ from benchmarks.workloads import HAR, MNIST, TINY, Workload, interleaved
 from fedskew.algorithms.contract import resolve
 from fedskew.engine.stacked import Stacked
 
-# The most that we promise, as a multiple of FedAvg; None: told only. FedBS probes every client, Ditto trains two
+# The most that we promise, as a multiple of FedAvg; None: reported only. FedBS probes every client, Ditto trains two
 # models.
 METHODS: dict[str, float | None] = {
     "fedprox": 1.15,

@@ -1,4 +1,4 @@
-"""MFedBN's Tables 2 and 4 beside ours: how unlike four clients are after VOP, WGC, LDS, SFDL and SLDF, on stand-in data."""
+"""MFedBN's Tables 2 and 4 beside ours: heterogeneity after VOP, WGC, LDS, SFDL and SLDF, on substitute data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -48,17 +48,18 @@ class PaperTable:
     file: str
     options: str
     lds: str  # in Fig. 9 the commonest label is 0
-    paper: tuple[tuple[float, float, float, float], ...]  # a line for each of SKEWS, in the order of CELLS
+    paper: tuple[tuple[float, float, float, float], ...]  # a row for each of SKEWS, in the order of CELLS
     claims: tuple[Claim, ...]  # what the paper's text reads off the table
 
     def rows(self) -> Rows:
-        """All rows of the stand-in, in stored order and in the units of the file, as VOP looks at variances."""
+        """Return all rows of the substitute, in stored order and in the units of the file, as VOP uses variances."""
         return read_origin(f"csv:path={find(self.name, self.file)},standardize=false,{self.options}").data.train
 
 
 TABLES = (
     PaperTable(
-        2, "Commercial Vehicles Sensor, 1,699,983 rows, 5 states", "driving-behavior, 3,644 rows, 3 driving styles, 6 features",
+        2, "Commercial Vehicles Sensor, 1,699,983 rows, 5 states",
+        "driving-behavior, 3,644 rows, 3 driving styles, 6 features",
         "driving-behavior", "driving-behavior/train_motion_data.csv", "label=Class,drop=Timestamp", "lds",
         ((1.00, 0.56, 1.00, 0.48), (1.00, 0.46, 1.00, 0.57), (1.00, 0.66, 1.00, 0.73), (1.00, 0.58, 1.00, 0.75),
          (1.00, 0.67, 0.00, 0.00)),
@@ -91,7 +92,7 @@ def main() -> None:
 
 
 def _measure(rows: Rows, lds: str) -> NDArray[np.float64]:
-    """Readings x seeds x skews x cells."""
+    """Return the measurements as readings x seeds x skews x cells."""
     result = np.empty((len(READINGS), len(SEEDS), len(SKEWS), len(CELLS)))
     for seed, skew in np.ndindex(len(SEEDS), len(SKEWS)):
         made = _made(skew, rows, lds, SEEDS[seed])
@@ -108,7 +109,7 @@ def _made(skew: int, rows: Rows, lds: str, seed: int) -> Partitioned:
 
 
 def _print_lists_of_shares(rows: Rows, lds: str) -> None:
-    """FedArtML's own code takes each client's list of label shares for a sample of numbers, and compares these."""
+    """Print the result of FedArtML's code, which compares clients' lists of label shares as samples of numbers."""
     found = []
     for skew, name in enumerate(SKEWS):
         counts = _made(skew, rows, lds, 0).partition.counts(rows.y, int(rows.y.max()) + 1)

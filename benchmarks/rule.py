@@ -1,4 +1,4 @@
-"""Where the CPU rules come from: stack or loop, threads and memory format, over models from tiny to convolutional."""
+"""Measurements for the CPU rules: stack or loop, threads and memory format, over models from tiny to convolutional."""
 
 import time
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A million clients: cutting 10,000,000 rows into 1,000,000 clients, and a round on 100 of them beside one among 1,000."""
+"""A million clients: splitting 10,000,000 rows, and a round of 100 clients out of 1,000,000 and out of 1,000."""
 
 import time
 from dataclasses import replace
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _rounds() -> None:
-    """The same 100 clients of 10 rows a round, out of 1,000 and out of 1,000,000."""
+    """Time rounds of the same 100 clients of 10 rows, out of 1,000 and out of 1,000,000."""
     trainings = {}
     for clients in (1_000, CLIENTS):
         workload = replace(

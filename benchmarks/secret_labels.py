@@ -1,4 +1,4 @@
-"""Secret labels: seconds of the protocol's parts beside Table IV of Stratify, and what each party sends."""
+"""The label protocol: seconds of its parts beside Table IV of Stratify, and the traffic of each party."""
 
 import os
 import statistics
@@ -59,7 +59,7 @@ def _print_line(classes: int, each: int, clients: int) -> None:
 
 
 def _repeat(classes: int, each: int, clients: int, weighted: bool) -> list[Agreement]:
-    """Client k holds the k-th ``each`` labels, round and round."""
+    """Return clients of which client k holds the k-th ``each`` labels, cyclically."""
     held = [{(k * each + j) % classes: 100 + k for j in range(each)} for k in range(clients)]
     stream = Stream(0, "secret labels")
     return [agree(held, label_range=classes, stream=stream, weighted=weighted) for _ in range(REPEATS)]
@@ -74,7 +74,7 @@ def _added(seconds: tuple[float, ...]) -> str:
 
 
 def _print_vectors() -> None:
-    """What one vector costs: the virtual clock counts vectors at fixed costs like these."""
+    """Print the cost of one vector; the virtual clock counts vectors at fixed costs like these."""
     context, numbers = make_context(), uniform(SLOTS)
     data = context.encrypt(numbers).serialize()
     parts = {
@@ -92,7 +92,7 @@ def _print_vectors() -> None:
 
 
 def _print_one_by_one() -> None:
-    """What the protocol would take here as printed, with a ciphertext for each label: measured for one comparison."""
+    """Print the estimated time of the protocol as printed, with a ciphertext for each label, from one comparison."""
     import tenseal as ts
 
     secret = ts.context(ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1)

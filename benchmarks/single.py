@@ -1,4 +1,4 @@
-"""One sample at a time: steps a second of stratify-single against a bare PyTorch loop, and of a CUDA graph against both."""
+"""Steps per second of stratify-single with single samples, against a plain PyTorch loop, and with a CUDA graph."""
 
 import copy
 import time
@@ -62,7 +62,7 @@ def _training(workload: Workload, device: str, method: Algorithm) -> Server:
 
 
 class _Bare:
-    """The loop that anybody would write: forward, backward, step of ``torch.optim.SGD``, and the loss added up."""
+    """A plain loop: forward, backward, step of ``torch.optim.SGD``, and the sum of the losses."""
 
     def __init__(self, training: Server) -> None:
         settings = training.settings
@@ -72,7 +72,7 @@ class _Bare:
         self.x, self.y, self.steps = training.job.x, training.job.y, len(self.batches)
 
     def epoch(self) -> float:
-        """Once over all rows."""
+        """Train once on all rows."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         total = torch.zeros((), device=self.x.device)

@@ -1,4 +1,4 @@
-"""The workloads: shapes and settings of the papers' experiments, on random numbers so that they need no download."""
+"""The workloads: shapes and settings of the papers' experiments, on random numbers, so that no download is needed."""
 
 import time
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ NEVER = 10**9  # rounds to plan for, and rounds between evaluations: only traini
 
 @dataclass(frozen=True)
 class Workload:
-    """Random rows with balanced random labels, cut by ``skew`` as in the paper that the workload is from."""
+    """Random rows with balanced random labels, split by ``skew`` as in the paper that the workload is from."""
 
     title: str
     model: str
@@ -36,7 +36,7 @@ class Workload:
     skew: str = "iid"
 
     def federation(self) -> Federation:
-        """The same random rows every time."""
+        """Return a federation of the same random rows every time."""
         rng, count = np.random.default_rng(0), self.clients * self.rows
         rows = Rows(rng.standard_normal((count, *self.shape), dtype=np.float32), rng.permutation(count) % self.classes)
         names = tuple(map(str, range(self.classes)))
@@ -46,7 +46,7 @@ class Workload:
     def training(
         self, fed: Federation, engine: Engine | None, algorithm: Algorithm | None = None, **settings: Any
     ) -> Server:
-        """Ready for its first round."""
+        """Return a server before its first round."""
         fixed = {"rounds": NEVER, "eval_every": NEVER, "device": "cpu"}
         chosen = Settings(**{**fixed, **self.settings, **settings})
         model: nn.Module = build(self.model, self.shape, self.classes, seed=0)
@@ -74,7 +74,7 @@ ALL = (TINY, MNIST, HAR, CIFAR)
 
 
 def interleaved(trainings: dict[str, Server], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round; one round of every training, then the next of every training."""
+    """Return the seconds of each round, with one round of every training in turn."""
     times: dict[str, list[float]] = {name: [] for name in trainings}
     for number in range(rounds + 1):
         for name, training in trainings.items():
@@ -86,6 +86,6 @@ def interleaved(trainings: dict[str, Server], rounds: int) -> dict[str, list[flo
 
 
 def peak_megabytes() -> float:
-    """Peak resident memory of this process (Linux); unlike getrusage, not inherited from the one that started it."""
+    """Return the peak resident memory of this process (Linux); unlike getrusage, not inherited from its parent."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1e3

@@ -1,4 +1,4 @@
-"""For all tests: child processes find this source tree, the command line is a function, and small trainings are at hand."""
+"""Fixtures for all tests: child processes import this source tree, the command line is a function, small trainings."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, *filter(None, [os.environ.ge
 
 @pytest.fixture
 def fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """The command line in an empty folder; returns its exit code."""
+    """Return a function that runs the command line in an empty folder and returns its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
 
@@ -50,7 +50,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Lab:
-    """Everything in float64 on the CPU, unless a test says otherwise."""
+    """Trains in float64 on the CPU, unless a test says otherwise."""
 
     sizes = (9, 5, 4, 7, 2)  # batches of 4 leave ends of 1, 1, 0, 3 and 2 rows
     classes = 3
@@ -66,7 +66,7 @@ class Lab:
         seed: int = 0,
         rows: Sequence[Any] | None = None,
     ) -> Federation:
-        """Clients of these sizes, or (``rows``) with these rows of 30."""
+        """Return a federation with clients of these sizes, or (``rows``) with these rows of 30."""
         population = 30 if rows is not None else sum(sizes)
         owner = np.repeat(np.arange(len(sizes)), sizes)
         cut = Partition.from_lists(list(rows)) if rows is not None else Partition.from_owner(owner, len(sizes))
@@ -88,26 +88,26 @@ class Lab:
         return Server(fed, network, resolve(algorithm), Settings(**{**usual, **settings}), engine)
 
     def run(self, count: int, /, *args: Any, **kwargs: Any) -> Server:
-        """A training after some rounds; ``lines`` are what each of them reported."""
+        """Return a training after some rounds; ``results`` are the results of its rounds."""
         training = self.training(*args, **kwargs)
-        training.lines = [training.advance() for _ in range(count)]
+        training.results = [training.advance() for _ in range(count)]
         return training
 
     @staticmethod
     def outcome(training: Server) -> dict[str, torch.Tensor]:
-        """All that training changes, as flat float64 tensors in an order that does not depend on the engine."""
+        """Return all that training changes, as flat float64 tensors in an order that does not depend on the engine."""
         found = {name: value for name, value in training.checkpoint().items() if not name.startswith("store/")}
         for client in range(training.trained_on.clients) if training.store else []:
             for part, tensors in training.store.get(np.array([client])).items():
                 found |= {f"client {client} {part} {name}": value for name, value in tensors.items()}
-        for result in getattr(training, "lines", []):
+        for result in getattr(training, "results", []):
             for line in (result.round, *result.clients):
                 where = f"round {result.round['round']} client {line.get('client')}"
                 found |= {f"{where} {name}": torch.tensor(value) for name, value in line.items() if value is not None}
         return {name: value.detach().double() for name, value in found.items()}
 
     def gap(self, left: Server, right: Server) -> float:
-        """The largest difference between two trainings: weights, buffers, server, what clients keep, tables."""
+        """Return the largest difference between two trainings: weights, buffers, server and client states, tables."""
         a, b = self.outcome(left), self.outcome(right)
         assert a.keys() == b.keys()
         assert any(name.startswith("params/") for name in a)
@@ -115,7 +115,7 @@ class Lab:
 
     @staticmethod
     def plan(training: Server, clients: Sequence[int] | None = None) -> Plan:
-        """The plan of the training's next round, for some clients in some order."""
+        """Return the plan of the training's next round, for some clients in some order."""
         s, chosen = training.settings, np.arange(training.trained_on.clients) if clients is None else np.array(clients)
         sizes, full = training.trained_on.sizes[chosen], np.full(len(chosen), 1)
         return Plan.draw(s.seed, training.round, chosen, sizes, full * s.batch_size, full * s.epochs, training.least)

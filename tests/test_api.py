@@ -1,4 +1,4 @@
-"""The Python front door: load, split, train, resume, with everything that may be passed in."""
+"""The Python interface: load, split, train, resume, with everything that may be passed in."""
 
 import ast
 import importlib
@@ -251,7 +251,7 @@ def test_a_function_as_model_depends_on_the_seed_alone(fed: fs.Federation) -> No
 
 
 class Tied(nn.Module):
-    """Weights that are used twice, and a buffer that is not saved."""
+    """Has weights that are used twice, and a buffer that is not saved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ def test_an_algorithm_of_ones_own(fed: fs.Federation, tmp_path: Path) -> None:
 
 
 class Crash(BaseException):
-    """Not to be caught by anybody."""
+    """An exception that no code catches."""
 
 
 def crash_after_two(result: Any, of: int) -> None:
@@ -346,7 +346,7 @@ def test_resume_with_data_and_model_given_back(tmp_path: Path) -> None:
 
 
 def test_data_held_out_with_another_seed_cannot_be_loaded_again_by_itself(tmp_path: Path) -> None:
-    """A configuration has one seed for the cut and the held-out rows; where they differ it must not pretend to know."""
+    """Check that a configuration, which has one seed for both, names the data only if split and held-out seed agree."""
     data = fs.load("digits", validation=0.1, seed=1)
     other = fs.train(fs.split(data, "iid", clients=3, seed=2), "logreg", rounds=1, folder=tmp_path / "other")
     same = fs.train(fs.split(data, "iid", clients=3, seed=1), "logreg", rounds=1, folder=tmp_path / "same")
@@ -385,7 +385,7 @@ def test_tensorboard_events(fed: fs.Federation, tmp_path: Path) -> None:
 
 
 def test_no_public_name_is_hidden_by_a_module():
-    """Importing a module sets its name on the package: none may be that of a public function."""
+    """Check names of modules, which importing sets on the package: none may be that of a public function."""
     for module in pkgutil.walk_packages(fs.__path__, "fedskew."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)

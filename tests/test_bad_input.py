@@ -1,4 +1,4 @@
-"""Bad input, kind by kind: one line that names the value and the fix, exit code 2, before training, nothing written."""
+"""Bad input: each kind gives one line that names the value and the fix, exit code 2, no training and no files."""
 
 import errno
 import shlex
@@ -59,7 +59,11 @@ KINDS: dict[str, tuple[str, ...]] = {
     "unknown precision": ("run --dtype float16", "dtype=float16", "float32, float64"),
     "no such GPU": ("run --device cuda:9", "device=cuda:9", "device=cpu"),
     "no such device": ("run --device tpu", "device=tpu", "cpu, cuda"),
-    "seed no number, several algorithms": ("run --seed abc --algorithm fedavg --algorithm fedprox", "seed=abc", "whole number"),
+    "seed no number, several algorithms": (
+        "run --seed abc --algorithm fedavg --algorithm fedprox",
+        "seed=abc",
+        "whole number",
+    ),
     "seeds backwards": ("run --seeds 4-0", "'4-0'", "such as 0-4"),
     # clashes
     "seed and seeds": ("run --seed 1 --seeds 0-2", "--seed 1", "--seeds 0-2", "one of them"),
@@ -122,7 +126,11 @@ KINDS: dict[str, tuple[str, ...]] = {
     "resume with half a configuration": ("resume halfconfig", "which model", "put the line back"),
     "resume with a damaged checkpoint": ("resume torn", "checkpoints/00000002.safetensors is damaged", "--force"),
     "resume with another model": ("resume othermodel", "config.toml is damaged: its content is not", "start a new run"),
-    "resume with a table that lacks rounds": ("resume norounds", "rounds.csv is gone", "remove checkpoints to start again"),
+    "resume with a table that lacks rounds": (
+        "resume norounds",
+        "rounds.csv is gone",
+        "remove checkpoints to start again",
+    ),
     "resume of what only Python has": ("resume frompython", "frompython", "fedskew.resume(folder, fed=...)"),
     "run of what only Python has": ("run frompython/config.toml", "data=from-python", "run it from Python"),
 }  # fmt: skip
@@ -163,7 +171,7 @@ def write_files(place: Path) -> None:
 
 
 def write_runs(place: Path) -> None:
-    """Runs of two rounds that were killed before they ended, each with something wrong."""
+    """Write runs of two rounds that were killed before they ended, each with a fault."""
     x, y = small_arrays()
 
     def run(name: str, data: Any = None, model: Any = "logreg") -> Path:
@@ -193,7 +201,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every file and run that the commands speak of; also makes all imports happen before anything is timed."""
+    """Make a folder with every file and run that the commands use; also imports everything before tests are timed."""
     place = tmp_path_factory.mktemp("bad input")
     write_files(place)
     write_runs(place)
@@ -203,7 +211,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The workplace as the current folder; whatever a test does, no file there may appear, change or go, and nobody trains."""
+    """Make the workplace the current folder; a test must change no file there and must not train."""
 
     def listing() -> dict[str, bytes]:
         return {
@@ -261,7 +269,7 @@ def test_bad_input_ends_in_one_clear_line(
 
 
 def test_the_same_command_without_the_mistake_trains(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fixture does notice training: otherwise none of the above would prove anything."""
+    """Check that the fixture notices training, because the other tests rely on it."""
     with pytest.raises(AssertionError, match="training began"):
         fs.train(fs.split(fs.load("small.npz"), "iid", clients=4), "logreg", folder=False)
 

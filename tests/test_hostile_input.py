@@ -1,4 +1,4 @@
-"""Files and settings made to break a reader: each works or ends in one line, and none hangs or fills the memory."""
+"""Files and settings made to break a reader: each works or ends in one line, and none hangs or exhausts memory."""
 
 import gzip
 import io
@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(call: Callable[[], Any], *said: str) -> str:
-    """The one line that ``call`` is refused with."""
+    """Return the one-line error of ``call``."""
     with pytest.raises(FedskewError) as caught:
         call()
     line = str(caught.value)
@@ -67,7 +67,7 @@ def test_labels_that_are_lists() -> None:
 
 
 def test_a_csv_column_of_any_text() -> None:
-    """Unicode knows more ends of lines than a table does."""
+    """Check text with Unicode line separators, which do not end a row of a table."""
     odd = "\u2028\u2029\x85\x0b\x0c\x1c"
     Path("odd.csv").write_text(
         "a,text,label\n" + "".join(f"{i},u{odd}v{i % 3},{i % 2}\n" for i in ROWS), encoding="utf-8"

@@ -1,4 +1,4 @@
-"""The plan of the house: rooms import each other one way only, names occur once, and the contract stays small."""
+"""The structure of the package: folders import each other one way only, file names are unique, 14 hooks."""
 
 import ast
 import inspect
@@ -29,7 +29,7 @@ PARTS = {
 
 
 def imports() -> dict[str, set[str]]:
-    """Which rooms (folders, or files beside them) each room imports, also for type checking only."""
+    """Return which folders or top-level files each of them imports, also for type checking only."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in FILES:
         room = path.relative_to(SOURCE).parts[0].removesuffix(".py")

@@ -1,4 +1,4 @@
-"""What an installation takes: bounds for every dependency, pins that fit them, and a hash for every pin of the base install."""
+"""Requirements of an installation: bounds for every dependency, pins within them, and hashes for the base install."""
 
 import re
 import tomllib
@@ -20,7 +20,7 @@ PINS = {canonicalize_name(name): version for name, version in PINS.items()}
 
 
 def locked() -> dict[str, tuple[str, list[str]]]:
-    """The lines of requirements.lock: version and hashes by name."""
+    """Return the entries of requirements.lock: version and hashes by name."""
     text = (ROOT / "requirements.lock").read_text()
     blocks = re.findall(r"^([\w.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.M)
     assert len(blocks) == len(re.findall(r"^[\w.-]+==", text, re.M))  # every line has its hashes

@@ -1,4 +1,4 @@
-"""A desk to calculate on: softmax regression in NumPy, with gradients written out, beside trainings of the same clients."""
+"""Reference calculations for the tests of methods: small models in NumPy with explicit gradients, and trainings."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ ROUNDS, EPOCHS, BATCH, LR, CLASSES, FEATURES = 3, 2, 4, 0.3, 3, 5
 
 
 class Desk:
-    """Five clients; number 2 has a single row, number 3 a single class."""
+    """A federation of five clients, of which client 2 has a single row and client 3 a single class."""
 
     sizes = np.array([9, 5, 1, 6, 4])
 
@@ -43,7 +43,7 @@ class Desk:
     def training(
         self, algorithm: str | Algorithm, engine: Engine | None = None, model: ModelSpec = "logreg", **settings: Any
     ) -> Server:
-        """Before the first round."""
+        """Return a server before its first round."""
         usual = {"rounds": ROUNDS, "epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "dtype": "float64", "device": "cpu"}
         chosen = Settings(**{**usual, "threads": 1, **settings})
         return Server(self.federation(), build(model, (FEATURES,), CLASSES, seed=0), resolve(algorithm), chosen, engine)
@@ -51,19 +51,19 @@ class Desk:
     def train(
         self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any
     ) -> tuple[np.ndarray, list]:
-        """The weights after all rounds and what every round reported."""
+        """Return the weights after all rounds, and the result of every round."""
         training = self.training(algorithm, engine, **settings)
         results: list[RoundResult] = [training.advance() for _ in range(training.settings.rounds)]
         return self.flat(training.params), results
 
     @staticmethod
     def flat(weights: Tensors) -> np.ndarray:
-        """Weights of the regression, or a stack of them, with the biases in the last column."""
+        """Return the weights of the regression, or a stack of them, with the biases in the last column."""
         return torch.cat([weights["head.weight"], weights["head.bias"][..., None]], -1).detach().numpy()
 
     @staticmethod
     def column(results: list[RoundResult], name: str) -> list[list[float]]:
-        """A column of the table of clients that were sent to train, one list a round."""
+        """Return a column of the table of clients that were invited to train, one list for each round."""
         return [[line[name] for line in result.clients if line["steps"]] for result in results]
 
     @staticmethod
@@ -97,18 +97,18 @@ class Desk:
         return Plan(0, round, one, self.sizes[one], np.array([batch]), np.array([epochs]), purpose=purpose)
 
     def probed(self, round: int, client: int, rows: int = BATCH) -> np.ndarray:
-        """The rows on which a client measures before it gets its orders."""
+        """Return the rows on which a client measures before it is configured."""
         return self.held[client][self._plan(round, client, BATCH, 1, "probe").order[:rows]]
 
     def descend(self, w: np.ndarray, round: int, client: int, batch: int = BATCH, mu: float = 0.0) -> np.ndarray:
-        """Where a client ends: plain SGD on its batches, pulled back with ``mu``."""
+        """Return a client's weights after plain SGD on its batches, with a proximal term of strength ``mu``."""
         mine = w.copy()
         for rows in self.batches(round, client, batch):
             mine = mine - LR * (self.mean_gradient(mine, rows) + mu * (mine - w))
         return mine
 
     def batches(self, round: int, client: int, batch: int = BATCH) -> list[np.ndarray]:
-        """The rows of every local step."""
+        """Return the rows of every local step."""
         positions, counts = self._plan(round, client, min(batch, self.sizes[client]), EPOCHS).table()
         return [self.held[client][positions[step, 0, :count]] for step, count in enumerate(counts[:, 0])]
 
@@ -116,7 +116,7 @@ class Desk:
         return sum(self.gradient(w, row) for row in rows) / len(rows)
 
     def slope_at_the_end(self, algorithm: str | Algorithm, weights: str) -> float:
-        """The gradient of the joint loss, strongly convex by its weight decay, where many rounds of several steps each end."""
+        """Return the gradient of the joint loss, which weight decay makes strongly convex, after many rounds."""
         usual = {
             "rounds": 40,
             "batch_size": 64,
@@ -142,7 +142,7 @@ Arrays = dict[str, np.ndarray]  # by the names that the tensors have in the modu
 
 
 class Net:
-    """One hidden layer of tanh, with BatchNorm or without, its gradient written out; four clients, the last of one class."""
+    """A tanh layer, with or without BatchNorm, with explicit gradient, and four clients, the last of one class."""
 
     sizes = np.array([9, 5, 6, 4])
     hidden_units, rounds = 4, 3
@@ -166,7 +166,7 @@ class Net:
         return build(make, (FEATURES,), CLASSES, seed=0)
 
     def training(self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any) -> Server:
-        """After three rounds, unless ``rounds`` says otherwise; ``lines`` are what each of them reported."""
+        """Return a training after three rounds, or after ``rounds``; ``results`` are the results of its rounds."""
         usual = {
             "rounds": self.rounds,
             "epochs": EPOCHS,
@@ -179,14 +179,14 @@ class Net:
         fed = Federation(Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_lists(self.held))
         chosen = Settings(**{**usual, "threads": 1, **settings})
         training = Server(fed, self.module(), resolve(algorithm), chosen, engine)
-        training.lines = [training.advance() for _ in range(chosen.rounds)]
+        training.results = [training.advance() for _ in range(chosen.rounds)]
         return training
 
     def start(self) -> Arrays:
         return {name: value.detach().numpy().astype(np.float64) for name, value in self.module().state_dict().items()}
 
     def represent(self, w: Arrays, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The hidden layer; with BatchNorm also the normalised sums and the spread that they were divided by."""
+        """Return the hidden layer; with BatchNorm also the normalised sums and their standard deviation."""
         sums = x @ w["features.0.weight"].T + w["features.0.bias"]
         if not self.norm:
             return np.tanh(sums), sums, np.ones(1)
@@ -195,7 +195,7 @@ class Net:
         return np.tanh(unit * w["features.1.weight"] + w["features.1.bias"]), unit, spread
 
     def gradient(self, w: Arrays, x: np.ndarray, y: np.ndarray, push: Callable | None = None) -> Arrays:
-        """Of the mean cross-entropy; ``push(z, x)`` is the gradient of another term in the hidden layer."""
+        """Return the gradient of the mean cross-entropy; ``push(z, x)`` is that of another term in the hidden layer."""
         z, unit, spread = self.represent(w, x)
         logits = z @ w["head.weight"].T + w["head.bias"]
         chance = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -217,7 +217,7 @@ class Net:
         anchor: Arrays | None = None,
         lam: float = 0.0,
     ) -> Arrays:
-        """Where plain SGD ends on a client's batches, running statistics included; ``lam`` pulls to the names in ``anchor``."""
+        """Return the result of plain SGD on a client's batches, with proximal term ``lam`` to ``anchor``."""
         one, least = np.array([client]), 2 if self.norm else 1
         batch = np.minimum(BATCH, self.sizes[one])
         positions, counts = Plan(0, round, one, self.sizes[one], batch, np.array([EPOCHS]), least).table()
@@ -237,11 +237,11 @@ class Net:
         return w
 
     def mean(self, ended: list[Arrays], name: str) -> np.ndarray:
-        """Weighted by the clients' rows."""
+        """Return the mean weighted by the clients' rows."""
         return sum(share * w[name] for share, w in zip(self.share, ended, strict=True))
 
     def federate(self, kept: Sequence[str] = (), eta: float = 1.0) -> tuple[Arrays, list[Arrays]]:
-        """The shared weights after all rounds, and what clients keep; what is shared moves ``eta`` of the way to the mean."""
+        """Return the shared weights after all rounds, with server learning rate ``eta``, and what clients keep."""
         start = self.start()
         weights = [name for name in start if name.endswith(("weight", "bias"))]
         shared = {name: start[name] for name in weights if name not in kept}

@@ -1,4 +1,4 @@
-"""AFL-CP by hand: entropies, the noise that hides them, profiles over rounds in which clients are lost, draws and weights."""
+"""AFL-CP by hand: entropies, their privacy noise, profiles over rounds with drop-outs, draws and weights."""
 
 import math
 import tempfile
@@ -25,7 +25,7 @@ def entropy(counts: list[int]) -> float:
 
 
 def pool(**given) -> ClientPool:
-    """Five clients, of which the last was never chosen and the one before never came back."""
+    """Return a pool of five clients; the last was never selected, the one before never completed a round."""
     seen = ClientPool(
         round=5,
         sizes=np.array([10, 20, 30, 40, 50]),
@@ -114,7 +114,7 @@ def test_every_client_has_noise_of_its_own_and_the_seed_decides():
 
 def test_profile_by_hand():
     found = AFLCP(entropy=2, reliability=1, speed=1).client_selection.scores(pool())
-    # Reliability: 1, 1/2, 4/5, 0 and their mean. Times 2, 6, 3: speeds 1, 0, 3/4; who never came back is slow; and
+    # Reliability: 1, 1/2, 4/5, 0 and their mean. Times 2, 6, 3: speeds 1, 0, 3/4; without a completed round 0; and
     # the mean.
     reliability, speed = [1, 0.5, 0.8, 0, 0.575], [1, 0, 0.75, 0, 1.75 / 4]
     score = [(2 * e + r + s) / 4 for e, r, s in zip([0.9, 0.1, 0.5, 0.3, 0.7], reliability, speed, strict=True)]
@@ -124,13 +124,13 @@ def test_profile_by_hand():
 
 
 def test_while_nobody_was_seen_all_are_reliable_and_quick():
-    nobody = np.zeros(5, dtype=np.int64)
-    found = AFLCP().client_selection.scores(pool(selected=nobody, completed=nobody, seconds=np.zeros(5)))
+    none = np.zeros(5, dtype=np.int64)
+    found = AFLCP().client_selection.scores(pool(selected=none, completed=none, seconds=np.zeros(5)))
     assert found["reliability"].tolist() == found["speed"].tolist() == [1.0] * 5
 
 
 def test_equal_profiles_have_equal_scores():
-    # The same second, over and over: sums of it differ in their last bits, and must not be told apart.
+    # Sums of the same seconds differ in their last bits, and must count as equal.
     completed = np.array([1, 3, 10, 2, 0])
     spent = np.array([0.1, 0.1 + 0.1 + 0.1, sum([0.1] * 10), 0.2, 0.0])
     assert len({spent[0], spent[1] / 3, spent[2] / 10}) > 1
@@ -174,7 +174,7 @@ def test_scores_and_weights_by_hand_over_rounds_in_which_clients_are_lost():
             if not line["dropped"] and not line["late"]:
                 training = line["rows"] / machines.rows_per_second[k] + line["steps"] * machines.seconds_per_step[k]
                 assert line["training_seconds"] == pytest.approx(training, rel=1e-12)
-                assert line["seconds"] > training  # the line takes time too, which tells nothing of the computer
+                assert line["seconds"] > training  # transfers take time too, which is not that of the computer
                 times[k].append(training)
                 worth[k] = line["rows"] * score
             worth.setdefault(k, 0.0)
@@ -183,7 +183,7 @@ def test_scores_and_weights_by_hand_over_rounds_in_which_clients_are_lost():
 
 
 def test_the_line_says_nothing_about_speed():
-    """A quick computer on a thin line is quick: the network's time drowned that before."""
+    """Check that a fast computer with a slow connection has a high speed, although the network dominates its time."""
     fed = fs.split(fs.load("digits"), "iid", clients=2)
     run = fs.train(
         fed, "logreg", "afl-cp", rounds=2, fleet="trace:file=" + str(_two_machines()), folder=False, threads=1
@@ -230,7 +230,7 @@ def test_consistency_by_hand():
 
 
 def listening(engine, heard: list):
-    """The engine, with everything that it yields written down."""
+    """Return the engine with all of its results recorded."""
 
     class Listening(type(engine)):
         def train(self, job, start, plan):
@@ -247,7 +247,7 @@ def listening(engine, heard: list):
 @pytest.mark.parametrize("sampling", ["uniform", "size"])
 def test_chances_are_proportional_to_scores_and_nobody_is_left_out(sampling: str):
     method = AFLCP(entropy=1, reliability=0, speed=0, floor=0.2)
-    score = np.array([0.9, 0.2, 0.5, 0.3, 0.7])  # the second told 0.1
+    score = np.array([0.9, 0.2, 0.5, 0.3, 0.7])  # the second reported 0.1
     chance = score * pool().sizes if sampling == "size" else score
     drawn = [
         int(method.client_selection.select(pool(sampling=sampling), 1, Stream(0, "select", i))[0])

@@ -1,4 +1,4 @@
-"""FedAsync and FedBuff against a queue of events in NumPy, their identities, and what staleness and lost clients do."""
+"""FedAsync and FedBuff against an event queue in NumPy, their identities, staleness and drop-outs."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ FLEET = f"uniform:rows_per_second={SPEED},latency=0.5,mbit_per_second=1000,secon
 
 
 def seconds(desk, bytes_a_way: int) -> np.ndarray:
-    """Two messages, two epochs, and the bits both ways."""
+    """Return the time of two messages, two epochs, and the transfers both ways."""
     return 2 * 0.5 + 2 * desk.sizes / SPEED + 2 * 8 * bytes_a_way / 1000e6
 
 
 def by_hand(desk, buffer: int, mix) -> tuple[np.ndarray, list, list]:
-    """All five clients at work at any time; weights, clock and (client, age) of every step."""
+    """Return weights, clock and (client, staleness) of every step, with all five clients training at any time."""
     w, clock, air = desk.start(), 0.0, {}
     took = seconds(desk, 8 * w.size)
     clocks, ages = [], []
@@ -41,7 +41,7 @@ def compare(desk, method, engine, buffer: int, mix) -> None:
     assert np.abs(w - expected).max() < 1e-12
     assert [result.round["clock"] for result in results] == pytest.approx(clocks)
     assert [[(line["client"], line["staleness"]) for line in result.clients] for result in results] == ages
-    assert max(age for step in ages for _, age in step) > 0, "nobody was stale, the test shows nothing"
+    assert max(age for step in ages for _, age in step) > 0, "no update was stale, the test shows nothing"
 
 
 @ENGINES

@@ -29,7 +29,7 @@ def federation() -> Federation:
 
 
 def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Of the mean softmax cross-entropy; ``w`` has the bias in its last column."""
+    """Return the gradient of the mean softmax cross-entropy; ``w`` has the bias in its last column."""
     x = np.hstack([x.astype(np.float64), np.ones((len(x), 1))])
     logits = x @ w.T
     chance = np.exp(logits - logits.max(1, keepdims=True))
@@ -38,7 +38,7 @@ def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def changes(w: np.ndarray, momentum: float, mu: float = 0.0) -> list[np.ndarray]:
-    """What each client makes of ``w``."""
+    """Return each client's update from ``w``."""
     fed, result = federation(), []
     for rows, steps in zip(HELD, STEPS, strict=True):
         mine, velocity = w.copy(), np.zeros_like(w)
@@ -62,7 +62,7 @@ def averaged(momentum: float, mu: float = 0.0, weights: np.ndarray = SIZES) -> n
 
 
 def served(momentum: float, rule: Callable[[dict, np.ndarray], np.ndarray], state: dict) -> np.ndarray:
-    """Weighted mean change, then a server rule that says how far to move."""
+    """Return the weights after the weighted mean update and a server rule for the step."""
     w = start()
     for _ in range(ROUNDS):
         w = w + rule(state, np.tensordot(SIZES / SIZES.sum(), changes(w, momentum), 1))

@@ -1,4 +1,4 @@
-"""CCVR by hand: the sums against NumPy's moments of the pooled rows, the draws, and the head that comes of them."""
+"""CCVR by hand: the sums against NumPy's moments of the pooled rows, the draws, and the resulting head."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ CLASSES, WIDTH = 4, 5
 
 
 def rows_by_client(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Ragged clients: one with a single class, one with a single row; class 2 has one row in all, class 3 none."""
+    """Return clients, one with a single class, one with a single row; class 2 has one row in all, class 3 none."""
     draw = np.random.default_rng(seed)
     labels = [[0, 1, 0, 1, 1, 0, 0], [1, 1, 1], [2], [0, 1, 1, 0]]
     # Far from 0, so that a covariance from sums must not lose its digits.
@@ -80,7 +80,7 @@ def test_the_paper_writes_the_same_covariance_out_of_the_clients_own():
 
 
 def virtual(method: CCVR, pieces: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """What the head is shown: noted down by a classifier that always says the same."""
+    """Return the virtual features that the head is trained on, recorded by a classifier with constant output."""
     shown: list[Tensor] = []
 
     def noting(head: dict[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def test_features_that_are_not_finite_are_refused():
 
 
 def test_sgd_by_hand():
-    """One class of one row: every virtual feature is that row to 1e-4 of its size, so the steps are known."""
+    """Check the steps for one class of one row, where every virtual feature is that row to 1e-4 of its size."""
     row = np.array([1.0, -2.0, 0.5, 0.0, 1.0])
     piece = (torch.from_numpy(row)[None], torch.tensor([2]))
     draw = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Methods with additions: read, spelled, refused, made once, and run, resumed and listed like any other."""
+"""Methods with additions: read, spelled, rejected, created once, and run, resumed and listed like any other."""
 
 import sys
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from fedskew.runs.folder import CLIENTS, CONFIG, FINAL_CLIENTS, MODEL, ROUNDS
 
 @dataclass(frozen=True)
 class Changed(Rule):
-    """What comes after it, changed."""
+    """Changes what the next aggregator returns."""
 
     change: Callable[[Tensor], Tensor]
 
@@ -77,7 +77,7 @@ class OtherMu(Algorithm):
 
 @dataclass(frozen=True)
 class MedianOfMine(fs.Median):
-    """A median already."""
+    """Has an aggregator already."""
 
     addition: ClassVar[bool] = False
 
@@ -203,7 +203,7 @@ def test_a_composition_conforms():
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """The command line in an empty folder, words as a shell would pass them; returns its exit code."""
+    """Run the command line in an empty folder, with words as a shell would pass them, and return its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
@@ -222,7 +222,7 @@ SMALL = "run --rounds 3 --model logreg --clients 6 --device cpu"
 
 
 class StopError(Exception):
-    """As good as kill -9 for what is on the disk."""
+    """Stops a run at once, like kill -9."""
 
 
 def test_a_run_is_recorded_and_resumed(call: Callable[..., Any]):

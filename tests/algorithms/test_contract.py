@@ -1,4 +1,4 @@
-"""The contract: spellings, bounds and errors; what every registered method must have."""
+"""The contract: spellings, bounds and errors, and what every registered method must have."""
 
 from dataclasses import FrozenInstanceError
 
@@ -68,7 +68,7 @@ def test_a_bad_value_is_refused_in_python_too():
 
 def test_an_own_class_needs_no_registration():
     class Mine(Algorithm):
-        """Nothing new."""
+        """A method that changes nothing."""
 
     assert Mine.label() == "Mine"
     assert isinstance(resolve(Mine), Mine)

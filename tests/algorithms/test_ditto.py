@@ -1,4 +1,4 @@
-"""Ditto against a calculation in NumPy: the global model is FedAvg's, own models lie between the global one and ``local``'s."""
+"""Ditto against a calculation in NumPy: the global model is FedAvg's, own models lie between it and ``local``'s."""
 
 from dataclasses import replace
 
@@ -63,7 +63,7 @@ def test_the_global_model_is_fedavgs(request, engine, name: str, norm: str):
     ditto, plain = (net.training(spec, engine, momentum=0.9, per_round=3, norm=norm) for spec in ("ditto", "fedavg"))
     for key, value in ditto.state().items():
         torch.testing.assert_close(value, plain.state()[key], rtol=0, atol=1e-12)
-    for mine, theirs in zip(ditto.lines, plain.lines, strict=True):
+    for mine, theirs in zip(ditto.results, plain.results, strict=True):
         for column in ("bytes_up", "bytes_down", "local_loss", "test_loss"):
             assert mine.round[column] == pytest.approx(theirs.round[column], abs=1e-12)
         assert (
@@ -103,7 +103,7 @@ def test_clients_of_one_row_or_one_class(plain_net, monkeypatch):
 
 
 class Crash(BaseException):
-    """Not to be caught by anybody."""
+    """An exception that no code catches."""
 
 
 @pytest.mark.parametrize("model", ["mlp:hidden=8", "tabular:hidden=8"])

@@ -1,4 +1,4 @@
-"""FedBN, MFedBN and the policy ``silo`` against a calculation in NumPy, and what must come to the same thing."""
+"""FedBN, MFedBN and the policy ``silo`` against a calculation in NumPy, and equivalent settings."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_by_hand(norm_net, engine, spec: str, norm: str, kept: tuple[str, ...], 
     training = norm_net.training(spec, engine, norm=norm)
     shared, own = norm_net.federate(kept, eta)
     start = norm_net.start()
-    for key, value in training.state().items():  # what clients keep stays as it began in the global model
+    for key, value in training.state().items():  # local parts keep their initial values in the global model
         np.testing.assert_allclose(value.numpy(), {**start, **shared}[key], rtol=0, atol=1e-10)
     for client, mine in enumerate(own):
         found = training.client_model(client)
@@ -41,9 +41,9 @@ def test_by_hand(norm_net, engine, spec: str, norm: str, kept: tuple[str, ...], 
 
 
 def section_4(net, eta: float, rounds: int) -> tuple[dict, list[dict]]:
-    """To the letter: everybody starts from the whole global model, and of that only what is not BatchNorm moves.
+    """Return the result of section 4 to the letter: clients start from the global model, and all but BatchNorm moves.
 
-    The global model after all rounds, and the clients' models straight after the last local training.
+    The result is the global model after all rounds, and the clients' models right after the last local training.
     """
     w = net.start()
     for round in range(rounds):
@@ -54,7 +54,7 @@ def section_4(net, eta: float, rounds: int) -> tuple[dict, list[dict]]:
 
 
 @ENGINES
-@pytest.mark.parametrize("norm", ["aggregate", "local", "silo"])  # the method says what becomes of BatchNorm
+@pytest.mark.parametrize("norm", ["aggregate", "local", "silo"])  # the method determines the BatchNorm policy
 def test_section_4_by_hand(norm_net, engine, norm: str):
     training = norm_net.training("mfedbn:eta=0.25,norm=global", engine, norm=norm)
     wanted, _ = section_4(norm_net, 0.25, 3)
@@ -72,7 +72,7 @@ def test_section_4_by_hand(norm_net, engine, norm: str):
 
 @ENGINES
 def test_section_4_scores_clients_with_the_statistics_of_their_training(norm_net, engine):
-    """The loss of a client's model after local training, on its own rows, with the running statistics that it has by then."""
+    """Check the loss of a client's model after training, on its own rows with its current running statistics."""
     training = norm_net.training("mfedbn:eta=0.25,norm=global", engine, test_trained=True)
     _, ended = section_4(norm_net, 0.25, 3)
     for client, w in enumerate(ended):
@@ -81,12 +81,12 @@ def test_section_4_scores_clients_with_the_statistics_of_their_training(norm_net
         unit = (sums - w["features.1.running_mean"]) / np.sqrt(w["features.1.running_var"] + 1e-5)
         logits = np.tanh(unit * w["features.1.weight"] + w["features.1.bias"]) @ w["head.weight"].T + w["head.bias"]
         losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(rows)), norm_net.y[rows]]
-        assert training.lines[-1].clients[client]["trained_loss"] == pytest.approx(losses.mean(), abs=1e-10)
+        assert training.results[-1].clients[client]["trained_loss"] == pytest.approx(losses.mean(), abs=1e-10)
 
 
 def test_section_4_sends_batch_norm_down_and_not_up(norm_net):
     rest, batch_norm = 5 * 4 + 4 + 4 * 3 + 3, 4 * 4 + 1
-    line = norm_net.training("mfedbn:norm=global").lines[-1].round
+    line = norm_net.training("mfedbn:norm=global").results[-1].round
     assert (line["bytes_down"], line["bytes_up"]) == (4 * 8 * (rest + batch_norm), 4 * 8 * rest)
 
 
@@ -122,7 +122,7 @@ def test_without_batch_norm_it_is_fedavg(plain_net, engine, spec: str, norm: str
     mine, theirs = (plain_net.training(name, engine, norm=n) for name, n in ((spec, norm), ("fedavg", "aggregate")))
     for key, value in mine.state().items():
         torch.testing.assert_close(value, theirs.state()[key], rtol=0, atol=1e-12)
-    assert [line.round for line in mine.lines] == [pytest.approx(line.round, abs=1e-12) for line in theirs.lines]
+    assert [line.round for line in mine.results] == [pytest.approx(line.round, abs=1e-12) for line in theirs.results]
     assert not mine.personalised
 
 
@@ -132,12 +132,12 @@ def test_without_batch_norm_it_is_fedavg(plain_net, engine, spec: str, norm: str
 )
 def test_what_is_kept_is_not_sent(norm_net, spec: str, norm: str, numbers: int):
     rest = 5 * 4 + 4 + 4 * 3 + 3
-    line = norm_net.training(spec, norm=norm).lines[-1].round
+    line = norm_net.training(spec, norm=norm).results[-1].round
     assert line["bytes_up"] == line["bytes_down"] == 4 * 8 * (rest + numbers)  # four clients, eight bytes
 
 
 def test_a_tiny_eta_hardly_moves_the_global_model_and_clients_use_it(norm_net):
-    """What MFedBN's paper leaves open: such a client model is the global one with the client's own BatchNorm."""
+    """Check what MFedBN's paper leaves open: such a client model is the global one with the client's own BatchNorm."""
     training = norm_net.training("mfedbn:eta=0.00001")
     start = norm_net.start()
     assert (

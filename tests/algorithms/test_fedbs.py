@@ -1,4 +1,4 @@
-"""FedBS against a calculation in NumPy, its identities, its ties, its traffic and its odd clients."""
+"""FedBS against a calculation in NumPy, its identities, ties, traffic, and unusual clients."""
 
 import numpy as np
 import pytest
@@ -136,7 +136,9 @@ def test_the_question_is_paid_for(desk):
     _, plain = desk.train("fedavg", per_round=2)
     for asked, not_asked in zip(results, plain, strict=True):
         assert not_asked.round["bytes_down"] == 2 * weights
-        assert asked.round["bytes_down"] == CLIENTS * weights + 2 * 2 * number  # two numbers come with the orders
+        assert (
+            asked.round["bytes_down"] == CLIENTS * weights + 2 * 2 * number
+        )  # two numbers are sent with the configuration
         assert asked.round["bytes_up"] == CLIENTS * number + 2 * weights
 
 

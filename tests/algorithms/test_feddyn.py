@@ -1,4 +1,4 @@
-"""FedDyn against a calculation in NumPy, its identities and its invariant, and where the theory says that it ends."""
+"""FedDyn against a calculation in NumPy, its identities, its invariant, and its limit in theory."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids
 
 
 def by_hand(desk, results: list, alpha: float, momentum: float, by_size: bool) -> tuple:
-    """Weights, h and the clients' gradients after the rounds of ``results``, which say who took part."""
+    """Return weights, h and the clients' gradients after the rounds of ``results``, which list their clients."""
     w = desk.start()
     h, carried = np.zeros_like(w), np.zeros((CLIENTS, *w.shape))
     for round, result in enumerate(results):

@@ -124,7 +124,7 @@ def test_tasks_without_one_class_a_row_are_refused(task: str, y: np.ndarray, nam
         fs.train(fed, "logreg", "fedntd", task=task, rounds=1, folder=False, device="cpu")
 
 
-def test_conformance():
+def test_it_conforms():
     assert fs.check(FedNTD(), device="cpu").passed
     assert fs.check("fedntd:beta=0.5,tau=3").passed
 

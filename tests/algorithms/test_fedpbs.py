@@ -1,4 +1,4 @@
-"""FedPBS against a calculation in NumPy, its identities, its batches on unlike machines and its odd clients."""
+"""FedPBS against a calculation in NumPy, its identities, its batches on different machines, and unusual clients."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def fleet(tmp_path) -> str:
 def algorithm4(
     desk, batches=(4, 4, 1, 4, 4), mu=0.7, grows=None, b_th=2.0, v_th=None, measure=None, soft: float = 0.0
 ) -> tuple[np.ndarray, dict]:
-    """Algorithm 4 line by line, with every client in every round; ``grows(batch, variance, v_th)`` is mu_q / mu."""
+    """Return the result of Algorithm 4 with all clients; ``grows(batch, variance, v_th)`` is mu_q / mu."""
     w, told = desk.start(), {"variance": [], "vulnerable": [], "mu": [], "weight": []}
     measure = measure or desk.loss_variance
     for round in range(ROUNDS):
@@ -47,7 +47,7 @@ def algorithm4(
 
 
 def section4(desk, count: int, batches=(4, 4, 1, 4, 4), mu=0.7, delta=None, tau=None) -> tuple[np.ndarray, dict]:
-    """Section 4 as prose: rank by SUR, the low-batch set, soft weights."""
+    """Return the result of section 4: the SUR ranking, the low-batch set, and soft weights."""
     w, told = desk.start(), {"client": [], "variance": [], "vulnerable": [], "mu": [], "weight": []}
     for round in range(ROUNDS):
         var = [desk.gradient_variance(w, desk.probed(round, q, batches[q])) for q in range(CLIENTS)]  # eq. 8
@@ -249,9 +249,9 @@ def test_who_cannot_measure_is_vulnerable_and_moves_nothing():
         found = orders(FedPBS(weights="soft", b_quantile=0.5), [1.0, unknown, 2.0, 3.0], [50, 99, 40, 60])
         assert found.numbers["vulnerable"].tolist() == [0, 1, 1, 1]
         assert found.numbers["beta"][1] == 0
-    nobody = orders(FedPBS(weights="soft"), [np.nan, np.nan])
-    assert nobody.numbers["vulnerable"].tolist() == [1, 1]
-    assert nobody.numbers["beta"].tolist() == [0, 0]
+    unmeasured = orders(FedPBS(weights="soft"), [np.nan, np.nan])
+    assert unmeasured.numbers["vulnerable"].tolist() == [1, 1]
+    assert unmeasured.numbers["beta"].tolist() == [0, 0]
 
 
 def test_slow_machines_get_smaller_batches(desk):
@@ -276,17 +276,20 @@ def test_slow_machines_get_smaller_batches(desk):
         ("fedpbs:b_th=0", "b_th=0 is out of range"),
         ("fedpbs:b_th=2.5", "b_th=2.5 is not a whole number or none"),
         ("fedpbs:weights=size", "weights=size is not one of uniform, soft"),
-        ("fedpbs:importance=size", "importance=size with variant=algorithm4: Algorithm 4 ranks nobody"),
+        ("fedpbs:importance=size", "importance=size with variant=algorithm4: Algorithm 4 has no ranking"),
         ("fedpbs:mu_cap=0.5", "mu_cap=0.5 is out of range"),
-        ("fedpbs:tau=1", "tau=1.0 with variant=algorithm4: all clients count alike"),
+        ("fedpbs:tau=1", "tau=1.0 with variant=algorithm4: all clients have equal weights"),
         ("fedpbs:b_th=3,b_quantile=0", "b_quantile=0.0 with variant=algorithm4: b_th=3 is the threshold already"),
-        ("fedpbs:variant=section4,b_th=3", "b_th=3 with variant=section4: section 4 looks at variances only"),
+        ("fedpbs:variant=section4,b_th=3", "b_th=3 with variant=section4: section 4 uses variances only"),
         (
             "fedpbs:variant=section4,b_quantile=0.2",
-            "b_quantile=0.2 with variant=section4: section 4 looks at variances",
+            "b_quantile=0.2 with variant=section4: section 4 uses variances",
         ),
         ("fedpbs:variant=section4,variance=loss", "variance=loss with variant=section4: section 4 is about gradients"),
-        ("fedpbs:variant=section4,weights=uniform", "weights=uniform with variant=section4: section 4 weighs softly"),
+        (
+            "fedpbs:variant=section4,weights=uniform",
+            "weights=uniform with variant=section4: section 4 has the weights of eq. 11",
+        ),
     ],
 )
 def test_bad_options_are_refused(spec: str, says: str):

@@ -1,4 +1,4 @@
-"""FedPer against a calculation in NumPy, and the models for which it makes no sense."""
+"""FedPer against a calculation in NumPy, and models for which it is not defined."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_by_hand(request, engine, name: str):
 
 
 def test_the_head_is_not_sent(plain_net):
-    line = plain_net.training("fedper").lines[-1].round
+    line = plain_net.training("fedper").results[-1].round
     assert line["bytes_up"] == line["bytes_down"] == 4 * 8 * (5 * 4 + 4)  # four clients, float64, the hidden layer
 
 

@@ -1,4 +1,4 @@
-"""FedProx with a strength for every layer: against a calculation in NumPy, its identities, its columns and its odd rounds."""
+"""FedProx with a coefficient for every layer: a calculation in NumPy, identities, columns and unusual rounds."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids
 
 
 def by_hand(desk, results: list, mu_0: float, a: float, momentum: float, by_size: bool) -> tuple[np.ndarray, list]:
-    """Weights, and strengths and drifts of every round; the last column is one layer, the others are the other one."""
+    """Return weights, coefficients and drifts of every round; the last column is one layer, the rest is the other."""
     w, mu, told = desk.start(), np.array([mu_0, mu_0]), []
     for round, result in enumerate(results):
         here = [line["client"] for line in result.clients]

@@ -1,4 +1,4 @@
-"""FedTAN against a calculation in NumPy with the exchange written out, and what it is where statistics cannot differ."""
+"""FedTAN against a calculation in NumPy with an explicit exchange, and cases in which statistics cannot differ."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ EPOCHS, BATCH, LR, CLASSES = 2, 4, 0.3, 3  # as in conftest.py
 
 
 def batches(net: Any, round: int, client: int) -> list[np.ndarray]:
-    """The rows of every local step of a client."""
+    """Return the rows of every local step of a client."""
     one = np.array([client])
     size = net.sizes[one]
     positions, counts = Plan(0, round, one, size, np.minimum(BATCH, size), np.array([EPOCHS]), 2).table()
@@ -35,7 +35,7 @@ def batches(net: Any, round: int, client: int) -> list[np.ndarray]:
 
 
 def joint_step(net: Any, models: list[dict], rows: list[np.ndarray]) -> list[dict]:
-    """One step of several clients with common statistics; the authors' exchange, layer by layer."""
+    """Take one step of several clients with common statistics, with the authors' exchange, layer by layer."""
     xs = [net.x[some].astype(np.float64) for some in rows]
     sums = [x @ w["features.0.weight"].T + w["features.0.bias"] for x, w in zip(xs, models, strict=True)]
     mean = sum(one.mean(0) for one in sums) / len(sums)
@@ -71,7 +71,7 @@ def joint_step(net: Any, models: list[dict], rows: list[np.ndarray]) -> list[dic
 
 
 def by_hand(net: Any, first_only: bool) -> dict[str, np.ndarray]:
-    """The global model after all rounds."""
+    """Return the global model after all rounds."""
     w = net.start()
     for round in range(net.rounds):
         models, plans = [dict(w) for _ in net.sizes], [batches(net, round, client) for client in range(len(net.sizes))]
@@ -116,7 +116,7 @@ def test_sharing_at_every_step_at_the_first_and_never_differ(norm_net):
 def test_without_batch_norm_it_is_fedavg(plain_net, engine: str):
     found, plain = (plain_net.training(spec, ENGINES[engine]) for spec in ("fedtan:steps=all", "fedavg"))
     assert all(torch.equal(value, plain.params[name]) for name, value in found.params.items())
-    assert [line.round for line in found.lines] == [line.round for line in plain.lines]
+    assert [line.round for line in found.results] == [line.round for line in plain.results]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -129,7 +129,7 @@ def test_with_one_client_a_round_it_is_fedavg(norm_net, engine: str):
 def federation(sizes: tuple[int, ...], shape: tuple[int, ...]) -> Federation:
     draw = np.random.default_rng(5)
     rows = Rows(draw.normal(size=(sum(sizes), *shape)).astype(np.float32), draw.integers(0, CLASSES, sum(sizes)))
-    rows.x[: sizes[0]] += 2  # the first client's rows are unlike the others'
+    rows.x[: sizes[0]] += 2  # the first client's rows differ from the others'
     held = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     return Federation(Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_lists(held))
 
@@ -142,13 +142,13 @@ def train(
     training = Server(
         fed, build(model, shape, CLASSES, seed=0), resolve(spec), Settings(**{**usual, **settings}), engine
     )
-    training.lines = [training.advance() for _ in range(training.settings.rounds)]
+    training.results = [training.advance() for _ in range(training.settings.rounds)]
     return training
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_step_with_equal_batches_is_a_central_step_on_the_pooled_batch(engine: str):
-    """And with unequal ones it is not: a client counts, not a row."""
+    """Check also that unequal batches differ, because clients have equal weight and rows do not."""
     far = {}
     for sizes in ((5, 5, 5), (11, 2, 2)):
         found, central = (
@@ -163,7 +163,8 @@ def test_one_step_with_equal_batches_is_a_central_step_on_the_pooled_batch(engin
 def cumulative(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(shape[0], 3, 3), nn.BatchNorm2d(3, momentum=None), nn.ReLU(),
-        nn.BatchNorm2d(3, affine=False, track_running_stats=False), nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, classes),
+        nn.BatchNorm2d(3, affine=False, track_running_stats=False), nn.Flatten(),
+        nn.BatchNorm1d(12), nn.Linear(12, classes),
     )  # fmt: skip
 
 
@@ -184,7 +185,7 @@ def test_engines_agree(model: Callable, shape: tuple[int, ...], settings: dict):
         train("fedtan:steps=all", ENGINES[engine], model, (9, 4, 2, 7), shape, rounds=2, **settings)
         for engine in ("sequential", "stacked")
     )
-    assert reference.lines[0].round["bytes_up"] == stack.lines[0].round["bytes_up"]
+    assert reference.results[0].round["bytes_up"] == stack.results[0].round["bytes_up"]
     for client in range(4):  # the global model, or with what the client keeps
         for name, value in reference.client_model(client).items():
             torch.testing.assert_close(stack.client_model(client)[name], value, rtol=0, atol=1e-8)
@@ -193,7 +194,8 @@ def test_engines_agree(model: Callable, shape: tuple[int, ...], settings: dict):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_bytes_by_hand(norm_net, engine: str):
     shared, first, plain = (
-        norm_net.training(spec, ENGINES[engine], rounds=1).lines[0] for spec in ("fedtan:steps=all", "fedtan", "fedavg")
+        norm_net.training(spec, ENGINES[engine], rounds=1).results[0]
+        for spec in ("fedtan:steps=all", "fedtan", "fedavg")
     )
     assert [line["steps"] for line in shared.clients] == [4, 2, 4, 2]
     for way in ("bytes_up", "bytes_down"):  # mean, variance and both gradients of 4 channels, 8 bytes each
@@ -205,9 +207,9 @@ def test_clients_that_are_lost_share_nothing():
     options = {"sizes": (6, 6, 6, 6, 6, 6), "shape": (4,), "fleet": "uniform:dropout=0.4", "batch_size": 3}
     found, plain = (train(spec, Stacked(), "tabular:hidden=6", **options) for spec in ("fedtan:steps=all", "fedavg"))
     channels = sum(v.numel() for name, v in found.buffers.items() if name.endswith("running_mean"))
-    lost = [line.round["dropped"] for line in found.lines]
+    lost = [line.round["dropped"] for line in found.results]
     assert 0 < sum(lost) < 18
-    for with_norm, without, gone in zip(found.lines, plain.lines, lost, strict=True):
+    for with_norm, without, gone in zip(found.results, plain.results, lost, strict=True):
         assert with_norm.round["bytes_up"] - without.round["bytes_up"] == (6 - gone) * 2 * 4 * channels * 8
 
 

@@ -1,4 +1,4 @@
-"""MOON against a calculation in NumPy with the contrast's gradient written out, its identities and its odd cases."""
+"""MOON against a calculation in NumPy with an explicit gradient of the contrast, its identities and special cases."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ MU, TAU = 2.0, 0.3
 
 
 def contrast(z: np.ndarray, near: np.ndarray, far: np.ndarray) -> float:
-    """The mean of eq. 2 over the rows, as it is printed."""
+    """Return the mean of eq. 2 over the rows, as it is printed."""
     total = 0.0
     for mine, one, other in zip(z, near, far, strict=True):
         a, b = (np.exp(mine @ v / np.linalg.norm(mine) / np.linalg.norm(v) / TAU) for v in (one, other))
@@ -28,7 +28,7 @@ def contrast(z: np.ndarray, near: np.ndarray, far: np.ndarray) -> float:
 
 
 def slope(z: np.ndarray, near: np.ndarray, far: np.ndarray) -> np.ndarray:
-    """Its gradient in ``z``."""
+    """Return the gradient of the contrast in ``z``."""
     found = np.zeros_like(z)
     for i, mine in enumerate(z):
         size = np.linalg.norm(mine)
@@ -43,7 +43,7 @@ def slope(z: np.ndarray, near: np.ndarray, far: np.ndarray) -> np.ndarray:
 
 
 def by_hand(net, mu: float) -> tuple[dict, list[dict]]:
-    """The weights after all rounds, and those that each client ended its last round with; nobody keeps BatchNorm."""
+    """Return the final weights, and those of each client at the end of its last round; BatchNorm is not kept."""
     w = net.start()
     previous = [w] * len(net.sizes)
     for round in range(net.rounds):
@@ -103,7 +103,7 @@ def test_mu_0_is_fedavg(request, engine, name: str):
     left, right = (net.training(spec, engine, momentum=0.9, per_round=3) for spec in ("moon:mu=0", "fedavg"))
     for key, value in left.state().items():
         torch.testing.assert_close(value, right.state()[key], rtol=0, atol=1e-12)
-    for mine, theirs in zip(left.lines, right.lines, strict=True):
+    for mine, theirs in zip(left.results, right.results, strict=True):
         timed = ("simulated_seconds", "clock")  # it looks at every row with two other models
         assert {k: v for k, v in mine.round.items() if k not in timed} == pytest.approx(
             {k: v for k, v in theirs.round.items() if k not in timed}, abs=1e-12
@@ -113,7 +113,7 @@ def test_mu_0_is_fedavg(request, engine, name: str):
 
 @ENGINES
 def test_the_first_step_of_all_is_fedavgs_batch_norm_included(norm_net, engine):
-    """All three representations are one then: only if all of them use the batch's own statistics is the slope zero."""
+    """Check that the slope is zero then: all three representations are equal if all use the batch's statistics."""
     usual = {"rounds": 1, "epochs": 1, "batch_size": 16}
     left, right = (norm_net.training(spec, engine, **usual) for spec in ("moon:mu=10", "fedavg"))
     for key, value in left.state().items():  # running statistics too: looking at other weights does not move them
@@ -125,7 +125,7 @@ def test_the_recorded_loss_is_the_plain_one(plain_net, engine):
     plain, moon = (
         plain_net.training(spec, engine, rounds=1, epochs=1, batch_size=16) for spec in ("fedavg", "moon:mu=10")
     )
-    for mine, theirs in zip(moon.lines[0].clients, plain.lines[0].clients, strict=True):
+    for mine, theirs in zip(moon.results[0].clients, plain.results[0].clients, strict=True):
         assert mine["local_loss"] == pytest.approx(theirs["local_loss"], abs=1e-12)
 
 

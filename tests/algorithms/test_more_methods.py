@@ -1,4 +1,4 @@
-"""FedLC, FedSAM, q-FedAvg, FedRep and LG-FedAvg against NumPy calculations, their identities, and the hooks they prove."""
+"""FedLC, FedSAM, q-FedAvg, FedRep and LG-FedAvg against NumPy calculations, their identities, and their hooks."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ LR, ROUNDS, CLASSES = 0.3, 3, 3
 
 
 def averaged(desk, step) -> np.ndarray:
-    """FedAvg by rows of clients that take ``step(w, rows, client)`` on every batch."""
+    """Return FedAvg's result, weighted by rows, where clients take ``step(w, rows, client)`` on every batch."""
     w = desk.start()
     for round in range(ROUNDS):
         ended = []
@@ -91,7 +91,7 @@ def test_without_its_idea_it_is_fedavg(desk, engine, spec: str):
 @ENGINES
 @pytest.mark.parametrize("optimizer", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam", "lr": 0.01}])
 def test_fedrep_moves_the_head_first_and_the_rest_last(desk, engine, optimizer: dict):
-    """One client, so that what it keeps and sends can be followed: three epochs of SGD by torch.optim on the same batches."""
+    """Check what one client keeps and sends against three epochs of SGD by torch.optim on the same batches."""
     server = desk.training("fedrep", engine, "mlp:hidden=4", epochs=3, per_round=1, **optimizer)
     model = type(server.model)(server.model.features, 4, CLASSES).double()
     model.load_state_dict({name: value.clone() for name, value in server.state().items()})
@@ -120,7 +120,7 @@ def test_fedrep_moves_the_head_first_and_the_rest_last(desk, engine, optimizer: 
 
 @ENGINES
 def test_fedrep_with_clients_in_different_epochs(desk, engine):
-    """Ragged clients change phase at different steps, and the engines agree; with one epoch it is FedPer."""
+    """Check that clients of different sizes change phase at different steps in all engines; one epoch is FedPer."""
     for settings in ({"epochs": 2, "momentum": 0.5}, {"epochs": 3, "optimizer": "adam", "lr": 0.02}):
         one, other = (desk.training("fedrep", e, "mlp:hidden=4", **settings) for e in (engine, Loop()))
         for _ in range(2):

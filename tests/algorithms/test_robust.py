@@ -1,4 +1,4 @@
-"""The robust additions by hand: NumPy's numbers, the identities, and hostile clients that ruin the mean and nothing else."""
+"""The robust additions by hand: NumPy's numbers, identities, and hostile clients that change only the plain mean."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ def sent(clients: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def combined(spec: str, delta: dict[str, np.ndarray], weights: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """What a rule makes of the changes; a second part of the payload goes the same way."""
+    """Return a rule's result for the updates; a second part of the payload has the same values."""
     clients = len(delta["layer"])
     shares = np.full(clients, 1 / clients) if weights is None else weights / weights.sum()
     payload = {"delta": tensors(delta), "extra": tensors(delta)}
@@ -236,7 +236,7 @@ def test_too_few_clients_are_refused(spec: str, clients: int, says: str):
 @pytest.mark.parametrize("rule", [Krum(), Clip()])
 def test_a_method_that_sends_no_changes_is_refused(rule: Algorithm):
     with pytest.raises(
-        FedskewError, match=rf"{rule.label()} looks at .* the method sends model: leave {rule.label()} out"
+        FedskewError, match=rf"{rule.label()} needs the .* the method sends model: leave {rule.label()} out"
     ):
         rule.aggregator.combine({"model": tensors(sent(5))}, torch.full((5,), 0.2))
 
@@ -272,7 +272,7 @@ RULES = ["median", "trimmed-mean:trim=0.2", "krum:attackers=1", "krum:attackers=
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 def test_what_must_stay_a_mean_stays_one_under_any_rule(desk, method: str, rule: str, weights: str):
-    """Or the gap between the server's state and the clients' grows round by round, until training falls apart."""
+    """Check that the gap between the server's state and the clients' does not grow, which makes training diverge."""
     server, memo = STATE[method]
     share = torch.from_numpy(desk.sizes / desk.sizes.sum() if weights == "size" else np.full(5, 0.2))
     training = desk.training(f"{method} + {rule}", weights=weights, momentum=0.5)
@@ -311,7 +311,7 @@ def test_below_the_quorum_neither_side_moves(desk):
 
 
 def test_what_stays_with_its_client_goes_on_whoever_is_left_out(norm_net):
-    """BatchNorm of FedBN is nobody else's: Krum leaves three of four clients out, and all of them go on with their own."""
+    """Check that BatchNorm stays with its client under FedBN: Krum excludes three of four, and all keep their own."""
     settings = {"rounds": 1, "batch_size": 4}
     training = norm_net.training("fedbn + krum:attackers=0", **settings)
     scale = training.store.get(np.arange(4))["local"]["features.1.weight"]
@@ -321,7 +321,7 @@ def test_what_stays_with_its_client_goes_on_whoever_is_left_out(norm_net):
 @pytest.mark.parametrize("method", ["scaffold", "feddyn:alpha=0.1"])
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean:trim=0.3"])
 def test_three_alike_are_one_whatever_their_order(method: str, rule: str):
-    """Coordinates that are the same at all belong to all: nobody is left out because of its number."""
+    """Check that equal coordinates are shared by all clients: none is excluded because of its number."""
     report = fs.check(f"{method} + {rule}")
     assert report["identical"].outcome == "passed"
     alike = {"delta": {"w": torch.ones(3, 4)}}
@@ -358,9 +358,9 @@ def test_the_record_has_the_weights_that_the_rule_used(desk, rule: str):
     [
         (
             "stratify-batch + median",
-            "stratify-batch . median: one model goes through all clients, so no updates are combined",
+            "stratify-batch . median: one model is trained by all clients, so no updates are combined",
         ),
-        ("sfl + krum", "sfl . krum: one model goes through all clients"),
+        ("sfl + krum", "sfl . krum: one model is trained by all clients"),
         (
             "local + trimmed-mean",
             "local . trimmed-mean: clients send nothing that could be combined: leave the rule out",
@@ -386,7 +386,7 @@ def test_compositions_without_several_updates_are_refused(desk, spec: str, says:
 
 @dataclass(frozen=True)
 class Hostile(Algorithm):
-    """The clients with the fewest rows send a change that is reversed and far too long."""
+    """Makes the clients with the fewest rows send a reversed update of far too large a norm."""
 
     def payload(self, view: View) -> Tree:
         evil = torch.where(view.numbers["size"] < 180, -1000.0, 1.0)
@@ -412,7 +412,7 @@ def test_a_training_survives_its_attackers():
     "rule", ["median", "trimmed-mean", "krum:attackers=2", "krum:attackers=2,keep=5", "clip:norm=1"]
 )
 def test_250_rounds_with_a_rule_do_not_fall_apart(method: str, rule: str):
-    """Without any attacker. Before, scaffold + median went from .967 at round 50 to .109 at round 250."""
+    """Check training without an attacker; scaffold + median once fell from .967 at round 50 to .109 at round 250."""
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=1", clients=10, seed=0)
     settings = {"rounds": 250, "eval_every": 25, "folder": False, "device": "cpu", "threads": 1}
     scored = fs.train(fed, "logreg", f"{method} + {rule}", **settings).rounds["test_accuracy"].dropna()

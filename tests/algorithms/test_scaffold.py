@@ -1,4 +1,4 @@
-"""SCAFFOLD against a calculation in NumPy, its identities and its invariant, and where the theory says that it ends."""
+"""SCAFFOLD against a calculation in NumPy, its identities, its invariant, and its limit in theory."""
 
 import copy
 from dataclasses import replace
@@ -22,7 +22,7 @@ OPTIONS = pytest.mark.parametrize("option", ["I", "II"])
 
 
 def by_hand(desk, results: list, option: str, momentum: float, decay: float, by_size: bool, server_lr: float) -> tuple:
-    """Weights, the server's control and the clients' after the rounds of ``results``, which say who took part."""
+    """Return weights, server's and clients' controls after the rounds of ``results``, which list their clients."""
     w = desk.start()
     control, own = np.zeros_like(w), np.zeros((CLIENTS, *w.shape))
     for round, result in enumerate(results):

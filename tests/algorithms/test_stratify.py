@@ -1,4 +1,4 @@
-"""Stratify on clients of one class each, where averaging fails; its schedule in a run; and labels that stay secret."""
+"""Stratify on clients of one class each, where averaging fails; its schedule in a run; and private labels."""
 
 import json
 
@@ -28,7 +28,7 @@ SETTINGS = {"model": "mlp", "folder": False, "device": "cpu", "threads": 1, "eva
 
 @pytest.fixture(scope="module")
 def apart() -> fs.Federation:
-    """Ten clients, one digit each."""
+    """Return a federation of ten clients with one digit each."""
     return fs.split(fs.load("digits"), "classes:k=1", clients=10)
 
 
@@ -91,8 +91,8 @@ def test_few_retained_holders_make_more_visits():
     runs = [
         fs.train(fed, algorithm=f"stratify-single:retain={n}", rounds=1, lr=0.01, **SETTINGS) for n in ("all", 10, 3, 1)
     ]
-    everybody, ten, three, one = (run.rounds["transfers"].tolist() for run in runs)
-    assert everybody == ten < three < one
+    all_clients, ten, three, one = (run.rounds["transfers"].tolist() for run in runs)
+    assert all_clients == ten < three < one
     with pytest.raises(FedskewError, match="retain=0 is out of range"):
         resolve("stratify-single:retain=0")
     with pytest.raises(FedskewError, match="retain=some is not one of all or a whole number"):
@@ -133,7 +133,7 @@ def test_with_secret_labels(apart, method: str):
 
 @pytest.fixture(scope="module")
 def uneven() -> fs.Federation:
-    """Two clients, labels of 40, 20 and 8 rows."""
+    """Return a federation of two clients, with labels of 40, 20 and 8 rows."""
     owner = np.arange(68) % 2
     label = np.repeat([0, 1, 2], [40, 20, 8])
     rows = Rows(np.random.default_rng(0).normal(size=(68, 3)).astype(np.float32), label)
@@ -197,7 +197,7 @@ def test_a_server_that_is_told_shares_does_not_count():
     assert np.bincount(method.label_schedule(told, stream), minlength=3).tolist() == [5, 5, 0]
     assert np.bincount(method.label_schedule(known, stream), minlength=3).tolist() == [2, 2, 0]
     path = method.topology(0).schedule_samples(told, ClientPool(0, counts.sum(1), batch_size=4), stream)
-    assert sorted(path.rows.tolist()) == list(range(6))  # what nobody has any more is dropped
+    assert sorted(path.rows.tolist()) == list(range(6))  # labels without samples are dropped
 
 
 def test_a_secret_run_resumes_to_the_same_bits(tmp_path):
@@ -288,7 +288,7 @@ def test_steps_of_one_client_are_left_out_of_secure_training():
 
 
 def test_the_schedule_follows_from_what_was_disclosed_and_nothing_else():
-    """Who holds what, and totals over all clients, are the same in both; the rows of those who are present are not."""
+    """Check with equal holdings and totals in both runs, and different rows of the present clients."""
     method, stream = fs.StratifyBatch(frequency="proportional"), Stream(0, "test")
     told = np.array([20, 30, 9])
     schedules = []
@@ -297,9 +297,13 @@ def test_the_schedule_follows_from_what_was_disclosed_and_nothing_else():
         here = Holdings(counts, np.arange(counts.sum()), totals=told).without(np.array([1]))
         schedules.append(method.label_schedule(here, stream).tolist())
         path = method.topology(0).schedule_samples(here, ClientPool(0, counts.sum(1), batch_size=4), stream)
-        assert len(path.rows) == here.counts.sum()  # what those who are present do not have is dropped on the way
+        assert len(path.rows) == here.counts.sum()  # labels that no present client holds are dropped
     assert schedules[0] == schedules[1]
-    assert np.bincount(schedules[0], minlength=3).tolist() == [20, 30, 0]  # nobody here holds the last: that is known
+    assert np.bincount(schedules[0], minlength=3).tolist() == [
+        20,
+        30,
+        0,
+    ]  # no present client holds the last label, which is known
 
 
 @pytest.mark.parametrize("round_totals", [1, 50])

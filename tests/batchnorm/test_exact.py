@@ -1,4 +1,4 @@
-"""Steps of several parties against one central step of plain PyTorch on all their rows, and what their messages weigh."""
+"""Steps of several parties against one central PyTorch step on all their rows, and the sizes of their messages."""
 
 import copy
 import struct
@@ -21,7 +21,7 @@ LR = 0.1
 
 
 class Deep(nn.Module):
-    """BatchNorm at several depths, its layers named in another order than they are used; one layer is used twice."""
+    """Has BatchNorm at several depths, with layers named in another order than used, and one layer used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def test_what_is_no_frame_is_refused(at: int, value: int):
 
 
 def tampered(change: Callable[[Frame], Frame | list[Frame]], party: int = 1, at: int = 0) -> None:
-    """A step of three parties in which one sends another frame than it should in its exchange number ``at``."""
+    """Take a step of three parties in which one sends a wrong frame in its exchange number ``at``."""
     model, shape = model_of("dense")
     hub = Hub(model, state_of(model), 3)
     opening = hub.opening()
@@ -306,7 +306,7 @@ def tampered(change: Callable[[Frame], Frame | list[Frame]], party: int = 1, at:
             in_turn([work(i, *batch) for i, batch in enumerate(batches)], lambda given: hub.add(list(given.values())))
         )
     finally:
-        assert threading.active_count() == before  # nobody is left waiting
+        assert threading.active_count() == before  # no party is left waiting
 
 
 def other(**changes: object) -> Callable[[Frame], Frame]:
@@ -442,4 +442,4 @@ def test_one_function_runs_at_a_time_and_in_order():
     heard = []
     assert in_turn([work(0), work(1)], lambda given: heard.append(list(given))) == ["done 0", "done 1"]
     assert seen == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]
-    assert heard == [[0, 1], [0, 1], [1]]  # who has ended is not waited for
+    assert heard == [[0, 1], [0, 1], [1]]  # a finished party is not waited for

@@ -1,4 +1,4 @@
-"""BatchNorm: masked batches against nn.BatchNorm on the real rows alone, and running statistics merged as a mixture."""
+"""BatchNorm: masked batches against nn.BatchNorm on the real rows, and running statistics merged as a mixture."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The command line as its users meet it: files and overrides, JSON, lists, help, with and without a terminal."""
+"""The command line: files and overrides, JSON, lists, help, with and without a terminal."""
 
 import csv
 import inspect
@@ -102,7 +102,7 @@ def test_the_written_configuration_gives_the_same_bits_again(options: str, fedsk
 def test_threads_follow_the_environment_and_are_written_down(
     variable: str, most: int | None, fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bits of a convolution depend on the threads: the file must say how many there were."""
+    """Check that the file records the number of threads, on which the bits of a convolution depend."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(5)), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     assert usable_cores() == (most or 5)
@@ -223,7 +223,7 @@ def test_lost_updates_are_told(fedskew: Callable[[str], Any], capsys: pytest.Cap
     dropped, late = (sum(line[fate] == "1" for line in lines) for fate in ("dropped", "late"))
     assert dropped > 0
     assert late > 0
-    # A row takes 10 ms and the messages 0.1 s: with up to 230 rows nobody needs longer than 2.5 s, whatever happens.
+    # A row takes 10 ms and the messages 0.1 s: with up to 230 rows no client needs longer than 2.5 s.
     assert all(int(line["rows"]) > 230 for line in lines if line["late"] == "1")
     assert (told["updates"], told["dropped_updates"], told["late_updates"], told["excluded_updates"]) == (
         24,
@@ -373,7 +373,7 @@ def test_version(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[st
 
 
 def loaded_by(code: str) -> set[str]:
-    """Modules that are loaded after running some code in a fresh interpreter."""
+    """Return the modules that are loaded after running some code in a new interpreter."""
     code += "\nimport sys; print('\\n' + ' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())

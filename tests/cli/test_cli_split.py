@@ -1,4 +1,4 @@
-"""fedskew split and fedskew measure as their users meet them: what they write, print and refuse."""
+"""``fedskew split`` and ``fedskew measure``: what they write, print and reject."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from fedskew.export.split_folder import load_split
 
 @pytest.fixture
 def fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """The command line in a folder with one table; returns its exit code."""
+    """Return a function that runs the command line in a folder with one table and returns its exit code."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     lines = [f"{k},{rng.normal():.3f},{3 * rng.normal():.2f},{'abc'[k % 3]},site {k % 5}\n" for k in range(150)]

@@ -1,4 +1,4 @@
-"""Settings: types and bounds, clashes, and TOML files there and back."""
+"""Settings: types and bounds, conflicts, and round trips through TOML files."""
 
 from dataclasses import asdict, fields
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One writer a folder: a second process is refused by name, a dead one holds nothing."""
+"""One writer per folder: a second process is rejected by name, and a dead one holds no lock."""
 
 import os
 import re
@@ -37,7 +37,8 @@ def holder(folder: Path, *at: Path) -> "subprocess.Popen[str]":
 
 def test_the_second_is_told_who_the_first_is_and_a_dead_one_holds_nothing(tmp_path: Path):
     first = holder(tmp_path)
-    who = rf"{re.escape(str(tmp_path))} is being written by process {first.pid} on {re.escape(socket.gethostname())}: wait"
+    folder, host = re.escape(str(tmp_path)), re.escape(socket.gethostname())
+    who = rf"{folder} is being written by process {first.pid} on {host}: wait"
     with pytest.raises(FedskewError, match=who), locked(tmp_path):
         pass
     first.send_signal(signal.SIGKILL)
@@ -102,7 +103,7 @@ def test_a_group_has_one_writer_too(tmp_path: Path):
 
 
 def test_a_folder_that_is_being_made_has_one_maker(tmp_path: Path):
-    """Such as that of fedskew split, which is put in place when it is whole."""
+    """Check a folder such as that of ``fedskew split``, which is moved into place when it is complete."""
     new = tmp_path / "nodes"
     first = holder(new, tmp_path / ".nodes.lock")
     with pytest.raises(FedskewError, match=f"nodes is being written by process {first.pid} on "), new_folder(new):
@@ -115,7 +116,7 @@ def test_a_folder_that_is_being_made_has_one_maker(tmp_path: Path):
 
 
 def test_two_runs_that_want_one_name_get_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Somebody else takes the name between the look and the making."""
+    """Check that another process may take the name between the test and the creation of the folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
     exists, lied = Path.exists, []

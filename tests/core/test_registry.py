@@ -1,4 +1,4 @@
-"""Names with options: reading, converting, bounds, and errors that say how to put it right."""
+"""Names with options: parsing, conversion, bounds, and errors that name the fix."""
 
 import importlib
 import inspect
@@ -231,7 +231,7 @@ def thing(rows, /{options}):
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch) -> Iterator[Registry]:
-    """A registry whose things lie in the modules of a package on disk."""
+    """Return a registry whose entries are in the modules of a package on disk."""
     package = tmp_path / "made_up_shelf"
     package.mkdir()
     (package / "__init__.py").write_text(INIT)

@@ -1,4 +1,4 @@
-"""Random streams: the very bits, and that draws are as random as they claim."""
+"""Random streams: exact bits, and the distributions of draws."""
 
 import hashlib
 from collections import Counter
@@ -14,7 +14,7 @@ WORD = (1 << 64) - 1
 
 
 def mixed(z: int) -> int:
-    """SplitMix64's finaliser (Steele et al. 2014) on Python's whole numbers."""
+    """Return SplitMix64's finaliser (Steele et al. 2014) on Python's whole numbers."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
     return z ^ (z >> 31)

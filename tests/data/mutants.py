@@ -154,14 +154,14 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
 }
 
 _WORDS = (
-    b"\0", b"\xff", b"nan", b"-inf", b"1e400", b"99999999999999999999", b",", b"\n", b'"', b"'", b"[", b"{", b"..", b"null",
-    b"\xe2\x80\xa8", b"\xed\xa0\x80", b"\xf6", b"=", b"\x1b[31m", b"\r", b"<", b">", b"O", b"\x80\0\0\0", b"-1", b"0.5",
-    b"true", b"\\ud800",
+    b"\0", b"\xff", b"nan", b"-inf", b"1e400", b"99999999999999999999", b",", b"\n", b'"', b"'", b"[", b"{", b"..",
+    b"null", b"\xe2\x80\xa8", b"\xed\xa0\x80", b"\xf6", b"=", b"\x1b[31m", b"\r", b"<", b">", b"O", b"\x80\0\0\0",
+    b"-1", b"0.5", b"true", b"\\ud800",
 )  # fmt: skip
 
 
 def mutated(content: bytes, draw: random.Random) -> bytes:
-    """The content after one to four changes: bits, words that readers stumble over, pieces lost, doubled or moved."""
+    """Return the content after one to four changes: bits, critical words, pieces removed, doubled or moved."""
     result = bytearray(content)
     for _ in range(draw.choice((1, 1, 1, 3))):
         at, length = draw.randrange(len(result) + 1), draw.choice((1, 2, 8, 64, len(content)))
@@ -183,7 +183,7 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 
 @contextmanager
 def damaged(good: Path, draw: random.Random) -> Iterator[str]:
-    """One file below ``good`` replaced by a mutant, and put back afterwards; yields which."""
+    """Replace one file below ``good`` by a mutant, yield which, and restore it afterwards."""
     path = draw.choice(sorted(path for path in good.rglob("*") if path.is_file()))
     content = path.read_bytes()
     path.write_bytes(mutated(content, draw))
@@ -194,7 +194,7 @@ def damaged(good: Path, draw: random.Random) -> Iterator[str]:
 
 
 def prepare(name: str, place: Path) -> Callable[[], Any]:
-    """Good files for a reader in an empty folder; returns what reads them."""
+    """Write good files for a reader into an empty folder, and return a function that reads them."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     write, read = READERS[name]

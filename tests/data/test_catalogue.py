@@ -1,4 +1,4 @@
-"""Names, paths and spellings; the list of data sets; what check says."""
+"""Names, paths and spellings of data sets, the list of data sets, and the output of check."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Downloads from servers on loopback: whole, cut, resumed, refused, falsified, too slow, packed and badly packed."""
+"""Downloads from servers on loopback: complete, cut, resumed, rejected, falsified, slow, packed and badly packed."""
 
 import errno
 import gc
@@ -29,7 +29,7 @@ CONTENT = bytes(range(256)) * 4000  # several blocks
 
 
 class Server(ThreadingHTTPServer):
-    """Serves ``files``; ``cuts`` says after how many bytes each of the next answers breaks off."""
+    """Serves ``files``; ``cuts`` has the number of bytes after which each of the next answers is cut."""
 
     daemon_threads = True
 
@@ -52,7 +52,7 @@ class Server(ThreadingHTTPServer):
         self.asked: list[tuple[str, str | None]] = []
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Keep quiet when a client goes away."""
+        """Ignore errors of clients that disconnect."""
 
     def url(self, path: str) -> str:
         return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/{path}"
@@ -100,12 +100,12 @@ class Handler(BaseHTTPRequestHandler):
                 return
 
     def log_message(self, *values: object) -> None:
-        """Keep quiet."""
+        """Write no log messages."""
 
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and a certificate that it signed itself, for 127.0.0.1."""
+    """Write a key and a self-signed certificate for 127.0.0.1."""
     if not shutil.which("openssl"):
         pytest.skip("needs openssl to make a certificate")
     folder = tmp_path_factory.mktemp("tls")
@@ -131,7 +131,7 @@ def running(certificate: Path | None) -> Iterator[Server]:
 
 @pytest.fixture
 def server(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server that only this test trusts."""
+    """Return a server that only this test trusts."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with running(certificate) as server:
@@ -140,13 +140,13 @@ def server(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve
 
 @pytest.fixture
 def plain_server() -> Iterator[Server]:
-    """A server that speaks http, where everybody on the way may change what it sends."""
+    """Return a server with plain http, whose content could be changed in transit."""
     with running(None) as server:
         yield server
 
 
 def published(urls: Sequence[str], content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that mnist is the file x with this content."""
+    """Register the file x with this content as mnist."""
     list(datasets)
     wanted = Download("x", tuple(urls), checksum(content), len(content))
     monkeypatch.setitem(sources, "mnist", Source("free", files=("x",), downloads=(wanted,)))
@@ -158,7 +158,7 @@ def checksum(content: bytes, kind: str = "sha256") -> str:
 
 @pytest.fixture
 def one_file(server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Pretend that mnist is one file on the server; returns where it belongs."""
+    """Register one file on the server as mnist, and return its path."""
     list(datasets)
     server.files["file.gz"] = CONTENT
     wanted = Download("mnist/file.gz", (server.url("file.gz"),), checksum(CONTENT), len(CONTENT))
@@ -361,7 +361,7 @@ def tarred(kind: bytes, size: int = 0) -> bytes:
 
 
 def edited(content: bytes, local: int, central: int, value: bytes) -> bytes:
-    """A zip archive with these bytes in both heads of its first member."""
+    """Return a zip archive with these bytes in both headers of its first member."""
     result = bytearray(content)
     for head, place in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
         at = result.index(head) + place

@@ -1,4 +1,4 @@
-"""Every reader on damaged files: it reads them or refuses them in one line, soon, without a warning."""
+"""Every reader on damaged files: it reads them or rejects them in one line, quickly and without a warning."""
 
 import importlib.util
 import random
@@ -27,7 +27,7 @@ def reader(request: pytest.FixtureRequest, data_root: Path) -> tuple[Path, Calla
 
 
 def refusal(read: Callable[[], Any]) -> str:
-    """What it is refused with; nothing if it is read."""
+    """Return the error message, or nothing if the file is read."""
     try:
         read()
     except FedskewError as refused:

@@ -16,7 +16,7 @@ def picture(path: Path, color: tuple[int, int, int], size: int = 8) -> None:
 
 
 def raw(x: np.ndarray, notes: tuple[str, ...]) -> np.ndarray:
-    """Back to 0 … 255 with the mean and deviation that the notes give."""
+    """Return the pixels from 0 to 255, with the mean and deviation from the notes."""
     note = next(note for note in notes if "channels standardised" in note)
     means, deviations = note[note.index("(") + 1 : -1].split("; ")
     mean, deviation = (

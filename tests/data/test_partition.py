@@ -1,4 +1,4 @@
-"""The partition itself: its arrays, its checks, its file."""
+"""The partition: its arrays, its checks, its file."""
 
 from pathlib import Path
 

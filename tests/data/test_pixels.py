@@ -1,4 +1,4 @@
-"""Pixels of every image set: standardised over the training rows, or plainly between 0 and 1."""
+"""Pixels of every image set: standardised over the training rows, or scaled to [0, 1]."""
 
 import inspect
 import os

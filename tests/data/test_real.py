@@ -1,4 +1,4 @@
-"""Facts about the published data sets, where their files are at hand (FEDSKEW_DATA)."""
+"""Facts about the published data sets, if their files are present (FEDSKEW_DATA)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Targets that are numbers or several labels a row: how they are read, checked, binned and split."""
+"""Targets that are numbers or several labels per row: how they are read, checked, binned and split."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The user's own tables and arrays: encoding, missing values, splits, and every way in which a file can be wrong."""
+"""The user's own tables and arrays: encoding, missing values, splits, and every kind of faulty file."""
 
 import gzip
 from pathlib import Path

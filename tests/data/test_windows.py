@@ -1,4 +1,4 @@
-"""Windows of time series: right rows, right labels, and never a row in two parts."""
+"""Windows of time series: correct rows and labels, and never a row in two parts."""
 
 from pathlib import Path
 

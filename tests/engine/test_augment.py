@@ -1,4 +1,4 @@
-"""Crops and flips: against a loop written by hand, evenly spread, and the same for a client alone and among others."""
+"""Crops and flips: against an explicit loop, uniform, and the same for a client alone and with others."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Special cases that must come to the same thing, and the bounds against a plain torch.optim loop."""
+"""Special cases that must be equal, and the bounds against a plain torch.optim loop."""
 
 import copy
 
@@ -51,7 +51,7 @@ def test_identical_clients_are_one_client(lab, engine, name: str, model: str):
 
 
 def train_plainly(training, client: int, rounds: int, fresh: bool) -> tuple[nn.Module, list[float]]:
-    """The textbook loop on the rows that the plan names; ``fresh`` starts a new optimiser every round."""
+    """Train with a plain loop on the rows of the plan; ``fresh`` starts a new optimiser every round."""
     s, model, losses = training.settings, copy.deepcopy(training.model).train(), []
     sgd = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
     rows = training.trained_on.of(client)
@@ -88,7 +88,7 @@ def test_against_a_plain_loop(lab, engine, model: str, name: str, sizes: tuple[i
         assert found.keys() == plain.state_dict().keys()
         for key, value in plain.state_dict().items():
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-10, msg=key)
-        lines = [line for result in training.lines for line in result.clients if line["client"] == client]
+        lines = [line for result in training.results for line in result.clients if line["client"] == client]
         assert [line["local_loss"] for line in lines] == pytest.approx(losses, abs=1e-10)
 
 

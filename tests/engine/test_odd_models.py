@@ -42,7 +42,7 @@ def test_frozen_parameters_stay_and_are_never_sent(lab, algorithm, settings):
     if (
         algorithm == "fedadam" and not settings
     ):  # 5 clients, 8 bytes a number: 2 x 5 of BatchNorm, 5 x 3 + 3, statistics, counter
-        assert plain.lines[0].round["bytes_up"] == 5 * 8 * (10 + 18 + 10 + 1)
+        assert plain.results[0].round["bytes_up"] == 5 * 8 * (10 + 18 + 10 + 1)
 
 
 def test_a_model_with_nothing_to_train_is_refused(lab):

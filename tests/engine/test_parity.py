@@ -1,4 +1,4 @@
-"""Engines agree: stacked, stacked in small chunks and the laid-out loop give what the plain reference gives."""
+"""Agreement of engines: stacked, stacked in small chunks, and the channels-last loop give the reference's results."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ BATCH_NORM = "tabular:hidden=5+4"
 
 
 def tiny(name: str) -> list[str]:
-    """Narrow spellings of a model, one for each normalisation it knows."""
+    """Return narrow spellings of a model, one for each of its normalisations."""
     options = models.options(name)
     narrow = [f"{option}={value}" for option, value in (("width", 4), ("hidden", 4)) if option in options]
     norms = [["norm=batch"], ["norm=group"]] if "norm" in options else [[]]
@@ -86,7 +86,7 @@ def test_every_algorithm(lab, name: str, local: str):
 
 @dataclass(frozen=True)
 class EveryHook(Algorithm):
-    """Uses all that a hook may see and send; remembers its weights as they are, as MOON does."""
+    """Uses everything that a hook may read and send; keeps its weights as they are, as MOON does."""
 
     def init_server_state(self, weights: Tensors) -> Tree:
         return {

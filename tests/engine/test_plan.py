@@ -1,4 +1,4 @@
-"""The plan: every client's shuffles, batches and ends, whoever else is in the round."""
+"""The plan: every client's shuffles, batches and last batches, independent of the other clients."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def draw(seed: int = 0, round: int = 0, order: tuple[int, ...] = (0, 1, 2, 3), l
 
 
 def visits(plan: Plan, client: int) -> list[int]:
-    """The positions that a client visits, taken from the table, ends left out."""
+    """Return the positions that a client uses, from the table, without padding."""
     positions, counts = plan.table()
     i = plan.clients.tolist().index(client)
     return [p for step in range(len(counts)) for p in positions[step, i, : counts[step, i]].tolist()]

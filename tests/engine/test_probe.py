@@ -1,4 +1,4 @@
-"""What clients measure before they get their orders: by hand, alike in every engine, and at the model they would start from."""
+"""Probes before clients are configured: by hand, equal in every engine, and at each client's start model."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def probe(lab, training: Server, engine, what=WHAT, clients=None, rows: int = BA
 
 
 def by_hand(training: Server, client: int, rows: int = BATCH) -> list[float]:
-    """Row by row with plain autograd, at the client's own model in evaluation mode."""
+    """Return the measurements row by row with plain autograd, on the client's own model in evaluation mode."""
     size = training.trained_on.sizes[client]
     plan = Plan.draw(0, training.round, np.array([client]), np.array([size]), np.array([rows]), np.array([1]))
     state = training.client_model(client)
@@ -80,7 +80,7 @@ def test_on_all_rows_in_pieces(lab, monkeypatch, model: str, norm: str, room: in
 
 
 class Largest(TorchDispatchMode):
-    """Bytes of the largest tensor that anything makes."""
+    """Records the bytes of the largest tensor that is created."""
 
     bytes = 0
 

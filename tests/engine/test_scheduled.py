@@ -1,4 +1,4 @@
-"""A sample schedule is central SGD on the same samples in the same order, BatchNorm included; and what it costs, by hand."""
+"""A sample schedule equals central SGD on the same samples in the same order, BatchNorm included; its cost by hand."""
 
 import copy
 from dataclasses import replace
@@ -41,7 +41,7 @@ def federation(shape: tuple[int, ...] = (5,)) -> Federation:
 
 
 class Spy:
-    """An engine that keeps the paths it is given."""
+    """An engine that records the schedules it gets."""
 
     def __init__(self, engine) -> None:
         self.engine, self.paths = engine, []
@@ -148,7 +148,7 @@ def test_a_chain_by_hand(tmp_path):
     assert cost.duration == pytest.approx((at_0 + 2 / 10) + at_1 + (at_0 + 1 / 10) + idle)
     assert cost.visits.tolist() == [2, 1, 1]
     assert cost.run_length == 1.0
-    assert cost.busy.tolist() == pytest.approx([2 * at_0 + 3 / 10, at_1, idle])  # in vain, but on its line
+    assert cost.busy.tolist() == pytest.approx([2 * at_0 + 3 / 10, at_1, idle])  # no samples, but transfers
     assert cost.transfers == 4
     assert cost.bytes_down.tolist() == [2_000_000 + 3 * 8, 1_000_000 + 8, 1_000_000]
     assert cost.bytes_up.tolist() == [1_000_000, 500_000, 500_000]
@@ -168,18 +168,18 @@ def test_a_broadcast_by_hand(tmp_path):
 
 
 def test_the_final_model_goes_to_all_who_are_there():
-    """The model of a chain comes down once a visit and once more for everybody: Fig. 1 of Stratify, step a7."""
+    """Check that the model is sent once for each visit and once more to all clients: Fig. 1 of Stratify, step a7."""
     run, other = (training(method, Stacked(), dtype="float32") for method in ("stratify-single", "sfl"))
     size = sum(4 * value.numel() for value in run.params.values())
-    for walked, everybody in ((run, 4), (other, 0)):
+    for walked, all_clients in ((run, 4), (other, 0)):
         line = walked.advance()
         visits = sum(client["visits"] for client in line.clients)
-        orders = 8 * sum(client["samples"] for client in line.clients) if everybody else 0
-        assert line.round["transfers"] == visits + everybody
-        assert line.round["bytes_down"] == size * (visits + everybody) + orders
+        orders = 8 * sum(client["samples"] for client in line.clients) if all_clients else 0
+        assert line.round["transfers"] == visits + all_clients
+        assert line.round["bytes_down"] == size * (visits + all_clients) + orders
         assert line.round["bytes_up"] == size * visits
         for client in line.clients:
-            mine = size * (client["visits"] + bool(everybody)) + (8 * client["samples"] if everybody else 0)
+            mine = size * (client["visits"] + bool(all_clients)) + (8 * client["samples"] if all_clients else 0)
             assert client["bytes_down"] == mine
 
 

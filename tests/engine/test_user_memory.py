@@ -1,4 +1,4 @@
-"""The user's memory is his: a model that writes to its input changes no row, and trains like its twin that does not."""
+"""The user's data is not changed: a model that writes to its input changes no row, and trains as any other."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def trained(fed, shape: tuple[int, ...], in_place: bool, method: str, engine) ->
     settings = Settings(rounds=2, batch_size=4, threads=1, device="cpu", test_trained=method == "fedavg")
     training, _ = prepare(fed, Shifts(shape, in_place), resolve(method), settings)
     training.engine = engine
-    training.lines = [training.advance() for _ in range(2)]
+    training.results = [training.advance() for _ in range(2)]
     training.calibrate()
     training.final = training.final_clients()
     return training
@@ -65,19 +65,19 @@ def test_a_model_that_writes_to_its_input_changes_no_row_and_no_number(engine, m
         np.testing.assert_array_equal(part.x, old)
     np.testing.assert_array_equal(x, kept)
     assert all(value.equal(twin.params[name]) for name, value in writes.params.items())
-    assert writes.lines == twin.lines
+    assert writes.results == twin.results
     assert repr(writes.final) == repr(twin.final)  # NaN where a metric is not defined
 
 
 @ENGINES
 def test_nor_do_images_of_one_channel(engine):
-    """For them one layout in memory is as good as the other, and a copy into the other layout is no copy."""
+    """Check images of one channel, for which both memory layouts are the same and conversion makes no copy."""
     fed = fs.split(arrays((1, 4, 4)), "iid", clients=3, seed=0)
     before = [part.x.copy() for part in (fed.train, fed.test)]
     writes, twin = (trained(fed, (1, 4, 4), in_place, "fedavg", engine) for in_place in (True, False))
     for part, old in zip((fed.train, fed.test), before, strict=True):
         np.testing.assert_array_equal(part.x, old)
-    assert writes.lines == twin.lines
+    assert writes.results == twin.results
 
 
 @pytest.mark.parametrize("skew", ["noise:sigma=0.5", "relabel", "vop", "iid + noise:sigma=0.1"])

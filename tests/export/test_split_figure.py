@@ -1,4 +1,4 @@
-"""Pictures of a split: sound files for few and many clients and classes, and what they show."""
+"""Figures of a split: valid files for few and many clients and classes, and what they show."""
 
 from typing import Any
 from xml.etree import ElementTree
@@ -22,7 +22,7 @@ def federation(clients: int, classes: int, skew: str = "dirichlet:alpha=0.5") ->
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are drawn, without the time that writing them takes."""
+    """Return the figures that are drawn, without writing them."""
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
     return figures

@@ -1,4 +1,4 @@
-"""Splits on disk: every format there and back, every row once, nothing changed, and each client's file on its own."""
+"""Splits on disk: round trips of every format, every row once and unchanged, and each client's file by itself."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ def lines(rows: int = 60) -> list[str]:
 
 @pytest.fixture
 def csv(tmp_path: Path) -> Path:
-    """Quotes, commas and line breaks inside fields, gaps, empty lines, and no line break at the end."""
+    """Write quotes, commas and line breaks inside fields, missing values, empty lines, and no final line break."""
     path = tmp_path / "my.csv"
     path.write_text("id,odd,text,square,y,site\n" + "\n \n".join(lines()).rstrip("\n"), newline="")
     return path
@@ -47,7 +47,7 @@ def frame() -> pd.DataFrame:
 def written(
     folder: Path, spec: str, skew: str = "dirichlet:alpha=1", clients: int = 4, **options: Any
 ) -> fs.Federation:
-    """Cut and write; returns what was cut."""
+    """Split and write; returns the federation."""
     origin = read_origin(spec)
     split_options = {name: options.pop(name) for name in ("client_test", "seed") if name in options}
     fed = fs.split(origin.data, skew, clients, **split_options)

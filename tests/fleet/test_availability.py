@@ -1,4 +1,4 @@
-"""Daily windows by hand, past midnight too."""
+"""Daily windows of availability by hand, also past midnight."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_somebody_is_there_when_it_says_so_however_odd_the_clock():
         then = found.next_open(clock)
         assert then >= clock
         assert found.open(then).any()
-        # The first such second: nobody is there just before, and none in between.
+        # The first such second: no client is available just before, and none in between.
         if then > clock:
             assert not found.open(np.nextafter(then, 0)).any()
             assert not any(found.open(between).any() for between in np.linspace(clock, then, 20, endpoint=False))

@@ -5,7 +5,7 @@ import pytest
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
-from fedskew.fleet.clock import Meeting, Outcome, Work, computing_seconds, line_seconds, play
+from fedskew.fleet.clock import Meeting, Outcome, Work, computing_seconds, simulate_round, transfer_seconds
 from fedskew.fleet.machines import Fleet, Machines
 from fedskew.fleet.presets import mixed, phones, uniform
 
@@ -29,18 +29,18 @@ def fleet_of(machines: Machines, **rules) -> Fleet:
 THREE = table((10, 0, 8, 4, 0.5, 0), (2, 0, 16, 8, 0.25, 0), (1, 0, 80, 80, 0, 0))
 
 
-def playing(
+def simulated(
     fleet: Fleet, clients, rows, epochs, down=10**6, up=10**6, steps=0, once=0, seed=0, round=0, **more
 ) -> Outcome:
-    """So many rows and steps an epoch and, once, so many rows."""
+    """Return the outcome for these rows and steps in an epoch and these rows once."""
     each = np.ones(len(clients))
     work = Work(each * rows, each * steps, each * once, 0 * each)
-    line = line_seconds(fleet.machines(np.asarray(clients)), down, up)
-    return play(fleet, np.asarray(clients), work, np.asarray(epochs), line, seed, round, **more)
+    transfer = transfer_seconds(fleet.machines(np.asarray(clients)), down, up)
+    return simulate_round(fleet, np.asarray(clients), work, np.asarray(epochs), transfer, seed, round, **more)
 
 
 def play_three(rows=(10, 10, 10), epochs=(1, 1, 1), waited: float = 0.0, steps=0, once=0, **rules) -> Outcome:
-    return playing(fleet_of(THREE, **rules), np.arange(3), rows, epochs, waited=waited, steps=steps, once=once)
+    return simulated(fleet_of(THREE, **rules), np.arange(3), rows, epochs, waited=waited, steps=steps, once=once)
 
 
 def test_seconds_by_hand():
@@ -48,7 +48,7 @@ def test_seconds_by_hand():
     machines = table((10, 0.1, 8, 4, 0.5, 0), (2, 0.1, 16, 8, 0.25, 0), (1, 0.1, 80, 80, 0, 0))
     found = computing_seconds(machines, np.array([100, 10, 0]), np.array([4, 40, 0]))
     assert found.tolist() == pytest.approx([10 + 0.4, 5 + 4, 0])
-    assert line_seconds(machines, 1_000_000, 500_000).tolist() == pytest.approx(
+    assert transfer_seconds(machines, 1_000_000, 500_000).tolist() == pytest.approx(
         [1 + 1 + 1, 0.5 + 0.5 + 0.5, 0.1 + 0.05]
     )
 
@@ -56,7 +56,7 @@ def test_seconds_by_hand():
 def test_seconds_of_the_uniform_fleet():
     fleet = uniform(3, 0, rows_per_second=250.0, seconds_per_step=0.5, mbit_per_second=16.0, latency=0.25)
     machines = fleet.machines(np.arange(3))
-    assert line_seconds(machines, 3_000_000, 1_000_000).tolist() == pytest.approx([0.5 + 2.0] * 3)
+    assert transfer_seconds(machines, 3_000_000, 1_000_000).tolist() == pytest.approx([0.5 + 2.0] * 3)
     assert computing_seconds(machines, np.array([0, 500, 2000]), np.array([0, 1, 4])).tolist() == pytest.approx(
         [0, 2.5, 10]
     )
@@ -143,11 +143,10 @@ def test_with_partial_a_line_that_is_too_slow_alone_is_late():
 @pytest.mark.parametrize("deadline", [0.6, 0.7])
 def test_as_many_epochs_as_fit_to_the_last_bit(deadline: float):
     # Speeds of 1 to 300 rows a second, 1 row an epoch: (deadline - 0.2) * speed is often whole but for rounding, and
-    # a quotient
-    # then one too many (0.6) or one too few (0.7).
+    # a quotient is then one too many (0.6) or one too few (0.7).
     speeds = np.arange(1, 301)
     fleet = fleet_of(table(*((speed, 0, 1, 1, 0.1, 0) for speed in speeds)), deadline=deadline, partial=True)
-    outcome = playing(fleet, np.arange(300), 1, np.full(300, 200), 0, 0)
+    outcome = simulated(fleet, np.arange(300), 1, np.full(300, 200), 0, 0)
     wanted = [max(tried for tried in range(201) if 2 * 0.1 + tried / speed <= deadline) for speed in speeds]
     assert outcome.epochs.tolist() == wanted
     assert outcome.late.tolist() == [epochs == 0 for epochs in wanted]
@@ -159,7 +158,7 @@ def test_partial_without_a_deadline_is_refused():
 
 
 def test_nobody():
-    outcome = playing(uniform(3, 0), NOBODY, 1, NOBODY, 10, 10)
+    outcome = simulated(uniform(3, 0), NOBODY, 1, NOBODY, 10, 10)
     assert outcome.duration == 0.0
     assert outcome.arrived.shape == (0,)
 
@@ -167,22 +166,21 @@ def test_nobody():
 # -- drop-outs ---------------------------------------------------------------------------------------------------------
 
 
-def play_many(fleet: Fleet, clients, round: int = 0, seed: int = 0) -> Outcome:
-    return playing(fleet, clients, 100, np.ones(len(clients), dtype=np.int64), seed=seed, round=round)
+def simulate_many(fleet: Fleet, clients, round: int = 0, seed: int = 0) -> Outcome:
+    return simulated(fleet, clients, 100, np.ones(len(clients), dtype=np.int64), seed=seed, round=round)
 
 
 def test_no_chance_no_drop_out():
-    assert not play_many(uniform(10_000, 0), np.arange(10_000)).dropped.any()
+    assert not simulate_many(uniform(10_000, 0), np.arange(10_000)).dropped.any()
 
 
 @pytest.mark.parametrize("chance", [0.02, 0.5, 0.9])
 def test_as_many_drop_out_as_the_chance_says(chance: float):
     clients, rounds = 2000, 10
     fleet = uniform(clients, 0, dropout=chance)
-    dropped = np.array([play_many(fleet, np.arange(clients), round).dropped for round in range(rounds)])
+    dropped = np.array([simulate_many(fleet, np.arange(clients), round).dropped for round in range(rounds)])
     # Squared deviations in units of the binomial variance: their sum over rounds is chi-square with 10 degrees of
-    # freedom,
-    # under 29.6 in 999 of 1000 seeds. Over clients, each with 10 draws, it is near their number.
+    # freedom, under 29.6 in 999 of 1000 seeds. Over clients, each with 10 draws, it is near their number.
     per_round = (dropped.sum(axis=1) - clients * chance) ** 2 / (clients * chance * (1 - chance))
     assert per_round.sum() < 29.6
     per_client = (dropped.sum(axis=0) - rounds * chance) ** 2 / (rounds * chance * (1 - chance))
@@ -192,25 +190,25 @@ def test_as_many_drop_out_as_the_chance_says(chance: float):
 def test_each_machine_drops_out_with_its_own_chance():
     count = 4000
     fleet = fleet_of(table(*((1, 0, 1, 1, 0, i % 2) for i in range(count))))
-    assert play_many(fleet, np.arange(count)).dropped.tolist() == [bool(i % 2) for i in range(count)]
+    assert simulate_many(fleet, np.arange(count)).dropped.tolist() == [bool(i % 2) for i in range(count)]
 
 
 def test_a_drop_out_is_the_clients_own_whoever_else_is_chosen():
     fleet = phones(500, 3, dropout=0.4, deadline=40.0)
-    whole = play_many(fleet, np.arange(500), round=2)
+    whole = simulate_many(fleet, np.arange(500), round=2)
     some = np.array([401, 7, 33, 8])
-    part = play_many(fleet, some, round=2)
+    part = simulate_many(fleet, some, round=2)
     assert part.dropped.tolist() == whole.dropped[some].tolist()
     assert part.seconds.tolist() == whole.seconds[some].tolist()
     for i, client in enumerate(some):
-        alone = play_many(fleet, [client], round=2)
+        alone = simulate_many(fleet, [client], round=2)
         assert alone.dropped[0] == part.dropped[i]
         assert alone.seconds[0] == part.seconds[i]
 
 
 def test_drop_outs_are_the_stream_of_the_round_and_the_client():
     fleet = uniform(50, 9, dropout=0.5)
-    outcome = play_many(fleet, np.arange(50), round=4, seed=6)
+    outcome = simulate_many(fleet, np.arange(50), round=4, seed=6)
     drawn = np.array([Stream(6, "dropout", 4, client).uniform(2) for client in range(50)])
     assert outcome.dropped.tolist() == (drawn[:, 0] < 0.5).tolist()
     full = 0.1 + 0.1 + 0.4 + 0.4
@@ -219,27 +217,29 @@ def test_drop_outs_are_the_stream_of_the_round_and_the_client():
 
 def test_drop_outs_change_with_the_round_and_the_seed():
     fleet = uniform(300, 0, dropout=0.5)
-    drawn = [tuple(play_many(fleet, np.arange(300), round, seed).dropped) for round, seed in ((0, 0), (1, 0), (0, 1))]
+    drawn = [
+        tuple(simulate_many(fleet, np.arange(300), round, seed).dropped) for round, seed in ((0, 0), (1, 0), (0, 1))
+    ]
     assert len(set(drawn)) == 3
 
 
 def test_who_drops_out_is_lost_after_an_evenly_drawn_part_of_its_time():
-    outcome = play_many(uniform(20_000, 0, dropout=0.5), np.arange(20_000))
+    outcome = simulate_many(uniform(20_000, 0, dropout=0.5), np.arange(20_000))
     part = outcome.seconds[outcome.dropped] / outcome.seconds[~outcome.dropped].max()
     counts = np.histogram(part, bins=10, range=(0, 1))[0]
     assert counts.sum() == outcome.dropped.sum()
     expected = counts.sum() / 10
     assert ((counts - expected) ** 2 / expected).sum() < 27.9  # chi-square with 9 degrees of freedom, 999 of 1000
-    # Whether and when are drawn apart: a small chance does not mean an early loss.
-    rare = play_many(uniform(20_000, 0, dropout=0.05), np.arange(20_000))
+    # Whether and when are drawn independently: a small probability does not mean an early drop-out.
+    rare = simulate_many(uniform(20_000, 0, dropout=0.05), np.arange(20_000))
     assert rare.seconds[rare.dropped].max() > 0.9 * rare.seconds[~rare.dropped].max()
 
 
 def test_the_server_does_not_wait_for_who_is_lost():
-    # The slow one vanishes, so the round is over when the others have answered or it was lost, whichever is last.
+    # The slow one dropped out, so the round ends with the last update or that drop-out, whichever is later.
     machines = table((10, 0, 8, 4, 0.5, 0), (0.01, 0, 8, 4, 0.5, 1))
     for round in range(20):
-        outcome = playing(fleet_of(machines), np.arange(2), 10, np.array([1, 1]), round=round)
+        outcome = simulated(fleet_of(machines), np.arange(2), 10, np.array([1, 1]), round=round)
         part = Stream(0, "dropout", round, 1).uniform(2)[1]
         assert outcome.seconds.tolist() == pytest.approx([5.0, part * 1004])
         assert outcome.duration == pytest.approx(max(5.0, part * 1004))
@@ -251,7 +251,7 @@ def test_who_vanishes_after_the_deadline_is_late_and_before_it_is_lost():
     fleet = uniform(
         count, 0, dropout=0.9, rows_per_second=1.0, mbit_per_second=8e6, latency=0.0, deadline=25.0
     )  # all take 100 s
-    outcome = play_many(fleet, np.arange(count))
+    outcome = simulate_many(fleet, np.arange(count))
     assert not (outcome.dropped & outcome.late).any()
     assert (outcome.seconds[outcome.dropped] <= 25).all()
     assert (outcome.seconds[outcome.late] > 25).all()
@@ -261,6 +261,6 @@ def test_who_vanishes_after_the_deadline_is_late_and_before_it_is_lost():
 
 
 def test_every_client_is_in_exactly_one_state():
-    outcome = play_many(mixed(3000, 0, dropout=0.2, deadline=1.5), np.arange(3000))
+    outcome = simulate_many(mixed(3000, 0, dropout=0.2, deadline=1.5), np.arange(3000))
     assert (outcome.arrived.astype(int) + outcome.dropped + outcome.late == 1).all()
     assert min(outcome.arrived.sum(), outcome.dropped.sum(), outcome.late.sum()) > 100

@@ -1,10 +1,10 @@
-"""The presets: what their machines are, and that options reach them."""
+"""The presets: their machines, and their options."""
 
 import numpy as np
 import pytest
 
 from fedskew.core.errors import FedskewError
-from fedskew.fleet.clock import Work, line_seconds, play
+from fedskew.fleet.clock import Work, simulate_round, transfer_seconds
 from fedskew.fleet.machines import Fleet, fleets
 from fedskew.fleet.presets import mixed, phones, silos, uniform
 from fedskew.models.build import build
@@ -107,7 +107,7 @@ def test_partial_needs_a_deadline_in_every_one():
 
 
 def in_tenths(values: np.ndarray, low: float, high: float) -> float:
-    """Chi-square of how evenly the values fill [low, high], with 9 degrees of freedom; 27.9 is passed once in 1000."""
+    """Return the chi-square of uniformity in [low, high], with 9 degrees of freedom; P(> 27.9) is 0.001."""
     assert values.min() >= low
     assert values.max() <= high
     counts = np.histogram(values, bins=10, range=(low, high))[0]
@@ -120,7 +120,7 @@ def test_mixed_is_log_uniform_between_the_best_and_slow_times_worse():
     assert in_tenths(np.log2(found["rows_per_second"]), np.log2(50), np.log2(400)) < 27.9
     assert in_tenths(np.log2(found["down"]), 1, 4) < 27.9
     assert found["up"].tolist() == found["down"].tolist()
-    assert found["latency"] == pytest.approx(0.1 * 16 / found["down"])  # 0.1 s on the best line
+    assert found["latency"] == pytest.approx(0.1 * 16 / found["down"])  # 0.1 s on the best connection
     assert in_tenths(found["dropout"], 0, 0.4) < 27.9
 
 
@@ -196,7 +196,7 @@ def test_a_million_phones():
 
 
 def test_a_network_of_26_mb_is_in_time_on_the_edge_and_late_on_mixed_lines():
-    """The LEAF network of 6.6 million weights, 30 writers of 111 digits: AFL-CP's second experiment."""
+    """Check the LEAF network of 6.6 million weights, with 30 writers of 111 digits: AFL-CP's second experiment."""
     size, rows, clients = 4 * 6_603_710, np.full(30, 111.0), np.arange(30)
     assert sum(value.numel() for value in build("leaf-cnn", (1, 28, 28), 62, seed=0).parameters()) * 4 == size
 
@@ -206,8 +206,8 @@ def test_a_network_of_26_mb_is_in_time_on_the_edge_and_late_on_mixed_lines():
             choice = fleets.choose(spec)
             fleet = fleets.get(choice.name)(30, seed, **choice.options)
             work = Work(rows, np.ceil(rows / 32), 0 * rows, 0 * rows)
-            line = line_seconds(fleet.machines(clients), size, size)
-            found += play(fleet, clients, work, np.ones(30, dtype=np.int64), line, seed, 0).late.sum()
+            transfer = transfer_seconds(fleet.machines(clients), size, size)
+            found += simulate_round(fleet, clients, work, np.ones(30, dtype=np.int64), transfer, seed, 0).late.sum()
         return found / 600
 
     assert late("mixed:slow=10,dropout=0.1,deadline=30") > 0.8

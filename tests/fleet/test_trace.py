@@ -1,4 +1,4 @@
-"""Fleets from a file: what is read, and how a bad file is refused."""
+"""Fleets from a file: what is read, and the errors for bad files."""
 
 from pathlib import Path
 

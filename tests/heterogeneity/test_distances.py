@@ -1,4 +1,4 @@
-"""The four distances against SciPy and against sums written out; what a metric must keep; what renaming changes."""
+"""The four distances against SciPy and explicit sums; metric properties; the effect of renaming."""
 
 import math
 
@@ -15,13 +15,13 @@ HELLINGER, JENSEN_SHANNON, TOTAL_VARIATION, WASSERSTEIN = range(4)
 
 
 def of_shares(shares: np.ndarray) -> Profiles:
-    """Categories in their order: category k of K stands at k / (K - 1)."""
+    """Return categories in their order: category k of K is at k / (K - 1)."""
     return Profiles(shares, np.cumsum(shares[:, :-1], axis=1) / max(shares.shape[1] - 1, 1))
 
 
 @st.composite
 def shares(draw: st.DrawFn, lines: int) -> np.ndarray:
-    """Distributions over a few categories, many of them without some."""
+    """Return distributions over a few categories, many of them without some."""
     width = draw(st.integers(2, 9))
     line = st.lists(st.integers(0, 20), min_size=width, max_size=width).filter(any)
     counts = np.array([draw(line) for _ in range(lines)], dtype=np.float64)

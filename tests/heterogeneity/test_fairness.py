@@ -1,4 +1,4 @@
-"""Fairness numbers against their definitions written out."""
+"""Fairness measures against explicit definitions."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What ``measure`` says, against loops over SciPy's distances; what must not change it; samples, chance, limits, bad input."""
+"""``measure`` against loops over SciPy's distances; its invariances; samples, chance, limits, bad input."""
 
 import json
 import math
@@ -25,7 +25,7 @@ DISTANCES = ("hellinger", "jensen-shannon", "total-variation", "wasserstein")
 
 
 def table(count: int = 1_500, features: int = 5, classes: int = 4, seed: int = 0) -> Rows:
-    """Features whose means move with the label; the second is constant, the third has five values."""
+    """Return features whose means depend on the label; the second is constant, the third has five values."""
     random = np.random.default_rng(seed)
     y = random.integers(0, classes, count)
     x = random.standard_normal((count, features)) + 0.8 * y[:, None]
@@ -35,7 +35,7 @@ def table(count: int = 1_500, features: int = 5, classes: int = 4, seed: int = 0
 
 
 def unlike(count: int, clients: int, seed: int = 1) -> Partition:
-    """Random owners, of very unlike sizes, none empty."""
+    """Return random owners with very different numbers of rows, none empty."""
     random = np.random.default_rng(seed)
     owner = np.minimum(random.geometric(2 / clients, count) - 1, clients - 1)
     owner[random.choice(count, clients, replace=False)] = np.arange(clients)
@@ -429,7 +429,7 @@ def test_a_federation_with_another_partition_is_refused(partition: Partition):
 
 
 def test_the_convention_of_fedartml_by_hand():
-    """Three clients with one label each, two of them the same: by pairs 0, 1, 1, and labels 0 and 2 of 3 are 1 apart."""
+    """Check three clients of one label each, two of them equal: pairs are 0, 1, 1; labels 0 and 2 of 3 are 1 apart."""
     y = np.array([0, 0, 0, 0, 2, 2])
     rows = Rows(np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 4.0], [4.0, 1.0], [4.0, 4.0]], np.float32), y)
     partition = Partition.from_owner(np.array([0, 0, 1, 1, 2, 2]), clients=3)
@@ -440,8 +440,7 @@ def test_the_convention_of_fedartml_by_hand():
     assert plain.labels["wasserstein"].mean == pytest.approx(2 / 3)
     assert theirs.labels["wasserstein"].mean == pytest.approx(math.sqrt(2 / 3))
     # Feature 0 as the labels. Feature 1, in bins below and above 2.5: (1, 0), (0, 1), (1/2, 1/2); scaled, its values
-    # are
-    # 0 1/3 | 2/3 1 | 0 1.
+    # are 0 1/3 | 2/3 1 | 0 1.
     half = 1 - math.sqrt(0.5)
     hellinger = [math.sqrt(2 / 3), math.sqrt((1 + half + half) / 3)]
     wasserstein = [math.sqrt(2 / 3), math.sqrt((2 / 3 + 1 / 3 + 1 / 3) / 3)]

@@ -1,4 +1,4 @@
-"""Ask for a level, get it: the grid of levels and seeds, every kind of parameter, what cannot be reached, and bad spelling."""
+"""Skews with a target level: levels and seeds, every kind of parameter, unreachable levels, and bad spellings."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def har() -> Rows:
 
 
 def blobs(count: int = 1_200, groups: int = 6) -> Rows:
-    """Three labels, four features that go with them, and groups."""
+    """Return three labels, four features that depend on them, and groups."""
     random = np.random.default_rng(0)
     y = random.integers(0, 3, count)
     x = random.standard_normal((count, 4)) * np.array([4, 1, 1, 1]) + y[:, None]
@@ -36,7 +36,7 @@ def blobs(count: int = 1_200, groups: int = 6) -> Rows:
 
 
 def check(found: Found, rows: Rows, clients: int, seed: int, tolerance: float = 0.01) -> None:
-    """The level is that of ``measure``, near enough, and the spelling makes the same cut again."""
+    """Check that the level is that of ``measure``, within tolerance, and that the spelling repeats the partition."""
     again = partition_rows(found.spec, rows, clients, seed)
     assert again.partition == found.partition
     view, name = measure(again.rows, again.partition, chance=False).views[found.target.of], found.target.distance
@@ -120,7 +120,7 @@ def test_the_same_twice_and_with_its_classes(digits: Rows):
 
 
 def test_the_mild_crossing_is_taken(digits: Rows):
-    """With seed 1 nearly everything goes to one client as alpha falls, so that the level falls again: two alphas have 0.7."""
+    """Check seed 1, where one client gets nearly all rows for small alpha and the level falls: two alphas have 0.7."""
     alpha = float(find("dirichlet", digits, 10, 1, "hellinger=0.7").spec.partition("=")[2])
     assert alpha > 0.05
 
@@ -211,7 +211,7 @@ def test_a_skew_without_an_open_parameter_is_refused(spec: object, message: str)
 
 
 def test_a_level_that_goes_to_and_fro_is_still_found():
-    """Three classes, four clients, one of them of a few rows: the level jumps at every alpha at which it gains one."""
+    """Check three classes and four clients, one of a few rows: the level jumps at every alpha at which it gains one."""
     rows = Rows(np.zeros((3644, 1), np.float32), np.repeat([0, 1, 2], [1113, 1200, 1331]))
     for seed in range(4):
         found = find("dirichlet", rows, 4, seed, "hellinger=0.5")

@@ -1,4 +1,4 @@
-"""Parties of the secret-label protocol, and a way to stop them in the middle."""
+"""Parties of the label protocol, and a way to stop them in the middle."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,7 +13,7 @@ COUNTS = {"ann": {7: 3, 800_001: 5}, "bob": {7: 4, 800_000: 6}}
 
 
 class Room:
-    """A server and clients, and what was said between them."""
+    """A server and clients, and the messages between them."""
 
     def __init__(
         self, holder: KeyHolder, counts: Mapping[str, Mapping[int, int]], server: type[Server] = Server
@@ -35,7 +35,7 @@ class Room:
         raise AssertionError(f"nobody sent {step!r}")
 
     def finish(self) -> None:
-        """Deliver all that is left."""
+        """Deliver the remaining messages."""
         while self.outbox:
             name, question = self.outbox.pop(0)
             self.outbox += self.server.receive(self.clients[name].receive(question))

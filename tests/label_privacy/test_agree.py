@@ -1,4 +1,4 @@
-"""The whole protocol: the right placeholders, counts and shares, whatever the clients hold."""
+"""The whole protocol: correct placeholders, counts and shares, for any label counts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def totals(holdings: Holdings) -> Counter[int]:
 
 
 def check(holdings: Holdings, found: Agreement) -> None:
-    """Compare with what is plain to whoever sees all labels."""
+    """Compare with the result from all labels in the clear."""
     wanted = totals(holdings)
     placeholder_of = {label: held[label] for held in found.placeholders for label in held}
     assert sorted(placeholder_of) == sorted(wanted)

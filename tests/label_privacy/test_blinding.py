@@ -1,4 +1,4 @@
-"""Blinding: zero stays zero, everything else is equally likely to become anything else, and masks are exactly even."""
+"""Blinding: zero stays zero, other values become uniform, and masks are exactly uniform."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Messages and enrolments that were changed, or made by somebody who means harm: refused in one line, and nothing changes."""
+"""Messages and enrolments that were changed or forged: rejected in one line, with no change of state."""
 
 import copy
 import json
@@ -54,7 +54,7 @@ class Stage:
             outbox += self.server.receive(answer)
 
     def state(self) -> str:
-        """All that the receiver knows, keys and ciphertexts by their identity."""
+        """Return all state of the receiver, keys and ciphertexts by their identity."""
         lines = self.receiver._channels.values() if isinstance(self.receiver, Server) else [self.receiver._channel]
         own = {
             name: value
@@ -64,7 +64,7 @@ class Stage:
         return repr([sorted(own.items(), key=lambda item: item[0]), [(line._sent, line._received) for line in lines]])
 
     def deliver(self, data: bytes) -> None:
-        """It is refused, and the receiver is as before."""
+        """Check that the message is rejected and the receiver is unchanged."""
         before = self.state()
         with pytest.raises(FedskewError) as caught:
             self.receiver.receive(data)
@@ -72,7 +72,7 @@ class Stage:
         assert self.state() == before
 
     def resigned(self, change: Callable[[dict[str, Any]], Any], blobs: list[bytes] | None = None) -> bytes:
-        """The message with another head (and other ciphertexts), signed as its sender would."""
+        """Return the message with another header (and other ciphertexts), signed as its sender would."""
         head, found = unpack(self.message[:-MAC_BYTES], "test")
         head = copy.deepcopy(head)
         changed = change(head)
@@ -103,7 +103,7 @@ def test_any_change_of_any_byte_is_refused(stages: dict[str, Stage], step: str, 
 
 
 def mutations(whole: bytes) -> st.SearchStrategy[bytes]:
-    """The bytes with a flipped bit, a piece cut out, put in, or written over; heads are hit more often than ciphertexts."""
+    """Return the bytes with a flipped bit, or a piece removed, inserted or overwritten, in headers more often."""
     place = st.one_of(st.integers(0, min(400, len(whole) - 1)), st.integers(0, len(whole) - 1))
     flipped = st.builds(
         lambda at, bit: whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :], place, st.integers(0, 7)
@@ -130,7 +130,7 @@ JSON = st.recursive(
 def test_a_signed_message_with_any_other_head_is_refused(
     stages: dict[str, Stage], step: str, data: st.DataObject
 ) -> None:
-    """Whoever has a key may be another version of fedskew, or hostile."""
+    """Check signed messages, since a sender with a valid key may be another version of fedskew, or hostile."""
     stage = stages[step]
     original, _ = unpack(stage.message[:-MAC_BYTES], "test")
     names = [*original, "more"]
@@ -155,7 +155,7 @@ def test_a_signed_message_with_any_other_head_is_refused(
 
 
 def _means_the_same(stage: Stage, head: dict[str, Any], original: dict[str, Any]) -> bool:
-    """Other numbers may be right ones as well: a server cannot know which labels a client has."""
+    """Return whether the changed numbers are valid too: a server cannot know which labels a client has."""
     same = {name: value for name, value in head.items() if name != "fields"} == {
         name: value for name, value in original.items() if name != "fields"
     }
@@ -242,7 +242,7 @@ def test_a_head_that_claims_four_gigabytes_takes_no_memory(stages: dict[str, Sta
 
 
 def test_the_messages_themselves_still_arrive(stages: dict[str, Stage]) -> None:
-    """Otherwise none of the above would prove anything; nothing that was refused has left a trace."""
+    """Check that unchanged messages are accepted, and that rejected ones changed nothing."""
     for stage in stages.values():
         stage.receiver.receive(stage.message)
 

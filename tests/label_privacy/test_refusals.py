@@ -1,4 +1,4 @@
-"""What parties refuse: each error is one line that names the party and the fix."""
+"""Errors of the parties: each is one line that names the party and the fix."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Who can see what: the server no label, no key and no client's count; a client nothing of the others but equality."""
+"""Visibility: the server sees no label, no key and no client's count; a client learns only equality from the others."""
 
 import struct
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ COUNTS = {
 
 
 class Recorder(Server):
-    """A server that keeps every byte string it ever gets."""
+    """A server that keeps every byte string it gets."""
 
     def __init__(self, enrolment: bytes) -> None:
         self.received = [enrolment]
@@ -39,7 +39,7 @@ class Recorder(Server):
 
 
 def things(thing: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Everything that can be reached from ``thing`` through attributes and containers."""
+    """Return everything that can be reached from ``thing`` through attributes and containers."""
     seen = set() if seen is None else seen
     if id(thing) in seen:
         return
@@ -57,7 +57,7 @@ def things(thing: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 
 def whole_numbers(thing: Any) -> set[int]:
-    """The numbers that can be reached from ``thing``, those in the heads of messages too."""
+    """Return the numbers that can be reached from ``thing``, including those in the headers of messages."""
     found = {int(part) for part in things(thing) if isinstance(part, int | float | np.number) and np.isfinite(part)}
     for part in things(thing):
         if isinstance(part, bytes) and part.startswith(b"fedskew1"):
@@ -186,7 +186,7 @@ def seen_by_bob(make_room, monkeypatch: pytest.MonkeyPatch):
 
 
 def likelihood(one: Any, other: Any) -> float:
-    """The least chance of such samples from one distribution: as they are, and by their distance from zero."""
+    """Return the lower p-value of equal distributions, for the values and for their distances from zero."""
     views = (lambda x: x, lambda x: np.minimum(x, blinding.PRIME - x))
     return min(float(ks_2samp(view(one), view(other)).pvalue) for view in views)
 
@@ -206,7 +206,7 @@ def test_without_blinding_it_can(seen_by_bob):
 
 
 def noise_bits(context: Context, vector: Any) -> int:
-    """Of encrypted zeros, as whoever has the secret key can measure it: how often they can be doubled until they are lost."""
+    """Return the noise of encrypted zeros as measured with the secret key: the doublings until they are lost."""
     doubled = 0
     while True:
         vector = times(vector, np.full(2 * SLOTS, 2))
@@ -242,7 +242,7 @@ def test_the_noise_that_covers_is_even_and_new_every_time():
 
 
 def test_tiles_without_a_label_answer_no_question(seen_by_bob, monkeypatch: pytest.MonkeyPatch):
-    """A client that says it has one label cannot look for 63 others in the rest of its vector."""
+    """Check that a client that reports one label cannot test 63 others in the rest of its vector."""
     spread = client.spread_labels
     monkeypatch.setattr(
         client, "spread_labels", lambda labels: [np.where(row == 0, NEAR[0], row) for row in spread(labels)]

@@ -1,4 +1,4 @@
-"""Secure sums: the total is right, a message alone is noise, and nobody who is missing can be done without."""
+"""Secure sums: the total is correct, a single message is noise, and every missing party is noticed."""
 
 import numpy as np
 import pytest
@@ -94,7 +94,7 @@ def test_a_step_with_secure_sums_is_the_step(name: str):
 
 
 def test_no_message_of_a_client_tells_a_label():
-    """The bias gradient of the head is negative at the label alone: plain messages give it away, masked ones are noise."""
+    """Check that plain messages reveal the label, where the bias gradient is negative, and masked ones do not."""
     model, sizes = dense(norm=False), (1,) * 6
     labels = [int(y) for _, y in batches_of(sizes)]
 

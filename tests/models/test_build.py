@@ -1,4 +1,4 @@
-"""Building: every spelling gives the same weights, the seed decides them, and no global generator moves."""
+"""Building models: every spelling gives the same weights, the seed determines them, global generators do not move."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The layout: nested BatchNorm is found, kinds are kept apart, and the head is the right one."""
+"""The layout: nested BatchNorm is found, kinds are separated, and the head is the right one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Activation and drop-out of the small nets: what is asked for is there, and without asking nothing has changed."""
+"""Activation and dropout of the small networks: options are applied, and the defaults are unchanged."""
 
 import math
 
@@ -29,7 +29,7 @@ def convolutions(kind: int, channels: int, kernel: int) -> list[nn.Module]:
 
 
 def written_out(name: str) -> Network:
-    """The nets layer by layer, as they were before they had these options; called under the seed of ``build``."""
+    """Return the networks layer by layer, without these options; called under the seed of ``build``."""
 
     def dense(inputs: int, units: int) -> list[nn.Module]:
         return [nn.Linear(inputs, units), nn.ReLU()]

@@ -1,4 +1,4 @@
-"""Every model: its size by hand, its head, its refusals, and that a stack of copies trains as the copies would alone."""
+"""Every model: its size by hand, its head, its errors, and that a stack of copies trains as the copies alone."""
 
 import copy
 from itertools import pairwise

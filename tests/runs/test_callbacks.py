@@ -1,4 +1,4 @@
-"""Callbacks: what they see, how they stop a run, and early stopping, also across an interruption."""
+"""Callbacks: what they get, how they stop a run, and early stopping, also across an interruption."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The journal of what clients keep: its size, its crashes at every step, its damages, its memory."""
+"""The journal of client states: its size, crashes at every step, damage, and memory."""
 
 import os
 import shutil
@@ -27,13 +27,13 @@ ROW = 8 + 4 * FLOATS  # bytes of a client: its number and its floats
 
 
 class Trained:
-    """As much of a training as a checkpoint needs: in every round some clients get new rows."""
+    """The part of a training that a checkpoint needs: in every round some clients get new rows."""
 
     def __init__(self, *names: str, floats: int = FLOATS) -> None:
         self.round, self.held = 0, {name: ClientStore({"local": {"w": torch.zeros(floats)}}) for name in names}
 
     def advance(self, clients: Any) -> None:
-        """The row of a client is its number and, in the other columns, the round; the second store has it negative."""
+        """Set a client's row to its number and, in the other columns, the round; the second store has the negative."""
         self.round += 1
         for sign, store in zip((1, -1), self.held.values(), strict=False):
             rows = torch.full((len(clients), *store.fresh["local"]["w"].shape), float(self.round))
@@ -52,7 +52,7 @@ class Trained:
             store.restore({})
 
     def rounds(self, name: str = "own") -> dict[int, float]:
-        """When each client was last there."""
+        """Return the last round of each client."""
         store = self.held[name]
         rows = store.get(np.array(store.clients, dtype=np.int64))["local"]["w"].abs()
         assert rows[:, 0].tolist() == store.clients
@@ -77,7 +77,7 @@ def journal(folder: Path) -> dict[str, bytes]:
 
 
 def state(folder: Path) -> Path:
-    """The file of the last checkpoint."""
+    """Return the file of the last checkpoint."""
     return RunFolder(folder).checkpoint(RunFolder(folder).checkpoints()[0], "safetensors")
 
 
@@ -88,14 +88,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def in_no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug, and a disk takes its time."""
+def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable syncing, since no test here cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clients a file, and no room beyond twice what clients hold."""
+    """Limit files to two clients and the journal to twice the size of what clients keep."""
     monkeypatch.setattr(checkpoint, "PIECE", 2 * ROW)
     monkeypatch.setattr(checkpoint, "LEAST", 0)
 
@@ -107,7 +107,7 @@ def restored(folder: Path, *names: str) -> Trained:
 
 
 def run(training: Any, folder: Path, rounds: int) -> None:
-    """Go on from the checkpoint to some round, with a checkpoint in each."""
+    """Continue from the checkpoint to some round, with a checkpoint in each."""
     checkpoints = Checkpoints(RunFolder(folder))
     checkpoints.restore(training)
     while training.round < rounds:
@@ -188,12 +188,12 @@ def test_where_everybody_takes_part_the_journal_is_one_checkpoint(folder: Path) 
 
 
 class Crash(BaseException):
-    """Not to be caught by anybody."""
+    """An exception that no code catches."""
 
 
 @contextmanager
 def crash_before(operation: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Raise at the n-th time that something is to be written, synchronised, renamed, made or removed."""
+    """Raise at the n-th operation that writes, syncs, renames, creates or removes a file."""
     seen: list[str] = []
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,7 +220,7 @@ ROUNDS = 6
 
 @pytest.mark.usefixtures("small")
 def test_a_crash_before_every_single_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is killed there, every other one once more soon after, ends with the files of one that never was."""
+    """Check that a run killed there, every other one twice, ends with the files of an uninterrupted run."""
     names = ("own", "personal")
     (tmp_path / "never").mkdir()
     with crash_before(0, monkeypatch) as steps:
@@ -277,11 +277,11 @@ def test_a_damaged_checkpoint_is_named_nothing_changes_and_the_one_before_is_off
             with pytest.raises(FedskewError) as caught:
                 restored(folder, "own")
             assert str(caught.value).startswith(f"{path} is damaged")
-            assert str(caught.value).endswith(f"round 3, which is whole: fedskew resume {folder} --force")
+            assert str(caught.value).endswith(f"round 3, which is intact: fedskew resume {folder} --force")
             assert before == {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
         path.write_bytes(content)
     state(folder).unlink()
-    with pytest.raises(FedskewError, match=r"00000004\.safetensors is gone: .* round 3, which is whole"):
+    with pytest.raises(FedskewError, match=r"00000004\.safetensors is gone: .* round 3, which is intact"):
         restored(folder, "own")
     training = Trained("own")
     Checkpoints(RunFolder(folder)).restore(training, force=True)  # type: ignore[arg-type]
@@ -347,7 +347,7 @@ MANY = """
         for first in range(0, CLIENTS, GROUP):
             training.advance(np.arange(first, first + GROUP))
             checkpoints.save(training)
-        checkpoints._bytes = 10**12  # as if the journal were long: everybody is written once more
+        checkpoints._bytes = 10**12  # as if the journal were long: all clients are written once more
         training.advance(np.arange(10))
         checkpoints.save(training)
         assert len(checkpoints._files) == 8, "pieces of 32 MiB"
@@ -362,7 +362,7 @@ MANY = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_for_a_hundred_thousand_clients(folder: Path) -> None:
-    """Writing and reading take less than three times what the clients hold: 1.5 for room to grow, 1 while it grows."""
+    """Check that writing and reading take less than three times what clients keep: 1.5 for growth, 1 while it grows."""
     for act in ("write", "read"):
         command = [sys.executable, "-c", textwrap.dedent(MANY), str(folder), act]
         here = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])

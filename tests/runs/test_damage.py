@@ -1,4 +1,4 @@
-"""Random damage to run folders: refused by name or put right, never silent and never a traceback."""
+"""Random damage to run folders: rejected by name or repaired, never silent and never a traceback."""
 
 import os
 import random
@@ -16,7 +16,7 @@ DAMAGES = int(os.environ.get("FEDSKEW_DAMAGES", "60"))  # of each kind of folder
 
 
 class Crash(BaseException):
-    """Not to be caught by anybody."""
+    """An exception that no code catches."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def train(fed: fs.Federation, folder: Path, stop: int | None = None) -> fs.Run:
 
 @pytest.fixture(scope="module")
 def folders(fed: fs.Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run that was stopped and one that came to its end."""
+    """Return one run that was stopped and one that finished."""
     place = tmp_path_factory.mktemp("damage")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
@@ -47,7 +47,7 @@ def folders(fed: fs.Federation, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def damage(folder: Path, draw: random.Random) -> str:
-    """Change one file: flip a bit, cut it, add to it, write over it, empty it or remove it; says what was done."""
+    """Change one file: flip a bit, cut, extend, overwrite, empty or remove it; returns what was done."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "picture.png"))
     path = draw.choice(files)
     content, how = bytearray(path.read_bytes()), draw.choice(["bit", "bit", "cut", "more", "over", "empty", "gone"])
@@ -90,7 +90,7 @@ def test_random_damage_is_refused_or_put_right(
                 fs.resume(folder, fed=fed)
         except FedskewError:
             refused += 1
-        else:  # what nobody relies on, or lines after the last checkpoint: the result is the same all the same
+        else:  # unused content, or rows after the last checkpoint: the result does not change
             assert {name: (folder / name).read_bytes() for name in BITS} == expected, done
         shutil.rmtree(folder)
     assert refused > DAMAGES / 2

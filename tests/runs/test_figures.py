@@ -1,4 +1,4 @@
-"""The picture: a sound PNG for few and many clients and classes, and what it shows."""
+"""The figure of a run: a valid PNG for few and many clients and classes, and what it shows."""
 
 import struct
 from typing import Any
@@ -19,7 +19,7 @@ def federation(clients: int, classes: int) -> fs.Federation:
 
 
 def rounds(count: int, *parts: str, every: int = 1, **more: Any) -> list[dict[str, Any]]:
-    """Rounds of four clients, 0.5 s and 1.5 MB each."""
+    """Return rounds of four clients, 0.5 s and 1.5 MB each."""
 
     def score(number: int) -> float | None:
         return 1 - 1 / (number + 1) if number % every == 0 or number == count else None
@@ -43,7 +43,7 @@ SUMMARY = {
 
 
 def panel(figure: Figure, label: str) -> Axes:
-    """The panel with this title below it."""
+    """Return the panel with this title below it."""
     (found,) = (axes for axes in figure.axes if axes.get_xlabel() == label)
     return found
 
@@ -69,7 +69,7 @@ def test_a_png_for_few_and_many(clients: int, classes: int) -> None:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are drawn, without the time that writing them takes."""
+    """Return the figures that are drawn, without writing them."""
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
     return figures
@@ -88,7 +88,7 @@ def test_every_curve_has_its_name(drawn: list[Figure]) -> None:
     ]
     assert [line.get_xdata().tolist() for line in loss.lines] == [list(range(1, 9))] * 4
     assert matrix.images[0].get_array().shape == (10, 2)
-    assert drawn[0].get_suptitle() == "fedavg  ·  mlp  ·  arrays cut by quantity:alpha=5  ·  seed 0"
+    assert drawn[0].get_suptitle() == "fedavg  ·  mlp  ·  arrays partitioned by quantity:alpha=5  ·  seed 0"
 
 
 def test_a_fleet_that_was_chosen_is_named(drawn: list[Figure]) -> None:

@@ -1,4 +1,4 @@
-"""The run folder: tables that grow, files that are whole or not there, refusals in plain words."""
+"""The run folder: tables that grow, files that are complete or absent, and plain errors."""
 
 import errno
 import hashlib

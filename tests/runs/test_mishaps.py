@@ -1,4 +1,4 @@
-"""Runs that come to their end all the same: signals, failing pictures, closed pipes, divergence, jobs that are requeued."""
+"""Runs that finish in spite of signals, failing figures, closed pipes, divergence and requeued jobs."""
 
 import json
 import os
@@ -165,7 +165,7 @@ def test_or_resume_runs_goes_on_and_tells(fedskew: Callable[[str], Any], capsys:
     last.unlink()  # as if it had been stopped after round 3
     assert fedskew(line) == 0
     assert bits(Path("job")) == done
-    assert fedskew(line) == 0  # finished: told again
+    assert fedskew(line) == 0  # finished: reported again
     capsys.readouterr()
     assert fedskew(line.replace("--rounds 4", "--rounds 5")) == 2
     told = capsys.readouterr().err
@@ -211,7 +211,7 @@ def test_checkpoints_every_so_many_rounds_and_at_the_end():
 
 
 class Crash(BaseException):
-    """Not to be caught by anybody."""
+    """An exception that no code catches."""
 
 
 def begun(folder: Path, model: Any = "logreg", algorithm: Any = "fedprox", **more: Any) -> tuple[fs.Federation, Path]:

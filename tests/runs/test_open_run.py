@@ -1,4 +1,4 @@
-"""What a run records, column by column, against values worked out apart from it."""
+"""The tables of a run, column by column, against values computed independently."""
 
 import csv
 import json
@@ -158,7 +158,7 @@ def test_lost_clients_are_in_the_tables_and_count_for_nothing(fed: fs.Federation
         else:
             assert sent["weight"].sum() == pytest.approx(1)
     both = run.rounds["dropped"] + run.rounds["late"]
-    assert both.max() == 7 > both.min()  # a round that everybody was lost in, and one that somebody was not
+    assert both.max() == 7 > both.min()  # a round in which all clients dropped out, and one in which some did not
     assert run.summary["dropped_updates"] == run.clients["dropped"].sum() > 0
     assert run.summary["late_updates"] == run.clients["late"].sum() > 0
     blank = {line["round"] for line in table(run, "rounds.csv") if line["local_loss"] == line["local_accuracy"] == ""}
@@ -262,7 +262,7 @@ def test_own_models_with_local_batch_norm(fed: fs.Federation, tmp_path: Path) ->
 def test_own_models_when_nothing_is_shared(fed: fs.Federation) -> None:
     run = fs.train(fed, "logreg", "local", rounds=3, folder=False)
     assert run.summary["bytes_up"] == run.summary["bytes_down"] == 0
-    # The global model stays as it began: a number for it would be that of an untrained network.
+    # The global model keeps its initial weights: a number for it would be that of an untrained network.
     assert not [name for name in run.rounds if name.startswith(("test_", "train_", "validation_"))]
     assert not [name for name in run.summary if name.startswith("test_accuracy_") and run.summary[name] is not None]
     assert not [name for name in (*run.clients, *run.final_clients, *run.summary) if "global" in name]
@@ -271,7 +271,7 @@ def test_own_models_when_nothing_is_shared(fed: fs.Federation) -> None:
 
 
 def test_an_accuracy_of_the_majority_is_shown_for_what_it_is() -> None:
-    """89 % of one class: a model that predicts it for everybody has an accuracy of .89 and learned nothing."""
+    """Check 89 % of one class: a model that always predicts it has an accuracy of .89 and learned nothing."""
     draw = np.random.default_rng(0)
     y = (np.arange(900) % 100 >= 89).astype(np.int64)
     x = draw.normal(size=(900, 3)).astype(np.float32)
@@ -335,7 +335,7 @@ def test_held_out_rows_of_clients_are_what_they_are_scored_on(tmp_path: Path) ->
 
 @dataclass(frozen=True)
 class Broken(fs.FedAvg):
-    """Clients with more than so many rows send NaN."""
+    """Makes clients with more than so many rows send NaN."""
 
     most: int = 0
 

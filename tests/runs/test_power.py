@@ -1,4 +1,4 @@
-"""Power cuts: a run on a file system of its own, which is shut down without warning, mounted again and gone on with."""
+"""Power failures: a run on its own file system, which is shut down without warning, mounted again and resumed."""
 
 import errno
 import fcntl
@@ -17,7 +17,10 @@ from fedskew.runs.folder import CLIENTS, FINAL_CLIENTS, MODEL, ROUNDS, RunFolder
 
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)
 SHUTDOWN, NO_FLUSH = 0x8004587D, 2  # ioctl of ext4: stop at once, and what is only in memory is lost
-COMMAND = "--model tabular:hidden=16 --norm local --algorithm scaffold --per-round 4 --clients 6 --rounds 40 --checkpoint-every 2"
+COMMAND = (
+    "--model tabular:hidden=16 --norm local --algorithm scaffold --per-round 4 --clients 6 --rounds 40 "
+    "--checkpoint-every 2"
+)
 
 
 class Disk:
@@ -41,7 +44,7 @@ class Disk:
         self._call("umount", str(self.at))
 
     def cut(self) -> None:
-        """The power fails."""
+        """Shut the file system down at once."""
         file = os.open(self.at, os.O_RDONLY)
         try:
             fcntl.ioctl(file, SHUTDOWN, struct.pack("I", NO_FLUSH))

@@ -1,4 +1,4 @@
-"""Runs that are killed, interrupted or starved of disk, and resumed: the same bits as if nothing had happened."""
+"""Runs that are killed, interrupted or out of disk space, and resumed: the same bits as without interruption."""
 
 import errno
 import io
@@ -36,8 +36,7 @@ METHODS = {"norm=local": KEPT_BY_CLIENTS, "fedadam": KEPT_BY_SERVER, "local": KE
 
 # A process that has imported everything and forks a child for every command: a start costs milliseconds.
 # delay: SIGKILL so many seconds after the table has that many lines (0: after the start). kill_at: SIGKILL at that
-# call of the
-# operating system that opens, renames, makes or removes something in the run's folder. The picture is not drawn, only
+# system call that opens, renames, makes or removes something in the run's folder. The figure is not drawn, only
 # written.
 SERVER = """
 import contextlib, json, os, signal, sys, time
@@ -93,13 +92,13 @@ for line in sys.stdin:
 
 @dataclass
 class Warm:
-    """The warm process."""
+    """A process that has imported everything and runs commands."""
 
     process: "subprocess.Popen[str]"
     folder: Path
 
     def call(self, command: str, **kill: Any) -> int:
-        """Run a command in the folder; returns its exit code, minus the signal when it was killed."""
+        """Run a command in the folder; returns its exit code, minus the signal if it was killed."""
         assert self.process.stdin
         assert self.process.stdout
         job = {
@@ -114,7 +113,7 @@ class Warm:
 
     @property
     def log(self) -> str:
-        """What the last command said."""
+        """Return the output of the last command."""
         return (self.folder / "log").read_text()
 
 
@@ -135,7 +134,7 @@ def whole(folder: Path) -> dict[str, bytes]:
 
 
 def rounds_done(folder: Path) -> int:
-    """Rounds in the checkpoint, that is in the tables less what will be dropped."""
+    """Return the number of rounds in the checkpoint."""
     return max(RunFolder(folder).checkpoints(), default=0)
 
 
@@ -166,7 +165,7 @@ def reference(warm: Warm) -> Callable[[str, int], Reference]:
 
 
 def finish(warm: Warm, folder: Path, again: str) -> None:
-    """Resume until it is done; a run that was killed before its folder was there is begun anew."""
+    """Resume until the run is done; a run that was killed before its folder existed is started again."""
     code = warm.call(f"resume {folder.name}" if folder.exists() else again + folder.name)
     assert code == 0, warm.log
 
@@ -233,7 +232,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than all the rest."""
+    """Disable figures, which take longer than all the rest."""
     monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
 
 
@@ -248,7 +247,7 @@ def train(fed: fs.Federation, folder: Path, **more: Any) -> fs.Run:
 
 
 class Crash(BaseException):
-    """Not to be caught by anybody."""
+    """An exception that no code catches."""
 
 
 def crash_after(rounds: int) -> Any:
@@ -311,7 +310,7 @@ def test_a_missing_checkpoint_begins_again(fed: fs.Federation, expected: dict[st
 
 
 class Tripwire:
-    """Raises at the n-th time that a file in a folder is opened, renamed or removed; a hook of the interpreter, so for good."""
+    """Raises at the n-th time a file in a folder is opened, renamed or removed; a permanent audit hook."""
 
     def __init__(self) -> None:
         self.folder, self.left = "", 0
@@ -360,7 +359,7 @@ def journal(folder: Path) -> dict[str, bytes]:
 def test_a_crash_at_every_single_file_operation_where_clients_keep_something(
     fed: fs.Federation, tmp_path: Path, tripwire: Tripwire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several files a round, and the journal begins anew."""
+    """Check several files per round, and a journal that is rewritten."""
     monkeypatch.setattr("fedskew.runs.checkpoint.LEAST", 0)
     monkeypatch.setattr("fedskew.runs.checkpoint.PIECE", 6000)
     start_scaffold(fed, tmp_path / "whole")
@@ -391,7 +390,7 @@ def test_a_crash_at_every_single_file_operation_where_clients_keep_something(
 
 
 def test_models_of_their_own_survive(fed: fs.Federation, tmp_path: Path) -> None:
-    """Ditto's clients have models, and with norm=local also what the global model keeps at them."""
+    """Check Ditto's personal models, and with norm=local also the local parts of the global model."""
 
     def start(folder: Path, **more: Any) -> fs.Run:
         settings = {"rounds": 4, "per_round": 3, "norm": "local", "checkpoint_every": 1}
@@ -478,7 +477,7 @@ def test_a_crash_between_the_last_round_and_the_end(
 
 
 def test_threads_of_the_first_start_are_kept(fed: fs.Federation, tmp_path: Path) -> None:
-    """Sums over several threads depend on their number: another machine must not change the bits."""
+    """Check that another machine keeps the number of threads, on which the bits of sums depend."""
     folder = crashed(fed, tmp_path / "run")
     used = json.loads((folder / "environment.json").read_text())["threads"]
     config = (folder / "config.toml").read_text()
@@ -493,7 +492,7 @@ def test_threads_of_the_first_start_are_kept(fed: fs.Federation, tmp_path: Path)
 
 
 class FullOfBytes(io.FileIO):
-    """A file on a disk with room for a few more bytes."""
+    """A file on a disk with space for a few more bytes."""
 
     def write(self, content: Any) -> int:
         super().write(bytes(content)[:20])
@@ -589,6 +588,6 @@ def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agre
 
 
 def _facts(folder: Path, run: fs.Run) -> tuple[list[bytes], dict[str, Any]]:
-    """The bits of a run, and its summary without what a clock has measured."""
+    """Return the bits of a run, and its summary without measured times."""
     measured = ("seconds", "label_protocol_seconds")
     return [(folder / name).read_bytes() for name in BITS], {n: v for n, v in run.summary.items() if n not in measured}

@@ -1,4 +1,4 @@
-"""The summary against numbers worked out by hand."""
+"""The summary against numbers computed by hand."""
 
 import statistics
 from typing import Any

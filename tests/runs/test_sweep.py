@@ -1,4 +1,4 @@
-"""Several methods and seeds in one folder: what is run, on which cuts, what is told of it, and resuming the whole."""
+"""Several methods and seeds in one folder: runs, partitions, reports, and resuming the whole."""
 
 import json
 import re
@@ -116,7 +116,7 @@ def test_data_is_read_no_more_than_needed(validation: str, reads: int, monkeypat
 
 
 class Crash(BaseException):
-    """Not to be caught by anybody."""
+    """An exception that no code catches."""
 
 
 def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(

@@ -1,4 +1,4 @@
-"""Tasks end to end: numbers, several labels, a user's own; engines agree, metrics are scikit-learn's, runs resume."""
+"""Tasks end to end: numbers, several labels, user-defined; engines agree, metrics are scikit-learn's, runs resume."""
 
 import math
 from collections.abc import Callable

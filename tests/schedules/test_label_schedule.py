@@ -18,20 +18,20 @@ from fedskew.schedules.label_schedule import frequencies, label_schedule
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40), st.sets(st.integers(0, 3)))
 def test_holdings_are_what_a_loop_finds(rows: list[tuple[int, int]], absent: set[int]):
     owner, kind = (np.array([row[k] for row in rows], dtype=np.int64) for k in (0, 1))
-    everybody = Holdings.of(Partition.from_owner(owner, clients=4), kind, placeholders=5)
-    present = everybody.without(np.array(sorted(absent), dtype=np.int64))
+    all_clients = Holdings.of(Partition.from_owner(owner, clients=4), kind, placeholders=5)
+    present = all_clients.without(np.array(sorted(absent), dtype=np.int64))
     for client in range(4):
         for placeholder in range(5):
             own = [number for number, row in enumerate(rows) if row == (client, placeholder)]
-            assert everybody.rows(client, placeholder).tolist() == own
-            assert everybody.counts[client, placeholder] == len(own)
+            assert all_clients.rows(client, placeholder).tolist() == own
+            assert all_clients.counts[client, placeholder] == len(own)
             there = [] if client in absent else own
             assert present.rows(client, placeholder).tolist() == there
             assert present.counts[client, placeholder] == len(there)
 
 
 def test_rows_keep_the_partition_numbers():
-    """The partition need not have all rows of the data, nor in their order."""
+    """Check a partition that has some rows of the data, in another order."""
     held = Holdings.of(Partition.from_lists([np.array([7, 2]), np.array([5])]), np.array([9, 9, 1, 9, 9, 1, 9, 1]), 2)
     assert held.counts.tolist() == [[0, 2], [0, 1]]
     assert held.rows(0, 1).tolist() == [7, 2]

@@ -1,4 +1,4 @@
-"""Walks: what must hold of every one, small ones by hand, choices by frequency, and algorithm 1 as it is printed."""
+"""Sample schedules: properties of all, small ones by hand, frequencies of choices, and Algorithm 1 as printed."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ selections = st.sampled_from(["uniform", "weighted"])
 
 @dataclass
 class Case:
-    """Clients with so many rows of each placeholder, the rows numbered at random; and what is known of each row."""
+    """Clients with so many rows of each placeholder, with random row numbers, and the facts about each row."""
 
     counts: list[list[int]]
     seed: int = 0
@@ -62,7 +62,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, least: int = 0, most: int = 5) -> Case:
-    """A few clients, of which some hold nothing and at least one holds something."""
+    """Return a few clients, of which some hold nothing and at least one holds rows."""
     width = draw(st.integers(1, 5))
     cell = st.one_of(st.just(0), st.integers(max(least, 1), most))
     counts = draw(st.lists(st.lists(cell, min_size=width, max_size=width), min_size=1, max_size=6))
@@ -79,7 +79,7 @@ def some_schedule(case: Case, data: st.DataObject, most: int) -> list[int]:
 
 
 def sound(walk: SampleSchedule, case: Case) -> None:
-    """No row twice, each at its owner; steps and stays cover the walk and none is empty."""
+    """Check that rows are unique and at their owners, and that steps and visits cover the schedule, none empty."""
     assert len(set(walk.rows.tolist())) == len(walk.rows) == len(walk.clients)
     assert case.owner[walk.rows].tolist() == walk.clients.tolist()
     for ends in (walk.ends, walk.visits):
@@ -87,11 +87,11 @@ def sound(walk: SampleSchedule, case: Case) -> None:
         assert (ends[0] > 0 and ends[-1] == len(walk.rows)) if len(ends) else not len(walk.rows)
 
 
-def one_client_a_stay(walk: SampleSchedule) -> None:
-    """Stays are as long as they can be: between two at one client the model was elsewhere, in vain."""
-    stays = np.split(walk.clients, walk.visits)[:-1]
-    assert all(len(set(stay.tolist())) == 1 for stay in stays)
-    assert sum(one[0] == other[0] for one, other in zip(stays[1:], stays[:-1], strict=True)) <= len(walk.idle)
+def visits_are_maximal(walk: SampleSchedule) -> None:
+    """Check that visits are maximal: between two visits to one client, another client was asked for a row."""
+    visits = np.split(walk.clients, walk.visits)[:-1]
+    assert all(len(set(visit.tolist())) == 1 for visit in visits)
+    assert sum(one[0] == other[0] for one, other in zip(visits[1:], visits[:-1], strict=True)) <= len(walk.idle)
 
 
 @settings(deadline=None)
@@ -107,7 +107,7 @@ def test_every_placeholder_comes_as_often_as_scheduled_or_as_there_are_rows(
         sound(walk, case)
         assert np.bincount(case.label[walk.rows], minlength=len(there)).tolist() == wanted
         assert walk.returned >= len(walk.idle)
-    one_client_a_stay(single)
+    visits_are_maximal(single)
     assert single.ends.tolist() == list(range(1, len(single.rows) + 1))
     assert batch.visits.tolist() == batch.ends.tolist()
 
@@ -171,7 +171,7 @@ def test_every_turn_is_a_new_shuffle():
 
 
 def algorithm_1(pools: Mapping[int, set[int]], chunk: list[int], i: int) -> tuple[set[int], int]:
-    """Lines 7-22 as printed: the clients with the greatest conseqLen at position i of a chunk, and where their run ends."""
+    """Return the clients of Algorithm 1, lines 7-22: the greatest conseqLen at position i of a chunk, and its end."""
     length = dict.fromkeys(pools[chunk[i]], 0)
     for client in length:
         next_i = i
@@ -217,7 +217,7 @@ def test_a_walk_goes_where_algorithm_1_as_printed_may_go(
 
 
 class Book:
-    """Algorithms 1 to 4 as printed, in lists, sets and loops: nothing of the library but the same random numbers."""
+    """Algorithms 1 to 4 as printed, in lists, sets and loops, with the library's random numbers only."""
 
     def __init__(self, case: Case, selection: str, seed: int, retain: int | None = None, reuse: bool = False) -> None:
         self.counts, self.weighted, self.retain, self.reuse, self.seed = (
@@ -239,7 +239,7 @@ class Book:
             self.shelf[cell].append(row)
         self.refills = 0
         self.trail: list[tuple[int, int]] = []
-        self.stays: list[list[int]] = []  # client and samples, in a chain
+        self.visits: list[list[int]] = []  # client and samples, in a chain
         self.returned = 0
 
     def select(self, clients: set[int], p: int) -> int:
@@ -275,13 +275,13 @@ class Book:
                     i = end
             if queue:
                 client, wanted = queue.pop(0)
-                if not self.stays or self.stays[-1][0] != client:
-                    self.stays.append([client, 0])
+                if not self.visits or self.visits[-1][0] != client:
+                    self.visits.append([client, 0])
                 for p in wanted:
                     row = self.extract(client, p)
                     if row is not None:
                         self.trail.append((client, row))
-                        self.stays[-1][1] += 1
+                        self.visits[-1][1] += 1
                     else:
                         sls.insert(int(next(self.numbers) * (len(sls) + 1)), p)
                         self.avail[p].discard(client)
@@ -331,8 +331,8 @@ def test_a_chain_is_algorithms_1_and_3_on_the_same_random_numbers(
     )
     assert list(zip(walk.clients.tolist(), walk.rows.tolist(), strict=True)) == book.trail
     assert walk.returned == book.returned
-    assert walk.visits.tolist() == np.cumsum([samples for _, samples in book.stays if samples]).tolist()
-    assert walk.idle.tolist() == [client for client, samples in book.stays if not samples]
+    assert walk.visits.tolist() == np.cumsum([samples for _, samples in book.visits if samples]).tolist()
+    assert walk.idle.tolist() == [client for client, samples in book.visits if not samples]
 
 
 @settings(deadline=None)
@@ -359,7 +359,7 @@ def test_a_schedule_is_its_labels_in_the_order_of_the_stream(wanted: list[int], 
 
 @pytest.mark.parametrize("selection", ["uniform", "weighted"])
 def test_who_is_retained_is_drawn_uniformly_or_by_shares(selection: str):
-    """One retained holder of three, asked for a pair of labels: with a single one kept for each, runs rarely agree."""
+    """Check one retained holder of three for a pair of labels: with one for each label, runs rarely agree."""
     case = Case(COUNTS)
     walk = schedule_singles(
         case.holdings, ints([0] * 3000), selection=selection, chunk=1, stream=Stream(0, "test"), retain=1
@@ -369,10 +369,10 @@ def test_who_is_retained_is_drawn_uniformly_or_by_shares(selection: str):
 
 
 def test_a_chunk_is_planned_before_its_clients_report():
-    """By hand, the same for every stream: clients 0 and 2 hold placeholder 0, and only client 0 can go on with 1.
+    """Check by hand, for every stream: clients 0 and 2 hold placeholder 0, and only client 0 can continue with 1.
 
-    Client 0 has a single row of placeholder 0. The third chunk is planned before it is asked for a second one, so it
-    is asked for a third one as well; both go back and are served by client 2 in the end.
+    Client 0 has a single row of placeholder 0. The third chunk is planned before a second row is requested from it, so
+    a third one is requested as well; both placeholders are returned and served by client 2 in the end.
     """
     case = Case([[1, 5, 0], [0, 0, 2], [4, 0, 0]])
     for seed in range(20):
@@ -384,7 +384,7 @@ def test_a_chunk_is_planned_before_its_clients_report():
 
 
 def test_a_client_that_has_nothing_left_is_no_visit():
-    """By hand: client 0 is asked for a second row in vain; nobody else has that placeholder, so it is dropped."""
+    """Check by hand: client 0 has no second row, and no other client has that placeholder, so it is dropped."""
     case = Case([[1, 0], [0, 2]])
     for seed in range(20):
         walk = case.single([0, 1, 0, 1], chunk=1, seed=seed)
@@ -394,14 +394,14 @@ def test_a_client_that_has_nothing_left_is_no_visit():
 
 
 def test_what_nobody_has_is_dropped():
-    """By hand: one client, two rows, five asked for. Once it has said so, it is not asked again."""
+    """Check by hand: one client, two rows, five requests. Once it has no rows left, no more are requested from it."""
     case = Case([[2, 1]])
     single = case.single([0, 0, 0, 0, 0], chunk=1)
     assert (single.clients.tolist(), single.visits.tolist(), single.returned) == ([0, 0], [2], 1)
     assert single.idle.tolist() == []
     batch = case.batch([0, 0, 0, 0, 0, 1], size=2)
     assert (case.label[batch.rows].tolist(), batch.ends.tolist()) == ([0, 0, 1], [2, 3])
-    assert batch.returned == 2  # of the second batch, asked for at once
+    assert batch.returned == 2  # of the second batch, requested at once
     assert batch.idle.tolist() == [0]
     empty = case.holdings.without(ints([])), ints([])
     nothing = schedule_singles(*empty, selection="uniform", chunk=3, stream=Stream(0, "test"))
@@ -411,7 +411,7 @@ def test_what_nobody_has_is_dropped():
 
 
 def test_a_returned_placeholder_goes_anywhere_in_the_rest_of_the_schedule():
-    """By hand: client 0 has one row of placeholder 0 and is asked for two; the second comes among the four of placeholder 2."""
+    """Check by hand: client 0 has one of two requested rows of placeholder 0; the other follows among the next four."""
     case = Case([[1, 2, 0], [0, 0, 4], [1, 0, 0]])
     places = Counter[int]()
     for seed in range(2000):
@@ -424,7 +424,7 @@ def test_a_returned_placeholder_goes_anywhere_in_the_rest_of_the_schedule():
 
 @pytest.mark.parametrize(("size", "expected"), [(1, 0.5), (3, 0.625)])
 def test_a_batch_is_asked_for_at_once(size: int, expected: float):
-    """Three draws between client 0 with one row and client 1 with plenty; returned is what client 0 is asked for beyond it.
+    """Check three draws between client 0 with one row and client 1 with many; excess requests of client 0 are returned.
 
     At once: twice with chance 3/8 and three times with 1/8, so 3/8 + 2/8. One by one it leaves when it first fails:
     4/8.
@@ -459,7 +459,7 @@ def test_holders_are_drawn_uniformly_or_by_their_shares(kind: str, selection: st
 
 @pytest.mark.parametrize("selection", ["uniform", "weighted"])
 def test_of_the_longest_runs_one_is_drawn(selection: str):
-    """Chunks 0, 1: clients 0 and 2 can serve both, client 1 only the first. Weighted is by the first placeholder, 1 to 3."""
+    """Check chunks 0, 1: clients 0 and 2 can serve both, client 1 one; weighted by the first placeholder, 1 to 3."""
     case = Case(COUNTS)
     walk = case.single([0, 1] * 2000, 2, selection)
     seen = np.bincount(walk.clients[::2], minlength=3)
@@ -481,7 +481,7 @@ def test_the_next_row_is_any_of_those_left(kind: str):
 @pytest.mark.parametrize("selection", ["uniform", "weighted"])
 @pytest.mark.parametrize("kind", ["single", "batch"])
 def test_the_numbers_of_the_clients_do_not_matter(kind: str, selection: str):
-    """The last quarter of a walk, where some have nothing left: the same clients under other numbers train as much."""
+    """Check the end of a schedule, where some clients have no rows left: relabelled clients train as much."""
     counts = [[4, 0, 2], [1, 6, 0], [3, 3, 3], [1, 1, 8]]
     renumbered = [2, 3, 1, 0]  # client k is called renumbered[k]
     cases = Case(counts), Case([counts[renumbered.index(k)] for k in range(4)])
@@ -492,7 +492,7 @@ def test_the_numbers_of_the_clients_do_not_matter(kind: str, selection: str):
             draw = case.single if kind == "single" else case.batch
             late = draw(schedule, 3, selection, seed).clients[
                 18
-            ]  # one sample a walk: those of one walk depend on each other
+            ]  # one sample from each schedule: those of one schedule are dependent
             seen[which, late if which == 0 else renumbered.index(late)] += 1
     assert chi2_contingency(seen).pvalue > 1e-3
 
@@ -513,7 +513,7 @@ def test_a_stream_decides_everything():
 
 
 def moves(holdings: Holdings, chunk: int, seed: int, retain: int | None = None) -> int:
-    """How often the model goes to a client in an epoch of all rows."""
+    """Return how often the model is sent to a client in an epoch of all rows."""
     schedule = label_schedule(holdings.counts.sum(axis=0), Stream(seed, "schedule"))
     walk = schedule_singles(
         holdings, schedule, selection="uniform", chunk=chunk, stream=Stream(seed, "walk"), retain=retain
@@ -523,7 +523,7 @@ def moves(holdings: Holdings, chunk: int, seed: int, retain: int | None = None) 
 
 @pytest.mark.parametrize(("balance", "low", "high"), [(False, 0.42, 0.53), (True, 0.34, 0.46)])
 def test_chunks_spare_transfers(balance: bool, low: float, high: float):
-    """Ten clients, ten labels of 5,000 rows, Dirichlet(0.5). Stratify, V-F: about 35 % with chunks of 5, then a few more.
+    """Check ten clients, ten labels of 5,000 rows, Dirichlet(0.5); Stratify, V-F: about 35 % with chunks of 5.
 
     Its splits follow NIID-Bench, which gives nothing more to a client that holds its equal share (``balance``): 40 %
     on average there, from 35 to 47 % over splits; 47 % without, where nearly every client holds every label. Where
@@ -548,7 +548,7 @@ def test_chunks_spare_transfers(balance: bool, low: float, high: float):
 
 
 def test_sfl_by_hand():
-    """Clients of 3, 0, 4 and 1 rows, two epochs in batches of 2."""
+    """Check clients of 3, 0, 4 and 1 rows, with two epochs in batches of 2."""
     case = Case([[1, 2], [0, 0], [4, 0], [0, 1]])
     orders = Counter[tuple[int, ...]]()
     shuffles = Counter[tuple[int, ...]]()
@@ -600,10 +600,10 @@ def test_what_is_refused():
         schedule_clients(case.holdings, epochs=1, batch_size=-1, stream=stream)
     with pytest.raises(FedskewError, match="epochs=0 is too small"):
         schedule_clients(case.holdings, epochs=0, batch_size=1, stream=stream)
-    nobody = case.holdings.without(ints([0]))
+    no_rows = case.holdings.without(ints([0]))
     with pytest.raises(FedskewError, match="no client has any rows"):
-        schedule_clients(nobody, epochs=1, batch_size=1, stream=stream)
+        schedule_clients(no_rows, epochs=1, batch_size=1, stream=stream)
     with pytest.raises(FedskewError, match="no client has any rows"):
-        schedule_batches(nobody, ints([0]), selection="uniform", batch_size=1, stream=stream)
+        schedule_batches(no_rows, ints([0]), selection="uniform", batch_size=1, stream=stream)
     with pytest.raises(FedskewError, match="no client has any rows"):
-        schedule_singles(nobody, ints([0]), selection="uniform", chunk=1, stream=stream)
+        schedule_singles(no_rows, ints([0]), selection="uniform", chunk=1, stream=stream)

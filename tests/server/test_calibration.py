@@ -1,4 +1,4 @@
-"""The new head after the last round: over all clients' rows, in the model, the tables and the summary; and what is refused."""
+"""The new head after the last round: over all clients' rows, in the model, the tables and the summary; its errors."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ GIVEN: dict[str, Any] = {}
 
 
 class NotingCalibrator(Calibrator):
-    """Keeps what it is given, and gives every weight of the head the number 7."""
+    """Records its arguments, and sets every weight of the head to 7."""
 
     def class_statistics(self, features, labels, classes):
         return {"rows": {"features": features.sum(0), "labels": torch.bincount(labels, minlength=classes).double()}}
@@ -189,7 +189,7 @@ def test_resumed_after_the_end_or_after_the_last_round_the_bits_are_the_same(
 
 
 class Scaled(nn.Module):
-    """Does something after its head."""
+    """A model with another operation after its head."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What clients keep, and a run that is stopped and gone on with."""
+"""The store of client states, and a run that is stopped and resumed."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load, save
 
 from fedskew.algorithms.contract import algorithms, resolve
+from fedskew.algorithms.topologies import Scheduled
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import build
@@ -42,8 +43,8 @@ def test_it_grows_and_replaces():
         values = [100 * step + int(client) for client in clients]
         store.put(clients, trees(*values))
         truth |= dict(zip(clients.tolist(), values, strict=True))
-    everybody = np.arange(60)
-    assert store.get(everybody)["local"]["n"].tolist() == [truth.get(client, 0) for client in range(60)]
+    all_clients = np.arange(60)
+    assert store.get(all_clients)["local"]["n"].tolist() == [truth.get(client, 0) for client in range(60)]
     assert sorted(store.clients) == sorted(truth)
 
 
@@ -84,13 +85,13 @@ def test_restoring_nothing_forgets_everybody():
     assert store.get(np.array([9]))["local"]["n"].tolist() == [0]
 
 
-def test_who_changed_is_known_until_it_is_settled():
+def test_who_changed_is_known_until_it_is_saved():
     store = ClientStore(fresh())
     assert store.changed == []
     store.put(np.array([9, 4]), trees(7, 8))
     store.put(np.array([2, 9]), trees(1, 3))
-    assert store.changed == [9, 4, 2]  # in order of arrival, nobody twice
-    store.settle()
+    assert store.changed == [9, 4, 2]  # in order of arrival, no client twice
+    store.mark_saved()
     assert store.changed == []
     store.put(np.array([2, 4]), trees(5, 6))
     assert store.changed == [4, 2]
@@ -105,7 +106,7 @@ def test_who_changed_is_known_until_it_is_settled():
     assert store.all_bytes == 3 * store.row_bytes
     other = ClientStore(fresh())
     other.put(np.array([8, 2]), trees(0, 0))
-    other.settle()
+    other.mark_saved()
     other.add(rows)
     assert other.clients == [8, 2, 4]
     assert other.changed == [2, 4]
@@ -113,7 +114,7 @@ def test_who_changed_is_known_until_it_is_settled():
 
 
 @pytest.mark.parametrize("norm", ["aggregate", "local"])
-@pytest.mark.parametrize("name", [name for name in algorithms if resolve(name).topology(0) == "parallel"])
+@pytest.mark.parametrize("name", [name for name in algorithms if not isinstance(resolve(name).topology(0), Scheduled)])
 def test_going_on_gives_the_bits_of_never_stopping(lab, name: str, norm: str):
     some = 5 if name == "krum" else 3  # fewer are too few for it
 

@@ -1,4 +1,4 @@
-"""Scores by hand: the global model, each client's rows, and the models that clients keep for themselves."""
+"""Scores by hand: the global model, each client's rows, and clients' own models."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ BATCH_NORM = "tabular:hidden=5"
 
 
 def by_hand(training, tensors: dict, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Loss of every row and whether it is right, of the flat BatchNorm net above, in NumPy."""
+    """Return the loss of every row and whether it is right, of the flat BatchNorm net above, in NumPy."""
     t = {name: value.detach().numpy() for name, value in tensors.items()}
     hidden = x.astype(np.float64) @ t["features.1.weight"].T
     spread = np.sqrt(t["features.2.running_var"] + 1e-5)
@@ -62,14 +62,14 @@ def test_the_table_of_rounds(lab):
     fed = lab.federation()
     fed = replace(fed, data=replace(fed.data, validation=lab.rows(11, (6,), 5)))
     training = lab.run(1, fed, "fedavg", BATCH_NORM)
-    line, state = training.lines[0].round, training.state()
+    line, state = training.results[0].round, training.state()
     for part, rows in (("train", fed.train), ("test", fed.test), ("validation", fed.validation)):
         losses, right = by_hand(training, state, rows.x, rows.y)
         assert line[f"{part}_loss"] == pytest.approx(losses.mean(), abs=1e-12)
         assert line[f"{part}_accuracy"] == pytest.approx(right.mean())
     assert "own_test_accuracy" not in line
-    assert "global_accuracy" not in training.lines[0].clients[0]
-    for client in training.lines[0].clients:
+    assert "global_accuracy" not in training.results[0].clients[0]
+    for client in training.results[0].clients:
         mine = fed.partition.of(client["client"])
         losses, right = by_hand(training, state, fed.train.x[mine], fed.train.y[mine])
         assert client["loss"] == pytest.approx(losses.mean(), abs=1e-12)
@@ -84,7 +84,7 @@ def test_the_table_of_rounds(lab):
 def test_own_models(lab, name: str, norm: str):
     fed = lab.federation()
     training = lab.run(2, fed, name, BATCH_NORM, norm=norm, per_round=3)
-    line, clients = training.lines[-1].round, training.lines[-1].clients
+    line, clients = training.results[-1].round, training.results[-1].clients
     own = [by_hand(training, training.client_model(c["client"]), fed.test.x, fed.test.y) for c in clients]
     assert line["own_test_loss"] == pytest.approx(np.mean([losses.mean() for losses, _ in own]), abs=1e-12)
     assert line["own_test_accuracy"] == pytest.approx(np.mean([right.mean() for _, right in own]))
@@ -101,7 +101,7 @@ def test_own_models(lab, name: str, norm: str):
     final = training.final_clients()
     assert [line["client"] for line in final] == [0, 1, 2, 3, 4]
     assert [line["rows"] for line in final] == list(lab.sizes)
-    for line in final:  # those never chosen too: they have the model that everybody starts with
+    for line in final:  # also clients never selected, which have the initial model
         losses, right = by_hand(training, training.client_model(line["client"]), fed.test.x, fed.test.y)
         assert line["own_test_accuracy"] == pytest.approx(right.mean())
         mine = fed.partition.of(line["client"])
@@ -128,7 +128,7 @@ def test_held_out_rows_are_what_a_client_is_tested_on(lab):
     )
     training = lab.run(1, fed, "fedavg", BATCH_NORM)
     losses, _ = by_hand(training, training.state(), fed.train.x[3:5], fed.train.y[3:5])
-    for lines in (training.lines[0].clients, training.final_clients()):
+    for lines in (training.results[0].clients, training.final_clients()):
         assert lines[0]["loss"] == pytest.approx(losses.mean(), abs=1e-12)
         assert np.isnan(lines[1]["loss"])
 
@@ -137,15 +137,15 @@ def test_training_rows_are_a_fixed_sample(lab):
     fed = lab.federation()
     sampled, again, whole = (lab.run(2, fed, engine=None, eval_rows=rows) for rows in (10, 10, 27))
     losses = row_scores(sampled.model, sampled.state(), sampled.job.x, sampled.job.y, TASK)[0]
-    assert whole.lines[-1].round["train_loss"] == pytest.approx(losses.mean(), abs=1e-12)
-    assert sampled.lines[-1].round["train_loss"] != pytest.approx(losses.mean(), abs=1e-6)
-    assert sampled.lines[-1].round["train_loss"] == again.lines[-1].round["train_loss"]
+    assert whole.results[-1].round["train_loss"] == pytest.approx(losses.mean(), abs=1e-12)
+    assert sampled.results[-1].round["train_loss"] != pytest.approx(losses.mean(), abs=1e-6)
+    assert sampled.results[-1].round["train_loss"] == again.results[-1].round["train_loss"]
 
 
 def test_evaluation_is_only_due_every_so_often_and_at_the_end(lab):
     training = lab.run(5, None, "fedavg", nn.Sequential(nn.Linear(6, 3)), rounds=5, eval_every=2)
-    scored = [line.round["test_accuracy"] is not None for line in training.lines]
+    scored = [line.round["test_accuracy"] is not None for line in training.results]
     assert scored == [False, True, False, True, True]
-    assert [line.clients[0]["loss"] is not None for line in training.lines] == scored
-    assert all(line.round["local_loss"] > 0 for line in training.lines)
-    assert all(line.round.keys() == training.lines[0].round.keys() for line in training.lines)
+    assert [line.clients[0]["loss"] is not None for line in training.results] == scored
+    assert all(line.round["local_loss"] > 0 for line in training.results)
+    assert all(line.round.keys() == training.results[0].round.keys() for line in training.results)

@@ -1,4 +1,4 @@
-"""A round around the engine: traffic, time, randomness, threads, and what is refused."""
+"""A round around the engine: traffic, time, randomness, threads, and errors."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ BATCH_NORM = "tabular:hidden=5"  # 30 + 10 + 18 weights, of which 10 in BatchNor
 
 @dataclass(frozen=True)
 class Telling(FedAvgM):
-    """FedAvgM that sends its momentum along."""
+    """FedAvgM that broadcasts its momentum."""
 
     def broadcast(self, server: Tree) -> Tree:
         return server
@@ -51,7 +51,7 @@ ALL, OWN_NORM = (58 + 10) * 4 + 8, 48 * 4  # bytes of everything, and of what is
 )
 def test_bytes_by_hand(lab, engine, algorithm, norm: str, down: int, up: int):
     training = lab.run(1, None, algorithm, BATCH_NORM, engine, norm=norm, per_round=3, dtype="float32")
-    line = training.lines[0].round
+    line = training.results[0].round
     assert (line["bytes_down"], line["bytes_up"]) == (3 * down, 3 * up)
 
 
@@ -59,17 +59,17 @@ def test_simulated_time_by_hand(lab):
     fleet = {"name": "uniform", "rows_per_second": 10, "mbit_per_second": 1, "latency": 0.5, "seconds_per_step": 0.25}
     training = lab.run(1, None, "fednova", BATCH_NORM, dtype="float32", epochs=2, fleet=fleet)
     # The slowest has 9 rows: two latencies, 18 rows, 4 steps, 280 + 284 bytes.
-    line = training.lines[0].clients[0]
+    line = training.results[0].clients[0]
     assert (line["rows"], line["steps"]) == (9, 4)
     assert line["training_seconds"] == pytest.approx(1.8 + 4 * 0.25)
-    assert training.lines[0].round["simulated_seconds"] == pytest.approx(1.0 + 1.8 + 1.0 + 8 * (ALL + ALL + 4) / 1e6)
+    assert training.results[0].round["simulated_seconds"] == pytest.approx(1.0 + 1.8 + 1.0 + 8 * (ALL + ALL + 4) / 1e6)
 
 
 def test_the_lines_of_a_round(lab):
     training = lab.run(2, None, "fedavg", BATCH_NORM, epochs=2, schedule="exponential:factor=0.5")
-    assert [result.round["round"] for result in training.lines] == [1, 2]
-    assert [result.round["lr"] for result in training.lines] == [0.1, 0.05]
-    result = training.lines[1]
+    assert [result.round["round"] for result in training.results] == [1, 2]
+    assert [result.round["lr"] for result in training.results] == [0.1, 0.05]
+    result = training.results[1]
     assert [line["client"] for line in result.clients] == [0, 1, 2, 3, 4]
     assert [line["rows"] for line in result.clients] == list(lab.sizes)
     assert [line["steps"] for line in result.clients] == [4, 2, 2, 4, 2]
@@ -95,7 +95,7 @@ def test_who_is_chosen_changes_over_rounds_and_follows_the_seed(lab):
 
     def chosen(seed: int) -> list[list[int]]:
         training = lab.run(4, fed, "fedavg", "logreg", per_round=5, seed=seed)
-        return [[line["client"] for line in result.clients] for result in training.lines]
+        return [[line["client"] for line in result.clients] for result in training.results]
 
     first = chosen(0)
     assert all(len(set(clients)) == 5 for clients in first)
@@ -234,7 +234,7 @@ def test_what_cannot_work_is_refused(lab, wrong: dict, says: str):
 
 def test_small_batches_are_fine_without_batch_norm(lab):
     training = lab.run(1, lab.federation((3, 1, 2)), "fedavg", "tabular:hidden=5,norm=group", batch_size=1)
-    assert [line["steps"] for line in training.lines[0].clients] == [3, 1, 2]
+    assert [line["steps"] for line in training.results[0].clients] == [3, 1, 2]
 
 
 def test_the_given_model_and_data_stay_as_they_are(lab):

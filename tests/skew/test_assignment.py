@@ -1,4 +1,4 @@
-"""The shared arithmetic of the skews, against plain statements of what it must do."""
+"""The shared arithmetic of the skews, against plain definitions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Skews, treatments and measures where targets are no classes: bins stand in for them, or they are refused."""
+"""Skews, treatments and measures for targets that are not classes: bins are used instead, or an error is raised."""
 
 from dataclasses import replace
 

@@ -29,7 +29,7 @@ STRENGTHS = ("vop", "wgc", "lds", "sldf", "sfdl")
 
 @st.composite
 def tables(draw: st.DrawFn, most_rows: int = 60, least_labels: int = 1) -> Rows:
-    """Tables with rough, smooth, long-tailed and constant columns, gaps in the labels, and at least one column that varies."""
+    """Return tables with discrete, smooth, long-tailed and constant columns, at least one varying; gaps in labels."""
     count, width = draw(st.integers(2, most_rows)), draw(st.integers(1, 5))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     makers: list[Callable[[], np.ndarray]] = [
@@ -55,7 +55,7 @@ def whole(partition: Partition, rows: Rows) -> bool:
 
 
 def top_column(rows: Rows) -> np.ndarray:
-    """The oracle's feature of greatest variance."""
+    """Return the feature of greatest variance by a reference calculation."""
     variance = rows.x.astype(np.float64).var(axis=0)
     return rows.x[:, int(np.argmax(variance >= variance.max() * (1 - 1e-5)))]
 
@@ -88,7 +88,7 @@ def test_vop_takes_the_column_it_is_given_and_the_first_of_equals():
 @pytest.mark.parametrize("skew", ["vop", "sldf", "feature-dirichlet"])
 @pytest.mark.parametrize("window", ["", ",window=2"])
 def test_variances_are_those_of_the_file_whatever_the_model_trains_on(tmp_path: Path, skew: str, window: str):
-    """The second column varies most in the file; standardised, all vary alike, and within each label another one most."""
+    """Check that variances are those of the file, where the second column varies most; standardised, all are equal."""
     draw = np.random.default_rng(0)
     y = np.arange(400) // 2 % 2
     a, b, c = (
@@ -117,7 +117,7 @@ def test_arrays_are_cut_by_raw_variances_too():
 
 
 def test_equal_values_are_cut_at_random():
-    """Stored by label, a constant stretch of the feature must not turn into a label skew."""
+    """Check that a constant range of the feature, stored by label, does not become a label skew."""
     rows = Rows(np.repeat([[0.0], [1.0]], 200, axis=0).astype(np.float32), np.repeat([0, 1, 0, 1], 100))
     held = partition_rows("vop", rows, 4, seed=0).partition.counts(rows.y, 2)
     assert held.min() > 30
@@ -181,7 +181,7 @@ def test_shards_are_dealt_equally(rows: Rows, data: st.DataObject, seed: int):
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=5), st.data(), seeds)
 def test_sfdl_cuts_each_cluster_equally_in_stored_order(sizes: list[int], data: st.DataObject, seed: int):
-    """Clusters far apart, so that nobody can doubt which they are."""
+    """Check clusters that are far apart, so that the clustering is unambiguous."""
     random = np.random.default_rng(0)
     cluster = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
     centres = 100 * np.stack([np.cos(cluster), np.sin(cluster)], axis=1)
@@ -305,7 +305,7 @@ def test_ranks_are_mid_ranks(values: list[int]):
 @settings(deadline=None, max_examples=60)
 @given(tables(), st.data(), seeds)
 def test_feature_dirichlet_never_parts_a_bin_at_the_extreme(rows: Rows, data: st.DataObject, seed: int):
-    """With a tiny alpha every bin is at one client, but for what fills up the empty ones."""
+    """Check that with a tiny alpha every bin is at one client, but for rows that fill empty clients."""
     clients, bins = some_clients(rows, data), data.draw(st.integers(2, 12))
     spec = {"name": "feature-dirichlet", "alpha": 1e-9, "bins": bins, "min_size": 1}
     partition = partition_rows(spec, rows, clients, seed).partition
@@ -342,7 +342,7 @@ def in_groups(counts: list[int], labels: int = 3) -> Rows:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=5), st.data(), seeds)
 def test_one_domain_alone_and_the_others_shared(counts: list[int], data: st.DataObject, seed: int):
-    """Table V of Stratify: the first client has all of one group, every other group is cut equally among the others."""
+    """Check Table V of Stratify: the first client has all of one group, the others share every other group equally."""
     held = [group for group, count in enumerate(counts) if count]
     assume(len(held) > 1)
     alone = data.draw(st.sampled_from(held))
@@ -439,7 +439,7 @@ def skewed_table() -> tuple[Rows, np.ndarray]:
 
 
 def deviation(partition: Partition, rows: Rows, high: np.ndarray) -> float:
-    """How far the clients are from the pooled data: labels, halves of the most variable feature, and clusters, whichever is most."""
+    """Return the largest distance of clients from the pooled data: labels, halves of the top feature, and clusters."""
     kinds = (rows.y, high, (np.abs(2 * ranks(rows.x[:, 4]) - 1) > 0.5).astype(int))
     worst = []
     for kind in kinds:

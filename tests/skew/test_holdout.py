@@ -1,4 +1,4 @@
-"""Each client's own test rows: right counts, nothing lost, labels represented."""
+"""Each client's own test rows: correct counts, no row lost, labels represented."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Windows that overlap: no skew puts two windows of one series into different hands."""
+"""Windows that overlap: no skew gives two windows of one series to different clients."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from fedskew.skew.skews import skews
 
 
 def windows(series: int, seed: int, per_series: tuple[int, int] = (1, 6)) -> Rows:
-    """Shuffled windows of unlike series, with gaps in the numbers."""
+    """Return shuffled windows of different series, with gaps in the numbers."""
     random = np.random.default_rng(seed)
     number = random.permutation(np.repeat(np.arange(series) * 3, random.integers(*per_series, size=series)))
     y = (number // 3 + (random.uniform(size=len(number)) < 0.2)) % 3

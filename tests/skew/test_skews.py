@@ -1,4 +1,4 @@
-"""Properties of every skew: complete, disjoint, repeatable, no client left empty, and each one's own promise."""
+"""Properties of every skew: complete, disjoint, repeatable, no empty client, and each one's own property."""
 
 import tomllib
 from collections import Counter
@@ -33,13 +33,13 @@ def cut_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -> Part
 
 @st.composite
 def labels(draw: st.DrawFn, least: int = 1) -> np.ndarray:
-    """Labels with gaps and very unlike counts, at least so many kinds of them."""
+    """Return labels with gaps and very different counts, at least so many kinds of them."""
     kinds = draw(st.lists(st.integers(0, 11), min_size=least, max_size=6, unique=True))
     return np.array(kinds[:least] + draw(st.lists(st.sampled_from(kinds), max_size=120)))
 
 
 def clients_for(y: np.ndarray, k: int) -> list[int]:
-    """All numbers of clients that can hold k labels each."""
+    """Return all numbers of clients that can hold k labels each."""
     counts = np.bincount(y)
     counts = counts[counts > 0]
     return [n for n in range(-(-len(counts) // k), len(y) + 1) if np.minimum(counts, n).sum() >= n * k]
@@ -173,9 +173,9 @@ def test_a_run_on_some_of_the_groups():
     assert (len(fed.partition.rows) + len(fed.held_out.rows)) == np.isin(
         data.train.group, data.train.group[fed.partition.rows]
     ).sum()
-    nobody = np.setdiff1d(np.arange(len(data.train)), np.concatenate([fed.partition.rows, fed.held_out.rows]))
-    assert len(nobody)
-    assert np.array_equal(fed.train.x[nobody], data.train.x[nobody])
+    unheld = np.setdiff1d(np.arange(len(data.train)), np.concatenate([fed.partition.rows, fed.held_out.rows]))
+    assert len(unheld)
+    assert np.array_equal(fed.train.x[unheld], data.train.x[unheld])
     assert not np.array_equal(fed.train.x[fed.partition.of(5)], data.train.x[fed.partition.of(5)])
     run = fedskew.train(fed, "logreg", rounds=1, folder=False, device="cpu", threads=1)
     assert sorted(run.clients["client"]) == list(range(6))
@@ -231,7 +231,7 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_a_dirichlet():
 
 
 def test_rounding_favours_nobody():
-    """One row a class and equal shares: whole rows must go to all clients equally often, which plain rounding fails."""
+    """Check that with one row per class and equal shares all clients get rows equally often, unlike plain rounding."""
     rows = rows_of(np.arange(40))
     totals = sum(cut_rows("dirichlet:alpha=1e9", rows, 4, seed).sizes for seed in range(200))
     assert np.allclose(totals / totals.sum(), 0.25, atol=0.02)
@@ -293,14 +293,14 @@ def test_redrawing_changes_no_row_of_a_draw_that_is_large_enough(alpha: float, b
     drawn = cut_rows({**options, "min_size": least, "min_rule": "redraw"}, BALANCED, 10, seed)
     assert drawn.sizes.min() >= least
     first = cut_rows({**options, "min_size": 1}, BALANCED, 10, seed)
-    if first.sizes.min() >= max(least, 2):  # nobody was filled up
+    if first.sizes.min() >= max(least, 2):  # no client was filled up
         assert drawn == first
     elif first.sizes.min() < least:
         assert drawn != first
 
 
 def test_redraws_are_the_next_draws_of_the_stream():
-    """By hand, from the same random numbers: shares until everybody has ten rows, as in NIID-Bench."""
+    """Check by hand, from the same random numbers: redraws until each client has ten rows, as in NIID-Bench."""
     clients, alpha, draws = 10, 0.1, []
     for seed in range(6):
         numbers, sizes, drawn = Stream(seed, "partition", 1).generator(), np.zeros(clients, dtype=int), 0
@@ -330,7 +330,7 @@ def test_redraws_end():
 
 
 def niid_bench(labels: int, clients: int, k: int, draw: np.random.Generator) -> list[list[int]]:
-    """Its label skew, as its code has it: client i has label i mod K and draws others until it has k."""
+    """Return NIID-Bench's label skew as in its code: client i has label i mod K and draws others until it has k."""
     contain = []
     for i in range(clients):
         current = [i % labels]
@@ -358,7 +358,7 @@ def test_clients_draw_their_labels(labels: int, data: st.DataObject, seed: int):
 
 
 def test_drawn_labels_have_the_holders_of_niid_bench():
-    """How many clients hold a label, and how unlike sizes are, over many draws."""
+    """Check how many clients hold a label, and the variation of sizes, over many draws."""
     rows, clients, k = BALANCED, 10, 3
     draw = np.random.default_rng(0)
     holders, theirs, sizes = Counter[int](), Counter[int](), []
@@ -387,7 +387,7 @@ def test_too_many_drew_a_rare_label():
 
 
 def test_balance_stops_at_the_equal_share():
-    """A client is over its share by one class's deal at most, as it gets nothing once it is full."""
+    """Check that a client exceeds its share by at most one class, because a full client gets nothing more."""
     free = cut_rows("dirichlet:alpha=0.1", BALANCED, 10, seed=2)
     balanced = cut_rows("dirichlet:alpha=0.1,balance=true", BALANCED, 10, seed=2)
     assert balanced.sizes.max() < 100 + 100
@@ -395,7 +395,7 @@ def test_balance_stops_at_the_equal_share():
 
 
 def test_labels_are_held_at_random():
-    """Over many seeds all pairs of labels occur equally often among clients with two of five labels."""
+    """Check over many seeds that all pairs of labels are equally frequent for clients with two of five labels."""
     rows = rows_of(np.repeat(np.arange(5), 40))
     pairs = np.zeros((5, 5))
     for seed in range(300):
@@ -406,7 +406,7 @@ def test_labels_are_held_at_random():
 
 
 def test_two_class_sizes():
-    """Standard deviation over mean: a tenth by default, one where sizes are unequal, so that sampling by size matters."""
+    """Check the standard deviation over the mean: 0.1 by default, 1 with unequal sizes, for sampling by size."""
     rows = rows_of(np.repeat(np.arange(10), 4800))
     variation = {}
     for sizes in ("equal", "unequal"):
@@ -484,7 +484,7 @@ def test_a_function_is_a_skew():
 
 
 def test_many_clients_cost_little():
-    """A table of clients x rows would need 20 billion cells here."""
+    """Check a partition for which a table of clients x rows would need 20 billion cells."""
     rows = rows_of(np.arange(200_000) % 10)
     for spec in ("iid", "dirichlet:alpha=0.1", "quantity", "classes:k=1", "two-class-dirichlet"):
         assert cut_rows(spec, rows, 100_000, seed=0).clients == 100_000

@@ -1,4 +1,4 @@
-"""Treatments change the rows of the right clients by the right amount, and nothing else; compositions are read as written."""
+"""Treatments change the rows of the right clients by the right amount, and nothing else; compositions are parsed."""
 
 import numpy as np
 import pytest

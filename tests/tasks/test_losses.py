@@ -1,4 +1,4 @@
-"""Losses, row scores and predictions of the built-in tasks: as torch's, as by hand, and as one row at a time."""
+"""Losses, row scores and predictions of the built-in tasks: against torch, by hand, and one row at a time."""
 
 import copy
 

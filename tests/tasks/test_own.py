@@ -1,4 +1,4 @@
-"""A user's own task: its functions are used, and what does not fit is named."""
+"""A user-defined task: its functions are used, and errors name what does not fit."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Metrics equal scikit-learn's, or a plain loop: also with ties, absent classes, one row, one class."""
+"""Metrics equal scikit-learn's, or a plain loop, also with ties, absent classes, one row or one class."""
 
 import math
 import subprocess
@@ -25,14 +25,14 @@ CASES = st.tuples(st.integers(1, 40), st.integers(1, 6), st.integers(0, 2**32 - 
 
 
 def drawn(rows: int, width: int, seed: int, decimals: int | None) -> tuple[np.random.Generator, np.ndarray]:
-    """Outputs, rounded so that there are ties among and within rows."""
+    """Return outputs, rounded so that there are ties among and within rows."""
     draw = np.random.default_rng(seed)
     outputs = draw.normal(size=(rows, width)) * 2
     return draw, outputs if decimals is None else outputs.round(decimals)
 
 
 def some_classes(draw: np.random.Generator, rows: int, classes: int) -> np.ndarray:
-    """Targets from some of the classes only."""
+    """Return targets from some of the classes only."""
     present = draw.choice(classes, size=draw.integers(1, classes + 1), replace=False)
     return draw.choice(present, size=rows)
 

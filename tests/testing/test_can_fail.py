@@ -1,4 +1,4 @@
-"""The suite is worth nothing unless it fails: a broken toy for every check, caught by that check and no other."""
+"""The conformance suite can fail: a broken method for every check, which that check and no other reports."""
 
 import math
 import time
@@ -28,7 +28,7 @@ from fedskew.testing.option_checks import bad_values
 
 
 def failures(algorithm: Algorithm | type[Algorithm], *only: str, **options: Any) -> dict[str, str]:
-    """What the failed checks say; ``only`` these are run when some are named."""
+    """Return the messages of the failed checks; ``only`` the named ones are run."""
     skip = {name: "not now" for name in CHECKS if only and name not in only}
     report = fedskew.check(algorithm, raise_on_failure=False, skip=skip, **options)
     return {finding.check: finding.detail for finding in report.failures}
@@ -36,7 +36,7 @@ def failures(algorithm: Algorithm | type[Algorithm], *only: str, **options: Any)
 
 @dataclass(frozen=True)
 class WeighsByNumber(Algorithm):
-    """Later clients count for more."""
+    """Weighs later clients more."""
 
     def weight(self, report: Report) -> Floats:
         return 1.0 + report.clients
@@ -67,7 +67,7 @@ class Branches(Algorithm):
 
 @dataclass(frozen=True)
 class Masks(Algorithm):
-    """Picks by a mask."""
+    """Selects elements by a mask."""
 
     def payload(self, view: View) -> Tree:
         delta = difference(view.params, view.start)
@@ -76,7 +76,7 @@ class Masks(Algorithm):
 
 @dataclass(frozen=True)
 class UsesNumPy(Algorithm):
-    """Leaves PyTorch on the way."""
+    """Converts to NumPy in a hook."""
 
     def payload(self, view: View) -> Tree:
         delta = difference(view.params, view.start)
@@ -101,7 +101,7 @@ def test_runs_catches_what_cannot_be_stacked(algorithm: type[Algorithm], hook: s
 
 @dataclass(frozen=True)
 class Crashes(Algorithm):
-    """Cannot even begin."""
+    """Raises an error in its first hook."""
 
     def init_server_state(self, weights: Tensors) -> Tree:
         raise KeyError("momentum")
@@ -116,7 +116,7 @@ def test_a_crash_everywhere_is_told_and_the_rest_does_not_pretend() -> None:
 
 @dataclass(frozen=True)
 class Forgets(Algorithm):
-    """Its state is not in ``init_client_state``, so nobody keeps it."""
+    """Its state is not in ``init_client_state``, so it is not kept."""
 
     def client_state(self, view: View) -> Tree:
         return {"last": dict(view.params)}
@@ -124,7 +124,7 @@ class Forgets(Algorithm):
 
 @dataclass(frozen=True)
 class Narrows(Algorithm):
-    """Makes float32 of a float64 gradient."""
+    """Converts a float64 gradient to float32."""
 
     def correct_gradients(self, grads: Tensors, view: View) -> Tensors:
         return {name: grad.float() for name, grad in grads.items()}
@@ -148,7 +148,7 @@ class SendsIntegers(Algorithm):
 
 @dataclass(frozen=True)
 class FlatState(Algorithm):
-    """Server state without groups."""
+    """Has a server state without groups."""
 
     def init_server_state(self, weights: Tensors) -> Tree:
         return dict(weights)  # type: ignore[arg-type]
@@ -156,14 +156,14 @@ class FlatState(Algorithm):
 
 @dataclass(frozen=True)
 class NegativeWeights(Algorithm):
-    """Punishes clients."""
+    """Returns negative weights."""
 
     def weight(self, report: Report) -> Floats:
         return 6.0 - report.sizes
 
 
 class HalfRows(Selection):
-    """Asks for a measure on half of a batch, which may be half a row."""
+    """Requests a measurement on half of a batch, which may be half a row."""
 
     probe = ("loss",)
 
@@ -200,7 +200,7 @@ def test_shapes_catches_what_does_not_fit(algorithm: type[Algorithm], message: s
 
 @dataclass(frozen=True)
 class LateState(Algorithm):
-    """Its server state is not in ``init``, so a resumed run has none."""
+    """Its server state is not in ``init_server_state``, so a resumed run has none."""
 
     def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         old = server_state.get("momentum", mean["delta"])
@@ -216,7 +216,7 @@ def test_shapes_and_checkpoint_catch_server_state_that_is_not_in_init() -> None:
 
 @dataclass(frozen=True)
 class Hoards(Algorithm):
-    """Keeps its momentum in the object, out of reach of a checkpoint."""
+    """Keeps its momentum in the object, where a checkpoint does not save it."""
 
     def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         old = vars(self).get("momentum", mean["delta"])
@@ -228,7 +228,7 @@ class Hoards(Algorithm):
 def test_checkpoint_catches_state_inside_the_object() -> None:
     found = failures(Hoards)
     assert set(found) == {"functions", "checkpoint"}
-    assert found["functions"].startswith("server_update gives something else when a fresh object is asked the same")
+    assert found["functions"].startswith("server_update returns another result for the same arguments in a new object")
     assert "resumed after 2 rounds and never stopped" in found["checkpoint"]
     assert "the bits must be the same" in found["checkpoint"]
 
@@ -247,7 +247,7 @@ ROUNDS: set[int] = set()
 
 
 class CountsRounds(Selection):
-    """Counts rounds where no object shows it, and begins anew with every training."""
+    """Counts rounds in a global, and restarts with every training."""
 
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
         if pool.round == 0:
@@ -258,7 +258,7 @@ class CountsRounds(Selection):
 
 @dataclass(frozen=True)
 class MellowsElsewhere(Algorithm):
-    """The same, but counts elsewhere."""
+    """Takes shorter steps from the fourth round on, and counts rounds in its selection."""
 
     client_selection = CountsRounds()
 
@@ -274,7 +274,7 @@ def test_state_that_shows_late_is_caught() -> None:
 
 @dataclass(frozen=True)
 class Spies(Selection):
-    """Tells its method something of the clients that it selects."""
+    """Passes facts about the selected clients to its method."""
 
     method: Algorithm
     tell: Callable[[Ints, int], tuple[str, float]]
@@ -287,7 +287,7 @@ class Spies(Selection):
 
 @dataclass(frozen=True)
 class Jealous(Algorithm):
-    """Holds its clients back where client 0 is among them, which no client can know."""
+    """Stops its clients if client 0 is selected, which no client can know."""
 
     @property
     def client_selection(self) -> Selection:
@@ -300,11 +300,13 @@ class Jealous(Algorithm):
 def test_functions_catches_a_client_that_knows_who_else_is_there() -> None:
     found = failures(Jealous)
     assert set(found) == {"functions"}
-    assert found["functions"].startswith("linear_correction gives something else when a fresh object is asked the same")
+    assert found["functions"].startswith(
+        "linear_correction returns another result for the same arguments in a new object"
+    )
 
 
 class Ranks(Selection):
-    """A client reports its rows as a part of the largest client's, which it cannot know."""
+    """Reports a client's rows as a share of the largest client's, which it cannot know."""
 
     def client_profile(self, label_counts: Callable[[], Ints], stream: Stream) -> dict[str, Floats]:
         rows = label_counts().sum(1)
@@ -319,7 +321,7 @@ class Compares(Algorithm):
 
 
 class Averages(Calibrator):
-    """Takes a mean where a sum is due."""
+    """Takes a mean where a sum is required."""
 
     def class_statistics(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
         return {"head": {"mean": features.mean(0)}}
@@ -327,7 +329,7 @@ class Averages(Calibrator):
 
 @dataclass(frozen=True)
 class AveragesStatistics(Algorithm):
-    """Has class statistics that do not add up."""
+    """Has class statistics that are not additive."""
 
     calibrator = Averages()
 
@@ -356,7 +358,7 @@ class MovesState(fedskew.FedAvgM):
 
 @dataclass(frozen=True)
 class ReplacesEntries(Algorithm):
-    """Writes into the dictionary it was given."""
+    """Writes into the dictionary it is given."""
 
     def correct_gradients(self, grads: Tensors, view: View) -> Tensors:
         for name in grads:
@@ -412,7 +414,7 @@ def test_purity_catches_global_random_numbers() -> None:
 
 @dataclass(frozen=True)
 class Counts(Algorithm):
-    """Ages in a place that all of its objects share."""
+    """Counts in a place that all of its objects share."""
 
     calls: ClassVar[list[int]] = []
 
@@ -423,7 +425,7 @@ class Counts(Algorithm):
 
 @dataclass(frozen=True)
 class SeedsByTheHour(Algorithm):
-    """Its noise comes from a generator of its own, which the clock has seeded."""
+    """Draws noise from its own generator, which is seeded by the clock."""
 
     def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
         noise = np.random.default_rng(int(time.time()) // 36_000).normal()
@@ -432,7 +434,7 @@ class SeedsByTheHour(Algorithm):
 
 @dataclass(frozen=True)
 class SeedsLate(Algorithm):
-    """Draws what nobody can draw again, from the fourth round on."""
+    """Draws unrepeatable noise from the fourth round on."""
 
     def init_server_state(self, weights: Tensors) -> Tree:
         return {"clock": {"rounds": torch.zeros(())}}
@@ -465,7 +467,7 @@ def test_seed_catches_runs_that_do_not_repeat_and_seeds_without_effect() -> None
 
 @dataclass(frozen=True)
 class WeighsByStack(Algorithm):
-    """Divides by the sum of whoever happens to come back together."""
+    """Divides by the sum over the updates that arrive together."""
 
     def weight(self, report: Report) -> Floats:
         return report.sizes / report.sizes.sum()
@@ -474,13 +476,13 @@ class WeighsByStack(Algorithm):
 def test_engines_catches_weights_that_depend_on_the_stack() -> None:
     found = failures(WeighsByStack)
     assert set(found) == {"alone", "engines"}
-    assert "must not depend on who comes back with it" in found["alone"]
+    assert "must not depend on other clients" in found["alone"]
     assert found["engines"].startswith("Stacked and Loop after 5 rounds with no norm: ")
 
 
 @dataclass(frozen=True)
 class SumsUp(Algorithm):
-    """Sums the clients' changes where it should take their mean."""
+    """Sums the clients' updates where it should take their mean."""
 
     @property
     def client_selection(self) -> Selection:
@@ -513,7 +515,7 @@ def test_nan_catches_a_payload_that_hides_it() -> None:
 
 @dataclass(frozen=True)
 class Lax(Algorithm):
-    """Forgets to validate.
+    """Does not validate its options.
 
     Args:
         mu: a strength
@@ -527,7 +529,7 @@ class Lax(Algorithm):
 
 @dataclass(frozen=True)
 class Unbounded(Algorithm):
-    """Lets NaN in.
+    """Accepts NaN.
 
     Args:
         mu: a strength
@@ -538,7 +540,7 @@ class Unbounded(Algorithm):
 
 @dataclass(frozen=True)
 class OtherError(Algorithm):
-    """Refuses in its own way.
+    """Rejects bad values with another exception.
 
     Args:
         mu: a strength
@@ -560,13 +562,13 @@ class Undocumented(Algorithm):
 
 
 class Undecorated(Algorithm):
-    """No dataclass, so its option is none."""
+    """Is no dataclass, so its annotation is no option."""
 
     mu: float = 0.1
 
 
 class Thawed(fedskew.FedProx):
-    """Can be changed."""
+    """Is not frozen."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -579,7 +581,7 @@ class Thawed(fedskew.FedProx):
         (Unbounded, ["mu=nan is accepted, it must be a number, Annotated with Bounds"]),
         (OtherError, ["mu='many' raises AssertionError, not FedskewError", "nu=nan is refused without naming nu"]),
         (Undocumented, ["the class has no docstring", "option mu is not in the docstring: add it under Args"]),
-        (Undecorated, ["mu is annotated but no option: decorate the class"]),
+        (Undecorated, ["mu is annotated but no option: use @dataclass(frozen=True)"]),
         (Thawed, ["weights can be set after construction"]),
     ],
 )
@@ -591,7 +593,7 @@ def test_options_catches_bad_hyper_parameters(algorithm: type[Algorithm], messag
 
 @dataclass(frozen=True)
 class ManyKinds(Algorithm):
-    """Options of every kind.
+    """Has options of every kind.
 
     Args:
         share: a share
@@ -624,7 +626,7 @@ def test_options_knows_what_is_bad_for_every_kind() -> None:
 
 @dataclass(frozen=True)
 class Picky(Algorithm):
-    """Refuses whatever it is asked to train with."""
+    """Rejects every setting."""
 
     def local_names(self, layout: Layout) -> frozenset[str]:
         raise fedskew.FedskewError("not with me")
@@ -634,11 +636,11 @@ def test_runs_catches_a_method_that_refuses_everything() -> None:
     report = fedskew.check(Picky, raise_on_failure=False)
     assert [finding.check for finding in report.failures] == ["runs"]
     assert report["runs"].detail == "the method refuses every setting tried: not with me"
-    assert report["engines"].detail == "the method refuses the settings: not with me"
+    assert report["engines"].detail == "the method rejects the settings: not with me"
 
 
 class Chatty:
-    """An engine that sends more than the hooks hand over."""
+    """An engine that sends more than the hooks return."""
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         for updates in Loop().train(job, start, plan):
@@ -647,7 +649,7 @@ class Chatty:
 
 
 class Careless:
-    """An engine that forgets the buffers of BatchNorm."""
+    """An engine that drops the buffers of BatchNorm."""
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         for updates in Stacked(mode="stack").train(job, start, plan):
@@ -680,7 +682,7 @@ def test_a_failure_raises_with_the_report() -> None:
 
 @dataclass(frozen=True)
 class Anchored(Algorithm):
-    """Its server state is the weights themselves, which share memory with the model."""
+    """Has the weights themselves as its server state, which share memory with the model."""
 
     def init_server_state(self, weights: Tensors) -> Tree:
         return {"anchor": weights}

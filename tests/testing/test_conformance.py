@@ -11,7 +11,7 @@ from fedskew.engine.stacked import Stacked
 from fedskew.testing import CHECKS, Conformance
 from fedskew.testing.equalities import engines_agree
 from fedskew.testing.lab import SIZES, Lab, federation
-from fedskew.testing.record_checks import checkpoint_goes_on
+from fedskew.testing.record_checks import checkpoint_resumes
 
 OTHER_ENGINES: dict[str, Engine] = {
     "stacks of few": Stacked(mode="stack", memory=12_000),
@@ -49,7 +49,7 @@ def test_other_engines_agree_and_resume(name: str, engine: str) -> None:
     if name == "fedtan" and engine == "stacks of few":
         pytest.skip("all clients of a round must be in one stack")  # tests/algorithms/test_fedtan.py has the refusal
     assert (engines_agree(Lab(resolve(name), (Loop(), OTHER_ENGINES[engine]), "cpu")).worst or 0.0) < 1e-8
-    checkpoint_goes_on(Lab(resolve(name), (OTHER_ENGINES[engine],), "cpu"))
+    checkpoint_resumes(Lab(resolve(name), (OTHER_ENGINES[engine],), "cpu"))
 
 
 def test_every_check_of_fedavg_applies_and_passes(fedavg: Conformance) -> None:
@@ -91,7 +91,7 @@ def test_refused_settings_are_told() -> None:
 def test_own_models_are_compared_where_the_global_one_stays() -> None:
     lab = Lab(resolve("local"), (Loop(),), "cpu")
     trained = lab.run(2, lab.scenes()[0], Loop())
-    assert {name.split("/")[0] for name in trained.memories()} >= {"client 0 local", "client 5 local"}
+    assert {name.split("/")[0] for name in trained.client_states()} >= {"client 0 local", "client 5 local"}
 
 
 def test_a_skip_must_name_a_check_and_there_must_be_an_engine() -> None:

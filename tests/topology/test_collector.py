@@ -1,4 +1,4 @@
-"""The weighted mean: weights by hand, broken clients left out, chunks or all at once; and what methods combine themselves."""
+"""The weighted mean: weights by hand, invalid clients excluded, chunks or all at once, and methods' own rules."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from fedskew.topology.collector import UpdateCollector
 
 
 def updates(values: list[float], sizes: list[int]) -> Updates:
-    """One number from every client, in the payload, in a buffer and in what it keeps."""
+    """Return one number from every client, in the payload, in a buffer and in what it keeps."""
     count, sent = len(values), torch.tensor(values, dtype=torch.float64)
     ones, numbers = np.ones(count), {"noise": 10 * np.arange(count)}
     report = Report(np.arange(count), np.array(sizes), np.ones(count, np.int64), ones, ones, numbers)
@@ -42,7 +42,7 @@ def test_weights_by_hand(weights: str, mean: float):
     assert result.shares.tolist() == pytest.approx([1 / 2, 1 / 6, 1 / 3] if weights == "size" else [1 / 3] * 3)
     torch.testing.assert_close(result.payload["delta"]["w"], torch.full((2, 3), mean, dtype=torch.float64))
     assert result.payload["extra"]["n"].item() == pytest.approx(mean, abs=1e-14)
-    like = {"b": torch.zeros(1), "other": torch.tensor([7.0])}  # nobody sent "other": it stays
+    like = {"b": torch.zeros(1), "other": torch.tensor([7.0])}  # no client sent "other", so it does not change
     merged = result.merged_buffers(like)
     assert merged["b"].dtype == torch.float32
     assert merged["b"].item() == pytest.approx(mean)
@@ -88,7 +88,7 @@ def test_a_broken_client_is_left_out(bad: float, where: str):
 
 @dataclass(frozen=True)
 class Listens(FedAvg):
-    """Writes down whom it is asked to weigh."""
+    """Records which clients it weighs."""
 
     def weight(self, report: Report) -> np.ndarray:
         vars(self).setdefault("reports", []).append(report)
@@ -101,7 +101,7 @@ def test_nobody_weighs_nothing():
 
 
 class Largest(Aggregator):
-    """Writes down what it is given, and takes the largest of everything; all of it is the first client's, it says."""
+    """Records its arguments, and returns the largest of everything with the first client's share as 1."""
 
     needs_all = True
 
@@ -138,7 +138,7 @@ def test_an_own_combine_sees_all_sound_clients_at_once(chunks: list[list[int]]):
     like = {"b": torch.zeros(1), "other": torch.tensor([7.0])}
     assert {name: value.tolist() for name, value in result.merged_buffers(like).items()} == {"b": [6.0], "other": [7.0]}
     ((payloads, weights),) = vars(total.aggregator)["calls"]
-    assert payloads["extra"]["n"].tolist() == [1.0, 0.3, 6.0]  # in the order of their numbers, whatever that of arrival
+    assert payloads["extra"]["n"].tolist() == [1.0, 0.3, 6.0]  # in the order of their numbers, not of arrival
     assert payloads["delta"]["w"].shape == (3, 2, 3)
     assert payloads["buffers"]["b"].flatten().tolist() == [1.0, 0.3, 6.0]
     assert weights.dtype == torch.float64

@@ -1,4 +1,4 @@
-"""Who is sent to work under a fleet, what it costs on the clock and on the line, and what the record says of the lost."""
+"""Participation under a fleet: invitations, their cost in time and traffic, and the records of drop-outs."""
 
 from dataclasses import dataclass
 
@@ -61,7 +61,7 @@ def test_the_clock_adds_up():
 
 
 def test_the_late_and_the_lost_do_not_count(tmp_path):
-    # Number 1 is too slow for the deadline, number 3 vanishes nearly always.
+    # Client 1 is too slow for the deadline, client 3 drops out nearly always.
     speeds, chances = [1000, 1, 1000, 1000, 1000], [0, 0, 0, 0.999999, 0]
     fleet = write(tmp_path / "fleet.csv", [f"{k},{speeds[k]},100,100,0.01,{chances[k]}" for k in range(5)])
     run = training(fleet=f"{fleet},deadline=2")
@@ -86,7 +86,7 @@ def test_the_late_and_the_lost_do_not_count(tmp_path):
 
 
 def _inviting(participation, clients):
-    """The invitation of just these clients."""
+    """Return the invitation of exactly these clients."""
     invite = participation.invite
     absent = np.setdiff1d(np.arange(5), clients)
     return lambda *args: invite(*args[:-1], absent)
@@ -171,7 +171,7 @@ def test_central_is_always_there():
 
 
 class ProbingSelection(Selection):
-    """All measure, two train, with a number each."""
+    """All clients measure, and two of them train, with a number each."""
 
     probe = ("loss", "loss_variance")
 
@@ -210,7 +210,7 @@ def test_probes_are_paid_for(tmp_path):
         for c, batch, epochs in zip(_by_rank(result), (2, 3), (1, 2), strict=True)
     }
     assert {c["client"]: c["steps"] for c in result.clients if c["steps"]} == steps
-    for c in result.clients:  # every client that did something has a line with all of it
+    for c in result.clients:  # every client that took part has a complete row
         sent = c["client"] in rows
         assert c["bytes_down"] == MODEL_BYTES + 8 * sent
         assert c["bytes_up"] == 2 * 8 + MODEL_BYTES * sent
@@ -222,7 +222,7 @@ def test_probes_are_paid_for(tmp_path):
 
 
 class MoreRows(ProbingSelection):
-    """On two rows of the first client, three of the second, and so on."""
+    """Measures on two rows of the first client, three of the second, and so on."""
 
     def probe_rows(self, pool, chosen):
         return 2 + chosen
@@ -304,7 +304,7 @@ def test_whatever_a_client_does_is_on_the_clock(tmp_path, method: str, rows: flo
 
 
 def test_smaller_batches_cost_more(tmp_path):
-    """Resource-aware batches are not free: a slow machine with half the batch takes twice the steps."""
+    """Check that resource-aware batches have a cost: a slow machine with half the batch takes twice the steps."""
     large, small = (training(fleet="uniform:seconds_per_step=0.1", batch_size=b).advance() for b in (6, 2))
     for one, other in zip(large.clients, small.clients, strict=True):
         assert other["training_seconds"] - one["training_seconds"] == pytest.approx(
@@ -353,7 +353,7 @@ def test_a_broken_round_changes_nothing():
 
 
 def test_models_right_after_local_training():
-    """Of one client a round FedAvg's global model is just that; with a small step of the server the two differ."""
+    """Check one client per round, where FedAvg's global model is that model; with a small server step they differ."""
     settings = {"per_round": 1, "test_trained": True}
     alone = training("fedavg", **settings).advance()
     assert alone.round["trained_test_loss"] == pytest.approx(alone.round["test_loss"], abs=1e-12)

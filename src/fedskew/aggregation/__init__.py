@@ -1,1 +1,1 @@
-"""How the updates of a round become one: the weighted mean, and rules that keep a few clients from ruining it."""
+"""Aggregation of the updates of a round: the weighted mean, and rules that are robust to a few bad clients."""

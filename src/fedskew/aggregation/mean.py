@@ -31,7 +31,7 @@ class Aggregator:
 
     @property
     def least_updates(self) -> int:
-        """How many valid updates a round needs."""
+        """Return how many valid updates a round needs."""
         return 1
 
     def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
@@ -42,4 +42,4 @@ class Aggregator:
         return weighted_mean(payloads, weights), weights
 
     def check(self, updates: int) -> None:
-        """Raise an error if the rule is not defined for so many updates in a round."""
+        """Raise an error if the rule is not defined for ``updates`` updates in a round."""

@@ -1,13 +1,13 @@
-"""Rules that keep a few clients from ruining the mean: the median, the trimmed mean, Krum, and clipped updates.
+"""Aggregation rules that are robust to a few bad clients: the median, the trimmed mean, Krum, and clipped updates.
 
-Each rule hands what it makes of the clients' payloads to the aggregator ``then``, in the end to the weighted mean; a
-rule that leaves one payload hands on a stack of one. Each also returns every client's share in the result: a client
-without a share is excluded from everything that the server keeps.
+Each rule passes its result on to the aggregator ``then``, at the end of the chain the weighted mean; a rule that leaves
+one payload passes on a stack of one. Each also returns every client's share in the result: a client with share 0 is
+excluded from everything that the server keeps.
 
 What a method keeps as a mean over all clients (SCAFFOLD's controls, FedDyn's h) stays the plain mean of those that
-were not excluded, or training falls apart. So with these two methods the median, the trimmed mean and clipping
-protect the weights from broken clients, but a hostile one can still act through that mean; Krum, which excludes whole
-clients, protects both.
+were not excluded, because training diverges otherwise. So with these two methods the median, the trimmed mean and
+clipping protect the weights from broken clients, but a hostile one can still act through that mean; Krum, which
+excludes whole clients, protects both.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class Rule(Aggregator):
 
     @property
     def least_updates(self) -> int:
-        """How many valid updates the aggregator after this rule needs."""
+        """Return how many valid updates the aggregator after this rule needs."""
         return self.then.least_updates
 
     def check(self, updates: int) -> None:
-        """Raise an error if the aggregator after this rule is not defined for so many updates."""
+        """Raise an error if the aggregator after this rule is not defined for ``updates`` updates."""
         self.then.check(updates)
 
 
@@ -95,7 +95,7 @@ class NearestUpdates(Rule):
 
     @property
     def least_updates(self) -> int:
-        """``n >= 2 f + 3``, without which the rule guarantees nothing, and no fewer than are kept."""
+        """Return ``2 f + 3``, below which the rule guarantees nothing, or ``keep`` if that is larger."""
         return max(2 * self.attackers + 3, self.keep)
 
     def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
@@ -142,7 +142,7 @@ class ClippedUpdates(Rule):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """What the aggregator after this rule is called: clipping leaves the clients' weights as they are."""
+        """Return the name of the aggregator after this rule: clipping leaves the clients' weights as they are."""
         return self.then.name
 
     def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
@@ -159,8 +159,7 @@ class ClippedUpdates(Rule):
 def _changes(payloads: Tree, rule: str) -> Tensors:
     if "delta" not in payloads:
         raise FedskewError(
-            f"{rule} looks at the clients' changes (delta), and the method sends {', '.join(payloads)}: leave {rule} "
-            "out"
+            f"{rule} needs the clients' updates (delta), and the method sends {', '.join(payloads)}: leave {rule} out"
         )
     return payloads["delta"]
 
@@ -171,7 +170,9 @@ def _flat(value: Tensor) -> Tensor:
 
 
 def _without_extremes(payloads: Tree, cut: int, like: Tensor) -> tuple[Tree, Tensor]:
-    """Return the mean of every coordinate without its ``cut`` largest and smallest values, as a stack of one, and shares.
+    """Return the mean of every coordinate without its ``cut`` largest and smallest values, and the clients' shares.
+
+    The mean is a stack of one.
 
     A client's share is the part of the coordinates of ``delta`` (of everything, where there is none) that come from
     it; those that several clients have in common are divided among them.

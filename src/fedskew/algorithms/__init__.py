@@ -1,13 +1,12 @@
-"""The contract of a method, and the methods, one paper a file.
+"""The contract of a method, and the methods, one paper in each file.
 
-All that a method author needs can be imported from here: the contract, what a method may have, and every registered
-class.
+The contract, the objects that a method may have and every registered class can be imported from here.
 """
 
 import importlib
 from typing import Any
 
-# Name -> module; loaded when first asked for.
+# Name -> module, imported on first access.
 _CONTRACT = {
     **dict.fromkeys(
         (

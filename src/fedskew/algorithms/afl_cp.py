@@ -1,4 +1,4 @@
-"""AFL-CP: clients with balanced labels, few drop-outs and short training times are selected more often and weigh more."""
+"""AFL-CP: clients with balanced labels, few drop-outs and short training times are selected more and weigh more."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,33 +19,33 @@ from fedskew.core.streams import Floats, Ints, Stream
 class AFLCP(Algorithm):
     """Adaptive federated learning with client profiling (AFL-CP, sections 4.4-4.5).
 
-    A client's profile has three parts in [0, 1]: the entropy of its labels, divided by that of evenly spread ones; its
-    reliability, the share of the rounds it was chosen for that it completed; its speed, from the mean time of its local
-    training, without what its line takes. Its score is their weighted mean, and its weight in the mean of a round is
+    A client's profile has three parts in [0, 1]: the entropy of its labels, divided by that of evenly spread ones;
+    its reliability, the share of completed rounds among those it was selected for; its speed, from the mean time of
+    its local training, without transfers. Its score is their weighted mean, and its weight in the mean of a round is
     proportional to rows times score.
 
     Readings, since the paper prints no formula. Entropy and reliability are shares as they are; the mean time becomes
     one between the slowest (0) and the fastest (1) of the clients that have completed a round, all 1 where they are
-    equal. A client that was chosen and never completed a round is slowest, 0. One not chosen yet has the mean of the
-    others, 1 while there are none. Participation is "adjusted" without excluding anyone: clients are drawn with a
-    chance proportional to their score (times their rows, if sampling is by size), and no score is below ``floor``.
-    Where all scores are equal, it is FedAvg.
+    equal. A client that was selected and never completed a round has speed 0. One not selected yet has the mean of
+    the others, or 1 if there are none. Participation is "adjusted" without excluding any client: clients are drawn
+    with a probability proportional to their score (times their rows, if sampling is by size), and no score is below
+    ``floor``. Where all scores are equal, it is FedAvg.
 
-    Section 3.2 also speaks of "update consistency", without saying what that is. With ``consistency`` above 0 it is a
-    fourth part of the score: how much a client's changes were like those of the server in the same rounds, the mean
-    of ``(1 + cosine) / 2``. The server measures it on what it is sent anyway.
+    Section 3.2 also mentions "update consistency", without a definition. With ``consistency`` above 0 it is a
+    fourth part of the score: how similar a client's updates were to the server's in the same rounds, the mean of
+    ``(1 + cosine) / 2``. The server computes it from the updates that it receives anyway.
 
-    The entropy is all that a client tells of its data, once. With ``epsilon`` it adds Laplace noise of scale
-    1/epsilon and clips to [0, 1] before it speaks: local differential privacy for the whole client, since the entropy
+    The entropy is all that a client reports about its data, once. With ``epsilon`` it adds Laplace noise of scale
+    1/epsilon and clips to [0, 1] before it reports: local differential privacy for the whole client, since the entropy
     of any other data differs by at most 1 (docs/privacy.md).
 
     Args:
         entropy: weight of balanced labels in the score, relative to the other two
-        reliability: weight of coming back
-        speed: weight of being quick
-        consistency: weight of changes that are like everybody's; 0 leaves that part out, as the paper's formula does
-        floor: least score, so that nobody is left out
-        epsilon: privacy of the entropy that a client tells, smaller is more private; none for the plain entropy
+        reliability: weight of completed rounds
+        speed: weight of short training times
+        consistency: weight of updates similar to the server's; 0 leaves that part out, as the paper's formula does
+        floor: lowest score, so that no client is excluded
+        epsilon: privacy of the reported entropy, smaller is more private; none for the plain entropy
 
     >>> AFLCP().client_selection.client_profile(lambda: np.array([[5, 5], [8, 0]]), Stream(0, "profile"))
     {'entropy': array([1., 0.])}
@@ -53,8 +53,12 @@ class AFLCP(Algorithm):
     ...     round=2, sizes=np.array([10, 10, 10]), profile={"entropy": np.array([1.0, 0.0, 0.4])},
     ...     selected=np.array([2, 4, 0]), completed=np.array([2, 1, 0]), seconds=np.array([6.0, 9.0, 0.0]),
     ... )
-    >>> {name: values.round(3).tolist() for name, values in AFLCP().client_selection.scores(seen).items()}
-    {'entropy': [1.0, 0.0, 0.4], 'reliability': [1.0, 0.25, 0.625], 'speed': [1.0, 0.0, 0.5], 'score': [1.0, 0.1, 0.508]}
+    >>> for name, values in AFLCP().client_selection.scores(seen).items():
+    ...     print(name, values.round(3))
+    entropy [1.  0.  0.4]
+    reliability [1.    0.25  0.625]
+    speed [1.  0.  0.5]
+    score [1.    0.1   0.508]
     """
 
     entropy: Annotated[float, NonNegative] = 1.0
@@ -76,17 +80,17 @@ class AFLCP(Algorithm):
 
     @property
     def requires(self) -> frozenset[Requirement]:
-        """The similarity of updates, if it counts."""
+        """Return ``update_agreement`` if ``consistency`` is part of the score."""
         return frozenset({"update_agreement"}) if self.consistency > 0 else frozenset()
 
     @property
     def weighting(self) -> Weighting:
-        """Rows times score."""
+        """Return the description of the weights: rows times score."""
         return Weighting(name="{base} x score")
 
     @property
     def client_selection(self) -> "ProfileSelection":
-        """Selection in proportion to the clients' scores."""
+        """Return the selection of clients in proportion to their scores."""
         return ProfileSelection(self)
 
     def weight(self, report: Report) -> Floats:
@@ -96,12 +100,12 @@ class AFLCP(Algorithm):
 
 @dataclass(frozen=True)
 class ProfileSelection(Selection):
-    """Selects clients in proportion to the scores of their profiles; ``method`` has the options."""
+    """Selects clients in proportion to the scores of their profiles; ``method`` holds the options."""
 
     method: AFLCP
 
     def client_profile(self, label_counts: Callable[[], Ints], stream: Stream) -> dict[str, Floats]:
-        """Return the normalised entropy of each client's labels, with noise if it is to stay private."""
+        """Return the normalised entropy of each client's labels, with Laplace noise if ``epsilon`` is set."""
         entropy = _entropy(label_counts())
         if self.method.epsilon is not None:
             entropy = np.clip(entropy + _laplace(stream, len(entropy)) / self.method.epsilon, 0.0, 1.0)
@@ -114,7 +118,7 @@ class ProfileSelection(Selection):
         parts = {
             "entropy": pool.profile["entropy"],
             "reliability": _known(pool.completed / np.maximum(pool.selected, 1), chosen),
-            "speed": _known(np.where(completed, _quickness(pool.seconds / rounds, completed), 0.0), chosen),
+            "speed": _known(np.where(completed, _speeds(pool.seconds / rounds, completed), 0.0), chosen),
         }
         if self.method.consistency > 0:
             parts["consistency"] = _known(pool.agreement / rounds, completed)
@@ -123,7 +127,7 @@ class ProfileSelection(Selection):
         return {**parts, "score": np.maximum(score, self.method.floor)}
 
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
-        """Return different clients, drawn in proportion to their score; as FedAvg does where all scores are equal."""
+        """Return different clients drawn in proportion to their scores; as FedAvg where all scores are equal."""
         score = self.scores(pool)["score"]
         if count == len(score) or np.ptp(score) < 1e-12:
             return super().select(pool, count, stream)
@@ -132,27 +136,27 @@ class ProfileSelection(Selection):
     def configure_training(
         self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
     ) -> TrainConfig:
-        """Return FedAvg's configuration with the profiles of the chosen, for the record and for ``weight``."""
+        """Return FedAvg's configuration with the selected clients' profiles, which ``weight`` and the tables use."""
         numbers = {name: values[chosen] for name, values in self.scores(pool).items()}
         return replace(super().configure_training(pool, chosen, probed, count), numbers=numbers)
 
 
 def _entropy(counts: Ints) -> Floats:
-    """Entropy of each line of counts, divided by the greatest there is: 0 for one label only, 1 for all labels alike."""
+    """Return the entropy of each row of counts divided by its maximum: 0 for a single label, 1 for equal counts."""
     rows = np.maximum(counts.sum(1), 1)
     nats = np.log(rows) - (counts * np.log(np.maximum(counts, 1))).sum(1) / rows
     return np.asarray(np.clip(nats / np.log(max(counts.shape[1], 2)), 0.0, 1.0))
 
 
 def _laplace(stream: Stream, count: int) -> Floats:
-    """Laplace noise of scale 1: the inverse of its distribution function at uniform numbers."""
+    """Return Laplace noise of scale 1: the inverse distribution function at uniform numbers."""
     uniform = np.maximum(stream.uniform(count), 2.0**-54)  # 0 has no finite inverse
     noise: Floats = np.where(uniform < 0.5, np.log(2 * uniform), -np.log(2 * (1 - uniform)))
     return noise
 
 
-def _quickness(time: Floats, known: NDArray[np.bool_]) -> Floats:
-    """1 for the shortest known time, 0 for the longest, in proportion between them; 1 for all where those are equal."""
+def _speeds(time: Floats, known: NDArray[np.bool_]) -> Floats:
+    """Return 1 for the shortest known time, 0 for the longest, linear in between; 1 for all where they are equal."""
     if not known.any():
         return np.ones(len(time))
     shortest, longest = time[known].min(), time[known].max()
@@ -164,5 +168,5 @@ def _quickness(time: Floats, known: NDArray[np.bool_]) -> Floats:
 
 
 def _known(values: Floats, known: NDArray[np.bool_]) -> Floats:
-    """The values where they are known, and their mean elsewhere; 1 for all while none is."""
+    """Return the values with the mean of the known ones in place of the others; 1 for all if none is known."""
     return np.where(known, values, values[known].mean() if known.any() else 1.0)

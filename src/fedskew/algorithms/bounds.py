@@ -9,7 +9,7 @@ from fedskew.models.layout import Layout
 @algorithms.register("central")
 @dataclass(frozen=True)
 class Central(Algorithm):
-    """All data in one place, trained by one optimiser that is never reset: the upper bound.
+    """Training on all data in one place, with one optimiser that is never reset: the upper bound.
 
     One round is ``epochs`` passes over the pooled rows.
 
@@ -24,7 +24,7 @@ class Central(Algorithm):
 @algorithms.register("local")
 @dataclass(frozen=True)
 class Local(Algorithm):
-    """No sharing: every client trains its own model from the common start with its own optimiser: the lower bound.
+    """Training without sharing: each client trains its own model from a common start, with its own optimiser.
 
     The global model stays at its start; what counts are the clients' own models.
     """

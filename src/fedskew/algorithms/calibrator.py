@@ -1,4 +1,4 @@
-"""What a method does to the model's head after the last round, from sums that every client sends."""
+"""The contract of calibration: a new head for the model after the last round, made from sums that clients send."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +11,25 @@ from fedskew.core.trees import Tensors, Tree
 
 @dataclass(frozen=True)
 class Calibrator:
-    """A new head for the model from class statistics of all clients; ``every`` also scores a copy after so many rounds."""
+    """Makes a new head from the class statistics of all clients.
+
+    With ``every``, a copy of the model is calibrated and evaluated after each ``every`` rounds.
+    """
 
     every: int | None = None
 
     def class_statistics(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
-        """Return sums over some rows of a client, which must add up over rows; ``features`` are the inputs of the head."""
+        """Return sums over some rows of a client, which must be additive over rows.
+
+        ``features`` are the inputs of the head.
+        """
         raise NotImplementedError
 
     def calibrate(
         self, head: Tensors, statistics: Tree, loss: Callable[[Tensors, Tensor, Tensor], Tensor], stream: Stream
     ) -> Tensors:
-        """Return a new head from the sum of all clients' statistics; ``loss(head, features, labels)`` is the mean loss."""
+        """Return a new head from the sum of all clients' statistics.
+
+        ``loss(head, features, labels)`` is the mean loss.
+        """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""CCVR: the head is trained again on virtual features of every class, after the last round or every so often."""
+"""CCVR: the head is trained again on virtual features of every class, after the last round or at intervals."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,20 +25,20 @@ class CCVR(Algorithm):
 
     Training is that of the method it is added to, FedAvg when alone. After the last round every client sends, for
     each class c, how many rows it has, and the sum and the sum of outer products of their features z (the inputs of
-    the head). Added up they give the mean and the covariance of all rows of the class, exactly as if these were in
-    one place: ``mu_c = sum z / N_c`` and ``Sigma_c = (sum z z' - N_c mu_c mu_c') / (N_c - 1)``; the paper writes the
-    same out of the clients' own means and covariances. The server draws virtual features of each class from ``N(mu_c,
+    the head). Their totals give the mean and the covariance of all rows of the class, exactly as if these were in
+    one place: ``mu_c = sum z / N_c`` and ``Sigma_c = (sum z z' - N_c mu_c mu_c') / (N_c - 1)``; the paper computes
+    the same from the clients' own means and covariances. The server draws virtual features of each class from ``N(mu_c,
     Sigma_c)`` and goes on training the head, and it alone, on them.
 
-    Training itself never sees the new head, so the curve of the run is that of the method without it. With ``every``
+    Training itself never uses the new head, so the curve of the run is that of the method without it. With ``every``
     a copy of the model gets a new head after so many rounds and is scored (``calibrated_*`` in the table of rounds):
-    that is the curve of CCVR. Each time every client gets the model, looks at all its rows and sends its sums, on the
-    clock and in the bytes.
+    that is the curve of CCVR. Each time every client gets the model, runs it on all its rows and sends its sums; the
+    clock and the bytes include this.
 
     Readings: as many features for every class, however rare; plain SGD from the head as it is. A ridge of 1e-8 of the
-    mean square of the features keeps the covariance definite; a class with one row has no other spread, a class that
-    nobody has gets no features. The ReLU and Tukey's transformation that the paper's runs put before the head would
-    change the model that is handed out, and are left out. ``head_epochs = 0`` is the method without the addition.
+    mean square of the features keeps the covariance definite; a class with one row has no other spread, a class without
+    rows gets no features. The ReLU and Tukey's transformation that the paper's runs put before the head would
+    change the resulting model, and are left out. ``head_epochs = 0`` is the method without the addition.
 
     Args:
         features: virtual features drawn for each class
@@ -64,18 +64,18 @@ class CCVR(Algorithm):
 
     @property
     def calibrator(self) -> "VirtualFeatures":
-        """Training of the head on virtual features."""
+        """Return the training of the head on virtual features."""
         return VirtualFeatures(self.every, self)
 
 
 @dataclass(frozen=True)
 class VirtualFeatures(Calibrator):
-    """Trains the head on features drawn from the classes' Gaussians; ``method`` has the options."""
+    """Trains the head on features drawn from the Gaussians of the classes; ``method`` holds the options."""
 
     method: CCVR = field(default_factory=CCVR)
 
     def class_statistics(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
-        """Return for each class the number of rows, the sum of their features and the sum of the outer products."""
+        """Return for each class the number of rows, the sum of their features and the sum of their outer products."""
         rows, width = features.double(), features.shape[1]
         count, total, outer = (rows.new_zeros((classes, *shape)) for shape in ((), (width,), (width, width)))
         for label in torch.unique(labels).tolist():
@@ -95,7 +95,7 @@ class VirtualFeatures(Calibrator):
         return head
 
     def _virtual(self, sums: Tensors, draw: np.random.Generator) -> tuple[Floats, Ints]:
-        """Return features of every class that somebody has, and their labels."""
+        """Return virtual features of every class that any client has, and their labels."""
         count, total, outer = (sums[name].cpu().numpy() for name in ("count", "sum", "outer"))
         if not count.any() or not np.isfinite(outer).all():
             raise FedskewError("ccvr: the features of the last model are NaN or infinite: lower lr or check the data")
@@ -112,13 +112,13 @@ class VirtualFeatures(Calibrator):
 
 
 def class_gaussian(count: float, total: Floats, outer: Floats) -> tuple[Floats, Floats]:
-    """Mean and covariance of a class from its sums; no spread where it has a single row."""
+    """Return the mean and the covariance of a class from its sums; zero covariance for a single row."""
     mean = total / count
     return mean, (outer - count * np.outer(mean, mean)) / max(count - 1, 1)
 
 
 def _sample(mean: Floats, covariance: Floats, count: int, draw: np.random.Generator) -> Floats:
-    """Draws from a Gaussian whose covariance may lack some directions."""
+    """Return samples of a Gaussian whose covariance may be singular."""
     ridge = 1e-8 * float(np.mean(mean**2 + np.diag(covariance))) + 1e-30  # the latter for features that are all 0
     factor = np.linalg.cholesky(covariance + ridge * np.eye(len(mean)))
     return mean + draw.standard_normal((count, len(mean))) @ factor.T

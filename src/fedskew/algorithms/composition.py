@@ -1,4 +1,4 @@
-"""A method with additions, how it is written and made: ``fedprox:mu=0.1 + krum:attackers=2`` is one class with two bases."""
+"""Compositions of a method with additions: ``fedprox:mu=0.1 + krum:attackers=2`` is one class with two bases."""
 
 from collections.abc import Mapping
 from dataclasses import fields, make_dataclass
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 class Algorithms(Composing["type[Algorithm]"]):
-    """The methods by name; a choice may add others to the first, if they are additions."""
+    """The registry of methods by name; a choice may consist of a method and additions."""
 
     def choose(self, spec: "str | Mapping[str, Any] | Choice") -> Choice:
-        """Validate a spelling, every part of it and whether they go together."""
+        """Validate a choice: each of its parts, and whether they can be combined."""
         parts = [super(Algorithms, self).choose(part) for part in parts_of(spec, self.kind)]
         composed(tuple(self.get(part.name) for part in parts))
         return compose(parts)
 
     def name_of(self, thing: Any) -> str | None:
-        """The name of a registered class, or the names of what a class is composed of, if all of them are registered."""
+        """Return the name of a registered class, or the names of the registered classes that a class is composed of."""
         names = [super(Algorithms, self).name_of(part) for part in getattr(thing, "parts", ()) or (thing,)]
         return None if None in names else " + ".join(map(str, names))
 
 
 @cache
 def composed(parts: "tuple[type[Algorithm], ...]") -> "type[Algorithm]":
-    """The class that has all parts as its bases, the same one for the same parts; a single part is itself.
+    """Return the class with all parts as its bases, the same one for the same parts; a single part is returned as is.
 
-    Additions go before the method, in the order in which they are written: the first one's ``combine`` sees what the
-    clients sent, and hands on to the next what it makes of it.
+    Additions go before the method, in the order in which they are written: the ``combine`` of the first gets the
+    clients' payloads, and passes its result on to the next.
     """
     if len(parts) == 1:
         return parts[0]

@@ -2,7 +2,7 @@
 
 ``objective``, ``linear_correction``, ``correct_gradients``, ``on_receive``, ``payload`` and ``client_state`` are
 written for ONE client: tensors in, tensors out, no ``.item()``, no ``if`` on a tensor's value. Engines run them for
-one client at a time or for all clients of a stack at once (``torch.func.vmap``). A method never sees an engine, a
+one client at a time or for all clients of a stack at once (``torch.func.vmap``). A method never uses an engine, a
 device or a training loop.
 """
 
@@ -32,7 +32,7 @@ Requirement: TypeAlias = Literal[
     "features",  # the batch has the inputs of the model's head
     "classes",  # labels are classes with one output each: other tasks are refused
     "class_counts",  # likewise, and the view has the client's number of rows of each class
-    "gradient_at",  # ``correct_gradients`` and ``on_receive`` may ask for the gradient at other weights
+    "gradient_at",  # ``correct_gradients`` and ``on_receive`` may request the gradient at other weights
     "full_gradient",  # the gradient of a client's mean loss on all its rows, at the weights it starts from
     "loss_before",  # a client's mean loss on all its rows before local training, in ``numbers``
     "loss_after",  # likewise after local training
@@ -60,7 +60,14 @@ class Batch:
     mean: Callable[[Tensor], Tensor]
     logits_at: Callable[[Tensors], Tensor]
     features_at: Callable[[Tensors], Tensor]
-    features: Tensor | None = None
+    head_inputs: Tensor | None = None  # what ``features`` returns, if the method requires it
+
+    @property
+    def features(self) -> Tensor:
+        """The inputs of the model's head."""
+        if self.head_inputs is None:
+            raise FedskewError("view.batch.features needs requires = frozenset({'features'}) in the method")
+        return self.head_inputs
 
 
 def _no_gradient(weights: Tensors) -> Tensors:
@@ -71,7 +78,7 @@ def _no_gradient(weights: Tensors) -> Tensors:
 class View:
     """One client during its local training, as the hooks see it.
 
-    ``params`` are being trained, ``start`` is what they were at the start of the round, ``server`` is what
+    ``params`` are being trained, ``start`` is what the client received at the start of the round, ``server`` is what
     ``broadcast`` sent along, ``client_state`` is what the client kept from its last round. ``numbers`` holds scalars
     as tensors: ``size`` (rows), ``steps`` (local steps in all), ``lr``, those of the client's ``TrainConfig`` and,
     for methods that require it, ``loss_before``. ``momentum`` is that of the local optimiser. What else a method
@@ -93,7 +100,7 @@ class View:
 
 @dataclass(frozen=True)
 class Report:
-    """What came back from some of a round's clients, one entry a client.
+    """The reports of some of a round's clients, one entry for each client.
 
     ``numbers`` are those of their ``TrainConfig``; also ``loss_before`` and ``loss_after`` local training, on all
     their rows, for methods that require them, and ``staleness`` where the server does not wait for all clients.
@@ -105,16 +112,16 @@ class Report:
     loss: Floats  # mean over the local steps
     accuracy: Floats  # likewise, of the training batches before each step
     numbers: Mapping[str, Floats] = field(default_factory=dict)
-    weights: Weights = "size"  # what the run's setting says a client counts by
+    weights: Weights = "size"  # what a client counts by in the run's setting
 
     @property
     def base(self) -> Floats:
-        """What each client counts by itself: its number of rows, or 1 with ``weights=uniform``."""
+        """Return what each client counts by: its number of rows, or 1 with ``weights=uniform``."""
         return base_weights(self.sizes, self.weights)
 
 
 def base_weights(sizes: Ints, weights: Weights) -> Floats:
-    """Return what clients with so many rows count by: their rows, or 1 each.
+    """Return what clients with these numbers of rows count by: their rows, or 1 each.
 
     >>> base_weights(np.array([30, 10]), "size").tolist(), base_weights(np.array([30, 10]), "uniform").tolist()
     ([30.0, 10.0], [1.0, 1.0])
@@ -129,7 +136,7 @@ class Weighting:
     Args:
         by: what a client counts by (``report.base``), its rows or 1; None for the setting of the run
         paper: what a client counts by in the method's paper, for the setting ``weights=paper``
-        name: what tables say of the weights; ``{base}`` stands for what the run's setting says
+        name: description of the weights in tables; ``{base}`` stands for the run's setting
     """
 
     by: Weights | None = None
@@ -139,10 +146,10 @@ class Weighting:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients whose payloads ``server_update`` is given: ``weights`` are theirs, as the hook ``weight`` returned them.
+    """The clients whose payloads ``server_update`` gets, with the weights that the hook ``weight`` returned for them.
 
-    ``total`` is what all clients of the federation would weigh together, those that did not take part too. ``mean``
-    is the plain weighted mean of the payloads, also where a robust rule made something else of them.
+    ``total`` is the weight of all clients of the federation, including those that did not take part. ``mean``
+    is the plain weighted mean of the payloads, also where a robust rule combined them otherwise.
     """
 
     weights: Floats
@@ -151,13 +158,13 @@ class Cohort:
 
     @property
     def share(self) -> float:
-        """Share of the cohort in the weight of all clients."""
+        """Return the share of the cohort in the weight of all clients."""
         return float(self.weights.sum()) / self.total
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """FedAvg for every hook; a method overrides only what it changes.
+    """Has FedAvg's version of every hook; a method overrides only what it changes.
 
     What is not a hook is an object that a method has: its ``client_selection``, ``topology``, ``aggregator``,
     ``calibrator``, ``batchnorm`` policy, ``weighting`` and ``personal_method``. ``requires`` names what it needs from
@@ -193,7 +200,7 @@ class Algorithm:
 
     @classmethod
     def label(cls) -> str:
-        """Return its registered name, or the class name; those of all parts for a method with additions."""
+        """Return the registered name or the class name; for a method with additions, those of all parts."""
         return " + ".join(part.label() for part in cls.parts) or algorithms.name_of(cls) or cls.__name__
 
     def __str__(self) -> str:
@@ -203,41 +210,47 @@ class Algorithm:
 
     @property
     def requires(self) -> frozenset[Requirement]:
-        """What the method needs from the engine, or of the settings."""
+        """Return what the method needs from the engine or requires of the settings."""
         return frozenset()
 
     @property
     def client_selection(self) -> Selection:
-        """Who takes part in a round, and with which training configuration."""
+        """Return the strategy that selects the clients of a round and configures their training."""
         return Selection()
 
     def topology(self, round: int) -> Topology:
-        """Return how this round moves the model; a run is either Parallel or Buffered, or Sequential and Synchronous."""
+        """Return how this round moves the model.
+
+        A run is either Parallel or Buffered throughout, or Sequential and Synchronous.
+        """
         return Parallel()
 
     @property
     def aggregator(self) -> Aggregator:
-        """How the updates of a round become one."""
+        """Return the rule that combines the updates of a round."""
         return Aggregator()
 
     @property
     def calibrator(self) -> Calibrator | None:
-        """What is done to the model's head after the last round, if anything."""
+        """Return how the model's head is calibrated after the last round, or None."""
         return None
 
     @property
     def batchnorm(self) -> BatchNormPolicy:
-        """What becomes of BatchNorm, beside what the run's setting ``norm`` says."""
+        """Return the method's BatchNorm policy, in addition to the run's setting ``norm``."""
         return BatchNormPolicy()
 
     @property
     def weighting(self) -> Weighting:
-        """What clients count by in the mean, and what tables say of it."""
+        """Return what clients count by in the mean, and the description of the weights in tables."""
         return Weighting()
 
     @property
     def personal_method(self) -> "Algorithm | None":
-        """How each client also trains a model of its own on the same batches; it receives the global ``weights``."""
+        """Return how each client also trains a model of its own on the same batches, or None.
+
+        It receives the global ``weights``.
+        """
         return None
 
     # -- the hooks: what is kept and sent ------------------------------------------------------------------------------
@@ -265,7 +278,7 @@ class Algorithm:
         return view.start
 
     def trainable(self, layout: Layout, epoch: int, epochs: int) -> frozenset[str]:
-        """Return the parameters that are trained in this of so many local epochs; the others stay as they are."""
+        """Return the parameters that are trained in local epoch ``epoch`` of ``epochs``; the others do not change."""
         return layout.parameters
 
     def objective(self, loss: Tensor, view: View) -> Tensor:
@@ -295,7 +308,7 @@ class Algorithm:
     # -- the hooks: the server -----------------------------------------------------------------------------------------
 
     def weight(self, report: Report) -> Floats:
-        """Return the weight of each client's update, independent of the other clients; the server divides by their sum."""
+        """Return the weight of each client's update, independent of other clients; the server divides by their sum."""
         return report.base
 
     def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
@@ -332,7 +345,7 @@ def corrected(grads: Tensors, params: Tensors, correction: Tree) -> Tensors:
 
 
 def overridden(algorithm: Algorithm, hook: str) -> bool:
-    """Return whether a method changes this hook; engines do not run a default that returns its input for every step."""
+    """Return whether a method overrides this hook; engines skip defaults that return their input."""
     return getattr(getattr(algorithm, hook), "__func__", None) is not getattr(Algorithm, hook)
 
 

@@ -22,7 +22,7 @@ class ProximalToGlobal(Algorithm):
     lam: Annotated[float, NonNegative] = 1.0
 
     def linear_correction(self, view: View) -> Tree:
-        """Return the gradient of the proximal term; tensors that stay with their client have no global counterpart."""
+        """Return the gradient of the proximal term; tensors that stay with their client are excluded."""
         anchor = view.server["weights"]
         return proximal(anchor, dict.fromkeys(anchor, self.lam))
 
@@ -30,12 +30,12 @@ class ProximalToGlobal(Algorithm):
 @algorithms.register("ditto")
 @dataclass(frozen=True)
 class Ditto(FedAvg):
-    """FedAvg, and beside it a model of each client's own (Li, Hu, Beirami and Smith 2021, eq. 1 and Algorithm 1).
+    """FedAvg, with an additional personal model for each client (Li, Hu, Beirami and Smith 2021, eq. 1, Algorithm 1).
 
-    A chosen client trains the global model as in FedAvg and, on the same batches, its own ``v`` to minimise ``F_k(v)
-    + lam/2 ||v - w_t||^2`` with ``w_t`` as the round began; ``v`` never leaves it. Its optimiser goes on from round
-    to round, so ``lam = 0`` is ``local``; the larger ``lam``, the nearer to FedAvg. The work of a client is twice
-    FedAvg's, on the simulated clock too; the traffic is the same.
+    A selected client trains the global model as in FedAvg and, on the same batches, its own ``v`` to minimise
+    ``F_k(v) + lam/2 ||v - w_t||^2`` with ``w_t`` the weights at the start of the round; ``v`` never leaves the
+    client. Its optimiser state is kept between rounds, so ``lam = 0`` is ``local``; the larger ``lam``, the nearer to
+    FedAvg. The work of a client is twice FedAvg's, on the simulated clock too; the traffic is the same.
 
     Args:
         lam: strength of the proximal term between a client's own model and the global one
@@ -50,5 +50,5 @@ class Ditto(FedAvg):
 
     @property
     def personal_method(self) -> Algorithm:
-        """How a client trains its own model."""
+        """Return how a client trains its own model."""
         return ProximalToGlobal(self.lam)

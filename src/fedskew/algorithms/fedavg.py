@@ -1,4 +1,4 @@
-"""FedAvg: clients train apart, and the server takes the weighted mean of their weights."""
+"""FedAvg: clients train separately, and the server takes the weighted mean of their weights."""
 
 from dataclasses import dataclass
 
@@ -23,5 +23,5 @@ class FedAvg(Algorithm):
 
     @property
     def weighting(self) -> Weighting:
-        """The method's own choice, if it has one."""
+        """Return the weighting given by the option ``weights``, if any."""
         return Weighting(by=self.weights)

@@ -15,8 +15,8 @@ from fedskew.core.trees import Tensors, Tree
 class FedBN(FedAvg):
     """FedAvg of all but BatchNorm (Li, Jiang et al. 2021, Algorithm 1; the baseline of MFedBN).
 
-    Scale, shift and running statistics stay with their client; the global model keeps those it began with, so what
-    counts are the clients' own models. Without BatchNorm in the model it is FedAvg.
+    Scale, shift and running statistics stay with their client; the global model keeps its initial ones, so the
+    clients' own models are the result. Without BatchNorm in the model it is FedAvg.
 
     >>> from fedskew.models.build import build
     >>> from fedskew.models.layout import layout
@@ -26,7 +26,7 @@ class FedBN(FedAvg):
 
     @property
     def batchnorm(self) -> BatchNormPolicy:
-        """Parameters and running statistics stay with their client."""
+        """Return the policy that keeps parameters and running statistics with their client."""
         return BatchNormPolicy(local="everything")
 
 
@@ -38,9 +38,9 @@ class MFedBN(FedBN):
     Of BatchNorm the paper says two things. Its introduction preserves "local Batch Normalization statistics", as
     FedBN does: ``norm=local``, where ``eta = 1`` is FedBN. Section 4, word for word, has clients start from the
     global weights, and "the BN parameters from the previous global model are retained": ``norm=global``. Scale, shift
-    and running statistics of the global model then stay as they began, clients train from them anew in every round,
-    and theirs are lost, so here they are not sent. There are no own models then, and the global one normalises by the
-    statistics it began with.
+    and running statistics of the global model then keep their initial values, clients start from them in every
+    round, and the clients' values are discarded, so here they are not sent. Clients then have no own models, and the
+    global one normalises by its initial statistics.
 
     The paper tries 0.00001 to 0.1 and names no best; the default is its largest, the only one at which the global
     model moves much in its 10 rounds. Own models are as in FedBN, the global one with the client's BatchNorm, and
@@ -49,8 +49,8 @@ class MFedBN(FedBN):
 
     Args:
         eta: learning rate of the server
-        norm: BatchNorm stays with each client (local, the introduction), or the global model's stays as it began and
-            clients start from it in every round (global, section 4 to the letter)
+        norm: BatchNorm stays with each client (local, the introduction), or the global model's keeps its initial
+            values and clients start from it in every round (global, section 4 to the letter)
 
     >>> import numpy as np
     >>> import torch
@@ -64,9 +64,9 @@ class MFedBN(FedBN):
 
     @property
     def batchnorm(self) -> BatchNormPolicy:
-        """BatchNorm stays with each client, or the global model's stays as it began."""
+        """Return the policy that keeps BatchNorm with each client, or keeps the global model's as initialised."""
         return super().batchnorm if self.norm == "local" else BatchNormPolicy(frozen=True)
 
     def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
-        """Return weights that are a part of the way to the mean."""
+        """Return the weights moved towards the mean by ``eta`` of the distance."""
         return {name: weight + self.eta * mean["delta"][name] for name, weight in weights.items()}, server_state

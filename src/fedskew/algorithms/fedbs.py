@@ -1,4 +1,4 @@
-"""FedBS: all clients measure how much their gradients vary; those of least variance train and weigh more."""
+"""FedBS: all clients measure the variance of their gradients; those with the least train and weigh more."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from fedskew.core.streams import Floats, Ints, Stream
 
 Importance: TypeAlias = Literal["equal", "size"]
 
-SOFT = "softmax of -tau x variance"  # what tables say of these weights
-FAINT = 60.0  # e^-60 changes no sum of doubles, but keeps a weight above 0 should all steadier clients be lost
+SOFT = "softmax of -tau x variance"  # description of these weights in tables
+FAINT = 60.0  # e^-60 changes no sum of doubles, but keeps a weight above 0 if all clients of lower variance drop out
 
 
 def soft_weights(variance: Floats, tau: float | None) -> Floats:
-    """Return ``softmax(-tau variance)``; without a tau it is 1 over the mean variance. A client without a variance gets 0.
+    """Return ``softmax(-tau variance)``, by default with tau = 1 / mean variance; a client without a variance gets 0.
 
     >>> soft_weights(np.array([0.0, np.log(3.0), np.nan]), tau=1.0).round(6).tolist()
     [0.75, 0.25, 0.0]
@@ -35,7 +35,7 @@ def soft_weights(variance: Floats, tau: float | None) -> Floats:
 
 
 def sur(variance: Floats, sizes: Ints, importance: Importance) -> Floats:
-    """Return the score ``alpha_q Var_q`` of eq. 9; by size, ``alpha_q`` is the client's rows over the mean of those asked.
+    """Return the score ``alpha_q Var_q`` of eq. 9; with ``size``, ``alpha_q`` is the client's rows over the mean rows.
 
     >>> sur(np.array([2.0, 2.0]), np.array([30, 10]), "size").tolist()
     [3.0, 1.0]
@@ -44,7 +44,7 @@ def sur(variance: Floats, sizes: Ints, importance: Importance) -> Floats:
 
 
 def least(score: Floats, count: int) -> Ints:
-    """Return the positions of the ``count`` least scores (eq. 10); of equals the first, and NaN comes last.
+    """Return the positions of the ``count`` lowest scores (eq. 10), the first ones among equals; NaN comes last.
 
     >>> least(np.array([2.0, np.nan, 1.0, 2.0]), count=2).tolist()
     [0, 2]
@@ -57,22 +57,22 @@ def least(score: Floats, count: int) -> Ints:
 class FedBS(Algorithm):
     """Balanced scaling (FedPBS, Algorithm 3, eqs. 8-11): clients whose gradients vary least train, and weigh most.
 
-    Every round, every client that is there gets the weights and measures the variance of its gradients, ``Var_q =
+    In every round, every available client gets the weights and measures the variance of its gradients, ``Var_q =
     mean_i ||g_i - mean g||^2`` (eq. 8), on one batch (Algorithm 3, lines 6-7) or on all its rows (as eq. 8 is
     printed); that traffic and work are counted. The ``B`` clients of least score ``alpha_q Var_q`` train (eqs. 9-10),
-    of equals those with the lower number; ``B`` is the setting ``per_round``. They are averaged with ``beta_q =
+    ties go to the lower client number; ``B`` is the setting ``per_round``. They are averaged with ``beta_q =
     softmax(-tau Var_q)`` (eq. 11).
 
     Readings: the importance ``alpha_q`` is an input of Algorithm 3 that is never defined: 1, or a client's rows over
-    the mean. It multiplies a score of which the least win, so, against what its name suggests, it counts *against* a
-    client: one with twice the rows trains only where its gradients vary half as much. Eq. 11's numerator has the
-    minus sign that the print loses; ``tau`` is never given, and a fixed one would depend on the scale of the
-    gradients: by default it is 1 over the mean variance of those that train. ``tau = 0`` with all clients in every
-    round is FedAvg with ``weights=uniform``. The paper's words on subtasks and on a changing number of clients have
-    no formula, and are left out.
+    the mean. It multiplies a score of which the lowest are selected, so, against what its name suggests, it counts
+    *against* a client: one with twice the rows trains only where its gradients vary half as much. Eq. 11's numerator
+    has the minus sign that is missing in print; ``tau`` is never given, and a fixed one would depend on the scale of
+    the gradients: by default it is 1 over the mean variance of those that train. ``tau = 0`` with all clients in
+    every round is FedAvg with ``weights=uniform``. What the paper says about subtasks and a changing number of
+    clients has no formula, and is left out.
 
     Args:
-        tau: how much less a client counts the more its gradients vary: 0 for not at all, none for 1 / mean variance
+        tau: how fast weights fall with the variance of the gradients: 0 for equal weights, none for 1 / mean variance
         importance: alpha_q is 1 for all (equal), or a client's rows over the mean (size): large clients then train
             less often
         rows: the variance is taken on one batch (batch) or on all rows of the client (all), which costs a pass over
@@ -92,7 +92,7 @@ class FedBS(Algorithm):
 
     @property
     def client_selection(self) -> "LeastVariance":
-        """The clients whose gradients vary least train."""
+        """Return the selection of the clients whose gradients vary least."""
         return LeastVariance(self)
 
     def weight(self, report: Report) -> Floats:
@@ -102,24 +102,24 @@ class FedBS(Algorithm):
 
 @dataclass(frozen=True)
 class LeastVariance(Selection):
-    """All clients measure the variance of their gradients, and those with the least scores train; ``method`` has the options."""
+    """Selects the clients whose gradients vary least, after all clients have measured; ``method`` holds the options."""
 
     method: FedBS
 
     probe: ClassVar[tuple[Probe, ...]] = ("gradient_variance",)
 
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
-        """Return all clients: who trains is decided when all have measured."""
+        """Return all clients, because all measure before it is decided which of them train."""
         return np.arange(len(pool.sizes))
 
     def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
-        """Return the size of a batch, or of all of ``D_q``."""
+        """Return the batch size, or the number of all rows of the client."""
         return pool.sizes[chosen] if self.method.rows == "all" else super().probe_rows(pool, chosen)
 
     def configure_training(
         self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
     ) -> TrainConfig:
-        """Return the ``count`` clients of least score, with their weights."""
+        """Return the ``count`` clients with the lowest scores, and their weights."""
         variance = probed["gradient_variance"]
         trains = least(sur(variance, pool.sizes[chosen], self.method.importance), count)
         variance = variance[trains]

@@ -16,15 +16,15 @@ from fedskew.core.trees import Tensors, Tree
 class FedDyn(FedAvg):
     """Dynamic regularisation (Acar et al. 2021, Algorithm 1).
 
-    A client minimises ``F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2`` and then carries on ``g_k <- g_k - alpha (w_k -
-    w_t)``, its gradient at ``w_k`` if it has found the minimum. The server carries on ``h <- h - alpha |S|/N mean(w_k
-    - w_t)``, the mean of all ``g_k``, whoever was absent (by size, ``|S|/N`` is the share of the rows), and moves to
-    ``mean(w_k) - h / alpha``. Under a robust rule ``h`` stays that plain mean, and clients that are left out carry
-    nothing on. All start at 0, and what a client keeps for itself is not regularised. ``alpha = 0`` is FedAvg:
-    nothing is carried on, and ``h / alpha`` is taken as 0. The paper weighs clients uniformly.
+    A client minimises ``F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2`` and then updates ``g_k <- g_k - alpha (w_k -
+    w_t)``, its gradient at ``w_k`` if it has found the minimum. The server updates ``h <- h - alpha |S|/N mean(w_k -
+    w_t)``, the mean of all ``g_k``, those of absent clients included (by size, ``|S|/N`` is the share of the rows),
+    and moves to ``mean(w_k) - h / alpha``. Under a robust rule ``h`` stays that plain mean, and excluded clients keep
+    their ``g_k``. All start at 0, and parameters that stay with a client are not regularised. ``alpha = 0`` is
+    FedAvg: there are no updates, and ``h / alpha`` is taken as 0. The paper weighs clients uniformly.
 
-    Over hundreds of rounds FedDyn as printed can drift away: nothing pulls ``g_k`` and ``h`` back once local training
-    no longer finds the minimum. The authors' experiments use weight decay (1e-3); set ``weight_decay`` too, and watch
+    Over hundreds of rounds FedDyn as printed can diverge: nothing bounds ``g_k`` and ``h`` once local training no
+    longer finds the minimum. The authors' experiments use weight decay (1e-3); set ``weight_decay`` too, and monitor
     the loss.
 
     Args:
@@ -43,7 +43,7 @@ class FedDyn(FedAvg):
 
     @property
     def weighting(self) -> Weighting:
-        """As in FedAvg; the paper weighs clients uniformly."""
+        """Return FedAvg's weighting; the paper weighs clients uniformly."""
         return replace(super().weighting, paper="uniform")
 
     def init_server_state(self, weights: Tensors) -> Tree:

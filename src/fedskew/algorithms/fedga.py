@@ -18,7 +18,7 @@ class FedGA(Algorithm):
     ``before`` and ``after`` are the mean losses of a client on all its rows, before and after its local training.
     This is a reading: the paper says that clients are weighed by "their estimated contribution to global
     convergence", preferring those whose updates converge faster, and prints no formula. A fall counts as at least
-    1e-9, so that a round in which nobody's loss falls is FedAvg's.
+    1e-9, so that a round in which no client's loss falls is FedAvg's.
 
     >>> numbers = {"loss_before": np.array([2.0, 2.0, 1.0]), "loss_after": np.array([1.0, 1.5, 3.0])}
     >>> report = Report(np.arange(3), np.array([10, 40, 10]), np.ones(3), np.ones(3), np.ones(3), numbers)

@@ -1,4 +1,4 @@
-"""FedAvgM, FedAdam, FedYogi, FedAdagrad: the server treats the mean update as a gradient and uses an optimiser of its own."""
+"""FedAvgM, FedAdam, FedYogi and FedAdagrad: the server uses the mean update as the gradient of its own optimiser."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -25,7 +25,8 @@ class FedAvgM(FedAvg):
 
     >>> import numpy as np
     >>> mean, cohort = {"delta": {"w": torch.tensor([1.0])}}, Cohort(np.ones(2), total=4.0)
-    >>> FedAvgM(beta=0.5).server_update({"w": torch.tensor([0.0])}, {"momentum": {"w": torch.tensor([4.0])}}, mean, cohort)
+    >>> weights, state = {"w": torch.tensor([0.0])}, {"momentum": {"w": torch.tensor([4.0])}}
+    >>> FedAvgM(beta=0.5).server_update(weights, state, mean, cohort)
     ({'w': tensor([3.])}, {'momentum': {'w': tensor([3.])}})
     """
 
@@ -122,7 +123,7 @@ class FedYogi(_Adaptive):
 @algorithms.register("fedadagrad")
 @dataclass(frozen=True)
 class FedAdagrad(_Adaptive):
-    """Adagrad on the server (Reddi et al. 2021, Algorithm 2): ``v <- v + delta^2``, with ``beta1 = 0`` by default as there.
+    """Adagrad on the server (Reddi et al. 2021, Algorithm 2): ``v <- v + delta^2``; by default ``beta1 = 0`` as there.
 
     Args:
         server_lr: learning rate of the server

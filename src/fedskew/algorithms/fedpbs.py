@@ -23,22 +23,23 @@ ROUNDING = (
 @algorithms.register("fedpbs")
 @dataclass(frozen=True)
 class FedPBS(Algorithm):
-    """Proximal-balanced scaling (FedPBS, section 4): plain SGD for stable clients, FedProx for the vulnerable.
+    """Proximal-balanced scaling (FedPBS, section 4): plain SGD for stable clients, FedProx for vulnerable ones.
 
     The paper describes two algorithms. In both, the server first gives each client a batch size, and the client
-    measures on one batch of so many rows how much they vary (lines 8-9); the vulnerable add ``mu_q (w - w_t)`` to their
+    measures a variance on one batch of that size (lines 8-9); vulnerable clients add ``mu_q (w - w_t)`` to their
     gradients (eqs. 13-14), so the penalty is ``mu_q/2 ||w - w_t||^2``, half of what eq. 12 prints.
 
     ``variant=algorithm4`` is Algorithm 4: the clients of the round are drawn, ``V_q`` is the variance of their
-    losses, a client is stable if ``|B_q| >= B_th`` and ``V_q <= V_th`` (line 10), and everybody counts alike (line
-    18). On equal machines, nobody vulnerable is FedAvg and everybody FedProx, both with ``weights=uniform``.
+    losses, a client is stable if ``|B_q| >= B_th`` and ``V_q <= V_th`` (line 10), and all clients have equal weight
+    (line 18). On equal machines, it is FedAvg if no client is vulnerable and FedProx if all are, both with
+    ``weights=uniform``.
 
     ``variant=section4`` is the text before it: every client measures the variance ``Var_q`` of its gradients (eq. 8),
-    the ``B`` of least SUR score train (eqs. 9-10; ``B`` is the setting ``per_round``), as in FedBS; of these, the
-    low-batch clients ``{q : Var_q > delta}`` are vulnerable whatever their batch, and the mean is soft, with the
+    the ``B`` of lowest SUR score train (eqs. 9-10; ``B`` is the setting ``per_round``), as in FedBS; of these, the
+    low-batch clients ``{q : Var_q > delta}`` are vulnerable whatever their batch, and the mean has the
     weights ``softmax(-tau Var_q)`` (eq. 11).
 
-    Readings, where the paper says nothing or two things: batch sizes follow the fleet, ``|B_q| = clip(round(B
+    Readings, where the paper is silent or contradicts itself: batch sizes follow the fleet, ``|B_q| = clip(round(B
     capacity_q), b_min, min(B, N_q))`` with ``B`` the setting ``batch_size``. ``B_th`` is half of that setting (the
     abstract and Fig. 2: the proximal term is for small batches). ``V_th`` and section 4's ``delta`` are one option: a
     number or a quantile of those that train, by default their median. ``mu_q``, "typically dependent on batch size or
@@ -50,8 +51,8 @@ class FedPBS(Algorithm):
         variant: the listing (algorithm4), or the text before it, with FedBS's choice of clients and weights (section4)
         mu_rule: the same for all of them (constant), mu (2 - |B_q|/B), more for smaller batches (batch), or mu
             V_q/V_th, at least mu, more for larger variances (heterogeneity)
-        mu_cap: with mu_rule=heterogeneity the most, as a multiple of mu; for who varies where V_th is 0 or cannot
-            measure
+        mu_cap: with mu_rule=heterogeneity the upper bound, as a multiple of mu; used for clients above a V_th of 0 or
+            without a measured variance
         variance: of the losses (loss) or the gradients (gradient) of the rows of one batch, none for the variant's:
             loss in algorithm4, gradient in section4
         v_th: variance above which a client is vulnerable, none for the quantile v_quantile
@@ -59,9 +60,9 @@ class FedPBS(Algorithm):
         b_th: batch size below which a client is vulnerable; without it and b_quantile, half of the setting batch_size
         b_quantile: quantile of the round's batch sizes that serves as b_th, 0 for no condition
         b_min: smallest batch of a slow client, if it has as many rows
-        weights: every client counts alike (uniform), or less the more it varies (soft), none for the variant's:
+        weights: equal for all clients (uniform), or smaller for a larger variance (soft), none for the variant's:
             uniform in algorithm4, soft in section4
-        tau: how much less, with weights=soft; none for 1 / mean variance
+        tau: with weights=soft, how fast weights fall with the variance; none for 1 / mean variance
         importance: in section4, the alpha_q of eq. 9, as in fedbs: 1 for all (equal), or a client's rows over the mean
             (size)
 
@@ -92,7 +93,7 @@ class FedPBS(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         twice = self.b_th is not None and self.b_quantile is not None
-        no_batches = "section 4 looks at variances only, leave it out or use variant=algorithm4"
+        no_batches = "section 4 uses variances only, leave it out or use variant=algorithm4"
         for name, meaningless, why in (
             (
                 "variance",
@@ -102,16 +103,20 @@ class FedPBS(Algorithm):
             (
                 "weights",
                 self.section4 and self.weights == "uniform",
-                "section 4 weighs softly (eq. 11), tau=0 for alike",
+                "section 4 has the weights of eq. 11, use tau=0 for equal ones",
             ),
             ("b_th", self.section4 and self.b_th is not None, no_batches),
             ("b_quantile", self.section4 and self.b_quantile is not None, no_batches),
             ("b_quantile", twice, f"b_th={self.b_th} is the threshold already, give one of the two"),
-            ("importance", not self.section4 and self.importance != "equal", "Algorithm 4 ranks nobody, leave it out"),
+            (
+                "importance",
+                not self.section4 and self.importance != "equal",
+                "Algorithm 4 has no ranking, leave it out",
+            ),
             (
                 "tau",
                 self.tau is not None and not self.soft,
-                "all clients count alike, add weights=soft or leave it out",
+                "all clients have equal weights, add weights=soft or leave it out",
             ),
         ):
             if meaningless:
@@ -119,22 +124,22 @@ class FedPBS(Algorithm):
 
     @property
     def section4(self) -> bool:
-        """Whether it is the second of the two algorithms."""
+        """Return whether ``variant`` is section4."""
         return self.variant == "section4"
 
     @property
     def soft(self) -> bool:
-        """Whether eq. 11 gives the weights."""
+        """Return whether eq. 11 gives the weights."""
         return self.section4 if self.weights is None else self.weights == "soft"
 
     @property
     def weighting(self) -> Weighting:
-        """The weights are the method's own, whatever the setting of the run."""
+        """Return the method's own weighting, which overrides the setting of the run."""
         return Weighting(name=SOFT if self.soft else "uniform")
 
     @property
     def client_selection(self) -> "Screening":
-        """Clients measure a variance, and get a batch size and a coefficient."""
+        """Return the selection in which clients measure a variance and get a batch size and a coefficient."""
         return Screening(self)
 
     def linear_correction(self, view: View) -> Tree:
@@ -148,18 +153,18 @@ class FedPBS(Algorithm):
 
 @dataclass(frozen=True)
 class Screening(Selection):
-    """Gives each client a batch size and decides from its variance whether it is vulnerable; ``method`` has the options."""
+    """Gives each client a batch size, and decides which clients are vulnerable; ``method`` holds the options."""
 
     method: FedPBS
 
     @property
     def probe(self) -> tuple[Probe, ...]:  # type: ignore[override]
-        """``V_q``, or ``Var_q`` of eq. 8."""
+        """Return the measured variance: ``V_q`` of the losses, or ``Var_q`` of the gradients (eq. 8)."""
         of = self.method.variance or ("gradient" if self.method.section4 else "loss")
         return ("gradient_variance" if of == "gradient" else "loss_variance",)
 
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
-        """Return the clients of the round (line 5); in section 4 all clients, as who trains is decided when all have measured."""
+        """Return the clients of the round (line 5); in section 4 all clients, as all measure a variance."""
         return np.arange(len(pool.sizes)) if self.method.section4 else super().select(pool, count, stream)
 
     def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
@@ -171,7 +176,7 @@ class Screening(Selection):
     def configure_training(
         self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
     ) -> TrainConfig:
-        """Return a batch size and a coefficient for each client; in section 4 for the ``count`` clients of least score."""
+        """Return batch sizes and coefficients; in section 4 for the ``count`` clients with the lowest scores."""
         method, (variance,) = self.method, (probed[name] for name in self.probe)
         if method.section4:
             trains = least(sur(variance, pool.sizes[chosen], method.importance), count)
@@ -191,7 +196,7 @@ class Screening(Selection):
         return replace(super().configure_training(pool, chosen, {}, count), batch_size=batch, numbers=numbers)
 
     def _large(self, batch: Ints, variance: Floats, pool: ClientPool) -> npt.NDArray[np.bool_]:
-        """Return which clients pass the test of batch sizes."""
+        """Return which clients have a large enough batch."""
         method = self.method
         if method.section4:
             return np.full(len(batch), True)
@@ -212,7 +217,7 @@ class Screening(Selection):
 
 
 def _threshold(number: float | None, values: Floats, quantile: float) -> float:
-    """Return the number, or the quantile of the variances that could be measured."""
+    """Return the option ``v_th``, or else the quantile of the measured variances."""
     if number is not None:
         return number
     known = values[np.isfinite(values)]

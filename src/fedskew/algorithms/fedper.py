@@ -14,7 +14,7 @@ class FedPer(FedAvg):
     """FedAvg of all layers but the head, which stays with its client (Arivazhagan et al. 2019, Algorithms 1-2).
 
     The paper keeps the last one to four blocks; here it is the head, its case of one personal layer. The global model
-    keeps the head it began with: what counts are the clients' own models.
+    keeps its initial head, so the clients' own models are the result.
 
     >>> from fedskew.models.build import build
     >>> from fedskew.models.layout import layout

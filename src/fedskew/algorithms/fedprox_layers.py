@@ -20,8 +20,8 @@ class FedProxLayers(FedAvg):
 
     After aggregation ``mu_l <- (1 - a) mu_l + a (d_l / max_j d_j) mu_0`` with the drift ``d_l = ||w_t,l -
     w_{t-1},l||`` of the global weights; where nothing moved, every ``mu_l`` stays. ``mu_l`` starts at ``mu_0`` and
-    never exceeds it. A layer is one parameter tensor, in the paper's own words; group=module takes the tensors of a
-    module together. What a client keeps for itself has no ``mu_l``. The table of rounds shows all of them, and all
+    never exceeds it. A layer is one parameter tensor, as the paper says; group=module takes the tensors of a
+    module together. Parameters that stay with a client have no ``mu_l``. The table of rounds shows all of them, and all
     drifts. ``a = 0`` is FedProx.
 
     Args:
@@ -32,7 +32,8 @@ class FedProxLayers(FedAvg):
     >>> import numpy as np
     >>> method, weights = FedProxLayers(mu=1), {"a": torch.zeros(2), "b": torch.zeros(1)}
     >>> mean = {"delta": {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}}
-    >>> _, server = method.server_update(weights, method.init_server_state(weights), mean, Cohort(np.ones(2), total=4.0))
+    >>> cohort = Cohort(np.ones(2), total=4.0)
+    >>> _, server = method.server_update(weights, method.init_server_state(weights), mean, cohort)
     >>> {name: round(value, 3) for name, value in method.metrics(server).items()}  # b: 0.5 * 1 + 0.5 * (1 / 5) * 1
     {'mu_a': 1.0, 'mu_b': 0.6, 'drift_a': 5.0, 'drift_b': 1.0}
     """

@@ -35,7 +35,7 @@ class FedRep(FedPer):
 class LGFedAvg(FedAvg):
     """Local representations, shared head (Liang et al. 2020, Algorithm 1): FedAvg of the head alone.
 
-    The layers before the head, their buffers included, stay with their client; what counts are the clients' own models.
+    The layers before the head, their buffers included, stay with their client; the clients' own models are the result.
 
     >>> from fedskew.models.build import build
     >>> from fedskew.models.layout import layout

@@ -1,4 +1,4 @@
-"""MOON: a contrastive term keeps a client's representation near the global model's and away from its own previous one."""
+"""MOON: a contrastive term keeps a client's features near the global model's and away from its own previous model's."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -19,13 +19,13 @@ class Moon(FedAvg):
 
     A client minimises its loss plus ``mu`` times the mean over its rows of ``-log(e^(sim(z, z_global)/tau) /
     (e^(sim(z, z_global)/tau) + e^(sim(z, z_previous)/tau)))``. ``sim`` is the cosine and ``z`` the input of the head:
-    under the weights in training, under those that the round began with, and under those with which the client ended
-    its last round. The recorded loss is the plain one. ``mu = 0`` is FedAvg.
+    under the current weights, under those at the start of the round, and under those at the end of the client's last
+    round. The recorded loss is the plain one. ``mu = 0`` is FedAvg.
 
-    Readings: before a client's first round, its previous model is the first of all. BatchNorm uses the batch's own
-    statistics under all three weights. Parts of the model that never leave the client are in its previous one as they
-    are now. The paper's nets have a projection before the head; here it is the model's own last features, so one
-    without hidden layers learns nothing from the contrast.
+    Readings: before a client's first round, its previous model is the initial global one. BatchNorm uses the batch's
+    own statistics under all three weights. Parts of the model that never leave the client are in its previous one as
+    they are now. The paper's nets have a projection before the head; here it is the model's own last features, so a
+    model without hidden layers learns nothing from the contrast.
 
     Args:
         mu: strength of the contrast
@@ -44,19 +44,18 @@ class Moon(FedAvg):
     tau: Annotated[float, Positive] = 0.5
 
     def init_client_state(self, weights: Tensors) -> Tree:
-        """Return the first global weights in place of those of a previous round."""
+        """Return the initial global weights as the client's previous model."""
         return {"previous": weights}
 
     def objective(self, loss: Tensor, view: View) -> Tensor:
         """Return the loss plus the contrastive term."""
         batch = view.batch
         assert batch is not None
-        assert batch.features is not None, "engines give features to methods that require them"
         near, far = batch.features_at(view.start), batch.features_at(view.client_state["previous"])
         return loss + self.mu * batch.mean(self.contrast(batch.features, near, far))
 
     def contrast(self, z: Tensor, near: Tensor, far: Tensor) -> Tensor:
-        """Return one number a row, which is least where ``z`` points as ``near`` does and away from ``far``."""
+        """Return a number for each row, lowest where ``z`` is similar to ``near`` and dissimilar to ``far``."""
         to_near, to_far = (F.cosine_similarity(z.flatten(1), other.flatten(1)) for other in (near, far))
         return -F.logsigmoid((to_near - to_far) / self.tau)
 

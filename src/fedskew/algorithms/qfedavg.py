@@ -18,7 +18,7 @@ class QFedAvg(FedAvg):
 
     With ``F_k`` the loss of the global model on all rows of client k and ``d_k = (w_k - w) / lr``, the server moves
     to ``w + sum_k F_k^q d_k / sum_k h_k`` with ``h_k = q F_k^(q-1) ||d_k||^2 + F_k^q / lr``. ``q = 0`` is FedAvg, and
-    a larger q asks for more equal losses. Readings: the paper's Lipschitz constant L is 1 / lr, as in its
+    a larger q gives more equal losses. Readings: the paper's Lipschitz constant L is 1 / lr, as in its
     experiments, and the sums are weighted as FedAvg's. As in the authors' code ``F_k`` has 1e-10 added.
 
     Args:

@@ -1,6 +1,6 @@
-"""Additions that keep a few clients from ruining the mean: the median, the trimmed mean, Krum, and clipped updates.
+"""Robust aggregation as additions to any method: the median, the trimmed mean, Krum, and clipped updates.
 
-``fedskew.aggregation.rules`` says what each does, and what it does not protect from.
+``fedskew.aggregation.rules`` describes each rule and the limits of its protection.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, Positive
 class Median(Algorithm):
     """The median of every coordinate in place of the mean (Yin et al. 2018, Algorithm 1, option I).
 
-    All clients have the same weight, whatever they hold. Of an even number it is the mean of the two in the middle.
+    All clients have the same weight. Of an even number it is the mean of the two in the middle.
     Running statistics of BatchNorm are treated as moments, and the resulting variance is never below the least one
     that was sent.
 
@@ -29,7 +29,7 @@ class Median(Algorithm):
 
     @property
     def aggregator(self) -> Aggregator:
-        """The coordinate-wise median."""
+        """Return the coordinate-wise median."""
         return CoordinateMedian(super().aggregator)
 
 
@@ -38,7 +38,7 @@ class Median(Algorithm):
 class TrimmedMean(Algorithm):
     """The mean of every coordinate without its largest and smallest values (Yin et al. 2018, Algorithm 1, option II).
 
-    All clients have the same weight, whatever they hold. Of n clients ``trim * n`` are removed at each end, rounded
+    All clients have the same weight. Of n clients ``trim * n`` are removed at each end, rounded
     down; ``trim = 0`` is the mean with equal weights.
 
     Args:
@@ -54,7 +54,7 @@ class TrimmedMean(Algorithm):
 
     @property
     def aggregator(self) -> Aggregator:
-        """The coordinate-wise trimmed mean."""
+        """Return the coordinate-wise trimmed mean."""
         return CoordinateTrimmedMean(super().aggregator, self.trim)
 
 
@@ -65,8 +65,8 @@ class Krum(Algorithm):
 
     Of n clients and f attackers, a client's score is the sum of the squared distances to its n - f - 2 nearest, over
     the whole ``delta``. The client with the lowest score is taken as it is, with everything it sent; Multi-Krum takes
-    the plain mean of the ``keep`` lowest, and ``keep = n`` is the mean with equal weights. Of equal scores that of
-    the lower client number is taken. It needs n >= 2 f + 3 valid updates a round.
+    the plain mean of the ``keep`` lowest, and ``keep = n`` is the mean with equal weights. Ties go to
+    the lower client number. It needs n >= 2 f + 3 valid updates a round.
 
     Args:
         attackers: how many clients of a round may be hostile
@@ -83,16 +83,16 @@ class Krum(Algorithm):
 
     @property
     def aggregator(self) -> Aggregator:
-        """The updates with the lowest scores."""
+        """Return the rule that keeps the updates with the lowest scores."""
         return NearestUpdates(super().aggregator, self.attackers, self.keep)
 
 
 @algorithms.register("clip")
 @dataclass(frozen=True)
 class Clip(Algorithm):
-    """No client's update is longer than a bound (Sun et al. 2019): ``delta <- delta / max(1, ||delta|| / norm)``.
+    """A bound on the norm of each client's update (Sun et al. 2019): ``delta <- delta / max(1, ||delta|| / norm)``.
 
-    The length is that of the whole ``delta`` as it is sent, over all parameters; what else is sent stays as it is.
+    The norm is that of the whole ``delta`` as it is sent, over all parameters; other parts are unchanged.
 
     Args:
         norm: largest L2 norm of a client's update
@@ -107,5 +107,5 @@ class Clip(Algorithm):
 
     @property
     def aggregator(self) -> Aggregator:
-        """Updates of bounded length."""
+        """Return the rule that clips updates."""
         return ClippedUpdates(super().aggregator, self.norm)

@@ -17,22 +17,20 @@ from fedskew.core.trees import Tensors, Tree
 class Scaffold(FedAvg):
     """Control variates against client drift (Karimireddy et al. 2020, Algorithm 1 and eqs. 3-5).
 
-    Every client remembers a control ``c_i``, an estimate of its gradient, and the server holds their mean ``c``; all
-    start at 0. A local step follows ``g - c_i + c`` (eq. 3). At the end of a round its clients renew their controls
+    Every client keeps a control ``c_i``, an estimate of its gradient, and the server holds their mean ``c``; all
+    start at 0. A local step follows ``g - c_i + c`` (eq. 3). At the end of a round its clients update their controls
     (eq. 4):
 
     - option I: the gradient at ``w_t`` on all of the client's rows, without weight decay and in evaluation mode; it
-    costs one
-      more pass over them
+      costs one more pass over them
     - option II: ``c_i - c + (w_t - w_i) / (a lr)``, the mean of the gradients just used; ``a`` is the number of local
-    steps, or
-      with local momentum the weight that their gradients carry (see fednova, also for what is left out of it)
+      steps, or with local momentum the weight that their gradients carry (see fednova, also for its limits)
 
     Then ``w <- w + server_lr mean(w_i - w)`` and ``c <- c + |S|/N mean(c_i+ - c_i)`` (eq. 5), so that ``c`` stays the
-    mean of all ``c_i``, whoever was absent; by size, ``|S|/N`` is the share of the rows. That must hold, or the
-    corrections grow without end: a client whose update a robust rule leaves out keeps its old control, and ``c``
-    stays a plain mean under any rule. What a client keeps for itself is not corrected. The first round is FedAvg. The
-    paper weighs clients uniformly.
+    mean of all ``c_i``, those of absent clients included; by size, ``|S|/N`` is the share of the rows. That must
+    hold, or the corrections diverge: a client whose update a robust rule excludes keeps its old control, and ``c``
+    stays a plain mean under any rule. Parameters that stay with a client are not corrected. The first round is
+    FedAvg. The paper weighs clients uniformly.
 
     Args:
         weights: what a client counts by, its rows (size) or 1 (uniform); none for the setting of the run
@@ -51,12 +49,12 @@ class Scaffold(FedAvg):
 
     @property
     def requires(self) -> frozenset[Requirement]:
-        """Option I needs a gradient on all rows; option II reads gradients off the change of the weights, which takes SGD."""
+        """Return what the option needs: I a gradient on all rows, II local SGD, to infer gradients from updates."""
         return frozenset({"full_gradient" if self.option == "I" else "sgd"})
 
     @property
     def weighting(self) -> Weighting:
-        """As in FedAvg; the paper weighs clients uniformly."""
+        """Return FedAvg's weighting; the paper weighs clients uniformly."""
         return replace(super().weighting, paper="uniform")
 
     def init_server_state(self, weights: Tensors) -> Tree:

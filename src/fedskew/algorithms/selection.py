@@ -1,4 +1,4 @@
-"""Who takes part in a round and with which training configuration: the selection strategy that every method has."""
+"""The selection strategy of a method: which clients take part in a round, and how they are configured to train."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ def _full_capacity(clients: Ints) -> Floats:
 
 @dataclass(frozen=True)
 class ClientPool:
-    """What the server knows of the clients that it may select now: every array has one entry for each of them.
+    """What the server knows about the clients that it may select now; every array has one entry for each of them.
 
     ``profile`` holds the numbers that clients reported of themselves (``Selection.client_profile``). ``selected`` and
     ``completed`` count rounds, ``seconds`` is the simulated time of local training in the completed ones, and
@@ -41,7 +41,9 @@ class ClientPool:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Which of the selected clients train, and how: ``clients`` are positions in the pool, the other arrays follow their order.
+    """Which of the selected clients train, and how.
+
+    ``clients`` are positions in the pool; the other arrays follow their order.
 
     ``numbers`` reach the hooks as ``view.numbers`` and ``report.numbers``, and are columns of the table of clients.
     """
@@ -53,28 +55,28 @@ class TrainConfig:
 
 
 class Selection:
-    """Uniform selection, or selection in proportion to size, with the training configuration of the run's settings.
+    """Uniform selection, or selection in proportion to size, with the run's settings as the training configuration.
 
     A method with another strategy derives from this class and overrides what differs.
     """
 
     probe: ClassVar[
         tuple[Probe, ...]
-    ] = ()  # what each selected client measures at the global model before it is configured
+    ] = ()  # what each selected client measures on the global model before it is configured
 
     def client_profile(self, label_counts: Callable[[], Ints], stream: Stream) -> dict[str, Floats]:
         """Return numbers that clients report once, before the first round; ``label_counts()`` is clients x classes."""
         return {}
 
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
-        """Return ``count`` different clients as positions in the pool, drawn uniformly or in proportion to their size."""
+        """Return ``count`` different clients as positions in the pool, drawn uniformly or in proportion to size."""
         population = len(pool.sizes)
         if pool.sampling == "uniform" or count == population:
             return np.sort(stream.sample(population, count))
         return stream.weighted_sample(pool.sizes, count)
 
     def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
-        """Return on how many of its rows each of the ``chosen`` positions measures; at most all of them are used."""
+        """Return on how many of its rows each of the ``chosen`` positions measures, capped at all of its rows."""
         return np.full(len(chosen), pool.batch_size)
 
     def configure_training(

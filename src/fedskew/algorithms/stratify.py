@@ -1,4 +1,4 @@
-"""Stratify: a label schedule decides which sample the model sees next; and SFL, from client to client."""
+"""Stratify: a label schedule determines which sample the model sees next; and SFL, the sequential baseline."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -16,7 +16,7 @@ from fedskew.schedules.sample_schedule import SampleSchedule, schedule_batches, 
 
 @dataclass(frozen=True)
 class _Stratified(Algorithm):
-    """One round is one epoch of the label schedule; the optimiser of the settings is the server's, and is never reset."""
+    """Base of the Stratify methods: a round is one epoch of the label schedule; the optimiser is never reset."""
 
     requires = frozenset({"optimizer_state"})
 
@@ -30,9 +30,8 @@ class _Stratified(Algorithm):
         super().__post_init__()
         if self.reuse and self.frequency == "proportional":
             raise FedskewError(
-                f"algorithm {self.label()}: reuse=true with frequency=proportional, where no label comes more often "
-                "than it "
-                "has samples: leave one of the two out"
+                f"algorithm {self.label()}: reuse=true with frequency=proportional, where no label occurs more often "
+                "than it has samples: leave one of the two out"
             )
 
     def _synchronous(self) -> Synchronous:
@@ -40,7 +39,7 @@ class _Stratified(Algorithm):
 
     @property
     def _counts_labels(self) -> bool:
-        """Whether the schedule follows from how often each label occurs."""
+        """Return whether the schedule depends on how often each label occurs."""
         return self.per_label is None or self.frequency == "proportional"
 
     @property
@@ -48,14 +47,18 @@ class _Stratified(Algorithm):
         return "shares" if self.selection == "weighted" else "counts"
 
     def _check_labels(self, holdings: Holdings) -> None:
-        """Raise an error where a label would come more often than it has samples; of shares nobody can tell."""
+        """Raise an error if a label would be scheduled more often than it has samples, where counts are known."""
         if holdings.shares is None:
             self._frequencies(holdings, self.per_label)
 
     def label_schedule(self, holdings: Holdings, stream: Stream) -> Ints:
-        """Return the labels of an epoch (section III-A); where clients are away, none more often than all others can come."""
+        """Return the labels of an epoch (section III-A).
+
+        Where clients are unavailable, ``per_label`` is at most the number of samples of the rarest label, unless
+        samples are reused.
+        """
         held = holdings.known
-        if holdings.shares is not None:  # counts are not known: what nobody has any more is dropped on the way
+        if holdings.shares is not None:  # counts are not known: labels without samples are skipped later
             return label_schedule((held > 0) * (self.per_label or 0), stream)
         least = int(held[held > 0].min(initial=held.max()))
         often = self.per_label if self.reuse or self.per_label is None else min(self.per_label, least)
@@ -84,13 +87,15 @@ class _Stratified(Algorithm):
 class StratifyBatch(_Stratified):
     """Stratify, batch-data learning (Algorithms 2 and 4): every batch is drawn by label over all clients.
 
-    The labels of an epoch, each ``f_l`` times, are shuffled and cut into batches of ``batch_size``. For each label of
-    a batch a holder is drawn, gives one unused sample of it and the sum of its gradients; the server adds the sums
-    up, divides once by the batch size and takes one step of the optimiser. All clients hold the same weights, and
-    BatchNorm sees the whole batch (section III-E), so a round is an epoch of central SGD on the same samples.
+    The labels of an epoch, each ``f_l`` times, are shuffled and divided into batches of ``batch_size``. For each
+    label of a batch a holder is drawn, which uses one unused sample of it. Each client sends the sum of its
+    gradients; the server adds the sums, divides once by the batch size and takes one step of the optimiser. All
+    clients hold the same weights, and BatchNorm normalises over the whole batch (section III-E), so a round is an
+    epoch of central SGD on the same samples.
 
     Args:
-        selection: who serves a label: any of its holders (uniform), or by their shares of its samples (weighted)
+        selection: how the client for a label is drawn: uniformly from its holders, or by their shares of its samples
+            (weighted)
         frequency: every label equally often (uniform), or as often as it has samples, up to cap (proportional)
         per_label: how often with uniform frequency; when left out, as often as the rarest label has samples (an epoch
             then takes 19,229 of Covertype's 581,012), with reuse the mean number of a label (an epoch takes as many as
@@ -110,24 +115,24 @@ class StratifyBatch(_Stratified):
 @algorithms.register("stratify-single")
 @dataclass(frozen=True)
 class StratifySingle(_Stratified):
-    """Stratify, single-sample learning (Algorithms 1 and 3): the model goes to whoever has the next label.
+    """Stratify, single-sample learning (Algorithms 1 and 3): the model is sent to a client that holds the next labels.
 
-    The labels of an epoch, each ``f_l`` times, are shuffled and taken in chunks. Within a chunk the model always goes
-    to a client that can serve the longest run of labels from there on, takes one step for each with one unused
-    sample, and goes on. A label that a client has used up goes back into the schedule. Whom the paper's "retaining"
-    keeps for that search (Algorithm 1, lines 3-4) it does not say: ``retain``.
+    The labels of an epoch, each ``f_l`` times, are shuffled and divided into chunks. Within a chunk the model is
+    always sent to a client that has samples for the longest run of the next labels, takes one step for each with one
+    unused sample, and is passed on. A label whose samples a client has used up returns to the schedule. Which clients
+    the paper's "retaining" keeps for that search (Algorithm 1, lines 3-4) is not stated: see ``retain``.
 
     Args:
-        selection: who serves a run: any of those with the longest (uniform), or by their shares of its first label
-            (weighted)
+        selection: how the client for a run is drawn: uniformly from those with the longest, or by their shares of its
+            first label (weighted)
         frequency: every label equally often (uniform), or as often as it has samples, up to cap (proportional)
         per_label: how often with uniform frequency; when left out, as often as the rarest label has samples (an epoch
             then takes 19,229 of Covertype's 581,012), with reuse the mean number of a label (an epoch takes as many as
             there are)
         cap: how often at most with proportional frequency
         reuse: a client's samples of a label come again within an epoch, in a new order, once all were used
-        chunk: labels that are planned together; 1 is passing the model on at random
-        retain: of which holders of each label the longest run is sought: all, or so many, drawn anew for every chunk
+        chunk: labels that are planned together; with 1 the model is passed on at random
+        retain: how many holders of each label are searched for the longest run: all, or a number drawn for every chunk
 
     >>> type(StratifySingle().topology(0)).__name__
     'Sequential'
@@ -137,7 +142,7 @@ class StratifySingle(_Stratified):
     retain: Annotated[Literal["all"] | int, AtLeastOne] = "all"
 
     def topology(self, round: int) -> Topology:
-        """Return one model that is passed on, with a step for each sample."""
+        """Return the topology in which one model is passed between clients, with one step for each sample."""
         return self._sequential()
 
     def _sequential(self, lr_scale: float | None = 1.0) -> Sequential:
@@ -178,7 +183,7 @@ class StratifyHybrid(StratifySingle):
     single_lr: Annotated[float | None, Positive] = None
 
     def topology(self, round: int) -> Topology:
-        """Return synchronous steps in the first rounds, then one model that is passed on, with smaller steps."""
+        """Return synchronous steps in the first rounds, then single-sample steps with a smaller learning rate."""
         if round < self.batch_rounds:
             return self._synchronous()
         return self._sequential(self.single_lr)
@@ -187,7 +192,7 @@ class StratifyHybrid(StratifySingle):
 @algorithms.register("sfl")
 @dataclass(frozen=True)
 class SFL(Algorithm):
-    """Sequential federated learning (a baseline of Stratify): one model through all clients in random order, each round anew.
+    """Sequential federated learning (a baseline of Stratify): one model visits all clients, in random order per round.
 
     Every client trains it on all of its rows for ``epochs`` passes, with a fresh optimiser, and passes it on.
 

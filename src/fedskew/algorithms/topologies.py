@@ -14,12 +14,15 @@ LabelAccess: TypeAlias = Literal["none", "counts", "shares"]
 
 @dataclass(frozen=True)
 class Parallel:
-    """Clients train copies of the model apart, and the server aggregates their updates when all have answered."""
+    """Clients train copies of the model separately, and the server aggregates their updates when all have arrived."""
 
 
 @dataclass(frozen=True)
 class Buffered:
-    """Clients train apart, and the server aggregates as soon as ``buffer_size`` updates have arrived; others go on training."""
+    """Clients train separately, and the server aggregates as soon as ``buffer_size`` updates have arrived.
+
+    The other clients go on training.
+    """
 
     buffer_size: int
 
@@ -30,10 +33,10 @@ class Scheduled:
 
     Args:
         schedule_samples: returns the samples of a round, their clients and the ends of the optimiser steps
-        label_access: what the server learns of labels: nothing, how many of each there are, or every client's share of
-            each. With the setting ``secure`` the holdings have placeholders instead of labels, and the server learns
-            just that
-        check_labels: refuses holdings that the method cannot schedule; called once, before the first round
+        label_access: what the server learns about labels: nothing, how many of each there are, or every client's share
+            of each. With the setting ``secure`` the holdings have placeholders instead of labels, and the server
+            learns just that
+        check_labels: raises an error for holdings that the method cannot schedule; called once, before the first round
         counts_labels: whether the schedule needs to know how often each label occurs
         lr_scale: learning rate, as a multiple of the run's setting; None for 1 / batch_size
     """

@@ -38,8 +38,7 @@ from fedskew.tasks.task import Task
 Ask: TypeAlias = Callable[[bytes], bytes]  # send the hub a message, wait for its answer
 
 # An input of every layer that requires a gradient: the third exchange takes place even where no layer before is
-# trained,
-# so that messages do not depend on frozen layers.
+# trained, so that messages do not depend on frozen layers.
 _ANCHOR = torch.zeros(0, requires_grad=True)
 
 # Binary places of numbers in secure sums. Activations are summed over whole images: room for 2^35, gradients have 2^23.

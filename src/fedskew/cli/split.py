@@ -62,6 +62,20 @@ Bins = Annotated[
         "--bins", metavar="N", help="where targets are no classes, bins that stand in for them", show_default=False
     ),
 ]
+Sweep = Annotated[
+    str | None,
+    typer.Option("--sweep", metavar="OPTION=A+B", help="several values of an option of the skew", show_default=False),
+]
+ConventionOption = Annotated[
+    str,
+    typer.Option(
+        "--convention", metavar="TEXT", help="mean over pairs (mean), or as in FedArtML and MFedBN (fedartml)"
+    ),
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE", help="figure to draw: a .png or .svg file", show_default=False),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="seed of the partition")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 
@@ -137,22 +151,9 @@ def measure(
     drop: Drop = None,
     bins: Bins = None,
     seed: Seed = 0,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            "--sweep", metavar="OPTION=A+B", help="several values of an option of the skew", show_default=False
-        ),
-    ] = None,
-    convention: Annotated[
-        str,
-        typer.Option(
-            "--convention", metavar="TEXT", help="mean over pairs (mean), or as in FedArtML and MFedBN (fedartml)"
-        ),
-    ] = "mean",
-    picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE", help="figure to draw: a .png or .svg file", show_default=False),
-    ] = None,
+    sweep: Sweep = None,
+    convention: ConventionOption = "mean",
+    picture: Picture = None,
     as_json: Json = False,
 ) -> None:
     """Measure the heterogeneity of the clients, with the definitions of all numbers.

@@ -31,8 +31,7 @@ class LabelColumns:
         """Return how many rows of each column these clients hold: client x column."""
         if self.of.ndim == 2:
             return np.stack([self.of[partition.of(int(client))].sum(axis=0, dtype=np.int64) for client in clients])
-        width = len(self.names)
-        return np.stack([np.bincount(self.of[partition.of(int(client))], minlength=width) for client in clients])
+        return partition.counts(self.of, len(self.names), clients)
 
 
 @dataclass(frozen=True)

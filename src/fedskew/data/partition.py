@@ -71,8 +71,14 @@ class Partition:
         """Return one client with every row, in stored order, so that the partition before does not matter."""
         return Partition(np.sort(self.rows), np.array([0, len(self.rows)]))
 
-    def counts(self, labels: Ints, classes: int) -> Ints:
-        """Return the client x class matrix: rows of each label at each client."""
+    def only(self, clients: Ints) -> "Partition":
+        """Return the partition of some of the clients, in this order."""
+        return Partition.from_lists([self.of(int(client)) for client in clients])
+
+    def counts(self, labels: Ints, classes: int, clients: Ints | None = None) -> Ints:
+        """Return the client x class matrix: rows of each label at each client, or at each of some ``clients``."""
+        if clients is not None:
+            return self.only(clients).counts(labels, classes)
         owner = np.repeat(np.arange(self.clients), self.sizes)
         flat = np.bincount(owner * classes + labels[self.rows], minlength=self.clients * classes)
         return flat.reshape(self.clients, classes)

@@ -1,1 +1,1 @@
-"""The plan of a round and how it is executed: one client after the other, or all of them stacked."""
+"""The plan of a round, and the engines that execute it: one client at a time, or all clients stacked."""

@@ -1,7 +1,7 @@
 """Random crops and flips of the images in training batches, on the device where they are.
 
-The numbers are drawn by the address (seed, round, client, step, slot), like the batches of a plan: a client's images
-come out the same, to the bit, whichever engine trains it and whoever trains beside it.
+The numbers are functions of (seed, round, client, step, slot), like the batches of a plan: a client's images are
+bit-identical in every engine and do not depend on the other clients.
 """
 
 from typing import Literal, TypeAlias
@@ -22,7 +22,7 @@ _FIELD, _WIDTH = np.uint64(0xFFFFF), np.uint64(20)  # a shift is made of 20 bits
 
 
 def check_images(how: Augment, shape: tuple[int, ...]) -> None:
-    """Refuse augmentation of rows that are no images; ``shape`` is that of one row."""
+    """Raise an error if augmentation is set for rows that are not images; ``shape`` is that of one row."""
     if how != "none" and len(shape) != 3:
         raise FedskewError(
             f"augment={how} needs images of shape (channels, height, width), got rows of shape {shape}: leave it out"
@@ -33,7 +33,7 @@ def draw_moves(how: Augment, plan: Plan, device: torch.device) -> Tensor | None:
     """Return shifts down, shifts right and flips for every slot of a plan, as ``[3, step, client, slot]``.
 
     The axes after the first are those of ``plan.table()``, so ``augment(x, *moves[:, step, client, :count])`` is the
-    batch of one client at one step. Shifts go from 0 to ``2 * PAD``; those that are not asked for are ``PAD``, which
+    batch of one client at one step. Shifts go from 0 to ``2 * PAD``; without random crops all are ``PAD``, which
     moves nothing. For "none" there are no moves: the result is None.
     """
     if how == "none":

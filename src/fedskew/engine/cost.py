@@ -1,4 +1,4 @@
-"""What one client's step costs in arithmetic and memory: the input of the rules that choose stacks, threads and chunk sizes."""
+"""The arithmetic and memory of one client's step, from which stacks, threads and chunk sizes are chosen."""
 
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -10,22 +10,23 @@ from fedskew.batchnorm.masked import has_batch_norm
 
 _known: "WeakKeyDictionary[nn.Module, _RowCost]" = WeakKeyDictionary()
 
-# Weights, start, gradient, momentum, payload, a pull and a temporary; activations with their gradients and a temporary.
+# Weights, start, gradient, momentum, payload, a correction and a temporary; activations with their gradients and a
+# temporary.
 _COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 7, 3
 
 
-# Measured on two quiet cores (python -m benchmarks rule), in forward multiplications of one client's step. A stack
-# saves the
-# overhead of many small operations; where arithmetic dominates, a loop over clients keeps its data in cache and wins.
+# Measured on two idle cores (python -m benchmarks rule), in forward multiplications of one client's step. A stack
+# saves the overhead of many small operations; where arithmetic dominates, a loop over clients keeps its data in cache
+# and wins.
 STACK_BELOW = 10_000_000
-# Of all clients of a round together: below this a second thread gains nothing, and costs much when it must wait for a
+# Of all clients of a round together: below this a second thread gains nothing, and is slow if it has to wait for a
 # core.
 THREADS_PAY_ABOVE = 3_000_000
 
 
 @dataclass
 class _RowCost:
-    """One row through the model."""
+    """The cost of one row through the model."""
 
     multiplications: int = 0
     activations: int = 0
@@ -35,7 +36,7 @@ class _RowCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """One client, one batch."""
+    """The cost of one batch of one client."""
 
     multiplications_per_step: int  # forward pass only
     bytes_per_client: int
@@ -43,20 +44,20 @@ class Cost:
     batch_norm: bool
 
     def stacking_pays(self, clients: int) -> bool:
-        """Whether a CPU is faster with all clients at once than with one after the other."""
+        """Return whether a CPU trains faster with all clients stacked than one after the other."""
         return clients > 1 and self.multiplications_per_step < STACK_BELOW
 
     def channels_last(self) -> bool:
-        """Whether a loop over clients is faster on images laid out pixel by pixel: with convolutions, not with BatchNorm."""
+        """Return whether a loop over clients is faster in channels-last layout: convolutions without BatchNorm."""
         return self.convolutions and not self.batch_norm
 
     def threads(self, clients: int, cores: int) -> int:
-        """How many CPU threads to use for rounds of so many clients."""
+        """Return how many CPU threads to use for rounds of so many clients."""
         return cores if self.multiplications_per_step * clients > THREADS_PAY_ABOVE else 1
 
 
 def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:
-    """Count one row through the model, and scale to a batch."""
+    """Return the cost of a batch: that of one row through the model, times the batch size."""
     one = _row_cost(model, x)
     weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     row = x[0].numel() + one.activations
@@ -65,12 +66,12 @@ def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:
 
 
 def largest_output(model: nn.Module, x: Tensor) -> int:
-    """Numbers that one row makes in the largest layer, its input counted too."""
+    """Return how many numbers one row makes in the largest layer, its input included."""
     return max(x[0].numel(), _row_cost(model, x).largest)
 
 
 def _row_cost(model: nn.Module, x: Tensor) -> _RowCost:
-    """Counted once a model."""
+    """Return the cost of one row, computed once for each model."""
     if model not in _known:
         _known[model] = _count_row(model, x[:1].clone())  # a model may write to its input
     return _known[model]

@@ -1,4 +1,4 @@
-"""Device, precision and threads of a run: the only module that speaks of them."""
+"""Device, precision and threads of a run; no other module sets them."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from fedskew.core.streams import bits
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` is the GPU when there is one."""
+    """Return the device by name; ``auto`` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -29,17 +29,17 @@ def pick_device(name: str) -> torch.device:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on; no more than ``OMP_NUM_THREADS`` says, where it is set."""
+    """Return the number of cores this process may use, at most ``OMP_NUM_THREADS`` if that is set."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = (
         os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    )  # a list has a number for each nesting level
+    )  # a list has one number for each nesting level
     return min(cores, int(asked)) if asked.isdecimal() and int(asked) > 0 else cores
 
 
 @contextmanager
 def computing(threads: int) -> Iterator[None]:
-    """Same bits on every repeat: fixed threads, full float32 and deterministic convolutions; all restored afterwards."""
+    """Make repeats bit-identical: fixed threads, full float32, deterministic convolutions; all restored afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -51,7 +51,7 @@ def computing(threads: int) -> Iterator[None]:
 
 @contextmanager
 def random_layers(device: torch.device, seed: int, round: int, client: int) -> Iterator[None]:
-    """Layers that draw numbers themselves (dropout) repeat for a client in a round; the user's generators stay as they were."""
+    """Seed layers that draw random numbers (dropout) for a client and round; the global generators are restored."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         word = int(bits(seed, "dropout", round, client)[0] >> np.uint64(1))

@@ -1,4 +1,4 @@
-"""The representation of a batch: what goes into a model's head, under any weights."""
+"""The features of a batch: the input of a model's head, under any weights."""
 
 from torch import Tensor, nn
 
@@ -6,7 +6,7 @@ from fedskew.models.layout import head_module
 
 
 class Tap:
-    """Keeps the input of the head at every forward pass of a model."""
+    """Stores the input of the head at every forward pass of a model."""
 
     features: Tensor
 
@@ -17,5 +17,5 @@ class Tap:
         self.features = inputs[0]
 
     def remove(self) -> None:
-        """Stop keeping."""
+        """Remove the hook from the model."""
         self._handle.remove()

@@ -12,13 +12,12 @@ from fedskew.engine.cost import largest_output, measure_cost
 from fedskew.tasks.task import Task
 
 # Numbers that one forward pass makes in its largest layer: 16 MB in float32. Above 32 MB, the C library maps and
-# clears fresh
-# memory for every layer of every batch, which takes as long as the convolutions themselves.
+# clears new memory for every layer of every batch, which takes as long as the convolutions themselves.
 _VALUES_PER_BATCH = 4 << 20
 
 
 def rows_at_once(model: nn.Module, x: Tensor) -> int:
-    """How many rows go through the model together where nothing is trained."""
+    """Return how many rows are processed together in evaluation mode."""
     return max(1, min(8192, _VALUES_PER_BATCH // largest_output(model, x)))
 
 
@@ -26,7 +25,7 @@ def rows_at_once(model: nn.Module, x: Tensor) -> int:
 def outputs_of(
     model: nn.Module, tensors: Tensors, x: Tensor, rows: Tensor | None = None
 ) -> Iterator[tuple[Tensor, "slice | Tensor"]]:
-    """Yield the model's outputs in evaluation mode for all rows, or those at ``rows``, some at a time, and which rows."""
+    """Yield the model's outputs in evaluation mode for all rows, or those at ``rows``, in chunks, with their rows."""
     total = len(x) if rows is None else len(rows)
     size = rows_at_once(model, x)
     channels_last = x.device.type == "cpu" and x.dim() == 4 and measure_cost(model, x, 1).channels_last()

@@ -1,4 +1,4 @@
-"""What stays the same over all rounds of a run, and what an engine takes and gives back; server and lone client share it."""
+"""What stays the same over all rounds of a run, and the inputs and outputs of an engine."""
 
 import copy
 from collections.abc import Iterator
@@ -66,19 +66,19 @@ class Job:
     seed: int
     first: int = 0  # number of the partition's first client
     frozen_names: frozenset[str] = frozenset()  # names of tensors that clients receive and never send
-    secure: bool = False  # a synchronous server learns sums over the clients of a step and nothing of each
+    secure: bool = False  # a synchronous server learns only sums over the clients of a step
     task: Task = field(default_factory=Classification)
     classes: int = 0  # how many classes the data has
     augment: Augment = "none"  # what happens to the images of training batches
 
     @property
     def unsent(self) -> frozenset[str]:
-        """Names of tensors that no client sends."""
+        """Return the names of the tensors that no client sends."""
         return self.local_names | self.frozen_names
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout of the model."""
+        """Return the layout of the model."""
         return layout(self.model)
 
     def rows(self, clients: Ints, positions: Ints) -> Tensor:
@@ -88,11 +88,8 @@ class Job:
 
     def class_counts(self, clients: Ints) -> Tensor:
         """Return how many rows of each class these clients have: client x class, in the precision of the data."""
-        own = [
-            self.y[torch.from_numpy(self.partition.of(int(client - self.first))).to(self.y.device)]
-            for client in clients
-        ]
-        return torch.stack([torch.bincount(labels, minlength=self.classes) for labels in own]).to(self.x)
+        counts = self.partition.counts(self.y.cpu().numpy(), self.classes, clients - self.first)
+        return torch.from_numpy(counts).to(self.x)
 
 
 def make_job(
@@ -108,7 +105,7 @@ def make_job(
     """Return a job for the device and the precision of the settings; the model that was passed in stays as it is."""
     check_layers(model)
     if "features" in algorithm.requires:
-        head_module(model)  # refuses a model that has none
+        head_module(model)  # raises an error for a model without a head
     device, dtype = pick_device(settings.device), getattr(torch, settings.dtype)
     names = layout(model)
     moving = {*trainable(model), *dict(model.named_buffers())}
@@ -139,7 +136,7 @@ def make_job(
 
 
 def fresh_client(job: Job) -> Tree:
-    """Return what a client keeps before its first round, made from the model as it is before the first round of all."""
+    """Return what a client keeps before its first round, made from the initial model."""
     params, buffers = trainable(job.model), dict(job.model.named_buffers())
     everything = {name: value.detach().clone() for name, value in {**params, **buffers}.items()}
     weights = {name: everything[name] for name in params}
@@ -154,7 +151,7 @@ def fresh_client(job: Job) -> Tree:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a round's clients begin: the global model, what the server adds, and what each client kept.
+    """The state from which a round's clients start: the global model, the broadcast, and what each client kept.
 
     ``kept`` is stacked in the order of the plan's clients: ``local`` (tensors of the model that never leave it),
     ``state.*`` (the parts of its client state) and ``optimizer.*`` (the parts of its optimiser's state).
@@ -169,13 +166,13 @@ class Start:
 
 @dataclass(frozen=True)
 class Updates:
-    """The finished work of some of a round's clients; every tensor is stacked in the order of ``report.clients``."""
+    """The results of some of a round's clients; every tensor is stacked in the order of ``report.clients``."""
 
     report: Report
     payload: Tree  # what they send, unsent names excluded
-    buffers: Tensors  # what they send of their buffers, unsent names excluded
+    buffers: Tensors  # the buffers that they send, unsent names excluded
     kept: Tree  # what stays with them, as in Start
-    # Weights, and buffers that are nowhere else, as they are after local training, for evaluation.
+    # Weights after local training, and buffers that are in no other field, for evaluation.
     trained: Tensors = field(default_factory=dict)
 
 
@@ -202,10 +199,10 @@ class ScheduleResult:
 
 
 class Engine(Protocol):
-    """Runs the local work of a round; the only thing that knows how clients are executed."""
+    """Runs the local training of a round; only engines know how clients are executed."""
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
-        """Execute the plan; yields each client once, alone or in stacks.
+        """Execute the plan and yield each client once, alone or in stacks.
 
         The order is the engine's, but must be the same every time: sums in another order differ in their last bits.
         """
@@ -214,9 +211,9 @@ class Engine(Protocol):
     def run_schedule(
         self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
     ) -> ScheduleResult:
-        """Train one model on a sample schedule, step by step; ``reset_optimizer`` starts the optimiser anew at each visit."""
+        """Train one model on a sample schedule; ``reset_optimizer`` resets the optimiser at the start of each visit."""
         ...
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
-        """Measure the model that each client would start from on the first batch of its plan, in evaluation mode."""
+        """Return what each client measures on the first batch of its plan with its start model, in evaluation mode."""
         ...

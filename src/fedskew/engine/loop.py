@@ -1,4 +1,4 @@
-"""The reference engine: one client at a time, in plain PyTorch, as a textbook would write it."""
+"""The reference engine: one client at a time, in plain PyTorch."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -42,12 +42,12 @@ from fedskew.models.parameters import load_weights, trainable
 from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.tasks.task import Task
 
-GRADIENTS_AT_ONCE = 64 << 20  # bytes of the gradients of single rows that are held together
+GRADIENTS_AT_ONCE = 64 << 20  # bytes of per-row gradients that are in memory together
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Trains one client at a time; ``channels_last`` lays images out as CPU convolutions prefer them."""
+    """Trains one client at a time; ``channels_last`` selects the memory layout that CPU convolutions prefer."""
 
     channels_last: bool = False
 
@@ -65,7 +65,7 @@ class Loop:
     def run_schedule(
         self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
     ) -> ScheduleResult:
-        """Where several clients share a step, each does its part by itself, and they exchange sums as bytes."""
+        """Train on the schedule; clients that share a step compute separately and exchange sums as bytes."""
         ends = schedule.ends[:-1]
         apart = np.flatnonzero(np.diff(schedule.clients)) + 1
         if not len(np.setdiff1d(apart, ends)):
@@ -84,7 +84,7 @@ class Loop:
 
 
 def _synchronous_steps(job: Job, model: ModelState, schedule: SampleSchedule) -> ScheduleResult:
-    """Take every step of a synchronous schedule, party by party."""
+    """Take every step of a synchronous schedule, client by client."""
     params = {name: value.clone() for name, value in model.params.items()}
     buffers = {name: value.clone() for name, value in model.buffers.items()}
     state = copied(model.optimizer)
@@ -100,19 +100,19 @@ def _synchronous_steps(job: Job, model: ModelState, schedule: SampleSchedule) ->
         step = synchronous_step(job.model, {**params, **buffers}, batches, ends, number, job.task)
         buffers = step.buffers
         job.optimizer.step_(params, step.grads, state, lr)
-        # Where scores are summed in secret, only the mean of all parties is known.
+        # With secure sums only the mean score of all clients is known.
         losses[first:last], scores[first:last] = (
             float(step.loss_sum) / len(clients),
             float(step.score_sum) / len(clients),
         )
         for client, (loss, score) in zip(parties, step.scores, strict=not job.secure):
-            at = first + np.flatnonzero(clients == client)  # a party reports sums; each of its rows gets the mean
+            at = first + np.flatnonzero(clients == client)  # a client reports sums; each of its rows gets the mean
             losses[at], scores[at] = loss / len(at), score / len(at)
     return ScheduleResult(params, buffers, state, losses, scores)
 
 
 def _masks(job: Job, schedule: SampleSchedule) -> dict[int, Masks]:
-    """Return the masks of secure sums for every client of the schedule, with seeds for this round alone."""
+    """Return the masks of secure sums for every client of the schedule, with seeds for this round only."""
     dealer, clients = Dealer(), job.partition.clients
     return {client: Masks(client, dealer.seeds(client, clients)) for client in np.unique(schedule.clients).tolist()}
 
@@ -138,7 +138,7 @@ def probe_client(
 
 
 def _gradient_variance(worker: nn.Module, job: Job, batch: Tensor) -> float:
-    """Return ``mean_i ||g_i - mean g||^2`` over the rows of a batch; of many gradients in pieces and two passes."""
+    """Return ``mean_i ||g_i - mean g||^2`` over the rows of a batch, for many gradients in pieces and two passes."""
     weights = list(trainable(worker).values())
     room = max(1, GRADIENTS_AT_ONCE // sum(8 * value.numel() for value in weights))
 
@@ -156,20 +156,20 @@ def _gradient_variance(worker: nn.Module, job: Job, batch: Tensor) -> float:
 
 
 def _load(worker: nn.Module, start: Start, kept: Tree) -> Tensors:
-    """Give the worker the weights and buffers that a client begins with, and return them."""
+    """Load the weights and buffers that a client starts with into the worker, and return them."""
     begin = {**start.params, **start.buffers, **kept.get(LOCAL, {})}
     load_weights(worker, begin)
     return begin
 
 
 def train_client(worker: nn.Module, job: Job, start: Start, kept: Tree, plan: Plan) -> Updates:
-    """Do the work of the plan's only client for one round; ``worker`` is a model to work in, its content does not matter."""
+    """Train the plan's only client for one round; ``worker`` is a model whose parameters are overwritten."""
     with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0])):
         return _Client(worker, job, start, kept, plan).train()
 
 
 def _train_together(job: Job, start: Start, plan: Plan) -> list[Updates]:
-    """Train all clients of the plan side by side, each in a model of its own; at BatchNorm layers they wait for each other."""
+    """Train all clients of the plan in parallel, each in its own model; they synchronise at BatchNorm layers."""
     policy = job.algorithm.batchnorm
 
     def client(i: int, meet: Meet) -> Updates:
@@ -183,7 +183,7 @@ def _train_together(job: Job, start: Start, plan: Plan) -> list[Updates]:
     def settle(given: dict[int, Tensor]) -> Tensor:
         return mean_of_sound(torch.stack(list(given.values())))
 
-    # One stream of random numbers for all of them: they take turns in a fixed order.
+    # All of them share one stream of random numbers, in a fixed order of clients.
     with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0])):
         return in_turn([partial(client, i) for i in range(len(plan.clients))], settle)
 
@@ -194,6 +194,7 @@ class _Client:
     def __init__(self, worker: nn.Module, job: Job, start: Start, kept: Tree, plan: Plan) -> None:
         self.worker, self.job, self.plan, algorithm = worker, job, plan, job.algorithm
         self.params, self.requires = trainable(worker), algorithm.requires
+        self.in_phases = overridden(algorithm, "trainable")
         begin = _load(worker, start, kept)
         self.before = self._mean_loss() if "loss_before" in self.requires else None
         self.full_gradient = self._full_gradient() if "full_gradient" in self.requires else {}
@@ -213,10 +214,11 @@ class _Client:
         return {} if values is None else {name: values}
 
     def train(self, enter: Callable[[int], None] = lambda step: None) -> Updates:
-        """Take all steps of the plan; ``enter`` is told the number of every step before it begins."""
+        """Take all steps of the plan; ``enter`` is called with the number of every step before it begins."""
         algorithm, job = self.job.algorithm, self.job
-        looks = overridden(algorithm, "objective") or "gradient_at" in self.requires
-        self.look = _Look(self.worker, job.task, "features" in self.requires) if looks else None
+        hooks = ("objective", "correct_gradients")
+        observes = any(overridden(algorithm, hook) for hook in hooks) or "gradient_at" in self.requires
+        self.observer = _BatchObserver(self.worker, job.task, "features" in self.requires) if observes else None
         if overridden(algorithm, "on_receive"):
             self._receive()
         with torch.no_grad():
@@ -224,10 +226,10 @@ class _Client:
         loss_sum, score_sum = torch.zeros((2,), device=self.lr.device, dtype=torch.float64)
         for step, count in enumerate(self.counts[:, 0].tolist()):
             enter(step)
-            x, labels = self._batch(step)
-            logits = self.worker(x.clone() if self.look else x)  # a model may write to its input
+            x, labels = self._batch(step, count)
+            logits = self.worker(x.clone() if self.observer else x)  # a model may write to its input
             loss = job.task.losses(logits, labels)
-            view = self._see(self.view, logits, x, labels)
+            view = self._with_batch(self.view, logits, x, labels)
             total = algorithm.objective(loss, view)
             grads = torch.autograd.grad(total, list(self.params.values()), materialize_grads=True)
             with torch.no_grad():
@@ -235,51 +237,50 @@ class _Client:
                 self._move(corrected(found, self.params, correction), step)
                 loss_sum += loss.double() * count
                 score_sum += job.task.row_scores(logits, labels).sum()
-        if self.look:
-            self.look.close()
-        return self._leave(loss_sum, score_sum)
+        if self.observer:
+            self.observer.close()
+        return self._finish(loss_sum, score_sum)
 
-    def _batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of a step."""
-        count = int(self.counts[step, 0])
+    def _batch(self, step: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of a step with so many rows."""
         rows = self.rows[step, 0, :count]
         x = self.job.x[rows]
         return x if self.moves is None else augment(x, *self.moves[:, step, 0, :count]), self.job.y[rows]
 
-    def _see(self, view: View, logits: Tensor, x: Tensor, labels: Tensor) -> View:
-        """Return the view with what hooks may see of a batch, right after the worker has computed ``logits`` of it."""
-        if self.look is None:
+    def _with_batch(self, view: View, logits: Tensor, x: Tensor, labels: Tensor) -> View:
+        """Return the view with the batch, right after the worker has computed its ``logits``."""
+        if self.observer is None:
             return view
-        view = replace(view, batch=self.look.batch(logits, x, labels))
+        view = replace(view, batch=self.observer.batch(logits, x, labels))
         return replace(view, gradient_at=partial(self._gradient_at, view, x, labels))
 
     @torch.enable_grad()
     def _gradient_at(self, view: View, x: Tensor, labels: Tensor, weights: Tensors) -> Tensors:
-        """Return the gradient of what the client minimises on this batch, at other weights."""
-        assert self.look
+        """Return the gradient of the client's objective on this batch, at other weights."""
+        assert self.observer
         own = {name: value.detach() for name, value in self.params.items()}
         at = {name: value.detach().requires_grad_() for name, value in {**own, **weights}.items()}
-        logits, features = self.look.forward(at, x)
+        logits, features = self.observer.forward(at, x)
         other = replace(view, params=at)
         if view.batch:
-            other = replace(other, batch=replace(view.batch, logits=logits, features=features))
+            other = replace(other, batch=replace(view.batch, logits=logits, head_inputs=features))
         total = self.job.algorithm.objective(self.job.task.losses(logits, labels), other)
         grads = torch.autograd.grad(total, list(at.values()), materialize_grads=True)
         return {name: grad.detach() for name, grad in zip(at, grads, strict=True)}
 
     def _receive(self) -> None:
-        """Put the weights into the worker from which the method starts local training."""
+        """Load the weights from which the method starts local training into the worker."""
         view = self.view
-        if self.look:
-            view = replace(view, gradient_at=partial(self._gradient_at, view, *self._batch(0)))
+        if self.observer:
+            view = replace(view, gradient_at=partial(self._gradient_at, view, *self._batch(0, int(self.counts[0, 0]))))
         with torch.no_grad():
             for name, value in self.job.algorithm.on_receive(view).items():
                 self.params[name].copy_(value)
 
     def _move(self, grads: Tensors, step: int) -> None:
-        """Take a step of the optimiser with the parameters that are trained in this epoch."""
+        """Take an optimiser step with the parameters that are trained in this epoch."""
         job, params, state = self.job, self.params, self.state
-        if overridden(job.algorithm, "trainable"):
+        if self.in_phases:
             epoch, epochs = step // int(self.plan.steps_per_epoch[0]), int(self.plan.epochs[0])
             names = job.algorithm.trainable(job.layout, epoch, epochs)
             params = {name: value for name, value in params.items() if name in names}
@@ -290,9 +291,9 @@ class _Client:
             job.optimizer.step_(params, grads, state, self.lr)
 
     @torch.no_grad()
-    def _leave(self, loss_sum: Tensor, score_sum: Tensor) -> Updates:
+    def _finish(self, loss_sum: Tensor, score_sum: Tensor) -> Updates:
         """Return what the client sends and keeps."""
-        # The worker's weights go on to the next client; what the hooks make of these must not.
+        # The next client reuses the worker, so the results of the hooks must not share its memory.
         trained = {name: value.detach().clone() for name, value in self.params.items()}
         view, plan = replace(self.view, params=trained, full_gradient=self.full_gradient), self.plan
         numbers = {**plan.numbers, **self._measured(self.before, "loss_before")}
@@ -329,8 +330,8 @@ class _Client:
         return ((self.job.x[some], self.job.y[some]) for some in torch.split(rows, int(self.plan.batch[0])))
 
 
-class _Look:
-    """What hooks may see of a batch: the outputs under the worker's weights, and under others in a second model."""
+class _BatchObserver:
+    """Makes the batch that hooks see: outputs under the worker's weights, and under other weights in a second model."""
 
     def __init__(self, worker: nn.Module, task: Task, features: bool) -> None:
         self.worker, self.other, self.task = worker, copy.deepcopy(worker), task
@@ -338,7 +339,7 @@ class _Look:
         self.other_tap = Tap(self.other) if features else None
 
     def forward(self, weights: Tensors, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return logits and features under other weights; running statistics stay as they are."""
+        """Return logits and features under other weights; running statistics do not change."""
         moving = {name: value.clone() for name, value in self.worker.named_buffers()}
         own = {name: value.detach() for name, value in self.worker.named_parameters()}
         # A model may write to its input.
@@ -346,7 +347,7 @@ class _Look:
         return logits, self.other_tap.features if self.other_tap else None
 
     def batch(self, logits: Tensor, x: Tensor, labels: Tensor) -> Batch:
-        """Return the batch right after the worker has seen ``x``."""
+        """Return the batch right after a forward pass of the worker on ``x``."""
 
         @torch.no_grad()
         def logits_at(weights: Tensors) -> Tensor:
@@ -364,7 +365,7 @@ class _Look:
         )
 
     def close(self) -> None:
-        """Leave the worker as it was."""
+        """Remove the hook from the worker."""
         if self.tap:
             self.tap.remove()
 

@@ -12,13 +12,13 @@ schedules: Registry[Schedule] = Registry("schedule", "fedskew.engine")
 
 @schedules.register("constant")
 def constant(round: int, rounds: int, /) -> float:
-    """The same in every round."""
+    """Keep the learning rate constant."""
     return 1.0
 
 
 @schedules.register("cosine")
 def cosine(round: int, rounds: int, /, *, floor: Annotated[float, Share] = 0.0) -> float:
-    """Half a cosine from 1 in the first round down to the floor after the last.
+    """Decrease along half a cosine from 1 in the first round to the floor after the last.
 
     Args:
         floor: the factor it falls to
@@ -33,7 +33,7 @@ def cosine(round: int, rounds: int, /, *, floor: Annotated[float, Share] = 0.0) 
 def step(
     round: int, rounds: int, /, *, every: Annotated[int, AtLeastOne] = 10, factor: Annotated[float, Positive] = 0.5
 ) -> float:
-    """Times a factor every so many rounds.
+    """Multiply by a factor after every so many rounds.
 
     Args:
         every: rounds between two changes
@@ -47,7 +47,7 @@ def step(
 
 @schedules.register("exponential")
 def exponential(round: int, rounds: int, /, *, factor: Annotated[float, Positive] = 0.99) -> float:
-    """Times a factor every round.
+    """Multiply by a factor after every round.
 
     Args:
         factor: what the rate is multiplied by

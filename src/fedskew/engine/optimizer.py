@@ -1,4 +1,4 @@
-"""The local optimisers, on named tensors: one client's, or the same tensors stacked over clients."""
+"""The local optimisers on named tensors, those of one client or stacked over clients."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -31,7 +31,7 @@ class Optimizer:
     clip_norm: float | None = None
 
     def init(self, params: Tensors, stacked: bool) -> Tree:
-        """State before the first step; ``stacked`` params have clients on their first axis."""
+        """Return the state before the first step; ``stacked`` params have clients on their first axis."""
         if self.name in ("adam", "adamw"):
             first = next(iter(params.values()))
             count = torch.zeros(first.shape[:1] if stacked else (), dtype=first.dtype, device=first.device)
@@ -42,7 +42,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step_(self, params: Tensors, grads: Tensors, state: Tree, lr: Tensor, stacked: bool = False) -> None:
-        """Move ``params`` and ``state`` in place; ``lr`` is a scalar tensor, so that a captured graph can change it.
+        """Update ``params`` and ``state`` in place; ``lr`` is a scalar tensor, so that a captured graph can change it.
 
         ``stacked`` tensors have clients on their first axis; only ``clip_norm``, which is each client's, needs to know.
         """
@@ -107,7 +107,7 @@ def clipped(grads: Tensors, most: float, stacked: bool) -> Tensors:
 
 
 def _beside(numbers: Tensor, value: Tensor) -> Tensor:
-    """``numbers`` with as many axes as ``value``: one number for all of it, or one for each entry of its first axis."""
+    """Return ``numbers`` with as many axes as ``value``: one number for all, or one per entry of the first axis."""
     return numbers.view(numbers.shape + (1,) * (value.dim() - numbers.dim()))
 
 

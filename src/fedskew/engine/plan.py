@@ -1,4 +1,4 @@
-"""The Plan: which of its rows every chosen client sees at every step of a round. All engines execute the same plan."""
+"""The plan: which rows every selected client uses at every step of a round. All engines execute the same plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,13 +11,15 @@ from fedskew.core.streams import Floats, Ints, bits
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One round of local work. Positions count a client's own rows from 0, so a client can draw its plan without the others.
+    """The local work of one round.
 
-    Client i visits ``order[offsets[i]:offsets[i + 1]]``, ``epochs[i]`` shuffles of its ``sizes[i]`` rows, in batches
+    Positions count a client's own rows from 0, so a client can draw its plan without the others.
+
+    Client i uses ``order[offsets[i]:offsets[i + 1]]``, ``epochs[i]`` shuffles of its ``sizes[i]`` rows, in batches
     of ``batch[i]``. The last batch of an epoch may be short; one with fewer than ``least`` rows (BatchNorm needs 2)
-    is left out. The order is drawn only where it is used: a server that sends the work out never pays for it.
-    ``numbers`` are what the method orders each client to work with; ``purpose`` names the random stream: a probe sees
-    other batches than the training.
+    is left out. The order is drawn only when it is used, so a server that only distributes plans does not compute it.
+    ``numbers`` are the method's numbers for each client; ``purpose`` names the random stream: a probe uses other
+    batches than training.
     """
 
     seed: int
@@ -42,12 +44,12 @@ class Plan:
         least: int = 1,
         numbers: Mapping[str, Floats] | None = None,
     ) -> "Plan":
-        """The plan of a round; no batch is larger than its client."""
+        """Return the plan of a round; no batch is larger than its client's rows."""
         return cls(seed, round, clients, sizes, np.minimum(batch, sizes), epochs, least, numbers or {})
 
     @cached_property
     def order(self) -> Ints:
-        """All shuffles; what a client gets depends on its own number and size only, never on who else is chosen."""
+        """Return all shuffles; those of a client depend on its number and size only, not on the other clients."""
         # One segment for each (client, epoch); a stable sort by (segment, hash of the position) shuffles all of them
         # at once.
         segment_client = np.repeat(np.arange(len(self.clients)), self.epochs)
@@ -64,28 +66,28 @@ class Plan:
 
     @property
     def offsets(self) -> Ints:
-        """Where each client's part of ``order`` begins, and the end."""
+        """Return where each client's part of ``order`` begins, and the end."""
         return np.concatenate([[0], np.cumsum(self.sizes * self.epochs)])
 
     @property
     def steps(self) -> Ints:
-        """Local steps of each client."""
+        """Return the number of local steps of each client."""
         return self.epochs * self.steps_per_epoch
 
     @property
     def steps_per_epoch(self) -> Ints:
-        """Likewise of one epoch."""
+        """Return the number of local steps of each client in one epoch."""
         full, rest = np.divmod(self.sizes, self.batch)
         return full + (rest >= self.least) * (rest > 0)
 
     def only(self, members: Ints) -> "Plan":
-        """The plan of some of the clients, in the order given."""
+        """Return the plan of some of the clients, in the given order."""
         parts = {name: getattr(self, name)[members] for name in ("clients", "sizes", "batch", "epochs")}
         return replace(self, **parts, numbers={name: values[members] for name, values in self.numbers.items()})
 
     @staticmethod
     def together(plans: "list[Plan]") -> "Plan":
-        """Plans of different clients as one; what they share is taken from the first."""
+        """Return the plans of different clients as one; what they share is taken from the first."""
         clients, sizes, batch, epochs = (
             np.concatenate([getattr(plan, name) for plan in plans]) for name in ("clients", "sizes", "batch", "epochs")
         )
@@ -93,12 +95,12 @@ class Plan:
         return replace(plans[0], clients=clients, sizes=sizes, batch=batch, epochs=epochs, numbers=numbers)
 
     def first(self) -> tuple[Ints, Ints]:
-        """Positions ``[client, slot]`` of the first batch of every client, padded likewise, and how many are real."""
+        """Return positions ``[client, slot]`` of the first batches, padded as in ``table``, and how many are real."""
         slot = np.arange(int(self.batch.max()))
         return self.order[self.offsets[:-1, None] + np.where(slot < self.batch[:, None], slot, 0)], self.batch
 
     def table(self) -> tuple[Ints, Ints]:
-        """Positions ``[step, client, slot]`` and rows in each batch ``[step, client]``, 0 once a client has finished.
+        """Return positions ``[step, client, slot]`` and batch sizes ``[step, client]``, 0 once a client has finished.
 
         Slots past the end of a batch repeat its first row, so that whatever is computed there and masked away is
         finite.

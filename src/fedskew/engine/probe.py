@@ -1,4 +1,4 @@
-"""What stacked clients measure before they are configured: their losses, and the variance of the gradients of single rows."""
+"""The measurements of stacked clients before they are configured: losses, and the variance of per-row gradients."""
 
 import copy
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from fedskew.engine.plan import Plan
 
 
 class StackedProbe:
-    """Some clients of a round on the first batch of their plan, in evaluation mode, ``width`` rows of each at a time."""
+    """Clients of a round on the first batch of their plan, in evaluation mode, ``width`` rows of each at a time."""
 
     def __init__(self, job: Job, start: Start, members: Ints, plan: Plan, width: int) -> None:
         self.job, self.start, self.width = job, start, width
@@ -32,7 +32,7 @@ class StackedProbe:
 
     @torch.no_grad()
     def measure(self, what: tuple[Probe, ...]) -> dict[str, Tensor]:
-        """One number a client for each thing asked for."""
+        """Return one number for each client and each measurement."""
         found: dict[str, Tensor] = {}
         if set(what) - {"gradient_variance"}:
             losses = self._losses()
@@ -43,7 +43,7 @@ class StackedProbe:
         return {name: found[name] for name in what}
 
     def _pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Inputs, labels and shares of a few rows of every client; the share of a padded row is 0."""
+        """Yield inputs, labels and shares of a few rows of every client; the share of a padded row is 0."""
         for rows, share in zip(*(torch.split(part, self.width, 1) for part in (self.rows, self.share)), strict=True):
             yield self.job.x[rows], self.job.y[rows], share.to(self.job.x)
 
@@ -59,7 +59,7 @@ class StackedProbe:
         return torch.cat(each, 1).double()
 
     def _gradient_variance(self) -> Tensor:
-        """``mean_i ||g_i - mean g||^2``; for clients that come in pieces, the mean takes a pass of its own."""
+        """Return ``mean_i ||g_i - mean g||^2``; for clients in several pieces, the mean takes a separate pass."""
 
         def mean_loss(weights: Tensors, fixed: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
             outputs = functional_call(self.model, {**fixed, **weights}, (x,))

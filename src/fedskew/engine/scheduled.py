@@ -1,8 +1,8 @@
-"""One model and one optimiser on a sample schedule: the samples of many clients in a given order, at the cost of central training.
+"""Training of one model with one optimiser on a sample schedule, at the cost of central training.
 
 In a sequential round the model is at one client at a time, in a synchronous one all clients of a batch hold the same
-weights and their summed gradients are divided once. Either way the next weights follow from the batch alone, so one
-ordinary batch does for both.
+weights and their summed gradients are divided once. In both the next weights depend on the batch alone, so both are
+simulated by one ordinary batch.
 """
 
 import copy
@@ -27,7 +27,7 @@ _STEPS_AT_ONCE = 64  # steps in one CUDA graph
 
 
 def run_schedule(job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool) -> ScheduleResult:
-    """Take every step of the schedule in order; ``reset_optimizer`` starts the optimiser anew at each visit."""
+    """Take every step of the schedule in order; ``reset_optimizer`` resets the optimiser at the start of each visit."""
     with random_layers(job.x.device, job.seed, state.round, 0):
         return _Trainer(job, state, reset_optimizer).run(schedule)
 
@@ -61,10 +61,10 @@ class _Trainer:
         return _in_sums(result, sizes) if self.job.secure else result
 
     def _eager(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
-        """Take step by step; the rows of many steps are gathered at once, for one row at a time costs more than its step."""
+        """Take the steps one by one; the rows of many steps are gathered at once, which is faster than row by row."""
         seen: list[Tensor] = []
         width = rows.shape[1]
-        if not len(rows):  # torch.split makes one empty piece of nothing, and momentum would take a step on it
+        if not len(rows):  # torch.split returns one empty piece, on which momentum would take a step
             return seen
         for some in torch.split(rows, max(1, _ROWS_AT_ONCE // width)):
             x, y = self.job.x[some.flatten()], self.job.y[some.flatten()]
@@ -82,7 +82,7 @@ class _Trainer:
         return logits.detach()
 
     def _replayed(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
-        """Many steps captured as one CUDA graph and replayed; what is left over is done step by step."""
+        """Take steps by replaying a CUDA graph of many steps; the remaining steps are taken one by one."""
         batch = rows[:_STEPS_AT_ONCE].clone()
 
         def steps() -> Tensor:
@@ -97,7 +97,7 @@ class _Trainer:
         return seen + self._eager(rows[whole:], at + whole * rows.shape[1], visits)
 
     def _captured(self, steps: Callable[[], Tensor]) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
-        """The graph of these steps; trying and capturing them leaves the model and the optimiser as they were."""
+        """Return the graph of these steps; warm-up and capture leave the model and the optimiser unchanged."""
         moving = [
             *self.weights,
             *self.buffers.values(),
@@ -131,14 +131,14 @@ class _Trainer:
 
 
 def _in_sums(result: ScheduleResult, sizes: Ints) -> ScheduleResult:
-    """Return the result as a server sees it that learns sums over a step: every row has the mean of its step."""
+    """Return the result for a server that learns only sums over a step: every row gets the mean of its step."""
     step = np.repeat(np.arange(len(sizes)), sizes)
     losses, scores = ((np.bincount(step, seen) / np.bincount(step))[step] for seen in (result.losses, result.scores))
     return replace(result, losses=losses, scores=scores)
 
 
 def _runs(sizes: Ints) -> Iterator[tuple[int, int]]:
-    """Stretches of steps with the same number of rows.
+    """Return the ranges of steps with the same number of rows.
 
     >>> list(_runs(np.array([4, 4, 4, 2])))
     [(0, 3), (3, 4)]

@@ -1,8 +1,8 @@
-"""The default engine: the round's clients stacked on a new first axis and trained all at once with ``torch.func``.
+"""The default engine: a round's clients are stacked on a new first axis and trained together with ``torch.func``.
 
-Clients are sorted by their number of steps, so that those still at work are always a prefix of the stack and a
-finished client costs nothing. Short batches are padded and masked, BatchNorm included. Stacks are cut so that their
-memory stays in a budget.
+Clients are sorted by their number of steps, so that the active ones are always a prefix of the stack and a finished
+client costs nothing. Short batches are padded and masked, BatchNorm included. The size of a stack is limited by a
+memory budget.
 """
 
 import copy
@@ -39,21 +39,20 @@ from fedskew.schedules.sample_schedule import SampleSchedule
 
 @dataclass(frozen=True)
 class Stacked:
-    """Clients of a round in stacks of at most ``memory`` bytes; ``mode`` overrides the measured choice of stack or loop."""
+    """Trains clients in stacks of at most ``memory`` bytes; ``mode`` overrides the measured choice of stack or loop."""
 
     memory: int = 2 << 30
     mode: Literal["auto", "stack", "loop"] = "auto"
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
-        """Yield the plan's clients in stacks, those with most steps first."""
+        """Yield the plan's clients in stacks, those with the most steps first."""
         cost = measure_cost(job.model, job.x, int(plan.batch.max()))
         room = max(1, self.memory // cost.bytes_per_client)
         if room < len(plan.clients) and clients_share(job.model, job.algorithm.batchnorm, plan.steps):
             needed = math.ceil(10 * len(plan.clients) * cost.bytes_per_client / 2**30) / 10
             raise FedskewError(
                 f"{job.algorithm.label()} trains all {len(plan.clients)} clients of a round side by side, but memory "
-                "has room "
-                f"for {room}: use memory={needed:g} or fewer clients (per_round)"
+                f"has room for {room}: use memory={needed:g} or fewer clients (per_round)"
             )
         if self.mode == "loop" or (self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))):
             channels_last = job.x.device.type == "cpu" and cost.channels_last()
@@ -75,7 +74,7 @@ class Stacked:
         return run_schedule(job, state, schedule, reset_optimizer)
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
-        """All clients at once, or as many as fit; of one that does not, some rows at a time."""
+        """Measure all clients at once, or as many as fit in memory; a client that does not fit, some rows at a time."""
         widest = int(plan.batch.max())
         of_gradients = "gradient_variance" in what
         if not (self.mode == "stack" or (self.mode == "auto" and self._probes_in_stacks(job, plan, of_gradients))):
@@ -86,7 +85,7 @@ class Stacked:
             return measure_cost(job.model, job.x, rows).bytes_per_client + 2 * rows * weights * of_gradients
 
         width = min(max(1, (self.memory - needed(0)) // (needed(1) - needed(0))), widest)
-        # Gradients of single rows in pieces that stay in a processor's cache as far as they can.
+        # Per-row gradients are computed in pieces that fit in the processor's cache if possible.
         room = max(1, (min(self.memory, GRADIENTS_AT_ONCE) if of_gradients else self.memory) // needed(width))
         by_rows = np.argsort(plan.batch, kind="stable")
         found: dict[str, Floats] = {name: np.zeros(len(plan.clients)) for name in what}
@@ -97,14 +96,14 @@ class Stacked:
         return found
 
     def _probes_in_stacks(self, job: Job, plan: Plan, of_gradients: bool) -> bool:
-        """One backward pass for each row is where a stack gains most, whatever the model and the device."""
+        """Return whether to stack a probe; a variance of gradients, with a backward pass per row, always gains."""
         if of_gradients:
             return can_be_stacked(job.model, job.x)
         return self._stack_is_better(job, measure_cost(job.model, job.x, int(plan.batch.max())), len(plan.clients))
 
     @staticmethod
     def _stack_is_better(job: Job, cost: Cost, clients: int) -> bool:
-        """On a GPU always; on a CPU by the measured rule; never for a model that cannot be stacked."""
+        """Return whether to stack: always on a GPU, by the measured rule on a CPU, if the model can be stacked."""
         return (job.x.device.type != "cpu" or cost.stacking_pays(clients)) and can_be_stacked(job.model, job.x)
 
 
@@ -112,7 +111,7 @@ _stackable: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
 
 
 def can_be_stacked(model: nn.Module, x: Tensor) -> bool:
-    """Whether all layers run under ``vmap`` without falling back to a slow path (an LSTM does not); tried once a model."""
+    """Return whether all layers run under ``vmap`` without a slow fallback (an LSTM does not); tested once a model."""
     if model not in _stackable:
         rows = x[:1].repeat(2, 2, *(1,) * (x.dim() - 1))
         copied, _ = maskable(model)
@@ -128,7 +127,7 @@ def can_be_stacked(model: nn.Module, x: Tensor) -> bool:
 
 
 class _Numbers(dict[str, Tensor]):
-    """Numbers of one client by name, taken out of one tensor when they are asked for: under ``vmap`` each costs time."""
+    """Numbers of one client by name, sliced from one tensor when read, because under ``vmap`` each slice costs time."""
 
     def __init__(self, names: list[str], packed: Tensor) -> None:
         self.names, self.packed = names, packed
@@ -142,10 +141,12 @@ _Seen: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor |
 
 
 class _Stack:
-    """Some clients of a round, all with the same step number at any time."""
+    """Some clients of a round, which all take the same step at the same time."""
 
     def __init__(self, job: Job, start: Start, kept: Tree, plan: Plan) -> None:
         self.job, self.start, self.plan, self.requires = job, start, plan, job.algorithm.requires
+        hooks = ("objective", "correct_gradients", "trainable")
+        self.changes_objective, self.corrects, self.in_phases = (overridden(job.algorithm, hook) for hook in hooks)
         self.model, self.mask = maskable(job.model)
         self.model.train()
         count, local = len(plan.clients), kept.get(LOCAL, {})
@@ -153,7 +154,7 @@ class _Stack:
         every = {name: local[name].clone() if name in local else value for name, value in both.items()}
         self.params = {n: every[n] if n in local else stacked({n: every[n]}, count)[n] for n in start.params}
         self.buffers = {n: every[n] if n in local else stacked({n: every[n]}, count)[n] for n in start.buffers}
-        # Anchors are shared by the stack, except those that each client kept for itself.
+        # Start weights are shared by the stack, except those that stay with their client.
         self.begin = {name: self.params[name].clone() if name in local else start.params[name] for name in start.params}
         self.begin_dims = {name: 0 if name in local else None for name in start.params}
         self.own_begin = [name for name in start.params if name in local]
@@ -185,7 +186,7 @@ class _Stack:
         self.scratch = {name: torch.empty_like(value) for name, value in self.params.items() if name in names}
 
     def view(self, params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, counts: Tensor | None) -> View:
-        """Return one client as the hooks see it; called inside ``vmap``."""
+        """Return one client's view for the hooks; called inside ``vmap``."""
         momentum = self.job.optimizer.momentum
         return View(params, begin, self.start.server, state, numbers, momentum, class_counts=counts)
 
@@ -202,7 +203,7 @@ class _Stack:
         return found
 
     def _receive(self) -> None:
-        """Put the weights in place from which the method starts local training."""
+        """Set the weights from which the method starts local training."""
         batch, real = self._batch_of(0)
         params = {name: value.detach() for name, value in self.params.items()}
         seen = (None, None, *self._gather(0, batch), real, self.buffers)
@@ -236,7 +237,7 @@ class _Stack:
         return self._finish(Report(self.plan.clients, self.plan.sizes, self.plan.steps, mean_loss, score, numbers))
 
     def _batch_of(self, step: int) -> tuple[Tensor, Tensor | None]:
-        """Return row numbers ``[client, slot]`` of the clients still at work, and which are real; None where all are."""
+        """Return row numbers ``[client, slot]`` of the active clients, and which are real; None where all are."""
         count = self.counts[step]
         active, widest = int((count > 0).sum()), int(count.max())
         batch = self.rows[step, :active, :widest]
@@ -275,7 +276,7 @@ class _Stack:
             yield (each.double() * torch.from_numpy(real).to(each.device)).sum(1)
 
     def _step(self, step: int, active: int, batch: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Take one step of the first ``active`` clients, in place; returns each one's loss and summed scores.
+        """Take one step of the first ``active`` clients in place; returns each client's loss and summed scores.
 
         Only the model runs under ``vmap``. A client's loss depends on its own slice of the stacked weights alone, so
         the gradient of the sum of all losses is the stack of their gradients, and plain autograd finds it.
@@ -284,26 +285,25 @@ class _Stack:
         params = {name: value[head].detach().requires_grad_() for name, value in self.params.items()}
         x, y = self._gather(step, batch)
         buffers = {name: value[head] for name, value in self.buffers.items()}
-        looks = overridden(algorithm, "objective") or overridden(algorithm, "correct_gradients")
-        # A model may write to its input, and other models are to see the same rows.
-        logits, features, moved = self._predict(params, buffers, x.clone() if looks else x, real)
+        observes = overridden(algorithm, "objective") or overridden(algorithm, "correct_gradients")
+        # A model may write to its input, and hooks run other models on the same rows.
+        logits, features, moved = self._predict(params, buffers, x.clone() if observes else x, real)
         losses = task.losses(logits, y, "none")
         loss = losses.mean(1) if real is None else (losses * real).sum(1) / real.sum(1)
         total = loss
-        if overridden(algorithm, "objective"):
+        if self.changes_objective:
             seen = (logits, features, x, y, real, buffers)
             total = self._hook(algorithm.objective, loss, params, active, seen)
         found = torch.autograd.grad(total.sum(), list(params.values()), materialize_grads=True)
         with torch.no_grad():
             grads = dict(zip(params, found, strict=True))
-            if overridden(algorithm, "correct_gradients"):
+            if self.corrects:
                 seen = (logits.detach(), None if features is None else features.detach(), x, y, real, buffers)
                 grads = self._hook(algorithm.correct_gradients, grads, params, active, seen)
             for old, new in zip(buffers.values(), moved, strict=True):
                 old.copy_(new)
-            self._move(
-                self._corrected(grads, {n: value[head] for n, value in self.params.items()}, active), step, active
-            )
+            moving = {name: value[head] for name, value in self.params.items()}
+            self._move(moving, self._corrected(grads, moving, active), step, active)
             scores = task.row_scores(logits, y)
             return loss.detach(), scores.sum(1) if real is None else (scores * real).sum(1)
 
@@ -317,12 +317,11 @@ class _Stack:
             x = augment(x, *self.moves[:, step, : batch.shape[0], : batch.shape[1]])
         return x, y
 
-    def _move(self, grads: Tensors, step: int, active: int) -> None:
-        """Take a step of the optimiser, with the parameters that each client trains in its epoch."""
+    def _move(self, params: Tensors, grads: Tensors, step: int, active: int) -> None:
+        """Take an optimiser step with the parameters that each client trains in its epoch."""
         head, optimizer = slice(active), self.job.optimizer
-        params = {name: value[head] for name, value in self.params.items()}
         state = rows_of(self.optimizer_state, head)
-        if not overridden(self.job.algorithm, "trainable"):
+        if not self.in_phases:
             optimizer.step_(params, grads, state, self.lr, stacked=True)
             return
         phases = list(zip(step // self.plan.steps_per_epoch[head], self.plan.epochs[head], strict=True))
@@ -339,7 +338,7 @@ class _Stack:
             optimizer.step_(params, grads, state, self.lr, stacked=True)
         for part, tensors in before.items():
             for name, old in tensors.items():
-                if name in params:  # clients that do not train it in their epoch get back what they had
+                if name in params:  # restored for clients that do not train it in their epoch
                     moves = torch.from_numpy(np.array([name in trained[phase] for phase in phases])).to(old.device)
                     now = params[name] if part == "" else state[part][name]
                     now.copy_(torch.where(moves.view(-1, *(1,) * (old.dim() - 1)), now, old))
@@ -349,7 +348,7 @@ class _Stack:
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """Return logits of every client's batch, its features if the method requires them, and its new buffers.
 
-        Arguments of ``vmap`` go flat: trees cost it much time.
+        Arguments of ``vmap`` are flat, because trees are slow.
         """
         names = [*params, *buffers]
 
@@ -370,9 +369,10 @@ class _Stack:
     def _hook(
         self, hook: Callable[[Any, View], Any], value: Tensor | Tensors, params: Tensors, active: int, seen: "_Seen"
     ) -> Any:
-        """Return a hook of the method for each of the first ``active`` clients; ``seen`` is what it may see of their batches.
+        """Return a hook's results for the first ``active`` clients; ``seen`` are their batches.
 
-        Arguments of ``vmap`` go flat here too, numbers in one tensor, and what all clients share not at all.
+        Arguments of ``vmap`` are flat here too, with numbers in one tensor; values that all clients share are not
+        arguments.
         """
         given = [value] if isinstance(value, Tensor) else list(value.values())
         own = rows_of({"": {name: self.begin[name] for name in self.own_begin}}, slice(active))[""]
@@ -392,7 +392,7 @@ class _Stack:
             old = {part: {name: next(left) for name in tensors} for part, tensors in self.client_state.items()}
             moving = {name: next(left) for name in buffers}
             view = self.view(weights, begin, old, _Numbers(list(self.numbers), numbers), counts)
-            view = self._see(view, logits, features, x, y, real, moving)
+            view = self._with_batch(view, logits, features, x, y, real, moving)
             if isinstance(value, Tensor):
                 return hook(mine[0], view)
             result = hook(dict(zip(value, mine, strict=True)), view)
@@ -403,7 +403,7 @@ class _Stack:
         result = vmap(one_client, in_dims=dims, randomness="different")(numbers, *optional, *leaves)
         return result if isinstance(value, Tensor) else dict(zip(value, result, strict=True))
 
-    def _see(
+    def _with_batch(
         self,
         view: View,
         logits: Tensor | None,
@@ -413,12 +413,12 @@ class _Stack:
         real: Tensor | None,
         buffers: Tensors,
     ) -> View:
-        """Return the view with what hooks may see of one client's batch; called inside ``vmap``."""
+        """Return the view with the batch of one client; called inside ``vmap``."""
         own = {name: value.detach() for name, value in view.params.items()}
 
         def forward(weights: Tensors) -> tuple[Tensor, Tensor | None]:
             self.mask.rows = real
-            still = {name: value.clone() for name, value in buffers.items()}  # a look must not move running statistics
+            still = {name: value.clone() for name, value in buffers.items()}  # must not change running statistics
             outputs: Tensor = functional_call(self.model, {**own, **weights, **still}, (x.clone(),))
             return outputs, self.tap.features if self.tap else None
 
@@ -452,7 +452,7 @@ class _Stack:
         return replace(view, gradient_at=gradient_at)
 
     def _corrected(self, grads: Tensors, params: Tensors, active: int) -> Tensors:
-        """Return gradients with each client's linear correction, in memory of the stack: a gradient may be a view."""
+        """Return gradients with each client's linear correction, in scratch memory: a gradient may be a view."""
         scale, offset = self.correction.get("scale", {}), self.correction.get("offset", {})
         result = {}
         for name, found in grads.items():
@@ -467,7 +467,7 @@ class _Stack:
     def _finish(self, report: Report) -> Updates:
         job, algorithm = self.job, self.job.algorithm
 
-        def leave(
+        def finish(
             params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, full: Tensors, counts: Tensor | None
         ) -> tuple[Tree, Tree]:
             view = replace(self.view(params, begin, state, numbers, counts), full_gradient=full)
@@ -475,7 +475,7 @@ class _Stack:
 
         dims = (0, self.begin_dims, 0, 0, 0, None if self.class_counts is None else 0)
         arguments = (self.params, self.begin, self.client_state, self.numbers, self.full_gradient, self.class_counts)
-        payload, state = vmap(leave, in_dims=dims)(*arguments)
+        payload, state = vmap(finish, in_dims=dims)(*arguments)
         everything = {**self.params, **self.buffers}
         kept: Tree = prefixed(state, STATE)
         if job.local_names:

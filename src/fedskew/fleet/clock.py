@@ -13,7 +13,7 @@ from fedskew.fleet.machines import Fleet, Machines, shares
 Flags: TypeAlias = NDArray[np.bool_]
 
 
-LOOK = 1 / 3  # cost of a forward pass of a row, relative to training on it
+FORWARD_COST = 1 / 3  # cost of a forward pass of a row, relative to training on it
 
 
 @dataclass(frozen=True)
@@ -82,20 +82,20 @@ def computing_seconds(machines: Machines, rows: Floats | Ints, steps: Floats | I
     return np.asarray(rows / machines.rows_per_second + steps * machines.seconds_per_step)
 
 
-def line_seconds(machines: Machines, bytes_down: "int | Ints", bytes_up: "int | Ints") -> Floats:
+def transfer_seconds(machines: Machines, bytes_down: "int | Ints", bytes_up: "int | Ints") -> Floats:
     """Return the communication time of each client: one message each way.
 
     >>> one = Machines(*(np.array([value]) for value in (100.0, 0.01, 8.0, 2.0, 0.05, 0.0)))
-    >>> line_seconds(one, 1_000_000, 500_000)  # two messages, 8 Mbit down, 4 Mbit up
+    >>> transfer_seconds(one, 1_000_000, 500_000)  # two messages, 8 Mbit down, 4 Mbit up
     array([3.1])
     """
     return 2 * machines.latency + 8e-6 * bytes_down / machines.down + 8e-6 * bytes_up / machines.up
 
 
-def play(
-    fleet: Fleet, clients: Ints, work: Work, epochs: Ints, line: Floats, seed: int, round: int, waited: float = 0.0
+def simulate_round(
+    fleet: Fleet, clients: Ints, work: Work, epochs: Ints, transfer: Floats, seed: int, round: int, waited: float = 0.0
 ) -> Outcome:
-    """Return the outcome of one round; ``line`` are the clients' communication times, ``waited`` is the time before.
+    """Return the outcome of one round; ``transfer`` are the communication times, ``waited`` is the time before.
 
     A client drops out with its machine's probability after a random part of its time, and the server notices at once.
     Both depend on the client and the round alone, not on the other clients. A client that has neither answered nor
@@ -105,17 +105,17 @@ def play(
     machines = fleet.machines(clients)
     limit = np.inf if fleet.deadline is None else fleet.deadline
     if fleet.partial:
-        epochs = _fitting(epochs, lambda tried: waited + line + work.seconds(machines, tried) <= limit)
+        epochs = _fitting(epochs, lambda tried: waited + transfer + work.seconds(machines, tried) <= limit)
     training = work.seconds(machines, np.maximum(epochs, 1))
-    vanishes = vanish(machines, clients, seed, round)
-    part = np.where(vanishes, shares(seed, "dropout", round, clients, 1), 1.0)
-    time = waited + part * (line + training)
+    dropped = drop_out(machines, clients, seed, round)
+    part = np.where(dropped, shares(seed, "dropout", round, clients, 1), 1.0)
+    time = waited + part * (transfer + training)
     late = time > limit
     duration = limit if late.any() else time.max(initial=waited)
-    return Outcome(time, part * training, epochs, vanishes & ~late, late, float(duration))
+    return Outcome(time, part * training, epochs, dropped & ~late, late, float(duration))
 
 
-def vanish(machines: Machines, clients: Ints, seed: int, round: int) -> Flags:
+def drop_out(machines: Machines, clients: Ints, seed: int, round: int) -> Flags:
     """Return which of these clients drop out in the round, each with its machine's probability."""
     return shares(seed, "dropout", round, clients, 0) < machines.dropout
 

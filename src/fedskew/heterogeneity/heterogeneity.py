@@ -165,7 +165,7 @@ def _labels(study: Study, chance: bool) -> dict[str, Spread]:
 
 
 def _features(study: Study, chance: bool) -> tuple[Floats, int, dict[str, dict[str, Spread]]]:
-    """Features as they are and given the label; before that, each one's mean Hellinger distance and how many were on steps."""
+    """Return each feature's mean Hellinger distance, how many were on steps, and the spreads (also given the label)."""
     offsets = study.partition.offsets
     plain, given = whole_clients(offsets, study.pairs), None
     comparisons = [plain, *_by_chance(plain, None, study, chance)]

@@ -42,8 +42,7 @@ class Exchange:
 
 
 # Seconds of work for a vector, measured once on one core (python -m benchmarks secret_labels) and fixed: a simulated
-# clock
-# must not depend on how busy the machine is that simulates.
+# clock must not depend on the load of the machine.
 ENCRYPT, DECRYPT, BLIND = 0.004, 0.0015, 0.015
 
 

@@ -72,7 +72,7 @@ class Checkpoints:
         self._named[server.round] = journal
         self._remove_old()
         for store in stores.values():
-            store.settle()
+            store.mark_saved()
 
     def _remove_old(self) -> None:
         """Keep the last checkpoints and their part of the journal; manifests are removed first."""
@@ -169,7 +169,7 @@ class Checkpoints:
     def _read_journal(self, files: range, stores: Mapping[str, ClientStore]) -> None:
         self._files, self._bytes = files, sum(self._read(number, stores) for number in files)
         for store in stores.values():
-            store.settle()
+            store.mark_saved()
 
     def _read(self, number: int, stores: Mapping[str, ClientStore]) -> int:
         """Put the rows of one file into their store, and return its bytes."""

@@ -82,7 +82,7 @@ def _title(summary: Row) -> str:
     parts = [
         summary["algorithm"],
         summary["model"],
-        f"{summary['data']} cut by {summary['skew']}",
+        f"{summary['data']} partitioned by {summary['skew']}",
         f"seed {summary['seed']}",
     ]
     if summary["fleet"] != "uniform":

@@ -39,8 +39,8 @@ class Holdings:
                 f"{placeholders - 1}"
             )
         cells = np.repeat(np.arange(partition.clients), partition.sizes) * placeholders + kinds
-        counts = np.bincount(cells, minlength=partition.clients * placeholders)
-        return cls(counts.reshape(partition.clients, placeholders), partition.rows[np.argsort(cells, kind="stable")])
+        counts = partition.counts(placeholder_of_row, placeholders)
+        return cls(counts, partition.rows[np.argsort(cells, kind="stable")])
 
     @cached_property
     def offsets(self) -> Ints:

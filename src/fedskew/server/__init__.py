@@ -1,1 +1,1 @@
-"""One run in memory: the round, who takes part, what clients keep, evaluation, calibration."""
+"""One run in memory: rounds, participation, client state, evaluation and calibration."""

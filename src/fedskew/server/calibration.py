@@ -1,4 +1,4 @@
-"""Calibration after the last round, or in between: class statistics of all clients, and the new head made from them."""
+"""Calibration after the last round or in between: class statistics of all clients, and a new head made from them."""
 
 import copy
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from fedskew.models.parameters import load_weights, trainable
 
 
 def check_head(job: Job, personal: bool) -> None:
-    """Refuse before training what ``new_head`` cannot do; ``personal``: clients train models of their own."""
+    """Raise an error before training if ``new_head`` cannot work; ``personal``: clients train models of their own."""
     if not job.algorithm.calibrator:
         return
     method, model, names = job.algorithm.label(), type(job.model).__name__, layout(job.model).head
@@ -28,7 +28,7 @@ def check_head(job: Job, personal: bool) -> None:
             "leave the addition out or take a method that shares the head"
         )
     if not names:
-        head_module(job.model)  # refuses
+        head_module(job.model)  # raises an error without a head
     if not names & trainable(job.model).keys():
         raise FedskewError(f"{method}: the head of {model} is frozen: set requires_grad=True on its weights")
     if not _ends_in_head(job):
@@ -77,7 +77,7 @@ def _add_statistics(total: Tree, job: Job, worker: nn.Module, rows: Tensor) -> N
     tap = Tap(worker)
     for some in torch.split(rows, rows_at_once(worker, job.x)):
         worker(job.x[some])
-        sound = torch.isfinite(tap.features).all(1)  # a broken client must not break the head for all
+        sound = torch.isfinite(tap.features).all(1)  # a client with invalid features must not affect the head
         for part, tensors in statistics(tap.features[sound], job.y[some][sound], job.classes).items():
             sums = total.setdefault(part, {})
             for name, value in tensors.items():
@@ -86,6 +86,6 @@ def _add_statistics(total: Tree, job: Job, worker: nn.Module, rows: Tensor) -> N
 
 
 def _prefix(model: nn.Module) -> str:
-    """Return what the names of the head's tensors begin with."""
+    """Return the common prefix of the names of the head's tensors."""
     name = next(name for name, module in model.named_modules() if module is head_module(model))
     return f"{name}." if name else ""

@@ -1,4 +1,4 @@
-"""What clients keep between rounds, on the host: a row in growing tensors for every client that was ever chosen."""
+"""What clients keep between rounds, on the host: one row in growing tensors for every client that was ever selected."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from fedskew.core.trees import Tensors, Tree
 
 
 class ClientStore:
-    """One tree a client. A client that is not there yet has the tree that everybody starts with."""
+    """Stores one tree for each client; a client without an entry has the initial tree."""
 
     def __init__(self, fresh: Tree) -> None:
         self.fresh = fresh
@@ -27,27 +27,27 @@ class ClientStore:
 
     @property
     def clients(self) -> list[int]:
-        """Those that have something of their own, in order of arrival."""
+        """Return the clients that have an entry, in order of arrival."""
         return list(self._slot)
 
     @property
     def changed(self) -> list[int]:
-        """Those of them that were put since ``settle``, in order of arrival."""
+        """Return the clients that were put since ``mark_saved``, in order of arrival."""
         return sorted(self._changed, key=self._slot.__getitem__)
 
     @property
     def row_bytes(self) -> int:
-        """What ``rows`` takes for one client."""
+        """Return the size of ``rows`` for one client in bytes."""
         held = (value.nbytes for tensors in self.fresh.values() for value in tensors.values())
         return sum(held) + torch.int64.itemsize
 
     @property
     def all_bytes(self) -> int:
-        """What ``rows`` takes for everybody in ``clients``."""
+        """Return the size of ``rows`` for all ``clients`` in bytes."""
         return self.row_bytes * len(self._slot)
 
     def get(self, clients: Ints) -> Tree:
-        """Their trees stacked, on the device of the fresh one."""
+        """Return the trees of these clients stacked, on the device of the initial tree."""
         known = np.array([self._slot.get(int(client), -1) for client in clients], dtype=np.int64)
         old, slots = torch.from_numpy(np.flatnonzero(known >= 0)), torch.from_numpy(known[known >= 0])
 
@@ -62,7 +62,7 @@ class ClientStore:
         }
 
     def put(self, clients: Ints, tree: Tree) -> None:
-        """Replace their trees."""
+        """Replace the trees of these clients."""
         if not self or not len(clients):
             return
         for client in clients.tolist():
@@ -72,33 +72,33 @@ class ClientStore:
         for part, tensors in tree.items():
             for name, value in tensors.items():
                 held = self._held[part][name]
-                if len(held) < len(self._slot):  # grow by half, so that rounds stay cheap
+                if len(held) < len(self._slot):  # grow by half, so that the cost per round stays low
                     room = torch.empty((len(self._slot) * 3 // 2, *held.shape[1:]), dtype=held.dtype)
                     room[: len(held)] = held
                     self._held[part][name] = held = room
                 held[slots] = value.to("cpu")
 
     def rows(self, clients: Sequence[int]) -> Tensors:
-        """A copy of what these hold, as flat named tensors with a row each; ``clients`` says whose it is."""
+        """Return a copy of these clients' entries as flat named tensors, a row each; ``clients`` are the numbers."""
         slots = torch.tensor([self._slot[client] for client in clients], dtype=torch.int64)
         flat = {f"{part}/{name}": held[slots] for part, tensors in self._held.items() for name, held in tensors.items()}
         return {"clients": torch.tensor(clients, dtype=torch.int64), **flat}
 
     def add(self, rows: Tensors) -> None:
-        """Put what ``rows`` gave."""
+        """Store what ``rows`` returned."""
         tree = {part: {name: rows[f"{part}/{name}"] for name in tensors} for part, tensors in self.fresh.items()}
         self.put(rows["clients"].cpu().numpy(), tree)
 
-    def settle(self) -> None:
-        """What is held now is safe elsewhere: from here on count anew who ``changed``."""
+    def mark_saved(self) -> None:
+        """Reset ``changed``, once the current entries have been saved elsewhere."""
         self._changed.clear()
 
     def state(self) -> Tensors:
-        """Everything as flat named tensors, for a checkpoint."""
+        """Return all entries as flat named tensors, for a checkpoint."""
         return self.rows(self.clients) if self._slot else {}
 
     def restore(self, state: Tensors) -> None:
-        """The inverse of ``state``."""
+        """Restore what ``state`` returned."""
         self._slot, self._changed = {}, set()
         self._held = self._empty()
         if state:

@@ -1,4 +1,4 @@
-"""Evaluation: loss and metrics of the global model and of each client's own, on all rows, on a sample, on a client's rows."""
+"""Evaluation of the global model and of clients' own: loss and metrics on all rows, a sample or a client's rows."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ ROUND_METRICS = ("accuracy", "balanced_accuracy")  # of a task that has them, wh
 def round_metrics(task: Task) -> tuple[str, ...]:
     """Return the metrics that every evaluation reports: a few cheap ones, or all where a task has none of these.
 
-    A task of the user's own has the metrics that the user wants.
+    For a user-defined task all of its metrics are reported.
     """
     cheap = tuple(name for name in ROUND_METRICS if name in task.metric_names) if isinstance(task, BuiltIn) else ()
     return cheap or task.metric_names
@@ -80,13 +80,13 @@ def client_scores(
 
 
 def own_columns(personal: bool, common: bool, metric: str | None) -> tuple[str, ...]:
-    """Return the columns about a client's own rows: the model that it uses, then the global one where it is another."""
+    """Return the columns for a client's own rows: of the model it uses, then of the global one if that differs."""
     names = ("loss", metric) if metric else ("loss",)
     return (*names, *(f"global_{name}" for name in names)) if personal and common else names
 
 
 class Evaluator:
-    """The data on the device and a model to put weights into; ``own`` gives a client's model where parts stay with clients."""
+    """Evaluates models on the data of a job; ``own`` returns a client's model where parts of it stay with clients."""
 
     def __init__(
         self,
@@ -111,12 +111,12 @@ class Evaluator:
         return torch.from_numpy(rows.x).to(self.x), torch.from_numpy(rows.y).to(self.y)
 
     def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
-        """Return whose scores the table of rounds has: a common model's on up to three parts, clients' models' on the test rows."""
+        """Return the parts of the data with scores: up to three of a global model, the test rows of clients' models."""
         clients = [name for name, wanted in (("own_test", personal), ("trained_test", trained)) if wanted]
         return [*(["train", *self._parts] if common else []), *(clients if "test" in self._parts else [])]
 
     def scores(self, state: Tensors) -> dict[str, Score]:
-        """Return the scores of the global model, by part."""
+        """Return the scores of the global model on each part of the data."""
         result = {"train": score(self.model, state, self.x, self.y, self.task, self._train_rows, self.metrics)}
         return result | self.all_scores(state, self.metrics)
 
@@ -126,7 +126,7 @@ class Evaluator:
         return {part: score(self.model, state, x, y, self.task, None, wanted) for part, (x, y) in self._parts.items()}
 
     def confusion(self, state: Tensors) -> Ints | None:
-        """Return how many test rows of each class (down) were taken for each (across); None for other tasks."""
+        """Return how many test rows of each class (down) were predicted as each (across); None for other tasks."""
         count = getattr(self.task, "confusion", None)
         if count is None or "test" not in self._parts:
             return None
@@ -169,34 +169,35 @@ class Evaluator:
         return dict(zip(own_columns(own is not None, state is not None, self.task.row_metric), scores, strict=True))
 
     def final(self, state: Tensors | None, own: OwnModel | None) -> list[dict[str, Any]]:
-        """Return one row a client (of a random sample above 10,000) about the model it ends with; see ``on_own_rows``.
+        """Return one row for each client (a random sample above 10,000) with the scores of its final model on its rows.
 
-        Up to 200 clients, at even steps, also have all metrics on their own rows, and own models' on the test rows.
+        See ``on_own_rows``. Up to 200 clients, at even steps, also have all metrics on their own rows, and those of
+        their own models on the test rows.
         """
         clients = np.arange(self.fed.clients)
         if len(clients) > FINAL_CLIENTS:
             clients = np.sort(Stream(self.seed, "final").sample(len(clients), FINAL_CLIENTS))
         split = self.fed.held_out or self.fed.partition
         found = self.on_own_rows(state, own, clients, split)
-        lines: list[dict[str, Any]] = [
+        table: list[dict[str, Any]] = [
             {"client": int(c), "rows": int(self.fed.partition.sizes[c])}
             | {name: float(of[i]) for name, of in found.items()}
             for i, c in enumerate(clients)
         ]
-        tested = lines if len(lines) <= FINAL_TESTED else lines[:: -(-len(lines) // FINAL_TESTED)]
-        names = [name for name in self.task.metric_names if name not in lines[0]]
-        for line in tested:
-            rows, used = split.of(line["client"]), own(line["client"]) if own else state
+        tested = table if len(table) <= FINAL_TESTED else table[:: -(-len(table) // FINAL_TESTED)]
+        names = [name for name in self.task.metric_names if name not in table[0]]
+        for entry in tested:
+            rows, used = split.of(entry["client"]), own(entry["client"]) if own else state
             assert used is not None
-            line |= self._metrics_on(used, rows, names)
+            entry |= self._metrics_on(used, rows, names)
             if own and "test" in self._parts:
-                score = self._own_test(own, line["client"])
-                line |= {f"own_test_{name}": score[name] for name in self.metrics}
-        return lines
+                score = self._own_test(own, entry["client"])
+                entry |= {f"own_test_{name}": score[name] for name in self.metrics}
+        return table
 
     @torch.no_grad()
     def _metrics_on(self, state: Tensors, rows: Ints, names: list[str]) -> Score:
-        """Return these metrics of a model on some training rows; NaN without any."""
+        """Return these metrics of a model on some training rows; NaN if there are none."""
         if not len(rows):
             return dict.fromkeys(names, float("nan"))
         index = torch.from_numpy(rows).to(self.y.device)

@@ -1,4 +1,4 @@
-"""Who holds which label, as a server that schedules samples knows it: the labels, or placeholders agreed on in secret."""
+"""Label holdings for a server that schedules samples: with labels, or with placeholders from a private protocol."""
 
 import json
 from dataclasses import astuple, replace
@@ -12,21 +12,21 @@ from fedskew.core.config import Settings
 from fedskew.core.streams import Stream
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.fleet.clock import line_seconds
+from fedskew.fleet.clock import transfer_seconds
 from fedskew.fleet.machines import Fleet
 from fedskew.label_privacy.agreement import Agreement, Exchange, agree
 from fedskew.schedules.holdings import Holdings
 
 
-def who_holds_what(
+def label_holdings(
     fed: Federation, trained_on: Partition, topology: Scheduled, settings: Settings, agreed: Agreement | None = None
 ) -> tuple[Holdings, Agreement | None]:
-    """Return the holdings of all clients; with ``secure`` by placeholders, found without disclosing labels.
+    """Return the label holdings of all clients; with ``secure`` by placeholders, found without disclosing labels.
 
-    ``agreed`` is what they found before, if they have.
+    ``agreed`` is the result of an earlier run of the protocol, if there is one.
     """
     labels, classes = fed.train.y, len(fed.data.classes)
-    if fed.data.target != "class":  # a method that looks at labels was refused: to the others all rows are alike
+    if fed.data.target != "class":  # no method that uses labels gets here; to the others all rows are of one class
         labels, classes = np.zeros(len(fed.train), dtype=np.int64), 1
     plain = Holdings.of(trained_on, labels, classes)
     if not settings.secure:
@@ -39,7 +39,7 @@ def who_holds_what(
         weighted=topology.label_access == "shares",
         round_totals=settings.round_totals,
     )
-    placeholder = np.zeros(classes, dtype=np.int64)  # labels that nobody has are never looked up
+    placeholder = np.zeros(classes, dtype=np.int64)  # labels that no client has are never looked up
     for held in agreed.placeholders:
         for label, name in held.items():
             placeholder[label] = name
@@ -48,8 +48,8 @@ def who_holds_what(
         return replace(secret, totals=np.array([agreed.counts[name] for name in range(len(agreed.counts))])), agreed
     assert agreed.shares is not None
     shares = np.zeros(secret.counts.shape)
-    for client, told in enumerate(agreed.shares):
-        shares[client, list(told)] = list(told.values())
+    for client, shares_of in enumerate(agreed.shares):
+        shares[client, list(shares_of)] = list(shares_of.values())
     return replace(secret, shares=shares), agreed
 
 
@@ -58,7 +58,7 @@ def packed(agreed: Agreement) -> Tensor:
     plain = vars(agreed) | {
         "placeholders": [list(held.items()) for held in agreed.placeholders],
         "counts": agreed.counts and list(agreed.counts.items()),
-        "shares": agreed.shares and [list(told.items()) for told in agreed.shares],
+        "shares": agreed.shares and [list(shares_of.items()) for shares_of in agreed.shares],
         "waves": [[astuple(exchange) for exchange in wave] for wave in agreed.waves],
     }
     return torch.from_numpy(np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8).copy())
@@ -93,8 +93,8 @@ def protocol_bytes(agreed: Agreement) -> tuple[int, int]:
 def protocol_seconds(agreed: Agreement, fleet: Fleet) -> float:
     """Return how long the label protocol takes on the virtual clock: the slowest client of each wave decides.
 
-    Lines are the fleet's. Work is counted, so many vectors at a fixed cost each, and what the server has to do before
-    it can go on comes on top; the same seed gives the same seconds.
+    Transfer times are the fleet's. Work is counted in vectors of a fixed cost each, and the server's own work is added;
+    the same seed gives the same seconds.
     """
     total = 0.0
     for wave in agreed.waves:
@@ -102,6 +102,6 @@ def protocol_seconds(agreed: Agreement, fleet: Fleet) -> float:
         down, up, work = (
             np.array([getattr(exchange, name) for exchange in wave]) for name in ("bytes_down", "bytes_up", "seconds")
         )
-        taken = line_seconds(machines, down, up) + work
+        taken = transfer_seconds(machines, down, up) + work
         total += float(taken.max()) + sum(exchange.then for exchange in wave)
     return total

@@ -1,4 +1,4 @@
-"""Settings, models and methods that do not go together: refused before anything is trained."""
+"""Checks that settings, model, data and method fit together, before training starts."""
 
 from typing import NoReturn
 
@@ -19,13 +19,12 @@ LATE = 10**9  # a round that comes after every change of the topology
 
 
 def check_choices(algorithm: Algorithm, settings: Settings) -> None:
-    """Refuse settings for which the method is not defined, as far as that shows before any data is read."""
+    """Raise an error for settings for which the method is not defined, before any data is read."""
     method, topology = algorithm.label(), algorithm.topology(0)
     if "sgd" in algorithm.requires and settings.optimizer != "sgd":
         raise FedskewError(
             f"{method} with these options is defined for local SGD, got optimizer={settings.optimizer}: use "
-            "optimizer=sgd, "
-            "other options (fedskew list algorithms) or another method"
+            "optimizer=sgd, other options (fedskew list algorithms) or another method"
         )
     if settings.per_round is not None:
         algorithm.aggregator.check(settings.per_round)
@@ -37,9 +36,8 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
         )
     if settings.secure and isinstance(topology, Scheduled) and access == "shares" and topology.counts_labels:
         raise FedskewError(
-            "secure=true with selection=weighted tells the server shares of labels and no counts: use "
-            "frequency=uniform "
-            "and say with per_label= how often each label is to come"
+            "secure=true with selection=weighted gives the server shares of labels and no counts: use "
+            "frequency=uniform and set with per_label= how often each label occurs"
         )
     if settings.test_trained and not isinstance(topology, Parallel):
         raise FedskewError(
@@ -49,7 +47,7 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
 
 
 def check_all(job: Job, settings: Settings, per_round: int) -> None:
-    """Refuse what does not go together once data and model are known."""
+    """Raise an error if data, model, settings and method do not fit together."""
     algorithm = job.algorithm
     check_choices(algorithm, settings)
     algorithm.aggregator.check(per_round)
@@ -59,7 +57,7 @@ def check_all(job: Job, settings: Settings, per_round: int) -> None:
 
 
 def _check_task(job: Job, settings: Settings) -> None:
-    """Refuse metrics that the task does not have, and methods that look at classes where the targets are none."""
+    """Raise an error for metrics that the task does not have, and for methods that need classes if targets are none."""
     task, algorithm = job.task, job.algorithm
     for name in settings.metrics:
         if name not in task.metric_names:
@@ -70,7 +68,8 @@ def _check_task(job: Job, settings: Settings) -> None:
         and task.width(job.classes) != job.classes
     ):
         raise FedskewError(
-            f"{algorithm.label()} needs one output a class, and task {task.label()} has another number: use task=classification"
+            f"{algorithm.label()} needs one output a class, and task {task.label()} has another number: "
+            "use task=classification"
         )
     if task.target == "class":
         return
@@ -107,8 +106,7 @@ def _check_schedule(job: Job, settings: Settings) -> None:
     if settings.secure and isinstance(topology, Synchronous) and few:
         raise FedskewError(
             "secure=true sums gradients over the clients of a step, and here every step has one: use at least 2 "
-            "clients and "
-            "batch_size=2"
+            "clients and batch_size=2"
         )
     if job.local_names:
         raise FedskewError(
@@ -123,19 +121,19 @@ def _check_schedule(job: Job, settings: Settings) -> None:
 
 
 def trains_single_samples(algorithm: Algorithm) -> bool:
-    """Return whether the method comes to optimiser steps of one sample, in its first round or later."""
+    """Return whether the method takes optimiser steps of one sample in any round."""
     return any(getattr(algorithm.topology(round), "single_samples", False) for round in (0, LATE))
 
 
 def _check_aggregation(job: Job, per_round: int) -> None:
-    """Refuse a rule for the updates of several clients where the method has none."""
+    """Raise an error if an aggregation rule is added to a method that does not aggregate updates."""
     algorithm, topology = job.algorithm, job.algorithm.topology(0)
     if not algorithm.aggregator.needs_all:
         return
     method = algorithm.label()
     if isinstance(topology, Scheduled):
         raise FedskewError(
-            f"{method}: one model goes through all clients, so no updates are combined: leave the rule out"
+            f"{method}: one model is trained by all clients, so no updates are combined: leave the rule out"
         )
     if not trainable(job.model).keys() - job.unsent:
         raise FedskewError(f"{method}: clients send nothing that could be combined: leave the rule out")
@@ -150,7 +148,7 @@ def _check_aggregation(job: Job, per_round: int) -> None:
 
 
 def clients_per_round(settings: Settings, trained_on: Partition, clients: int) -> int:
-    """Return how many clients take part in a round, of those that there are."""
+    """Return how many of the clients take part in a round."""
     if settings.per_round is None:
         return trained_on.clients
     if settings.per_round > clients:
@@ -159,7 +157,7 @@ def clients_per_round(settings: Settings, trained_on: Partition, clients: int) -
 
 
 def least_batch(model: nn.Module, trained_on: Partition, batch_size: int) -> int:
-    """Return how many rows a batch must have: 2 where BatchNorm needs a spread to divide by."""
+    """Return how many rows a batch must have: 2 where BatchNorm computes a variance."""
     if not has_batch_norm(model):
         return 1
     if batch_size == 1:
@@ -175,6 +173,6 @@ def least_batch(model: nn.Module, trained_on: Partition, batch_size: int) -> int
 
 
 def weights_of(algorithm: Algorithm, settings: Settings) -> Weights:
-    """Return what clients count by in the mean: the method's own choice, else the setting's, or that of the paper."""
+    """Return what clients count by in the mean: the method's own choice, or the setting's, or that of the paper."""
     setting = algorithm.weighting.paper if settings.weights == "paper" else settings.weights
     return algorithm.weighting.by or setting

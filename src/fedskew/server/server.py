@@ -1,4 +1,4 @@
-"""The server of a run in memory: the state between rounds, and one round after the other in the method's topology."""
+"""The server of a run in memory: the state between rounds, and the rounds in the method's topology."""
 
 import copy
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from fedskew.engine.loop import Loop
 from fedskew.engine.lr_schedule import schedules
 from fedskew.engine.plan import Plan
 from fedskew.engine.stacked import Stacked
-from fedskew.fleet.clock import LOOK, computing_seconds, line_seconds
+from fedskew.fleet.clock import FORWARD_COST, computing_seconds, transfer_seconds
 from fedskew.fleet.machines import fleets
 from fedskew.label_privacy.agreement import Agreement
 from fedskew.models.layout import layout
@@ -31,7 +31,7 @@ from fedskew.schedules.holdings import Holdings
 from fedskew.server.calibration import new_head
 from fedskew.server.client_store import ClientStore
 from fedskew.server.evaluation import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
-from fedskew.server.label_holders import packed, protocol_bytes, protocol_seconds, unpacked, who_holds_what
+from fedskew.server.label_holders import label_holdings, packed, protocol_bytes, protocol_seconds, unpacked
 from fedskew.server.refusals import check_all, clients_per_round, least_batch, trains_single_samples, weights_of
 from fedskew.tasks.task import BY_TARGET, Task, resolve
 from fedskew.topology.buffered import BufferedRounds
@@ -42,7 +42,7 @@ from fedskew.topology.parallel import ParallelRounds
 from fedskew.topology.participation import Participation
 from fedskew.topology.scheduled_rounds import ScheduledRounds
 
-PROTOCOL = "protocol"  # name in a checkpoint: what the label protocol found out
+PROTOCOL = "protocol"  # name of the label protocol's result in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RoundResult:
 
 
 class Server:
-    """Weights, server state and what clients keep; ``advance`` runs one round."""
+    """Holds weights, server state and what clients keep; ``advance`` runs one round."""
 
     def __init__(
         self,
@@ -76,13 +76,9 @@ class Server:
         task = task or resolve(BY_TARGET[fed.data.target])
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings, 0, task, len(fed.data.classes))
         self.model, self.device = self.job.model, self.job.x.device
-        topology = algorithm.topology(0)
         check_all(self.job, settings, self.per_round)
-        single = trains_single_samples(algorithm)
-        cost = measure_cost(self.model, self.job.x, 1 if single else settings.batch_size)
-        at_once = 1 if isinstance(topology, Scheduled) else self.per_round
-        self.threads = settings.threads or cost.threads(at_once, usable_cores())
-        # Contiguous, whatever the layout of the model that was given: a checkpoint file holds nothing else.
+        self.threads = settings.threads or self._useful_threads()
+        # Contiguous, whatever the layout of the given model: a checkpoint file requires it.
         plain = torch.contiguous_format
         self.params: Tensors = {
             n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()
@@ -99,18 +95,27 @@ class Server:
         self.protocol: Agreement | None = None
         self._holdings: Holdings | None = None
         self.round = 0
-        self.rounds: ParallelRounds | ScheduledRounds
-        if isinstance(topology, Scheduled):
-            self.rounds = ScheduledRounds(self)
-        else:
-            self.rounds = BufferedRounds(self, topology) if isinstance(topology, Buffered) else ParallelRounds(self)
-        if not settings.secure:  # with it that takes a while, and a resumed run has it in its checkpoint
+        self.rounds = self._rounds()
+        if not settings.secure:  # the protocol is slow, and a resumed run has its result in the checkpoint
             self.agree()
         self._trained: dict[int, Tensors] = {}
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
         self.evaluator = Evaluator(
             fed, copy.deepcopy(self.model), self.job, settings.eval_rows, settings.seed, settings.metrics
         )
+
+    def _useful_threads(self) -> int:
+        """Return how many CPU threads the measured rule suggests for a round."""
+        batch = 1 if trains_single_samples(self.algorithm) else self.settings.batch_size
+        at_once = 1 if isinstance(self.algorithm.topology(0), Scheduled) else self.per_round
+        return measure_cost(self.model, self.job.x, batch).threads(at_once, usable_cores())
+
+    def _rounds(self) -> ParallelRounds | ScheduledRounds:
+        """Return what runs the rounds of the method's topology."""
+        topology = self.algorithm.topology(0)
+        if isinstance(topology, Scheduled):
+            return ScheduledRounds(self)
+        return BufferedRounds(self, topology) if isinstance(topology, Buffered) else ParallelRounds(self)
 
     # -- what topologies use -------------------------------------------------------------------------------------------
 
@@ -123,12 +128,12 @@ class Server:
         return {**self.params, **self.buffers}
 
     def start(self, plan: Plan, lr: float) -> Start:
-        """Return where the clients of a plan begin."""
+        """Return the state from which the clients of a plan start."""
         sent_along = self.algorithm.broadcast(self.server_state)
         return Start(self.params, self.buffers, sent_along, self.store.get(plan.clients), lr)
 
     def keep(self, arrived: Arrived, counted: Ints) -> None:
-        """Store what clients keep; what the server holds the mean of stays as it was with those that do not count."""
+        """Store what clients keep; excluded clients keep their old values of what the server holds the mean of."""
         kept, out = arrived.kept, ~np.isin(arrived.valid, counted)
         mirrored = {STATE + part for part in self.mirrored}
         if mirrored and out.any():
@@ -142,7 +147,7 @@ class Server:
         self.store.put(arrived.valid, kept)
 
     def observe(self, updates: Updates) -> None:
-        """Remember some clients' models as they are after local training, until the round is evaluated."""
+        """Store some clients' models after local training until the round is evaluated."""
         if not (self.settings.test_trained and self._due(self.round + 1)):
             return
         everything = {**updates.trained, **updates.buffers, **updates.kept.get(LOCAL, {})}
@@ -162,21 +167,21 @@ class Server:
 
     @property
     def holdings(self) -> Holdings:
-        """Who holds which label, for topologies with a sample schedule."""
+        """Return the label holdings of all clients, for topologies with a sample schedule."""
         self.agree()
         assert self._holdings
         return self._holdings
 
     def agree(self, agreed: Agreement | None = None) -> None:
-        """Find out who holds which label, if the topology has a sample schedule and it is not known yet.
+        """Find the label holdings, if the topology has a sample schedule and they are not known yet.
 
-        With ``secure`` that takes a protocol between all parties; ``agreed`` is its result before a run was stopped,
-        and then it is not run again.
+        With ``secure`` that takes a protocol between all clients and the server; ``agreed`` is its result from a
+        checkpoint, and then it is not run again.
         """
         topology = self.algorithm.topology(0)
         if not isinstance(topology, Scheduled) or self._holdings:
             return
-        self._holdings, self.protocol = who_holds_what(self.fed, self.trained_on, topology, self.settings, agreed)
+        self._holdings, self.protocol = label_holdings(self.fed, self.trained_on, topology, self.settings, agreed)
         topology.check_labels(self._holdings)
         if self.protocol and self.round == 0:
             self.participation.clock = protocol_seconds(self.protocol, self.participation.fleet)
@@ -184,7 +189,7 @@ class Server:
     # -- one round -----------------------------------------------------------------------------------------------------
 
     def advance(self) -> RoundResult:
-        """Run the next round and return what happened."""
+        """Run the next round and return its rows for the tables."""
         with computing(self.threads):
             factor = schedules.get(self.schedule.name)(self.round, self.settings.rounds, **self.schedule.options)
             lr = self.settings.lr * factor
@@ -196,7 +201,7 @@ class Server:
             return self._result(outcome, lr)
 
     def _result(self, outcome: RoundOutcome, lr: float) -> RoundResult:
-        """Return the rows of the tables, with the evaluation of the global and the clients' models."""
+        """Return the rows of the tables, with the evaluation of the global model and the clients' models."""
         clients = [self._named(client) for client in outcome.client_rows]
         row: Row = {"round": self.round, "clients": outcome.clients, "excluded": outcome.excluded}
         row |= {"dropped": outcome.dropped, "late": outcome.late, "lr": lr}
@@ -213,7 +218,7 @@ class Server:
         return RoundResult(row, [{"round": self.round, **client} for client in clients])
 
     def _named(self, client: Row) -> Row:
-        """Return a row of the table of clients with the score of local training under the name of the task's metric."""
+        """Return a row of the table of clients with the training score under the name of the task's metric."""
         metric = self.job.task.row_metric
         if metric == "accuracy":
             return client
@@ -223,7 +228,7 @@ class Server:
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
     def _evaluate(self, clients: list[Row], invited: set[int]) -> Row:
-        """Return scores of the global model; also adds to the rows of invited clients how their models do on their rows."""
+        """Return the scores of the global model; adds those of clients' models to the rows of invited clients."""
         scores: dict[str, Score | None] = {}
         found: dict[str, Floats] = {}
         due, own, columns = self._due(self.round), self._own(), self._own_columns()
@@ -247,7 +252,7 @@ class Server:
         return own_columns(self.personalised, self.has_common_model, self.job.task.row_metric)
 
     def _evaluate_trained(self, clients: list[Row]) -> None:
-        """Add to clients' rows how their models did on their own rows right after local training."""
+        """Add to clients' rows the scores of their models on their own rows right after local training."""
         if not self.settings.test_trained:
             return
         names = own_columns(False, True, self.job.task.row_metric)
@@ -260,7 +265,7 @@ class Server:
         self._trained = {}
 
     def _own_rows(self) -> Partition:
-        """Return the rows on which a client's model is evaluated: those it held out, or else those it trains on."""
+        """Return the rows on which a client's model is evaluated: its validation rows, or else its training rows."""
         pooled = self.trained_on is not self.fed.partition
         return self.trained_on if pooled else self.fed.held_out or self.fed.partition
 
@@ -269,12 +274,12 @@ class Server:
 
     @property
     def has_common_model(self) -> bool:
-        """Whether there is a global model that learns; where clients share nothing it stays as it began."""
+        """Return whether there is a global model that learns; where clients share nothing, it does not."""
         return bool(self.params.keys() - self.job.local_names)
 
     @property
     def personalised(self) -> bool:
-        """Whether clients use models of their own."""
+        """Return whether clients use models of their own."""
         return bool(self.job.local_names) or self.personal is not None
 
     def _common(self) -> Tensors | None:
@@ -284,7 +289,7 @@ class Server:
         return self.client_model if self.personalised else None
 
     def client_model(self, client: int) -> Tensors:
-        """Return the model that a client uses: the global one with the parts that stay with the client, or one of its own."""
+        """Return the model that a client uses: the global one with the client's local parts, or one of its own."""
         own = (self.personal or self.store).get(np.array([client])).get(LOCAL, {})
         return {**self.state(), **{name: value[0] for name, value in own.items()}}
 
@@ -296,20 +301,20 @@ class Server:
         return {f"{part}_{name}_last": value for part, found in scores.items() for name, value in found.items()}
 
     def confusion(self) -> Ints | None:
-        """Return the confusion matrix of the global model on the test rows; None without one, or for no classes."""
+        """Return the confusion matrix of the global model on the test rows, or None without test rows or classes."""
         common = self._common()
         with computing(self.threads):
             return self.evaluator.confusion(common) if common else None
 
     def final_clients(self) -> list[Row]:
-        """Return one row a client about the model it ends with."""
+        """Return one row for each client with the scores of its final model."""
         with computing(self.threads):
             return self.evaluator.final(self._common(), self._own())
 
     # -- calibration ---------------------------------------------------------------------------------------------------
 
     def calibrate(self) -> Row:
-        """Give the model a new head after the last round, if the method does; returns its scores and what that cost."""
+        """Replace the head after the last round, if the method calibrates; returns the scores and the cost."""
         if not self.algorithm.calibrator:
             return {}
         with computing(self.threads):
@@ -321,12 +326,12 @@ class Server:
             scores |= {
                 f"calibrated_{part}_{name}": value for name, value in score.items() if name not in self.evaluator.names
             }
-        if self.algorithm.calibrator.every:  # then the last round has paid for it
+        if self.algorithm.calibrator.every:  # then the last round includes its cost
             cost = dict.fromkeys(cost, 0)
         return {**scores, **{f"calibration_{name}": value for name, value in cost.items()}}
 
     def _calibrate(self) -> tuple[Tensors, Row, Row]:
-        """Return a new head, the scores of the model with it, and what it costs to ask all clients for their statistics."""
+        """Return a new head, the scores of the model with it, and the cost of collecting all clients' statistics."""
         head, statistics = new_head(self.job, self._models_of_rows(), self.round)
         scores = self.evaluator.scores({**self.state(), **head})
         row = {f"calibrated_{part}_{name}": value for part, score in scores.items() for name, value in score.items()}
@@ -335,12 +340,13 @@ class Server:
         sizes = self.trained_on.sizes
         machines = self.participation.fleet.machines(np.arange(len(sizes)))
         steps = -(-sizes // self.settings.batch_size)
-        seconds = line_seconds(machines, down, up) + computing_seconds(machines, sizes.astype(np.float64) * LOOK, steps)
+        work = computing_seconds(machines, sizes.astype(np.float64) * FORWARD_COST, steps)
+        seconds = transfer_seconds(machines, down, up) + work
         cost = {"bytes_down": len(sizes) * down, "bytes_up": len(sizes) * up, "simulated_seconds": float(seconds.max())}
         return head, row, cost
 
     def _evaluate_calibrated(self, row: Row) -> None:
-        """Add to the row of a round how a copy of the model with a new head does, if the method asks for it."""
+        """Add the scores of a copy of the model with a new head to the row of a round, if the method calibrates."""
         every = self.algorithm.calibrator.every if self.algorithm.calibrator else None
         if every is None:
             return
@@ -355,7 +361,7 @@ class Server:
             self.participation.clock = row["clock"]
 
     def _models_of_rows(self) -> Iterator[tuple[Tensors, Ints]]:
-        """Yield every client's rows with the model it uses: all at once, unless parts of it stay with clients."""
+        """Yield the rows of clients with the model they use: all at once, unless parts of it stay with clients."""
         if not self.job.local_names:
             yield self.state(), self.trained_on.rows
             return
@@ -384,12 +390,12 @@ class Server:
         return {name: store for name, store in named.items() if store}
 
     def restore(self, flat: Tensors) -> None:
-        """Put back what ``checkpoint`` returned; without stores, no client has kept anything."""
+        """Restore what ``checkpoint`` returned; without stores, all clients have their initial state."""
 
         def group(prefix: str) -> Tensors:
             return {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
 
-        # In the order of a run that never stopped, not of the file: a method may sum over all of them.
+        # In the order of an uninterrupted run, not of the file: a method may sum over all of them.
         self.params = {name: flat[f"params/{name}"].to(self.device) for name in self.params}
         self.buffers = {name: flat[f"buffers/{name}"].to(self.device) for name in self.buffers}
         self.server_state = from_flat(group("server/"), self.server_state)
@@ -403,7 +409,7 @@ class Server:
 
 
 def _personal_job(job: Job) -> Job | None:
-    """Return how clients train models of their own beside the global one."""
+    """Return the job with which clients train models of their own beside the global one."""
     method = job.algorithm.personal_method
     if method is None:
         return None

@@ -99,8 +99,7 @@ def log_gammas(alpha: float, shape: tuple[int, ...], generator: np.random.Genera
     # Beyond these ends the shares are exactly one-hot, or equal, in floating point.
     alpha = min(max(alpha, 1e-12), 1e15)
     # By inverse CDF and not by rejection: for one stream every number moves continuously with alpha, and a search of
-    # alpha
-    # (skew/target.py) can come as near to a level as it likes.
+    # alpha (heterogeneity/target.py) can come arbitrarily near to a level.
     uniform = np.maximum(generator.random(shape), 2.0**-60)
     logs: Floats = np.log(gammaincinv(alpha + 1, uniform)) - generator.standard_exponential(shape) / alpha
     return logs

@@ -1,1 +1,1 @@
-"""Tasks: what a model learns. A task is the loss, the kind of target, the outputs, the prediction and the metrics."""
+"""Tasks: what a model learns. A task defines the loss, the kind of target, the outputs, predictions and metrics."""

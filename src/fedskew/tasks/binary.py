@@ -1,4 +1,4 @@
-"""The task of telling two classes apart with a single output."""
+"""The task of binary classification with a single output."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,17 +52,17 @@ class Binary(BuiltIn):
         self._check_weights(self.class_weights, 2)
 
     def width(self, classes: int) -> int:
-        """One output, for data with two classes."""
+        """Return 1, the number of outputs for data with two classes."""
         if classes not in (0, 2):
             raise FedskewError(f"task binary learns 2 classes, and these data have {classes}: use task=classification")
         return super().width(classes)
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Whether each row's logit is on the side of its class; a logit of 0 stands for class 0."""
+        """Return whether each row's logit has the sign of its class; a logit of 0 predicts class 0."""
         return (self._fitted(outputs, targets) > 0) == (targets > 0)
 
     def confusion(self, outputs: NDArray[Any], targets: Targets, classes: int = 2) -> Ints:
-        """How many rows of each class (down) were taken for each class (across)."""
+        """Return how many rows of each class (down) were predicted as each class (across)."""
         return confusion(targets, (outputs.reshape(len(outputs)) > 0).astype(np.int64), classes)
 
     def _check_targets(self, outputs: Tensor, targets: Tensor, where: str) -> None:

@@ -1,4 +1,4 @@
-"""The task of telling one class of several, with cross-entropy."""
+"""The task of classification with cross-entropy."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,16 +48,16 @@ class Classification(BuiltIn):
     names = CLASS_METRICS
 
     def width(self, classes: int) -> int:
-        """One output a class."""
+        """Return one output for each class."""
         self._check_weights(self.class_weights, classes)
         return super().width(classes)
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Whether each row's class has the largest output."""
+        """Return whether each row's class has the largest output."""
         return outputs.argmax(-1) == targets
 
     def confusion(self, outputs: NDArray[Any], targets: Targets, classes: int) -> Ints:
-        """How many rows of each class (down) were taken for each class (across)."""
+        """Return how many rows of each class (down) were predicted as each class (across)."""
         return confusion(targets, outputs.argmax(1), classes)
 
     def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:

@@ -14,5 +14,5 @@ def class_losses(
 
 
 def label_losses(outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
-    """Return the cross-entropy of labels that are there or not, with one logit a label."""
+    """Return the binary cross-entropy of labels, with one logit for each label."""
     return F.binary_cross_entropy_with_logits(outputs, targets, reduction=reduction)

@@ -1,4 +1,4 @@
-"""The task of telling which of several labels a row has."""
+"""The task of predicting which of several labels a row has."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,12 +41,12 @@ class Multilabel(BuiltIn):
     names = ("accuracy", "exact_match", "macro_f1", "micro_f1", "auc")
 
     def width(self, classes: int) -> int:
-        """One output a label."""
+        """Return one output for each label."""
         self._check_weights(self.class_weights, classes)
         return super().width(classes)
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The share of each row's labels that are right."""
+        """Return the share of each row's labels that are right."""
         return ((outputs > 0) == (targets > 0)).to(outputs.dtype).mean(-1)
 
     def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:

@@ -49,7 +49,7 @@ class Regression(BuiltIn):
             )
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The absolute error of each row."""
+        """Return the absolute error of each row."""
         return (self._fitted(outputs, targets) - targets).abs()
 
     def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:

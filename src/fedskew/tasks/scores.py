@@ -1,4 +1,4 @@
-"""Metrics on NumPy arrays. They equal scikit-learn's, which takes up to five times as long and a second to import."""
+"""Metrics on NumPy arrays, equal to scikit-learn's, which take up to five times as long and a second to import."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -17,14 +17,14 @@ CLASS_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "ece")
 
 
 def softmax(logits: Floats) -> Floats:
-    """Probabilities of the classes, row by row."""
+    """Return the probabilities of the classes, row by row."""
     powers = np.exp(logits - logits.max(1, keepdims=True))
     result: Floats = powers / powers.sum(1, keepdims=True)
     return result
 
 
 def balanced_accuracy(right: Floats, targets: Ints) -> float:
-    """The mean, over the classes that occur, of the accuracy on each.
+    """Return the mean, over the classes that occur, of the accuracy on each.
 
     >>> balanced_accuracy(np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 0, 2])).__round__(3)
     0.833
@@ -35,7 +35,7 @@ def balanced_accuracy(right: Floats, targets: Ints) -> float:
 
 
 def macro_f1(targets: Ints, predicted: Ints) -> float:
-    """The mean of the F1 scores of the classes that occur among the targets or the predictions.
+    """Return the mean of the F1 scores of the classes that occur among the targets or the predictions.
 
     >>> macro_f1(np.array([0, 0, 3]), np.array([0, 3, 3])).__round__(3)
     0.667
@@ -47,7 +47,7 @@ def macro_f1(targets: Ints, predicted: Ints) -> float:
 
 
 def confusion(targets: Ints, predicted: Ints, classes: int) -> Ints:
-    """How many rows of each class (down) were taken for each class (across).
+    """Return how many rows of each class (down) were predicted as each class (across).
 
     >>> confusion(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).tolist()
     [[1, 1], [0, 1]]
@@ -60,7 +60,7 @@ def confusion(targets: Ints, predicted: Ints, classes: int) -> Ints:
 
 
 def auc(scores: Floats, positive: Flags) -> float:
-    """Area under the ROC curve: the chance that a positive row scores above a negative one, a tie counting half.
+    """Return the area under the ROC curve: the chance that a positive row scores above a negative one; ties are half.
 
     NaN without positive rows, without negative ones, or with a score that is NaN.
 
@@ -77,7 +77,7 @@ def auc(scores: Floats, positive: Flags) -> float:
 
 
 def macro_auc(logits: Floats, targets: Ints) -> float:
-    """The mean, over the classes that occur, of the AUC of each one's probability against the rest.
+    """Return the mean, over the classes that occur, of the AUC of each one's probability against the rest.
 
     Two classes have one AUC, that of the difference of their logits. NaN where all rows are of one class.
     """
@@ -89,7 +89,7 @@ def macro_auc(logits: Floats, targets: Ints) -> float:
 
 
 def calibration_error(logits: Floats, predicted: Ints, right: Floats) -> float:
-    """Expected calibration error: the distance of confidence and accuracy, a mean over bins weighted by their rows.
+    """Return the expected calibration error: the gap of confidence and accuracy, averaged over bins by their rows.
 
     The confidence is the probability of the predicted class. The bins have equal widths, and each holds its upper end
     and not its lower one (Guo et al. 2017).
@@ -101,7 +101,7 @@ def calibration_error(logits: Floats, predicted: Ints, right: Floats) -> float:
 
 
 def class_measures(logits: Floats, targets: Ints) -> Mapping[str, Callable[[], float]]:
-    """The ``CLASS_METRICS`` of logits ``[rows, classes]``, each as a function."""
+    """Return the ``CLASS_METRICS`` of logits ``[rows, classes]``, each as a function."""
     predicted = logits.argmax(1)
     right = (predicted == targets).astype(np.float64)
     return {
@@ -114,7 +114,7 @@ def class_measures(logits: Floats, targets: Ints) -> Mapping[str, Callable[[], f
 
 
 def label_measures(logits: Floats, targets: Flags) -> Mapping[str, Callable[[], float]]:
-    """Metrics of labels, each as a function; the label of a logit above 0 is predicted."""
+    """Return the metrics of labels, each as a function; a label is predicted where its logit is above 0."""
     predicted = logits > 0
 
     @cache
@@ -150,9 +150,9 @@ def label_measures(logits: Floats, targets: Flags) -> Mapping[str, Callable[[], 
 
 
 def r2(outputs: Floats, targets: Floats) -> float:
-    """Coefficient of determination, the part of the targets' variance that is explained; NaN of fewer than two rows.
+    """Return the coefficient of determination, the explained part of the variance; NaN for fewer than two rows.
 
-    Targets that are all alike give 1 where they are met exactly and 0 otherwise, as in scikit-learn.
+    Equal targets give 1 if all predictions are exact and 0 otherwise, as in scikit-learn.
 
     >>> r2(np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 3.0]))
     0.5

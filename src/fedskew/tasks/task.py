@@ -33,7 +33,7 @@ _TRIED = 8  # rows that ``check`` tries a task on
 
 
 class Task:
-    """A task from functions of one's own; the built-in tasks derive from it.
+    """A task made from functions; the built-in tasks derive from it.
 
     Functions get the outputs of the model as ``[rows, outputs]``, or as ``[rows]`` where the task has a single output
     for a class or a number, so that they can be compared with the targets without broadcasting. The mean over a batch
@@ -98,11 +98,11 @@ class Task:
 
     @classmethod
     def label(cls) -> str:
-        """Its registered name, or the class name."""
+        """Return its registered name, or the class name."""
         return tasks.name_of(cls) or cls.__name__
 
     def options(self) -> dict[str, Any]:
-        """The options by name; of a user's own task, what describes it."""
+        """Return the options by name; for a task of the user's own, what describes it."""
         if is_dataclass(self):
             return {field.name: getattr(self, field.name) for field in fields(self)}
         loss = getattr(self._loss, "__qualname__", type(self._loss).__name__)
@@ -111,10 +111,10 @@ class Task:
     def __str__(self) -> str:
         return str(choice_of(self))
 
-    # What engines call.
+    # The methods that engines call.
 
     def losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """The losses of all rows: their mean, their sum, or (``none``) one a row.
+        """Return the losses of all rows: their mean, their sum, or (``none``) one for each row.
 
         Outputs and targets may have further axes in front, ``[clients, rows, ...]``: then ``none`` gives
         ``[clients, rows]``, and the mean and the sum are over all rows of all of them.
@@ -126,7 +126,7 @@ class Task:
         return found.view(shape) if reduction == "none" and len(shape) > 1 else found
 
     def width(self, classes: int) -> int:
-        """How many outputs the model needs for data with so many classes (or labels; 0 for numbers)."""
+        """Return how many outputs the model needs for data with so many classes (or labels; 0 for numbers)."""
         if self.target == "number" and classes:
             raise FedskewError(
                 f"task {self.label()} learns numbers, and the targets of these data are {classes} classes or labels: "
@@ -140,9 +140,9 @@ class Task:
         return self.outputs or (1 if self.target == "number" else classes)
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The ``row_metric`` of every row, in the shape of the rows: any axes in front of them are kept.
+        """Return the ``row_metric`` of every row, in the shape of the rows with any axes in front of them.
 
-        Without one it is the loss, so that engines need not ask; tables then have no column for it.
+        Without one it is the loss, so that engines need no special case; tables then have no column for it.
         """
         if self._row_score is None:
             return self.losses(outputs, targets, "none")
@@ -152,7 +152,7 @@ class Task:
         return self._one_a_row(found, targets, "row_score").reshape(shape)
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """Predictions from outputs: classes, numbers, or a matrix of 0 and 1."""
+        """Return predictions from outputs: classes, numbers, or a matrix of 0 and 1."""
         if self._single() and outputs.dim() > 1:
             outputs = outputs.squeeze(-1)
         if self._predictor is not None:
@@ -163,11 +163,11 @@ class Task:
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Everything that ``evaluate`` can return, the headline first."""
+        """Return the names of all metrics that ``evaluate`` can return, the headline first."""
         return tuple(self._metrics)
 
     def evaluate(self, outputs: NDArray[Any], targets: Targets, names: Iterable[str] | None = None) -> dict[str, float]:
-        """Metrics over some rows, all of them or those named; NaN where one is not defined, as for no rows."""
+        """Return the metrics over some rows, all of them or those named; NaN where one is undefined, as for no rows."""
         wanted = self.metric_names if names is None else tuple(names)
         for name in wanted:
             if name not in self.metric_names:
@@ -182,7 +182,7 @@ class Task:
             return {name: _number(measures[name](), name, self.label()) for name in wanted}
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Try the task on a few rows; what does not fit is refused with a message that names what came back."""
+        """Try the task on a few rows, and raise an error that names what was returned if it does not fit."""
         where = f"task {self.label()}"
         outputs, targets = outputs[:_TRIED].detach().cpu(), targets[:_TRIED].detach().cpu()
         self._check_targets(outputs, targets, where)
@@ -207,19 +207,19 @@ class Task:
         for name in self.metric_names:
             _tried(where, f"metric {name}", partial(self.evaluate, outputs.numpy(), targets.numpy(), [name]))
 
-    # What a task says of its own: these three, ``row_scores`` and ``predict``.
+    # What a derived task overrides: these three, ``row_scores`` and ``predict``.
 
     def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
-        """The losses of rows without axes in front."""
+        """Return the losses of rows without axes in front."""
         return reduced(self._one_a_row(self._loss(self._fitted(outputs, targets), targets), targets, "loss"), reduction)
 
     def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:
-        """For every metric, a function that computes it; values that several of them need are shared."""
+        """Return a function for every metric; values that several of them need are shared."""
         fitted = outputs.squeeze(-1) if self._single() and outputs.ndim == targets.ndim + 1 else outputs
         return {name: partial(metric, fitted, targets) for name, metric in self._metrics.items()}
 
     def _check_targets(self, outputs: Tensor, targets: Tensor, where: str) -> None:
-        """Refuse outputs or targets of another kind than the task takes."""
+        """Raise an error for outputs or targets of another kind than the task takes."""
         kinds = {
             "class": targets.dim() == 1 and not targets.is_floating_point() and targets.dtype != torch.bool,
             "number": targets.dim() == 1 and targets.is_floating_point(),
@@ -238,7 +238,7 @@ class Task:
         return self.target != "labels" and (self.outputs or (1 if self.target == "number" else 0)) == 1
 
     def _fitted(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The outputs as functions of the task get them: a single one without its axis."""
+        """Return the outputs as the functions of the task get them: a single output without its axis."""
         return outputs.squeeze(-1) if self._single() and outputs.dim() == targets.dim() + 1 else outputs
 
     def _rows(self, targets: Tensor) -> torch.Size:
@@ -254,7 +254,7 @@ class Task:
 
 
 class BuiltIn(Task):
-    """A task by name: a frozen dataclass whose fields are its options, checked however it is made."""
+    """A task by name: a frozen dataclass whose fields are its options, validated on construction."""
 
     names: tuple[str, ...] = ()
 
@@ -264,11 +264,11 @@ class BuiltIn(Task):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Everything that ``evaluate`` can return, the headline first."""
+        """Return the names of all metrics that ``evaluate`` can return, the headline first."""
         return self.names
 
     def _check_weights(self, weights: tuple[float, ...] | None, classes: int) -> None:
-        """Refuse weights that are not one a class (or label)."""
+        """Raise an error unless there is one weight for each class (or label)."""
         if weights is not None and len(weights) != classes:
             what = "labels" if self.target == "labels" else "classes"
             raise FedskewError(
@@ -280,12 +280,12 @@ tasks: Registry[type[Task]] = Registry("task", "fedskew.tasks")
 
 
 def choice_of(task: Task) -> Choice:
-    """How a task is written, with every option."""
+    """Return how a task is written, with every option."""
     return Choice(task.label(), task.options())
 
 
 def resolve(spec: "str | Mapping[str, Any] | Choice | type[Task] | Task") -> Task:
-    """A task from its spelling, its class or itself.
+    """Return a task from its spelling, its class or itself.
 
     >>> str(resolve("regression:loss=huber"))
     'regression:loss=huber,delta=1.0'
@@ -301,12 +301,12 @@ def resolve(spec: "str | Mapping[str, Any] | Choice | type[Task] | Task") -> Tas
 
 
 def reduced(each: Tensor, reduction: Reduction) -> Tensor:
-    """One loss a row as the reduction asks for it."""
+    """Return one loss for each row, or their mean or sum, as ``reduction`` says."""
     return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
 
 
 def constants(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """Numbers as a tensor with the type and the device of another one.
+    """Return numbers as a tensor with the type and the device of another one.
 
     While a CUDA graph is captured nothing can be copied to the GPU: the numbers are then filled in one by one.
     """
@@ -316,7 +316,7 @@ def constants(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 
 def _flat(outputs: Tensor, targets: Tensor, axes: int) -> tuple[Tensor, Tensor]:
-    """Both with their first axes, those of the rows, made one."""
+    """Return both with the axes of their rows merged into one."""
     return (outputs.flatten(0, axes - 1), targets.flatten(0, axes - 1)) if axes > 1 else (outputs, targets)
 
 

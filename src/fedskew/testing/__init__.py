@@ -1,4 +1,4 @@
-"""``fedskew.check``: does an algorithm keep the contract that engines, checkpoints and comparisons rely on?"""
+"""``fedskew.check``: tests of the contract of an algorithm, on which engines, checkpoints and comparisons rely."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -21,26 +21,26 @@ from fedskew.testing.check_report import (
 )
 from fedskew.testing.equalities import clients_in_any_order, engines_agree, identical_clients, one_seed_one_result
 from fedskew.testing.hook_checks import hooks_are_functions, hooks_are_pure, hooks_keep_shapes, runs_everywhere
-from fedskew.testing.independence import everybody_for_itself
+from fedskew.testing.independence import clients_are_independent
 from fedskew.testing.lab import Lab
 from fedskew.testing.option_checks import options_are_guarded
-from fedskew.testing.record_checks import bytes_are_counted, checkpoint_goes_on, nan_client_is_left_out
+from fedskew.testing.record_checks import bytes_are_counted, checkpoint_resumes, nan_client_is_left_out
 
 Check: TypeAlias = Callable[[Lab], Passed]
 
-# In this order: what fails first is most likely the cause of what fails after it.
+# In this order, because the first failure is most likely the cause of the later ones.
 CHECKS: dict[str, Check] = {
     "options": options_are_guarded,
     "shapes": hooks_keep_shapes,
     "purity": hooks_are_pure,
     "functions": hooks_are_functions,
-    "alone": everybody_for_itself,
+    "alone": clients_are_independent,
     "runs": runs_everywhere,
     "engines": engines_agree,
     "seed": one_seed_one_result,
     "order": clients_in_any_order,
     "identical": identical_clients,
-    "checkpoint": checkpoint_goes_on,
+    "checkpoint": checkpoint_resumes,
     "bytes": bytes_are_counted,
     "nan": nan_client_is_left_out,
 }
@@ -54,12 +54,12 @@ def check(
     skip: Mapping[str, str] | None = None,
     device: str = "cpu",
 ) -> Conformance:
-    """Put an algorithm through every check on a tiny federation made in memory; takes a few seconds.
+    """Run every check on an algorithm, on a tiny federation made in memory; takes a few seconds.
 
     Args:
         algorithm: an instance, a class with defaults for all options, or a spelling such as ``"fedprox:mu=0.1"``
         raise_on_failure: raise ``ConformanceError``, which holds the report, when a check fails
-        engines: those that must run it alike, the reference first; one by one and stacked when left out
+        engines: those that must give the same results, the reference first; loop and stacked when left out
         skip: checks that do not apply to the method, each with the reason, which the report repeats
         device: where the engines compute
 
@@ -97,7 +97,7 @@ def _try(name: str, function: Check, lab: Lab, reason: str | None) -> Finding:
         return found("not applicable", str(why))
     except ContractError as problem:
         return found("failed", str(problem))
-    except Exception as problem:  # whatever a hook may raise is a finding about that hook
+    except Exception as problem:  # any exception of a hook is a finding about that hook
         return found("failed", explain(problem, type(lab.algorithm)))
     return found("passed", result.detail, result.worst)
 

@@ -1,4 +1,4 @@
-"""What the conformance suite found: a line a check, and failures that name the hook and the remedy."""
+"""The findings of the conformance suite: one row for each check, and failures that name the hook and the fix."""
 
 import traceback
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from fedskew.core.errors import FedskewError
 
 
 class ContractError(Exception):
-    """A check failed; the message says what is wrong and what would be right."""
+    """A failed check; the message says what is wrong and what would be right."""
 
 
 class NotApplicableError(Exception):
-    """A check says nothing about this algorithm; the message says why."""
+    """A check that does not apply to this algorithm; the message says why."""
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What was compared, and the largest difference seen where numbers were."""
+    """What was compared, and the largest difference if numbers were compared."""
 
     detail: str
     worst: float | None = None
@@ -57,12 +57,12 @@ class Conformance:
 
     @property
     def failures(self) -> tuple[Finding, ...]:
-        """The checks that failed."""
+        """Return the checks that failed."""
         return tuple(finding for finding in self.findings if finding.outcome == "failed")
 
     @property
     def passed(self) -> bool:
-        """Whether none did."""
+        """Return whether no check failed."""
         return not self.failures
 
     def __getitem__(self, check: str) -> Finding:
@@ -96,7 +96,7 @@ HOOKS: dict[str, type[Any]] = {
     **dict.fromkeys(("class_statistics", "calibrate"), Calibrator),
     "schedule_samples": Scheduled,
 }
-PARTS = ("client_selection", "aggregator", "calibrator")  # objects a method has that have hooks
+PARTS = ("client_selection", "aggregator", "calibrator")  # objects of a method that have hooks
 
 
 def hook_of(algorithm: Algorithm, hook: str, round: int = 0) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Checks that two trainings which should be one are one: engines, repeats, relabelled clients, identical clients."""
+"""Checks that two trainings give the same result: engines, repeats, relabelled clients, identical clients."""
 
 import os
 import random
@@ -20,11 +20,11 @@ from fedskew.testing.hook_checks import random_states
 from fedskew.testing.lab import DROPOUT, FULL, LATE, LOCAL, MERGED, PLAIN, SIZES, Difference, Lab, federation, names_of
 
 WIDE, NARROW = 1e-8, 1e-3  # float64 after five rounds, float32 after two
-EXACT = 1e-10  # other order of the same sums
+EXACT = 1e-10  # the same sums in another order
 
 
 def engines_agree(lab: Lab) -> Passed:
-    """Every engine ends where the reference does: weights, server, clients' memory and all tables."""
+    """Check that every engine agrees with the reference: weights, server state, client states and all tables."""
     if len(lab.engines) < 2:
         raise NotApplicableError("it takes two engines that run the method")
     reference, *others = lab.engines
@@ -46,7 +46,7 @@ def engines_agree(lab: Lab) -> Passed:
 
 
 def one_seed_one_result(lab: Lab) -> Passed:
-    """The same seed gives the same bits whatever global generators and clocks say, another seed gives others."""
+    """Check that a seed gives the same bits whatever the global generators and clocks are, and another seed others."""
     for engine in lab.engines:
         name = type(engine).__name__
         for scene, rounds in ((scene, LATE if scene is LOCAL else 2) for scene in lab.scenes(LOCAL, DROPOUT)):
@@ -58,9 +58,9 @@ def one_seed_one_result(lab: Lab) -> Passed:
                 again = lab.run(rounds, scene, engine).everything()
             Difference().compare(again, first, 0.0, f"{name} twice with the same seed and {scene.name}")
         for scene in lab.scenes(PLAIN):
-            # Enough rounds for a server that takes its steps one answer at a time to hear of everybody.
+            # Enough rounds for a server that takes a step for every update to hear from all clients.
             one, other = (lab.run(8, scene, engine, seed=seed) for seed in (0, 1))
-            left, right = ({**trained.model(), **trained.memories()} for trained in (one, other))
+            left, right = ({**trained.model(), **trained.client_states()} for trained in (one, other))
             if all(name in right and torch.equal(value, right[name]) for name, value in left.items()):
                 raise ContractError(
                     f"{name}: another seed gives the same bits, neither batches nor choice of clients depend on it"
@@ -72,7 +72,7 @@ def one_seed_one_result(lab: Lab) -> Passed:
 
 @contextmanager
 def _other_random_numbers() -> Iterator[None]:
-    """Other global generators, another process and another day: two runs within a second would have the same time."""
+    """Change the global generators, the process number and the time, which two runs within a second would share."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.default_generator.manual_seed(1)
     np.random.seed(1)
@@ -92,7 +92,7 @@ def _other_random_numbers() -> Iterator[None]:
 
 
 def clients_in_any_order(lab: Lab) -> Passed:
-    """Clients with other numbers end with the same weights; full batches, since batches are drawn by client number."""
+    """Check that relabelled clients give the same weights; with full batches, as batches are drawn by client number."""
     if lab.scheduled():
         raise NotApplicableError("the schedule draws clients by their numbers, so other numbers make another schedule")
     usual = federation()
@@ -103,14 +103,14 @@ def clients_in_any_order(lab: Lab) -> Passed:
         for scene in lab.scenes(PLAIN, MERGED, LOCAL):
             first, second = (lab.run(2, scene, engine, fed, **FULL) for fed in (usual, relabelled))
             numbers = None if lab.pools() else {new: int(old) for new, old in enumerate(old_number)}
-            left = {**second.model(), **second.rounds(), **second.memories(numbers), **second.tables(numbers)}
+            left = {**second.model(), **second.rounds(), **second.client_states(numbers), **second.tables(numbers)}
             seen.compare(left, first.everything(), EXACT, f"{type(engine).__name__}, clients relabelled, {scene.name}")
     pooled = "; trivially so, the method pools all rows" if lab.pools() else ""
-    return Passed(f"weights, memories and tables after 2 rounds with relabelled clients{pooled}", seen.worst)
+    return Passed(f"weights, client states and tables after 2 rounds with relabelled clients{pooled}", seen.worst)
 
 
 def identical_clients(lab: Lab) -> Passed:
-    """Three clients with the same rows are one client, running statistics of BatchNorm included."""
+    """Check that three clients with the same rows equal one client, running statistics of BatchNorm included."""
     if lab.pools():
         raise NotApplicableError(
             "the method pools all rows, so that three equal clients are one with three times the rows"
@@ -130,15 +130,15 @@ def identical_clients(lab: Lab) -> Passed:
                 what = f"{type(engine).__name__}, three identical clients and one, {scene.name}"
                 seen.compare(together.model(), alone.model(), EXACT, what)
                 for client in range(3):
-                    seen.compare(together.memories({client: 0}), alone.memories({0: 0}), EXACT, what)
+                    seen.compare(together.client_states({client: 0}), alone.client_states({0: 0}), EXACT, what)
     kinds = f" with {len(variants)} kinds of weights" if len(variants) > 1 else ""
     return Passed(
-        f"weights, server state and memories after 2 rounds of three identical clients and of one{kinds}", seen.worst
+        f"weights, server and client states after 2 rounds of three identical clients and of one{kinds}", seen.worst
     )
 
 
 def weightings(algorithm: Algorithm) -> list[Algorithm]:
-    """The algorithm with every choice of its option ``weights``, if it has one."""
+    """Return the algorithm with every choice of its option ``weights``, if it has one."""
     option = options_of(type(algorithm)).get("weights")
     if option is None or get_origin(option.type) is not Literal:
         return [algorithm]

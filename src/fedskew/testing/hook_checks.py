@@ -1,4 +1,4 @@
-"""Checks of the hooks themselves: they return what the contract says, leave their inputs alone and run in every engine."""
+"""Checks of the hooks: they return what the contract says, do not change their inputs, and run in every engine."""
 
 import inspect
 import random
@@ -19,7 +19,7 @@ _TREES = ("init_server_state", "broadcast", "init_client_state", "linear_correct
 
 
 def runs_everywhere(lab: Lab) -> Passed:
-    """Every engine can run the hooks; those that cannot are left out of the checks that follow."""
+    """Check that every engine can run the hooks; engines that cannot are excluded from the checks that follow."""
     refused = {scene.name: reason for scene in SCENES if (reason := lab.refusal(scene))}
     if len(refused) == len(SCENES):
         raise ContractError(f"the method refuses every setting tried: {next(iter(refused.values()))}")
@@ -29,7 +29,7 @@ def runs_everywhere(lab: Lab) -> Passed:
             for scene in scenes:
                 lab.run(2, scene, engine)
             able.append(engine)
-        except Exception as problem:  # whatever a hook may raise is a finding about that hook
+        except Exception as problem:  # any exception of a hook is a finding about that hook
             problems.append(f"in {type(engine).__name__} {explain(problem, type(lab.algorithm))}")
     engines, lab.engines = lab.engines, tuple(able)
     if problems:
@@ -39,7 +39,7 @@ def runs_everywhere(lab: Lab) -> Passed:
 
 
 def hooks_keep_shapes(lab: Lab) -> Passed:
-    """What goes round comes back with the same names, shapes and dtypes, so that it can be stacked, stored and restored."""
+    """Check that states and payloads keep their names, shapes and dtypes, so that they can be stacked and stored."""
     calls = 0
     expected: dict[str, Leaves] = {}
 
@@ -59,15 +59,15 @@ def hooks_keep_shapes(lab: Lab) -> Passed:
 
 
 def _given(hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a hook by the names that the contract has for them."""
-    if hook == "schedule_samples":  # a function and no method
+    """Return the arguments of a hook by the names that the contract has for them."""
+    if hook == "schedule_samples":  # a function, not a method
         return dict(zip(("holdings", "pool", "stream"), args, strict=True))
     bound = inspect.signature(getattr(HOOKS[hook], hook)).bind(None, *args, **kwargs).arguments
     return {name: value for name, value in bound.items() if name != "self"}
 
 
 def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str, Leaves]) -> None:
-    """One hook's result against what it was given and what other hooks promised."""
+    """Check a hook's result against its arguments and the results of other hooks."""
     if hook in ("init_server_state", "init_client_state"):
         expected[hook] = _leaves(result)
     elif hook == "objective":
@@ -95,7 +95,24 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
         _require_tree(hook, result[1])
         _same(hook, "the weights it was given", result[0], _leaves(given["weights"]))
         _same(hook, "what init_server_state returns, or it is lost on resume", result[1], expected["init_server_state"])
-    elif hook == "select":
+    elif hook == "metrics":
+        if set(result) != expected.setdefault("metrics", dict.fromkeys(result)).keys():
+            raise ContractError("metrics must have the same names in every round, they are columns of a table")
+    elif hook == "weight":
+        clients = len(given["report"].clients)
+        if (
+            not isinstance(result, np.ndarray)
+            or result.shape != (clients,)
+            or not np.all(np.isfinite(result) & (result >= 0))
+        ):
+            raise ContractError(f"weight must return an array of {clients} finite weights, none below 0, one a client")
+    else:
+        _judge_part(hook, result, given)
+
+
+def _judge_part(hook: str, result: Any, given: Mapping[str, Any]) -> None:
+    """Check the result of a hook of an object that the method has."""
+    if hook == "select":
         _require_positions("select", result, len(given["pool"].sizes))
     elif hook == "probe_rows":
         _require_counts("probe_rows", result, len(given["chosen"]), "of the chosen")
@@ -108,17 +125,6 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
             )
     elif hook == "combine":
         _judge_combine(result, given)
-    elif hook == "metrics":
-        if set(result) != expected.setdefault("metrics", dict.fromkeys(result)).keys():
-            raise ContractError("metrics must have the same names in every round, they are columns of a table")
-    elif hook == "weight":
-        clients = len(given["report"].clients)
-        if (
-            not isinstance(result, np.ndarray)
-            or result.shape != (clients,)
-            or not np.all(np.isfinite(result) & (result >= 0))
-        ):
-            raise ContractError(f"weight must return an array of {clients} finite weights, none below 0, one a client")
 
 
 def _judge_combine(result: Any, given: Mapping[str, Any]) -> None:
@@ -201,7 +207,7 @@ def _same(hook: str, like: str, found: Any, due: Leaves) -> None:
 
 
 def hooks_are_pure(lab: Lab) -> Passed:
-    """No hook moves a global random generator, and none changes what it was given."""
+    """Check that no hook changes its arguments or the state of a global random generator."""
     calls = 0
 
     def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -227,7 +233,7 @@ def hooks_are_pure(lab: Lab) -> Passed:
 
 
 def hooks_are_functions(lab: Lab) -> Passed:
-    """What a hook returns follows from what it is given: an equal object that has been through nothing says the same."""
+    """Check that a hook's result depends on its arguments only: a new, equal object returns the same."""
     calls = 0
 
     def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -236,8 +242,7 @@ def hooks_are_functions(lab: Lab) -> Passed:
         result = method(*args, **kwargs)
         if not _alike(_fresh_hook(lab, hook, args)(*args, **kwargs), result):
             raise ContractError(
-                f"{hook} gives something else when a fresh object is asked the same: what it needs to know must be "
-                "in its "
+                f"{hook} returns another result for the same arguments in a new object: what it needs must be in its "
                 "arguments (server state, client state, numbers), never in the object"
             )
         return result
@@ -250,12 +255,12 @@ def hooks_are_functions(lab: Lab) -> Passed:
 
 
 def _fresh_hook(lab: Lab, hook: str, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return the hook of an equal method that has been through nothing."""
+    """Return the hook of a new, equal method."""
     return hook_of(lab.fresh(), hook, args[1].round if hook == "schedule_samples" else 0)
 
 
 def _alike(left: Any, right: Any) -> bool:
-    """Whether two results are the same to the last bit, whatever they are made of."""
+    """Return whether two results are the same to the last bit, whatever they are made of."""
     if type(left) is not type(right):
         return False
     if isinstance(left, Tensor):
@@ -272,13 +277,13 @@ def _alike(left: Any, right: Any) -> bool:
 
 
 def random_states() -> dict[str, Any]:
-    """Where the global generators stand."""
+    """Return the states of the global generators."""
     numpy_state = [part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
     return {"torch": torch.get_rng_state().numpy().tobytes(), "numpy": numpy_state, "random": random.getstate()}
 
 
 def _leaves(value: Any) -> Leaves:
-    """The tensors and arrays inside dictionaries and dataclasses, each by its path."""
+    """Return the tensors and arrays inside dictionaries and dataclasses, each by its path."""
     if isinstance(value, (Tensor, np.ndarray)):
         return {"": value}
     inside: Mapping[str, Any] = value if isinstance(value, Mapping) else {}

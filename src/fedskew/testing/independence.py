@@ -1,4 +1,4 @@
-"""Checks that a client depends on itself alone: its profile, its weight and its statistics, whoever else takes part."""
+"""Checks that a client's profile, weight and class statistics do not depend on the other clients."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -14,45 +14,44 @@ from fedskew.testing.check_report import ContractError, Passed
 from fedskew.testing.lab import CLASSES, LOCAL, MERGED, PLAIN, Lab, federation, watched
 
 
-def everybody_for_itself(lab: Lab) -> Passed:
+def clients_are_independent(lab: Lab) -> Passed:
     """Check that a client's profile, weight and class statistics do not depend on other clients."""
-    _profiles_itself(lab.fresh())
-    _adds_up(lab.fresh())
+    _profile_alone(lab.fresh())
+    _statistics_add_up(lab.fresh())
     if lab.scheduled():
         return Passed("profiles and class statistics of clients")
-    return Passed(f"profiles, weights ({_weighs_alone(lab)} updates) and class statistics of clients")
+    return Passed(f"profiles, weights ({_weights_alone(lab)} updates) and class statistics of clients")
 
 
-def _profiles_itself(method: Algorithm) -> None:
+def _profile_alone(method: Algorithm) -> None:
     fed = federation()
     counts = fed.partition.counts(fed.train.y, CLASSES)
     profile_of = method.client_selection.client_profile
-    told = profile_of(lambda: counts, Stream(0, "profile"))
+    profile = profile_of(lambda: counts, Stream(0, "profile"))
     for client in range(len(counts)):
         among_others = 3 * counts + 1
         among_others[client] = counts[client]
         for name, values in profile_of(lambda: among_others, Stream(0, "profile")).items():  # noqa: B023
-            if values[client] != told[name][client]:
+            if values[client] != profile[name][client]:
                 raise ContractError(
-                    f"client_profile: {name} of client {client} is {told[name][client]:g}, and {values[client]:g} "
-                    "among others: a "
-                    "client knows its own row of counts only"
+                    f"client_profile: {name} of client {client} is {profile[name][client]:g}, and {values[client]:g} "
+                    "with other clients: a client knows only its own row of counts"
                 )
 
 
-def _weighs_alone(lab: Lab) -> int:
-    """Check that the reports of a round together weigh what each weighs alone; returns how many there were."""
-    heard: list[tuple[Report, Floats]] = []
+def _weights_alone(lab: Lab) -> int:
+    """Check that updates have the same weights together as one by one; returns their number."""
+    recorded: list[tuple[Report, Floats]] = []
 
     def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = method(*args, **kwargs)
         if hook == "weight":
-            heard.append((args[0], result))
+            recorded.append((args[0], result))
         return result
 
     (scene, *_) = lab.scenes(PLAIN, MERGED, LOCAL)
     lab.run(1, scene, Loop(), None, watched(lab.fresh(), around))
-    reports, alone = [report for report, _ in heard], np.concatenate([weights for _, weights in heard])
+    reports, alone = [report for report, _ in recorded], np.concatenate([weights for _, weights in recorded])
     joined: dict[str, Any] = {
         one.name: np.concatenate([getattr(report, one.name) for report in reports])
         for one in fields(Report)
@@ -63,8 +62,7 @@ def _weighs_alone(lab: Lab) -> int:
     if not np.allclose(together, alone, rtol=1e-12, atol=0):
         raise ContractError(
             f"weight gives {len(reports)} clients {_listed(together)} together and {_listed(alone)} one by one: a "
-            "client's "
-            "weight must not depend on who comes back with it; the engine divides by the sum"
+            "client's weight must not depend on other clients; the server divides by the sum"
         )
     return len(reports)
 
@@ -73,7 +71,7 @@ def _listed(values: Floats) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def _adds_up(method: Algorithm) -> None:
+def _statistics_add_up(method: Algorithm) -> None:
     if not method.calibrator:
         return
     statistics = method.calibrator.class_statistics

@@ -1,4 +1,4 @@
-"""The laboratory of the conformance suite: a tiny federation, a few ways to train on it, and what came of it in numbers."""
+"""The experiments of the conformance suite: a tiny federation, short trainings on it, and their results in numbers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,10 +26,10 @@ from fedskew.testing.check_report import HOOKS, PARTS, ContractError, NotApplica
 from fedskew.topology.scheduled_rounds import ScheduledRounds
 
 CLASSES, FEATURES, ROUNDS = 3, 6, 1000
-LATE = 6  # rounds after which what a method keeps to itself from the fourth round on has shown
-SIZES = (9, 5, 4, 7, 2, 6)  # batches of 4 leave ends of 1, 1, 0, 3, 2 and 2 rows
-SINGLE_CLASS = 1  # the client that sees one label only
-FULL: Mapping[str, Any] = {"batch_size": 64, "per_round": None}  # everybody, with all rows in every batch
+LATE = 6  # rounds in which state that a method hides until the fourth round becomes visible
+SIZES = (9, 5, 4, 7, 2, 6)  # batches of 4 leave last batches of 1, 1, 0, 3, 2 and 2 rows
+SINGLE_CLASS = 1  # the client with one label only
+FULL: Mapping[str, Any] = {"batch_size": 64, "per_round": None}  # all clients, with all rows in every batch
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ PLAIN = Scene("no norm", "mlp:hidden=5", _SGD)
 MERGED = Scene("BatchNorm merged", "tabular:hidden=5", {**_SGD, "norm": "aggregate"})
 LOCAL = Scene("BatchNorm local", "tabular:hidden=5", {**_SGD, "norm": "local"})
 ADAM = Scene("Adam", "mlp:hidden=5", _ADAM)
-FLEET = Scene("a fleet with losses", "mlp:hidden=5", {**_SGD, "fleet": "mixed:slow=8,dropout=0.3"})
+FLEET = Scene("a fleet with drop-outs", "mlp:hidden=5", {**_SGD, "fleet": "mixed:slow=8,dropout=0.3"})
 DROPOUT = Scene("dropout", _with_dropout, _SGD)
 SCENES = (PLAIN, MERGED, LOCAL, ADAM, FLEET)
 
 
 @cache
 def made_up(purpose: str, count: int) -> Rows:
-    """Gaussian classes, far enough apart to learn something and near enough to go on learning."""
+    """Return rows of Gaussian classes that overlap a little, so that training neither stalls nor finishes early."""
     draw = Stream(0, "conformance", count).generator()
     labels = draw.integers(0, CLASSES, count)
     centres = Stream(0, "conformance centres").generator().normal(size=(CLASSES, FEATURES))
@@ -69,7 +69,7 @@ def made_up(purpose: str, count: int) -> Rows:
 
 
 def federation(rows_by_client: "list[Ints] | None" = None) -> Federation:
-    """The usual ragged clients, or clients with these rows."""
+    """Return a federation of clients of different sizes, or of clients with these rows."""
     usual = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
     names = tuple(map(str, range(CLASSES)))
     data = Dataset("made up", made_up("train", sum(SIZES)), made_up("test", 8), names)
@@ -78,13 +78,13 @@ def federation(rows_by_client: "list[Ints] | None" = None) -> Federation:
 
 @dataclass(frozen=True)
 class Trained:
-    """A server after some rounds, and what each of them reported."""
+    """A server after some rounds, and the result of each round."""
 
     server: Server
     results: list[RoundResult]
 
     def model(self) -> Tensors:
-        """The global weights, buffers and server state."""
+        """Return the global weights, buffers and server state."""
         others = (
             ("store/", "participation/", "topology/")
             if not isinstance(self.server.rounds, ScheduledRounds)
@@ -92,36 +92,36 @@ class Trained:
         )
         return {name: value for name, value in self.server.checkpoint().items() if not name.startswith(others)}
 
-    def memories(self, numbers: Mapping[int, int] | None = None) -> Tensors:
-        """What clients hold for themselves; ``numbers`` says which clients, and by which number to call them."""
+    def client_states(self, numbers: Mapping[int, int] | None = None) -> Tensors:
+        """Return what clients keep; ``numbers`` maps the clients to include to the numbers to name them by."""
         found: Tensors = {}
         for store in filter(None, (self.server.store, self.server.personal)):
-            for client, called in (numbers or self._everybody()).items():
+            for client, called in (numbers or self._all_clients()).items():
                 for part, tensors in store.get(np.array([client])).items():
                     found |= {f"client {called} {part}/{name}": value[0] for name, value in tensors.items()}
         return found
 
     def tables(self, numbers: Mapping[int, int] | None = None) -> Tensors:
-        """The lines of clients in the tables, renumbered likewise."""
-        numbers = numbers or self._everybody()
-        lines = [line for result in self.results for line in result.clients if line["client"] in numbers]
+        """Return the rows of clients in the tables, renumbered likewise."""
+        numbers = numbers or self._all_clients()
+        rows = [row for result in self.results for row in result.clients if row["client"] in numbers]
         return {
-            f"round {line['round']} client {numbers[line['client']]} {name}": torch.tensor(value)
-            for line in lines
-            for name, value in line.items()
+            f"round {row['round']} client {numbers[row['client']]} {name}": torch.tensor(value)
+            for row in rows
+            for name, value in row.items()
             if value is not None and name != "client"
         }
 
     def rounds(self) -> Tensors:
-        """The lines of rounds in the tables."""
-        lines = [result.round for result in self.results]
-        return {f"round {r['round']} {name}": torch.tensor(v) for r in lines for name, v in r.items() if v is not None}
+        """Return the rows of rounds in the tables."""
+        rows = [result.round for result in self.results]
+        return {f"round {r['round']} {name}": torch.tensor(v) for r in rows for name, v in r.items() if v is not None}
 
     def everything(self) -> Tensors:
-        """All that training changes and reports."""
-        return {**self.model(), **self.memories(), **self.tables(), **self.rounds()}
+        """Return all that training changes and reports."""
+        return {**self.model(), **self.client_states(), **self.tables(), **self.rounds()}
 
-    def _everybody(self) -> dict[int, int]:
+    def _all_clients(self) -> dict[int, int]:
         return {client: client for client in range(self.server.trained_on.clients)}
 
 
@@ -133,7 +133,7 @@ class Lab:
         self._refusals: dict[str, str | None] = {}
 
     def fresh(self) -> Algorithm:
-        """An equal algorithm that has been through nothing."""
+        """Return a new, equal algorithm."""
         return replace(self.algorithm)
 
     def server(
@@ -156,7 +156,7 @@ class Lab:
         return Trained(server, [server.advance() for _ in range(rounds)])
 
     def refusal(self, scene: Scene) -> str | None:
-        """Why the method refuses a scene's settings, if it does."""
+        """Return why the method rejects a scene's settings, or None if it does not."""
         if scene.name not in self._refusals:
             self._refusals[scene.name] = self._refusal(scene)
         return self._refusals[scene.name]
@@ -166,15 +166,15 @@ class Lab:
             self.server(scene, self.engines[0])
         except FedskewError as reason:
             return str(reason)
-        except Exception:  # no refusal but a fault, which shows again when the scene is run
+        except Exception:  # an error in the method, which is raised again when the scene is run
             return None
         return None
 
     def scenes(self, *wanted: Scene) -> list[Scene]:
-        """Those that the method does not refuse."""
+        """Return the scenes that the method does not reject."""
         accepted = [scene for scene in wanted or SCENES if self.refusal(scene) is None]
         if not accepted:
-            raise NotApplicableError(f"the method refuses the settings: {self.refusal((wanted or SCENES)[0])}")
+            raise NotApplicableError(f"the method rejects the settings: {self.refusal((wanted or SCENES)[0])}")
         return accepted
 
     def scheduled(self) -> bool:
@@ -186,7 +186,7 @@ class Lab:
         return getattr(self.fresh().topology(0), "buffer_size", None)
 
     def pools(self) -> bool:
-        """Whether the method brings all rows to one place."""
+        """Return whether the method brings all rows to one place."""
         return "pooled_rows" in self.fresh().requires
 
 
@@ -197,9 +197,9 @@ class Difference:
         self.worst = 0.0
 
     def compare(self, left: Tensors, right: Tensors, allowed: float, what: str) -> None:
-        """Refuse two sets of named tensors that differ by more than ``allowed``; 0 means bit for bit."""
+        """Raise an error if two sets of named tensors differ by more than ``allowed``; 0 means bit for bit."""
         for name in sorted(left.keys() ^ right.keys()):
-            raise ContractError(f"{what}: {name} is there only once")
+            raise ContractError(f"{what}: only one of the two has {name}")
         gaps = {name: distance(value, right[name]) for name, value in left.items()}
         name, worst = max(gaps.items(), key=lambda item: item[1], default=("nothing", 0.0))
         self.worst = max(self.worst, worst)
@@ -209,7 +209,7 @@ class Difference:
 
 
 def distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """The largest difference, relative to the largest value where that is above 1; infinite where shapes or NaNs differ."""
+    """Return the largest difference, relative to the largest value if above 1; infinite if shapes or NaNs differ."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return float("inf")
     if left.numel() == 0 or torch.equal(left, right):
@@ -223,12 +223,12 @@ Around: TypeAlias = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str
 
 
 def watched(algorithm: Algorithm, around: Around) -> Algorithm:
-    """The algorithm with ``around(hook, method, args, kwargs)`` called in place of every hook."""
+    """Return the algorithm with ``around(hook, method, args, kwargs)`` called in place of every hook."""
     return cast(Algorithm, _Watched(algorithm, around))
 
 
 class _Watched:
-    """A method, or an object that it has, with every hook watched."""
+    """A method, or an object that it has, with every hook wrapped."""
 
     def __init__(self, inside: Any, around: Around) -> None:
         self._inside, self._around = inside, around
@@ -251,10 +251,11 @@ class _Watched:
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._around(name, value, args, kwargs)
 
-        call.__func__ = getattr(value, "__func__", None)  # type: ignore[attr-defined]  # whether it is the default still shows
+        # The default of a hook is recognised by its function.
+        call.__func__ = getattr(value, "__func__", None)  # type: ignore[attr-defined]
         return call
 
 
 def names_of(engines: Iterable[Engine]) -> str:
-    """The engines as a reader would list them."""
+    """Return the names of the engines as a list for messages."""
     return ", ".join(type(engine).__name__ for engine in engines)

@@ -1,4 +1,4 @@
-"""Checks of the hyper-parameters: declared, documented, frozen, spelled, and refused when they are bad."""
+"""Checks of the hyper-parameters: declared, documented, frozen, spelled, and validated."""
 
 import inspect
 import math
@@ -18,7 +18,7 @@ UNKNOWN = "no_such_option"
 
 
 def options_are_guarded(lab: Lab) -> Passed:
-    """Every bad value is refused by a message that names the option; all problems are told at once."""
+    """Check that every bad value is rejected with a message that names the option, all problems at once."""
     algorithm = lab.algorithm
     known = options_of(type(algorithm))
     bad = [(option.name, value, option) for option in known.values() for value in bad_values(option)]
@@ -40,7 +40,7 @@ def options_are_guarded(lab: Lab) -> Passed:
 
 
 def bad_values(option: Option) -> list[Any]:
-    """Values that the option must refuse: of another type, not finite, or just past either end of its bounds."""
+    """Return values that the option must reject: of another type, not finite, or just beyond its bounds."""
     kinds = list(_kinds(option.type))
     values: list[Any] = [object()]
     numeric = {int, float} & set(kinds)
@@ -58,7 +58,7 @@ def bad_values(option: Option) -> list[Any]:
 
 
 def _kinds(kind: Any) -> Iterator[Any]:
-    """The plain types inside unions and tuples."""
+    """Return the plain types inside unions and tuples."""
     if get_origin(kind) in (Union, types.UnionType, tuple):
         for part in get_args(kind):
             yield from _kinds(part)
@@ -79,7 +79,7 @@ def _past_the_ends(option: Option, whole: bool) -> Iterator[float]:
 
 
 def _accepts(algorithm: Algorithm, name: str, value: Any, option: Option) -> str | None:
-    """What is wrong about how the algorithm takes a bad value; None when it refuses it as it should."""
+    """Return what is wrong about how the algorithm handles a bad value; None if it rejects it as it should."""
     shown = f"{name}={'an object' if type(value) is object else value!r}"
     try:
         type(algorithm)(**{**algorithm.options(), name: value})
@@ -87,7 +87,7 @@ def _accepts(algorithm: Algorithm, name: str, value: Any, option: Option) -> str
         return (
             None if re.search(rf"\b{name}\b", str(refusal)) else f"{shown} is refused without naming {name}: {refusal}"
         )
-    except Exception as other:  # anything but the one exception that users should see
+    except Exception as other:  # any other exception than the one for users
         return f"{shown} raises {type(other).__name__}, not FedskewError"
     limit = (
         f"it must be {option.bounds}" if option.bounds else f"it must be {option.type_name()}, Annotated with Bounds"
@@ -97,14 +97,14 @@ def _accepts(algorithm: Algorithm, name: str, value: Any, option: Option) -> str
 
 def _undocumented(kind: type[Algorithm], known: Mapping[str, Option]) -> Iterator[str]:
     doc = kind.__doc__ or ""
-    if not doc or doc.startswith(f"{kind.__name__}("):  # what dataclass writes when there is none
-        yield "the class has no docstring: its help comes from there"
+    if not doc or doc.startswith(f"{kind.__name__}("):  # the default docstring of a dataclass
+        yield "the class has no docstring, which is its help text"
     for option in known.values():
         if not option.help:
             yield f"option {option.name} is not in the docstring: add it under Args"
     for name, annotation in inspect.get_annotations(kind).items():
         if name not in known and ClassVar not in (annotation, get_origin(annotation)):
-            yield f"{name} is annotated but no option: decorate the class with @dataclass(frozen=True), or make it a ClassVar"
+            yield f"{name} is annotated but no option: use @dataclass(frozen=True) for the class, or make it a ClassVar"
 
 
 def _not_frozen(algorithm: Algorithm) -> Iterator[str]:

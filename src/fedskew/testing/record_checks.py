@@ -1,4 +1,4 @@
-"""Checks of what a run writes down and lives through: its checkpoint, its bytes, a client that sends NaN."""
+"""Checks of checkpoints, of counted bytes, and of rounds with a client that sends NaN."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,8 +33,8 @@ POISONED = 2  # the client whose rows are NaN
 STOPS = (2, 4)  # rounds after which a run is stopped
 
 
-def checkpoint_goes_on(lab: Lab) -> Passed:
-    """To bytes and back into a training that knows nothing, after two rounds and after four: the same bits as six in a row."""
+def checkpoint_resumes(lab: Lab) -> Passed:
+    """Check that a run restored from bytes after two and four rounds has the same bits as one of six rounds."""
     size = 0
     for engine in lab.engines:
         for scene in lab.scenes(LOCAL, ADAM):
@@ -53,55 +53,55 @@ def checkpoint_goes_on(lab: Lab) -> Passed:
                 resumed.restore(tensors_from_bytes(content))
                 later = [resumed.advance() for _ in range(done, LATE)]
                 what = f"{type(engine).__name__} with {scene.name}, resumed after {done} rounds and never stopped"
-                went_on = Trained(resumed, [*whole.results[:done], *later])
-                Difference().compare(went_on.everything(), whole.everything(), 0.0, what)
+                continued = Trained(resumed, [*whole.results[:done], *later])
+                Difference().compare(continued.everything(), whole.everything(), 0.0, what)
     stops = " and ".join(map(str, STOPS))
     return Passed(
         f"all bits after {LATE} rounds, stopped after {stops} of them, in {names_of(lab.engines)}, through {size} "
-        "bytes of "
-        "safetensors",
+        "bytes of safetensors",
         0.0,
     )
 
 
 def bytes_are_counted(lab: Lab) -> Passed:
-    """Traffic in the table of rounds is what the hooks hand over, counted tensor by tensor at the hooks."""
+    """Check that the traffic in the table of rounds equals the size of what the hooks return, tensor by tensor."""
     if lab.scheduled():
-        raise NotApplicableError("the model itself is passed on, no hook hands over what is sent")
+        raise NotApplicableError("the model itself is passed on, no hook returns what is sent")
     calibrator = lab.fresh().calibrator
     if calibrator and calibrator.every:
-        raise NotApplicableError("in some rounds all clients send class statistics, beside what hooks hand over")
-    told = []
+        raise NotApplicableError("in some rounds all clients send class statistics in addition to what hooks return")
+    details = []
     for scene in lab.scenes(MERGED, LOCAL):
-        up, down = _bytes_a_client(lab, scene)
+        up, down = _bytes_per_client(lab, scene)
         for engine in lab.engines:
-            heard: list[tuple[int, int]] = []
-            trained = lab.run(2, scene, engine, None, watched(lab.fresh(), _listening(heard, down)))
-            for result, (all_down, extra_up) in zip(trained.results, heard, strict=True):
-                clients, between = sum(client["steps"] > 0 for client in result.clients), _settling(trained, result)
-                fall = 8 * clients * len({"loss_before", "loss_after"} & lab.fresh().requires)
-                if lab.buffer_size():  # what went to those that are still at work is counted when they come back
+            recorded: list[tuple[int, int]] = []
+            trained = lab.run(2, scene, engine, None, watched(lab.fresh(), _recorder(recorded, down)))
+            for result, (all_down, extra_up) in zip(trained.results, recorded, strict=True):
+                clients = sum(client["steps"] > 0 for client in result.clients)
+                between = _statistics_bytes(trained, result)
+                losses = 8 * clients * len({"loss_before", "loss_after"} & lab.fresh().requires)
+                if lab.buffer_size():  # what pending clients received is counted when their updates arrive
                     all_down = down * clients
-                counted = {"bytes_up": up * clients + fall + extra_up + between, "bytes_down": all_down + between}
+                counted = {"bytes_up": up * clients + losses + extra_up + between, "bytes_down": all_down + between}
                 for name, value in counted.items():
                     if result.round[name] != value:
                         raise ContractError(
                             f"{type(engine).__name__} with {scene.name}: {name} of round {result.round['round']} is "
                             f"{result.round[name]}, but {clients} clients make {value}"
                         )
-        told.append(f"{up} up and {down} down with {scene.name}")
-    return Passed(f"bytes a client and round: {', '.join(told)}")
+        details.append(f"{up} up and {down} down with {scene.name}")
+    return Passed(f"bytes a client and round: {', '.join(details)}")
 
 
-def _settling(trained: Trained, result: RoundResult) -> int:
-    """What clients send, and get, for common BatchNorm statistics: mean, variance and both gradients, 8 bytes a channel."""
+def _statistics_bytes(trained: Trained, result: RoundResult) -> int:
+    """Return the bytes for common BatchNorm statistics: mean, variance and both gradients, 8 bytes per channel."""
     channels = sum(value.numel() for name, value in trained.server.buffers.items() if name.endswith("running_mean"))
     steps = [step for client in result.clients for step in range(client["steps"])]
     return 4 * 8 * channels * sum(map(trained.server.algorithm.batchnorm.shares_statistics, steps))
 
 
-def _listening(heard: list[tuple[int, int]], model: int) -> Around:
-    """Notes for each round all that goes down, models and the numbers in orders, and what goes up beside the updates."""
+def _recorder(recorded: list[tuple[int, int]], model: int) -> Around:
+    """Record for each round all that is sent down, models and numbers, and what is sent up beside the updates."""
     down, up = 0, 0
 
     def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,15 +114,15 @@ def _listening(heard: list[tuple[int, int]], model: int) -> Around:
             down += model * len(chosen if probed else trains) + 8 * len(result.numbers) * len(trains)
             up += 8 * len(probed) * len(chosen)
         elif hook == "server_update":
-            heard.append((down, up))
+            recorded.append((down, up))
             down, up = 0, 0
         return result
 
     return around
 
 
-def _bytes_a_client(lab: Lab, scene: Scene) -> tuple[int, int]:
-    """What one client sends and gets, from the trees that ``payload`` and ``broadcast`` return."""
+def _bytes_per_client(lab: Lab, scene: Scene) -> tuple[int, int]:
+    """Return the bytes that one client sends and receives, from the trees of ``payload`` and ``broadcast``."""
     trees: dict[str, Tree] = {}
 
     def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -132,23 +132,23 @@ def _bytes_a_client(lab: Lab, scene: Scene) -> tuple[int, int]:
 
     server = lab.run(1, scene, Loop(), None, watched(lab.fresh(), around)).server
     unsent = server.job.unsent
-    up = _weight(trees["payload"], unsent) + _weight({"buffers": server.buffers}, unsent)
-    return up, _weight({"model": server.state()}, server.job.local_names) + _weight(trees["broadcast"], frozenset())
+    up = _bytes_of(trees["payload"], unsent) + _bytes_of({"buffers": server.buffers}, unsent)
+    return up, _bytes_of({"model": server.state()}, server.job.local_names) + _bytes_of(trees["broadcast"], frozenset())
 
 
-def _weight(tree: Tree, without: frozenset[str]) -> int:
+def _bytes_of(tree: Tree, without: frozenset[str]) -> int:
     values = [value for part in tree.values() for name, value in part.items() if name not in without]
     return sum(len(value.detach().cpu().numpy().tobytes()) for value in values)
 
 
 def nan_client_is_left_out(lab: Lab) -> Passed:
-    """A client whose rows are NaN changes nothing, and the round says that it was left out."""
+    """Check that a client whose rows are NaN changes nothing, and that the round counts it as excluded."""
     if lab.pools():
-        raise NotApplicableError("the method pools all rows, there is no client to leave out")
+        raise NotApplicableError("the method pools all rows, there is no client to exclude")
     if lab.scheduled():
-        raise NotApplicableError("all clients have one model: what breaks it at one breaks it for all")
+        raise NotApplicableError("all clients share one model, which NaN of one client makes NaN for all")
     if lab.buffer_size():
-        raise NotApplicableError("the server does not wait: without that client, others would come in another order")
+        raise NotApplicableError("the server does not wait: without that client, updates would arrive in another order")
     seen = Difference()
     for engine in lab.engines:
         for scene in lab.scenes(PLAIN, MERGED):
@@ -160,10 +160,10 @@ def nan_client_is_left_out(lab: Lab) -> Passed:
                     f"{what}: one client sends NaN, but the rounds exclude {excluded}; does payload hide NaN?"
                 )
             others = {client: client for client in range(with_nan.server.fed.clients) if client != POISONED}
-            left, right = ({**trained.model(), **trained.memories()} for trained in (with_nan, absent))
+            left, right = ({**trained.model(), **trained.client_states()} for trained in (with_nan, absent))
             seen.compare({**left, **with_nan.tables(others)}, {**right, **absent.tables(others)}, 1e-12, what)
     return Passed(
-        "weights, memories and tables after 2 rounds with a client of NaN rows and without that client", seen.worst
+        "weights, client states and tables after 2 rounds with a client of NaN rows and without that client", seen.worst
     )
 
 

@@ -1,1 +1,1 @@
-"""How a round moves the model, which samples it sees, and what that costs."""
+"""The topologies: how a round moves the model, which samples it is trained on, and what that costs."""

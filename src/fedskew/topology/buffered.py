@@ -30,14 +30,14 @@ class BufferedRounds(ParallelRounds):
         return self.pending.state()
 
     def restore(self, state: Tensors) -> None:
-        """Put back what ``state`` returned."""
-        nobody = np.zeros(0, dtype=np.int64)
+        """Restore what ``state`` returned."""
+        no_clients = np.zeros(0, dtype=np.int64)
         server = self.server
-        plan = Plan(server.settings.seed, 0, *(nobody,) * 4, server.least)
+        plan = Plan(server.settings.seed, 0, *(no_clients,) * 4, server.least)
         self.pending.restore(state, plan, server.job.x.device)
 
     def _collect(self, lr: float, collector: UpdateCollector) -> tuple[Assignment, list[Arrived]]:
-        """Wait until the buffer is full while other clients go on training, and add the updates up."""
+        """Collect updates until the buffer is full, while other clients go on training, and aggregate them."""
         server, participation = self.server, self.server.participation
         began = participation.clock
         arrived, assignments = self.pending.collect(
@@ -46,7 +46,7 @@ class BufferedRounds(ParallelRounds):
         everyone = [*arrived, *self.pending.clients]
         fresh = [client.plan for client in everyone if client.answers and not client.update]
         answers: dict[int, Updates] = {}
-        if fresh:  # all of them began with the present weights, so they can train together
+        if fresh:  # all of them start from the current weights, so they can train together
             plan = Plan.together(fresh)
             for updates in server.engine.train(server.job, server.start(plan, lr), plan):
                 answers |= {int(one.report.clients[0]): one for one in each(updates)}

@@ -1,4 +1,4 @@
-"""The rows of the table of clients: what every client that did something in a round did, received and sent."""
+"""The rows of the table of clients: what each client of a round computed, received and sent."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -15,16 +15,16 @@ Row: TypeAlias = dict[str, Any]
 def client_rows(
     assignment: Assignment, arrived: list[Arrived], shares: Mapping[int, float], extra: list[str], reported: int
 ) -> list[Row]:
-    """Return one row for each client that did something, also for those that were lost.
+    """Return one row for each client that took part in a round, also for those whose update did not arrive.
 
-    ``extra`` names the numbers that come back with an update, and ``reported`` is what they take in bytes.
+    ``extra`` names the numbers that are reported with an update, and ``reported`` is their size in bytes.
     """
     rows: dict[int, Row] = {}
     plan, outcome = assignment.plan, assignment.outcome
     empty: Row = {"weight": 0.0, "local_loss": None, "local_accuracy": None} | dict.fromkeys(extra)
     if rest := assignment.only_measured():
         nothing = np.zeros_like(rest.clients)
-        looked: dict[str, Any] = {
+        measured_columns: dict[str, Any] = {
             "rows": rest.sizes,
             "steps": nothing,
             "seconds": rest.seconds,
@@ -34,7 +34,7 @@ def client_rows(
             "bytes_down": nothing + rest.down,
             "bytes_up": nothing + rest.up,
         }
-        rows |= _rows(rest.clients, looked, empty | dict.fromkeys(plan.numbers))
+        rows |= _rows(rest.clients, measured_columns, empty | dict.fromkeys(plan.numbers))
     sent: dict[str, Any] = {
         "rows": plan.sizes,
         "steps": plan.steps,

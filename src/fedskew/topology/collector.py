@@ -19,27 +19,26 @@ BUFFERS = "buffers"  # the part in which ``combine`` finds the clients' buffers
 
 @dataclass(frozen=True)
 class Arrived:
-    """One stack of updates after the check: what the whole stack reported, and what its valid clients keep."""
+    """One stack of updates after the check: the reports of all its clients, and what its valid clients keep."""
 
     report: Report
     valid: Ints  # the clients whose numbers are finite
-    kept: Tree  # of the valid ones
+    kept: Tree  # of the valid clients
     bytes: int  # sent by each client of the stack
 
 
 @dataclass(frozen=True)
 class Combined:
-    """What the server makes of a round's payloads, and whose they are.
+    """The combined payload of a round, and the clients that contributed to it.
 
     Args:
-        payload: one payload from all: the weighted mean, or what a robust rule makes of it
-        mean: the plain weighted mean of those that count
+        payload: the combined payload: the weighted mean, or the result of a robust rule
+        mean: the plain weighted mean of the clients that are not excluded
         buffers: the merged buffers, still encoded
         clients: all valid clients, in order of their numbers
-        shares: what share each of them has in the payload; 0 for a client that a rule excluded
-        weights: of those that count, as the hook ``weight`` returned them
-        agreement: how much the change of each of the clients is like the payload's, in [0, 1]; nothing unless it is
-            asked for
+        shares: the share of each of them in the payload; 0 for a client that a rule excluded
+        weights: of the clients that are not excluded, as the hook ``weight`` returned them
+        agreement: how similar the update of each client is to the payload, in [0, 1]; empty unless required
     """
 
     payload: Tree
@@ -52,21 +51,21 @@ class Combined:
 
     @property
     def counted(self) -> Ints:
-        """The clients that no rule excluded."""
+        """Return the clients that no rule excluded."""
         return self.clients[self.shares > 0]
 
     def merged_buffers(self, like: Tensors) -> Tensors:
-        """The buffers; those that nobody sent stay as they are in ``like``."""
+        """Return the merged buffers; buffers that no client sent are taken from ``like``."""
         return {**like, **decode(self.buffers, like)}
 
 
 def valid_clients(updates: Updates) -> Tensor:
-    """Return which clients of a stack sent and kept finite numbers only; one that is not valid keeps its old state."""
+    """Return which clients of a stack have only finite numbers; an invalid client keeps its old state."""
     return finite_clients([updates.payload, {BUFFERS: updates.buffers}, updates.kept], len(updates.report.clients))
 
 
 class UpdateCollector:
-    """Adds up updates stack by stack, so that a round never holds more than one stack of payloads in memory.
+    """Accumulates updates stack by stack, so that a round never holds more than one stack of payloads in memory.
 
     For a method with a robust rule, all valid updates are held until the round is over, and combined at once.
     ``weights`` is what clients count by: their rows or 1. ``mirrored`` names the parts of the client state whose mean
@@ -87,7 +86,7 @@ class UpdateCollector:
         return sum(map(len, self._clients))
 
     def add(self, updates: Updates) -> Arrived:
-        """Weigh a stack and add it; clients with NaN or infinite numbers are excluded."""
+        """Weight a stack of updates and add it; clients with NaN or infinite numbers are excluded."""
         report = updates.report
         keep = np.flatnonzero(valid_clients(updates).numpy())
         valid = updates
@@ -117,7 +116,10 @@ class UpdateCollector:
             _add_weighted(self._sums.setdefault(part, {}), tensors, weights)
 
     def result(self) -> Combined:
-        """All that was added, as one; in the order of the clients' numbers, so that it does not matter how an engine cut it."""
+        """Return the combination of all added updates.
+
+        It is computed in the order of the client numbers, so it does not depend on how the engine divided the clients.
+        """
         clients, weights = np.concatenate(self._clients), np.concatenate(self._weights)
         order = np.argsort(clients, kind="stable")
         clients, weights = clients[order], weights[order]
@@ -126,7 +128,7 @@ class UpdateCollector:
         return replace(found, agreement=_agreement(whole, found.payload)) if self._agreement else found
 
     def _whole(self, order: Ints) -> Tree:
-        """All stacks as one."""
+        """Return all stacks concatenated into one."""
         parts = {
             part: {name: torch.cat([stack[part][name] for stack in self._stacks]) for name in tensors}
             for part, tensors in self._stacks[0].items()
@@ -139,7 +141,7 @@ class UpdateCollector:
         return Combined(payload, payload, mean.get(BUFFERS, {}), clients, weights / self.total, weights)
 
     def _ruled(self, whole: Tree, clients: Ints, weights: Floats) -> Combined:
-        """Return what the rule makes of everything but the parts that must stay a mean."""
+        """Return the result of the rule for all parts but those that must stay a mean."""
         mirrored = self.mirrored
         ruled = {part: tensors for part, tensors in whole.items() if part not in mirrored}
         found, share = self.aggregator.combine(ruled, _on_device(weights / self.total, whole))
@@ -151,7 +153,7 @@ class UpdateCollector:
 
 
 def _agreement(whole: Tree, payload: Tree) -> Floats:
-    """(1 + cosine) / 2 of each client's change and the combined one; 1/2 where one of them is zero."""
+    """Return ``(1 + cosine) / 2`` of each client's update and the combined one; 1/2 where one of them is zero."""
     mine = torch.cat([value.unsqueeze(1).flatten(1) for value in whole["delta"].values()], 1).double()
     ours = torch.cat([payload["delta"][name].flatten() for name in whole["delta"]]).double()
     lengths = torch.linalg.vector_norm(mine, dim=1) * torch.linalg.vector_norm(ours)

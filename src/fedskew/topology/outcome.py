@@ -1,4 +1,4 @@
-"""What every topology returns of a round, and what it may ask of the server."""
+"""What every topology returns for a round, and the interface of the server that topologies use."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,15 +18,15 @@ from fedskew.topology.participation import Participation
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What happened in a round, whatever its topology.
+    """The outcome of a round, for every topology.
 
     Args:
         client_rows: one row for the table of clients for each client that did something
-        invited: the clients that were told to train
+        invited: the clients that were invited to train
         began: simulated second at which the round began, and likewise when it ended
-        clients: how many clients were invited, or measured too late to be
-        excluded: how many answers were not valid
-        bytes_down: bytes that clients received beside those in the client rows, and likewise sent
+        clients: how many clients were invited, or were not because they measured too late
+        excluded: how many updates were not valid
+        bytes_down: bytes received by clients that are not in the client rows; bytes_up likewise for bytes sent
         metrics: columns that the topology adds to the table of rounds
     """
 
@@ -44,7 +44,7 @@ class RoundOutcome:
 
 
 class RoundServer(Protocol):
-    """The server as a topology sees it: the state of the run, and what changes it."""
+    """The server's interface for topologies: the state of the run, and the methods that change it."""
 
     algorithm: Algorithm
     settings: Settings
@@ -65,7 +65,7 @@ class RoundServer(Protocol):
 
     @property
     def holdings(self) -> Holdings:
-        """Who holds which label, for topologies with a sample schedule."""
+        """Return the label holdings of all clients, for topologies with a sample schedule."""
         ...
 
     def state(self) -> Tensors:
@@ -77,15 +77,15 @@ class RoundServer(Protocol):
         ...
 
     def start(self, plan: Plan, lr: float) -> Start:
-        """Return where the clients of a plan begin."""
+        """Return the state from which the clients of a plan start."""
         ...
 
     def keep(self, arrived: Arrived, counted: Ints) -> None:
-        """Store what clients keep."""
+        """Store what clients keep between rounds."""
         ...
 
     def observe(self, updates: Updates) -> None:
-        """Look at the models of clients right after local training, if the settings ask for it."""
+        """Record the models of clients right after local training, if the settings require it."""
         ...
 
     def train_personal(self, start: Start, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""The parallel topology: clients train copies of the model apart, and the server aggregates their updates."""
+"""The parallel topology: clients train copies of the model separately, and the server aggregates their updates."""
 
 from collections.abc import Mapping
 
@@ -22,13 +22,13 @@ from fedskew.topology.participation import NUMBER, Assignment, Traffic
 class ParallelRounds:
     """Rounds in which all invited clients train from the same weights, and the server waits for all of them."""
 
-    extra_columns: tuple[str, ...] = ()  # of the table of clients, beside what the method asks for
+    extra_columns: tuple[str, ...] = ()  # of the table of clients, in addition to those of the method
 
     def __init__(self, server: RoundServer) -> None:
         self.server = server
 
     def run(self, lr: float) -> RoundOutcome:
-        """Run one round and return what happened."""
+        """Run one round and return its outcome."""
         server = self.server
         collector = UpdateCollector(server.algorithm, server.weights, server.mirrored)
         assignment, arrived = self._collect(lr, collector)
@@ -51,17 +51,17 @@ class ParallelRounds:
         return self._outcome(assignment, arrived, shares)
 
     def state(self) -> Tensors:
-        """Return what the topology carries from round to round, for a checkpoint."""
+        """Return the state that the topology keeps between rounds, for a checkpoint."""
         return {}
 
     def restore(self, state: Tensors) -> None:
-        """Put back what ``state`` returned."""
+        """Restore what ``state`` returned."""
 
     def _collect(self, lr: float, collector: UpdateCollector) -> tuple[Assignment, list[Arrived]]:
-        """Invite clients, train those whose answers will arrive, and add their updates up."""
+        """Invite clients, train those whose updates will arrive, and aggregate their updates."""
         server = self.server
         assignment = self._invite(lr, 0, server.per_round, np.zeros(0, dtype=np.int64))
-        assert assignment, "where nobody is busy somebody is free"
+        assert assignment, "a client is free where none is busy"
         plan = assignment.arrived()
         if not len(plan.clients):
             return assignment, []
@@ -78,7 +78,7 @@ class ParallelRounds:
         return assignment, arrived
 
     def _invite(self, lr: float, turn: int, count: int, busy: Ints) -> Assignment | None:
-        """Tell clients to train on the present weights."""
+        """Invite clients to train on the current weights."""
         server = self.server
         selection, job = server.participation.selection, server.job
         leaving = {name: value for name, value in server.state().items() if name not in job.local_names}
@@ -97,7 +97,7 @@ class ParallelRounds:
 
     @torch.no_grad()
     def _bytes_up(self) -> int:
-        """Return what one client will send, known beforehand: its time on the line decides whether it is late."""
+        """Return the bytes that one client will send; the clock needs them before training to find late clients."""
         server, job = self.server, self.server.job
         one = torch.ones((), dtype=job.x.dtype, device=job.x.device)
         kept = parts(server.fresh_client, STATE)
@@ -111,7 +111,7 @@ class ParallelRounds:
         return size_in_bytes(payload) + size_in_bytes({"buffers": buffers}) + self._reported_bytes()
 
     def _reported(self) -> list[str]:
-        """Return the numbers that clients report with their updates because the method asks for them."""
+        """Return the numbers that the method requires clients to report with their updates."""
         return [name for name in ("loss_before", "loss_after") if name in self.server.algorithm.requires]
 
     def _reported_bytes(self) -> int:
@@ -150,7 +150,7 @@ class ParallelRounds:
 
 
 class _Ones(dict[str, torch.Tensor]):
-    """Has every number that a hook may ask for, and it is 1."""
+    """Returns 1 for every number that a hook may read."""
 
     def __missing__(self, name: str) -> torch.Tensor:
         return self["one"]

@@ -1,4 +1,4 @@
-"""Participation: which clients a round invites, how they train, and what becomes of them on their machines."""
+"""Participation: which clients a round invites, how they train, and the simulated outcome on their machines."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,13 +15,22 @@ from fedskew.core.trees import Tensors
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.plan import Plan
-from fedskew.fleet.clock import LOOK, Flags, Meeting, Outcome, Work, computing_seconds, line_seconds, play, vanish
+from fedskew.fleet.clock import (
+    FORWARD_COST,
+    Flags,
+    Meeting,
+    Outcome,
+    Work,
+    computing_seconds,
+    drop_out,
+    simulate_round,
+    transfer_seconds,
+)
 from fedskew.fleet.machines import Fleet
 
 NUMBER = 8  # bytes of a number that is sent alone
-PROBE_SHARE = (
-    0.5  # of the deadline: a client that has not measured by then does not train, so that time is left for that
-)
+# Share of the deadline after which a client that has not finished its probe does not train.
+PROBE_SHARE = 0.5
 
 _HISTORY = ("selected", "completed", "seconds", "agreement")
 
@@ -30,7 +39,7 @@ Prober: TypeAlias = Callable[[Plan], Mapping[str, Floats]]
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one client gets before its training and sends after it, and whom it meets in between."""
+    """Bytes that one client receives before training and sends after it, and its exchanges during training."""
 
     down: int
     up: int
@@ -39,37 +48,37 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Measured:
-    """Clients that measured something before the training, one entry each: until when, and whose answer came too late."""
+    """Clients that measured a probe before training, one entry each, with the time it took and whether it was late."""
 
     clients: Ints
     sizes: Ints
     seconds: Floats
     late: Flags
-    down: int  # bytes that each of them got
-    up: int  # and sent
+    down: int  # bytes that each of them received
+    up: int  # bytes that each of them sent
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Clients that were told to train: their plan, what became of each, and when the server went on."""
+    """Clients that were invited to train: their plan, the outcome of each, and when the server continued."""
 
     plan: Plan  # with the epochs that they had time for
     outcome: Outcome
     began: float  # on the virtual clock
-    sent: float  # when the first message went out
+    sent: float  # when the first message was sent
     ended: float
-    bytes_down: Ints  # of each client of the plan, what it got while it measured included
-    bytes_up: Ints  # likewise; the updates come on top
+    bytes_down: Ints  # of each client of the plan, its probe included
+    bytes_up: Ints  # likewise, without the updates
     measured: Measured | None = None
     others_down: int = 0  # bytes beside the assignment: before the first round all clients report their profiles
     others_up: int = 0
 
     def arrived(self) -> Plan:
-        """The plan of those whose answers came in time."""
+        """Return the plan of the clients whose updates arrived in time."""
         return self.plan.only(np.flatnonzero(self.outcome.arrived))
 
     def only_measured(self) -> Measured | None:
-        """Those that measured and were not sent to train."""
+        """Return the clients that measured and do not train, or None if no client measured."""
         if self.measured is None:
             return None
         rest = ~np.isin(self.measured.clients, self.plan.clients)
@@ -78,7 +87,7 @@ class Assignment:
 
 
 class Participation:
-    """What the server knows of its clients, and the virtual clock."""
+    """The server's records about its clients, and the virtual clock."""
 
     def __init__(
         self, algorithm: Algorithm, settings: Settings, fed: Federation, trained_on: Partition, fleet: Fleet, least: int
@@ -87,8 +96,10 @@ class Participation:
         self.sizes, self.clock = trained_on.sizes, 0.0
         self.selected, self.completed = (np.zeros(trained_on.clients, dtype=np.int64) for _ in range(2))
         self.seconds, self.agreement = np.zeros(trained_on.clients), np.zeros(trained_on.clients)
-        self._come_and_go = trained_on.clients == fed.clients  # pooled rows are always there
+        self._varying_availability = trained_on.clients == fed.clients  # pooled rows are always there
         self.selection = algorithm.client_selection
+        # Names of random streams ("disclose", "walk", "finish") are older than the words of the code: other names would
+        # give other numbers.
         self.profile = self.selection.client_profile(
             lambda: trained_on.counts(fed.train.y, len(fed.data.classes)), Stream(settings.seed, "disclose")
         )
@@ -112,8 +123,8 @@ class Participation:
         )
 
     def free(self, clock: float, busy: Ints) -> Ints | None:
-        """Who can be chosen at that time; None means everybody."""
-        mask = self.fleet.available(clock) if self._come_and_go else None
+        """Return the clients that can be selected at that time; None means all of them."""
+        mask = self.fleet.available(clock) if self._varying_availability else None
         if mask is None and not len(busy):
             return None
         here = np.ones(len(self.sizes), dtype=bool) if mask is None else mask.copy()
@@ -123,21 +134,21 @@ class Participation:
     def invite(
         self, round: int, count: int, probe: Prober, traffic: Traffic, turn: tuple[int, ...], busy: Ints
     ) -> Assignment | None:
-        """Tell up to ``count`` clients to train, ``busy`` ones never; returns None when nobody is free.
+        """Invite up to ``count`` clients that are not ``busy`` to train; returns None if no client is free.
 
-        ``turn`` numbers the invitations of a run. Where nobody is busy and nobody is available, the server waits
-        until somebody is. Changes nothing: ``record_outcome`` does.
+        ``turn`` numbers the invitations of a run. If no client is busy and none is available, the server waits until
+        one is. Only ``record_outcome`` changes the records.
         """
         selection, clock = self.selection, self.clock
-        if self._come_and_go and not len(busy):
+        if self._varying_availability and not len(busy):
             clock = self.fleet.next_available(clock)
         free = self.free(clock, busy)
         population = len(self.sizes) if free is None else len(free)
         if population == 0:
             return None
         first = turn == (0,)
-        told = NUMBER * len(self.profile) if first else 0
-        sent = clock + (self._slowest_to_report(told) if told else 0.0)
+        profile_bytes = NUMBER * len(self.profile) if first else 0
+        sent = clock + (self._slowest_to_report(profile_bytes) if profile_bytes else 0.0)
         pool = self.pool(round, free)
         chosen = selection.select(pool, min(count, population), Stream(self.settings.seed, "select", *turn))
         measured, waited = None, 0.0
@@ -153,56 +164,58 @@ class Participation:
             probed = probe(plan.only(in_time)) if len(in_time) else {str(name): np.zeros(0) for name in selection.probe}
         config = selection.configure_training(pool, chosen, probed, count)
         plan = self._plan(round, free, pool, config)
-        down = NUMBER * len(config.numbers) + (0 if measured else traffic.down)  # who measured has the model already
+        down = NUMBER * len(config.numbers) + (0 if measured else traffic.down)  # a probe has sent the model already
         machines, meeting = self.fleet.machines(plan.clients), traffic.meeting(plan)
-        line = line_seconds(machines, down, traffic.up) + meeting.seconds(machines)
-        outcome = play(self.fleet, plan.clients, self._work(plan), plan.epochs, line, self.settings.seed, round, waited)
+        transfer = transfer_seconds(machines, down, traffic.up) + meeting.seconds(machines)
+        outcome = simulate_round(
+            self.fleet, plan.clients, self._work(plan), plan.epochs, transfer, self.settings.seed, round, waited
+        )
         between = np.where(outcome.arrived, meeting.steps * meeting.bytes, 0)
         before = (measured.down, measured.up) if measured else (0, 0)
         return Assignment(
             replace(plan, epochs=outcome.epochs), outcome, self.clock, sent, sent + outcome.duration,
-            before[0] + down + between, before[1] + between, measured, others_up=told * len(self.sizes),
+            before[0] + down + between, before[1] + between, measured, others_up=profile_bytes * len(self.sizes),
         )  # fmt: skip
 
-    def _slowest_to_report(self, told: int) -> float:
-        """Return the seconds until every client has sent so many bytes."""
-        return float(line_seconds(self.fleet.machines(np.arange(len(self.sizes))), 0, told).max())
+    def _slowest_to_report(self, profile_bytes: int) -> float:
+        """Return the seconds until every client has sent a message of this size."""
+        return float(transfer_seconds(self.fleet.machines(np.arange(len(self.sizes))), 0, profile_bytes).max())
 
     def _measure(self, plan: Plan, traffic: Traffic) -> tuple[Measured, float]:
-        """What measuring costs the clients of a plan, and how long the server waits for it."""
+        """Return the cost of measuring for the clients of a plan, and how long the server waits for them."""
         machines, wanted = self.fleet.machines(plan.clients), self.selection.probe
-        rows = _times(plan.batch, 1.0 if "gradient_variance" in wanted else LOOK)
+        rows = _times(plan.batch, 1.0 if "gradient_variance" in wanted else FORWARD_COST)
         steps = -(-plan.batch // self.settings.batch_size)
         answers = NUMBER * len(wanted)
-        time = line_seconds(machines, traffic.down, answers) + computing_seconds(machines, rows, steps)
+        time = transfer_seconds(machines, traffic.down, answers) + computing_seconds(machines, rows, steps)
         limit = np.inf if self.fleet.deadline is None else PROBE_SHARE * self.fleet.deadline
         late = time > limit
         waited = limit if late.any() else float(time.max())
         return Measured(plan.clients, plan.sizes, time, late, traffic.down, answers), waited
 
     def _work(self, plan: Plan) -> Work:
-        """Return what the clients of a plan compute: an own model is trained on the same rows once more."""
+        """Return the work of the clients of a plan; a personal model is trained on the same rows in addition."""
         algorithm = self.algorithm
         models = 2 if algorithm.personal_method else 1
-        looked, passes = (
+        evaluations, passes = (
             len({"loss_before", "loss_after"} & algorithm.requires),
             int("full_gradient" in algorithm.requires),
         )
         return Work(
             _times(plan.sizes, models - 1 + algorithm.cost_per_row),
             _times(plan.steps_per_epoch, models),
-            _times(plan.sizes, LOOK * looked + passes),
-            _times(-(-plan.sizes // plan.batch), looked + passes),
+            _times(plan.sizes, FORWARD_COST * evaluations + passes),
+            _times(-(-plan.sizes // plan.batch), evaluations + passes),
         )
 
     def gather(self, round: int, count: int) -> tuple[float, ClientPool, Ints, Flags]:
-        """For a round with a sample schedule: when it begins, the pool, which clients take part, and which of them drop out."""
-        clock = self.fleet.next_available(self.clock) if self._come_and_go else self.clock
+        """Return the start of a round with a sample schedule, the pool, its clients, and which of them drop out."""
+        clock = self.fleet.next_available(self.clock) if self._varying_availability else self.clock
         free = self.free(clock, np.zeros(0, dtype=np.int64))
         pool = self.pool(round, free)
         chosen = self.selection.select(pool, min(count, len(pool.sizes)), Stream(self.settings.seed, "select", round))
         clients = np.sort(chosen if free is None else free[chosen])
-        return clock, pool, clients, vanish(self.fleet.machines(clients), clients, self.settings.seed, round)
+        return clock, pool, clients, drop_out(self.fleet.machines(clients), clients, self.settings.seed, round)
 
     def _plan(self, round: int, free: Ints | None, pool: ClientPool, config: TrainConfig) -> Plan:
         clients = config.clients if free is None else free[config.clients]
@@ -212,7 +225,7 @@ class Participation:
     def record_outcome(
         self, ended: float, invited: Ints, valid: Ints, training: Floats, agreement: Mapping[int, float] | None = None
     ) -> None:
-        """Record how a round went: ``invited`` clients trained for so many seconds, those in ``valid`` gave a valid update."""
+        """Record a round: the training times of the ``invited`` clients, and which of them sent a ``valid`` update."""
         self.clock = ended
         self.selected[invited] += 1
         completed = np.isin(invited, valid)
@@ -226,7 +239,7 @@ class Participation:
         self.selected[clients] += 1
 
     def state(self) -> Tensors:
-        """All that changes over rounds, of clients that were ever chosen; what they told of themselves is drawn again."""
+        """Return all that changes over rounds, for clients that were ever selected; profiles are recomputed."""
         known = np.flatnonzero(self.selected)
         arrays = {"clients": known} | {name: getattr(self, name)[known] for name in _HISTORY}
         return {name: torch.from_numpy(array) for name, array in arrays.items()} | {
@@ -234,7 +247,7 @@ class Participation:
         }
 
     def restore(self, state: Tensors) -> None:
-        """The inverse of ``state``."""
+        """Restore what ``state`` returned."""
         known = state["clients"].cpu().numpy()
         for name in _HISTORY:
             getattr(self, name)[:] = 0

@@ -1,4 +1,4 @@
-"""Clients that train while the server goes on: when each one's update arrives, and what it holds."""
+"""Clients that train while the server continues: when the update of each arrives, and what it holds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ Invite: TypeAlias = Callable[[int, int, Ints], Assignment | None]  # (invitation
 
 @dataclass(frozen=True)
 class PendingClient:
-    """One client that trains: its plan, what becomes of it, when the server learns that, and its update once it is computed."""
+    """One training client: its plan, outcome and time of arrival, and its update once that is computed."""
 
     plan: Plan
     outcome: Outcome
@@ -31,27 +31,27 @@ class PendingClient:
 
     @property
     def number(self) -> int:
-        """The number of the client."""
+        """Return the number of the client."""
         return int(self.plan.clients[0])
 
     @property
     def answers(self) -> bool:
-        """Whether its update arrives."""
+        """Return whether its update arrives."""
         return bool(self.outcome.arrived[0])
 
 
 class PendingClients:
-    """The clients that train, at most ``room`` of them. A client is invited at most once on the same weights."""
+    """The clients that currently train, at most ``room``; a client is invited at most once on the same weights."""
 
     def __init__(self, participation: Participation, room: int) -> None:
         self.participation, self.room = participation, room
         self.clients: list[PendingClient] = []
 
     def collect(self, wanted: int, invite: Invite) -> tuple[list[PendingClient], list[Assignment]]:
-        """Move the clock on until ``wanted`` updates are there; returns all that arrived, lost ones too, and the assignments.
+        """Advance the clock until ``wanted`` updates have arrived; returns the clients that are done, and assignments.
 
-        Whenever a client is done, another one is invited. Where nobody can be invited and nobody is pending, the
-        server goes on with fewer updates.
+        Clients that dropped out or are late are among them. Whenever a client is done, another one is invited. If none
+        can be invited and none is pending, the server continues with fewer updates.
         """
         arrived: list[PendingClient] = []
         assignments: list[Assignment] = []
@@ -70,7 +70,7 @@ class PendingClients:
         return arrived, assignments
 
     def state(self) -> Tensors:
-        """Return the pending clients as flat named tensors; their updates are computed by now."""
+        """Return the pending clients as flat named tensors; their updates have been computed by then."""
         if not self.clients:
             return {}
         plan = Plan.together([client.plan for client in self.clients])
@@ -88,7 +88,7 @@ class PendingClients:
         return flat | {f"answers/{name}": torch.cat([answer[name] for answer in answers]) for name in names}
 
     def restore(self, state: Tensors, plan: Plan, device: torch.device) -> None:
-        """The inverse of ``state``; ``plan`` has the seed and the rules that all plans of the run share."""
+        """Restore what ``state`` returned; ``plan`` has the seed and the rules that all plans of the run share."""
         self.clients = []
         if not state:
             return
@@ -112,7 +112,7 @@ class PendingClients:
 
 
 def _pending(assignment: Assignment, deadline: float | None) -> list[PendingClient]:
-    """Return one pending client for each of an assignment. A late one is given up at the deadline."""
+    """Return a pending client for each client of an assignment; a late one is given up at the deadline."""
     outcome, limit = assignment.outcome, np.inf if deadline is None else deadline
     return [
         PendingClient(
@@ -134,14 +134,14 @@ def _some(outcome: Outcome, i: int) -> Outcome:
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:
-    """Return several outcomes as one."""
+    """Return several outcomes concatenated into one."""
     names = ("seconds", "training", "epochs", "dropped", "late")
     arrays = {name: np.concatenate([getattr(outcome, name) for outcome in outcomes]) for name in names}
     return Outcome(**arrays, duration=0.0)
 
 
 def each(updates: Updates) -> list[Updates]:
-    """Return stacked updates one by one, each in memory of its own."""
+    """Return stacked updates one by one, each as a copy."""
 
     def one(tree: Tree, i: int) -> Tree:
         return {
@@ -174,7 +174,7 @@ def _flat(update: Updates) -> Tensors:
 
 
 def _update(flat: Tensors, plan: Plan) -> Updates:
-    """The inverse of ``_flat``."""
+    """Return the update that ``_flat`` flattened."""
     trees: dict[str, Tree] = {"report": {}, "payload": {}, "kept": {}, "buffers": {"": {}}}
     for path, value in flat.items():
         group, part, name = path.split("/", 2)

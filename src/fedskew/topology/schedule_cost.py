@@ -1,4 +1,4 @@
-"""What a sample schedule costs: which clients it visits, what is sent, and how long it takes on the fleet's machines."""
+"""The cost of a sample schedule: the clients it visits, its traffic, and its time on the fleet's machines."""
 
 from dataclasses import dataclass, replace
 
@@ -8,12 +8,12 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.fleet.clock import Flags
 from fedskew.schedules.sample_schedule import SampleSchedule
 
-NO_SAMPLES = SampleSchedule(*(np.zeros(0, dtype=np.int64),) * 4)  # where all clients are lost
+NO_SAMPLES = SampleSchedule(*(np.zeros(0, dtype=np.int64),) * 4)  # if all clients drop out
 
 
 @dataclass(frozen=True)
 class VisitBytes:
-    """Bytes of one message each way: the model and whatever else a client gets or sends with it; and of one label's request."""
+    """Bytes of the messages to and from a client, the model and everything sent with it, and of a label request."""
 
     down: int
     up: int
@@ -22,16 +22,18 @@ class VisitBytes:
 
 @dataclass(frozen=True)
 class ScheduleCost:
-    """A schedule as far as the deadline lets it go. A visit is one client's part in it: a stay of the model, or a share of a batch.
+    """A schedule up to the deadline, and its cost.
+
+    A visit is one client's part in it: consecutive samples at that client, or its share of a batch.
 
     Args:
         schedule: the samples before the deadline
         duration: simulated seconds
-        visits: of each client
-        busy: seconds of each client, on its line and computing
-        computing: those of them in which it computes
-        transfers: how often the model, or its gradient, went from one party to another
-        bytes_down: of each client, and likewise up
+        visits: number of visits to each client
+        busy: seconds of each client, transferring and computing
+        computing: seconds of each client, computing only
+        transfers: how often the model or its gradient was sent
+        bytes_down: bytes received by each client; bytes_up likewise for bytes sent
     """
 
     schedule: SampleSchedule
@@ -45,7 +47,7 @@ class ScheduleCost:
 
     @property
     def run_length(self) -> float:
-        """Samples of a visit, on average."""
+        """Return the mean number of samples of a visit."""
         return len(self.schedule.rows) / max(1, int(self.visits.sum()))
 
 
@@ -56,12 +58,12 @@ def per_client(clients: Ints, values: Floats, population: int) -> Floats:
 
 
 def with_rows(schedule: SampleSchedule, least: int) -> SampleSchedule:
-    """Return the schedule without steps of fewer rows: BatchNorm needs two."""
+    """Return the schedule without steps of fewer than ``least`` rows; BatchNorm needs two."""
     return _only(schedule, np.diff(schedule.ends, prepend=0) >= least)
 
 
 def with_several_clients(schedule: SampleSchedule) -> SampleSchedule:
-    """Return the schedule without steps of one client alone: a sum over it would be its own numbers."""
+    """Return the schedule without steps of a single client, whose sum would reveal its own numbers."""
     first = np.concatenate([[0], schedule.ends[:-1]]).astype(np.int64)
     if not len(schedule.ends):
         return schedule
@@ -70,7 +72,7 @@ def with_several_clients(schedule: SampleSchedule) -> SampleSchedule:
 
 
 def _only(schedule: SampleSchedule, steps: Flags) -> SampleSchedule:
-    """Return the schedule with these steps alone."""
+    """Return the schedule with only these steps."""
     if steps.all():
         return schedule
     kept = np.repeat(steps, np.diff(schedule.ends, prepend=0))
@@ -86,11 +88,11 @@ def _only(schedule: SampleSchedule, steps: Flags) -> SampleSchedule:
 
 
 def before(deadline: float | None, clock: Floats) -> int:
-    """Return how many of these moments come before the deadline."""
+    """Return how many of these times are before the deadline."""
     return len(clock) if deadline is None else int(np.searchsorted(clock, deadline, side="right"))
 
 
 def first_samples(schedule: SampleSchedule, samples: int) -> SampleSchedule:
-    """Return the first so many samples."""
+    """Return the schedule with only its first samples."""
     ends, visits = (values[values <= samples] for values in (schedule.ends, schedule.visits))
     return replace(schedule, rows=schedule.rows[:samples], clients=schedule.clients[:samples], ends=ends, visits=visits)

@@ -1,4 +1,4 @@
-"""What the sequential and the synchronous topology share: one model is trained on a sample schedule."""
+"""The common part of the sequential and the synchronous topology: one model is trained on a sample schedule."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from fedskew.topology.synchronous import SynchronousSteps
 
 
 class ScheduledRounds:
-    """Rounds in which one model and one optimiser go through the samples of all clients."""
+    """Rounds in which one model is trained with one optimiser on the samples of all clients."""
 
     def __init__(self, server: RoundServer) -> None:
         self.server = server
@@ -30,11 +30,11 @@ class ScheduledRounds:
         return flat_names(self.optimizer)
 
     def restore(self, state: Tensors) -> None:
-        """Put back what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self.optimizer = from_flat(state, self.optimizer)
 
     def run(self, lr: float) -> RoundOutcome:
-        """Run one round and return what happened."""
+        """Run one round and return its outcome."""
         server, participation = self.server, self.server.participation
         topology = server.algorithm.topology(server.round)
         assert isinstance(topology, Scheduled)
@@ -42,8 +42,8 @@ class ScheduledRounds:
         holdings = server.holdings
         began = participation.clock if server.round else 0.0
         clock, pool, clients, lost = participation.gather(server.round, server.per_round)
-        everybody, present = np.arange(server.trained_on.clients), clients[~lost]
-        holdings = holdings.without(np.setdiff1d(everybody, present))
+        all_clients, present = np.arange(server.trained_on.clients), clients[~lost]
+        holdings = holdings.without(np.setdiff1d(all_clients, present))
         stream = Stream(server.settings.seed, "walk", server.round)
         wanted = topology.schedule_samples(holdings, pool, stream) if holdings.counts.any() else NO_SAMPLES
         wanted = steps.prepare(wanted, server)
@@ -54,9 +54,8 @@ class ScheduledRounds:
         result = server.engine.run_schedule(server.job, model, cost.schedule, reset_optimizer=resets)
         if not all(bool(torch.isfinite(value).all()) for value in result.params.values()):
             raise DivergedError(
-                f"round {server.round + 1}: the model became NaN or infinite on its way through {len(present)} "
-                "clients; "
-                f"lower lr (now {lr:g}) or check the data"
+                f"round {server.round + 1}: the model became NaN or infinite in a round of {len(present)} "
+                f"clients; lower lr (now {lr:g}) or check the data"
             )
         server.params, server.buffers, self.optimizer = result.params, result.buffers, result.optimizer
         outcome = self._outcome(cost, result, clients, lost, (began, clock))

@@ -7,7 +7,7 @@ import numpy as np
 from fedskew.algorithms.topologies import LabelAccess
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tree, size_in_bytes
-from fedskew.fleet.clock import computing_seconds, line_seconds
+from fedskew.fleet.clock import computing_seconds, transfer_seconds
 from fedskew.fleet.machines import Fleet
 from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.topology.outcome import RoundServer
@@ -16,7 +16,7 @@ from fedskew.topology.schedule_cost import ScheduleCost, VisitBytes, before, fir
 
 
 class SequentialSteps:
-    """How a sequential round prepares its schedule, and what it costs."""
+    """The steps and the cost of a sequential round."""
 
     def prepare(self, schedule: SampleSchedule, server: RoundServer) -> SampleSchedule:
         """Return the schedule without steps of too few rows."""
@@ -25,7 +25,7 @@ class SequentialSteps:
     def cost(
         self, schedule: SampleSchedule, server: RoundServer, access: LabelAccess, present: Ints, state: Tree
     ) -> ScheduleCost:
-        """Return what passing the model on costs; a server that schedules by label sends it to all clients at the end."""
+        """Return the cost of passing the model on, and at the end to all clients if the server schedules by label."""
         fleet, model = server.participation.fleet, size_in_bytes({"model": server.state()})
         travels = model + (size_in_bytes(state) if "optimizer_state" in server.algorithm.requires else 0)
         load = VisitBytes(travels, travels, 0 if access == "none" else NUMBER)
@@ -34,26 +34,26 @@ class SequentialSteps:
 
 
 def sequential_cost(schedule: SampleSchedule, clients: int, fleet: Fleet, load: VisitBytes) -> ScheduleCost:
-    """Return the cost of one visit after the other. Clients that had nothing left were visited too."""
+    """Return the cost of consecutive visits, including visits to clients that had no samples left."""
     at = schedule.clients[schedule.visits - 1]
     samples = np.diff(schedule.visits, prepend=0)
     steps = np.diff(np.searchsorted(schedule.ends, schedule.visits, side="right"), prepend=0)
     machines = fleet.machines(at)
     computing = computing_seconds(machines, samples, steps)
-    taken = line_seconds(machines, load.down, load.up) + computing
-    in_vain = line_seconds(fleet.machines(schedule.idle), load.down, load.up)
-    waits = in_vain.sum()
+    taken = transfer_seconds(machines, load.down, load.up) + computing
+    idle_seconds = transfer_seconds(fleet.machines(schedule.idle), load.down, load.up)
+    waits = idle_seconds.sum()
     kept = before(fleet.deadline, waits + np.cumsum(taken))
     schedule = first_samples(schedule, int(schedule.visits[kept - 1]) if kept else 0)
     at, taken, computing = at[:kept], taken[:kept], computing[:kept]
     visited = np.concatenate([at, schedule.idle])
     duration = float(waits + taken.sum()) if kept == len(samples) else float(fleet.deadline or 0.0)
-    visits, requested = (np.bincount(who, minlength=clients) for who in (visited, schedule.clients))
+    visits, requested = (np.bincount(some, minlength=clients) for some in (visited, schedule.clients))
     return ScheduleCost(
         schedule,
         duration,
         visits,
-        per_client(visited, np.concatenate([taken, in_vain]), clients),
+        per_client(visited, np.concatenate([taken, idle_seconds]), clients),
         per_client(at, computing, clients),
         len(visited),
         load.down * visits + load.request * requested,
@@ -64,7 +64,7 @@ def sequential_cost(schedule: SampleSchedule, clients: int, fleet: Fleet, load: 
 def with_broadcast(cost: ScheduleCost, present: Ints, fleet: Fleet, size: int) -> ScheduleCost:
     """Return the cost with the final model sent to all present clients at once (Stratify, Fig. 1, step a7).
 
-    That is after the schedule, and comes on top of a deadline that has ended it.
+    That happens after the schedule, and adds to the time of a deadline that ended it.
     """
     if not len(cost.schedule.rows):
         return cost

@@ -6,7 +6,7 @@ from fedskew.algorithms.topologies import LabelAccess
 from fedskew.batchnorm.exact import step_bytes
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tree
-from fedskew.fleet.clock import computing_seconds, line_seconds
+from fedskew.fleet.clock import computing_seconds, transfer_seconds
 from fedskew.fleet.machines import Fleet
 from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.topology.outcome import RoundServer
@@ -23,17 +23,17 @@ from fedskew.topology.schedule_cost import (
 
 
 class SynchronousSteps:
-    """How a synchronous round prepares its schedule, and what it costs."""
+    """The steps and the cost of a synchronous round."""
 
     def prepare(self, schedule: SampleSchedule, server: RoundServer) -> SampleSchedule:
-        """Return the schedule without steps of too few rows; where sums are secret, also without those of one client."""
+        """Return the schedule without steps of too few rows; with secure sums also without those of a single client."""
         schedule = with_rows(schedule, server.least)
         return with_several_clients(schedule) if server.settings.secure else schedule
 
     def cost(
         self, schedule: SampleSchedule, server: RoundServer, access: LabelAccess, present: Ints, state: Tree
     ) -> ScheduleCost:
-        """Return what the exchange of weights and gradients at every step costs."""
+        """Return the cost of exchanging weights and gradients at every step."""
         clients = server.trained_on.clients
         up, down = step_bytes(server.job.model, server.job.x.dtype, clients if server.settings.secure else None)
         load = VisitBytes(down, up, 0 if access == "none" else NUMBER)
@@ -41,27 +41,27 @@ class SynchronousSteps:
 
 
 def synchronous_cost(schedule: SampleSchedule, clients: int, fleet: Fleet, load: VisitBytes) -> ScheduleCost:
-    """Return the cost of synchronous steps: each lasts as long as the slowest of its clients takes."""
+    """Return the cost of synchronous steps: each takes as long as the slowest of its clients."""
     steps = np.repeat(np.arange(len(schedule.ends)), np.diff(schedule.ends, prepend=0))
     pairs, samples = np.unique(steps * clients + schedule.clients, return_counts=True)
-    step, who = np.divmod(pairs, clients)
-    machines = fleet.machines(who)
+    step, client = np.divmod(pairs, clients)
+    machines = fleet.machines(client)
     computing = computing_seconds(machines, samples, np.ones_like(samples))
-    taken = line_seconds(machines, load.down, load.up) + computing
+    taken = transfer_seconds(machines, load.down, load.up) + computing
     slowest = np.maximum.reduceat(taken, np.flatnonzero(np.diff(step, prepend=-1))) if len(step) else np.zeros(0)
     kept = before(fleet.deadline, np.cumsum(slowest))
     schedule = first_samples(schedule, int(schedule.ends[kept - 1]) if kept else 0)
     there = step < kept
-    who, taken, computing = who[there], taken[there], computing[there]
+    client, taken, computing = client[there], taken[there], computing[there]
     duration = float(slowest.sum()) if kept == len(slowest) else float(fleet.deadline or 0.0)
-    visits, requested = (np.bincount(some, minlength=clients) for some in (who, schedule.clients))
+    visits, requested = (np.bincount(some, minlength=clients) for some in (client, schedule.clients))
     return ScheduleCost(
         schedule,
         duration,
         visits,
-        per_client(who, taken, clients),
-        per_client(who, computing, clients),
-        2 * len(who),
+        per_client(client, taken, clients),
+        per_client(client, computing, clients),
+        2 * len(client),
         load.down * visits + load.request * requested,
         load.up * visits,
     )

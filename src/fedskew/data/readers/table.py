@@ -152,7 +152,8 @@ class Table:
         if not self.window:
             return split_note(split, self.target)
         how = "whole groups" if groups > 1 else "the end of the series"
-        return f"no published split: {how} (a share of about {split.share:g}) held out for test, no window lies in two parts"
+        share = f"a share of about {split.share:g}"
+        return f"no published split: {how} ({share}) held out for test, no window lies in two parts"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Published tables: covtype, unsw-nb15, nf-unsw-nb15, vehicles, driving-behavior."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from fedskew.data.readers.arrays import Arrays
 from fedskew.data.readers.table import Table
 from fedskew.data.readers.user_files import read_csv
 from fedskew.data.source import Download, Source, TestShare, find, register
-
-if TYPE_CHECKING:
-    pass
 
 _COVERS = ("Spruce/Fir", "Lodgepole Pine", "Ponderosa Pine", "Cottonwood/Willow", "Aspen", "Douglas-fir", "Krummholz")
 _COVTYPE_NUMERIC = (
