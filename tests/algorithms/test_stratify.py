@@ -17,6 +17,7 @@ from fedskew.core.streams import Stream
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.partition import Partition
 from fedskew.engine.loop import Loop
+from fedskew.engine.stacked import Stacked
 from fedskew.models.build import build
 from fedskew.schedules.holdings import Holdings
 from fedskew.schedules.sample_schedule import SampleSchedule
@@ -342,3 +343,23 @@ def test_the_label_protocol_takes_time_and_the_same_time_again():
     assert first.rounds["simulated_seconds"][0] - first.rounds["simulated_seconds"][1] > one_by_one
     assert first.rounds["clock"][0] == first.rounds["simulated_seconds"][0]
     assert first.rounds["clock"][1] == pytest.approx(first.rounds["simulated_seconds"].sum())
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_with_secure_sums_no_step_has_one_client_alone(apart, secure: bool):
+    """A sum over one client would be its own gradient; without secure sums such steps are taken."""
+    pytest.importorskip("tenseal")
+    schedules: list[SampleSchedule] = []
+
+    class Spy(Stacked):
+        def run_schedule(self, job, state, schedule, reset_optimizer):
+            schedules.append(schedule)
+            return super().run_schedule(job, state, schedule, reset_optimizer)
+
+    settings = Settings(rounds=1, batch_size=2, lr=0.01, threads=1, device="cpu", secure=secure)
+    model = build("logreg", apart.data.shape, len(apart.data.classes), seed=0)
+    Server(apart, model, resolve("stratify-batch:per_label=10"), settings, Spy()).advance()
+    [schedule] = schedules
+    clients = [len(set(step.tolist())) for step in np.split(schedule.clients, schedule.ends[:-1])]
+    assert (min(clients) > 1) == secure
+    assert len(clients) > 10

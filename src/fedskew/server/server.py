@@ -12,7 +12,7 @@ from fedskew.algorithms.contract import Algorithm, base_weights
 from fedskew.algorithms.topologies import Buffered, Scheduled
 from fedskew.core.config import Settings
 from fedskew.core.streams import Floats, Ints
-from fedskew.core.trees import Tensors, Tree, flat_names, from_flat, rows_of, size_in_bytes
+from fedskew.core.trees import Tensors, flat_names, from_flat, rows_of, size_in_bytes
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.cost import measure_cost
@@ -419,6 +419,3 @@ def _personal_job(job: Job) -> Job | None:
 
 def _engine(settings: Settings) -> Engine:
     return Loop() if settings.engine == "loop" else Stacked(memory=int(settings.memory * 2**30))
-
-
-__all__ = ["RoundResult", "Server", "Tree"]
