@@ -122,11 +122,27 @@ def test_a_client_that_diverges_leaves_the_others_of_its_stack_alone():
     assert not found[1:].isfinite().all(1).any()
 
 
-def test_an_optimizer_without_clipping_makes_the_same_bits_as_before():
-    grads, params = drawn(torch.Generator().manual_seed(3), 2), drawn(torch.Generator().manual_seed(4), 2)
-    expected = {name: value - grads[name] * torch.tensor(0.05, dtype=torch.float64) for name, value in params.items()}
-    Optimizer().step_(params, grads, {}, torch.tensor(0.05, dtype=torch.float64))
-    assert all(torch.equal(params[name], expected[name]) for name in params)
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}])
+def test_sgd_makes_the_bits_of_the_fused_one_of_pytorch(settings: dict):
+    params = drawn(torch.Generator().manual_seed(4), 2)
+    theirs = [value.clone().requires_grad_() for value in params.values()]
+    their_optimizer, ours = torch.optim.SGD(theirs, lr=0.05, fused=True, **settings), Optimizer("sgd", **settings)
+    state = ours.init(params, stacked=True)
+    for seed in (1, 2, 3):
+        grads = drawn(torch.Generator().manual_seed(seed), 2)
+        for weight, grad in zip(theirs, grads.values(), strict=True):
+            weight.grad = grad.clone()
+        their_optimizer.step()
+        ours.step_(params, grads, state, torch.tensor(0.05, dtype=torch.float64))
+    assert all(torch.equal(mine, weight) for mine, weight in zip(params.values(), theirs, strict=True))
+
+
+def test_gradients_in_another_layout_than_the_weights_are_the_same_step():
+    params, other = ({"w": torch.arange(6.0).view(2, 3)} for _ in range(2))
+    grads = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
+    Optimizer().step_(params, {"w": grads.T}, {}, torch.tensor(0.05))
+    Optimizer().step_(other, {"w": grads.T.contiguous()}, {}, torch.tensor(0.05))
+    torch.testing.assert_close(params, other, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adadelta"])

@@ -17,8 +17,8 @@ from fedskew.engine.plan import Plan
 Augment: TypeAlias = Literal["none", "crop", "flip", "crop+flip"]
 
 PAD = 4  # zeros on every side of an image before it is cropped to its old size
-_CHOICES = np.uint64(2 * PAD + 1)
-_FIELD, _WIDTH = np.uint64(0xFFFFF), np.uint64(20)  # a shift is made of 20 bits of a word
+_CHOICES = 2 * PAD + 1
+_FIELD, _WIDTH = 0xFFFFF, 20  # a shift is made of 20 bits of a word
 
 
 def check_images(how: Augment, shape: tuple[int, ...]) -> None:
@@ -40,14 +40,14 @@ def draw_moves(how: Augment, plan: Plan, device: torch.device) -> Tensor | None:
         return None
     step, slot = np.arange(int(plan.steps.max()))[:, None, None], np.arange(int(plan.batch.max()))
     words = bits(plan.seed, "augment", plan.round, plan.clients[:, None], step, slot)
-    moves = np.empty((3, *words.shape), dtype=np.uint8)
-    moves[0], moves[1] = (((words >> np.uint64(low)) & _FIELD) * _CHOICES >> _WIDTH for low in (44, 24))
-    moves[2] = words & np.uint64(1)
-    if "crop" not in how:
-        moves[:2] = PAD
-    if "flip" not in how:
-        moves[2] = 0
-    return torch.from_numpy(moves).to(device)
+    return moves_of(torch.from_numpy(words.view(np.int64)).to(device), how)
+
+
+def moves_of(words: Tensor, how: Augment) -> Tensor:
+    """Return shifts down, shifts right and flips from random words of 64 bits."""
+    crop, flip = "crop" in how, "flip" in how
+    down, right = (((words >> low) & _FIELD) * _CHOICES >> _WIDTH if crop else words * 0 + PAD for low in (44, 24))
+    return torch.stack([down, right, words & 1 if flip else words * 0]).to(torch.uint8)
 
 
 def augment(x: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:

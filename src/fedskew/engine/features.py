@@ -10,8 +10,8 @@ class Tap:
 
     features: Tensor
 
-    def __init__(self, model: nn.Module) -> None:
-        self._handle = head_module(model).register_forward_pre_hook(self._keep)
+    def __init__(self, model: nn.Module, head: nn.Module | None = None) -> None:
+        self._handle = (head or head_module(model)).register_forward_pre_hook(self._keep)
 
     def _keep(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.features = inputs[0]

@@ -18,6 +18,7 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
+from fedskew.data.targets import Targets
 from fedskew.engine.augment import Augment, check_images
 from fedskew.engine.device import pick_device
 from fedskew.engine.optimizer import Optimizer
@@ -81,6 +82,15 @@ class Job:
         """Return the layout of the model."""
         return layout(self.model)
 
+    @cached_property
+    def rows_in_order(self) -> Tensor:
+        """Return the row numbers of all clients, one client after the other, on the device of the data."""
+        return torch.from_numpy(self.partition.rows).to(self.y.device)
+
+    @cached_property
+    def _labels(self) -> Targets:
+        return self.y.cpu().numpy()
+
     def rows(self, clients: Ints, positions: Ints) -> Tensor:
         """Return row numbers of the data, on its device, for positions ``[..., client, slot]`` of these clients."""
         rows = self.partition.rows[self.partition.offsets[clients - self.first][:, None] + positions]
@@ -88,7 +98,7 @@ class Job:
 
     def class_counts(self, clients: Ints) -> Tensor:
         """Return how many rows of each class these clients have: client x class, in the precision of the data."""
-        counts = self.partition.counts(self.y.cpu().numpy(), self.classes, clients - self.first)
+        counts = self.partition.counts(self._labels, self.classes, clients - self.first)
         return torch.from_numpy(counts).to(self.x)
 
 

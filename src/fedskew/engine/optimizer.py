@@ -49,6 +49,14 @@ class Optimizer:
         if self.clip_norm is not None:
             grads = clipped(grads, self.clip_norm, stacked)
         weights, directions = list(params.values()), [grads[name] for name in params]
+        if self.name == "sgd" and all(w.stride() == d.stride() for w, d in zip(weights, directions, strict=True)):
+            velocity = [state["momentum"][name] for name in params] if self.momentum else []
+            torch._fused_sgd_(
+                weights, directions, velocity, weight_decay=self.weight_decay, momentum=self.momentum,
+                lr=lr if lr.is_cuda else float(lr), dampening=0.0, nesterov=self.nesterov, maximize=False,
+                is_first_step=False,
+            )  # fmt: skip
+            return
         if self.weight_decay and self.name == "adamw":
             torch._foreach_mul_(weights, 1 - lr * self.weight_decay)
         elif self.weight_decay:

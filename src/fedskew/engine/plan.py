@@ -94,6 +94,12 @@ class Plan:
         numbers = {name: np.concatenate([plan.numbers[name] for plan in plans]) for name in plans[0].numbers}
         return replace(plans[0], clients=clients, sizes=sizes, batch=batch, epochs=epochs, numbers=numbers)
 
+    def counts(self) -> Ints:
+        """Return batch sizes ``[step, client]``, 0 once a client has finished."""
+        step = np.arange(int(self.steps.max()))[:, None]
+        rest = self.sizes - step % self.steps_per_epoch * self.batch
+        return np.where(step < self.steps, np.minimum(self.batch, rest), 0)
+
     def first(self) -> tuple[Ints, Ints]:
         """Return positions ``[client, slot]`` of the first batches, padded as in ``table``, and how many are real."""
         slot = np.arange(int(self.batch.max()))
@@ -105,10 +111,8 @@ class Plan:
         Slots past the end of a batch repeat its first row, so that whatever is computed there and masked away is
         finite.
         """
-        per_epoch, steps = self.steps_per_epoch, self.steps
-        step = np.arange(int(steps.max()))[:, None]
-        epoch, within = np.divmod(step, per_epoch)
-        count = np.where(step < steps, np.minimum(self.batch, self.sizes - within * self.batch), 0)
+        count = self.counts()
+        epoch, within = np.divmod(np.arange(len(count))[:, None], self.steps_per_epoch)
         start = self.offsets[:-1] + np.where(count > 0, epoch * self.sizes + within * self.batch, 0)
         slot = np.arange(int(self.batch.max()))
         return self.order[start[..., None] + np.where(slot < count[..., None], slot, 0)], count

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedskew.core.registry import PartialShare, Positive
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.targets import Targets
-from fedskew.tasks.losses import class_losses
+from fedskew.tasks.losses import class_losses, class_slopes
 from fedskew.tasks.scores import CLASS_METRICS, class_measures, confusion
 from fedskew.tasks.task import BuiltIn, Reduction, constants, reduced, tasks
 
@@ -54,7 +54,21 @@ class Classification(BuiltIn):
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return whether each row's class has the largest output."""
-        return outputs.argmax(-1) == targets
+        predicted = outputs.argmax(-1) if outputs.dim() == 2 else outputs.mT.max(-2).indices
+        return predicted == targets
+
+    def losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
+        """Return the losses of all rows; see ``Task``."""
+        if outputs.dim() < 3 or reduction != "none" or self.class_weights is not None:
+            return super().losses(outputs, targets, reduction)
+        rows = outputs.mT.flatten(0, -3)  # the layout in which a stack of clients is fast on a CPU
+        found = class_losses(rows, targets.reshape(len(rows), -1), "none", self.label_smoothing)
+        return found.view(targets.shape)
+
+    def slopes(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the gradient of every row's loss with respect to its outputs."""
+        plain = self.class_weights is None and not self.label_smoothing
+        return class_slopes(outputs, targets) if plain else super().slopes(outputs, targets)
 
     def confusion(self, outputs: NDArray[Any], targets: Targets, classes: int) -> Ints:
         """Return how many rows of each class (down) were predicted as each class (across)."""

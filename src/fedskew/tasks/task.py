@@ -125,6 +125,13 @@ class Task:
         found = self._losses(*_flat(outputs, targets, len(shape)), reduction)
         return found.view(shape) if reduction == "none" and len(shape) > 1 else found
 
+    def slopes(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the gradient of every row's loss with respect to its outputs; axes as in ``losses``."""
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            (found,) = torch.autograd.grad(self.losses(leaf, targets, "sum"), leaf)
+        return found
+
     def width(self, classes: int) -> int:
         """Return how many outputs the model needs for data with so many classes (or labels; 0 for numbers)."""
         if self.target == "number" and classes:

@@ -1,0 +1,636 @@
+"""Clients of a round that are trained together: stacked on a new first axis, they take the same step at the same time.
+
+Clients are sorted by their number of steps, so that the active ones are always a prefix of the stack and a finished
+client costs nothing. Short batches are padded and masked, BatchNorm included. A round has three parts, which use and
+leave tensors only: ``_begin``, one ``_step`` after the other, and ``_end``. On a GPU each is captured once as a CUDA
+graph and replayed in all rounds of the same shape; so its inputs are copied into tensors that stay where they are.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from fedskew.algorithms.contract import Batch, Report, View, difference, overridden
+from fedskew.batchnorm.shared import settle_in_stack
+from fedskew.core.streams import Floats
+from fedskew.core.trees import Tensors, Tree, copied, rows_of, without
+from fedskew.engine.augment import augment, draw_moves, moves_of
+from fedskew.engine.features import Tap
+from fedskew.engine.job import LOCAL, OPTIMIZER, STATE, Job, Start, Updates, parts, prefixed
+from fedskew.engine.layers import StackedModel
+from fedskew.engine.plan import Plan
+from fedskew.engine.replay import Replay
+from fedskew.engine.tables import move_words, row_table, stream_word
+from fedskew.models.parameters import trainable
+
+# logits, features, inputs, targets, which rows are real, and buffers of the clients' batches
+_Seen: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor | None, Tensors]"
+_Names: TypeAlias = frozenset[str]
+
+_OUTPUTS_KEPT = 16 << 20  # numbers: outputs of the steps whose losses and scores are computed together
+
+
+class _Numbers(dict[str, Tensor]):
+    """Numbers of one client by name, sliced from one tensor when read, because under ``vmap`` each slice costs time."""
+
+    def __init__(self, names: list[str], packed: Tensor) -> None:
+        self.names, self.packed = names, packed
+
+    def __missing__(self, name: str) -> Tensor:
+        return self.packed[self.names.index(name)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is fixed when a step is captured: the shape of its batches, and what the method does in it.
+
+    Args:
+        active: clients in the step, the first ones of the stack
+        width: rows of each of them
+        padded: whether some batches are shorter than that
+        partial: whether some of these clients have finished, and must stay as they are
+        shares: whether BatchNorm statistics are shared
+        trained: the parameters that each client trains; None where all train all
+    """
+
+    active: int
+    width: int
+    padded: bool
+    partial: bool
+    shares: bool
+    trained: tuple[_Names, ...] | None
+
+
+@dataclass(frozen=True)
+class Room:
+    """The largest plan that a stack can take: clients, steps, rows of a batch, epochs, and rows of a client."""
+
+    clients: int
+    steps: int
+    width: int
+    epochs: int
+    longest: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Room":
+        """Return just enough room for a plan."""
+        sizes = (plan.steps, plan.batch, plan.epochs, plan.sizes)
+        return cls(len(plan.clients), *(int(numbers.max()) for numbers in sizes))
+
+    def fits(self, other: "Room") -> bool:
+        """Return whether the other fits in, without wasting half of it."""
+        names = ("clients", "steps", "width", "epochs", "longest")
+        return all(getattr(self, name) >= getattr(other, name) for name in names) and self.clients <= 2 * other.clients
+
+
+class Stack:
+    """Some clients of a job, side by side; ``train`` may be called for round after round.
+
+    Args:
+        job: the job
+        room: on a GPU, the largest plan that the captured parts can take
+    """
+
+    def __init__(self, job: Job, room: Room) -> None:
+        self.job, self.room, algorithm = job, room, job.algorithm
+        self.requires, self.device = algorithm.requires, job.y.device
+        hooks = ("objective", "correct_gradients", "trainable", "on_receive", "linear_correction")
+        self.changes_objective, self.corrects, self.in_phases, self.receives, self.linear = (
+            overridden(algorithm, hook) for hook in hooks
+        )
+        self.keeps_more = overridden(algorithm, "payload") or overridden(algorithm, "client_state")
+        self.layers = StackedModel(job.model, trainable(job.model), "features" in self.requires)
+        # Hooks run the model of one client with other weights, and may ask for its features.
+        self.tap = Tap(self.layers.model) if "features" in self.requires else None
+        self.replay = Replay(self._moving) if self.device.type == "cuda" else None
+        self.slots = torch.arange(room.width, device=self.device)
+        self.given: Tree = {}
+        self.outputs: Tensor | None = None
+
+    # -- one round -----------------------------------------------------------------------------------------------------
+
+    def train(self, start: Start, kept: Tree, plan: Plan) -> Updates:
+        """Train the clients of a plan, those with the most steps first."""
+        self.plan, self.counts = plan, plan.counts()
+        if self.replay is None:
+            self.room = Room.of(plan)
+        self._load(start, kept, plan)
+        self.now = 0
+        self._play("begin", self._begin)
+        self.measured: dict[str, Floats] = {}
+        if "loss_before" in self.requires:
+            self.measured["loss_before"] = self._mean_loss()
+            self.numbers["loss_before"][: len(plan.clients)] = torch.from_numpy(self.measured["loss_before"]).to(
+                self.lr
+            )
+        if "full_gradient" in self.requires:
+            self._find_full_gradient()
+        if self.receives or self.linear:
+            self._play(("prepare", self._shape(0)), self._prepare)
+        for step in range(len(self.counts)):
+            self.now, chosen = step, self._shape(step)
+            self._play(chosen, partial(self._step, chosen))
+            if (step + 1) % self._kept_steps() == 0 or step + 1 == len(self.counts):
+                self._play("sums", self._add_sums)
+        if "loss_after" in self.requires:
+            self.measured["loss_after"] = self._mean_loss()
+        self._play("end", self._end)
+        return self._updates()
+
+    def _play(self, name: Any, part: Callable[[], None]) -> None:
+        """Run a part of the round, on a GPU as a replayed graph."""
+        if self.replay is None:
+            part()
+        else:
+            self.replay(name, part)
+
+    def _load(self, start: Start, kept: Tree, plan: Plan) -> None:
+        """Make the inputs of the round available, on a GPU at the addresses that captured parts know."""
+        count = len(plan.clients)
+        numbers = {"size": plan.sizes, "steps": plan.steps, **plan.numbers}
+        self.number_names = [*numbers, *(["loss_before"] if "loss_before" in self.requires else [])]
+        packed = np.ones((len(self.number_names), count))
+        packed[: len(numbers)] = list(numbers.values())
+        shared: Tree = {"params": start.params, "buffers": start.buffers, **prefixed(start.server, "server.")}
+        shared["lr"] = {"": torch.tensor(start.lr, dtype=self.job.x.dtype, device=self.device)}
+        own: Tree = {**prefixed(kept, "kept."), "numbers": {"": torch.from_numpy(packed.T).to(self.job.x)}}
+        if "class_counts" in self.requires:
+            own["class_counts"] = {"": self.job.class_counts(plan.clients)}
+        if self.replay is None:
+            positions, _ = plan.table()
+            own["rows"] = {"": self.job.rows(plan.clients, positions)}
+            self.given = {**shared, **own}
+            self.rows, self.real_rows = own["rows"][""], torch.from_numpy(self.counts)
+            self.slots = torch.arange(self.room.width)
+            self.moves = draw_moves(self.job.augment, plan, self.device)
+            return
+        first = self.job.partition.offsets[plan.clients - self.job.first]
+        columns = [plan.clients, first, plan.sizes, plan.batch, plan.steps, plan.steps_per_epoch]
+        own["plan"] = {"": torch.from_numpy(np.stack(columns, 1)).to(self.device, non_blocking=True)}
+        words = [stream_word(plan, purpose) for purpose in (plan.purpose, "augment")]
+        shared["words"] = {"": torch.tensor(words, device=self.device)}
+        if not self.given:
+            room = {
+                part: {name: _room(value, self.room.clients) for name, value in ts.items()} for part, ts in own.items()
+            }
+            self.given = {**copied(shared), **room}
+        there = [value for part in shared for value in self.given[part].values()]
+        there += [value[:count] for part in own for value in self.given[part].values()]
+        torch._foreach_copy_(there, [value for tree in (shared, own) for ts in tree.values() for value in ts.values()])
+        if count < self.room.clients:
+            self.given["plan"][""][count:, 4] = 0  # clients without steps are not there
+
+    def _begin(self) -> None:
+        """Set the state of every client at the start of its local training."""
+        given, count = self.given, self.room.clients
+        params, buffers, kept = given["params"], given["buffers"], parts(given, "kept.")
+        local = kept.get(LOCAL, {})
+        self.params, self.buffers = (
+            {n: local[n].clone() if n in local else _copies(value, count) for n, value in tensors.items()}
+            for tensors in (params, buffers)
+        )
+        # Start weights are shared by the stack, except those that stay with their client.
+        self.begin = {name: local.get(name, value) for name, value in params.items()}
+        self.begin_dims = {name: 0 if name in local else None for name in params}
+        self.own_begin = [name for name in params if name in local]
+        self.server, self.client_state = parts(given, "server."), parts(kept, STATE)
+        self.optimizer_state = copied(parts(kept, OPTIMIZER)) or self.job.optimizer.init(self.params, stacked=True)
+        self.lr, self.class_counts = given["lr"][""], given.get("class_counts", {}).get("")
+        columns = given["numbers"][""]
+        self.packed = torch.cat([columns, self.lr.expand(count, 1)], 1)
+        self.number_order = [*self.number_names, "lr"]
+        self.numbers = dict(zip(self.number_order, self.packed.unbind(1), strict=True))
+        self.full_gradient: Tensors = {}
+        if "full_gradient" in self.requires:
+            self.full_gradient = {name: torch.zeros_like(value) for name, value in self.params.items()}
+        self.correction: Tree = {}
+        self.sums = torch.zeros(2, count, dtype=torch.float64, device=self.device)
+        self.at = torch.zeros(2, dtype=torch.int64, device=self.device)  # steps taken, and those since the last sums
+        if self.replay is not None:
+            plan, words = given["plan"][""].T, given["words"][""]
+            sizes = (self.room.steps, self.room.width, self.room.epochs, self.room.longest)
+            self.rows, self.real_rows = row_table(plan, words[0], self.job.rows_in_order, *sizes)
+            self.moves = None
+            if self.job.augment != "none":
+                self.moves = moves_of(move_words(plan, words[1], self.room.steps, self.room.width), self.job.augment)
+
+    @torch.no_grad()
+    def _prepare(self) -> None:
+        """Let the method set the weights from which clients start, and the linear correction of their gradients."""
+        if self.receives:
+            self._receive()
+        if self.linear:
+            self.correction = self._linear_correction()
+            names = {name for tensors in self.correction.values() for name in tensors}
+            self.scratch = {name: torch.empty_like(value) for name, value in self.params.items() if name in names}
+
+    def _receive(self) -> None:
+        batch, real = self._batch(self._shape(0))
+        seen = (None, None, *self._gather(batch), real, self.buffers)
+
+        def hook(given: Tensors, view: View) -> Tensors:
+            start = self.job.algorithm.on_receive(view)
+            return {name: start.get(name, value) for name, value in given.items()}
+
+        head = {name: value[: len(batch)] for name, value in self.params.items()}
+        for name, value in self._hook(hook, head, head, len(batch), seen).items():
+            self.params[name][: len(batch)].copy_(value)
+
+    def _linear_correction(self) -> Tree:
+        """Return the linear correction of every client, before the first step."""
+
+        def one_client(params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, counts: Tensor | None) -> Tree:
+            return self.job.algorithm.linear_correction(self.view(params, begin, state, numbers, counts))
+
+        dims = (0, self.begin_dims, 0, 0, None if self.class_counts is None else 0)
+        found: Tree = vmap(one_client, in_dims=dims)(
+            self.params, self.begin, self.client_state, self.numbers, self.class_counts
+        )
+        return found
+
+    def view(self, params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, counts: Tensor | None) -> View:
+        """Return one client's view for the hooks; called inside ``vmap``."""
+        return View(params, begin, self.server, state, numbers, self.job.optimizer.momentum, class_counts=counts)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _shape(self, step: int) -> Step:
+        """Return the shape of a step: on a CPU the smallest one, on a GPU one of few."""
+        count = self.counts[step]
+        exact = active = int((count > 0).sum())
+        shares = self.job.algorithm.batchnorm.shares_statistics(step)
+        if self.replay is not None and not shares:
+            active = min(_few(exact), self.room.clients)
+        widest = int(count.max())
+        padded = active > exact or bool((count[:exact] < widest).any())
+        width = self.room.width if padded and self.replay is not None else widest
+        return Step(active, width, padded, active > exact, shares, self._trained(step, active))
+
+    def _trained(self, step: int, active: int) -> tuple[_Names, ...] | None:
+        """Return the parameters that each client of a step trains in its epoch; one entry if all train the same."""
+        if not self.in_phases:
+            return None
+        here = min(active, len(self.plan.clients))
+        phases = zip(step // self.plan.steps_per_epoch[:here], self.plan.epochs[:here], strict=True)
+        names = [frozenset(self.job.algorithm.trainable(self.job.layout, *map(int, phase))) for phase in phases]
+        return (names[0],) if len(set(names)) == 1 else tuple(names)
+
+    def _now(self, table: Tensor) -> Tensor:
+        """Return the entry of the present step in a table of steps."""
+        return table[self.now] if self.replay is None else table.index_select(0, self.at[:1])[0]
+
+    def _batch(self, chosen: Step) -> tuple[Tensor, Tensor | None]:
+        """Return row numbers ``[client, slot]`` of the active clients, and which are real; None where all are."""
+        batch = self._now(self.rows)[: chosen.active, : chosen.width]
+        if not chosen.padded:
+            return batch, None
+        counts = self._now(self.real_rows)[: chosen.active, None]
+        return batch, (self.slots[: chosen.width] < counts).to(self.job.x.dtype)
+
+    @torch.no_grad()
+    def _step(self, chosen: Step) -> None:
+        """Take one step of the active clients in place.
+
+        A client's loss depends on its own slice of the stacked weights alone, so the gradient of the sum of all losses
+        is the stack of their gradients.
+        """
+        head, job = slice(chosen.active), self.job
+        self.layers.mask.agree = settle_in_stack if chosen.shares else None
+        params, buffers = (
+            {name: value[head] for name, value in tensors.items()} for tensors in (self.params, self.buffers)
+        )
+        batch, real = self._batch(chosen)
+        x, y = self._gather(batch)
+        # A model may write to its input, and hooks run other models on the same rows.
+        observed = self.changes_objective or self.corrects
+        logits = self.layers.forward({**params, **buffers}, x.clone() if observed else x, real)
+        share = None if real is None else real / real.sum(1, keepdim=True).clamp_min(1)
+        seen = (logits, self.layers.features, x, y, real, buffers)
+        if self.changes_objective:
+            grads = self._gradients_of_objective(params, seen, share)
+        else:
+            slopes = job.task.slopes(logits, y)
+            each = 1 / y.shape[1] if share is None else share.view(*share.shape, *(1,) * (slopes.dim() - 2))
+            grads = self.layers.backward(slopes.mul_(each))
+        grads = {name: grads[name] if name in grads else torch.zeros_like(value) for name, value in params.items()}
+        if self.corrects:
+            grads = self._hook(job.algorithm.correct_gradients, grads, params, chosen.active, seen)
+        moving = [*params.values(), *buffers.values(), *_tensors(rows_of(self.optimizer_state, head))]
+        before = [value.clone() for value in moving] if chosen.partial else []
+        for name, value in self.layers.moved.items():
+            buffers[name].copy_(value)
+        self._move(params, self._corrected(grads, params, chosen.active), chosen)
+        for value, old in zip(moving, before, strict=False):
+            alive = self._now(self.real_rows)[head] > 0
+            value.copy_(torch.where(alive.view(-1, *(1,) * (value.dim() - 1)), value, old))
+        self._note(logits, chosen)
+
+    def _gradients_of_objective(self, params: Tensors, seen: "_Seen", share: Tensor | None) -> Tensors:
+        """Return the gradients of what the method minimises: through outputs and features, and direct ones."""
+        logits, features, x, y, real, buffers = seen
+        assert logits is not None
+        with torch.enable_grad():
+            logits = logits.detach().requires_grad_()
+            inside = None if features is None else features.detach().requires_grad_()
+            leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+            losses = self.job.task.losses(logits, y, "none")
+            loss = losses.mean(1) if share is None else (losses * share).sum(1)
+            objective = self.job.algorithm.objective
+            total = self._hook(objective, loss, leaves, len(y), (logits, inside, x, y, real, buffers))
+            ends = [logits, *([] if inside is None else [inside]), *leaves.values()]
+            found = list(torch.autograd.grad(total.sum(), ends, allow_unused=True))
+        slopes, of_features = found.pop(0), None if inside is None else found.pop(0)
+        grads = self.layers.backward(torch.zeros_like(logits) if slopes is None else slopes, of_features)
+        direct = {name: value for name, value in zip(leaves, found, strict=True) if value is not None}
+        return {**grads, **{name: grads[name] + more if name in grads else more for name, more in direct.items()}}
+
+    def _gather(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of the rows ``[client, slot]`` of the present step."""
+        x, y = (
+            data.index_select(0, batch.flatten()).view(*batch.shape, *data.shape[1:])
+            for data in (self.job.x, self.job.y)
+        )
+        if self.moves is not None:
+            moves = [self._now(part)[: batch.shape[0], : batch.shape[1]] for part in self.moves]
+            x = augment(x, *moves)
+        return x, y
+
+    def _move(self, params: Tensors, grads: Tensors, chosen: Step) -> None:
+        """Take an optimiser step with the parameters that each client trains in its epoch."""
+        state, optimizer = rows_of(self.optimizer_state, slice(chosen.active)), self.job.optimizer
+        if chosen.trained is None:
+            optimizer.step_(params, grads, state, self.lr, stacked=True)
+            return
+        anybody = frozenset().union(*chosen.trained)
+        params = {name: value for name, value in params.items() if name in anybody}
+        state = {
+            part: {n: v for n, v in ts.items() if n in anybody or n not in self.params} for part, ts in state.items()
+        }
+        mixed = len(chosen.trained) > 1
+        before = {"": {n: v.clone() for n, v in params.items()}, **copied(state)} if mixed else {}
+        if params:
+            optimizer.step_(params, grads, state, self.lr, stacked=True)
+        for part, tensors in before.items():
+            for name, old in tensors.items():
+                if name in params:  # restored for clients that do not train it in their epoch
+                    moves = torch.tensor([name in names for names in chosen.trained], device=old.device)
+                    now = params[name] if part == "" else state[part][name]
+                    now.copy_(torch.where(moves.view(-1, *(1,) * (old.dim() - 1)), now, old))
+
+    # -- losses and scores of the steps --------------------------------------------------------------------------------
+
+    def _kept_steps(self) -> int:
+        """Return the number of steps whose outputs are kept until their losses and scores are added up."""
+        assert self.outputs is not None
+        return len(self.outputs)
+
+    def _note(self, logits: Tensor, chosen: Step) -> None:
+        """Keep the outputs of the present step."""
+        shape = (self.room.clients, self.room.width, *logits.shape[2:])
+        if self.outputs is None or self.outputs.shape[1:] != shape:
+            steps = max(1, min(self.room.steps, _OUTPUTS_KEPT // math.prod(shape)))
+            outputs = logits.new_zeros(steps, *shape)
+            self.outputs = outputs.mT.contiguous().mT if logits.dim() == 3 else outputs  # laid out as layers do
+        there = self.outputs[:, : chosen.active, : chosen.width]
+        if self.replay is None:
+            there[self.now % len(self.outputs)] = logits
+        else:
+            there.index_copy_(0, self.at[1:], logits[None].to(there.dtype))
+            self.at.add_(1)
+
+    @torch.no_grad()
+    def _add_sums(self) -> None:
+        """Add up the losses and scores of every client over the steps whose outputs are kept."""
+        assert self.outputs is not None
+        steps = len(self.outputs)
+        if self.replay is None:
+            first, last = self.now // steps * steps, self.now + 1
+            rows, counts = self.rows[first:last], self.real_rows[first:last]
+        else:
+            step = torch.arange(steps, device=self.device)
+            some = (self.at[0] - self.at[1] + step).clamp_max(self.room.steps - 1)
+            rows = self.rows.index_select(0, some)
+            counts = torch.where((step < self.at[1])[:, None], self.real_rows.index_select(0, some), 0)
+            self.at[1] = 0
+        outputs, targets, task = self.outputs[: len(rows)], self.job.y[rows], self.job.task
+        real = self.slots[: rows.shape[2]] < counts[..., None]
+        found = (task.losses(outputs, targets, "none"), task.row_scores(outputs, targets))
+        for total, each in zip(self.sums, found, strict=True):
+            total += torch.where(real, each, 0).sum((0, 2), dtype=torch.float64)
+
+    @torch.no_grad()
+    def _mean_loss(self) -> Floats:
+        """Return the loss of every client's model on all of its rows, in evaluation mode."""
+        total = torch.stack([*self._losses(self.params)]).sum(0)
+        return total.cpu().numpy() / self.plan.sizes
+
+    def _find_full_gradient(self) -> None:
+        """Find the gradient of that loss at every client's weights."""
+        params = {name: value.detach().requires_grad_() for name, value in self.params.items()}
+        for losses in self._losses(params):
+            loss = (losses / torch.from_numpy(self.plan.sizes).to(losses)).sum()
+            grads = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+            for total, found in zip(self.full_gradient.values(), grads, strict=True):
+                total += found
+
+    def _losses(self, params: Tensors) -> Iterator[Tensor]:
+        """Yield the sum of each client's losses in evaluation mode, over all its rows, a batch at a time."""
+        model, sizes, width = copy.deepcopy(self.job.model).eval(), self.plan.sizes, int(self.plan.batch.max())
+        tensors = {name: value[: len(sizes)] for name, value in {**params, **self.buffers}.items()}
+
+        def losses(tensors: Tensors, x: Tensor, y: Tensor) -> Tensor:
+            return self.job.task.losses(functional_call(model, tensors, (x,)), y, "none")
+
+        for first in range(0, int(sizes.max()), width):
+            positions = np.arange(first, first + width)
+            real = positions < sizes[:, None]
+            rows = self.job.rows(self.plan.clients, np.where(real, positions, 0))
+            each = vmap(losses)(tensors, self.job.x[rows], self.job.y[rows])
+            yield (each.double() * torch.from_numpy(real).to(each.device)).sum(1)
+
+    # -- hooks ---------------------------------------------------------------------------------------------------------
+
+    def _hook(
+        self, hook: Callable[[Any, View], Any], value: Tensor | Tensors, params: Tensors, active: int, seen: "_Seen"
+    ) -> Any:
+        """Return a hook's results for the first ``active`` clients; ``seen`` are their batches.
+
+        Arguments of ``vmap`` are flat here too, with numbers in one tensor; values that all clients share are not
+        arguments.
+        """
+        given = [value] if isinstance(value, Tensor) else list(value.values())
+        own = rows_of({"": {name: self.begin[name] for name in self.own_begin}}, slice(active))[""]
+        states = [tensor[:active] for tensors in self.client_state.values() for tensor in tensors.values()]
+        numbers = self.packed[:active]
+        *of_batch, buffers = seen
+        counts = None if self.class_counts is None else self.class_counts[:active]
+        optional: list[Any] = [*of_batch, counts]
+
+        def one_client(
+            numbers: Tensor, logits: Any, features: Any, x: Any, y: Any, real: Any, counts: Any, *leaves: Tensor
+        ) -> Any:
+            left = iter(leaves)
+            mine = [next(left) for _ in given]
+            weights = {name: next(left) for name in params}
+            begin = {**self.begin, **{name: next(left) for name in own}}
+            old = {part: {name: next(left) for name in tensors} for part, tensors in self.client_state.items()}
+            moving = {name: next(left) for name in buffers}
+            view = self.view(weights, begin, old, _Numbers(self.number_order, numbers), counts)
+            view = self._with_batch(view, logits, features, x, y, real, moving)
+            if isinstance(value, Tensor):
+                return hook(mine[0], view)
+            result = hook(dict(zip(value, mine, strict=True)), view)
+            return tuple(result[name] for name in value)
+
+        leaves = [*given, *params.values(), *own.values(), *states, *buffers.values()]
+        dims = (0, *(None if part is None else 0 for part in optional), *(0 for _ in leaves))
+        result = vmap(one_client, in_dims=dims, randomness="different")(numbers, *optional, *leaves)
+        return result if isinstance(value, Tensor) else dict(zip(value, result, strict=True))
+
+    def _with_batch(
+        self,
+        view: View,
+        logits: Tensor | None,
+        features: Tensor | None,
+        x: Tensor,
+        y: Tensor,
+        real: Tensor | None,
+        buffers: Tensors,
+    ) -> View:
+        """Return the view with the batch of one client; called inside ``vmap``."""
+        own = {name: value.detach() for name, value in view.params.items()}
+
+        def forward(weights: Tensors) -> tuple[Tensor, Tensor | None]:
+            self.layers.mask.rows = real
+            still = {name: value.clone() for name, value in buffers.items()}  # must not change running statistics
+            outputs: Tensor = functional_call(self.layers.model, {**own, **weights, **still}, (x.clone(),))
+            return outputs, self.tap.features if self.tap else None
+
+        def mean(values: Tensor) -> Tensor:
+            return values.mean() if real is None else (values * real).sum() / real.sum()
+
+        @torch.no_grad()
+        def logits_at(weights: Tensors) -> Tensor:
+            return forward(weights)[0]
+
+        @torch.no_grad()
+        def features_at(weights: Tensors) -> Tensor:
+            found = forward(weights)[1]
+            assert found is not None, "features_at is for methods that require features"
+            return found
+
+        def loss(outputs: Tensor) -> Tensor:
+            return mean(self.job.task.losses(outputs, y, "none"))
+
+        def minimised(weights: Tensors) -> Tensor:
+            outputs, inside = forward(weights)
+            other = replace(view, params=weights, batch=Batch(outputs, y, loss, mean, logits_at, features_at, inside))
+            return self.job.algorithm.objective(loss(outputs), other)
+
+        def gradient_at(weights: Tensors) -> Tensors:
+            found: Tensors = grad(minimised)({**own, **weights})
+            return found
+
+        if logits is not None:
+            view = replace(view, batch=Batch(logits, y, loss, mean, logits_at, features_at, features))
+        return replace(view, gradient_at=gradient_at)
+
+    def _corrected(self, grads: Tensors, params: Tensors, active: int) -> Tensors:
+        """Return gradients with each client's linear correction, in scratch memory: a gradient may be a view."""
+        scale, offset = self.correction.get("scale", {}), self.correction.get("offset", {})
+        result = {}
+        for name, found in grads.items():
+            if name in scale:
+                numbers = scale[name][:active].view(-1, *(1,) * (found.dim() - 1))
+                found = torch.addcmul(found, params[name], numbers, out=self.scratch[name][:active])
+            if name in offset:
+                found = torch.add(found, offset[name][:active], out=self.scratch[name][:active])
+            result[name] = found
+        return result
+
+    # -- the end of a round --------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _end(self) -> None:
+        """Find what every client sends and keeps."""
+        algorithm = self.job.algorithm
+
+        def finish(
+            params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, full: Tensors, counts: Tensor | None
+        ) -> tuple[Tree, Tree]:
+            view = replace(self.view(params, begin, state, numbers, counts), full_gradient=full)
+            return algorithm.payload(view), algorithm.client_state(view)
+
+        if not self.keeps_more:
+            self.payload, self.state = {"delta": difference(self.params, self.begin)}, self.client_state
+            return
+        dims = (0, self.begin_dims, 0, 0, 0, None if self.class_counts is None else 0)
+        arguments = (self.params, self.begin, self.client_state, self.numbers, self.full_gradient, self.class_counts)
+        self.payload, self.state = vmap(finish, in_dims=dims)(*arguments)
+
+    def _updates(self) -> Updates:
+        """Return the results of the round; on a GPU as copies, because the next round overwrites them."""
+        job, plan = self.job, self.plan
+        everything = {**self.params, **self.buffers}
+        kept: Tree = prefixed(self.state, STATE)
+        if job.local_names:
+            kept[LOCAL] = {name: everything[name] for name in sorted(job.local_names)}
+        if "optimizer_state" in self.requires:
+            kept |= prefixed(self.optimizer_state, OPTIMIZER)
+        sent = {name: value for name, value in self.buffers.items() if name not in job.unsent}
+        trained = {**self.params, **{name: self.buffers[name] for name in job.frozen_names & self.buffers.keys()}}
+        found: Tree = {
+            **without(self.payload, job.unsent),
+            "buffers": sent,
+            "trained": trained,
+            **prefixed(kept, "kept."),
+        }
+        if self.replay is not None:
+            found = copied(rows_of(found, slice(len(plan.clients))))
+        loss, score = self.sums[:, : len(plan.clients)].cpu().numpy() / self.counts.sum(0)
+        report = Report(plan.clients, plan.sizes, plan.steps, loss, score, {**plan.numbers, **self.measured})
+        own = parts(found, "kept.")
+        payload = {part: found[part] for part in self.payload}
+        return Updates(report, payload, found["buffers"], own, found["trained"])
+
+    def _moving(self) -> list[Tensor]:
+        """Return the tensors that a captured part changes in place."""
+        if not hasattr(self, "params"):
+            return []
+        state = [*self.params.values(), *self.buffers.values(), *_tensors(self.optimizer_state), self.sums, self.at]
+        return [*state, *_tensors(self.correction)]
+
+
+def _tensors(tree: Tree) -> list[Tensor]:
+    return [value for tensors in tree.values() for value in tensors.values()]
+
+
+def _copies(value: Tensor, count: int) -> Tensor:
+    return value.expand(count, *value.shape).clone()
+
+
+def _room(value: Tensor, clients: int) -> Tensor:
+    """Return a tensor for so many clients; those that are not there are like the last one."""
+    return (
+        torch.cat([value, value[-1:].expand(clients - len(value), *value.shape[1:])])
+        if clients > len(value)
+        else value.clone()
+    )
+
+
+def _few(count: int) -> int:
+    """Return the next number with three significant bits, so that steps have few different shapes.
+
+    >>> [_few(count) for count in (1, 7, 8, 9, 15, 17, 33, 100)]
+    [1, 7, 8, 10, 16, 20, 40, 112]
+    """
+    unit = 1 << max(0, count.bit_length() - 3)
+    return -(-count // unit) * unit

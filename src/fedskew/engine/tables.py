@@ -1,0 +1,69 @@
+"""Row numbers and image moves of a plan, drawn on the device with the same counter-based streams as on the host."""
+
+import torch
+from torch import Tensor
+
+from fedskew.core.streams import bits
+from fedskew.engine.plan import Plan
+
+_STEP, _MIX_1, _MIX_2 = (
+    number - (1 << 64) if number >> 63 else number
+    for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+COLUMNS = ("clients", "first", "sizes", "batch", "steps", "steps_per_epoch")  # of a plan's clients on the device
+_LAST = 1 << 40  # larger than all keys
+
+
+def stream_word(plan: Plan, purpose: str) -> int:
+    """Return the state of a plan's random stream before clients, as a signed number of 64 bits."""
+    word = int(bits(plan.seed, purpose, plan.round)[0])
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _shifted(z: Tensor, places: int) -> Tensor:
+    """Return the bits shifted to the right, with zeros from the left."""
+    return (z >> places) & ((1 << (64 - places)) - 1)
+
+
+def hashed(state: Tensor, part: Tensor) -> Tensor:
+    """Return the state of a stream after one more part of its address, as ``fedskew.core.streams.bits`` does."""
+    z = (state ^ (part * _MIX_2)) + _STEP
+    z = (z ^ _shifted(z, 30)) * _MIX_1
+    z = (z ^ _shifted(z, 27)) * _MIX_2
+    return z ^ _shifted(z, 31)
+
+
+def row_table(
+    plan: Tensor, word: Tensor, rows: Tensor, steps: int, width: int, epochs: int, longest: int
+) -> tuple[Tensor, Tensor]:
+    """Return row numbers ``[step, client, slot]`` and batch sizes ``[step, client]``, as ``Plan.table`` has positions.
+
+    Args:
+        plan: one row for each of ``COLUMNS``; a client with 0 steps is not there
+        word: the state of the random stream, from ``stream_word``
+        rows: the rows of all clients, one after the other
+        steps: how many steps the table has room for; ``width``, ``epochs`` and ``longest`` (most rows of a client)
+            likewise
+    """
+    client, first, size, batch, taken, per_epoch = plan
+    device = plan.device
+    position = torch.arange(longest, device=device)
+    words = hashed(hashed(word, client)[:, None], torch.arange(epochs, device=device))
+    words = hashed(words[..., None], position)
+    key = torch.where(position < size[:, None, None], _shifted(words, 24), _LAST)
+    order = key.argsort(dim=-1, stable=True).flatten(1)
+    step = torch.arange(steps, device=device)[:, None]
+    within = step % per_epoch
+    count = torch.where(step < taken, torch.minimum(batch, size - within * batch), 0)
+    begin = torch.where(count > 0, step // per_epoch * longest + within * batch, 0)
+    slot = torch.arange(width, device=device)
+    index = begin[..., None] + torch.where(slot < count[..., None], slot, 0)
+    chosen = order.gather(1, index.transpose(0, 1).flatten(1)).view(len(client), steps, width).transpose(0, 1)
+    return rows[first[:, None] + chosen], count
+
+
+def move_words(plan: Tensor, word: Tensor, steps: int, width: int) -> Tensor:
+    """Return the random words of image moves, ``[step, client, slot]``."""
+    step, slot = torch.arange(steps, device=plan.device), torch.arange(width, device=plan.device)
+    words = hashed(hashed(word, plan[0])[None, :], step[:, None])
+    return hashed(words[..., None], slot)
