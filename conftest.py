@@ -5,7 +5,11 @@ test belongs here when it takes more than half a second, or all its cases togeth
 `pytest --durations=0` tells. A module belongs here when most of its time is in such tests.
 """
 
+from importlib.util import find_spec
+
 import pytest
+
+collect_ignore = [] if find_spec("triton") else ["src/fedskew/kernels/conv_kernels.py"]  # kernels for a GPU
 
 SLOW_MODULES = frozenset(
     {

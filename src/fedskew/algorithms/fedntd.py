@@ -56,4 +56,4 @@ class FedNTD(FedAvg):
     def _not_true(logits: Tensor, true: Tensor) -> Tensor:
         """Return the log-softmax over the classes that are not true; 0 for the true one, where -inf would give NaN."""
         lowest = torch.finfo(logits.dtype).min
-        return torch.where(true, 0.0, logits.masked_fill(true, lowest).log_softmax(-1))
+        return logits.masked_fill(true, lowest).log_softmax(-1).masked_fill(true, 0.0)

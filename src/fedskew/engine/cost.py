@@ -32,6 +32,8 @@ class _RowCost:
     activations: int = 0
     largest: int = 0  # numbers in the largest output of a layer
     convolutions: bool = False
+    batch_norm: bool = False
+    weights: int = 0  # bytes of the model
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,9 @@ class Cost:
 def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:
     """Return the cost of a batch: that of one row through the model, times the batch size."""
     one = _row_cost(model, x)
-    weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     row = x[0].numel() + one.activations
-    memory = _COPIES_OF_WEIGHTS * weights + _COPIES_OF_ACTIVATIONS * batch * row * x.element_size()
-    return Cost(one.multiplications * batch, memory, one.convolutions, has_batch_norm(model))
+    memory = _COPIES_OF_WEIGHTS * one.weights + _COPIES_OF_ACTIVATIONS * batch * row * x.element_size()
+    return Cost(one.multiplications * batch, memory, one.convolutions, one.batch_norm)
 
 
 def largest_output(model: nn.Module, x: Tensor) -> int:
@@ -73,7 +74,9 @@ def largest_output(model: nn.Module, x: Tensor) -> int:
 def _row_cost(model: nn.Module, x: Tensor) -> _RowCost:
     """Return the cost of one row, computed once for each model."""
     if model not in _known:
-        _known[model] = _count_row(model, x[:1].clone())  # a model may write to its input
+        found = _known[model] = _count_row(model, x[:1].clone())  # a model may write to its input
+        found.batch_norm = has_batch_norm(model)
+        found.weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     return _known[model]
 
 

@@ -7,7 +7,9 @@ has a stacked form.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +18,15 @@ from torch.func import functional_call, vmap
 from fedskew.batchnorm.masked import Mask, MaskedBatchNorm, maskable
 from fedskew.core.trees import Tensors
 from fedskew.engine.features import Tap
+from fedskew.kernels.geometry import Geometry
 from fedskew.models.blocks import GlobalMax, GlobalMean, Residual
 from fedskew.models.layout import head_module
 from fedskew.models.network import Network
 
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
+
 aten = torch.ops.aten
+FULL_PRODUCTS = "ieee"  # of float32 numbers in GPU kernels
 
 # Layers that treat every row alone and have neither weights nor a state.
 _ROWWISE = (
@@ -40,9 +46,13 @@ class StackedModel:
         model: the model of one client; it is copied
         trained: names of the parameters that get gradients
         features: whether the inputs of the model's head are kept at every forward pass
+        precision: of the products in layers with weights; sums, weights and their gradients keep their own
     """
 
-    def __init__(self, model: nn.Module, trained: Iterable[str], features: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, trained: Iterable[str], features: bool = False, precision: Precision = "float32"
+    ) -> None:
+        self.precision = precision
         self.model, self.mask = maskable(model)
         self.model.train()
         head = head_module(self.model) if features else None
@@ -66,7 +76,9 @@ class StackedModel:
         ``real`` says which rows of a padded batch count in the statistics of a normalisation.
         """
         self._run = _Run(dict(values), real)
-        return self._root.forward(x, self._run)
+        self._run.precision = self.precision
+        y = self._root.forward(x, self._run)
+        return y.float() if self.precision == "bf16" else y
 
     @torch.no_grad()
     def backward(self, slopes: Tensor, of_features: Tensor | None = None) -> Tensors:
@@ -87,9 +99,20 @@ class _Run:
         self.of_features: Tensor | None = None
         self.grads: Tensors = {}
         self.saved: dict[_Layer, Any] = {}  # what layers keep from the forward to the backward pass
+        self.precision: Precision = "float32"
+
+    @property
+    def products(self) -> Any:
+        """The precision of products of float32 numbers in GPU kernels."""
+        return "tf32" if self.precision == "tf32" else FULL_PRODUCTS
+
+    def low(self, value: Tensor) -> Tensor:
+        """Return a tensor in the precision of products."""
+        return value.to(torch.bfloat16) if self.precision == "bf16" else value
 
     def add(self, name: str, grad: Tensor) -> None:
         """Add a gradient; a weight that is used in two places gets two."""
+        grad = grad.to(self.values[name].dtype)
         self.grads[name] = self.grads[name] + grad if name in self.grads else grad
 
 
@@ -143,7 +166,8 @@ class _Linear(_Layer):
     def forward(self, x: Tensor, run: _Run) -> Tensor:
         weight, bias = (self.weights.get(name, run, len(x)) for name in ("weight", "bias"))
         assert weight is not None
-        flat = x.flatten(1, -2)
+        flat, weight = run.low(x).flatten(1, -2), run.low(weight)
+        bias = None if bias is None else run.low(bias)
         run.saved[self] = x.shape, flat, weight
         # Outputs lie in memory as [client, output, row]: the product and all that is summed over outputs are faster so.
         inputs = flat.mT
@@ -151,7 +175,7 @@ class _Linear(_Layer):
         return y.mT if x.dim() == 3 else y.mT.reshape(*x.shape[:-1], y.shape[1])
 
     def backward(self, d: Tensor, run: _Run, wanted: bool) -> Tensor | None:
-        d = d.flatten(1, -2)
+        d = run.low(d).flatten(1, -2)
         shape, x, weight = run.saved[self]
         if "weight" in self.weights.trained:
             self.weights.add("weight", torch.bmm(d.mT, x), run)
@@ -172,9 +196,9 @@ class _Conv(_Layer):
         clients, rows = x.shape[:2]
         weight, bias = (self.weights.get(name, run, clients) for name in ("weight", "bias"))
         assert weight is not None
-        flat, weight = x.transpose(0, 1).reshape(rows, -1, *x.shape[3:]), weight.flatten(0, 1)
+        flat, weight = run.low(x).transpose(0, 1).reshape(rows, -1, *x.shape[3:]), run.low(weight).flatten(0, 1)
         run.saved[self] = flat, weight
-        flat_bias = None if bias is None else bias.flatten()
+        flat_bias = None if bias is None else run.low(bias).flatten()
         y: Tensor = aten.convolution(
             flat, weight, flat_bias, *self.geometry, False, [0] * (x.dim() - 3), clients * self.groups
         )
@@ -185,7 +209,15 @@ class _Conv(_Layer):
         flat, (x, weight) = d.transpose(0, 1).reshape(rows, -1, *d.shape[3:]), run.saved[self]
         mask = [wanted, "weight" in self.weights.trained, "bias" in self.weights.trained]
         below, of_weight, of_bias = aten.convolution_backward(
-            flat, x, weight, [len(weight)], *self.geometry, False, [0] * (d.dim() - 3), clients * self.groups, mask
+            flat.to(x.dtype),
+            x,
+            weight,
+            [len(weight)],
+            *self.geometry,
+            False,
+            [0] * (d.dim() - 3),
+            clients * self.groups,
+            mask,
         )
         if mask[1]:
             self.weights.add("weight", of_weight.view(clients, -1, *weight.shape[1:]), run)
@@ -228,6 +260,7 @@ class _MaxPool(_Layer):
         sizes = (module.kernel_size, stride, module.padding, module.dilation)
         self.geometry = tuple([size, size] if isinstance(size, int) else list(size) for size in sizes)
         self.ceil = module.ceil_mode
+        self.halves = (*self.geometry, self.ceil) == ([2, 2], [2, 2], [0, 0], [1, 1], False)
 
     def forward(self, x: Tensor, run: _Run) -> Tensor:
         flat, swapped = _merged(x)
@@ -284,6 +317,8 @@ class _Vmapped(_Layer):
 
     def forward(self, x: Tensor, run: _Run) -> Tensor:
         named = {**self.names, **self.buffers}
+        if run.precision == "bf16":
+            x = x.float()
         given = {name: full for name, full in named.items() if full in run.values}
         with torch.enable_grad():
             leaves = [
@@ -319,10 +354,10 @@ class _Vmapped(_Layer):
 
     def backward(self, d: Tensor, run: _Run, wanted: bool) -> Tensor | None:
         x, trained, y, inside = run.saved[self]
-        outputs, slopes = [y], [d]
+        outputs, slopes = [y], [d.to(y.dtype)]
         if inside is not None and run.of_features is not None:
             outputs.append(inside)
-            slopes.append(run.of_features)
+            slopes.append(run.of_features.to(inside.dtype))
         leaves = [*trained.values(), *([x] if wanted else [])]
         if not leaves:
             return None
@@ -354,6 +389,52 @@ class _Chain(_Layer):
             assert below is not None
             below = self.layers[i].backward(below, run, wanted or i > self.lowest)
         return below if wanted else None
+
+
+class _ConvBlock(_Layer):
+    """A convolution in two dimensions with the pooling and the ReLU that follow it: one kernel on a GPU."""
+
+    def __init__(self, conv: _Conv, pool: _MaxPool | None, relu: bool, module: nn.Conv2d) -> None:
+        self.conv, self.pool = conv, pool
+        self.plain = _Chain([conv, *([pool] if pool else []), *([_Relu(in_place=True)] if relu else [])], first=False)
+        kernel, stride, padding, dilation = (
+            (int(pair[0]), int(pair[1])) for pair in (module.kernel_size, *conv.geometry)
+        )
+        self.geometry = Geometry(kernel, stride, padding, dilation, pool is not None, relu)
+
+    def forward(self, x: Tensor, run: _Run) -> Tensor:
+        if not _fused(x, self.conv.groups):
+            return self.plain.forward(x, run)
+        from fedskew.kernels import conv_kernels as kernels
+
+        weight, bias = (self.conv.weights.get(name, run, len(x)) for name in ("weight", "bias"))
+        assert weight is not None
+        last, weight = run.low(x).permute(0, 1, 3, 4, 2).contiguous(), run.low(weight)
+        y, place = kernels.forward(last, weight, bias, self.geometry, run.products)
+        run.saved[self] = last, weight, y, place
+        return y.permute(0, 1, 4, 2, 3)
+
+    def backward(self, d: Tensor, run: _Run, wanted: bool) -> Tensor | None:
+        if self not in run.saved:
+            return self.plain.backward(d, run, wanted)
+        from fedskew.kernels import conv_kernels as kernels
+
+        x, weight, y, place = run.saved[self]
+        geometry = self.geometry
+        d = run.low(d).permute(0, 1, 3, 4, 2).contiguous()
+        if geometry.relu and not geometry.pool:
+            d = aten.threshold_backward(d, y, 0)
+        weights = self.conv.weights
+        of_weight, of_bias = kernels.weight_gradient(
+            x, d, place, weight, "bias" in weights.trained, geometry, run.products
+        )
+        if "weight" in weights.trained:
+            weights.add("weight", of_weight, run)
+        if of_bias is not None:
+            weights.add("bias", of_bias, run)
+        if not wanted:
+            return None
+        return kernels.input_gradient(d, place, weight, x.shape, geometry, run.products).permute(0, 1, 4, 2, 3)
 
 
 class _Residual(_Layer):
@@ -429,11 +510,26 @@ class _Builder:
             if type(flat[i]) is nn.ReLU and type(flat[i + 1]) is nn.MaxPool2d:
                 flat[i], flat[i + 1] = flat[i + 1], flat[i]
         layers: list[_Layer] = []
-        for module in flat:
-            fresh = bool(layers) and isinstance(layers[-1], _Linear | _Conv | _MaxPool)
+        while flat:
+            module = flat.pop(0)
+            fresh = bool(layers) and isinstance(layers[-1], _Linear | _ConvBlock | _MaxPool)
             lowest = first and all(isinstance(layer, _WEIGHTLESS) for layer in layers)
-            layers.append(self.layer(module, lowest, fresh))
+            layer = self.layer(module, lowest, fresh)
+            if isinstance(layer, _Conv) and isinstance(module, nn.Conv2d):
+                layer = self._block(layer, module, flat)
+            layers.append(layer)
         return _Chain(layers, first)
+
+    def _block(self, conv: _Conv, module: nn.Conv2d, after: list[nn.Module]) -> _Layer:
+        """Return a convolution together with the pooling and the ReLU after it, which are taken from the list."""
+        pool = None
+        if after and isinstance(found := self._known(after[0], False, False), _MaxPool) and found.halves:
+            pool = found
+            after.pop(0)
+        relu = bool(after) and type(after[0]) is nn.ReLU
+        if relu:
+            after.pop(0)
+        return _ConvBlock(conv, pool, relu, module)
 
     def _leaves(self, module: nn.Module, inside: bool = False) -> list[nn.Module]:
         """Return the modules of nested sequences, in order; the head stays whole."""
@@ -445,6 +541,16 @@ class _Builder:
         if not parts or (inside and module is self.head):
             return [module]
         return [leaf for part in parts for leaf in self._leaves(part, inside=True)]
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _fused(x: Tensor, groups: int) -> bool:
+    """Return whether a convolution of these images runs in the kernels for a GPU."""
+    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and groups == 1 and _has_triton()
 
 
 def _merged(x: Tensor) -> tuple[Tensor, bool]:

@@ -12,6 +12,7 @@ ADAM_BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
 ADADELTA_RHO = 0.9
 ADADELTA_EPSILON = 1e-6
+_SMALLEST_PIECE = 2048  # numbers
 CLIP_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 
@@ -49,8 +50,10 @@ class Optimizer:
         if self.clip_norm is not None:
             grads = clipped(grads, self.clip_norm, stacked)
         weights, directions = list(params.values()), [grads[name] for name in params]
-        if self.name == "sgd" and all(w.stride() == d.stride() for w, d in zip(weights, directions, strict=True)):
+        if self.name == "sgd" and _fusable(weights, directions, lr):
             velocity = [state["momentum"][name] for name in params] if self.momentum else []
+            if lr.is_cuda:
+                weights, directions, velocity = (_in_pieces(tensors) for tensors in (weights, directions, velocity))
             torch._fused_sgd_(
                 weights, directions, velocity, weight_decay=self.weight_decay, momentum=self.momentum,
                 lr=lr if lr.is_cuda else float(lr), dampening=0.0, nesterov=self.nesterov, maximize=False,
@@ -112,6 +115,18 @@ def clipped(grads: Tensors, most: float, stacked: bool) -> Tensors:
         norms = torch.stack(torch._foreach_norm(tensors))
     scale = (most / (torch.linalg.vector_norm(norms, dim=0) + CLIP_EPSILON)).clamp(max=1.0)
     return {name: value * _beside(scale, value) for name, value in grads.items()}
+
+
+def _fusable(weights: list[Tensor], directions: list[Tensor], lr: Tensor) -> bool:
+    """Return whether PyTorch's fused step takes these: one layout for both, and on a GPU a rate in float32."""
+    one_layout = all(w.stride() == d.stride() for w, d in zip(weights, directions, strict=True))
+    return one_layout and (not lr.is_cuda or lr.dtype == torch.float32)
+
+
+def _in_pieces(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors in about 40 pieces: a fused step works on pieces side by side, and starts few at a time."""
+    size = max(_SMALLEST_PIECE, sum(value.numel() for value in tensors) // 40)
+    return [piece for value in tensors for piece in torch.split(value.view(-1), size)]
 
 
 def _beside(numbers: Tensor, value: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ class Replay:
         with torch.cuda.stream(side):
             part()
         torch.cuda.current_stream().wait_stream(side)
-        torch._foreach_copy_(moving, before)
+        for value, old in zip(moving, before, strict=True):
+            value.copy_(old)
         torch.cuda.set_rng_state(random)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -46,6 +47,7 @@ class Replay:
         except RuntimeError as problem:
             self.refused[name] = str(problem).splitlines()[0]
             torch.cuda.synchronize()
+            self._pool = torch.cuda.graph_pool_handle()  # the old one is left in the middle of a capture
             part()
             return
         self._graphs[name] = graph

@@ -20,7 +20,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedskew.algorithms.contract import Batch, Report, View, difference, overridden
 from fedskew.batchnorm.shared import settle_in_stack
-from fedskew.core.streams import Floats
+from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, copied, rows_of, without
 from fedskew.engine.augment import augment, draw_moves, moves_of
 from fedskew.engine.features import Tap
@@ -35,6 +35,8 @@ from fedskew.models.parameters import trainable
 _Seen: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor | None, Tensors]"
 _Names: TypeAlias = frozenset[str]
 
+_STEPS_AT_ONCE, _BYTES_AT_ONCE = 8, 256 << 20  # steps in one CUDA graph, and bytes of their inputs
+_PLANS_KNOWN = 16  # plans whose blocks are remembered, for rounds with clients of the same sizes
 _OUTPUTS_KEPT = 16 << 20  # numbers: outputs of the steps whose losses and scores are computed together
 
 
@@ -49,11 +51,12 @@ class _Numbers(dict[str, Tensor]):
 
 
 @dataclass(frozen=True)
-class Step:
-    """What is fixed when a step is captured: the shape of its batches, and what the method does in it.
+class Block:
+    """Steps that are taken one after the other: the shape of their batches, and what the method does in them.
 
     Args:
-        active: clients in the step, the first ones of the stack
+        steps: how many
+        active: clients in each step, the first ones of the stack
         width: rows of each of them
         padded: whether some batches are shorter than that
         partial: whether some of these clients have finished, and must stay as they are
@@ -61,6 +64,7 @@ class Step:
         trained: the parameters that each client trains; None where all train all
     """
 
+    steps: int
     active: int
     width: int
     padded: bool
@@ -110,18 +114,23 @@ class Stack:
         self.layers = StackedModel(job.model, trainable(job.model), "features" in self.requires)
         # Hooks run the model of one client with other weights, and may ask for its features.
         self.tap = Tap(self.layers.model) if "features" in self.requires else None
+        # On a GPU convolutions read images with channels last.
+        self.channels_last = job.x.is_cuda and job.x.dim() == 4
+        self.x = job.x.movedim(1, -1).contiguous() if self.channels_last else job.x
         self.replay = Replay(self._moving) if self.device.type == "cuda" else None
         self.slots = torch.arange(room.width, device=self.device)
         self.given: Tree = {}
         self.outputs: Tensor | None = None
+        self.known: dict[tuple[bytes, bytes, bytes], tuple[list[Block], Ints]] = {}
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
     def train(self, start: Start, kept: Tree, plan: Plan) -> Updates:
         """Train the clients of a plan, those with the most steps first."""
-        self.plan, self.counts = plan, plan.counts()
+        self.plan = plan
         if self.replay is None:
             self.room = Room.of(plan)
+        blocks, self.counts = self._blocks()
         self._load(start, kept, plan)
         self.now = 0
         self._play("begin", self._begin)
@@ -134,12 +143,15 @@ class Stack:
         if "full_gradient" in self.requires:
             self._find_full_gradient()
         if self.receives or self.linear:
-            self._play(("prepare", self._shape(0)), self._prepare)
-        for step in range(len(self.counts)):
-            self.now, chosen = step, self._shape(step)
-            self._play(chosen, partial(self._step, chosen))
-            if (step + 1) % self._kept_steps() == 0 or step + 1 == len(self.counts):
+            self._play(("prepare", blocks[0]), partial(self._prepare, blocks[0]))
+        waiting, most = 0, max(block.steps for block in blocks)
+        for block in blocks:
+            self._play(block, partial(self._steps, block))
+            self.now += block.steps
+            waiting += block.steps
+            if waiting + most > self._kept_steps() or self.now == len(self.counts):
                 self._play("sums", self._add_sums)
+                waiting = 0
         if "loss_after" in self.requires:
             self.measured["loss_after"] = self._mean_loss()
         self._play("end", self._end)
@@ -223,26 +235,26 @@ class Stack:
                 self.moves = moves_of(move_words(plan, words[1], self.room.steps, self.room.width), self.job.augment)
 
     @torch.no_grad()
-    def _prepare(self) -> None:
+    def _prepare(self, first: Block) -> None:
         """Let the method set the weights from which clients start, and the linear correction of their gradients."""
         if self.receives:
-            self._receive()
+            self._receive(first)
         if self.linear:
             self.correction = self._linear_correction()
             names = {name for tensors in self.correction.values() for name in tensors}
             self.scratch = {name: torch.empty_like(value) for name, value in self.params.items() if name in names}
 
-    def _receive(self) -> None:
-        batch, real = self._batch(self._shape(0))
-        seen = (None, None, *self._gather(batch), real, self.buffers)
+    def _receive(self, first: Block) -> None:
+        (x,), (y,), reals = self._batches(replace(first, steps=1))
+        seen = (None, None, x, y, None if reals is None else reals[0], self.buffers)
 
         def hook(given: Tensors, view: View) -> Tensors:
             start = self.job.algorithm.on_receive(view)
             return {name: start.get(name, value) for name, value in given.items()}
 
-        head = {name: value[: len(batch)] for name, value in self.params.items()}
-        for name, value in self._hook(hook, head, head, len(batch), seen).items():
-            self.params[name][: len(batch)].copy_(value)
+        head = {name: value[: len(y)] for name, value in self.params.items()}
+        for name, value in self._hook(hook, head, head, len(y), seen).items():
+            self.params[name][: len(y)].copy_(value)
 
     def _linear_correction(self) -> Tree:
         """Return the linear correction of every client, before the first step."""
@@ -262,9 +274,33 @@ class Stack:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _shape(self, step: int) -> Step:
-        """Return the shape of a step: on a CPU the smallest one, on a GPU one of few."""
-        count = self.counts[step]
+    def _blocks(self) -> tuple[list[Block], Ints]:
+        """Return the blocks of a round, and the batch sizes ``[step, client]``; the last ones are remembered."""
+        plan = self.plan
+        known = (plan.sizes.tobytes(), plan.batch.tobytes(), plan.epochs.tobytes())
+        if known not in self.known:
+            counts = plan.counts()
+            most = self._steps_at_once() if self.replay is not None else 1
+            blocks: list[Block] = []
+            for step in range(len(counts)):
+                one = self._shape(step, counts[step])
+                if blocks and blocks[-1].steps < most and replace(blocks[-1], steps=1) == one:
+                    one = replace(one, steps=blocks.pop().steps + 1)
+                blocks.append(one)
+            # Few different shapes: what is left of a block is taken step by step.
+            single = [[block] if block.steps == most else [replace(block, steps=1)] * block.steps for block in blocks]
+            if len(self.known) >= _PLANS_KNOWN:
+                self.known.clear()
+            self.known[known] = [block for some in single for block in some], counts
+        return self.known[known]
+
+    def _steps_at_once(self) -> int:
+        """Return how many steps are gathered and captured together."""
+        step = self.room.clients * self.room.width * max(1, self.job.x[0].numel()) * self.job.x.element_size()
+        return max(1, min(_STEPS_AT_ONCE, _BYTES_AT_ONCE // step))
+
+    def _shape(self, step: int, count: Ints) -> Block:
+        """Return the shape of a step with these batch sizes: on a CPU the smallest one, on a GPU one of few."""
         exact = active = int((count > 0).sum())
         shares = self.job.algorithm.batchnorm.shares_statistics(step)
         if self.replay is not None and not shares:
@@ -272,7 +308,7 @@ class Stack:
         widest = int(count.max())
         padded = active > exact or bool((count[:exact] < widest).any())
         width = self.room.width if padded and self.replay is not None else widest
-        return Step(active, width, padded, active > exact, shares, self._trained(step, active))
+        return Block(1, active, width, padded, active > exact, shares, self._trained(step, active))
 
     def _trained(self, step: int, active: int) -> tuple[_Names, ...] | None:
         """Return the parameters that each client of a step trains in its epoch; one entry if all train the same."""
@@ -283,32 +319,45 @@ class Stack:
         names = [frozenset(self.job.algorithm.trainable(self.job.layout, *map(int, phase))) for phase in phases]
         return (names[0],) if len(set(names)) == 1 else tuple(names)
 
-    def _now(self, table: Tensor) -> Tensor:
-        """Return the entry of the present step in a table of steps."""
-        return table[self.now] if self.replay is None else table.index_select(0, self.at[:1])[0]
+    def _now(self, table: Tensor, steps: int) -> Tensor:
+        """Return the entries of the present steps in a table of steps."""
+        if self.replay is None:
+            return table[self.now : self.now + steps]
+        return table.index_select(0, self.at[0] + torch.arange(steps, device=self.device))
 
-    def _batch(self, chosen: Step) -> tuple[Tensor, Tensor | None]:
-        """Return row numbers ``[client, slot]`` of the active clients, and which are real; None where all are."""
-        batch = self._now(self.rows)[: chosen.active, : chosen.width]
-        if not chosen.padded:
-            return batch, None
-        counts = self._now(self.real_rows)[: chosen.active, None]
-        return batch, (self.slots[: chosen.width] < counts).to(self.job.x.dtype)
+    def _batches(self, block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return inputs and targets ``[step, client, slot]``, and which are real; None where all are."""
+        head, slots = slice(block.active), slice(block.width)
+        rows = self._now(self.rows, block.steps)[:, head, slots]
+        flat = rows.flatten()
+        x, y = (data.index_select(0, flat).view(*rows.shape, *data.shape[1:]) for data in (self.x, self.job.y))
+        if self.channels_last:
+            x = x.movedim(-1, 3)
+        if self.moves is not None:
+            x = augment(x, *(self._now(part, block.steps)[:, head, slots] for part in self.moves))
+        if not block.padded:
+            return x, y, None
+        counts = self._now(self.real_rows, block.steps)[:, head, None]
+        return x, y, (self.slots[: block.width] < counts).to(self.job.x.dtype)
 
     @torch.no_grad()
-    def _step(self, chosen: Step) -> None:
-        """Take one step of the active clients in place.
+    def _steps(self, block: Block) -> None:
+        """Take the steps of a block, one after the other."""
+        self.layers.mask.agree = settle_in_stack if block.shares else None
+        x, y, real = self._batches(block)
+        logits = [self._step(block, x[i], y[i], None if real is None else real[i]) for i in range(block.steps)]
+        self._note(logits, block)
+
+    def _step(self, block: Block, x: Tensor, y: Tensor, real: Tensor | None) -> Tensor:
+        """Take one step of the active clients in place, and return the outputs before it.
 
         A client's loss depends on its own slice of the stacked weights alone, so the gradient of the sum of all losses
         is the stack of their gradients.
         """
-        head, job = slice(chosen.active), self.job
-        self.layers.mask.agree = settle_in_stack if chosen.shares else None
+        head, job = slice(block.active), self.job
         params, buffers = (
             {name: value[head] for name, value in tensors.items()} for tensors in (self.params, self.buffers)
         )
-        batch, real = self._batch(chosen)
-        x, y = self._gather(batch)
         # A model may write to its input, and hooks run other models on the same rows.
         observed = self.changes_objective or self.corrects
         logits = self.layers.forward({**params, **buffers}, x.clone() if observed else x, real)
@@ -322,16 +371,17 @@ class Stack:
             grads = self.layers.backward(slopes.mul_(each))
         grads = {name: grads[name] if name in grads else torch.zeros_like(value) for name, value in params.items()}
         if self.corrects:
-            grads = self._hook(job.algorithm.correct_gradients, grads, params, chosen.active, seen)
+            grads = self._hook(job.algorithm.correct_gradients, grads, params, block.active, seen)
         moving = [*params.values(), *buffers.values(), *_tensors(rows_of(self.optimizer_state, head))]
-        before = [value.clone() for value in moving] if chosen.partial else []
+        before = [value.clone() for value in moving] if block.partial else []
         for name, value in self.layers.moved.items():
             buffers[name].copy_(value)
-        self._move(params, self._corrected(grads, params, chosen.active), chosen)
-        for value, old in zip(moving, before, strict=False):
-            alive = self._now(self.real_rows)[head] > 0
-            value.copy_(torch.where(alive.view(-1, *(1,) * (value.dim() - 1)), value, old))
-        self._note(logits, chosen)
+        self._move(params, self._corrected(grads, params, block.active), block)
+        if real is not None:
+            alive = real[:, 0] > 0
+            for value, old in zip(moving, before, strict=False):
+                value.copy_(torch.where(alive.view(-1, *(1,) * (value.dim() - 1)), value, old))
+        return logits
 
     def _gradients_of_objective(self, params: Tensors, seen: "_Seen", share: Tensor | None) -> Tensors:
         """Return the gradients of what the method minimises: through outputs and features, and direct ones."""
@@ -352,36 +402,25 @@ class Stack:
         direct = {name: value for name, value in zip(leaves, found, strict=True) if value is not None}
         return {**grads, **{name: grads[name] + more if name in grads else more for name, more in direct.items()}}
 
-    def _gather(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the rows ``[client, slot]`` of the present step."""
-        x, y = (
-            data.index_select(0, batch.flatten()).view(*batch.shape, *data.shape[1:])
-            for data in (self.job.x, self.job.y)
-        )
-        if self.moves is not None:
-            moves = [self._now(part)[: batch.shape[0], : batch.shape[1]] for part in self.moves]
-            x = augment(x, *moves)
-        return x, y
-
-    def _move(self, params: Tensors, grads: Tensors, chosen: Step) -> None:
+    def _move(self, params: Tensors, grads: Tensors, block: Block) -> None:
         """Take an optimiser step with the parameters that each client trains in its epoch."""
-        state, optimizer = rows_of(self.optimizer_state, slice(chosen.active)), self.job.optimizer
-        if chosen.trained is None:
+        state, optimizer = rows_of(self.optimizer_state, slice(block.active)), self.job.optimizer
+        if block.trained is None:
             optimizer.step_(params, grads, state, self.lr, stacked=True)
             return
-        anybody = frozenset().union(*chosen.trained)
+        anybody = frozenset().union(*block.trained)
         params = {name: value for name, value in params.items() if name in anybody}
         state = {
             part: {n: v for n, v in ts.items() if n in anybody or n not in self.params} for part, ts in state.items()
         }
-        mixed = len(chosen.trained) > 1
+        mixed = len(block.trained) > 1
         before = {"": {n: v.clone() for n, v in params.items()}, **copied(state)} if mixed else {}
         if params:
             optimizer.step_(params, grads, state, self.lr, stacked=True)
         for part, tensors in before.items():
             for name, old in tensors.items():
                 if name in params:  # restored for clients that do not train it in their epoch
-                    moves = torch.tensor([name in names for names in chosen.trained], device=old.device)
+                    moves = torch.tensor([name in names for names in block.trained], device=old.device)
                     now = params[name] if part == "" else state[part][name]
                     now.copy_(torch.where(moves.view(-1, *(1,) * (old.dim() - 1)), now, old))
 
@@ -392,19 +431,21 @@ class Stack:
         assert self.outputs is not None
         return len(self.outputs)
 
-    def _note(self, logits: Tensor, chosen: Step) -> None:
-        """Keep the outputs of the present step."""
-        shape = (self.room.clients, self.room.width, *logits.shape[2:])
+    def _note(self, logits: list[Tensor], block: Block) -> None:
+        """Keep the outputs of the steps of a block."""
+        shape = (self.room.clients, self.room.width, *logits[0].shape[2:])
         if self.outputs is None or self.outputs.shape[1:] != shape:
             steps = max(1, min(self.room.steps, _OUTPUTS_KEPT // math.prod(shape)))
-            outputs = logits.new_zeros(steps, *shape)
-            self.outputs = outputs.mT.contiguous().mT if logits.dim() == 3 else outputs  # laid out as layers do
-        there = self.outputs[:, : chosen.active, : chosen.width]
+            most = self._steps_at_once() if self.replay is not None else 1
+            outputs = logits[0].new_zeros(-(-steps // most) * most, *shape)  # a block is kept as a whole
+            self.outputs = outputs.mT.contiguous().mT if len(shape) == 3 else outputs  # laid out as layers do
+        there = self.outputs[:, : block.active, : block.width]
         if self.replay is None:
-            there[self.now % len(self.outputs)] = logits
+            there[self.now % len(self.outputs)] = logits[0]
         else:
-            there.index_copy_(0, self.at[1:], logits[None].to(there.dtype))
-            self.at.add_(1)
+            step = torch.arange(block.steps, device=self.device)
+            there.index_copy_(0, self.at[1] + step, torch.stack(logits).to(there.dtype))
+            self.at.add_(block.steps)
 
     @torch.no_grad()
     def _add_sums(self) -> None:
@@ -412,14 +453,14 @@ class Stack:
         assert self.outputs is not None
         steps = len(self.outputs)
         if self.replay is None:
-            first, last = self.now // steps * steps, self.now + 1
+            first, last = (self.now - 1) // steps * steps, self.now
             rows, counts = self.rows[first:last], self.real_rows[first:last]
         else:
             step = torch.arange(steps, device=self.device)
             some = (self.at[0] - self.at[1] + step).clamp_max(self.room.steps - 1)
             rows = self.rows.index_select(0, some)
             counts = torch.where((step < self.at[1])[:, None], self.real_rows.index_select(0, some), 0)
-            self.at[1] = 0
+            self.at[1:].zero_()
         outputs, targets, task = self.outputs[: len(rows)], self.job.y[rows], self.job.task
         real = self.slots[: rows.shape[2]] < counts[..., None]
         found = (task.losses(outputs, targets, "none"), task.row_scores(outputs, targets))
@@ -605,8 +646,7 @@ class Stack:
         """Return the tensors that a captured part changes in place."""
         if not hasattr(self, "params"):
             return []
-        state = [*self.params.values(), *self.buffers.values(), *_tensors(self.optimizer_state), self.sums, self.at]
-        return [*state, *_tensors(self.correction)]
+        return [*self.params.values(), *self.buffers.values(), *_tensors(self.optimizer_state), self.sums, self.at]
 
 
 def _tensors(tree: Tree) -> list[Tensor]:

@@ -28,22 +28,27 @@ from fedskew.engine.scheduled import run_schedule
 from fedskew.engine.stack import Room, Stack
 from fedskew.schedules.sample_schedule import SampleSchedule
 
+_CPU_MEMORY = 2 << 30
 _STACKS_KEPT = 4  # of a job on a GPU, for rounds of different shapes
 _KEYS_AT_ONCE = 1 << 25  # row visits that are drawn together on a GPU
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """Trains clients in stacks of at most ``memory`` bytes; ``mode`` overrides the measured choice of stack or loop."""
+    """Trains clients in stacks of at most ``memory`` bytes; ``mode`` overrides the measured choice of stack or loop.
 
-    memory: int = 2 << 30
+    Without a number for ``memory`` it is 2 GB on a CPU, and half of what is free on a GPU when the first stack is made.
+    """
+
+    memory: int | None = None
     mode: Literal["auto", "stack", "loop"] = "auto"
     _stacks: dict[Any, list[Stack]] = field(default_factory=dict, repr=False, compare=False)
+    _free: dict[torch.device, int] = field(default_factory=dict, repr=False, compare=False)
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the plan's clients in stacks, those with the most steps first."""
         cost = measure_cost(job.model, job.x, int(plan.batch.max()))
-        room = max(1, self.memory // cost.bytes_per_client)
+        room = max(1, self._budget(job) // cost.bytes_per_client)
         if room < len(plan.clients) and clients_share(job.model, job.algorithm.batchnorm, plan.steps):
             needed = math.ceil(10 * len(plan.clients) * cost.bytes_per_client / 2**30) / 10
             raise FedskewError(
@@ -61,6 +66,16 @@ class Stacked:
             with random_layers(job.x.device, job.seed, plan.round, int(some.clients[0])):
                 done = self._stack(job, some).train(start, rows_of(start.kept, torch.from_numpy(members)), some)
             yield done
+
+    def _budget(self, job: Job) -> int:
+        """Return the memory for a stack in bytes."""
+        if self.memory is not None:
+            return self.memory
+        if job.x.device.type == "cpu":
+            return _CPU_MEMORY
+        if job.x.device not in self._free:
+            self._free[job.x.device] = torch.cuda.mem_get_info(job.x.device)[0] // 2
+        return self._free[job.x.device]
 
     def _stack(self, job: Job, plan: Plan) -> Stack:
         """Return a stack with room for the plan: one that is there from an earlier round, or a new one."""
@@ -90,9 +105,10 @@ class Stacked:
         def needed(rows: int) -> int:
             return measure_cost(job.model, job.x, rows).bytes_per_client + 2 * rows * weights * of_gradients
 
-        width = min(max(1, (self.memory - needed(0)) // (needed(1) - needed(0))), widest)
+        memory = self._budget(job)
+        width = min(max(1, (memory - needed(0)) // (needed(1) - needed(0))), widest)
         # Per-row gradients are computed in pieces that fit in the processor's cache if possible.
-        room = max(1, (min(self.memory, GRADIENTS_AT_ONCE) if of_gradients else self.memory) // needed(width))
+        room = max(1, (min(memory, GRADIENTS_AT_ONCE) if of_gradients else memory) // needed(width))
         by_rows = np.argsort(plan.batch, kind="stable")
         found: dict[str, Floats] = {name: np.zeros(len(plan.clients)) for name in what}
         for first in range(0, len(by_rows), room):

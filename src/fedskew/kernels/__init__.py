@@ -1,0 +1,1 @@
+"""Kernels for GPUs, written in Triton; everything they do also has a plain form."""
