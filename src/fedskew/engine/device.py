@@ -1,14 +1,19 @@
 """Device, precision and threads of a run; no other module sets them."""
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import bits
+
+Result = TypeVar("Result")
 
 
 def pick_device(name: str) -> torch.device:
@@ -45,6 +50,28 @@ def computing(threads: int) -> Iterator[None]:
     try:
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def in_threads(task: Callable[[int], Result], count: int, threads: int) -> Iterator[Result]:
+    """Yield ``task(0)``, ``task(1)``, ... in order, from so many threads with one core each; one thread has all cores.
+
+    At most two tasks for each thread are begun and not yet taken, so that results do not pile up.
+    """
+    if threads == 1:
+        yield from map(task, range(count))
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            begun = deque(pool.submit(task, i) for i in range(min(count, 2 * threads)))
+            for i in range(count):
+                result = begun.popleft().result()
+                if i + 2 * threads < count:
+                    begun.append(pool.submit(task, i + 2 * threads))
+                yield result
     finally:
         torch.set_num_threads(before)
 

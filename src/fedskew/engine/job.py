@@ -88,6 +88,11 @@ class Job:
         return torch.from_numpy(self.partition.rows).to(self.y.device)
 
     @cached_property
+    def images_channels_last(self) -> Tensor:
+        """Return the images as ``[row, height, width, channel]``, the layout that convolutions read fastest."""
+        return self.x.movedim(1, -1).contiguous()
+
+    @cached_property
     def _labels(self) -> Targets:
         return self.y.cpu().numpy()
 
@@ -182,7 +187,8 @@ class Updates:
     payload: Tree  # what they send, unsent names excluded
     buffers: Tensors  # the buffers that they send, unsent names excluded
     kept: Tree  # what stays with them, as in Start
-    # Weights after local training, and buffers that are in no other field, for evaluation.
+    # Weights after local training, and buffers that are in no other field, for evaluation; on a GPU they are valid
+    # until the engine trains again.
     trained: Tensors = field(default_factory=dict)
 
 

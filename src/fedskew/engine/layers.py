@@ -6,14 +6,15 @@ model with a forward pass of its own, runs under ``torch.func.vmap`` and is diff
 has a stacked form.
 """
 
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedskew.batchnorm.masked import Mask, MaskedBatchNorm, maskable
 from fedskew.core.trees import Tensors
@@ -56,7 +57,9 @@ class StackedModel:
         self.model, self.mask = maskable(model)
         self.model.train()
         head = head_module(self.model) if features else None
-        self._root = _Builder(self.model, frozenset(trained), self.mask, head).layer(self.model, first=True)
+        builder = _Builder(self.model, frozenset(trained), self.mask, head)
+        self._root = builder.layer(self.model, first=True)
+        self.draws = builder.draws  # whether layers may draw random numbers
         self._run = _Run()
 
     @property
@@ -338,10 +341,12 @@ class _Vmapped(_Layer):
                 # functional_call leaves reassigned buffers in its dictionary.
                 return outputs, *extra, *(everything[name] for name in self.buffers)
 
-            dims = (0, None if real is None else 0, *(0 for _ in leaves))
-            y, *rest = vmap(one_client, in_dims=dims, randomness="different")(
-                inputs.clone() if inputs.requires_grad and self.writes else inputs, real, *leaves
-            )
+            run_all: Callable[..., tuple[Tensor, ...]] = partial(_alone, one_client)
+            if len(x) > 1:
+                dims = (0, None if real is None else 0, *(0 for _ in leaves))
+                run_all = vmap(one_client, in_dims=dims, randomness="different")
+            given_inputs = inputs.clone() if inputs.requires_grad and self.writes else inputs
+            y, *rest = run_all(given_inputs, real, *leaves)
         inside = None
         if self.tap:
             inside, *rest = rest
@@ -468,11 +473,13 @@ class _Builder:
         tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         for name, value in tensors:
             self.names.setdefault(id(value), name)
+        self.draws = False
         self.hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
     def layer(self, module: nn.Module, first: bool = False, fresh: bool = False) -> _Layer:
         """Return the stacked form of a module; ``fresh`` says that its input may be overwritten."""
         found = None if self.hooked else self._known(module, first, fresh)
+        self.draws |= isinstance(module, _DropoutNd) or (found is None and not isinstance(module, _NORMS))
         if found is None:
             return _Vmapped(module, self.names, self.trained, self.mask, self.head, first)
         return _Head(found) if module is self.head else found
@@ -551,6 +558,11 @@ def _has_triton() -> bool:
 def _fused(x: Tensor, groups: int) -> bool:
     """Return whether a convolution of these images runs in the kernels for a GPU."""
     return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and groups == 1 and _has_triton()
+
+
+def _alone(function: Callable[..., tuple[Tensor, ...]], *stacks: Tensor | None) -> tuple[Tensor, ...]:
+    """Return what ``vmap`` would for a stack of one client, from plain tensors."""
+    return tuple(found.unsqueeze(0) for found in function(*(None if one is None else one[0] for one in stacks)))
 
 
 def _merged(x: Tensor) -> tuple[Tensor, bool]:

@@ -28,7 +28,7 @@ from fedskew.engine.job import LOCAL, OPTIMIZER, STATE, Job, Start, Updates, par
 from fedskew.engine.layers import StackedModel
 from fedskew.engine.plan import Plan
 from fedskew.engine.replay import Replay
-from fedskew.engine.tables import move_words, row_table, stream_word
+from fedskew.engine.tables import COLUMNS, move_words, row_table, stream_word
 from fedskew.models.parameters import trainable
 
 # logits, features, inputs, targets, which rows are real, and buffers of the clients' batches
@@ -36,6 +36,7 @@ _Seen: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor |
 _Names: TypeAlias = frozenset[str]
 
 _STEPS_AT_ONCE, _BYTES_AT_ONCE = 8, 256 << 20  # steps in one CUDA graph, and bytes of their inputs
+_STEPS = COLUMNS.index("steps")
 _PLANS_KNOWN = 16  # plans whose blocks are remembered, for rounds with clients of the same sizes
 _OUTPUTS_KEPT = 16 << 20  # numbers: outputs of the steps whose losses and scores are computed together
 
@@ -101,9 +102,10 @@ class Stack:
     Args:
         job: the job
         room: on a GPU, the largest plan that the captured parts can take
+        channels_last: whether images lie in memory with their channels last
     """
 
-    def __init__(self, job: Job, room: Room) -> None:
+    def __init__(self, job: Job, room: Room, channels_last: bool = False) -> None:
         self.job, self.room, algorithm = job, room, job.algorithm
         self.requires, self.device = algorithm.requires, job.y.device
         hooks = ("objective", "correct_gradients", "trainable", "on_receive", "linear_correction")
@@ -114,9 +116,8 @@ class Stack:
         self.layers = StackedModel(job.model, trainable(job.model), "features" in self.requires)
         # Hooks run the model of one client with other weights, and may ask for its features.
         self.tap = Tap(self.layers.model) if "features" in self.requires else None
-        # On a GPU convolutions read images with channels last.
-        self.channels_last = job.x.is_cuda and job.x.dim() == 4
-        self.x = job.x.movedim(1, -1).contiguous() if self.channels_last else job.x
+        self.channels_last = channels_last
+        self.x = job.images_channels_last if channels_last else job.x
         self.replay = Replay(self._moving) if self.device.type == "cuda" else None
         self.slots = torch.arange(room.width, device=self.device)
         self.given: Tree = {}
@@ -168,37 +169,40 @@ class Stack:
         """Make the inputs of the round available, on a GPU at the addresses that captured parts know."""
         count = len(plan.clients)
         numbers = {"size": plan.sizes, "steps": plan.steps, **plan.numbers}
-        self.number_names = [*numbers, *(["loss_before"] if "loss_before" in self.requires else [])]
-        packed = np.ones((len(self.number_names), count))
-        packed[: len(numbers)] = list(numbers.values())
+        self.number_names = [*numbers, *(["loss_before"] if "loss_before" in self.requires else []), "lr"]
+        packed = np.ones((count, len(self.number_names)))
+        packed[:, : len(numbers)] = np.stack(list(numbers.values()), 1)
+        packed[:, -1] = start.lr
         shared: Tree = {"params": start.params, "buffers": start.buffers, **prefixed(start.server, "server.")}
-        shared["lr"] = {"": torch.tensor(start.lr, dtype=self.job.x.dtype, device=self.device)}
-        own: Tree = {**prefixed(kept, "kept."), "numbers": {"": torch.from_numpy(packed.T).to(self.job.x)}}
+        own: Tree = prefixed(kept, "kept.")
         if "class_counts" in self.requires:
             own["class_counts"] = {"": self.job.class_counts(plan.clients)}
         if self.replay is None:
+            own["numbers"] = {"": torch.from_numpy(packed)}
             positions, _ = plan.table()
-            own["rows"] = {"": self.job.rows(plan.clients, positions)}
+            self.rows, self.real_rows = self.job.rows(plan.clients, positions), torch.from_numpy(self.counts)
+            self.slots, self.moves = torch.arange(self.room.width), draw_moves(self.job.augment, plan, self.device)
             self.given = {**shared, **own}
-            self.rows, self.real_rows = own["rows"][""], torch.from_numpy(self.counts)
-            self.slots = torch.arange(self.room.width)
-            self.moves = draw_moves(self.job.augment, plan, self.device)
             return
+        # One copy to the GPU for all numbers: whole ones, and the bits of others.
         first = self.job.partition.offsets[plan.clients - self.job.first]
         columns = [plan.clients, first, plan.sizes, plan.batch, plan.steps, plan.steps_per_epoch]
-        own["plan"] = {"": torch.from_numpy(np.stack(columns, 1)).to(self.device, non_blocking=True)}
-        words = [stream_word(plan, purpose) for purpose in (plan.purpose, "augment")]
-        shared["words"] = {"": torch.tensor(words, device=self.device)}
+        words = [np.full(count, stream_word(plan, purpose)) for purpose in (plan.purpose, "augment")]
+        both = np.concatenate([np.stack([*columns, *words], 1), packed.view(np.int64)], 1)
+        own["numbers"] = {"": torch.from_numpy(both)}
         if not self.given:
+            clients = self.room.clients
             room = {
-                part: {name: _room(value, self.room.clients) for name, value in ts.items()} for part, ts in own.items()
+                part: {name: _room(value, clients).to(self.device) for name, value in ts.items()}
+                for part, ts in own.items()
             }
             self.given = {**copied(shared), **room}
+        self.given["numbers"][""][:count].copy_(own.pop("numbers")[""], non_blocking=True)
         there = [value for part in shared for value in self.given[part].values()]
         there += [value[:count] for part in own for value in self.given[part].values()]
-        torch._foreach_copy_(there, [value for tree in (shared, own) for ts in tree.values() for value in ts.values()])
+        torch._foreach_copy_(there, [*_tensors(shared), *_tensors(own)])
         if count < self.room.clients:
-            self.given["plan"][""][count:, 4] = 0  # clients without steps are not there
+            self.given["numbers"][""][count:, _STEPS] = 0  # clients without steps are not there
 
     def _begin(self) -> None:
         """Set the state of every client at the start of its local training."""
@@ -215,11 +219,11 @@ class Stack:
         self.own_begin = [name for name in params if name in local]
         self.server, self.client_state = parts(given, "server."), parts(kept, STATE)
         self.optimizer_state = copied(parts(kept, OPTIMIZER)) or self.job.optimizer.init(self.params, stacked=True)
-        self.lr, self.class_counts = given["lr"][""], given.get("class_counts", {}).get("")
-        columns = given["numbers"][""]
-        self.packed = torch.cat([columns, self.lr.expand(count, 1)], 1)
-        self.number_order = [*self.number_names, "lr"]
-        self.numbers = dict(zip(self.number_order, self.packed.unbind(1), strict=True))
+        self.class_counts = given.get("class_counts", {}).get("")
+        numbers = given["numbers"][""]
+        self.packed = numbers.view(torch.float64)[:, -len(self.number_names) :].to(self.job.x.dtype)
+        self.numbers = dict(zip(self.number_names, self.packed.unbind(1), strict=True))
+        self.lr = self.numbers["lr"][0]
         self.full_gradient: Tensors = {}
         if "full_gradient" in self.requires:
             self.full_gradient = {name: torch.zeros_like(value) for name, value in self.params.items()}
@@ -227,7 +231,7 @@ class Stack:
         self.sums = torch.zeros(2, count, dtype=torch.float64, device=self.device)
         self.at = torch.zeros(2, dtype=torch.int64, device=self.device)  # steps taken, and those since the last sums
         if self.replay is not None:
-            plan, words = given["plan"][""].T, given["words"][""]
+            plan, words = numbers[:, : len(COLUMNS)].T, numbers[0, len(COLUMNS) :]
             sizes = (self.room.steps, self.room.width, self.room.epochs, self.room.longest)
             self.rows, self.real_rows = row_table(plan, words[0], self.job.rows_in_order, *sizes)
             self.moves = None
@@ -524,7 +528,7 @@ class Stack:
             begin = {**self.begin, **{name: next(left) for name in own}}
             old = {part: {name: next(left) for name in tensors} for part, tensors in self.client_state.items()}
             moving = {name: next(left) for name in buffers}
-            view = self.view(weights, begin, old, _Numbers(self.number_order, numbers), counts)
+            view = self.view(weights, begin, old, _Numbers(self.number_names, numbers), counts)
             view = self._with_batch(view, logits, features, x, y, real, moving)
             if isinstance(value, Tensor):
                 return hook(mine[0], view)
@@ -628,19 +632,14 @@ class Stack:
             kept |= prefixed(self.optimizer_state, OPTIMIZER)
         sent = {name: value for name, value in self.buffers.items() if name not in job.unsent}
         trained = {**self.params, **{name: self.buffers[name] for name in job.frozen_names & self.buffers.keys()}}
-        found: Tree = {
-            **without(self.payload, job.unsent),
-            "buffers": sent,
-            "trained": trained,
-            **prefixed(kept, "kept."),
-        }
+        found: Tree = {**prefixed(without(self.payload, job.unsent), "payload."), "buffers": sent}
+        found |= prefixed(kept, "kept.")
         if self.replay is not None:
-            found = copied(rows_of(found, slice(len(plan.clients))))
+            here = slice(len(plan.clients))
+            found, trained = copied(rows_of(found, here)), rows_of({"": trained}, here)[""]
         loss, score = self.sums[:, : len(plan.clients)].cpu().numpy() / self.counts.sum(0)
         report = Report(plan.clients, plan.sizes, plan.steps, loss, score, {**plan.numbers, **self.measured})
-        own = parts(found, "kept.")
-        payload = {part: found[part] for part in self.payload}
-        return Updates(report, payload, found["buffers"], own, found["trained"])
+        return Updates(report, parts(found, "payload."), found["buffers"], parts(found, "kept."), trained)
 
     def _moving(self) -> list[Tensor]:
         """Return the tensors that a captured part changes in place."""

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from queue import Queue
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -17,9 +18,9 @@ from fedskew.batchnorm.masked import maskable
 from fedskew.batchnorm.shared import clients_share
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats
-from fedskew.core.trees import rows_of, stacked
+from fedskew.core.trees import Tree, rows_of, stacked
 from fedskew.engine.cost import Cost, measure_cost
-from fedskew.engine.device import random_layers
+from fedskew.engine.device import in_threads, random_layers
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.loop import GRADIENTS_AT_ONCE, Loop
 from fedskew.engine.plan import Plan
@@ -56,16 +57,47 @@ class Stacked:
                 f"has room for {room}: use memory={needed:g} or fewer clients (per_round)"
             )
         if self.mode == "loop" or (self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))):
-            channels_last = job.x.device.type == "cpu" and cost.channels_last()
-            yield from Loop(channels_last).train(job, start, plan)
+            yield from self._one_by_one(job, start, plan, cost)
             return
         by_steps = np.argsort(-plan.steps, kind="stable")
         for first in range(0, len(by_steps), room):
             members = by_steps[first : first + room]
             some = plan.only(members)
-            with random_layers(job.x.device, job.seed, plan.round, int(some.clients[0])):
-                done = self._stack(job, some).train(start, rows_of(start.kept, torch.from_numpy(members)), some)
-            yield done
+            stack, kept = self._stack(job, some), rows_of(start.kept, torch.from_numpy(members))
+            yield self._train(stack, start, kept, some)
+
+    @staticmethod
+    def _train(stack: Stack, start: Start, kept: Tree, plan: Plan) -> Updates:
+        """Train a stack, with its own random numbers if layers draw some."""
+        if not stack.layers.draws:
+            return stack.train(start, kept, plan)
+        with random_layers(stack.job.x.device, stack.job.seed, plan.round, int(plan.clients[0])):
+            return stack.train(start, kept, plan)
+
+    def _one_by_one(self, job: Job, start: Start, plan: Plan, cost: Cost) -> Iterator[Updates]:
+        """Yield clients one by one in the plan's order; on a CPU each in a thread of its own, as many as there are."""
+        if clients_share(job.model, job.algorithm.batchnorm, plan.steps) or job.x.device.type != "cpu":
+            yield from Loop().train(job, start, plan)
+            return
+        channels_last = job.x.dim() == 4 and cost.channels_last()
+        threads = torch.get_num_threads()
+        stacks = self._stacks.setdefault((id(job.model), repr(job.algorithm), channels_last), [])
+        while len(stacks) < max(1, min(threads, len(plan.clients))):
+            stacks.append(Stack(job, Room.of(plan), channels_last))
+        free: Queue[Stack] = Queue()
+        # Random numbers come from one generator: layers that draw some must take turns.
+        for stack in stacks[: 1 if stacks[0].layers.draws else threads]:
+            free.put(stack)
+
+        def one(i: int) -> Updates:
+            alone, kept = plan.only(np.array([i])), rows_of(start.kept, slice(i, i + 1))
+            stack = free.get()
+            try:
+                return self._train(stack, start, kept, alone)
+            finally:
+                free.put(stack)
+
+        yield from in_threads(one, len(plan.clients), free.qsize())
 
     def _budget(self, job: Job) -> int:
         """Return the memory for a stack in bytes."""
@@ -85,7 +117,9 @@ class Stacked:
             if job.x.device.type == "cpu" or stack.room.fits(needed):
                 return stack
         del stacks[: 1 - _STACKS_KEPT]
-        stacks.append(Stack(job, needed if job.x.device.type == "cpu" else _for_all_rounds(job, plan, needed)))
+        on_gpu = job.x.device.type != "cpu"
+        room = _for_all_rounds(job, plan, needed) if on_gpu else needed
+        stacks.append(Stack(job, room, channels_last=on_gpu and job.x.dim() == 4))
         return stacks[-1]
 
     def run_schedule(
