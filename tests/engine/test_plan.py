@@ -2,7 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+
+from fedskew.core.streams import bits
 from fedskew.engine.plan import Plan
 
 CLIENTS, SIZES = np.array([4, 11, 2, 900_000]), np.array([9, 4, 1, 7])
@@ -95,3 +99,35 @@ def test_first_positions_are_uniform():
     follows = np.bincount(order[:, 0] * size + order[:, 1], minlength=size * size).reshape(size, size)
     assert (follows.diagonal() == 0).all()
     assert ((follows[~np.eye(size, dtype=bool)] - 200) ** 2 / 200).sum() < 58.3  # 29 degrees of freedom
+
+
+def plainly_shuffled(plan: Plan) -> list[int]:
+    """Return the definition: positions by the high 40 bits of their hashes, in ascending order where these are equal."""
+    found = []
+    for client, size, epochs in zip(plan.clients.tolist(), plan.sizes.tolist(), plan.epochs.tolist(), strict=True):
+        for epoch in range(epochs):
+            words = bits(plan.seed, plan.purpose, plan.round, client, epoch, np.arange(size)).tolist()
+            found += sorted(range(size), key=lambda position: words[position] >> 24)
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**40), st.integers(1, 40), st.integers(1, 3)), max_size=12),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_the_order_is_the_plain_definition(clients: list, seed: int, round: int, large: bool):
+    numbers, sizes, epochs = np.array(clients, dtype=np.int64).reshape(-1, 3).T
+    plan = Plan(seed, round, numbers, sizes, np.ones_like(sizes), epochs)
+    with pytest.MonkeyPatch.context() as patch:
+        if large:  # as for clients with more rows than a key has room for
+            patch.setattr("fedskew.engine.plan._LARGEST", 1)
+        order = plan.order
+    assert order.dtype == np.int64
+    assert order.tolist() == plainly_shuffled(plan)
+
+
+def test_rows_with_equal_hashes_stay_in_their_order(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fedskew.engine.plan.longer", lambda words, part: np.zeros(len(words), dtype=np.uint64))
+    assert draw(order=(0, 1)).order.tolist() == [*range(9), *range(9), *range(4)]

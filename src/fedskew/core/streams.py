@@ -16,15 +16,24 @@ Bits: TypeAlias = NDArray[np.uint64]
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+_WORD = 0xFFFF_FFFF_FFFF_FFFF
+_STEP, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_SHIFTS = (30, 27, 31)
 
 
-def _mix(z: Bits) -> Bits:
-    z = (z ^ (z >> np.uint64(30))) * _MIX_1
-    z = (z ^ (z >> np.uint64(27))) * _MIX_2
-    return z ^ (z >> np.uint64(31))
+def _mix_number(z: int) -> int:
+    z = (z ^ z >> _SHIFTS[0]) * _MIX_1 & _WORD
+    z = (z ^ z >> _SHIFTS[1]) * _MIX_2 & _WORD
+    return z ^ z >> _SHIFTS[2]
+
+
+def _mix_in_place(z: Bits) -> Bits:
+    z ^= z >> np.uint64(_SHIFTS[0])
+    z *= np.uint64(_MIX_1)
+    z ^= z >> np.uint64(_SHIFTS[1])
+    z *= np.uint64(_MIX_2)
+    z ^= z >> np.uint64(_SHIFTS[2])
+    return z
 
 
 @lru_cache(maxsize=1024)
@@ -34,12 +43,26 @@ def _purpose_code(purpose: str) -> int:
 
 def bits(seed: int, purpose: str, *path: "int | Ints") -> Bits:
     """Return 64 random bits for every address (seed, purpose, *path); the parts of the path are broadcast."""
-    state = np.atleast_1d(np.array((seed ^ _purpose_code(purpose)) & 0xFFFF_FFFF_FFFF_FFFF, dtype=np.uint64))
-    with np.errstate(over="ignore"):
-        state = _mix(state + _STEP)
-        for part in path:
-            state = _mix((state ^ np.asarray(part).astype(np.uint64) * _MIX_2) + _STEP)
+    number = _mix_number((seed ^ _purpose_code(purpose)) + _STEP & _WORD)
+    numbers = 0  # how many parts of the path come before the first array: for them Python is faster than NumPy
+    for part in path:
+        if isinstance(part, np.ndarray):
+            break
+        number = _mix_number((number ^ int(part) * _MIX_2 & _WORD) + _STEP & _WORD)
+        numbers += 1
+    state = np.array([number], dtype=np.uint64)
+    for part in path[numbers:]:
+        state = longer(state, part)
     return state
+
+
+def longer(words: Bits, part: "int | Ints") -> Bits:
+    """Return the words of addresses that are one part longer than those of ``words``; both are broadcast."""
+    scaled = np.array(part, dtype=np.int64, ndmin=1).view(np.uint64)
+    scaled *= np.uint64(_MIX_2)
+    scaled = scaled ^ words
+    scaled += np.uint64(_STEP)
+    return _mix_in_place(scaled)
 
 
 class Stream:
@@ -74,9 +97,10 @@ class Stream:
         draws = count + count // 2 + 8
         while True:
             drawn = (self.uniform(draws) * population).astype(np.int64)
-            _, first = np.unique(drawn, return_index=True)
-            if len(first) >= count:
-                return drawn[np.sort(first)[:count]]
+            order = np.argsort(drawn, kind="stable")
+            new = np.diff(drawn[order], prepend=-1) > 0
+            if np.count_nonzero(new) >= count:
+                return drawn[np.sort(order[new])[:count]]
             draws *= 2
 
     def weighted_sample(self, weights: "Floats | Ints", count: int) -> Ints:

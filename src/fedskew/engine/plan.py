@@ -6,7 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
-from fedskew.core.streams import Floats, Ints, bits
+from fedskew.core.streams import Floats, Ints, bits, longer
+
+_LOW = np.uint64(24)  # bits of a hash that do not count in a shuffle
+_LARGEST = 2**24  # rows of a client whose positions fit there
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,31 +53,38 @@ class Plan:
     @cached_property
     def order(self) -> Ints:
         """Return all shuffles; those of a client depend on its number and size only, not on the other clients."""
-        # One segment for each (client, epoch); a stable sort by (segment, hash of the position) shuffles all of them
-        # at once.
+        # One segment for each (client, epoch): its positions in the order of the high bits of their hashes, and of
+        # themselves where these are equal. With the position in the low bits of the key that is a plain sort.
         segment_client = np.repeat(np.arange(len(self.clients)), self.epochs)
         segment_epoch = np.arange(len(segment_client)) - np.repeat(np.cumsum(self.epochs) - self.epochs, self.epochs)
         lengths = self.sizes[segment_client]
-        starts = np.cumsum(lengths) - lengths
-        segment = np.repeat(np.arange(len(lengths)), lengths)
-        position = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-        words = bits(
-            self.seed, self.purpose, self.round, self.clients[segment_client][segment], segment_epoch[segment], position
-        )
-        key = (segment.astype(np.uint64) << np.uint64(40)) | (words >> np.uint64(24))
-        return position[np.argsort(key, kind="stable")]
+        ends = np.cumsum(lengths)
+        position = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+        segments = bits(self.seed, self.purpose, self.round, self.clients[segment_client], segment_epoch)
+        words = longer(np.repeat(segments, lengths), position)
+        if lengths.max(initial=0) > _LARGEST:  # a position does not fit into the low bits
+            return position[np.lexsort((words >> _LOW, np.repeat(np.arange(len(lengths)), lengths)))]
+        words >>= _LOW
+        words <<= _LOW
+        words |= position.view(np.uint64)
+        changes = np.flatnonzero(np.diff(lengths, prepend=0, append=0))
+        borders = np.concatenate([[0], ends])[changes].tolist()
+        for first, end, size in zip(borders, borders[1:], lengths[changes[:-1]].tolist(), strict=False):
+            words[first:end].reshape(-1, size).sort(axis=1)  # neighbours of the same size at once
+        words &= np.uint64(_LARGEST - 1)
+        return words.view(np.int64)
 
     @property
     def offsets(self) -> Ints:
         """Return where each client's part of ``order`` begins, and the end."""
         return np.concatenate([[0], np.cumsum(self.sizes * self.epochs)])
 
-    @property
+    @cached_property
     def steps(self) -> Ints:
         """Return the number of local steps of each client."""
         return self.epochs * self.steps_per_epoch
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> Ints:
         """Return the number of local steps of each client in one epoch."""
         full, rest = np.divmod(self.sizes, self.batch)
