@@ -58,7 +58,7 @@ def _measured(server: Server, rounds: int) -> Iterator[tuple[float, float, float
             advanced = time.perf_counter()
             disk.append(CLIENTS, result.clients)
             written = time.perf_counter()
-            clients = np.array([row["client"] for row in result.clients])
+            clients = result.clients.columns["client"].values
             sizes = server.trained_on.sizes[clients]
             plan = Plan.draw(0, number, clients, sizes, np.full_like(sizes, 16), np.ones_like(sizes))
             ready = time.perf_counter()

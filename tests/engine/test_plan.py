@@ -102,7 +102,7 @@ def test_first_positions_are_uniform():
 
 
 def plainly_shuffled(plan: Plan) -> list[int]:
-    """Return the definition: positions by the high 40 bits of their hashes, in ascending order where these are equal."""
+    """Return the definition: positions by the high 40 bits of their hashes, ascending where these are equal."""
     found = []
     for client, size, epochs in zip(plan.clients.tolist(), plan.sizes.tolist(), plan.epochs.tolist(), strict=True):
         for epoch in range(epochs):

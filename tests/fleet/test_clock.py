@@ -36,7 +36,17 @@ def simulated(
     each = np.ones(len(clients))
     work = Work(each * rows, each * steps, each * once, 0 * each)
     transfer = transfer_seconds(fleet.machines(np.asarray(clients)), down, up)
-    return simulate_round(fleet, np.asarray(clients), work, np.asarray(epochs), transfer, seed, round, **more)
+    return simulate_round(
+        fleet,
+        fleet.machines(np.asarray(clients)),
+        np.asarray(clients),
+        work,
+        np.asarray(epochs),
+        transfer,
+        seed,
+        round,
+        **more,
+    )
 
 
 def play_three(rows=(10, 10, 10), epochs=(1, 1, 1), waited: float = 0.0, steps=0, once=0, **rules) -> Outcome:

@@ -207,7 +207,9 @@ def test_a_network_of_26_mb_is_in_time_on_the_edge_and_late_on_mixed_lines():
             fleet = fleets.get(choice.name)(30, seed, **choice.options)
             work = Work(rows, np.ceil(rows / 32), 0 * rows, 0 * rows)
             transfer = transfer_seconds(fleet.machines(clients), size, size)
-            found += simulate_round(fleet, clients, work, np.ones(30, dtype=np.int64), transfer, seed, 0).late.sum()
+            found += simulate_round(
+                fleet, fleet.machines(clients), clients, work, np.ones(30, dtype=np.int64), transfer, seed, 0
+            ).late.sum()
         return found / 600
 
     assert late("mixed:slow=10,dropout=0.1,deadline=30") > 0.8

@@ -43,14 +43,15 @@ def size_in_bytes(tree: Tree) -> int:
 
 def finite_clients(trees: Iterable[Tree], count: int) -> Tensor:
     """Return for each of the ``count`` clients of the stacked trees whether all its numbers are finite."""
-    verdict = torch.ones(count, dtype=torch.bool)
-    for tree in trees:
-        for tensors in tree.values():
-            for value in tensors.values():
-                # A sum is finite only if all terms are; it costs one pass and no mask as large as the tensor.
-                fine = torch.isfinite(value.flatten(1).sum(1, dtype=torch.float64) if value.dim() > 1 else value)
-                verdict = verdict.to(fine.device) & fine
-    return verdict.cpu()
+    # A sum is finite only if all terms are; it costs one pass and no mask as large as the tensor. The verdict on all
+    # tensors is computed where they are and read once.
+    sums = [
+        value[:, None].flatten(1).sum(1, dtype=torch.float64)
+        for tree in trees
+        for tensors in tree.values()
+        for value in tensors.values()
+    ]
+    return torch.isfinite(torch.stack(sums)).all(0).cpu() if sums else torch.ones(count, dtype=torch.bool)
 
 
 def copied(tree: Tree) -> Tree:

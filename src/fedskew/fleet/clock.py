@@ -93,30 +93,43 @@ def transfer_seconds(machines: Machines, bytes_down: "int | Ints", bytes_up: "in
 
 
 def simulate_round(
-    fleet: Fleet, clients: Ints, work: Work, epochs: Ints, transfer: Floats, seed: int, round: int, waited: float = 0.0
+    fleet: Fleet,
+    machines: Machines,
+    clients: Ints,
+    work: Work,
+    epochs: Ints,
+    transfer: Floats,
+    seed: int,
+    round: int,
+    waited: float = 0.0,
 ) -> Outcome:
-    """Return the outcome of one round; ``transfer`` are the communication times, ``waited`` is the time before.
+    """Return the outcome of one round on the clients' ``machines``.
+
+    ``transfer`` are the communication times, ``waited`` is the time before.
 
     A client drops out with its machine's probability after a random part of its time, and the server notices at once.
     Both depend on the client and the round alone, not on the other clients. A client that has neither answered nor
     dropped out by the deadline is late; the round then lasts exactly until the deadline, else until the last update
     or drop-out.
     """
-    machines = fleet.machines(clients)
     limit = np.inf if fleet.deadline is None else fleet.deadline
     if fleet.partial:
         epochs = _fitting(epochs, lambda tried: waited + transfer + work.seconds(machines, tried) <= limit)
     training = work.seconds(machines, np.maximum(epochs, 1))
-    dropped = drop_out(machines, clients, seed, round)
-    part = np.where(dropped, shares(seed, "dropout", round, clients, 1), 1.0)
-    time = waited + part * (transfer + training)
+    dropped, busy = drop_out(machines, clients, seed, round), transfer + training
+    if dropped.any():
+        part = np.where(dropped, shares(seed, "dropout", round, clients, 1), 1.0)
+        training, busy = part * training, part * busy
+    time = waited + busy
     late = time > limit
     duration = limit if late.any() else time.max(initial=waited)
-    return Outcome(time, part * training, epochs, dropped & ~late, late, float(duration))
+    return Outcome(time, training, epochs, dropped & ~late, late, float(duration))
 
 
 def drop_out(machines: Machines, clients: Ints, seed: int, round: int) -> Flags:
     """Return which of these clients drop out in the round, each with its machine's probability."""
+    if not machines.dropout.any():
+        return np.zeros(len(clients), dtype=bool)
     return shares(seed, "dropout", round, clients, 0) < machines.dropout
 
 

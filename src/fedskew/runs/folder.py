@@ -26,6 +26,7 @@ from fedskew.core.files import reading
 from fedskew.core.lock import locked
 from fedskew.core.streams import Ints
 from fedskew.data.partition import Partition
+from fedskew.topology.client_table import ClientTable
 
 Row = dict[str, Any]
 
@@ -203,13 +204,17 @@ def matrix_from_csv(path: Path) -> tuple[list[str], list[list[int]]]:
         return first[1:], [[int(count) for count in line[1:]] for line in lines]
 
 
-def to_csv(rows: list[Row], header: bool) -> bytes:
+def to_csv(rows: Sequence[Row], header: bool) -> bytes:
     """Return rows as CSV; all have the same columns."""
     text = io.StringIO()
-    table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    names = list(rows.columns if isinstance(rows, ClientTable) else rows[0])
+    table = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
     if header:
         table.writeheader()
-    table.writerows(rows)
+    if isinstance(rows, ClientTable):
+        table.writer.writerows(rows.lines())
+    else:
+        table.writerows(rows)
     return text.getvalue().encode()
 
 
@@ -268,7 +273,7 @@ class RunFolder:
         """Return whether the run is finished."""
         return (self.path / SUMMARY).is_file()
 
-    def append(self, name: str, rows: list[Row]) -> None:
+    def append(self, name: str, rows: Sequence[Row]) -> None:
         """Append rows to a table; the header is written first."""
         path = self.path / name
         content = to_csv(rows, header=not path.exists())

@@ -48,7 +48,9 @@ class ClientStore:
 
     def get(self, clients: Ints) -> Tree:
         """Return the trees of these clients stacked, on the device of the initial tree."""
-        known = np.array([self._slot.get(int(client), -1) for client in clients], dtype=np.int64)
+        if not self:
+            return {}
+        known = np.array([self._slot.get(client, -1) for client in clients.tolist()], dtype=np.int64)
         old, slots = torch.from_numpy(np.flatnonzero(known >= 0)), torch.from_numpy(known[known >= 0])
 
         def gather(start: Tensor, held: Tensor) -> Tensor:

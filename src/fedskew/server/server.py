@@ -35,7 +35,7 @@ from fedskew.server.label_holders import label_holdings, packed, protocol_bytes,
 from fedskew.server.refusals import check_all, clients_per_round, least_batch, trains_single_samples, weights_of
 from fedskew.tasks.task import BY_TARGET, Task, resolve
 from fedskew.topology.buffered import BufferedRounds
-from fedskew.topology.client_rows import Row
+from fedskew.topology.client_table import ClientTable, Column, Row
 from fedskew.topology.collector import Arrived, valid_clients
 from fedskew.topology.outcome import RoundOutcome
 from fedskew.topology.parallel import ParallelRounds
@@ -50,7 +50,7 @@ class RoundResult:
     """One row for the table of rounds, and one for each of the round's clients."""
 
     round: Row
-    clients: list[Row]
+    clients: ClientTable
 
 
 class Server:
@@ -88,8 +88,8 @@ class Server:
         self.fresh_client = fresh_client(self.job)
         self.store = ClientStore(self.fresh_client)
         self.mirrored = frozenset(self.server_state) & {part.removeprefix(STATE) for part in self.store.fresh}
-        personal_job = _personal_job(self.job)
-        self.personal = ClientStore(fresh_client(personal_job)) if personal_job else None
+        self._personal_job = _personal_job(self.job)
+        self.personal = ClientStore(fresh_client(self._personal_job)) if self._personal_job else None
         machines = fleets.get(fleet.name)(fed.clients, settings.seed, **fleet.options)
         self.participation = Participation(algorithm, settings, fed, self.trained_on, machines, self.least)
         self.protocol: Agreement | None = None
@@ -134,9 +134,8 @@ class Server:
 
     def keep(self, arrived: Arrived, counted: Ints) -> None:
         """Store what clients keep; excluded clients keep their old values of what the server holds the mean of."""
-        kept, out = arrived.kept, ~np.isin(arrived.valid, counted)
-        mirrored = {STATE + part for part in self.mirrored}
-        if mirrored and out.any():
+        kept, mirrored = arrived.kept, {STATE + part for part in self.mirrored}
+        if mirrored and (out := ~np.isin(arrived.valid, counted)).any():
             old, index = self.store.get(arrived.valid[out]), torch.from_numpy(np.flatnonzero(out))
             kept = {
                 part: {n: v.index_copy(0, index.to(v.device), old[part][n]) for n, v in tensors.items()}
@@ -157,7 +156,7 @@ class Server:
 
     def train_personal(self, start: Start, plan: Plan) -> None:
         """Train the clients' own models, if the method has any."""
-        job = _personal_job(self.job)
+        job = self._personal_job
         if not self.personal or not job:
             return
         own = replace(start, server={"weights": self.shared()}, kept=self.personal.get(plan.clients))
@@ -202,66 +201,64 @@ class Server:
 
     def _result(self, outcome: RoundOutcome, lr: float) -> RoundResult:
         """Return the rows of the tables, with the evaluation of the global model and the clients' models."""
-        clients = [self._named(client) for client in outcome.client_rows]
+        clients, metric = self._named(outcome.client_rows), self.job.task.row_metric
         row: Row = {"round": self.round, "clients": outcome.clients, "excluded": outcome.excluded}
         row |= {"dropped": outcome.dropped, "late": outcome.late, "lr": lr}
-        counted = [client for client in clients if client["weight"] > 0]
-        for name in (f"local_{name}" for name in own_columns(False, True, self.job.task.row_metric)):
-            weighted = np.dot([client["weight"] for client in counted], [client[name] for client in counted])
-            row[name] = float(weighted) if counted else None
-        row |= self._evaluate(clients, set(outcome.invited.tolist()))
+        weights = clients["weight"].values
+        counted = weights > 0
+        for name in (f"local_{name}" for name in own_columns(False, True, metric)):
+            weighted = np.dot(weights[counted], clients[name].values[counted])
+            row[name] = float(weighted) if counted.any() else None
+        row |= self._evaluate(clients, outcome.invited)
         others = {"bytes_down": outcome.bytes_down, "bytes_up": outcome.bytes_up}
-        row |= {name: sum(client[name] for client in clients) + more for name, more in others.items()}
+        row |= {name: int(clients[name].values.sum()) + more for name, more in others.items()}
         row |= {"simulated_seconds": outcome.ended - outcome.began, "clock": outcome.ended}
         row |= {**outcome.metrics, **self.algorithm.metrics(self.server_state)}
         self._evaluate_calibrated(row)
-        return RoundResult(row, [{"round": self.round, **client} for client in clients])
+        return RoundResult(row, ClientTable({"round": Column(np.full(len(counted), self.round)), **clients}))
 
-    def _named(self, client: Row) -> Row:
-        """Return a row of the table of clients with the training score under the name of the task's metric."""
+    def _named(self, clients: ClientTable) -> dict[str, Column]:
+        """Return the columns of the table of clients with the training score under the name of the task's metric."""
         metric = self.job.task.row_metric
-        if metric == "accuracy":
-            return client
         names = {"local_accuracy": f"local_{metric}" if metric else None}
-        return {new: value for name, value in client.items() if (new := names.get(name, name)) is not None}
+        return {new: c for name, c in clients.columns.items() if (new := names.get(name, name)) is not None}
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, clients: list[Row], invited: set[int]) -> Row:
-        """Return the scores of the global model; adds those of clients' models to the rows of invited clients."""
+    def _evaluate(self, clients: dict[str, Column], invited: Ints) -> Row:
+        """Return the scores of the global model; adds columns with those of clients' models, where invited."""
         scores: dict[str, Score | None] = {}
-        found: dict[str, Floats] = {}
-        due, own, columns = self._due(self.round), self._own(), self._own_columns()
-        if due:
-            chosen, trained = (np.array(sorted(some), dtype=np.int64) for some in (invited, self._trained))
-            common = self._common()
+        names, numbers, places = self._own_columns(), clients["client"].values, np.zeros(0, dtype=np.int64)
+        found: dict[str, Floats] = dict.fromkeys(names, np.zeros(0))
+        if self._due(self.round):
+            chosen, trained = np.sort(invited), np.array(sorted(self._trained), dtype=np.int64)
+            common, own = self._common(), self._own()
             scores |= self.evaluator.scores(common) if common else {}
             scores["own_test"] = self.evaluator.mean_on_test(own, chosen) if own else None
             scores["trained_test"] = self.evaluator.mean_on_test(self._trained.__getitem__, trained)
-            found = self.evaluator.on_own_rows(common, own, chosen, self._own_rows())
-        place = {client: i for i, client in enumerate(sorted(invited))}
-        for client in clients:
-            at = place.get(client["client"])
-            client |= {name: float(found[name][at]) if due and at is not None else None for name in columns}
+            found, places = self._on_own_rows(common, own, chosen), np.searchsorted(numbers, chosen)
+        clients |= {name: Column.at(places, found[name], len(numbers)) for name in names}
         self._evaluate_trained(clients)
         parts = self.evaluator.parts(self.has_common_model, self.personalised, self.settings.test_trained)
-        names = self.evaluator.names
-        return {f"{part}_{name}": (scores.get(part) or {}).get(name) for part in parts for name in names}
+        metrics = self.evaluator.names
+        return {f"{part}_{name}": (scores.get(part) or {}).get(name) for part in parts for name in metrics}
+
+    def _on_own_rows(self, state: Tensors | None, own: OwnModel | None, clients: Ints) -> dict[str, Floats]:
+        return self.evaluator.on_own_rows(state, own, clients, self._own_rows())
 
     def _own_columns(self) -> tuple[str, ...]:
         return own_columns(self.personalised, self.has_common_model, self.job.task.row_metric)
 
-    def _evaluate_trained(self, clients: list[Row]) -> None:
-        """Add to clients' rows the scores of their models on their own rows right after local training."""
+    def _evaluate_trained(self, clients: dict[str, Column]) -> None:
+        """Add columns with the scores of clients' models on their own rows right after local training."""
         if not self.settings.test_trained:
             return
-        names = own_columns(False, True, self.job.task.row_metric)
-        for client in clients:
-            state = self._trained.get(client["client"])
-            found = (
-                self.evaluator.on_own_rows(state, None, np.array([client["client"]]), self._own_rows()) if state else {}
-            )
-            client |= {f"trained_{name}": float(found[name][0]) if state else None for name in names}
+        numbers = clients["client"].values
+        places = np.flatnonzero([number in self._trained for number in numbers.tolist()])
+        found = [self._on_own_rows(self._trained[int(numbers[i])], None, numbers[i : i + 1]) for i in places]
+        for name in own_columns(False, True, self.job.task.row_metric):
+            values = np.array([float(one[name][0]) for one in found])
+            clients[f"trained_{name}"] = Column.at(places, values, len(numbers))
         self._trained = {}
 
     def _own_rows(self) -> Partition:

@@ -1,66 +1,58 @@
 """The rows of the table of clients: what each client of a round computed, received and sent."""
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedskew.core.streams import Ints
-from fedskew.topology.collector import Arrived
+from fedskew.topology.client_table import ClientTable, Column
+from fedskew.topology.collector import Arrived, Combined
 from fedskew.topology.participation import Assignment
-
-Row: TypeAlias = dict[str, Any]
 
 
 def client_rows(
-    assignment: Assignment, arrived: list[Arrived], shares: Mapping[int, float], extra: list[str], reported: int
-) -> list[Row]:
+    assignment: Assignment, arrived: list[Arrived], combined: Combined | None, extra: list[str], reported: int
+) -> ClientTable:
     """Return one row for each client that took part in a round, also for those whose update did not arrive.
 
     ``extra`` names the numbers that are reported with an update, and ``reported`` is their size in bytes.
     """
-    rows: dict[int, Row] = {}
-    plan, outcome = assignment.plan, assignment.outcome
-    empty: Row = {"weight": 0.0, "local_loss": None, "local_accuracy": None} | dict.fromkeys(extra)
-    if rest := assignment.only_measured():
-        nothing = np.zeros_like(rest.clients)
-        measured_columns: dict[str, Any] = {
-            "rows": rest.sizes,
-            "steps": nothing,
-            "seconds": rest.seconds,
-            "training_seconds": nothing.astype(np.float64),
-            "dropped": nothing,
-            "late": rest.late.astype(np.int64),
-            "bytes_down": nothing + rest.down,
-            "bytes_up": nothing + rest.up,
-        }
-        rows |= _rows(rest.clients, measured_columns, empty | dict.fromkeys(plan.numbers))
-    sent: dict[str, Any] = {
-        "rows": plan.sizes,
-        "steps": plan.steps,
-        "seconds": outcome.seconds,
-        "training_seconds": outcome.training,
-        "dropped": outcome.dropped.astype(np.int64),
-        "late": outcome.late.astype(np.int64),
-        "bytes_down": assignment.bytes_down,
-        "bytes_up": assignment.bytes_up,
-    }
-    rows |= _rows(plan.clients, sent, empty)
-    for i, client in enumerate(plan.clients.tolist()):
-        rows[client] |= {name: values[i].item() for name, values in plan.numbers.items()}
-    for stack in arrived:
-        report = stack.report
-        back = {"local_loss": report.loss, "local_accuracy": report.accuracy, **report.numbers}
-        for i, client in enumerate(report.clients.tolist()):
-            rows[client] |= {name: values[i].item() for name, values in back.items()}
-            rows[client]["weight"] = shares.get(client, 0.0)
-            rows[client]["bytes_up"] += stack.bytes + reported
-    return [rows[client] for client in sorted(rows)]
+    plan, outcome, rest = assignment.plan, assignment.outcome, assignment.only_measured()
+    clients = np.sort(plan.clients if rest is None else np.concatenate([plan.clients, rest.clients]))
+    count, trained = len(clients), np.searchsorted(clients, plan.clients)
+    missed = None if rest is None else np.searchsorted(clients, rest.clients)
 
+    def both(values: NDArray[Any], of_rest: Any) -> NDArray[Any]:
+        """Return numbers of the clients that trained, and of those that only measured."""
+        whole = np.empty(count, dtype=values.dtype)
+        whole[trained] = values
+        if missed is not None:
+            whole[missed] = of_rest
+        return whole
 
-def _rows(clients: Ints, columns: Mapping[str, Any], empty: Row) -> dict[int, Row]:
-    plain = {name: values.tolist() for name, values in columns.items()}
-    return {
-        client: {"client": client} | {name: values[i] for name, values in plain.items()} | empty
-        for i, client in enumerate(clients.tolist())
+    shares, bytes_up = np.zeros(count), both(assignment.bytes_up, rest and rest.up)
+    if combined:
+        shares[np.searchsorted(clients, combined.clients)] = combined.shares
+    places = [np.searchsorted(clients, stack.report.clients) for stack in arrived]
+    for place, stack in zip(places, arrived, strict=True):
+        bytes_up[place] += stack.bytes + reported
+    numbers = {
+        "rows": both(plan.sizes, rest and rest.sizes),
+        "steps": both(plan.steps, 0),
+        "seconds": both(outcome.seconds, rest and rest.seconds),
+        "training_seconds": both(outcome.training, 0),
+        "dropped": both(outcome.dropped, False).astype(np.int64),
+        "late": both(outcome.late, rest and rest.late).astype(np.int64),
+        "bytes_down": both(assignment.bytes_down, rest and rest.down),
+        "bytes_up": bytes_up,
+        "weight": shares,
     }
+    answered = np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
+    back = [{"local_loss": s.report.loss, "local_accuracy": s.report.accuracy, **s.report.numbers} for s in arrived]
+
+    def reports(name: str) -> Column:
+        return Column.at(answered, np.concatenate([np.zeros(0), *(stack[name] for stack in back)]), count)
+
+    columns = {"client": Column(clients)} | {name: Column(values) for name, values in numbers.items()}
+    columns |= {name: reports(name) for name in ("local_loss", "local_accuracy", *extra)}
+    return ClientTable(columns | {name: Column.at(trained, values, count) for name, values in plan.numbers.items()})

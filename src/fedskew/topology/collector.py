@@ -112,8 +112,18 @@ class UpdateCollector:
             self._stacks.append(sent)
         if self.aggregator.needs_all:
             return
+        self._add_weighted(sent, torch.from_numpy(weights))
+
+    def _add_weighted(self, sent: Tree, weights: Tensor) -> None:
+        scales: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # moved to a device once
         for part, tensors in sent.items():
-            _add_weighted(self._sums.setdefault(part, {}), tensors, weights)
+            sums = self._sums.setdefault(part, {})
+            for name, value in tensors.items():
+                kind = (value.device, value.dtype)
+                if kind not in scales:
+                    scales[kind] = weights.to(value)[None]
+                term = torch.mm(scales[kind], value[:, None].flatten(1)).view(value.shape[1:])
+                sums[name] = sums[name].add_(term) if name in sums else term
 
     def result(self) -> Combined:
         """Return the combination of all added updates.
@@ -178,10 +188,3 @@ def _some(report: Report, keep: Ints) -> Report:
     arrays = [one.name for one in fields(report) if one.name not in ("numbers", "weights")]
     chosen: dict[str, Any] = {name: getattr(report, name)[keep] for name in arrays}
     return replace(report, **chosen, numbers={name: values[keep] for name, values in report.numbers.items()})
-
-
-def _add_weighted(sums: Tensors, tensors: Tensors, weights: Floats) -> None:
-    for name, value in tensors.items():
-        scale = torch.from_numpy(weights).to(value)
-        term: Tensor = torch.tensordot(scale, value, dims=1)
-        sums[name] = sums[name].add_(term) if name in sums else term

@@ -11,7 +11,7 @@ from fedskew.data.partition import Partition
 from fedskew.engine.job import Engine, Job, Start, Updates
 from fedskew.engine.plan import Plan
 from fedskew.schedules.holdings import Holdings
-from fedskew.topology.client_rows import Row
+from fedskew.topology.client_table import ClientTable, Row
 from fedskew.topology.collector import Arrived
 from fedskew.topology.participation import Participation
 
@@ -30,7 +30,7 @@ class RoundOutcome:
         metrics: columns that the topology adds to the table of rounds
     """
 
-    client_rows: list[Row]
+    client_rows: ClientTable
     invited: Ints
     began: float
     ended: float

@@ -1,11 +1,13 @@
 """The parallel topology: clients train copies of the model separately, and the server aggregates their updates."""
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from fedskew.algorithms.contract import Cohort, View
+from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.batchnorm.shared import exchange
 from fedskew.core.errors import DivergedError
 from fedskew.core.streams import Floats, Ints
@@ -14,7 +16,7 @@ from fedskew.engine.job import STATE, parts
 from fedskew.engine.plan import Plan
 from fedskew.fleet.clock import Meeting
 from fedskew.topology.client_rows import client_rows
-from fedskew.topology.collector import Arrived, UpdateCollector
+from fedskew.topology.collector import Arrived, Combined, UpdateCollector
 from fedskew.topology.outcome import RoundOutcome, RoundServer
 from fedskew.topology.participation import NUMBER, Assignment, Traffic
 
@@ -45,10 +47,8 @@ class ParallelRounds:
         counted = combined.counted if combined else np.zeros(0, dtype=np.int64)
         for stack in arrived:
             server.keep(stack, counted)
-        agreement = dict(zip(combined.clients.tolist(), combined.agreement.tolist(), strict=False)) if combined else {}
-        self._record_participation(assignment, arrived, agreement)
-        shares = dict(zip(combined.clients.tolist(), combined.shares.tolist(), strict=True)) if combined else {}
-        return self._outcome(assignment, arrived, shares)
+        self._record_participation(assignment, arrived, combined)
+        return self._outcome(assignment, arrived, combined)
 
     def state(self) -> Tensors:
         """Return the state that the topology keeps between rounds, for a checkpoint."""
@@ -80,20 +80,25 @@ class ParallelRounds:
     def _invite(self, lr: float, turn: int, count: int, busy: Ints) -> Assignment | None:
         """Invite clients to train on the current weights."""
         server = self.server
-        selection, job = server.participation.selection, server.job
+
+        def probe(plan: Plan) -> Mapping[str, Floats]:
+            return server.engine.probe(server.job, server.start(plan, lr), plan, server.participation.selection.probe)
+
+        turns = (server.round, turn) if turn else (server.round,)
+        return server.participation.invite(server.round, count, probe, self._traffic, turns, busy)
+
+    @cached_property
+    def _traffic(self) -> Traffic:
+        """Return what one client receives and sends; names and shapes, and so the bytes, never change."""
+        server, job = self.server, self.server.job
         leaving = {name: value for name, value in server.state().items() if name not in job.local_names}
         sent_along = server.algorithm.broadcast(server.server_state)
         down = size_in_bytes({"weights": leaving}) + size_in_bytes(sent_along)
 
-        def probe(plan: Plan) -> Mapping[str, Floats]:
-            return server.engine.probe(job, server.start(plan, lr), plan, selection.probe)
-
         def meeting(plan: Plan) -> Meeting:
             return exchange(job.model, job.algorithm.batchnorm, plan.steps, job.x.element_size())
 
-        turns = (server.round, turn) if turn else (server.round,)
-        traffic = Traffic(down, self._bytes_up(), meeting)
-        return server.participation.invite(server.round, count, probe, traffic, turns, busy)
+        return Traffic(down, self._bytes_up(), meeting if has_batch_norm(job.model) else None)
 
     @torch.no_grad()
     def _bytes_up(self) -> int:
@@ -117,17 +122,17 @@ class ParallelRounds:
     def _reported_bytes(self) -> int:
         return len(self._reported()) * NUMBER
 
-    def _record_participation(
-        self, assignment: Assignment, arrived: list[Arrived], agreement: Mapping[int, float]
-    ) -> None:
+    def _record_participation(self, assignment: Assignment, arrived: list[Arrived], combined: Combined | None) -> None:
         if rest := assignment.only_measured():
             self.server.participation.record_missed(rest.clients[rest.late])
         valid = np.concatenate([np.zeros(0, dtype=np.int64), *(stack.valid for stack in arrived)])
         self.server.participation.record_outcome(
-            assignment.ended, assignment.plan.clients, valid, assignment.outcome.training, agreement
+            assignment.ended, assignment.plan.clients, valid, assignment.outcome.training
         )
+        if combined and len(combined.agreement):
+            self.server.participation.record_agreement(combined.clients, combined.agreement)
 
-    def _outcome(self, assignment: Assignment, arrived: list[Arrived], shares: Mapping[int, float]) -> RoundOutcome:
+    def _outcome(self, assignment: Assignment, arrived: list[Arrived], combined: Combined | None) -> RoundOutcome:
         extra = [*self._reported(), *self.extra_columns]
         outcome, rest = assignment.outcome, assignment.only_measured()
         missed = int(rest.late.sum()) if rest else 0
@@ -135,7 +140,7 @@ class ParallelRounds:
         if self.server.participation.selection.probe:
             metrics["measured"] = len(assignment.measured.clients) if assignment.measured else 0
         return RoundOutcome(
-            client_rows(assignment, arrived, shares, extra, self._reported_bytes()),
+            client_rows(assignment, arrived, combined, extra, self._reported_bytes()),
             assignment.plan.clients,
             assignment.began,
             assignment.ended,

@@ -39,11 +39,14 @@ Prober: TypeAlias = Callable[[Plan], Mapping[str, Floats]]
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one client receives before training and sends after it, and its exchanges during training."""
+    """Bytes that one client receives before training and sends after it, and its exchanges during training.
+
+    ``meeting`` is None for a model without BatchNorm, whose clients exchange nothing.
+    """
 
     down: int
     up: int
-    meeting: Callable[[Plan], Meeting]
+    meeting: Callable[[Plan], Meeting] | None
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class Assignment:
 
     def arrived(self) -> Plan:
         """Return the plan of the clients whose updates arrived in time."""
-        return self.plan.only(np.flatnonzero(self.outcome.arrived))
+        arrived = self.outcome.arrived
+        return self.plan if arrived.all() else self.plan.only(np.flatnonzero(arrived))
 
     def only_measured(self) -> Measured | None:
         """Return the clients that measured and do not train, or None if no client measured."""
@@ -165,12 +169,24 @@ class Participation:
         config = selection.configure_training(pool, chosen, probed, count)
         plan = self._plan(round, free, pool, config)
         down = NUMBER * len(config.numbers) + (0 if measured else traffic.down)  # a probe has sent the model already
-        machines, meeting = self.fleet.machines(plan.clients), traffic.meeting(plan)
-        transfer = transfer_seconds(machines, down, traffic.up) + meeting.seconds(machines)
+        machines, meeting = self.fleet.machines(plan.clients), traffic.meeting(plan) if traffic.meeting else None
+        transfer = transfer_seconds(machines, down, traffic.up)
+        if meeting:
+            transfer += meeting.seconds(machines)
         outcome = simulate_round(
-            self.fleet, plan.clients, self._work(plan), plan.epochs, transfer, self.settings.seed, round, waited
+            self.fleet,
+            machines,
+            plan.clients,
+            self._work(plan),
+            plan.epochs,
+            transfer,
+            self.settings.seed,
+            round,
+            waited,
         )
-        between = np.where(outcome.arrived, meeting.steps * meeting.bytes, 0)
+        between = (
+            np.where(outcome.arrived, meeting.steps * meeting.bytes, 0) if meeting else np.zeros_like(plan.clients)
+        )
         before = (measured.down, measured.up) if measured else (0, 0)
         return Assignment(
             replace(plan, epochs=outcome.epochs), outcome, self.clock, sent, sent + outcome.duration,
@@ -222,17 +238,19 @@ class Participation:
         sizes, enough = pool.sizes[config.clients], np.maximum(config.batch_size, self.least)
         return Plan.draw(self.settings.seed, round, clients, sizes, enough, config.epochs, self.least, config.numbers)
 
-    def record_outcome(
-        self, ended: float, invited: Ints, valid: Ints, training: Floats, agreement: Mapping[int, float] | None = None
-    ) -> None:
+    def record_outcome(self, ended: float, invited: Ints, valid: Ints, training: Floats) -> None:
         """Record a round: the training times of the ``invited`` clients, and which of them sent a ``valid`` update."""
         self.clock = ended
         self.selected[invited] += 1
-        completed = np.isin(invited, valid)
-        self.completed[invited[completed]] += 1
-        self.seconds[invited[completed]] += training[completed]
-        for client, value in (agreement or {}).items():
-            self.agreement[client] += value
+        if len(valid) < len(invited):
+            completed = np.isin(invited, valid)
+            invited, training = invited[completed], training[completed]
+        self.completed[invited] += 1
+        self.seconds[invited] += training
+
+    def record_agreement(self, clients: Ints, agreement: Floats) -> None:
+        """Record how similar the updates of these clients were to that of the round."""
+        self.agreement[clients] += agreement
 
     def record_missed(self, clients: Ints) -> None:
         """Record clients that were selected and did not measure in time."""

@@ -11,7 +11,7 @@ from fedskew.core.streams import Ints, Stream
 from fedskew.core.trees import Tensors, Tree, flat_names, from_flat
 from fedskew.engine.job import ModelState, ScheduleResult
 from fedskew.fleet.clock import Flags
-from fedskew.topology.client_rows import Row
+from fedskew.topology.client_table import ClientTable, Column
 from fedskew.topology.outcome import RoundOutcome, RoundServer
 from fedskew.topology.schedule_cost import NO_SAMPLES, ScheduleCost, per_client
 from fedskew.topology.sequential import SequentialSteps
@@ -69,13 +69,32 @@ class ScheduledRounds:
         samples = np.bincount(schedule.clients, minlength=population)
         step = np.repeat(np.arange(len(schedule.ends)), np.diff(schedule.ends, prepend=0))
         steps = np.bincount(np.unique(step * population + schedule.clients) % population, minlength=population)
-        sums = [per_client(schedule.clients, seen, population) for seen in (result.losses, result.scores)]
+        here = np.flatnonzero(samples[clients])  # the clients that had samples
+        used = clients[here]
+        loss, score = (
+            Column.at(here, per_client(schedule.clients, seen, population)[used] / samples[used], len(clients))
+            for seen in (result.losses, result.scores)
+        )
+        columns = {
+            "client": clients,
+            "rows": self.server.trained_on.sizes[clients],
+            "steps": steps[clients].astype(np.float64),
+            "seconds": cost.busy[clients],
+            "training_seconds": cost.computing[clients],
+            "dropped": lost.astype(np.int64),
+            "late": np.zeros_like(clients),
+            "bytes_down": cost.bytes_down[clients],
+            "bytes_up": cost.bytes_up[clients],
+            "weight": samples[clients] / max(1, len(schedule.rows)),
+        }
+        counts = {"samples": samples, "visits": cost.visits}
         began, sent = when
         return RoundOutcome(
-            [
-                self._row(client, cost, samples, steps, sums, bool(gone))
-                for client, gone in zip(clients, lost, strict=True)
-            ],
+            ClientTable(
+                {name: Column(values) for name, values in columns.items()}
+                | {"local_loss": loss, "local_accuracy": score}
+                | {name: Column(values[clients].astype(np.float64)) for name, values in counts.items()}
+            ),
             clients,
             began,
             sent + cost.duration,
@@ -85,26 +104,3 @@ class ScheduledRounds:
             late=0,
             metrics={"transfers": cost.transfers, "run_length": cost.run_length},
         )
-
-    def _row(
-        self, client: int, cost: ScheduleCost, samples: Ints, steps: Ints, sums: list[np.ndarray], lost: bool
-    ) -> Row:
-        """Return the row of one client for the table of clients."""
-        mine, rows = int(samples[client]), int(self.server.trained_on.sizes[client])
-        loss, score = (float(total[client]) / mine if mine else None for total in sums)
-        return {
-            "client": int(client),
-            "rows": rows,
-            "steps": float(steps[client]),
-            "seconds": float(cost.busy[client]),
-            "training_seconds": float(cost.computing[client]),
-            "dropped": int(lost),
-            "late": 0,
-            "bytes_down": int(cost.bytes_down[client]),
-            "bytes_up": int(cost.bytes_up[client]),
-            "weight": mine / max(1, len(cost.schedule.rows)),
-            "local_loss": loss,
-            "local_accuracy": score,
-            "samples": float(mine),
-            "visits": float(cost.visits[client]),
-        }
