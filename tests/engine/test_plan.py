@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-
 from fedskew.core.streams import bits
 from fedskew.engine.plan import Plan
 

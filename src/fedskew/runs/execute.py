@@ -30,7 +30,7 @@ from fedskew.runs.environment import check_same, environment
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.run import Run
-from fedskew.runs.runner import client_rows, finished_files, only_warned, resumable, run_rounds
+from fedskew.runs.runner import client_weights, finished_files, only_warned, resumable, run_rounds
 from fedskew.runs.summary import summarise
 from fedskew.server.calibration import check_head
 from fedskew.server.server import Server
@@ -212,7 +212,7 @@ def _check_model(module: nn.Module, fed: Federation, task: Task) -> None:
 def _drive(
     server: Server,
     checkpoints: Checkpoints | None,
-    tables: dict[str, list[Row]],
+    tables: dict[str, list[Any]],
     config: Mapping[str, Any],
     callbacks: "CallbackSpec | Iterable[CallbackSpec]",
 ) -> Run:
@@ -230,12 +230,12 @@ def _drive(
     return run
 
 
-def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Row]], config: Mapping[str, Any]) -> Run:
+def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Any]], config: Mapping[str, Any]) -> Run:
     last = server.last_scores()  # before a new head: what the rounds are about
     calibrated = server.calibrate()
     final = server.final_clients()
     fed, task = server.fed, server.job.task
-    rows, held = client_rows(tables, disk), fed.held_out is not None
+    rows, held = client_weights(tables, disk), fed.held_out is not None
     numbers = summarise(tables["rounds"], rows, final, server.trained_on.clients, held, task)
     numbers |= {name: value for name, value in last.items() if name not in numbers}
     for name in ("bytes_down", "bytes_up", "simulated_seconds"):

@@ -212,7 +212,7 @@ def to_csv(rows: Sequence[Row], header: bool) -> bytes:
     if header:
         table.writeheader()
     if isinstance(rows, ClientTable):
-        table.writer.writerows(rows.lines())
+        text.writelines(f"{line}\n" for line in rows.lines())
     else:
         table.writerows(rows)
     return text.getvalue().encode()
@@ -296,11 +296,14 @@ class RunFolder:
                 f"{path} is damaged: {problem}; the run must be started again in another folder"
             ) from None
 
-    def stream(self, name: str) -> Iterator[Row]:
-        """Yield the rows of a table, for tables larger than memory."""
+    def stream(self, name: str, columns: Sequence[str]) -> Iterator[Row]:
+        """Yield the rows of a table with these columns only, for tables larger than memory."""
         with (self.path / name).open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                yield {key: _value(value) for key, value in row.items()}
+            lines = csv.reader(file)
+            header = next(lines)
+            places = [(column, header.index(column)) for column in columns]
+            for line in lines:
+                yield {column: _value(line[place]) for column, place in places}
 
     def cut_back(self, lengths: Mapping[str, Digest]) -> None:
         """Truncate the tables to a checkpoint, incomplete last lines included."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ class Run:
     summary: Row
     model: nn.Module
     folder: Path | None
-    tables: Mapping[str, list[Row]]
+    tables: Mapping[str, list[Any]]
     server: Server
 
     @property
@@ -35,7 +36,7 @@ class Run:
     def clients(self) -> "pd.DataFrame":
         """Return one row per client and round; read from the folder, if there is one, as there may be very many."""
         if self.folder is None:
-            return _frame(self.tables["clients"])
+            return _frame([*chain.from_iterable(self.tables["clients"])])
         return _frame(RunFolder(self.folder).table(on_disk.CLIENTS))
 
     @property

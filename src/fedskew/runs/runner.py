@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from fedskew.core.errors import FedskewError, Interrupted
@@ -51,9 +52,11 @@ class CheckpointInterval:
 
 
 def run_rounds(
-    server: Server, checkpoints: Checkpoints | None, tables: Mapping[str, list[Row]], callbacks: Iterable[Callback]
+    server: Server, checkpoints: Checkpoints | None, tables: Mapping[str, list[Any]], callbacks: Iterable[Callback]
 ) -> None:
     """Run all rounds, or until a callback stops the run. Every round is recorded before the next begins.
+
+    ``tables`` has a list of rows for the rounds and their timing, and one of a table a round for the clients.
 
     Ctrl-C, SIGTERM and SIGHUP leave a run that can be resumed: the latter two end the round first and make a
     checkpoint.
@@ -65,17 +68,14 @@ def run_rounds(
             due = False
             began = time.perf_counter()
             result = server.advance()
-            new = {"rounds": [result.round], "clients": result.clients}
-            new["timing"] = [{"round": server.round, "seconds": time.perf_counter() - began}]
+            timing = {"round": server.round, "seconds": time.perf_counter() - began}
+            new = {"rounds": result.round, "clients": result.clients, "timing": timing}
             for name, table in tables.items():
-                table.extend(new[name])
+                table.append(new[name])
             if checkpoints and disk:
-                for name, file in (
-                    ("rounds", on_disk.ROUNDS),
-                    ("clients", on_disk.CLIENTS),
-                    ("timing", on_disk.TIMING),
-                ):
-                    disk.append(file, new[name])
+                disk.append(on_disk.ROUNDS, [result.round])
+                disk.append(on_disk.CLIENTS, result.clients)
+                disk.append(on_disk.TIMING, [timing])
                 if due := interval.due(server.round) or bool(stopped):
                     with interval.saving():
                         checkpoints.save(server)
@@ -132,9 +132,9 @@ def only_warned(what: str) -> Iterator[None]:
         )
 
 
-def client_rows(tables: Mapping[str, list[Row]], disk: RunFolder | None) -> Iterable[Row]:
-    """Return all rows about clients: from memory, or streamed from the folder."""
-    return disk.stream(on_disk.CLIENTS) if disk else tables["clients"]
+def client_weights(tables: Mapping[str, list[Any]], disk: RunFolder | None) -> Iterable[Row]:
+    """Return the weights of clients in all rounds: from memory, or streamed from the folder."""
+    return disk.stream(on_disk.CLIENTS, ("client", "weight")) if disk else chain.from_iterable(tables["clients"])
 
 
 def finished_files(disk: RunFolder, files: Mapping[str, bytes], summary: Mapping[str, Any]) -> None:

@@ -33,10 +33,22 @@ class Column:
 
     def tolist(self) -> list[Any]:
         """Return Python's numbers, and None in gaps."""
-        plain: list[Any] = self.values.tolist()
+        return self._with_gaps(self.values.tolist(), None)
+
+    def texts(self) -> list[str]:
+        """Return the shortest texts that read back as the same numbers, and empty ones in gaps."""
+        plain = self.values.tolist()
+        if self.known is not None and not self.known.any():
+            return [""] * len(plain)
+        # Many columns hold one number. Not so where it is 0, which equals -0.0.
+        if plain and plain[0] and plain.count(plain[0]) == len(plain):
+            return self._with_gaps([repr(plain[0])] * len(plain), "")
+        return self._with_gaps([*map(repr, plain)], "")
+
+    def _with_gaps(self, entries: list[Any], gap: Any) -> list[Any]:
         if self.known is None:
-            return plain
-        return [value if known else None for value, known in zip(plain, self.known.tolist(), strict=True)]
+            return entries
+        return [entry if known else gap for entry, known in zip(entries, self.known.tolist(), strict=True)]
 
 
 class ClientTable(Sequence[Row]):
@@ -63,14 +75,14 @@ class ClientTable(Sequence[Row]):
         return list(self)[index]
 
     def __iter__(self) -> Iterator[Row]:
-        names = tuple(self.columns)
-        return (dict(zip(names, values, strict=True)) for values in self.lines())
+        names, lists = tuple(self.columns), (column.tolist() for column in self.columns.values())
+        return (dict(zip(names, values, strict=True)) for values in zip(*lists, strict=True))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def lines(self) -> Iterator[tuple[Any, ...]]:
-        """Return the values of each client, in the order of the columns."""
-        return zip(*(column.tolist() for column in self.columns.values()), strict=True)
+    def lines(self) -> Iterator[str]:
+        """Return a line of text for each client: its numbers in the order of the columns, with commas between."""
+        return map(",".join, zip(*(column.texts() for column in self.columns.values()), strict=True))
