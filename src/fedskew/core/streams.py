@@ -97,10 +97,12 @@ class Stream:
         draws = count + count // 2 + 8
         while True:
             drawn = (self.uniform(draws) * population).astype(np.int64)
-            order = np.argsort(drawn, kind="stable")
-            new = np.diff(drawn[order], prepend=-1) > 0
-            if np.count_nonzero(new) >= count:
-                return drawn[np.sort(order[new])[:count]]
+            order = drawn.argsort(kind="stable")
+            ordered, new = drawn[order], np.ones(draws, dtype=bool)
+            np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+            first = np.sort(order[new])
+            if len(first) >= count:
+                return drawn[first[:count]]
             draws *= 2
 
     def weighted_sample(self, weights: "Floats | Ints", count: int) -> Ints:

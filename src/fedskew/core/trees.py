@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Tensors: TypeAlias = dict[str, Tensor]
@@ -41,17 +43,18 @@ def size_in_bytes(tree: Tree) -> int:
     return sum(value.numel() * value.element_size() for tensors in tree.values() for value in tensors.values())
 
 
-def finite_clients(trees: Iterable[Tree], count: int) -> Tensor:
+def finite_clients(trees: Iterable[Tree], count: int) -> NDArray[np.bool_]:
     """Return for each of the ``count`` clients of the stacked trees whether all its numbers are finite."""
-    # A sum is finite only if all terms are; it costs one pass and no mask as large as the tensor. The verdict on all
-    # tensors is computed where they are and read once.
-    sums = [
-        value[:, None].flatten(1).sum(1, dtype=torch.float64)
-        for tree in trees
-        for tensors in tree.values()
-        for value in tensors.values()
-    ]
-    return torch.isfinite(torch.stack(sums)).all(0).cpu() if sums else torch.ones(count, dtype=torch.bool)
+    values = [value[:, None].flatten(1) for tree in trees for tensors in tree.values() for value in tensors.values()]
+    fine = np.ones(count, dtype=bool)
+    # A sum is finite only if all terms are; it costs one pass and no mask as large as the tensor. In the tensors' own
+    # precision it is fastest, but may overflow. All sums leave a GPU at once.
+    for precision in (None, torch.float64) if values else ():
+        sums = torch.stack([value.sum(1, dtype=precision) for value in values])
+        fine = np.isfinite(sums.cpu().double().numpy()).all(0)
+        if fine.all():
+            break
+    return fine
 
 
 def copied(tree: Tree) -> Tree:

@@ -64,8 +64,7 @@ class Plan:
         words = longer(np.repeat(segments, lengths), position)
         if lengths.max(initial=0) > _LARGEST:  # a position does not fit into the low bits
             return position[np.lexsort((words >> _LOW, np.repeat(np.arange(len(lengths)), lengths)))]
-        words >>= _LOW
-        words <<= _LOW
+        words &= np.uint64(2**64 - _LARGEST)
         words |= position.view(np.uint64)
         changes = np.flatnonzero(np.diff(lengths, prepend=0, append=0))
         borders = np.concatenate([[0], ends])[changes].tolist()

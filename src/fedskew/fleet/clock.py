@@ -22,8 +22,8 @@ class Work:
 
     rows: Floats
     steps: Floats
-    rows_once: Floats
-    steps_once: Floats
+    rows_once: Floats | float = 0.0
+    steps_once: Floats | float = 0.0
 
     def seconds(self, machines: Machines, epochs: Ints) -> Floats:
         """Return the seconds that the work takes with so many epochs."""

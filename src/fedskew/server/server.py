@@ -161,8 +161,8 @@ class Server:
             return
         own = replace(start, server={"weights": self.shared()}, kept=self.personal.get(plan.clients))
         for updates in self.engine.train(job, own, plan):
-            valid = valid_clients(updates)
-            self.personal.put(updates.report.clients[valid.numpy()], rows_of(updates.kept, valid))
+            valid = np.flatnonzero(valid_clients(updates))
+            self.personal.put(updates.report.clients[valid], rows_of(updates.kept, torch.from_numpy(valid)))
 
     @property
     def holdings(self) -> Holdings:

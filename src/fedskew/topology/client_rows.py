@@ -19,8 +19,8 @@ def client_rows(
     """
     plan, outcome, rest = assignment.plan, assignment.outcome, assignment.only_measured()
     clients = np.sort(plan.clients if rest is None else np.concatenate([plan.clients, rest.clients]))
-    count, trained = len(clients), np.searchsorted(clients, plan.clients)
-    missed = None if rest is None else np.searchsorted(clients, rest.clients)
+    count, trained = len(clients), clients.searchsorted(plan.clients)
+    missed = None if rest is None else clients.searchsorted(rest.clients)
 
     def both(values: NDArray[Any], of_rest: Any) -> NDArray[Any]:
         """Return numbers of the clients that trained, and of those that only measured."""
@@ -32,8 +32,8 @@ def client_rows(
 
     shares, bytes_up = np.zeros(count), both(assignment.bytes_up, rest and rest.up)
     if combined:
-        shares[np.searchsorted(clients, combined.clients)] = combined.shares
-    places = [np.searchsorted(clients, stack.report.clients) for stack in arrived]
+        shares[clients.searchsorted(combined.clients)] = combined.shares
+    places = [clients.searchsorted(stack.report.clients) for stack in arrived]
     for place, stack in zip(places, arrived, strict=True):
         bytes_up[place] += stack.bytes + reported
     numbers = {

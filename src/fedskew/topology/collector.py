@@ -13,6 +13,7 @@ from fedskew.batchnorm.masked import decode, encode
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, finite_clients, rows_of, size_in_bytes
 from fedskew.engine.job import Updates
+from fedskew.fleet.clock import Flags
 
 BUFFERS = "buffers"  # the part in which ``combine`` finds the clients' buffers
 
@@ -59,7 +60,7 @@ class Combined:
         return {**like, **decode(self.buffers, like)}
 
 
-def valid_clients(updates: Updates) -> Tensor:
+def valid_clients(updates: Updates) -> Flags:
     """Return which clients of a stack have only finite numbers; an invalid client keeps its old state."""
     return finite_clients([updates.payload, {BUFFERS: updates.buffers}, updates.kept], len(updates.report.clients))
 
@@ -88,7 +89,7 @@ class UpdateCollector:
     def add(self, updates: Updates) -> Arrived:
         """Weight a stack of updates and add it; clients with NaN or infinite numbers are excluded."""
         report = updates.report
-        keep = np.flatnonzero(valid_clients(updates).numpy())
+        keep = np.flatnonzero(valid_clients(updates))
         valid = updates
         if len(keep) < len(report.clients):
             index = torch.from_numpy(keep)

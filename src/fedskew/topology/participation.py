@@ -188,8 +188,10 @@ class Participation:
             np.where(outcome.arrived, meeting.steps * meeting.bytes, 0) if meeting else np.zeros_like(plan.clients)
         )
         before = (measured.down, measured.up) if measured else (0, 0)
+        if outcome.epochs is not plan.epochs:
+            plan = replace(plan, epochs=outcome.epochs)
         return Assignment(
-            replace(plan, epochs=outcome.epochs), outcome, self.clock, sent, sent + outcome.duration,
+            plan, outcome, self.clock, sent, sent + outcome.duration,
             before[0] + down + between, before[1] + between, measured, others_up=profile_bytes * len(self.sizes),
         )  # fmt: skip
 
@@ -213,13 +215,14 @@ class Participation:
         """Return the work of the clients of a plan; a personal model is trained on the same rows in addition."""
         algorithm = self.algorithm
         models = 2 if algorithm.personal_method else 1
-        evaluations, passes = (
-            len({"loss_before", "loss_after"} & algorithm.requires),
-            int("full_gradient" in algorithm.requires),
-        )
+        evaluations = len({"loss_before", "loss_after"} & algorithm.requires)
+        passes = int("full_gradient" in algorithm.requires)
+        rows, steps = _times(plan.sizes, models - 1 + algorithm.cost_per_row), _times(plan.steps_per_epoch, models)
+        if not evaluations and not passes:
+            return Work(rows, steps)
         return Work(
-            _times(plan.sizes, models - 1 + algorithm.cost_per_row),
-            _times(plan.steps_per_epoch, models),
+            rows,
+            steps,
             _times(plan.sizes, FORWARD_COST * evaluations + passes),
             _times(-(-plan.sizes // plan.batch), evaluations + passes),
         )
