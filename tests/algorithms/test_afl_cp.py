@@ -257,6 +257,25 @@ def test_chances_are_proportional_to_scores_and_nobody_is_left_out(sampling: str
     assert (((np.bincount(drawn, minlength=5) - expected) ** 2) / expected).sum() < 18.5  # 0.1 % of chi-square with 4
 
 
+def test_few_of_many_are_drawn_as_if_everybody_had_been_looked_at():
+    draw = np.random.default_rng(3)
+    many = ClientPool(
+        round=9,
+        sizes=np.full(60, 10),
+        profile={"entropy": draw.random(60)},
+        selected=np.full(60, 4),
+        completed=draw.integers(0, 5, 60),
+        seconds=draw.random(60),
+    )
+    selection, hits = AFLCP().client_selection, np.zeros((2, 60))
+    score = selection.scores(many)["score"]
+    for i in range(4000):
+        hits[0, selection.select(many, 5, Stream(0, "select", i))] += 1
+        hits[1, Stream(1, "select", i).weighted_sample(score, 5)] += 1
+    # Two samples of the same counts: chi-square with 59 degrees of freedom, 0.1 %.
+    assert ((hits[0] - hits[1]) ** 2 / hits.sum(0)).sum() < 98.3
+
+
 def test_draws_are_different_clients_in_order():
     for i in range(50):
         chosen = AFLCP().client_selection.select(pool(), 3, Stream(0, "select", i))

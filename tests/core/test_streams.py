@@ -121,3 +121,36 @@ def test_uniform_selection_ignores_sizes():
 @pytest.mark.parametrize("sampling", ["uniform", "size"])
 def test_everybody_is_everybody(sampling: str):
     assert select(sampling, [5, 1, 9], 3, 5) == {(0, 1, 2): 5}
+
+
+def test_a_thinned_sample_is_one_after_the_other_in_proportion_to_what_is_left():
+    chances, draws = np.array([0.1, 0.2, 0.3, 0.6, 1.0]), 6000
+    expected: Counter = Counter()
+    for first, second in permutations(range(5), 2):
+        left = chances.sum() - chances[first]
+        expected[first, second] += chances[first] / chances.sum() * chances[second] / left
+    found = Counter(
+        tuple(Stream(seed, "t").thinned_sample(5, 2, lambda some: chances[some]).tolist()) for seed in range(draws)
+    )
+    assert found.keys() == expected.keys()
+    for pair, share in expected.items():
+        assert abs(found[pair] - draws * share) < 4.5 * (draws * share * (1 - share)) ** 0.5, pair
+
+
+def test_a_thinned_sample_is_distributed_as_a_weighted_one():
+    weights, draws, count = np.linspace(0.1, 1.0, 40), 4000, 6
+    hits = np.zeros((2, 40))
+    for seed in range(draws):
+        hits[0, Stream(seed, "t").thinned_sample(40, count, lambda some: weights[some])] += 1
+        hits[1, Stream(seed, "w").weighted_sample(weights, count)] += 1
+    # Two samples of the same counts: chi-square with 39 degrees of freedom, 0.1 %.
+    assert ((hits[0] - hits[1]) ** 2 / hits.sum(0)).sum() < 72.1
+
+
+def test_equal_chances_of_one_are_a_plain_sample():
+    for seed in range(20):
+        stream = Stream(seed, "t")
+        mine = stream.thinned_sample(1000, 30, lambda some: np.ones(len(some)))
+        assert mine.tolist() == stream.sample(1000, 30).tolist()
+        few = stream.thinned_sample(1000, 30, lambda some: np.full(len(some), 0.02))  # draws on many times
+        assert len(set(few.tolist())) == 30

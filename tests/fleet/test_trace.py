@@ -6,12 +6,20 @@ import numpy as np
 import pytest
 
 from fedskew.core.errors import FedskewError
-from fedskew.fleet.machines import fleets
+from fedskew.fleet.machines import Fleet, fleets
 from fedskew.fleet.trace import trace
 
 HEADER = "client,rows_per_second,down_mbit,up_mbit,latency,dropout"
 LINES = ["0,100,8,2,0.1,0.5", "1,50,16,4,0,0", "2,25,1.5,1,0.2,1"]
 HOURS = HEADER + ",from,to"
+NOBODY = np.zeros(0, dtype=np.int64)
+
+
+def there(fleet: Fleet, clock: float) -> np.ndarray:
+    """Return which clients are available."""
+    mask = np.zeros(fleet.clients, dtype=bool)
+    mask[fleet.available(clock, NOBODY).numbers()] = True
+    return mask
 
 
 @pytest.fixture
@@ -33,7 +41,7 @@ def test_by_hand(write):
     assert found.latency.tolist() == [0.2, 0.1]
     assert found.dropout.tolist() == [1, 0.5]
     assert fleet.capacity(np.arange(3)).tolist() == [1.0, 0.5, 0.25]
-    assert fleet.available(0.0) is None
+    assert fleet.windows is None
 
 
 def test_order_of_lines_and_columns_blanks_and_a_mark_do_not_matter(write, tmp_path: Path):
@@ -58,7 +66,7 @@ def test_windows_may_run_past_midnight(write):
     hours = ["28800,43200", "79200,21600", "0,86400"]  # 8 to 12, 22 to 6, always
     fleet = trace(3, 0, file=write(HOURS, *(f"{line},{pair}" for line, pair in zip(LINES, hours, strict=True))))
     for hour, wanted in {0: [0, 1, 1], 6: [0, 0, 1], 8: [1, 0, 1], 12: [0, 0, 1], 22: [0, 1, 1], 29: [0, 1, 1]}.items():
-        assert fleet.available(3600.0 * hour).astype(int).tolist() == wanted
+        assert there(fleet, 3600.0 * hour).astype(int).tolist() == wanted
 
 
 def test_the_next_to_be_there(write):
@@ -70,7 +78,7 @@ def test_the_next_to_be_there(write):
 
 
 def test_windows_that_are_the_whole_day_are_none(write):
-    assert trace(1, 0, file=write(HOURS, LINES[0] + ",0,86400")).available(5.0) is None
+    assert trace(1, 0, file=write(HOURS, LINES[0] + ",0,86400")).windows is None
 
 
 BAD = {

@@ -264,7 +264,7 @@ def test_a_deadline_bounds_rounds_in_which_clients_measure_first(tmp_path, deadl
     assert len(missed) == {1.5: 2, 4.0: 0, 40.0: 0}[deadline]
     assert result.round["clients"] == 2 + len(missed)
     assert result.round["late"] >= len(missed)
-    assert run.participation.selected.sum() == result.round["clients"]
+    assert run.participation.records.arrays["selected"].sum() == result.round["clients"]
 
 
 def test_a_round_in_which_nobody_measures_in_time_is_lost_and_recorded(tmp_path):
@@ -322,9 +322,9 @@ def test_history_counts_who_came_back():
             sent[line["client"]] += 1
             came[line["client"]] += 1 - line["dropped"]
             spent[line["client"]] += line["training_seconds"] * (1 - line["dropped"])
-    assert run.participation.selected.tolist() == sent.tolist()
-    assert run.participation.completed.tolist() == came.tolist()
-    assert run.participation.seconds.tolist() == pytest.approx(spent.tolist())
+    assert run.participation.records.arrays["selected"].tolist() == sent.tolist()
+    assert run.participation.records.arrays["completed"].tolist() == came.tolist()
+    assert run.participation.records.arrays["seconds"].tolist() == pytest.approx(spent.tolist())
     assert 0 < came.sum() < sent.sum()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.algorithms.contract import Algorithm, Report, Requirement, Weighting, algorithms
-from fedskew.algorithms.selection import ClientPool, Selection, TrainConfig
+from fedskew.algorithms.selection import ClientPool, Selection, Standing, TrainConfig
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Bounds, NonNegative, Positive
 from fedskew.core.streams import Floats, Ints, Stream
@@ -113,21 +113,26 @@ class ProfileSelection(Selection):
 
     def scores(self, pool: ClientPool) -> dict[str, Floats]:
         """Return the parts of every client's score, and the score."""
+        known, rounds = pool.standing, np.maximum(pool.completed, 1)
         chosen, completed = pool.selected > 0, pool.completed > 0
-        rounds = np.maximum(pool.completed, 1)
+        time, speeds = _speeds(pool.seconds / rounds, known)
         parts = {
             "entropy": pool.profile["entropy"],
-            "reliability": _known(pool.completed / np.maximum(pool.selected, 1), chosen),
-            "speed": _known(np.where(completed, _speeds(pool.seconds / rounds, completed), 0.0), chosen),
+            "reliability": _known(
+                pool.completed / np.maximum(pool.selected, 1), chosen, known.reliability, known.selected
+            ),
+            "speed": _known(np.where(completed, time, 0.0), chosen, speeds, known.selected),
         }
         if self.method.consistency > 0:
-            parts["consistency"] = _known(pool.agreement / rounds, completed)
+            parts["consistency"] = _known(pool.agreement / rounds, completed, known.agreement, known.completed)
         weights = self.method._weights()[: len(parts)]
         score = np.tensordot(weights, np.stack([*parts.values()]), 1) / weights.sum()
         return {**parts, "score": np.maximum(score, self.method.floor)}
 
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
         """Return different clients drawn in proportion to their scores; as FedAvg where all scores are equal."""
+        if pool.sampling == "uniform" and 4 * count < len(pool):
+            return np.sort(stream.thinned_sample(len(pool), count, lambda some: self.scores(pool.at(some))["score"]))
         score = self.scores(pool)["score"]
         if count == len(score) or np.ptp(score) < 1e-12:
             return super().select(pool, count, stream)
@@ -137,8 +142,7 @@ class ProfileSelection(Selection):
         self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
     ) -> TrainConfig:
         """Return FedAvg's configuration with the selected clients' profiles, which ``weight`` and the tables use."""
-        numbers = {name: values[chosen] for name, values in self.scores(pool).items()}
-        return replace(super().configure_training(pool, chosen, probed, count), numbers=numbers)
+        return replace(super().configure_training(pool, chosen, probed, count), numbers=self.scores(pool.at(chosen)))
 
 
 def _entropy(counts: Ints) -> Floats:
@@ -155,18 +159,18 @@ def _laplace(stream: Stream, count: int) -> Floats:
     return noise
 
 
-def _speeds(time: Floats, known: NDArray[np.bool_]) -> Floats:
-    """Return 1 for the shortest known time, 0 for the longest, linear in between; 1 for all where they are equal."""
-    if not known.any():
-        return np.ones(len(time))
-    shortest, longest = time[known].min(), time[known].max()
-    if (
-        longest - shortest <= 1e-9 * longest
-    ):  # means of the same time over other numbers of rounds differ in their last bits
-        return np.ones(len(time))
-    return np.asarray((longest - time) / (longest - shortest))
+def _speeds(time: Floats, known: Standing) -> tuple[Floats, float]:
+    """Return 1 for the shortest known time, 0 for the longest, linear in between, and the sum of all known ones.
+
+    All are 1 where the known times are equal.
+    """
+    shortest, longest, count = float(known.shortest), float(known.longest), int(known.completed)
+    # Means of the same time over other numbers of rounds differ in their last bits.
+    if not count or longest - shortest <= 1e-9 * longest:
+        return np.ones(len(time)), count
+    return (longest - time) / (longest - shortest), (count * longest - float(known.seconds)) / (longest - shortest)
 
 
-def _known(values: Floats, known: NDArray[np.bool_]) -> Floats:
-    """Return the values with the mean of the known ones in place of the others; 1 for all if none is known."""
-    return np.where(known, values, values[known].mean() if known.any() else 1.0)
+def _known(values: Floats, known: NDArray[np.bool_], total: "Floats | float", count: Ints) -> Floats:
+    """Return the values with the mean of all known ones in place of the others; 1 if none is known."""
+    return np.where(known, values, total / count if count else 1.0)

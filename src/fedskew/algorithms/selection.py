@@ -1,13 +1,14 @@
 """The selection strategy of a method: which clients take part in a round, and how they are configured to train."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from fedskew.core.streams import Floats, Ints, Stream
 
+RECORDS = ("selected", "completed", "seconds", "agreement")  # what the server records of every client
 Probe: TypeAlias = Literal["loss", "loss_variance", "gradient_variance"]
 
 
@@ -16,14 +17,55 @@ def _full_capacity(clients: Ints) -> Floats:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """Counts, sums and extremes over all clients that the server has selected so far; every entry has the same shape.
+
+    Args:
+        selected: how many clients were ever selected
+        completed: how many of them have completed a round
+        reliability: sum over the selected ones of their shares of completed rounds
+        seconds: sum over those that completed of their mean training times
+        shortest: the least of these times, infinite if there is none; longest likewise, minus infinity
+        agreement: sum over those that completed of how similar their updates were to the server's, on average
+    """
+
+    selected: Ints
+    completed: Ints
+    reliability: Floats
+    seconds: Floats
+    shortest: Floats
+    longest: Floats
+    agreement: Floats
+
+    @classmethod
+    def of(cls, selected: Ints, completed: Ints, seconds: Floats, agreement: Floats) -> "Standing":
+        """Return the standing of the clients along the last axis of their records."""
+        done, rounds = completed > 0, np.maximum(completed, 1)
+        time = seconds / rounds
+        return cls(
+            (selected > 0).sum(-1),
+            done.sum(-1),
+            (completed / np.maximum(selected, 1)).sum(-1),
+            np.where(done, time, 0.0).sum(-1),
+            np.where(done, time, np.inf).min(-1, initial=np.inf),
+            np.where(done, time, -np.inf).max(-1, initial=-np.inf),
+            np.where(done, agreement / rounds, 0.0).sum(-1),
+        )
+
+
+@dataclass(frozen=True)
 class ClientPool:
     """What the server knows about the clients that it may select now; every array has one entry for each of them.
+
+    ``len(pool)`` is their number, and ``pool.at(positions)`` the same about some of them: cheap also where the pool
+    has millions of clients, while an array of all of them may have to be made when it is read.
 
     ``profile`` holds the numbers that clients reported of themselves (``Selection.client_profile``). ``selected`` and
     ``completed`` count rounds, ``seconds`` is the simulated time of local training in the completed ones, and
     ``agreement`` is the sum over these rounds of how similar a client's update was to the server's, for methods that
     require ``update_agreement``. ``capacity`` gives, for positions in the pool, how fast each client's machine is in
-    comparison with the fastest one of the fleet, in (0, 1].
+    comparison with the fastest one of the fleet, in (0, 1]. ``standing`` sums up the records of all clients, also of
+    those that cannot be selected now.
     """
 
     round: int
@@ -37,6 +79,29 @@ class ClientPool:
     seconds: Floats = field(default_factory=lambda: np.zeros(0))
     agreement: Floats = field(default_factory=lambda: np.zeros(0))
     capacity: Callable[[Ints], Floats] = _full_capacity
+    all_clients: Callable[[], Standing] | None = None  # the standing of all clients; None: that of the pool
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def standing(self) -> Standing:
+        """Return the standing of all clients that the server has selected so far."""
+        if self.all_clients:
+            return self.all_clients()
+        agreement = self.agreement if len(self.agreement) else np.zeros(len(self.seconds))
+        return Standing.of(self.selected, self.completed, self.seconds, agreement)
+
+    def at(self, positions: Ints) -> "ClientPool":
+        """Return the pool with only the clients at these positions."""
+        return replace(
+            self,
+            sizes=self.sizes[positions],
+            profile={name: values[positions] for name, values in self.profile.items()},
+            **{name: values[positions] for name in RECORDS if len(values := getattr(self, name))},
+            capacity=lambda some: self.capacity(positions[some]),
+            all_clients=self.all_clients or (lambda: self.standing),
+        )
 
 
 @dataclass(frozen=True)
@@ -70,7 +135,7 @@ class Selection:
 
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
         """Return ``count`` different clients as positions in the pool, drawn uniformly or in proportion to size."""
-        population = len(pool.sizes)
+        population = len(pool)
         if pool.sampling == "uniform" or count == population:
             return np.sort(stream.sample(population, count))
         return stream.weighted_sample(pool.sizes, count)

@@ -6,6 +6,7 @@ repeat it.
 """
 
 import hashlib
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -96,13 +97,25 @@ class Stream:
         # Fewer than a quarter: draw with replacement, keep first appearances, draw on until there are enough.
         draws = count + count // 2 + 8
         while True:
+            drawn = _first_appearances((self.uniform(draws) * population).astype(np.int64))
+            if len(drawn) >= count:
+                return drawn[:count]
+            draws *= 2
+
+    def thinned_sample(self, population: int, count: int, chance: Callable[[Ints], Floats]) -> Ints:
+        """Return ``count`` different numbers below ``population``, drawn without replacement by their chances.
+
+        ``chance`` returns those of given numbers, in (0, 1]. The cost depends on ``count`` and the chances alone, so
+        it should be a part of the population. For equal chances of 1 that is ``sample``.
+        """
+        # Numbers drawn with replacement and kept with their chance are a draw in proportion to it; without its repeats
+        # it is one without replacement.
+        draws, keep = 2 * count + 8, substream(self, 1)
+        while True:
             drawn = (self.uniform(draws) * population).astype(np.int64)
-            order = drawn.argsort(kind="stable")
-            ordered, new = drawn[order], np.ones(draws, dtype=bool)
-            np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-            first = np.sort(order[new])
-            if len(first) >= count:
-                return drawn[first[:count]]
+            kept = _first_appearances(drawn[keep.uniform(draws) < chance(drawn)])
+            if len(kept) >= count:
+                return kept[:count]
             draws *= 2
 
     def weighted_sample(self, weights: "Floats | Ints", count: int) -> Ints:
@@ -114,6 +127,14 @@ class Stream:
     def generator(self) -> np.random.Generator:
         """Return a NumPy generator keyed by this address, for distributions such as Dirichlet and normal."""
         return np.random.Generator(np.random.Philox(key=self.bits(2)))
+
+
+def _first_appearances(numbers: Ints) -> Ints:
+    """Return the different numbers, in the order in which they first appear."""
+    order = numbers.argsort(kind="stable")
+    ordered, new = numbers[order], np.ones(len(numbers), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    return numbers[np.sort(order[new])]
 
 
 def substream(stream: Stream, *path: int) -> Stream:

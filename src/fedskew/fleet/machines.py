@@ -7,12 +7,11 @@ from functools import cached_property
 from typing import Annotated, TypeAlias, TypedDict, TypeVar, get_type_hints
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Positive, Registry
 from fedskew.core.streams import Floats, Ints, bits
-from fedskew.fleet.availability import Windows
+from fedskew.fleet.availability import Members, Windows
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ class Fleet:
     def _fastest(self) -> float:
         return float(self.machines(np.arange(self.clients)).rows_per_second.max())
 
-    def available(self, clock: float) -> NDArray[np.bool_] | None:
-        """Return which of all clients are available at this simulated second; None if all always are."""
-        return self.windows.open(clock) if self.windows else None
+    def available(self, clock: float, busy: Ints) -> Members:
+        """Return the clients that are available at this simulated second and not ``busy``."""
+        return self.windows.members(clock, busy) if self.windows else Members(None, 0, self.clients, busy)
 
     def next_available(self, clock: float) -> float:
         """Return the first second from ``clock`` on at which some client is available."""

@@ -202,11 +202,11 @@ def phones(
         dropout: mean probability of dropping out of a round; a client's own is between 0 and twice that
 
     >>> fleet = phones(10_000, 0, share=0.25)
-    >>> round(float(fleet.available(clock=0.0).mean()), 2)
+    >>> round(len(fleet.available(0.0, busy=np.zeros(0, dtype=np.int64))) / 10_000, 2)
     0.25
     """
     machine = (rows_per_second, seconds_per_step, down_mbit, up_mbit, latency, dropout)
     length = max(1, round(share * DAY))
     start = np.floor(DAY * shares(seed, "fleet window", np.arange(clients))).astype(np.int64)
-    windows = Windows(start, np.full(clients, length)) if length < DAY else None
+    windows = Windows(start, np.broadcast_to(length, clients)) if length < DAY else None
     return Fleet(clients, lambda some: _heterogeneous(some, seed, slow, *machine), windows, **rules)

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 
 from fedskew.algorithms.contract import Algorithm
-from fedskew.algorithms.selection import ClientPool, TrainConfig
+from fedskew.algorithms.selection import RECORDS, ClientPool, TrainConfig
 from fedskew.core.config import Settings
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.plan import Plan
+from fedskew.fleet.availability import Members
 from fedskew.fleet.clock import (
     FORWARD_COST,
     Flags,
@@ -27,12 +28,11 @@ from fedskew.fleet.clock import (
     transfer_seconds,
 )
 from fedskew.fleet.machines import Fleet
+from fedskew.topology.records import AvailablePool, Records
 
 NUMBER = 8  # bytes of a number that is sent alone
 # Share of the deadline after which a client that has not finished its probe does not train.
 PROBE_SHARE = 0.5
-
-_HISTORY = ("selected", "completed", "seconds", "agreement")
 
 Prober: TypeAlias = Callable[[Plan], Mapping[str, Floats]]
 
@@ -98,9 +98,9 @@ class Participation:
     ) -> None:
         self.algorithm, self.settings, self.fleet, self.least = algorithm, settings, fleet, least
         self.sizes, self.clock = trained_on.sizes, 0.0
-        self.selected, self.completed = (np.zeros(trained_on.clients, dtype=np.int64) for _ in range(2))
-        self.seconds, self.agreement = np.zeros(trained_on.clients), np.zeros(trained_on.clients)
-        self._varying_availability = trained_on.clients == fed.clients  # pooled rows are always there
+        self.records = Records(trained_on.clients)
+        # Pooled rows are always there.
+        self._varying_availability = fleet.windows is not None and trained_on.clients == fed.clients
         self.selection = algorithm.client_selection
         # Names of random streams ("disclose", "walk", "finish") are older than the words of the code: other names would
         # give other numbers.
@@ -108,32 +108,27 @@ class Participation:
             lambda: trained_on.counts(fed.train.y, len(fed.data.classes)), Stream(settings.seed, "disclose")
         )
 
-    def pool(self, round: int, free: Ints | None) -> ClientPool:
-        """Return the clients that may be selected: all, or those at ``free``."""
+    def pool(self, round: int, members: Members | None) -> ClientPool:
+        """Return the clients that may be selected: all, or the given ones."""
         settings = self.settings
-        some = slice(None) if free is None else free
-        return ClientPool(
+        everyone = ClientPool(
             round,
-            self.sizes[some],
+            self.sizes,
             settings.sampling,
             settings.batch_size,
             settings.epochs,
-            {name: values[some] for name, values in self.profile.items()},
-            self.selected[some],
-            self.completed[some],
-            self.seconds[some],
-            self.agreement[some],
-            lambda positions: self.fleet.capacity(positions if free is None else free[positions]),
+            self.profile,
+            **self.records.arrays,
+            capacity=self.fleet.capacity,
+            all_clients=self.records.standing,
         )
+        return everyone if members is None else AvailablePool(everyone, members)
 
-    def free(self, clock: float, busy: Ints) -> Ints | None:
+    def free(self, clock: float, busy: Ints) -> Members | None:
         """Return the clients that can be selected at that time; None means all of them."""
-        mask = self.fleet.available(clock) if self._varying_availability else None
-        if mask is None and not len(busy):
-            return None
-        here = np.ones(len(self.sizes), dtype=bool) if mask is None else mask.copy()
-        here[busy] = False
-        return np.flatnonzero(here)
+        if self._varying_availability:
+            return self.fleet.available(clock, busy)
+        return Members(None, 0, len(self.sizes), busy) if len(busy) else None
 
     def invite(
         self, round: int, count: int, probe: Prober, traffic: Traffic, turn: tuple[int, ...], busy: Ints
@@ -147,27 +142,24 @@ class Participation:
         if self._varying_availability and not len(busy):
             clock = self.fleet.next_available(clock)
         free = self.free(clock, busy)
-        population = len(self.sizes) if free is None else len(free)
-        if population == 0:
+        pool = self.pool(round, free)
+        if len(pool) == 0:
             return None
         first = turn == (0,)
         profile_bytes = NUMBER * len(self.profile) if first else 0
         sent = clock + (self._slowest_to_report(profile_bytes) if profile_bytes else 0.0)
-        pool = self.pool(round, free)
-        chosen = selection.select(pool, min(count, population), Stream(self.settings.seed, "select", *turn))
+        chosen = selection.select(pool, min(count, len(pool)), Stream(self.settings.seed, "select", *turn))
         measured, waited = None, 0.0
         probed: Mapping[str, Floats] = {}
         if selection.probe:
             rows = selection.probe_rows(pool, chosen)
-            plan = replace(
-                self._plan(round, free, pool, TrainConfig(chosen, rows, np.ones_like(chosen))), purpose="probe"
-            )
+            plan = replace(self._plan(round, free, TrainConfig(chosen, rows, np.ones_like(chosen))), purpose="probe")
             measured, waited = self._measure(plan, traffic)
             in_time = np.flatnonzero(~measured.late)
             chosen = chosen[in_time]
             probed = probe(plan.only(in_time)) if len(in_time) else {str(name): np.zeros(0) for name in selection.probe}
         config = selection.configure_training(pool, chosen, probed, count)
-        plan = self._plan(round, free, pool, config)
+        plan = self._plan(round, free, config)
         down = NUMBER * len(config.numbers) + (0 if measured else traffic.down)  # a probe has sent the model already
         machines, meeting = self.fleet.machines(plan.clients), traffic.meeting(plan) if traffic.meeting else None
         transfer = transfer_seconds(machines, down, traffic.up)
@@ -232,37 +224,36 @@ class Participation:
         clock = self.fleet.next_available(self.clock) if self._varying_availability else self.clock
         free = self.free(clock, np.zeros(0, dtype=np.int64))
         pool = self.pool(round, free)
-        chosen = self.selection.select(pool, min(count, len(pool.sizes)), Stream(self.settings.seed, "select", round))
+        chosen = self.selection.select(pool, min(count, len(pool)), Stream(self.settings.seed, "select", round))
         clients = np.sort(chosen if free is None else free[chosen])
         return clock, pool, clients, drop_out(self.fleet.machines(clients), clients, self.settings.seed, round)
 
-    def _plan(self, round: int, free: Ints | None, pool: ClientPool, config: TrainConfig) -> Plan:
+    def _plan(self, round: int, free: Members | None, config: TrainConfig) -> Plan:
         clients = config.clients if free is None else free[config.clients]
-        sizes, enough = pool.sizes[config.clients], np.maximum(config.batch_size, self.least)
+        sizes, enough = self.sizes[clients], np.maximum(config.batch_size, self.least)
         return Plan.draw(self.settings.seed, round, clients, sizes, enough, config.epochs, self.least, config.numbers)
 
     def record_outcome(self, ended: float, invited: Ints, valid: Ints, training: Floats) -> None:
         """Record a round: the training times of the ``invited`` clients, and which of them sent a ``valid`` update."""
         self.clock = ended
-        self.selected[invited] += 1
+        self.records.add(invited, selected=1)
         if len(valid) < len(invited):
             completed = np.isin(invited, valid)
             invited, training = invited[completed], training[completed]
-        self.completed[invited] += 1
-        self.seconds[invited] += training
+        self.records.add(invited, completed=1, seconds=training)
 
     def record_agreement(self, clients: Ints, agreement: Floats) -> None:
         """Record how similar the updates of these clients were to that of the round."""
-        self.agreement[clients] += agreement
+        self.records.add(clients, agreement=agreement)
 
     def record_missed(self, clients: Ints) -> None:
         """Record clients that were selected and did not measure in time."""
-        self.selected[clients] += 1
+        self.records.add(clients, selected=1)
 
     def state(self) -> Tensors:
         """Return all that changes over rounds, for clients that were ever selected; profiles are recomputed."""
-        known = np.flatnonzero(self.selected)
-        arrays = {"clients": known} | {name: getattr(self, name)[known] for name in _HISTORY}
+        known = np.flatnonzero(self.records.arrays["selected"])
+        arrays = {"clients": known} | {name: values[known] for name, values in self.records.arrays.items()}
         return {name: torch.from_numpy(array) for name, array in arrays.items()} | {
             "clock": torch.tensor([self.clock], dtype=torch.float64)
         }
@@ -270,9 +261,8 @@ class Participation:
     def restore(self, state: Tensors) -> None:
         """Restore what ``state`` returned."""
         known = state["clients"].cpu().numpy()
-        for name in _HISTORY:
-            getattr(self, name)[:] = 0
-            getattr(self, name)[known] = state[name].cpu().numpy()
+        self.records = Records(len(self.sizes))
+        self.records.add(known, **{name: state[name].cpu().numpy() for name in RECORDS})
         self.clock = float(state["clock"])
 
 

@@ -1,0 +1,70 @@
+"""The server's records of all clients, and the pool of those that it may select."""
+
+from typing import Any
+
+import numpy as np
+
+from fedskew.algorithms.selection import RECORDS, ClientPool, Standing
+from fedskew.core.streams import Floats, Ints
+from fedskew.fleet.availability import Members
+
+_BLOCK = 64  # clients whose standing is computed together
+
+
+class AvailablePool(ClientPool):
+    """A pool of some of all clients; its arrays are made when they are read, which few methods do."""
+
+    def __init__(self, everyone: ClientPool, members: Members) -> None:
+        plain = ("round", "sampling", "batch_size", "epochs", "all_clients")
+        vars(self).update({name: getattr(everyone, name) for name in plain}, everyone=everyone, members=members)
+        vars(self)["capacity"] = lambda positions: everyone.capacity(members[positions])
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("sizes", "profile", *RECORDS):
+            raise AttributeError(f"a pool of clients has no {name}")
+        vars(self).update({**vars(self.everyone.at(self.members.numbers())), **vars(self)})
+        return vars(self)[name]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def at(self, positions: Ints) -> ClientPool:
+        """Return the pool with only the clients at these positions."""
+        pool: ClientPool = self.everyone.at(self.members[positions])
+        return pool
+
+
+class Records:
+    """What the server records of every client, and the standing of all of them.
+
+    The standing of blocks of clients is kept, and computed anew only for blocks in which something has changed: it
+    depends on the records alone, and not on how they came about.
+    """
+
+    def __init__(self, clients: int) -> None:
+        blocks = -(-clients // _BLOCK)
+        kinds = {"selected": np.int64, "completed": np.int64, "seconds": np.float64, "agreement": np.float64}
+        self._whole = {name: np.zeros(blocks * _BLOCK, dtype=kinds[name]) for name in RECORDS}
+        self.arrays = {name: values[:clients] for name, values in self._whole.items()}
+        self._blocks = self._of(np.arange(blocks))
+        self._changed: list[Ints] = []
+
+    def add(self, clients: Ints, **more: "Floats | int") -> None:
+        """Add to the records of different clients."""
+        for name, values in more.items():
+            self.arrays[name][clients] += values
+        self._changed.append(clients)
+
+    def standing(self) -> Standing:
+        """Return the standing of all clients."""
+        if self._changed:
+            blocks = np.unique(np.concatenate(self._changed) // _BLOCK)
+            for name, values in vars(self._of(blocks)).items():
+                getattr(self._blocks, name)[blocks] = values
+            self._changed = []
+        whole = vars(self._blocks)
+        combine = {"shortest": np.min, "longest": np.max}
+        return Standing(**{name: combine.get(name, np.sum)(values) for name, values in whole.items()})
+
+    def _of(self, blocks: Ints) -> Standing:
+        return Standing.of(*(self._whole[name].reshape(-1, _BLOCK)[blocks] for name in RECORDS))
