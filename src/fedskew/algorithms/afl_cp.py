@@ -13,6 +13,8 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Bounds, NonNegative, Positive
 from fedskew.core.streams import Floats, Ints, Stream
 
+_AT_ONCE = 100_000  # clients whose entropies are computed together, so that memory suffices for millions
+
 
 @algorithms.register("afl-cp")
 @dataclass(frozen=True)
@@ -147,9 +149,13 @@ class ProfileSelection(Selection):
 
 def _entropy(counts: Ints) -> Floats:
     """Return the entropy of each row of counts divided by its maximum: 0 for a single label, 1 for equal counts."""
-    rows = np.maximum(counts.sum(1), 1)
-    nats = np.log(rows) - (counts * np.log(np.maximum(counts, 1))).sum(1) / rows
-    return np.asarray(np.clip(nats / np.log(max(counts.shape[1], 2)), 0.0, 1.0))
+    entropy = np.empty(len(counts))
+    for first in range(0, len(counts), _AT_ONCE):
+        some = counts[first : first + _AT_ONCE]
+        rows = np.maximum(some.sum(1), 1)
+        nats = np.log(rows) - (some * np.log(np.maximum(some, 1))).sum(1) / rows
+        entropy[first : first + _AT_ONCE] = np.clip(nats / np.log(max(counts.shape[1], 2)), 0.0, 1.0)
+    return entropy
 
 
 def _laplace(stream: Stream, count: int) -> Floats:

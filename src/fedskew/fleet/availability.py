@@ -98,7 +98,8 @@ class Windows:
     @cached_property
     def _by_opening(self) -> NDArray[np.int32]:
         """Return the clients in the order in which their windows open."""
-        return np.argsort(self.start.astype(np.int32), kind="stable").astype(np.int32)
+        low, high = self.start.astype(np.uint16), (self.start >> 16).astype(np.uint8)
+        return np.lexsort((low, high)).astype(np.int32)  # 8- and 16-bit keys sort faster
 
     @cached_property
     def _openings(self) -> NDArray[np.int32]:
