@@ -66,10 +66,11 @@ class Plan:
             return position[np.lexsort((words >> _LOW, np.repeat(np.arange(len(lengths)), lengths)))]
         words &= np.uint64(2**64 - _LARGEST)
         words |= position.view(np.uint64)
-        changes = np.flatnonzero(np.diff(lengths, prepend=0, append=0))
-        borders = np.concatenate([[0], ends])[changes].tolist()
-        for first, end, size in zip(borders, borders[1:], lengths[changes[:-1]].tolist(), strict=False):
-            words[first:end].reshape(-1, size).sort(axis=1)  # neighbours of the same size at once
+        last = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]), len(lengths) - 1)  # of neighbours of one size
+        first = 0
+        for end, size in zip(ends[last].tolist(), lengths[last].tolist(), strict=True) if len(lengths) else ():
+            words[first:end].reshape(-1, size).sort(axis=1)
+            first = end
         words &= np.uint64(_LARGEST - 1)
         return words.view(np.int64)
 

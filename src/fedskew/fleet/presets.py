@@ -1,5 +1,6 @@
 """Fleets by name, with identical or with heterogeneous machines."""
 
+from functools import lru_cache
 from typing import Annotated, TypeAlias, Unpack
 
 import numpy as np
@@ -61,7 +62,12 @@ def uniform(
     array([8., 8.])
     """
     machine = (rows_per_second, seconds_per_step, mbit_per_second, mbit_per_second, latency, dropout)
-    return Fleet(clients, lambda some: Machines(*(np.full(len(some), value) for value in machine)), **rules)
+
+    @lru_cache(maxsize=1)
+    def equal(count: int) -> Machines:
+        return Machines(*(np.broadcast_to(value, count) for value in machine))
+
+    return Fleet(clients, lambda some: equal(len(some)), **rules)
 
 
 @preset("silos")

@@ -3,9 +3,8 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedskew.topology.client_table import ClientTable, Column
+from fedskew.topology.client_table import ClientTable, Column, Numbers
 from fedskew.topology.collector import Arrived, Combined
 from fedskew.topology.participation import Assignment
 
@@ -22,7 +21,7 @@ def client_rows(
     count, trained = len(clients), clients.searchsorted(plan.clients)
     missed = None if rest is None else clients.searchsorted(rest.clients)
 
-    def both(values: NDArray[Any], of_rest: Any) -> NDArray[Any]:
+    def both(values: Numbers, of_rest: Any) -> Numbers:
         """Return numbers of the clients that trained, and of those that only measured."""
         whole = np.empty(count, dtype=values.dtype)
         whole[trained] = values

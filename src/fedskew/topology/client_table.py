@@ -1,8 +1,7 @@
 """A table of clients as named columns, which reads as a list of rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +10,17 @@ from fedskew.core.streams import Ints
 from fedskew.fleet.clock import Flags
 
 Row: TypeAlias = dict[str, Any]
+Numbers: TypeAlias = NDArray[Any]  # one for each client
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One number a client; where ``known`` is false, there is none. NaN is a number."""
 
-    values: NDArray[Any]
+    values: Numbers
     known: Flags | None = None  # None: there are no gaps
 
     @classmethod
-    def at(cls, places: Ints, values: NDArray[Any], count: int) -> "Column":
+    def at(cls, places: Ints, values: Numbers, count: int) -> "Column":
         """Return a column of ``count`` entries with values at these places, all different, and gaps elsewhere."""
         if len(places) == count:
             whole = np.empty_like(values)

@@ -1,6 +1,5 @@
 """The parallel topology: clients train copies of the model separately, and the server aggregates their updates."""
 
-from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +9,7 @@ from fedskew.algorithms.contract import Cohort, View
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.batchnorm.shared import exchange
 from fedskew.core.errors import DivergedError
-from fedskew.core.streams import Floats, Ints
+from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, size_in_bytes, without
 from fedskew.engine.job import STATE, parts
 from fedskew.engine.plan import Plan
@@ -18,7 +17,7 @@ from fedskew.fleet.clock import Meeting
 from fedskew.topology.client_rows import client_rows
 from fedskew.topology.collector import Arrived, Combined, UpdateCollector
 from fedskew.topology.outcome import RoundOutcome, RoundServer
-from fedskew.topology.participation import NUMBER, Assignment, Traffic
+from fedskew.topology.participation import NUMBER, Assignment, Probed, Traffic
 
 
 class ParallelRounds:
@@ -81,7 +80,7 @@ class ParallelRounds:
         """Invite clients to train on the current weights."""
         server = self.server
 
-        def probe(plan: Plan) -> Mapping[str, Floats]:
+        def probe(plan: Plan) -> Probed:
             return server.engine.probe(server.job, server.start(plan, lr), plan, server.participation.selection.probe)
 
         turns = (server.round, turn) if turn else (server.round,)

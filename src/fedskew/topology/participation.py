@@ -34,7 +34,8 @@ NUMBER = 8  # bytes of a number that is sent alone
 # Share of the deadline after which a client that has not finished its probe does not train.
 PROBE_SHARE = 0.5
 
-Prober: TypeAlias = Callable[[Plan], Mapping[str, Floats]]
+Probed: TypeAlias = Mapping[str, Floats]  # what clients measured, one number each
+Prober: TypeAlias = Callable[[Plan], Probed]
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class Participation:
         sent = clock + (self._slowest_to_report(profile_bytes) if profile_bytes else 0.0)
         chosen = selection.select(pool, min(count, len(pool)), Stream(self.settings.seed, "select", *turn))
         measured, waited = None, 0.0
-        probed: Mapping[str, Floats] = {}
+        probed: Probed = {}
         if selection.probe:
             rows = selection.probe_rows(pool, chosen)
             plan = replace(self._plan(round, free, TrainConfig(chosen, rows, np.ones_like(chosen))), purpose="probe")
