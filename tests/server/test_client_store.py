@@ -10,7 +10,7 @@ from fedskew.algorithms.topologies import Scheduled
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import build
-from fedskew.server.client_store import ClientStore
+from fedskew.server.client_store import ClientStore, home_of
 
 
 def fresh() -> dict:
@@ -111,6 +111,28 @@ def test_who_changed_is_known_until_it_is_saved():
     assert other.clients == [8, 2, 4]
     assert other.changed == [2, 4]
     assert other.get(np.array([4, 2, 8]))["local"]["n"].tolist() == [6, 5, 0]
+
+
+def test_trees_of_the_host_stay_there():
+    assert home_of(fresh(), 10).type == "cpu"
+    assert home_of({}, 10).type == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_trees_of_a_gpu_stay_there_if_it_has_room():
+    tree = {part: {name: value.cuda() for name, value in tensors.items()} for part, tensors in fresh().items()}
+    assert home_of(tree, 10).type == "cuda"
+    assert home_of(tree, 10**12).type == "cpu"
+    for home in (home_of(tree, 10), torch.device("cpu")):
+        store = ClientStore(tree, home)
+        store.put(np.array([5, 3]), trees(7, 8))
+        store.put(np.array([3, 4]), {part: {n: v.cuda() for n, v in ts.items()} for part, ts in trees(1, 2).items()})
+        found = store.get(np.array([4, 9, 5]))
+        assert found["local"]["n"].device.type == "cuda"
+        assert found["local"]["n"].tolist() == [2, 0, 7]
+        again = ClientStore(tree, home)
+        again.restore(store.state())
+        assert again.get(np.array([3, 5]))["local"]["w"].tolist() == [[1, 1], [7, 7]]
 
 
 @pytest.mark.parametrize("norm", ["aggregate", "local"])

@@ -1,4 +1,4 @@
-"""What clients keep between rounds, on the host: one row in growing tensors for every client that was ever selected."""
+"""What clients keep between rounds: one row in growing tensors for every client that was ever selected."""
 
 from collections.abc import Sequence
 
@@ -7,20 +7,35 @@ import torch
 from torch import Tensor
 
 from fedskew.core.streams import Ints
-from fedskew.core.trees import Tensors, Tree
+from fedskew.core.trees import Tensors, Tree, size_in_bytes
+
+SHARE = 0.25  # of a GPU's free memory that the trees of all clients may take
+
+_HOST = torch.device("cpu")
+
+
+def home_of(fresh: Tree, clients: int) -> torch.device:
+    """Return where to store the trees of so many clients: on the GPU they are used on if it has room, or the host."""
+    device = next((value.device for tensors in fresh.values() for value in tensors.values()), _HOST)
+    if device.type != "cuda":
+        return _HOST
+    free, _ = torch.cuda.mem_get_info(device)
+    return device if clients * size_in_bytes(fresh) <= SHARE * free else _HOST
 
 
 class ClientStore:
-    """Stores one tree for each client; a client without an entry has the initial tree."""
+    """Stores one tree for each client on a device; a client without an entry has the initial tree."""
 
-    def __init__(self, fresh: Tree) -> None:
-        self.fresh = fresh
+    def __init__(self, fresh: Tree, home: torch.device = _HOST) -> None:
+        self.fresh, self.home = fresh, home
         self._slot: dict[int, int] = {}
         self._changed: set[int] = set()
         self._held = self._empty()
 
     def _empty(self) -> Tree:
-        return {part: {name: value[None][:0].cpu() for name, value in ts.items()} for part, ts in self.fresh.items()}
+        return {
+            part: {name: value[None][:0].to(self.home) for name, value in ts.items()} for part, ts in self.fresh.items()
+        }
 
     def __bool__(self) -> bool:
         return bool(self.fresh)
@@ -51,12 +66,14 @@ class ClientStore:
         if not self:
             return {}
         known = np.array([self._slot.get(client, -1) for client in clients.tolist()], dtype=np.int64)
-        old, slots = torch.from_numpy(np.flatnonzero(known >= 0)), torch.from_numpy(known[known >= 0])
+        at = np.flatnonzero(known >= 0)
+        slots = torch.from_numpy(known[at]).to(self.home)
 
         def gather(start: Tensor, held: Tensor) -> Tensor:
-            result = start.expand(len(clients), *start.shape).clone()
-            result[old] = held[slots].to(start.device)
-            return result
+            old = held.index_select(0, slots).to(start.device)
+            if len(at) == len(clients):
+                return old
+            return start.expand(len(clients), *start.shape).index_copy(0, torch.from_numpy(at).to(start.device), old)
 
         return {
             part: {name: gather(value, self._held[part][name]) for name, value in ts.items()}
@@ -67,22 +84,21 @@ class ClientStore:
         """Replace the trees of these clients."""
         if not self or not len(clients):
             return
-        for client in clients.tolist():
-            self._slot.setdefault(client, len(self._slot))
-        self._changed.update(clients.tolist())
-        slots = torch.tensor([self._slot[client] for client in clients.tolist()])
+        numbers = clients.tolist()
+        slots = torch.tensor([self._slot.setdefault(client, len(self._slot)) for client in numbers]).to(self.home)
+        self._changed.update(numbers)
         for part, tensors in tree.items():
             for name, value in tensors.items():
                 held = self._held[part][name]
                 if len(held) < len(self._slot):  # grow by half, so that the cost per round stays low
-                    room = torch.empty((len(self._slot) * 3 // 2, *held.shape[1:]), dtype=held.dtype)
+                    room = held.new_empty((len(self._slot) * 3 // 2, *held.shape[1:]))
                     room[: len(held)] = held
                     self._held[part][name] = held = room
-                held[slots] = value.to("cpu")
+                held.index_copy_(0, slots, value.to(held))
 
     def rows(self, clients: Sequence[int]) -> Tensors:
         """Return a copy of these clients' entries as flat named tensors, a row each; ``clients`` are the numbers."""
-        slots = torch.tensor([self._slot[client] for client in clients], dtype=torch.int64)
+        slots = torch.tensor([self._slot[client] for client in clients], dtype=torch.int64).to(self.home)
         flat = {f"{part}/{name}": held[slots] for part, tensors in self._held.items() for name, held in tensors.items()}
         return {"clients": torch.tensor(clients, dtype=torch.int64), **flat}
 

@@ -12,7 +12,7 @@ from fedskew.algorithms.contract import Algorithm, base_weights
 from fedskew.algorithms.topologies import Buffered, Scheduled
 from fedskew.core.config import Settings
 from fedskew.core.streams import Floats, Ints
-from fedskew.core.trees import Tensors, flat_names, from_flat, rows_of, size_in_bytes
+from fedskew.core.trees import Tensors, Tree, flat_names, from_flat, rows_of, size_in_bytes
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.cost import measure_cost
@@ -29,7 +29,7 @@ from fedskew.models.layout import layout
 from fedskew.models.parameters import trainable
 from fedskew.schedules.holdings import Holdings
 from fedskew.server.calibration import new_head
-from fedskew.server.client_store import ClientStore
+from fedskew.server.client_store import ClientStore, home_of
 from fedskew.server.evaluation import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
 from fedskew.server.label_holders import label_holdings, packed, protocol_bytes, protocol_seconds, unpacked
 from fedskew.server.refusals import check_all, clients_per_round, least_batch, trains_single_samples, weights_of
@@ -86,10 +86,10 @@ class Server:
         self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
         self.server_state = algorithm.init_server_state(self.shared())
         self.fresh_client = fresh_client(self.job)
-        self.store = ClientStore(self.fresh_client)
+        self.store = self._store(self.fresh_client)
         self.mirrored = frozenset(self.server_state) & {part.removeprefix(STATE) for part in self.store.fresh}
         self._personal_job = _personal_job(self.job)
-        self.personal = ClientStore(fresh_client(self._personal_job)) if self._personal_job else None
+        self.personal = self._store(fresh_client(self._personal_job)) if self._personal_job else None
         machines = fleets.get(fleet.name)(fed.clients, settings.seed, **fleet.options)
         self.participation = Participation(algorithm, settings, fed, self.trained_on, machines, self.least)
         self.protocol: Agreement | None = None
@@ -103,6 +103,9 @@ class Server:
         self.evaluator = Evaluator(
             fed, copy.deepcopy(self.model), self.job, settings.eval_rows, settings.seed, settings.metrics
         )
+
+    def _store(self, fresh: Tree) -> ClientStore:
+        return ClientStore(fresh, home_of(fresh, self.trained_on.clients))
 
     def _useful_threads(self) -> int:
         """Return how many CPU threads the measured rule suggests for a round."""
