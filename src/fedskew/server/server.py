@@ -88,8 +88,8 @@ class Server:
         self.fresh_client = fresh_client(self.job)
         self.store = self._store(self.fresh_client)
         self.mirrored = frozenset(self.server_state) & {part.removeprefix(STATE) for part in self.store.fresh}
-        self._personal_job = _personal_job(self.job)
-        self.personal = self._store(fresh_client(self._personal_job)) if self._personal_job else None
+        personal_job = _personal_job(self.job)
+        self.personal = self._store(fresh_client(personal_job)) if personal_job else None
         machines = fleets.get(fleet.name)(fed.clients, settings.seed, **fleet.options)
         self.participation = Participation(algorithm, settings, fed, self.trained_on, machines, self.least)
         self.protocol: Agreement | None = None
@@ -159,7 +159,7 @@ class Server:
 
     def train_personal(self, start: Start, plan: Plan) -> None:
         """Train the clients' own models, if the method has any."""
-        job = self._personal_job
+        job = _personal_job(self.job)
         if not self.personal or not job:
             return
         own = replace(start, server={"weights": self.shared()}, kept=self.personal.get(plan.clients))
