@@ -46,25 +46,30 @@ class Records:
         kinds = {"selected": np.int64, "completed": np.int64, "seconds": np.float64, "agreement": np.float64}
         self._whole = {name: np.zeros(blocks * _BLOCK, dtype=kinds[name]) for name in RECORDS}
         self.arrays = {name: values[:clients] for name, values in self._whole.items()}
-        self._blocks = self._of(np.arange(blocks))
-        self._changed: list[Ints] = []
+        nobody = vars(self._of(np.zeros(1, dtype=np.int64)))
+        self._blocks = Standing(**{name: np.repeat(value, blocks) for name, value in nobody.items()})
+        self._changed = np.zeros(blocks, dtype=bool)
+        self._all = self._together()
 
     def add(self, clients: Ints, **more: "Floats | int") -> None:
         """Add to the records of different clients."""
         for name, values in more.items():
             self.arrays[name][clients] += values
-        self._changed.append(clients)
+        self._changed[clients // _BLOCK] = True
 
     def standing(self) -> Standing:
         """Return the standing of all clients."""
-        if self._changed:
-            blocks = np.unique(np.concatenate(self._changed) // _BLOCK)
+        blocks = np.flatnonzero(self._changed)
+        if len(blocks):
             for name, values in vars(self._of(blocks)).items():
                 getattr(self._blocks, name)[blocks] = values
-            self._changed = []
-        whole = vars(self._blocks)
+            self._changed[blocks] = False
+            self._all = self._together()
+        return self._all
+
+    def _together(self) -> Standing:
         combine = {"shortest": np.min, "longest": np.max}
-        return Standing(**{name: combine.get(name, np.sum)(values) for name, values in whole.items()})
+        return Standing(**{name: combine.get(name, np.sum)(values) for name, values in vars(self._blocks).items()})
 
     def _of(self, blocks: Ints) -> Standing:
         return Standing.of(*(self._whole[name].reshape(-1, _BLOCK)[blocks] for name in RECORDS))
