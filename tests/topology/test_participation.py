@@ -156,6 +156,35 @@ def test_only_who_is_there_is_sent(tmp_path):
         assert [line["client"] for line in run.advance().clients] == there
 
 
+def test_phones_are_drawn_among_those_that_are_there():
+    run = training(fleet="phones:share=0.5", per_round=2, rounds=100, eval_every=100)
+    windows, drawn = run.participation.fleet.windows, set()
+    for hour in range(48):
+        run.participation.clock = hour * 1800.0
+        there = windows.open(windows.next_open(hour * 1800.0))
+        clients = [line["client"] for line in run.advance().clients]
+        assert there[clients].all()
+        assert len(set(clients)) == min(2, there.sum())
+        drawn.update(clients)
+    assert drawn == set(range(5))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "afl-cp", "scaffold"])
+def test_few_of_many_phones_are_found_without_looking_at_all(method: str, monkeypatch: pytest.MonkeyPatch):
+    def everybody(*_: object) -> None:
+        raise AssertionError("looked at all clients")
+
+    rows = Rows(np.zeros((1000, 4), dtype=np.float32), np.arange(1000) % 3)
+    fed = Federation(Dataset("many", rows, rows, ("a", "b", "c")), Partition(np.arange(1000), np.arange(0, 1001, 2)))
+    settings = Settings(rounds=100, per_round=5, fleet="phones", eval_every=100, device="cpu", threads=1)
+    run = Server(fed, build("logreg", (4,), 3, seed=0), resolve(method), settings)
+    run.advance()
+    monkeypatch.setattr("fedskew.fleet.availability.Windows.open", everybody)
+    monkeypatch.setattr("fedskew.fleet.availability.Members.numbers", everybody)
+    monkeypatch.setattr("fedskew.topology.records.AvailablePool.__getattr__", everybody)
+    assert all(run.advance().round["clients"] == 5 for _ in range(5))
+
+
 def test_nobody_there_and_the_server_waits(tmp_path):
     header = TRACE + ",from,to"
     fleet = write(tmp_path / "f.csv", [f"{k},100,100,100,0,0,{1000 + 10 * k},{2000}" for k in range(5)], header)

@@ -29,9 +29,9 @@ class AFLCP(Algorithm):
     Readings, since the paper prints no formula. Entropy and reliability are shares as they are; the mean time becomes
     one between the slowest (0) and the fastest (1) of the clients that have completed a round, all 1 where they are
     equal. A client that was selected and never completed a round has speed 0. One not selected yet has the mean of
-    the others, or 1 if there are none. Participation is "adjusted" without excluding any client: clients are drawn
-    with a probability proportional to their score (times their rows, if sampling is by size), and no score is below
-    ``floor``. Where all scores are equal, it is FedAvg.
+    the others, or 1 if there are none. "Others" are all clients, also those that are not available now. Participation
+    is "adjusted" without excluding any client: clients are drawn with a probability proportional to their score (times
+    their rows, if sampling is by size), and no score is below ``floor``. Where all scores are equal, it is FedAvg.
 
     Section 3.2 also mentions "update consistency", without a definition. With ``consistency`` above 0 it is a
     fourth part of the score: how similar a client's updates were to the server's in the same rounds, the mean of
@@ -132,7 +132,10 @@ class ProfileSelection(Selection):
         return {**parts, "score": np.maximum(score, self.method.floor)}
 
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
-        """Return different clients drawn in proportion to their scores; as FedAvg where all scores are equal."""
+        """Return different clients drawn in proportion to their scores; where all are equal, with FedAvg's chances.
+
+        A few of many are drawn one by one and kept with their score as probability, so that not all are looked at.
+        """
         if pool.sampling == "uniform" and 4 * count < len(pool):
             return np.sort(stream.thinned_sample(len(pool), count, lambda some: self.scores(pool.at(some))["score"]))
         score = self.scores(pool)["score"]
