@@ -50,7 +50,10 @@ class BufferedRounds(ParallelRounds):
             plan = Plan.together(fresh)
             for updates in server.engine.train(server.job, server.start(plan, lr), plan):
                 answers |= {int(one.report.clients[0]): one for one in each(updates)}
-        done = [replace(client, update=answers.get(client.number, client.update)) for client in everyone]
+        done = [
+            replace(client, update=answers[client.number]) if client.number in answers else client
+            for client in everyone
+        ]
         self.pending.clients = done[len(arrived) :]
         stacks = []
         for client in done[: len(arrived)]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedskew.topology.participation import Assignment, Participation
 Invite: TypeAlias = Callable[[int, int, Ints], Assignment | None]  # (invitations so far, how many clients, busy ones)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PendingClient:
     """One training client: its plan, outcome and time of arrival, and its update once that is computed."""
 
@@ -29,12 +30,12 @@ class PendingClient:
     bytes_up: Ints
     update: Updates | None = None
 
-    @property
+    @cached_property
     def number(self) -> int:
         """Return the number of the client."""
         return int(self.plan.clients[0])
 
-    @property
+    @cached_property
     def answers(self) -> bool:
         """Return whether its update arrives."""
         return bool(self.outcome.arrived[0])
