@@ -7,6 +7,7 @@ from benchmarks import (
     compositions,
     engines,
     entropy_privacy,
+    evaluation,
     fuzz_readers,
     generators,
     label_recovery,
@@ -23,6 +24,7 @@ BENCHMARKS = {
     "engines": engines.main,
     "methods": methods.main,
     "compositions": compositions.main,
+    "evaluation": evaluation.main,
     "scale": scale.main,
     "rounds": rounds.main,
     "rule": rule.main,
@@ -35,7 +37,7 @@ BENCHMARKS = {
     "chunks": chunks.main,
     "fuzz_readers": fuzz_readers.main,
 }
-DEFAULT = ("engines", "methods", "scale", "generators")
+DEFAULT = ("engines", "methods", "evaluation", "scale", "generators")
 
 for name in sys.argv[1:] or DEFAULT:
     if name not in BENCHMARKS:

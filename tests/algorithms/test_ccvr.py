@@ -62,6 +62,18 @@ def test_it_does_not_matter_how_rows_are_cut_into_clients():
         torch.testing.assert_close(value, added(pieces, CCVR())["ccvr"][name], rtol=1e-12, atol=0)
 
 
+def test_sums_grow_in_place():
+    """Sums of outer products are the largest thing of a run: no second copy of them is ever made."""
+    pieces, method, total = rows_by_client(), CCVR(), {}
+    places = set()
+    for features, labels in pieces:
+        method.calibrator.add_statistics(total, features, labels, CLASSES)
+        places.add(total["ccvr"]["outer"].data_ptr())
+    assert len(places) == 1
+    for name, value in added(pieces, method)["ccvr"].items():
+        torch.testing.assert_close(total["ccvr"][name], value, rtol=1e-12, atol=0)
+
+
 def test_the_paper_writes_the_same_covariance_out_of_the_clients_own():
     pieces = [(features.double().numpy(), labels.numpy()) for features, labels in rows_by_client()]
     own = [features[labels == 1] for features, labels in pieces if (labels == 1).sum() > 1]

@@ -5,13 +5,14 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedskew.batchnorm.exact import ExactBatchNorm, Hub, Party, bn_bytes, step_bytes, synchronous_step
+from fedskew.batchnorm.exact import ExactBatchNorm, Hub, Parties, Party, bn_bytes, step_bytes, synchronous_step
 from fedskew.batchnorm.turns import in_turn
 from fedskew.batchnorm.wire import Frame, Kind, unpack
 from fedskew.core.errors import FedskewError
@@ -150,6 +151,24 @@ def test_the_order_of_parties_does_not_matter():
     assert [loss for loss, _ in first.scores] == pytest.approx([second.scores[i][0] for i in (1, 2, 0)], rel=1e-12)
     assert sum(loss for loss, _ in first.scores) == pytest.approx(float(first.loss_sum))
     assert sum(right for _, right in first.scores) == float(first.score_sum)
+
+
+def two_names() -> nn.Module:
+    shared = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    return nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(6, 3)).double()
+
+
+@pytest.mark.parametrize("name", ["nested", "convolutions", "resnet9", "a layer with two names"])
+def test_parties_that_are_kept_take_the_same_steps_as_new_ones(name: str):
+    model, shape = (two_names(), (6,)) if name == "a layer with two names" else model_of(name)
+    kept, tensors = Parties(model), state_of(model)
+    for number, sizes in enumerate(([3, 2], [2, 4, 1], [5])):
+        batches = batches_of(shape, sizes, seed=number)
+        found, wanted = (take(tensors, batches) for take in (kept.step, partial(synchronous_step, model)))
+        for left, right in ((found.grads, wanted.grads), (found.buffers, wanted.buffers)):
+            assert all(torch.equal(left[key], right[key]) for key in right)
+        assert (found.bytes_up, found.bytes_down, found.scores) == (wanted.bytes_up, wanted.bytes_down, wanted.scores)
+        tensors = {key: value - LR * found.grads.get(key, 0) for key, value in {**tensors, **found.buffers}.items()}
 
 
 def test_two_runs_give_the_same_bits_with_dropout_and_leave_the_weights_alone():

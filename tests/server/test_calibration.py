@@ -81,6 +81,16 @@ def test_all_rows_of_all_clients_at_the_last_model_in_evaluation_mode(fed, model
     )
 
 
+def test_it_does_not_matter_how_many_rows_are_gathered(fed, monkeypatch):
+    totals = []
+    for rows in (4096, 7):
+        monkeypatch.setattr("fedskew.server.calibration.ROWS_GATHERED", rows)
+        trained(fed, Noting(), "cnn:width=2", dtype="float64", rounds=1)
+        totals.append(GIVEN["total"]["rows"])
+    for name, value in totals[0].items():
+        torch.testing.assert_close(totals[1][name], value, rtol=1e-12, atol=1e-12)
+
+
 def test_a_row_counts_for_every_client_that_holds_it():
     data = fs.load("digits")
     held = [np.arange(10), np.arange(5, 20), np.arange(5, 8)]

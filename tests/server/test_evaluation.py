@@ -1,15 +1,19 @@
 """Scores by hand: the global model, each client's rows, and clients' own models."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from fedskew.data.partition import Partition
-from fedskew.server import evaluation as evaluate
-from fedskew.server.evaluation import client_scores, row_scores, score
+from fedskew.engine import inference
+from fedskew.engine.cost import measure_cost
+from fedskew.server import evaluation
+from fedskew.server.evaluation import Evaluator
 from fedskew.tasks.classification import Classification
 
 TASK = Classification()
@@ -29,19 +33,15 @@ def by_hand(training, tensors: dict, x: np.ndarray, y: np.ndarray) -> tuple[np.n
 
 def test_rows_one_by_one(lab, monkeypatch):
     training = lab.run(2, None, "fedavg", BATCH_NORM)
-    test = training.fed.test
-    losses, right = by_hand(training, training.state(), test.x, test.y)
-    x, y = torch.from_numpy(test.x).double(), torch.from_numpy(test.y)
-    training.model.train()
+    test, state = training.fed.test, training.state()
+    losses, right = by_hand(training, state, test.x, test.y)
     for values_per_batch in (1 << 20, 6 * 7):  # in one go, and seven rows at a time
-        monkeypatch.setattr("fedskew.engine.inference._VALUES_PER_BATCH", values_per_batch)
-        found = row_scores(training.model, training.state(), x, y, TASK)
-        np.testing.assert_allclose(found[0], losses, atol=1e-12)
-        assert found[1].tolist() == right.tolist()
+        monkeypatch.setitem(inference._VALUES_PER_BATCH, "cpu", values_per_batch)
+        evaluator = Evaluator(training.fed, training.model.train(), training.job, None, 0)
+        found = evaluator.scores(state)["test"]
+        assert found["loss"] == pytest.approx(losses.mean(), abs=1e-12)
+        assert found["accuracy"] == right.mean()
     assert training.model.training
-    some = score(training.model, training.state(), x, y, TASK, torch.tensor([3, 3, 0]))
-    assert some["loss"] == pytest.approx(losses[[3, 3, 0]].mean(), abs=1e-12)
-    assert some["accuracy"] == right[[3, 3, 0]].mean()
 
 
 def test_each_client_on_its_own_rows(lab):
@@ -49,13 +49,15 @@ def test_each_client_on_its_own_rows(lab):
     train = training.fed.train
     losses, right = by_hand(training, training.state(), train.x, train.y)
     pieces = [np.array([4, 5]), np.array([], dtype=np.int64), np.array([0, 9, 9])]
-    loss, accuracy = client_scores(training.model, training.state(), training.job.x, training.job.y, TASK, pieces)
+    split = Partition.from_lists(pieces)
+    found = training.evaluator.on_own_rows(training.state(), None, np.arange(3), split)
+    loss, accuracy = found["loss"], found["accuracy"]
     assert loss[[0, 2]].tolist() == pytest.approx([losses[p].mean() for p in (pieces[0], pieces[2])], abs=1e-12)
     assert accuracy[[0, 2]].tolist() == pytest.approx([right[p].mean() for p in (pieces[0], pieces[2])])
     assert np.isnan(loss[1])
     assert np.isnan(accuracy[1])
-    nothing = client_scores(training.model, training.state(), training.job.x, training.job.y, TASK, pieces[1:2])
-    assert np.isnan(nothing).all()
+    nothing = training.evaluator.on_own_rows(training.state(), training.client_model, np.array([1]), split)
+    assert np.isnan(list(nothing.values())).all()
 
 
 def test_the_table_of_rounds(lab):
@@ -113,12 +115,73 @@ def test_own_models(lab, name: str, norm: str):
         assert line["global_accuracy"] == pytest.approx(right.mean())
 
 
-def test_the_global_model_takes_one_pass_over_the_rows_of_all_clients(lab, monkeypatch):
-    passes = []
-    monkeypatch.setattr(evaluate, "row_scores", lambda *args: passes.append(len(args[5])) or row_scores(*args))
-    training = lab.training(None, "fedbn", BATCH_NORM)
-    training.evaluator.on_own_rows(training.state(), training.client_model, np.arange(5), training.fed.partition)
-    assert passes == [27, 9, 5, 4, 7, 2]
+@pytest.fixture
+def passes(monkeypatch) -> list[int]:
+    """Return a list that gets the number of rows of every pass of one model."""
+    seen: list[int] = []
+    plain = inference.Inference.outputs
+    monkeypatch.setattr(
+        inference.Inference, "outputs", lambda self, *args: seen.append(len(args[2])) or plain(self, *args)
+    )
+    return seen
+
+
+@pytest.mark.parametrize(("eval_rows", "rows"), [(None, [27, 20, 0]), (10, [10, 20, 17])])
+def test_no_row_is_scored_twice_by_the_global_model(lab, passes, eval_rows, rows):
+    training = lab.run(2, None, "fedbn", BATCH_NORM, eval_rows=eval_rows)
+    evaluator, state, split = training.evaluator, training.state(), training.fed.partition
+    arguments = (state, training.client_model, np.arange(5), split)
+    apart = evaluator.scores(state), evaluator.on_own_rows(*arguments)
+    passes.clear()
+    scores, columns = evaluator.evaluate(*arguments)
+    assert passes == rows
+    assert scores == apart[0]
+    assert columns.keys() == apart[1].keys()
+    for name, values in columns.items():
+        np.testing.assert_allclose(values, apart[1][name], rtol=0, atol=1e-12)
+
+
+def test_own_models_are_evaluated_in_stacks(lab, passes, monkeypatch):
+    """Stacks of two models with three rows at a time, one stack of all, and one model after the other agree."""
+    training = lab.run(2, None, "ditto", BATCH_NORM)
+    state, clients = training.state(), np.array([4, 0, 3, 2, 1])
+    found = []
+    for stacked, bytes_, values_per_batch in ((False, 1, 1 << 20), (True, 1 << 30, 1 << 20), (True, None, 6 * 6)):
+        monkeypatch.setattr(evaluation, "can_be_stacked", lambda *_, answer=stacked: answer)
+        if bytes_ is None:
+            bytes_ = 2 * measure_cost(training.model, training.job.x, 1).bytes_per_client
+        monkeypatch.setattr(evaluation, "STACKED_BYTES", bytes_)
+        monkeypatch.setitem(inference._VALUES_PER_BATCH, "cpu", values_per_batch)
+        evaluator = Evaluator(training.fed, training.model, training.job, None, 0)
+        passes.clear()
+        found.append(evaluator.on_own_rows(state, training.client_model, clients, training.fed.partition))
+        assert passes == ([27] if stacked else [27, 2, 9, 7, 4, 5])
+    for other in found[1:]:
+        for name, values in found[0].items():
+            np.testing.assert_allclose(other[name], values, rtol=0, atol=1e-12)
+
+
+def test_convolutions_run_in_channels_last_layout(lab):
+    """A layout changes the order of sums, and nothing else; the data and the given model stay as they are."""
+    training = lab.run(1, lab.federation(shape=(2, 8, 8)), "fedavg", "cnn:width=4")
+    seen: list[bool] = []
+    model = copy.deepcopy(training.model)
+
+    class Watched(type(model)):
+        def forward(self, x):
+            weight = next(value for value in self.parameters() if value.dim() == 4)
+            seen.append(all(value.is_contiguous(memory_format=torch.channels_last) for value in (x, weight)))
+            x.mul_(1)  # a model may write to its input
+            return super().forward(x)
+
+    model.__class__ = Watched
+    before = training.job.x.clone()
+    found = Evaluator(training.fed, model, training.job, None, 0).scores(training.state())
+    assert seen[-2:] == [True, True]
+    assert torch.equal(training.job.x, before)
+    assert next(value for value in model.parameters() if value.dim() == 4).is_contiguous()
+    outputs = functional_call(model.eval(), training.state(), (training.job.x.clone(),))
+    assert found["train"]["loss"] == pytest.approx(float(TASK.losses(outputs, training.job.y)), abs=1e-12)
 
 
 def test_held_out_rows_are_what_a_client_is_tested_on(lab):
@@ -136,9 +199,10 @@ def test_held_out_rows_are_what_a_client_is_tested_on(lab):
 def test_training_rows_are_a_fixed_sample(lab):
     fed = lab.federation()
     sampled, again, whole = (lab.run(2, fed, engine=None, eval_rows=rows) for rows in (10, 10, 27))
-    losses = row_scores(sampled.model, sampled.state(), sampled.job.x, sampled.job.y, TASK)[0]
-    assert whole.results[-1].round["train_loss"] == pytest.approx(losses.mean(), abs=1e-12)
-    assert sampled.results[-1].round["train_loss"] != pytest.approx(losses.mean(), abs=1e-6)
+    outputs = functional_call(sampled.model, sampled.state(), (sampled.job.x,))
+    loss = float(TASK.losses(outputs, sampled.job.y))
+    assert whole.results[-1].round["train_loss"] == pytest.approx(loss, abs=1e-12)
+    assert sampled.results[-1].round["train_loss"] != pytest.approx(loss, abs=1e-6)
     assert sampled.results[-1].round["train_loss"] == again.results[-1].round["train_loss"]
 
 

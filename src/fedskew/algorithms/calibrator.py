@@ -25,6 +25,13 @@ class Calibrator:
         """
         raise NotImplementedError
 
+    def add_statistics(self, total: Tree, features: Tensor, labels: Tensor, classes: int) -> None:
+        """Add the ``class_statistics`` of some rows to ``total`` in place; override it where statistics are large."""
+        for part, tensors in self.class_statistics(features, labels, classes).items():
+            sums = total.setdefault(part, {})
+            for name, value in tensors.items():
+                sums[name] = sums[name].add_(value) if name in sums else value
+
     def calibrate(
         self, head: Tensors, statistics: Tree, loss: Callable[[Tensors, Tensor, Tensor], Tensor], stream: Stream
     ) -> Tensors:

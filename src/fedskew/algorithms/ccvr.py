@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
@@ -76,12 +77,22 @@ class VirtualFeatures(Calibrator):
 
     def class_statistics(self, features: Tensor, labels: Tensor, classes: int) -> Tree:
         """Return for each class the number of rows, the sum of their features and the sum of their outer products."""
-        rows, width = features.double(), features.shape[1]
-        count, total, outer = (rows.new_zeros((classes, *shape)) for shape in ((), (width,), (width, width)))
+        total: Tree = {}
+        self.add_statistics(total, features, labels, classes)
+        return total
+
+    def add_statistics(self, total: Tree, features: Tensor, labels: Tensor, classes: int) -> None:
+        """Add these sums in place: those of outer products take ``8 * classes * width^2`` bytes, and only once."""
+        if "ccvr" not in total:
+            width, zeros = features.shape[1], partial(features.new_zeros, dtype=torch.float64)
+            shapes = {"count": (classes,), "sum": (classes, width), "outer": (classes, width, width)}
+            total["ccvr"] = {name: zeros(shape) for name, shape in shapes.items()}
+        count, added, outer = (total["ccvr"][name] for name in ("count", "sum", "outer"))
         for label in torch.unique(labels).tolist():
-            mine = rows[labels == label]
-            count[label], total[label], outer[label] = len(mine), mine.sum(0), mine.T @ mine
-        return {"ccvr": {"count": count, "sum": total, "outer": outer}}
+            mine = features[labels == label].double()
+            count[label] += len(mine)
+            added[label] += mine.sum(0)
+            outer[label].addmm_(mine.T, mine)
 
     def calibrate(self, head: Tensors, statistics: Tree, loss: HeadLoss, stream: Stream) -> Tensors:
         """Return the head after SGD on virtual features."""
@@ -97,7 +108,7 @@ class VirtualFeatures(Calibrator):
     def _virtual(self, sums: Tensors, draw: np.random.Generator) -> tuple[Floats, Ints]:
         """Return virtual features of every class that any client has, and their labels."""
         count, total, outer = (sums[name].cpu().numpy() for name in ("count", "sum", "outer"))
-        if not count.any() or not np.isfinite(outer).all():
+        if not count.any() or not all(np.isfinite(one).all() for one in outer):
             raise FedskewError("ccvr: the features of the last model are NaN or infinite: lower lr or check the data")
         held = np.flatnonzero(count)
         drawn = [_sample(*class_gaussian(count[c], total[c], outer[c]), self.method.features, draw) for c in held]
@@ -114,11 +125,16 @@ class VirtualFeatures(Calibrator):
 def class_gaussian(count: float, total: Floats, outer: Floats) -> tuple[Floats, Floats]:
     """Return the mean and the covariance of a class from its sums; zero covariance for a single row."""
     mean = total / count
-    return mean, (outer - count * np.outer(mean, mean)) / max(count - 1, 1)
+    covariance = np.outer(mean, mean)  # wide features make this large: everything else happens in place
+    covariance *= -count
+    covariance += outer
+    covariance /= max(count - 1, 1)
+    return mean, covariance
 
 
 def _sample(mean: Floats, covariance: Floats, count: int, draw: np.random.Generator) -> Floats:
-    """Return samples of a Gaussian whose covariance may be singular."""
+    """Return samples of a Gaussian whose covariance may be singular; a small ridge is added to it in place."""
     ridge = 1e-8 * float(np.mean(mean**2 + np.diag(covariance))) + 1e-30  # the latter for features that are all 0
-    factor = np.linalg.cholesky(covariance + ridge * np.eye(len(mean)))
+    covariance[np.diag_indices_from(covariance)] += ridge
+    factor = np.linalg.cholesky(covariance)
     return mean + draw.standard_normal((count, len(mean))) @ factor.T

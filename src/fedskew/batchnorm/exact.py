@@ -66,25 +66,8 @@ def synchronous_step(
     step: int = 0,
     task: Task = CLASSIFICATION,
 ) -> SynchronousStep:
-    """Run one step of parties that have these batches (x, y), in the order of the clients.
-
-    ``tensors`` are the trainable parameters and the buffers by name. Parties run in threads, one at a time. Layers
-    that draw random numbers (dropout) draw them from the global generator, party by party. With ``masks``, one for
-    each party, the hub learns only sums over all parties; ``step`` must then be a number that was not used with these
-    masks.
-    """
-    if not sum(len(y) for _, y in batches):
-        raise FedskewError(f"a step of {len(batches)} parties without a row: give at least one of them a batch")
-    present = presence([own.me for own in masks], masks[0].clients) if masks else None
-    hub = Hub(model, tensors, len(batches), step, present)
-    opening = hub.opening()
-
-    def work(x: Tensor, y: Tensor, own: Masks | None) -> Callable[[Ask], bytes]:
-        return lambda ask: Party(model, ask, own, task).step(opening, x, y)
-
-    ends: Sequence[Masks | None] = masks or [None] * len(batches)
-    workers = [work(x, y, own) for (x, y), own in zip(batches, ends, strict=True)]
-    return hub.finish(in_turn(workers, lambda given: hub.add([given[party] for party in sorted(given)])))
+    """Run one step of parties that have these batches (x, y); see ``Parties``, which takes many steps."""
+    return Parties(model, task).step(tensors, batches, masks, step)
 
 
 def presence(parties: Sequence[int], clients: int) -> Tensor:
@@ -147,7 +130,7 @@ class Party:
     """
 
     def __init__(self, model: nn.Module, ask: Ask, masks: Masks | None = None, task: Task = CLASSIFICATION) -> None:
-        self._ask, self._step, self._masks, self._task = ask, 0, masks, task
+        self.ask, self.masks, self._step, self._task = ask, masks, 0, task
         self._params = trainable(model)
         self._sent = {**self._params, **{name: model.get_buffer(name) for name in _other_buffers(model)}}
         # Structure only: every step gets its weights, and frozen ones are never written.
@@ -160,8 +143,8 @@ class Party:
         """Return this party's last message: its summed gradients, its summed loss and number of correct predictions."""
         frames = unpack(opening)
         self._step = frames[0].step
-        if self._masks:
-            self._enter(frames.pop(), self._masks)
+        if self.masks:
+            self._enter(frames.pop(), self.masks)
         if len(frames) != len(self._sent):
             raise FedskewError(
                 f"the hub sent {len(frames)} tensors for a model of {len(self._sent)}: use the same model"
@@ -184,17 +167,61 @@ class Party:
 
     def _packed(self, frame: Frame) -> bytes:
         """Return the message with this party's sums."""
-        hidden = self._masks.hide(frame.values, _PLACES[frame.kind]) if self._masks else frame.values
+        hidden = self.masks.hide(frame.values, _PLACES[frame.kind]) if self.masks else frame.values
         return replace(frame, values=hidden).pack()
 
     def _total(self, kind: Kind, place: int, values: Tensor, count: int) -> tuple[Tensor, int]:
         """Return these numbers and this count, summed over all parties."""
         mine = Frame(self._step, kind, place, count, values)
-        answer = unpack(self._ask(self._packed(mine)))
+        answer = unpack(self.ask(self._packed(mine)))
         if len(answer) != 1:
             raise FedskewError(f"the hub answered one frame with {len(answer)}: refused, all must be at the same step")
         check(answer[0], mine, "the hub")
         return answer[0].values.to(values.device), answer[0].count
+
+
+class Parties:
+    """Parties in one process, which run in threads, one at a time; each is kept from step to step.
+
+    A party's copy of the model takes as long as a step of a small one. Layers that draw random numbers (dropout) draw
+    them from the global generator, party by party.
+    """
+
+    def __init__(self, model: nn.Module, task: Task = CLASSIFICATION) -> None:
+        self._model, self._task = model, task
+        self._parties: dict[int, Party] = {}
+
+    def step(
+        self,
+        tensors: Tensors,
+        batches: Sequence[tuple[Tensor, Tensor]],
+        masks: Sequence[Masks] | None = None,
+        step: int = 0,
+    ) -> SynchronousStep:
+        """Run one step of parties that have these batches (x, y), in the order of the clients.
+
+        ``tensors`` are the trainable parameters and the buffers by name. With ``masks``, one for each party, the hub
+        learns only sums over all parties; ``step`` must then be a number that was not used with these masks.
+        """
+        if not sum(len(y) for _, y in batches):
+            raise FedskewError(f"a step of {len(batches)} parties without a row: give at least one of them a batch")
+        present = presence([own.me for own in masks], masks[0].clients) if masks else None
+        hub = Hub(self._model, tensors, len(batches), step, present)
+        opening = hub.opening()
+
+        def work(number: int, x: Tensor, y: Tensor, own: Masks | None) -> Callable[[Ask], bytes]:
+            def run(ask: Ask) -> bytes:
+                if number not in self._parties:
+                    self._parties[number] = Party(self._model, ask, own, self._task)
+                party = self._parties[number]
+                party.ask, party.masks = ask, own
+                return party.step(opening, x, y)
+
+            return run
+
+        ends: Sequence[Masks | None] = masks or [None] * len(batches)
+        workers = [work(number, x, y, own) for number, ((x, y), own) in enumerate(zip(batches, ends, strict=True))]
+        return hub.finish(in_turn(workers, lambda sent: hub.add([sent[party] for party in sorted(sent)])))
 
 
 class ExactBatchNorm(nn.Module):

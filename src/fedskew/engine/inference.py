@@ -1,53 +1,129 @@
-"""The forward pass without training: losses and predictions of rows, in evaluation mode."""
+"""The forward pass without training: losses and outputs of rows, in evaluation mode."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
-from fedskew.core.streams import Floats
+from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors
 from fedskew.engine.cost import largest_output, measure_cost
+from fedskew.models.parameters import load_weights
 from fedskew.tasks.task import Task
 
-# Numbers that one forward pass makes in its largest layer: 16 MB in float32. Above 32 MB, the C library maps and
-# clears new memory for every layer of every batch, which takes as long as the convolutions themselves.
-_VALUES_PER_BATCH = 4 << 20
+Forward: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # the data and the numbers of some rows -> their outputs
+
+# Numbers that one forward pass makes in its largest layer. On a CPU 8 MB in float32, which stay in the cache from layer
+# to layer (above 32 MB, the C library even maps and clears new memory for every layer of every batch). On a GPU
+# 64 MB, which keep all of it busy.
+_VALUES_PER_BATCH = {"cpu": 2 << 20, "cuda": 16 << 20}
+_MOST_ROWS = 8192
 
 
 def rows_at_once(model: nn.Module, x: Tensor) -> int:
     """Return how many rows are processed together in evaluation mode."""
-    return max(1, min(8192, _VALUES_PER_BATCH // largest_output(model, x)))
+    return max(1, min(_MOST_ROWS, _VALUES_PER_BATCH[x.device.type] // largest_output(model, x)))
+
+
+def fastest_layout(model: nn.Module, x: Tensor) -> torch.memory_format:
+    """Return the layout of images and weights in evaluation mode: channels-last for convolutions on a CPU."""
+    images = x.device.type == "cpu" and x.dim() == 4 and measure_cost(model, x, 1).convolutions
+    return torch.channels_last if images else torch.contiguous_format
 
 
 @torch.no_grad()
-def outputs_of(
-    model: nn.Module, tensors: Tensors, x: Tensor, rows: Tensor | None = None
-) -> Iterator[tuple[Tensor, "slice | Tensor"]]:
-    """Yield the model's outputs in evaluation mode for all rows, or those at ``rows``, in chunks, with their rows."""
-    total = len(x) if rows is None else len(rows)
-    size = rows_at_once(model, x)
-    channels_last = x.device.type == "cpu" and x.dim() == 4 and measure_cost(model, x, 1).channels_last()
-    training = model.training
-    model.eval()
-    try:
-        for first in range(0, total, size):
-            chosen = slice(first, first + size) if rows is None else rows[first : first + size]
-            inputs = x[chosen]
-            if rows is None:  # a slice is a view: a model may write to its input, and must not write to the data
-                inputs = inputs.clone()
-            if channels_last:
-                inputs = inputs.contiguous(memory_format=torch.channels_last)
-            yield functional_call(model, tensors, (inputs,)), chosen
-    finally:
-        model.train(training)
-
-
-@torch.no_grad()
-def row_losses(
-    model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, task: Task, rows: Tensor | None = None
-) -> Floats:
-    """Return the loss of every row, or of those at ``rows``, in evaluation mode."""
-    found = [task.losses(outputs, y[chosen], "none") for outputs, chosen in outputs_of(model, tensors, x, rows)]
+def row_losses(model: nn.Module, x: Tensor, y: Tensor, task: Task, rows: Tensor) -> Floats:
+    """Return the losses of these rows under a model that is in evaluation mode."""
+    found = [task.losses(model(x[some]), y[some], "none") for some in torch.split(rows, rows_at_once(model, x))]
     return torch.cat(found).double().cpu().numpy()
+
+
+class Inference:
+    """A copy of a model in evaluation mode, in the layout that is fastest, under one set of weights after another.
+
+    On a GPU a batch is captured as a CUDA graph, which is kept and replayed; a model that cannot be captured is run as
+    it is.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self._model, self._size = copy.deepcopy(model).eval(), rows_at_once(model, x)
+        self._layout = fastest_layout(model, x)
+        self._model = self._model.to(memory_format=self._layout)  # type: ignore[call-overload]
+        self._forward: Forward | None = None
+
+    @torch.inference_mode()
+    def outputs(self, tensors: Tensors, x: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the outputs of the rows at these numbers in chunks, with the numbers."""
+        load_weights(self._model, tensors)
+        if self._forward is None:
+            self._forward = _captured(self._model, x, self._size) if x.device.type == "cuda" else self._eager
+        for first in range(0, len(rows), self._size):  # torch.split makes one empty chunk of no rows
+            some = rows[first : first + self._size]
+            yield self._forward(x, some), some
+
+    def _eager(self, x: Tensor, rows: Tensor) -> Tensor:
+        outputs: Tensor = self._model(x.index_select(0, rows).contiguous(memory_format=self._layout))
+        return outputs
+
+    @torch.inference_mode()
+    def stacked_outputs(
+        self, stack: Tensors, x: Tensor, pieces: Sequence[Ints]
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the outputs of many models, each on its own rows, in chunks ``[model, row]``, with rows and flags.
+
+        ``stack`` has the weights of the models on a new first axis. Models come with the most rows first, so that those
+        with rows left are a prefix of the stack. A flag says which rows are real; the others are repeated ones.
+        """
+        sizes = np.array([len(piece) for piece in pieces])
+        ends = np.cumsum(sizes)
+        every = torch.from_numpy(np.concatenate(pieces)).to(x.device)
+        model = copy.deepcopy(self._model)  # functional_call leaves its tensors behind in a layer that is used twice
+        first = 0
+
+        def under(tensors: Tensors, x: Tensor) -> Tensor:
+            outputs: Tensor = functional_call(model, tensors, (x,))
+            return outputs
+
+        while active := int((sizes > first).sum()):
+            width = min(max(1, self._size // active), int(sizes[0]) - first)
+            places = first + np.arange(width)
+            real = places < sizes[:active, None]
+            at = (ends - sizes)[:active, None] + np.minimum(places, sizes[:active, None] - 1)
+            rows = every[torch.from_numpy(at).to(x.device)]
+            head = {name: value[:active] for name, value in stack.items()}
+            yield vmap(under)(head, x[rows]), rows, torch.from_numpy(real).to(x.device)
+            first += width
+
+
+def _captured(model: nn.Module, x: Tensor, size: int) -> Forward:
+    """Return the forward pass of up to ``size`` rows as the replay of a CUDA graph, or as it is if capturing fails."""
+    inputs = torch.zeros((size, *x.shape[1:]), dtype=x.dtype, device=x.device)
+
+    def eager(x: Tensor, rows: Tensor) -> Tensor:
+        outputs: Tensor = model(x.index_select(0, rows))
+        return outputs
+
+    try:
+        with torch.cuda.device(x.device):
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                model(inputs.clone())
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                outputs = model(inputs)
+    except RuntimeError:  # such as a model that reads a value on the host
+        return eager
+
+    def replay(x: Tensor, rows: Tensor) -> Tensor:
+        torch.index_select(x, 0, rows, out=inputs[: len(rows)])  # the rest keeps its old rows, which nobody reads
+        graph.replay()
+        chosen: Tensor = outputs[: len(rows)].clone()
+        return chosen
+
+    return replay

@@ -27,7 +27,6 @@ from fedskew.models.network import Network
 Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
 
 aten = torch.ops.aten
-FULL_PRODUCTS = "ieee"  # of float32 numbers in GPU kernels
 
 # Layers that treat every row alone and have neither weights nor a state.
 _ROWWISE = (
@@ -103,11 +102,6 @@ class _Run:
         self.grads: Tensors = {}
         self.saved: dict[_Layer, Any] = {}  # what layers keep from the forward to the backward pass
         self.precision: Precision = "float32"
-
-    @property
-    def products(self) -> Any:
-        """The precision of products of float32 numbers in GPU kernels."""
-        return "tf32" if self.precision == "tf32" else FULL_PRODUCTS
 
     def low(self, value: Tensor) -> Tensor:
         """Return a tensor in the precision of products."""
@@ -415,7 +409,7 @@ class _ConvBlock(_Layer):
         weight, bias = (self.conv.weights.get(name, run, len(x)) for name in ("weight", "bias"))
         assert weight is not None
         last, weight = run.low(x).permute(0, 1, 3, 4, 2).contiguous(), run.low(weight)
-        y, place = kernels.forward(last, weight, bias, self.geometry, run.products)
+        y, place = kernels.forward(last, weight, bias, self.geometry, run.precision)
         run.saved[self] = last, weight, y, place
         return y.permute(0, 1, 4, 2, 3)
 
@@ -431,7 +425,7 @@ class _ConvBlock(_Layer):
             d = aten.threshold_backward(d, y, 0)
         weights = self.conv.weights
         of_weight, of_bias = kernels.weight_gradient(
-            x, d, place, weight, "bias" in weights.trained, geometry, run.products
+            x, d, place, weight, "bias" in weights.trained, geometry, run.precision
         )
         if "weight" in weights.trained:
             weights.add("weight", of_weight, run)
@@ -439,7 +433,7 @@ class _ConvBlock(_Layer):
             weights.add("bias", of_bias, run)
         if not wanted:
             return None
-        return kernels.input_gradient(d, place, weight, x.shape, geometry, run.products).permute(0, 1, 4, 2, 3)
+        return kernels.input_gradient(d, place, weight, x.shape, geometry, run.precision).permute(0, 1, 4, 2, 3)
 
 
 class _Residual(_Layer):

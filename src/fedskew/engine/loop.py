@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from fedskew.algorithms.contract import Batch, Report, View, corrected, overridden
 from fedskew.algorithms.selection import Probe
-from fedskew.batchnorm.exact import synchronous_step
+from fedskew.batchnorm.exact import Parties
 from fedskew.batchnorm.masked import maskable
 from fedskew.batchnorm.shared import clients_share, mean_of_sound, settle_with
 from fedskew.batchnorm.turns import Meet, in_turn
@@ -91,13 +91,14 @@ def _synchronous_steps(job: Job, model: ModelState, schedule: SampleSchedule) ->
     lr = torch.tensor(model.lr, dtype=job.x.dtype, device=job.x.device)
     losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
     masks = _masks(job, schedule) if job.secure else {}
+    simulated = Parties(job.model, job.task)
     for number, (first, last) in enumerate(pairwise([0, *schedule.ends.tolist()])):
         clients, rows = schedule.clients[first:last], torch.from_numpy(schedule.rows[first:last]).to(job.y.device)
         parties = np.unique(clients)
         mine = [rows[torch.from_numpy(clients == client).to(rows.device)] for client in parties]
         batches = [(job.x[some], job.y[some]) for some in mine]
         ends = [masks[client] for client in parties.tolist()] if masks else None
-        step = synchronous_step(job.model, {**params, **buffers}, batches, ends, number, job.task)
+        step = simulated.step({**params, **buffers}, batches, ends, number)
         buffers = step.buffers
         job.optimizer.step_(params, step.grads, state, lr)
         # With secure sums only the mean score of all clients is known.
@@ -130,7 +131,7 @@ def probe_client(
     batch = job.rows(plan.clients, positions)[0, : counts[0]]
     found: dict[Probe, float] = {}
     if set(what) - {"gradient_variance"}:
-        losses = row_losses(worker, {}, job.x, job.y, job.task, batch)
+        losses = row_losses(worker, job.x, job.y, job.task, batch)
         found |= {"loss": float(losses.mean()), "loss_variance": float(losses.var())}
     if "gradient_variance" in what:
         found["gradient_variance"] = _gradient_variance(worker, job, batch)

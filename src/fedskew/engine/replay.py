@@ -1,5 +1,7 @@
 """Parts of a round on a GPU, captured once as CUDA graphs and replayed: a graph is launched like one kernel."""
 
+import gc
+import warnings
 from collections.abc import Callable, Hashable
 
 import torch
@@ -41,14 +43,21 @@ class Replay:
             value.copy_(old)
         torch.cuda.set_rng_state(random)
         graph = torch.cuda.CUDAGraph()
+        collects = gc.isenabled()
+        gc.disable()  # to free an old graph during a capture is an error
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
-                part()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+                with torch.cuda.graph(graph, pool=self._pool):
+                    part()
         except RuntimeError as problem:
             self.refused[name] = str(problem).splitlines()[0]
             torch.cuda.synchronize()
             self._pool = torch.cuda.graph_pool_handle()  # the old one is left in the middle of a capture
             part()
             return
+        finally:
+            if collects:
+                gc.enable()
         self._graphs[name] = graph
         graph.replay()

@@ -122,6 +122,7 @@ class Stack:
         self.slots = torch.arange(room.width, device=self.device)
         self.given: Tree = {}
         self.outputs: Tensor | None = None
+        self.masks: dict[tuple[tuple[_Names, ...], str], Tensor] = {}
         self.known: dict[tuple[bytes, bytes, bytes], tuple[list[Block], Ints]] = {}
 
     # -- one round -----------------------------------------------------------------------------------------------------
@@ -424,9 +425,16 @@ class Stack:
         for part, tensors in before.items():
             for name, old in tensors.items():
                 if name in params:  # restored for clients that do not train it in their epoch
-                    moves = torch.tensor([name in names for names in block.trained], device=old.device)
+                    moves = self._mask(block.trained, name).view(-1, *(1,) * (old.dim() - 1))
                     now = params[name] if part == "" else state[part][name]
-                    now.copy_(torch.where(moves.view(-1, *(1,) * (old.dim() - 1)), now, old))
+                    now.copy_(torch.where(moves, now, old))
+
+    def _mask(self, trained: tuple[_Names, ...], name: str) -> Tensor:
+        """Return which clients train a parameter; kept, because a captured step must find it on the GPU."""
+        known = (trained, name)
+        if known not in self.masks:
+            self.masks[known] = torch.tensor([name in names for names in trained], device=self.device)
+        return self.masks[known]
 
     # -- losses and scores of the steps --------------------------------------------------------------------------------
 

@@ -16,11 +16,28 @@ from torch import Tensor
 
 from fedskew.kernels.geometry import Geometry
 
-# Rows and depth of a tile, warps, stages: measured on one H200.
-FORWARD, INPUT, WEIGHT = (128, 32, 4, 3), (128, 32, 4, 3), (64, 32, 4, 3)
 PART = 1024  # rows in a part of a sum, unless that would be more than 32 parts
 
-Precision: TypeAlias = Literal["ieee", "tf32x3", "tf32"]
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
+Kind: TypeAlias = Literal["forward", "input", "weight"]
+
+# Precision of products, rows and depth of a tile, warps and stages: the fastest on one H200. Three products of tf32
+# have the precision of one of float32.
+_TILES: dict[tuple[Precision, Kind], tuple[str, int, int, int, int]] = {
+    ("float32", "forward"): ("tf32x3", 128, 32, 4, 3),
+    ("float32", "input"): ("tf32x3", 64, 64, 4, 2),
+    ("float32", "weight"): ("ieee", 64, 64, 4, 2),
+    ("tf32", "forward"): ("tf32", 256, 32, 4, 2),
+    ("tf32", "input"): ("tf32", 128, 32, 4, 2),
+    ("tf32", "weight"): ("tf32", 128, 64, 4, 2),
+    ("bf16", "forward"): ("tf32", 128, 32, 4, 3),
+    ("bf16", "input"): ("tf32", 64, 64, 4, 2),
+    ("bf16", "weight"): ("tf32", 128, 64, 4, 2),
+}
+_SHALLOW = (
+    32,
+    32,
+)  # rows and depth of a tile for the gradient of weights, where there are no more than 32 for an output
 
 
 @triton.jit
@@ -193,7 +210,7 @@ def forward(
         weight: weights ``[client, output, input, height, width]``, as a module has them
         bias: ``[client, output]``, or none
         geometry: of the convolution
-        precision: of products in float32
+        precision: of products
     """
     clients, rows, height, width, inputs = x.shape
     outputs = weight.shape[1]
@@ -203,12 +220,12 @@ def forward(
     y = x.new_empty(shape)
     place = torch.empty(shape if geometry.pool else (1,), dtype=torch.uint8, device=x.device)
     count = rows * (high // 2) * (wide // 2) * 4 if geometry.pool else rows * high * wide
-    tiles, launch = _tiles(FORWARD, outputs)
+    tiles, launch = _tiles(precision, "forward", outputs)
     grid = (triton.cdiv(count, tiles["BM"]), clients, triton.cdiv(outputs, tiles["BN"]))
     _forward[grid](
         x, flat, flat if bias is None else bias.contiguous(), y, place, height, width, high, wide, count,
         CI=inputs, CO=outputs, **_constants(geometry), BIAS=bias is not None, POOL=geometry.pool, RELU=geometry.relu,
-        **tiles, PREC=precision, **launch,
+        **tiles, **launch,
     )  # fmt: skip
     return y, place
 
@@ -223,11 +240,11 @@ def input_gradient(
     flat = weight.permute(0, 3, 4, 1, 2).contiguous()
     found = d.new_empty(shape)
     count = rows * height * width
-    tiles, launch = _tiles(INPUT, inputs)
+    tiles, launch = _tiles(precision, "input", inputs)
     grid = (triton.cdiv(count, tiles["BM"]), clients, triton.cdiv(inputs, tiles["BN"]))
     _input_gradient[grid](
         d, place, flat, found, height, width, high, wide, count, CI=inputs, CO=outputs, **_constants(geometry),
-        POOL=geometry.pool, **tiles, PREC=precision, **launch,
+        POOL=geometry.pool, **tiles, **launch,
     )  # fmt: skip
     return found
 
@@ -241,7 +258,9 @@ def weight_gradient(
     high, wide = geometry.outputs(height, width)
     count = rows * (high // 2) * (wide // 2) * 4 if geometry.pool else rows * high * wide
     depth = kernel_high * kernel_wide * inputs
-    tiles, launch = _tiles(WEIGHT, outputs)
+    tiles, launch = _tiles(precision, "weight", outputs)
+    if depth <= _SHALLOW[1]:
+        tiles["BM"], tiles["BK"] = _SHALLOW
     parts = max(1, min(count // PART, 32))
     part = triton.cdiv(triton.cdiv(count, parts), tiles["BM"]) * tiles["BM"]
     parts = triton.cdiv(count, part)
@@ -251,7 +270,7 @@ def weight_gradient(
     grid = (triton.cdiv(depth, tiles["BK"]) * blocks, clients, parts)
     _weight_gradient[grid](
         x, d, place, sums, bias_sums, height, width, high, wide, count, CI=inputs, CO=outputs, **_constants(geometry),
-        BIAS=bias, POOL=geometry.pool, **tiles, BLOCKS=blocks, PART=part, PREC=precision, **launch,
+        BIAS=bias, POOL=geometry.pool, **tiles, BLOCKS=blocks, PART=part, **launch,
     )  # fmt: skip
     total = sums.sum(0).view(clients, kernel_high, kernel_wide, inputs, outputs)
     return total.permute(0, 4, 3, 1, 2).contiguous(), bias_sums.sum(0) if bias else None
@@ -263,8 +282,8 @@ def _constants(geometry: Geometry) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
-def _tiles(chosen: tuple[int, int, int, int], channels: int) -> tuple[dict[str, int], dict[str, int]]:
+def _tiles(precision: Precision, kind: Kind, channels: int) -> tuple[dict[str, int], dict[str, Any]]:
     """Return the sizes of a tile, as wide as the channels from 16 to 64, and how a kernel is launched."""
-    rows, depth, warps, stages = chosen
+    products, rows, depth, warps, stages = _TILES[precision, kind]
     width = min(64, max(16, 1 << (channels - 1).bit_length()))
-    return {"BM": rows, "BN": width, "BK": depth}, {"num_warps": warps, "num_stages": stages}
+    return {"BM": rows, "BN": width, "BK": depth}, {"PREC": products, "num_warps": warps, "num_stages": stages}

@@ -11,10 +11,12 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints, Stream
 from fedskew.core.trees import Tensors, Tree
 from fedskew.engine.features import Tap
-from fedskew.engine.inference import rows_at_once
+from fedskew.engine.inference import fastest_layout, rows_at_once
 from fedskew.engine.job import Job
 from fedskew.models.layout import head_module, layout
 from fedskew.models.parameters import load_weights, trainable
+
+ROWS_GATHERED = 4096  # rows whose statistics are computed together
 
 
 def check_head(job: Job, personal: bool) -> None:
@@ -56,6 +58,7 @@ def new_head(job: Job, models: Iterable[tuple[Tensors, Ints]], round: int) -> tu
     calibrator = job.algorithm.calibrator
     assert calibrator
     worker = copy.deepcopy(job.model).eval()
+    worker = worker.to(memory_format=fastest_layout(worker, job.x))  # type: ignore[call-overload]
     total: Tree = {}
     for state, rows in models:
         load_weights(worker, state)
@@ -72,16 +75,17 @@ def new_head(job: Job, models: Iterable[tuple[Tensors, Ints]], round: int) -> tu
 
 @torch.no_grad()
 def _add_statistics(total: Tree, job: Job, worker: nn.Module, rows: Tensor) -> None:
+    """Add the statistics of these rows; many rows at once, because sums over wide features are large themselves."""
     assert job.algorithm.calibrator
-    statistics = job.algorithm.calibrator.class_statistics
-    tap = Tap(worker)
-    for some in torch.split(rows, rows_at_once(worker, job.x)):
-        worker(job.x[some])
-        sound = torch.isfinite(tap.features).all(1)  # a client with invalid features must not affect the head
-        for part, tensors in statistics(tap.features[sound], job.y[some][sound], job.classes).items():
-            sums = total.setdefault(part, {})
-            for name, value in tensors.items():
-                sums[name] = sums[name].add_(value) if name in sums else value
+    tap, layout, size = Tap(worker), fastest_layout(worker, job.x), rows_at_once(worker, job.x)
+    for many in torch.split(rows, ROWS_GATHERED):
+        gathered = []
+        for some in torch.split(many, size):
+            worker(job.x[some].contiguous(memory_format=layout))
+            gathered.append(tap.features)
+        features = torch.cat(gathered)
+        sound = torch.isfinite(features).all(1)  # a client with invalid features must not affect the head
+        job.algorithm.calibrator.add_statistics(total, features[sound], job.y[many][sound], job.classes)
     tap.remove()
 
 

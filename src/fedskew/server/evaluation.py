@@ -1,7 +1,8 @@
 """Evaluation of the global model and of clients' own: loss and metrics on all rows, a sample or a client's rows."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -12,12 +13,15 @@ from fedskew.core.trees import Tensors
 from fedskew.data.dataset import Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.engine.inference import outputs_of
+from fedskew.engine.cost import measure_cost
+from fedskew.engine.inference import Inference
 from fedskew.engine.job import Job
+from fedskew.engine.stacked import can_be_stacked
 from fedskew.tasks.task import BuiltIn, Task
 
 OWN_TESTED = 20  # clients of a round whose own models are evaluated on the whole test set
 FINAL_TESTED = 200  # likewise after the last round
+STACKED_BYTES = 256 << 20  # of clients' own models that are evaluated together
 FINAL_CLIENTS = 10_000  # clients evaluated on their own rows after the last round
 
 OwnModel: TypeAlias = Callable[[int], Tensors]
@@ -34,49 +38,25 @@ def round_metrics(task: Task) -> tuple[str, ...]:
     return cheap or task.metric_names
 
 
-@torch.no_grad()
-def row_scores(
-    model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, task: Task, rows: Tensor | None = None
-) -> tuple[Floats, Floats]:
-    """Return loss and score of every row (of all, or those at ``rows``), in evaluation mode."""
-    losses, scores = [], []
-    for outputs, chosen in outputs_of(model, tensors, x, rows):
-        losses.append(task.losses(outputs, y[chosen], "none"))
-        scores.append(task.row_scores(outputs, y[chosen]))
-    return torch.cat(losses).double().cpu().numpy(), torch.cat(scores).double().cpu().numpy()
+class Found(NamedTuple):
+    """What a model makes of some rows, on the device: the output and the loss of each, and the targets."""
+
+    outputs: Tensor
+    losses: Tensor
+    targets: Tensor
+
+    def score(self, task: Task, names: Iterable[str]) -> Score:
+        """Return the mean loss and these metrics over the rows."""
+        metrics = task.evaluate(self.outputs.cpu().numpy(), self.targets.cpu().numpy(), names)
+        return {"loss": float(self.losses.double().mean()), **metrics}
 
 
-@torch.no_grad()
-def score(
-    model: nn.Module,
-    tensors: Tensors,
-    x: Tensor,
-    y: Tensor,
-    task: Task,
-    rows: Tensor | None = None,
-    names: Iterable[str] | None = None,
-) -> Score:
-    """Return the mean loss and the metrics over the rows: those of these names, or the usual ones."""
-    found = [(outputs, task.losses(outputs, y[some], "none")) for outputs, some in outputs_of(model, tensors, x, rows)]
-    losses = torch.cat([losses for _, losses in found]).double().cpu().numpy()
-    outputs = torch.cat([outputs for outputs, _ in found]).cpu().numpy()
-    targets = (y if rows is None else y[rows]).cpu().numpy()
-    return {"loss": float(losses.mean()), **task.evaluate(outputs, targets, names or round_metrics(task))}
-
-
-def client_scores(
-    model: nn.Module, tensors: Tensors, x: Tensor, y: Tensor, task: Task, rows_by_client: Iterable[Ints]
-) -> tuple[Floats, Floats]:
-    """Return mean loss and score of one model on each client's rows; NaN for a client without rows."""
-    pieces = list(rows_by_client)
-    sizes = np.array([len(piece) for piece in pieces])
-    if sizes.sum() == 0:
-        return np.full(len(pieces), np.nan), np.full(len(pieces), np.nan)
-    losses, right = row_scores(model, tensors, x, y, task, torch.from_numpy(np.concatenate(pieces)).to(y.device))
-    owner = np.repeat(np.arange(len(pieces)), sizes)
+def _means(losses: Floats, scores: Floats, sizes: Ints) -> tuple[Floats, Floats]:
+    """Return mean loss and score of each client from those of its rows; NaN for a client without rows."""
+    owner = np.repeat(np.arange(len(sizes)), sizes)
     with np.errstate(invalid="ignore"):
-        loss, mean = (np.bincount(owner, weights=values, minlength=len(pieces)) / sizes for values in (losses, right))
-    return loss, mean
+        loss, score = (np.bincount(owner, weights=each, minlength=len(sizes)) / sizes for each in (losses, scores))
+    return loss, score
 
 
 def own_columns(personal: bool, common: bool, metric: str | None) -> tuple[str, ...]:
@@ -97,7 +77,7 @@ class Evaluator:
         seed: int,
         metrics: Iterable[str] = (),
     ) -> None:
-        self.fed, self.model, self.x, self.y, self.task, self.seed = fed, model, job.x, job.y, job.task, seed
+        self.fed, self.x, self.y, self.task, self.seed = fed, job.x, job.y, job.task, seed
         self.metrics = tuple(dict.fromkeys((*round_metrics(job.task), *metrics)))  # of every evaluation
         self.names = ("loss", *self.metrics)
         parts = (("validation", fed.validation), ("test", fed.test))
@@ -105,7 +85,11 @@ class Evaluator:
         held = fed.partition.rows
         if eval_rows is not None and eval_rows < len(held):
             held = held[np.sort(Stream(seed, "evaluation").sample(len(held), eval_rows))]
-        self._train_rows = torch.from_numpy(held).to(self.y.device)
+        self._train_rows, self._sampled = held, np.zeros(len(self.y), dtype=np.bool_)
+        self._sampled[held] = True
+        self._inference = Inference(model, self.x)
+        self._cost = measure_cost(model, self.x, 1)
+        self._stackable = partial(can_be_stacked, model, self.x)
 
     def _place(self, rows: Rows) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(rows.x).to(self.x), torch.from_numpy(rows.y).to(self.y)
@@ -115,39 +99,84 @@ class Evaluator:
         clients = [name for name, wanted in (("own_test", personal), ("trained_test", trained)) if wanted]
         return [*(["train", *self._parts] if common else []), *(clients if "test" in self._parts else [])]
 
+    # -- the global model ----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def evaluate(
+        self, state: Tensors | None, own: OwnModel | None, clients: Ints, split: Partition
+    ) -> tuple[dict[str, Score], dict[str, Floats]]:
+        """Return ``scores`` and ``on_own_rows`` together: no row is scored twice by the global model."""
+        if state is None:
+            return {}, self.on_own_rows(state, own, clients, split)
+        pieces = [split.of(int(client)) for client in clients]
+        mine = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
+        fresh = mine[~self._sampled[mine]]
+        found = self._on_parts(state)
+        train, other = found["train"], self._row_scores(state, fresh)
+        losses, scores = np.empty(len(self.y)), np.empty(len(self.y))
+        known = train.losses, self.task.row_scores(train.outputs, train.targets)
+        for rows, seen in ((self._train_rows, known), (fresh, other)):
+            losses[rows], scores[rows] = (values.double().cpu().numpy() for values in seen)
+        common = _means(losses[mine], scores[mine], np.array([len(piece) for piece in pieces], dtype=np.int64))
+        return self._scored(found, self.metrics), self._own_scores(common, own, clients, pieces)
+
+    @torch.inference_mode()
     def scores(self, state: Tensors) -> dict[str, Score]:
         """Return the scores of the global model on each part of the data."""
-        result = {"train": score(self.model, state, self.x, self.y, self.task, self._train_rows, self.metrics)}
-        return result | self.all_scores(state, self.metrics)
+        return self._scored(self._on_parts(state), self.metrics)
 
-    def all_scores(self, state: Tensors, names: Iterable[str] | None = None) -> dict[str, Score]:
-        """Return the scores of the global model on validation and test rows: all metrics, or those named."""
-        wanted = tuple(self.task.metric_names if names is None else names)
-        return {part: score(self.model, state, x, y, self.task, None, wanted) for part, (x, y) in self._parts.items()}
+    @torch.inference_mode()
+    def all_scores(self, state: Tensors) -> dict[str, Score]:
+        """Return all metrics of the global model on validation and test rows."""
+        found = {name: self._found(state, x, y) for name, (x, y) in self._parts.items()}
+        return self._scored(found, self.task.metric_names)
 
+    def _on_parts(self, state: Tensors) -> dict[str, Found]:
+        train = self._found(state, self.x, self.y, self._train_rows)
+        return {"train": train} | {name: self._found(state, x, y) for name, (x, y) in self._parts.items()}
+
+    def _scored(self, found: dict[str, Found], names: Iterable[str]) -> dict[str, Score]:
+        return {part: rows.score(self.task, names) for part, rows in found.items()}
+
+    def _found(self, state: Tensors, x: Tensor, y: Tensor, rows: Ints | None = None) -> Found:
+        """Return what a model makes of all rows, or of those at ``rows``; on a GPU without waiting for it."""
+        index = torch.arange(len(y), device=y.device) if rows is None else torch.from_numpy(rows).to(y.device)
+        outputs, targets = torch.cat([each for each, _ in self._inference.outputs(state, x, index)]), y[index]
+        return Found(outputs, self.task.losses(outputs, targets, "none"), targets)
+
+    def _row_scores(self, state: Tensors, rows: Ints) -> tuple[Tensor, Tensor]:
+        """Return loss and score of training rows, without keeping the outputs of many rows."""
+        losses, scores = [self.x.new_empty(0)], [self.x.new_empty(0)]
+        for outputs, some in self._inference.outputs(state, self.x, torch.from_numpy(rows).to(self.y.device)):
+            losses.append(self.task.losses(outputs, self.y[some], "none"))
+            scores.append(self.task.row_scores(outputs, self.y[some]))
+        return torch.cat(losses), torch.cat(scores)
+
+    @torch.inference_mode()
     def confusion(self, state: Tensors) -> Ints | None:
         """Return how many test rows of each class (down) were predicted as each (across); None for other tasks."""
         count = getattr(self.task, "confusion", None)
         if count is None or "test" not in self._parts:
             return None
-        x, y = self._parts["test"]
-        matrix: Ints = count(self._outputs(state, x), y.cpu().numpy(), len(self.fed.data.classes))
+        found = self._on_test(state)
+        matrix: Ints = count(found.outputs.cpu().numpy(), found.targets.cpu().numpy(), len(self.fed.data.classes))
         return matrix
 
-    def _outputs(self, state: Tensors, x: Tensor, rows: Tensor | None = None) -> Floats:
-        found = [outputs for outputs, _ in outputs_of(self.model, state, x, rows)]
-        return torch.cat(found).double().cpu().numpy()
+    # -- clients' models -----------------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def mean_on_test(self, own: OwnModel, clients: Ints) -> Score | None:
         """Return the mean score of up to 20 clients' models on the test rows; None without clients or test rows."""
         if "test" not in self._parts or not len(clients):
             return None
-        tested = [self._own_test(own, int(client)) for client in clients[:OWN_TESTED]]
+        found = [self._on_test(own(int(client))) for client in clients[:OWN_TESTED]]
+        tested = [one.score(self.task, self.metrics) for one in found]
         return {name: float(np.mean([one[name] for one in tested])) for name in self.names}
 
-    def _own_test(self, own: OwnModel, client: int) -> Score:
-        return score(self.model, own(client), *self._parts["test"], self.task, None, self.metrics)
+    def _on_test(self, state: Tensors) -> Found:
+        return self._found(state, *self._parts["test"])
 
+    @torch.inference_mode()
     def on_own_rows(
         self, state: Tensors | None, own: OwnModel | None, clients: Ints, split: Partition
     ) -> dict[str, Floats]:
@@ -155,19 +184,52 @@ class Evaluator:
 
         ``state`` is the global model; None where clients share nothing, and each has its ``own``.
         """
-        rows = [split.of(int(client)) for client in clients]
-        data = (self.x, self.y, self.task)
-        scores: tuple[Floats, ...] = client_scores(self.model, state, *data, rows) if state else ()
-        if own:
-            each = [
-                client_scores(self.model, own(int(client)), *data, [mine])
-                for client, mine in zip(clients, rows, strict=True)
-            ]
-            scores = (*np.array(each).reshape(-1, 2).T, *scores)
+        pieces = [split.of(int(client)) for client in clients]
+        common: tuple[Floats, ...] = self._client_scores(state, pieces) if state else ()
+        return self._own_scores(common, own, clients, pieces)
+
+    def _own_scores(
+        self, common: tuple[Floats, ...], own: OwnModel | None, clients: Ints, pieces: list[Ints]
+    ) -> dict[str, Floats]:
+        """Return the ``own_columns``, given the scores of the global model, if there is any."""
+        scores = (*self._each_own(own, clients, pieces), *common) if own else common
         if self.task.row_metric is None:
             scores = scores[::2]  # the losses alone
-        return dict(zip(own_columns(own is not None, state is not None, self.task.row_metric), scores, strict=True))
+        return dict(zip(own_columns(own is not None, bool(common), self.task.row_metric), scores, strict=True))
 
+    def _client_scores(self, state: Tensors, pieces: list[Ints]) -> tuple[Floats, Floats]:
+        """Return mean loss and score of one model on each client's rows."""
+        rows = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
+        losses, scores = (values.double().cpu().numpy() for values in self._row_scores(state, rows))
+        return _means(losses, scores, np.array([len(piece) for piece in pieces], dtype=np.int64))
+
+    def _each_own(self, own: OwnModel, clients: Ints, pieces: list[Ints]) -> tuple[Floats, Floats]:
+        """Return mean loss and score of each client's own model on its rows, in stacks where that is faster."""
+        if (self.x.device.type == "cpu" and self._cost.convolutions) or not self._stackable():
+            each = [self._client_scores(own(int(client)), [mine]) for client, mine in zip(clients, pieces, strict=True)]
+            loss, score = np.array(each).reshape(-1, 2).T
+            return loss, score
+        sizes = np.array([len(piece) for piece in pieces])
+        loss, score = np.full(len(clients), np.nan), np.full(len(clients), np.nan)
+        order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
+        room = max(1, STACKED_BYTES // self._cost.bytes_per_client)
+        for first in range(0, len(order), room):
+            some = order[first : first + room]
+            models = [own(int(client)) for client in clients[some]]
+            loss[some], score[some] = self._in_stack(models, [pieces[i] for i in some])
+        return loss, score
+
+    def _in_stack(self, models: list[Tensors], pieces: list[Ints]) -> Floats:
+        """Return mean loss and score of these models, each on its own rows; those with the most rows come first."""
+        stack = {name: torch.stack([model[name] for model in models]) for name in models[0]}
+        total = torch.zeros((2, len(models)), dtype=torch.float64, device=self.y.device)
+        for outputs, rows, real in self._inference.stacked_outputs(stack, self.x, pieces):
+            found = self.task.losses(outputs, self.y[rows], "none"), self.task.row_scores(outputs, self.y[rows])
+            for sums, each in zip(total, found, strict=True):
+                sums[: len(rows)] += torch.where(real, each.double(), 0).sum(1)
+        return total.cpu().numpy() / [len(piece) for piece in pieces]
+
+    @torch.inference_mode()
     def final(self, state: Tensors | None, own: OwnModel | None) -> list[dict[str, Any]]:
         """Return one row for each client (a random sample above 10,000) with the scores of its final model on its rows.
 
@@ -191,14 +253,13 @@ class Evaluator:
             assert used is not None
             entry |= self._metrics_on(used, rows, names)
             if own and "test" in self._parts:
-                score = self._own_test(own, entry["client"])
+                score = self._on_test(own(entry["client"])).score(self.task, self.metrics)
                 entry |= {f"own_test_{name}": score[name] for name in self.metrics}
         return table
 
-    @torch.no_grad()
     def _metrics_on(self, state: Tensors, rows: Ints, names: list[str]) -> Score:
         """Return these metrics of a model on some training rows; NaN if there are none."""
         if not len(rows):
             return dict.fromkeys(names, float("nan"))
-        index = torch.from_numpy(rows).to(self.y.device)
-        return self.task.evaluate(self._outputs(state, self.x, index), self.y[index].cpu().numpy(), names)
+        found = self._found(state, self.x, self.y, rows)
+        return self.task.evaluate(found.outputs.cpu().numpy(), found.targets.cpu().numpy(), names)

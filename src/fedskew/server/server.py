@@ -236,10 +236,11 @@ class Server:
         if self._due(self.round):
             chosen, trained = np.sort(invited), np.array(sorted(self._trained), dtype=np.int64)
             common, own = self._common(), self._own()
-            scores |= self.evaluator.scores(common) if common else {}
+            global_scores, found = self.evaluator.evaluate(common, own, chosen, self._own_rows())
+            scores |= global_scores
             scores["own_test"] = self.evaluator.mean_on_test(own, chosen) if own else None
             scores["trained_test"] = self.evaluator.mean_on_test(self._trained.__getitem__, trained)
-            found, places = self._on_own_rows(common, own, chosen), np.searchsorted(numbers, chosen)
+            places = np.searchsorted(numbers, chosen)
         clients |= {name: Column.at(places, found[name], len(numbers)) for name in names}
         self._evaluate_trained(clients)
         parts = self.evaluator.parts(self.has_common_model, self.personalised, self.settings.test_trained)
