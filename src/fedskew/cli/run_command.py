@@ -149,8 +149,8 @@ _PANELS = {
         "momentum", "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",
     ),
     "Execution and output": (
-        "secure", "round_totals", "engine", "device", "dtype", "threads", "memory", "fleet", "eval_every", "eval_rows",
-        "metrics", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
+        "secure", "round_totals", "engine", "device", "dtype", "precision", "threads", "memory", "fleet", "eval_every",
+        "eval_rows", "metrics", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
     ),
 }  # fmt: skip
 

@@ -51,7 +51,10 @@ class Settings:
         device: cpu, cuda, cuda:1, ... or auto
         dtype: precision of everything
         threads: CPU threads; by default chosen by the engine
-        memory: most gigabytes for a stack of clients
+        precision: precision of products in the layers of a model during training on a GPU; tf32 and bf16 are faster and
+            less exact, while weights, sums and evaluation keep dtype
+        memory: most gigabytes for a stack of clients; by default 2, and on a GPU half of what is free (fix it for the
+            same bits on GPUs of different sizes)
         seed: seed of the initial weights, the selection of clients and the batches
         eval_every: rounds between two evaluations; the last round always has one
         eval_rows: training rows for the global model's training loss; a fixed random sample, or none for all
@@ -84,8 +87,9 @@ class Settings:
     engine: Literal["stacked", "loop"] = "stacked"
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
     threads: Annotated[int | None, Bounds(1, 1024)] = None
-    memory: Annotated[float, Bounds(0, 1e6, above=True)] = 2.0
+    memory: Annotated[float | None, Bounds(0, 1e6, above=True)] = None
     seed: Annotated[int, NonNegative] = 0
     eval_every: Annotated[int, AtLeastOne] = 1
     eval_rows: Annotated[int | None, AtLeastOne] = 2_000
@@ -100,6 +104,8 @@ class Settings:
             raise FedskewError(
                 f"round_totals={self.round_totals} rounds what secure=true tells of labels: add it, or leave it at 1"
             )
+        if self.precision != "float32" and self.dtype != "float32":
+            raise FedskewError(f"precision={self.precision} clashes with dtype={self.dtype}: leave one of them out")
         if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
             raise FedskewError("nesterov=true needs optimizer=sgd and a momentum above 0")
         if self.optimizer != "sgd" and self.momentum:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import bits
 
 Result = TypeVar("Result")
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
 
 
 def pick_device(name: str) -> torch.device:
@@ -52,6 +53,20 @@ def computing(threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def products_in(precision: Precision) -> Iterator[None]:
+    """Compute products on a GPU in this precision; PyTorch decides which operations are done in bf16."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = (
+        (True, True) if precision == "tf32" else before
+    )
+    try:
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def in_threads(task: Callable[[int], Result], count: int, threads: int) -> Iterator[Result]:

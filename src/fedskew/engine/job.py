@@ -14,13 +14,14 @@ from fedskew.algorithms.selection import Probe
 from fedskew.batchnorm.masked import check_layers
 from fedskew.batchnorm.policy import BatchNormPolicy
 from fedskew.core.config import Settings
+from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.data.targets import Targets
 from fedskew.engine.augment import Augment, check_images
-from fedskew.engine.device import pick_device
+from fedskew.engine.device import Precision, pick_device
 from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
 from fedskew.models.layout import Layout, head_module, layout
@@ -71,6 +72,7 @@ class Job:
     task: Task = field(default_factory=Classification)
     classes: int = 0  # how many classes the data has
     augment: Augment = "none"  # what happens to the images of training batches
+    precision: Precision = "float32"  # of products in layers during training
 
     @property
     def unsent(self) -> frozenset[str]:
@@ -131,6 +133,8 @@ def make_job(
     optimizer = Optimizer(
         settings.optimizer, settings.momentum, settings.weight_decay, settings.nesterov, settings.clip_norm
     )
+    if settings.precision != "float32" and device.type == "cpu":
+        raise FedskewError(f"precision={settings.precision} is for GPUs, and device={device}: leave it at float32")
     x, y = torch.from_numpy(rows.x).to(device, dtype), torch.from_numpy(rows.y).to(device)
     return Job(
         copy.deepcopy(model).to(device=device, dtype=dtype),
@@ -147,6 +151,7 @@ def make_job(
         task or Classification(),
         classes,
         settings.augment,
+        settings.precision,
     )
 
 

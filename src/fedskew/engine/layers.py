@@ -9,7 +9,7 @@ has a stacked form.
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,12 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedskew.batchnorm.masked import Mask, MaskedBatchNorm, maskable
 from fedskew.core.trees import Tensors
+from fedskew.engine.device import Precision
 from fedskew.engine.features import Tap
 from fedskew.kernels.geometry import Geometry
 from fedskew.models.blocks import GlobalMax, GlobalMean, Residual
 from fedskew.models.layout import head_module
 from fedskew.models.network import Network
-
-Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
 
 aten = torch.ops.aten
 

@@ -20,7 +20,7 @@ from fedskew.batchnorm.turns import Meet, in_turn
 from fedskew.core.streams import Floats
 from fedskew.core.trees import Tensors, Tree, copied, unsqueezed, without
 from fedskew.engine.augment import augment, draw_moves
-from fedskew.engine.device import random_layers
+from fedskew.engine.device import products_in, random_layers
 from fedskew.engine.features import Tap
 from fedskew.engine.inference import row_losses
 from fedskew.engine.job import (
@@ -228,7 +228,10 @@ class _Client:
         for step, count in enumerate(self.counts[:, 0].tolist()):
             enter(step)
             x, labels = self._batch(step, count)
-            logits = self.worker(x.clone() if self.observer else x)  # a model may write to its input
+            with products_in(job.precision):
+                logits = self.worker(x.clone() if self.observer else x).to(
+                    job.x.dtype
+                )  # a model may write to its input
             loss = job.task.losses(logits, labels)
             view = self._with_batch(self.view, logits, x, labels)
             total = algorithm.objective(loss, view)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedskew.core.streams import Ints
 from fedskew.core.trees import copied
 from fedskew.engine.cost import measure_cost
-from fedskew.engine.device import random_layers
+from fedskew.engine.device import products_in, random_layers
 from fedskew.engine.job import Job, ModelState, ScheduleResult
 from fedskew.models.parameters import load_weights, trainable
 from fedskew.schedules.sample_schedule import SampleSchedule
@@ -76,7 +76,8 @@ class _Trainer:
         return seen
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
-        logits: Tensor = self.worker(x)
+        with products_in(self.job.precision):
+            logits: Tensor = self.worker(x).to(x.dtype)
         found = torch.autograd.grad(self.job.task.losses(logits, y), self.weights, materialize_grads=True)
         self.job.optimizer.step_(self.params, dict(zip(self.params, found, strict=True)), self.state, self.lr)
         return logits.detach()

@@ -113,7 +113,7 @@ class Stack:
             overridden(algorithm, hook) for hook in hooks
         )
         self.keeps_more = overridden(algorithm, "payload") or overridden(algorithm, "client_state")
-        self.layers = StackedModel(job.model, trainable(job.model), "features" in self.requires)
+        self.layers = StackedModel(job.model, trainable(job.model), "features" in self.requires, job.precision)
         # Hooks run the model of one client with other weights, and may ask for its features.
         self.tap = Tap(self.layers.model) if "features" in self.requires else None
         self.channels_last = channels_last

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from queue import Queue
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats
 from fedskew.core.trees import Tree, rows_of, stacked
 from fedskew.engine.cost import Cost, measure_cost
-from fedskew.engine.device import in_threads, random_layers
+from fedskew.engine.device import in_threads, products_in, random_layers
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.loop import GRADIENTS_AT_ONCE, Loop
 from fedskew.engine.plan import Plan
@@ -69,9 +70,12 @@ class Stacked:
     @staticmethod
     def _train(stack: Stack, start: Start, kept: Tree, plan: Plan) -> Updates:
         """Train a stack, with its own random numbers if layers draw some."""
-        if not stack.layers.draws:
-            return stack.train(start, kept, plan)
-        with random_layers(stack.job.x.device, stack.job.seed, plan.round, int(plan.clients[0])):
+        job = stack.job
+        with ExitStack() as around:
+            if job.precision == "tf32":
+                around.enter_context(products_in("tf32"))
+            if stack.layers.draws:
+                around.enter_context(random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0])))
             return stack.train(start, kept, plan)
 
     def _one_by_one(self, job: Job, start: Start, plan: Plan, cost: Cost) -> Iterator[Updates]:

@@ -419,4 +419,8 @@ def _personal_job(job: Job) -> Job | None:
 
 
 def _engine(settings: Settings) -> Engine:
-    return Loop() if settings.engine == "loop" else Stacked(memory=int(settings.memory * 2**30))
+    return Loop() if settings.engine == "loop" else Stacked(_bytes(settings.memory))
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * 2**30)
