@@ -122,8 +122,8 @@ class UpdateCollector:
             for name, value in tensors.items():
                 kind = (value.device, value.dtype)
                 if kind not in scales:
-                    scales[kind] = weights.to(value)[None]
-                term = torch.mm(scales[kind], value[:, None].flatten(1)).view(value.shape[1:])
+                    scales[kind] = weights.to(value)
+                term: Tensor = torch.tensordot(scales[kind], value, dims=1)
                 sums[name] = sums[name].add_(term) if name in sums else term
 
     def result(self) -> Combined:
