@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-collect_ignore = [] if find_spec("triton") else ["src/fedskew/kernels/conv_kernels.py"]  # kernels for a GPU
+collect_ignore_glob = [] if find_spec("triton") else ["src/fedskew/kernels/*_kernels.py"]
 
 SLOW_MODULES = frozenset(
     {

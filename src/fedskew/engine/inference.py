@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors
 from fedskew.engine.cost import largest_output, measure_cost
+from fedskew.engine.layers import StackedModel
 from fedskew.models.parameters import load_weights
 from fedskew.tasks.task import Task
 
@@ -19,8 +20,8 @@ Forward: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # the data and the numb
 
 # Numbers that one forward pass makes in its largest layer. On a CPU 8 MB in float32, which stay in the cache from layer
 # to layer (above 32 MB, the C library even maps and clears new memory for every layer of every batch). On a GPU
-# 64 MB, which keep all of it busy.
-_VALUES_PER_BATCH = {"cpu": 2 << 20, "cuda": 16 << 20}
+# 256 MB, which keep all of it busy.
+_VALUES_PER_BATCH = {"cpu": 2 << 20, "cuda": 64 << 20}
 _MOST_ROWS = 8192
 
 
@@ -102,21 +103,26 @@ class Inference:
 def _captured(model: nn.Module, x: Tensor, size: int) -> Forward:
     """Return the forward pass of up to ``size`` rows as the replay of a CUDA graph, or as it is if capturing fails."""
     inputs = torch.zeros((size, *x.shape[1:]), dtype=x.dtype, device=x.device)
+    layers = StackedModel(model, (), training=False)  # convolutions, pooling and ReLU in one kernel
+    weights = {name: value.detach().unsqueeze(0) for name, value in model.named_parameters()}
+    weights |= {name: value.unsqueeze(0) for name, value in model.named_buffers()}
+
+    def forward(x: Tensor) -> Tensor:
+        return layers.forward(weights, x.unsqueeze(0))[0]
 
     def eager(x: Tensor, rows: Tensor) -> Tensor:
-        outputs: Tensor = model(x.index_select(0, rows))
-        return outputs
+        return forward(x.index_select(0, rows))
 
     try:
         with torch.cuda.device(x.device):
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                model(inputs.clone())
+                forward(inputs.clone())
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                outputs = model(inputs)
+                outputs = forward(inputs)
     except RuntimeError:  # such as a model that reads a value on the host
         return eager
 

@@ -7,8 +7,7 @@ has a stacked form.
 """
 
 from collections.abc import Callable, Iterable
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from fedskew.batchnorm.masked import Mask, MaskedBatchNorm, maskable
 from fedskew.core.trees import Tensors
 from fedskew.engine.device import Precision
 from fedskew.engine.features import Tap
+from fedskew.kernels import available
 from fedskew.kernels.geometry import Geometry
 from fedskew.models.blocks import GlobalMax, GlobalMean, Residual
 from fedskew.models.layout import head_module
@@ -39,21 +39,27 @@ _NORMS = (MaskedBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # these neve
 
 
 class StackedModel:
-    """The stacked form of a model, for training; ``forward`` remembers what ``backward`` needs.
+    """The stacked form of a model; ``forward`` remembers what ``backward`` needs.
 
     Args:
         model: the model of one client; it is copied
         trained: names of the parameters that get gradients
         features: whether the inputs of the model's head are kept at every forward pass
         precision: of the products in layers with weights; sums, weights and their gradients keep their own
+        training: false for evaluation mode, which has no backward pass
     """
 
     def __init__(
-        self, model: nn.Module, trained: Iterable[str], features: bool = False, precision: Precision = "float32"
+        self,
+        model: nn.Module,
+        trained: Iterable[str],
+        features: bool = False,
+        precision: Precision = "float32",
+        training: bool = True,
     ) -> None:
-        self.precision = precision
+        self.precision, self.training = precision, training
         self.model, self.mask = maskable(model)
-        self.model.train()
+        self.model.train(training)
         head = head_module(self.model) if features else None
         builder = _Builder(self.model, frozenset(trained), self.mask, head)
         self._root = builder.layer(self.model, first=True)
@@ -77,8 +83,10 @@ class StackedModel:
         ``real`` says which rows of a padded batch count in the statistics of a normalisation.
         """
         self._run = _Run(dict(values), real)
-        self._run.precision = self.precision
+        self._run.precision, self._run.learns = self.precision, self.training
         y = self._root.forward(x, self._run)
+        if not self.training:
+            self._run.saved = {}
         return y.float() if self.precision == "bf16" else y
 
     @torch.no_grad()
@@ -100,6 +108,7 @@ class _Run:
         self.of_features: Tensor | None = None
         self.grads: Tensors = {}
         self.saved: dict[_Layer, Any] = {}  # what layers keep from the forward to the backward pass
+        self.learns = True  # whether there will be a backward pass
         self.precision: Precision = "float32"
 
     def low(self, value: Tensor) -> Tensor:
@@ -156,6 +165,10 @@ class _Head(_Layer):
 
 
 class _Linear(_Layer):
+    """A linear layer, and the ReLU that follows it."""
+
+    relu = False
+
     def __init__(self, weights: _Weights) -> None:
         self.weights = weights
 
@@ -164,15 +177,24 @@ class _Linear(_Layer):
         assert weight is not None
         flat, weight = run.low(x).flatten(1, -2), run.low(weight)
         bias = None if bias is None else run.low(bias)
-        run.saved[self] = x.shape, flat, weight
         # Outputs lie in memory as [client, output, row]: the product and all that is summed over outputs are faster so.
         inputs = flat.mT
-        y = torch.bmm(weight, inputs) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, inputs)
+        if self.relu and bias is not None and x.is_cuda and x.dtype == torch.float32 and available():
+            from fedskew.kernels.loss_kernels import bias_relu_
+
+            y = torch.bmm(weight, inputs)
+            bias_relu_(y, bias)
+        else:
+            y = torch.bmm(weight, inputs) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, inputs)
+            y = y.relu_() if self.relu else y
+        run.saved[self] = x.shape, flat, weight, y.mT
         return y.mT if x.dim() == 3 else y.mT.reshape(*x.shape[:-1], y.shape[1])
 
     def backward(self, d: Tensor, run: _Run, wanted: bool) -> Tensor | None:
         d = run.low(d).flatten(1, -2)
-        shape, x, weight = run.saved[self]
+        shape, x, weight, y = run.saved[self]
+        if self.relu:
+            d = aten.threshold_backward(d, y, 0)
         if "weight" in self.weights.trained:
             self.weights.add("weight", torch.bmm(d.mT, x), run)
         if "bias" in self.weights.trained:
@@ -279,6 +301,8 @@ class _Rowwise(_Layer):
 
     def forward(self, x: Tensor, run: _Run) -> Tensor:
         flat, swapped = _merged(x)
+        if not run.learns:
+            return _divided(self.module(flat.clone() if self.copies else flat), x, swapped)
         with torch.enable_grad():
             leaf = flat.detach().requires_grad_()
             y = self.module(leaf.clone() if self.copies else leaf)
@@ -316,13 +340,13 @@ class _Vmapped(_Layer):
         if run.precision == "bf16":
             x = x.float()
         given = {name: full for name, full in named.items() if full in run.values}
-        with torch.enable_grad():
+        with torch.set_grad_enabled(run.learns):
             leaves = [
                 run.values[full].detach().requires_grad_() if full in self.trained else run.values[full]
                 for full in given.values()
             ]
             inputs = x.detach()
-            if x.is_floating_point() and not self.first:
+            if x.is_floating_point() and not self.first and run.learns:
                 inputs.requires_grad_()
             real = run.real
 
@@ -517,6 +541,8 @@ class _Builder:
             layer = self.layer(module, lowest, fresh)
             if isinstance(layer, _Conv) and isinstance(module, nn.Conv2d):
                 layer = self._block(layer, module, flat)
+            elif isinstance(layer, _Linear) and flat and type(flat[0]) is nn.ReLU:
+                layer.relu = bool(flat.pop(0))
             layers.append(layer)
         return _Chain(layers, first)
 
@@ -543,14 +569,9 @@ class _Builder:
         return [leaf for part in parts for leaf in self._leaves(part, inside=True)]
 
 
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
 def _fused(x: Tensor, groups: int) -> bool:
     """Return whether a convolution of these images runs in the kernels for a GPU."""
-    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and groups == 1 and _has_triton()
+    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and groups == 1 and available()
 
 
 def _alone(function: Callable[..., tuple[Tensor, ...]], *stacks: Tensor | None) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ graph and replayed in all rounds of the same shape; so its inputs are copied int
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +36,8 @@ from fedskew.models.parameters import trainable
 _Seen: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor | None, Tensors]"
 _Names: TypeAlias = frozenset[str]
 
-_STEPS_AT_ONCE, _BYTES_AT_ONCE = 8, 256 << 20  # steps in one CUDA graph, and bytes of their inputs
+_STEPS_AT_ONCE, _BYTES_AT_ONCE = 16, 256 << 20  # steps in one CUDA graph, and bytes of their inputs
+_STEPS_IN_A_ROUND, _ROUNDS_KEPT = 64, 4  # of rounds that are one CUDA graph, and how many of these there are
 _STEPS = COLUMNS.index("steps")
 _PLANS_KNOWN = 16  # plans whose blocks are remembered, for rounds with clients of the same sizes
 _OUTPUTS_KEPT = 16 << 20  # numbers: outputs of the steps whose losses and scores are computed together
@@ -118,11 +120,14 @@ class Stack:
         self.tap = Tap(self.layers.model) if "features" in self.requires else None
         self.channels_last = channels_last
         self.x = job.images_channels_last if channels_last else job.x
-        self.replay = Replay(self._moving) if self.device.type == "cuda" else None
+        self.on_gpu, self.inside = self.device.type == "cuda", False
+        self.replay = Replay(self._moving) if self.on_gpu else None
         self.slots = torch.arange(room.width, device=self.device)
         self.given: Tree = {}
         self.outputs: Tensor | None = None
         self.masks: dict[tuple[tuple[_Names, ...], str], Tensor] = {}
+        self.seen: Counter[tuple[Block, ...]] = Counter()
+        self.rounds: dict[tuple[Block, ...], dict[str, Any]] = {}
         self.known: dict[tuple[bytes, bytes, bytes], tuple[list[Block], Ints]] = {}
 
     # -- one round -----------------------------------------------------------------------------------------------------
@@ -130,13 +135,21 @@ class Stack:
     def train(self, start: Start, kept: Tree, plan: Plan) -> Updates:
         """Train the clients of a plan, those with the most steps first."""
         self.plan = plan
-        if self.replay is None:
+        if not self.on_gpu:
             self.room = Room.of(plan)
         blocks, self.counts = self._blocks()
         self._load(start, kept, plan)
-        self.now = 0
-        self._play("begin", self._begin)
         self.measured: dict[str, Floats] = {}
+        if self.on_gpu and self._repeats(blocks):
+            self._replay_round(blocks)
+        else:
+            self._take_round(blocks)
+        return self._updates()
+
+    def _take_round(self, blocks: list[Block]) -> None:
+        """Take a round part by part."""
+        plan, self.now = self.plan, 0
+        self._play("begin", self._begin)
         if "loss_before" in self.requires:
             self.measured["loss_before"] = self._mean_loss()
             self.numbers["loss_before"][: len(plan.clients)] = torch.from_numpy(self.measured["loss_before"]).to(
@@ -144,8 +157,10 @@ class Stack:
             )
         if "full_gradient" in self.requires:
             self._find_full_gradient()
-        if self.receives or self.linear:
-            self._play(("prepare", blocks[0]), partial(self._prepare, blocks[0]))
+        if self.receives:
+            self._play(("receive", blocks[0]), partial(self._receive, blocks[0]))
+        if self.linear:
+            self._play("correct", self._correct)
         waiting, most = 0, max(block.steps for block in blocks)
         for block in blocks:
             self._play(block, partial(self._steps, block))
@@ -157,13 +172,47 @@ class Stack:
         if "loss_after" in self.requires:
             self.measured["loss_after"] = self._mean_loss()
         self._play("end", self._end)
-        return self._updates()
+
+    def _repeats(self, blocks: list[Block]) -> bool:
+        """Return whether a round is captured as a whole: a short one without measurements that was there before."""
+        known = tuple(blocks)
+        self.seen[known] += 1
+        short = (
+            len(self.counts) <= _STEPS_IN_A_ROUND and not {"loss_before", "loss_after", "full_gradient"} & self.requires
+        )
+        return known in self.rounds or (short and self.seen[known] > 1 and len(self.rounds) < _ROUNDS_KEPT)
+
+    def _replay_round(self, blocks: list[Block]) -> None:
+        """Replay a round as one graph; its results are where they were when it was captured."""
+        known = tuple(blocks)
+        self.inside = True  # of a part, parts are not captured again
+        assert self.replay is not None
+        self.replay(known, partial(self._take_round, self._joined(blocks)))
+        self.inside = False
+        if known not in self.rounds:
+            names = ("params", "buffers", "begin", "optimizer_state", "payload", "state", "sums")
+            self.rounds[known] = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        self.__dict__.update(self.rounds[known])
+
+    def _joined(self, blocks: list[Block]) -> list[Block]:
+        """Return blocks of the same shape as one, as far as there is room for their inputs and outputs."""
+        step = self.room.clients * self.room.width * max(1, self.job.x[0].numel()) * self.job.x.element_size()
+        most = max(1, min(self._kept_steps(), _BYTES_AT_ONCE // step))
+        result: list[Block] = []
+        for block in blocks:
+            total = result[-1].steps + block.steps if result else 0
+            if result and total <= most and replace(result[-1], steps=block.steps) == block:
+                result[-1] = replace(block, steps=total)
+            else:
+                result.append(block)
+        return result
 
     def _play(self, name: Any, part: Callable[[], None]) -> None:
         """Run a part of the round, on a GPU as a replayed graph."""
-        if self.replay is None:
+        if self.inside or not self.on_gpu:
             part()
         else:
+            assert self.replay is not None
             self.replay(name, part)
 
     def _load(self, start: Start, kept: Tree, plan: Plan) -> None:
@@ -178,7 +227,7 @@ class Stack:
         own: Tree = prefixed(kept, "kept.")
         if "class_counts" in self.requires:
             own["class_counts"] = {"": self.job.class_counts(plan.clients)}
-        if self.replay is None:
+        if not self.on_gpu:
             own["numbers"] = {"": torch.from_numpy(packed)}
             positions, _ = plan.table()
             self.rows, self.real_rows = self.job.rows(plan.clients, positions), torch.from_numpy(self.counts)
@@ -231,7 +280,7 @@ class Stack:
         self.correction: Tree = {}
         self.sums = torch.zeros(2, count, dtype=torch.float64, device=self.device)
         self.at = torch.zeros(2, dtype=torch.int64, device=self.device)  # steps taken, and those since the last sums
-        if self.replay is not None:
+        if self.on_gpu:
             plan, words = numbers[:, : len(COLUMNS)].T, numbers[0, len(COLUMNS) :]
             sizes = (self.room.steps, self.room.width, self.room.epochs, self.room.longest)
             self.rows, self.real_rows = row_table(plan, words[0], self.job.rows_in_order, *sizes)
@@ -240,16 +289,15 @@ class Stack:
                 self.moves = moves_of(move_words(plan, words[1], self.room.steps, self.room.width), self.job.augment)
 
     @torch.no_grad()
-    def _prepare(self, first: Block) -> None:
-        """Let the method set the weights from which clients start, and the linear correction of their gradients."""
-        if self.receives:
-            self._receive(first)
-        if self.linear:
-            self.correction = self._linear_correction()
-            names = {name for tensors in self.correction.values() for name in tensors}
-            self.scratch = {name: torch.empty_like(value) for name, value in self.params.items() if name in names}
+    def _correct(self) -> None:
+        """Let the method find the linear correction of gradients."""
+        self.correction = self._linear_correction()
+        names = {name for tensors in self.correction.values() for name in tensors}
+        self.scratch = {name: torch.empty_like(value) for name, value in self.params.items() if name in names}
 
+    @torch.no_grad()
     def _receive(self, first: Block) -> None:
+        """Let the method set the weights from which clients start."""
         (x,), (y,), reals = self._batches(replace(first, steps=1))
         seen = (None, None, x, y, None if reals is None else reals[0], self.buffers)
 
@@ -285,7 +333,7 @@ class Stack:
         known = (plan.sizes.tobytes(), plan.batch.tobytes(), plan.epochs.tobytes())
         if known not in self.known:
             counts = plan.counts()
-            most = self._steps_at_once() if self.replay is not None else 1
+            most = self._steps_at_once() if self.on_gpu else 1
             blocks: list[Block] = []
             for step in range(len(counts)):
                 one = self._shape(step, counts[step])
@@ -308,11 +356,11 @@ class Stack:
         """Return the shape of a step with these batch sizes: on a CPU the smallest one, on a GPU one of few."""
         exact = active = int((count > 0).sum())
         shares = self.job.algorithm.batchnorm.shares_statistics(step)
-        if self.replay is not None and not shares:
+        if self.on_gpu and not shares:
             active = min(_few(exact), self.room.clients)
         widest = int(count.max())
         padded = active > exact or bool((count[:exact] < widest).any())
-        width = self.room.width if padded and self.replay is not None else widest
+        width = self.room.width if padded and self.on_gpu else widest
         return Block(1, active, width, padded, active > exact, shares, self._trained(step, active))
 
     def _trained(self, step: int, active: int) -> tuple[_Names, ...] | None:
@@ -326,7 +374,7 @@ class Stack:
 
     def _now(self, table: Tensor, steps: int) -> Tensor:
         """Return the entries of the present steps in a table of steps."""
-        if self.replay is None:
+        if not self.on_gpu:
             return table[self.now : self.now + steps]
         return table.index_select(0, self.at[0] + torch.arange(steps, device=self.device))
 
@@ -371,9 +419,7 @@ class Stack:
         if self.changes_objective:
             grads = self._gradients_of_objective(params, seen, share)
         else:
-            slopes = job.task.slopes(logits, y)
-            each = 1 / y.shape[1] if share is None else share.view(*share.shape, *(1,) * (slopes.dim() - 2))
-            grads = self.layers.backward(slopes.mul_(each))
+            grads = self.layers.backward(job.task.slopes(logits, y, 1 / y.shape[1] if share is None else share))
         grads = {name: grads[name] if name in grads else torch.zeros_like(value) for name, value in params.items()}
         if self.corrects:
             grads = self._hook(job.algorithm.correct_gradients, grads, params, block.active, seen)
@@ -448,11 +494,11 @@ class Stack:
         shape = (self.room.clients, self.room.width, *logits[0].shape[2:])
         if self.outputs is None or self.outputs.shape[1:] != shape:
             steps = max(1, min(self.room.steps, _OUTPUTS_KEPT // math.prod(shape)))
-            most = self._steps_at_once() if self.replay is not None else 1
+            most = self._steps_at_once() if self.on_gpu else 1
             outputs = logits[0].new_zeros(-(-steps // most) * most, *shape)  # a block is kept as a whole
             self.outputs = outputs.mT.contiguous().mT if len(shape) == 3 else outputs  # laid out as layers do
         there = self.outputs[:, : block.active, : block.width]
-        if self.replay is None:
+        if not self.on_gpu:
             there[self.now % len(self.outputs)] = logits[0]
         else:
             step = torch.arange(block.steps, device=self.device)
@@ -464,7 +510,7 @@ class Stack:
         """Add up the losses and scores of every client over the steps whose outputs are kept."""
         assert self.outputs is not None
         steps = len(self.outputs)
-        if self.replay is None:
+        if not self.on_gpu:
             first, last = (self.now - 1) // steps * steps, self.now
             rows, counts = self.rows[first:last], self.real_rows[first:last]
         else:
@@ -622,8 +668,9 @@ class Stack:
             view = replace(self.view(params, begin, state, numbers, counts), full_gradient=full)
             return algorithm.payload(view), algorithm.client_state(view)
 
-        if not self.keeps_more:
-            self.payload, self.state = {"delta": difference(self.params, self.begin)}, self.client_state
+        if not self.keeps_more:  # the payload is a difference, which needs no capture
+            self.payload: Tree = {}
+            self.state = self.client_state
             return
         dims = (0, self.begin_dims, 0, 0, 0, None if self.class_counts is None else 0)
         arguments = (self.params, self.begin, self.client_state, self.numbers, self.full_gradient, self.class_counts)
@@ -640,14 +687,18 @@ class Stack:
             kept |= prefixed(self.optimizer_state, OPTIMIZER)
         sent = {name: value for name, value in self.buffers.items() if name not in job.unsent}
         trained = {**self.params, **{name: self.buffers[name] for name in job.frozen_names & self.buffers.keys()}}
-        found: Tree = {**prefixed(without(self.payload, job.unsent), "payload."), "buffers": sent}
-        found |= prefixed(kept, "kept.")
-        if self.replay is not None:
-            here = slice(len(plan.clients))
+        found: Tree = {**prefixed(self.payload, "payload."), "buffers": sent, **prefixed(kept, "kept.")}
+        here = slice(len(plan.clients))
+        if self.on_gpu:
             found, trained = copied(rows_of(found, here)), rows_of({"": trained}, here)[""]
+        if not self.keeps_more:
+            ends = {name: value[here] for name, value in self.params.items() if name not in job.unsent}
+            begin = {name: value[here] if name in self.own_begin else value for name, value in self.begin.items()}
+            found["payload.delta"] = difference(ends, begin)
         loss, score = self.sums[:, : len(plan.clients)].cpu().numpy() / self.counts.sum(0)
         report = Report(plan.clients, plan.sizes, plan.steps, loss, score, {**plan.numbers, **self.measured})
-        return Updates(report, parts(found, "payload."), found["buffers"], parts(found, "kept."), trained)
+        payload = without(parts(found, "payload."), job.unsent)
+        return Updates(report, payload, found["buffers"], parts(found, "kept."), trained)
 
     def _moving(self) -> list[Tensor]:
         """Return the tensors that a captured part changes in place."""

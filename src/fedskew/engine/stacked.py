@@ -63,9 +63,10 @@ class Stacked:
         by_steps = np.argsort(-plan.steps, kind="stable")
         for first in range(0, len(by_steps), room):
             members = by_steps[first : first + room]
-            some = plan.only(members)
-            stack, kept = self._stack(job, some), rows_of(start.kept, torch.from_numpy(members))
-            yield self._train(stack, start, kept, some)
+            some, kept = plan, start.kept
+            if not np.array_equal(members, np.arange(len(plan.clients))):
+                some, kept = plan.only(members), rows_of(start.kept, torch.from_numpy(members))
+            yield self._train(self._stack(job, some), start, kept, some)
 
     @staticmethod
     def _train(stack: Stack, start: Start, kept: Tree, plan: Plan) -> Updates:
@@ -85,7 +86,7 @@ class Stacked:
             return
         channels_last = job.x.dim() == 4 and cost.channels_last()
         threads = torch.get_num_threads()
-        stacks = self._stacks.setdefault((id(job.model), repr(job.algorithm), channels_last), [])
+        stacks = self._stacks.setdefault((id(job.model), id(job.x), repr(job.algorithm), channels_last), [])
         while len(stacks) < max(1, min(threads, len(plan.clients))):
             stacks.append(Stack(job, Room.of(plan), channels_last))
         free: Queue[Stack] = Queue()
@@ -116,7 +117,7 @@ class Stacked:
     def _stack(self, job: Job, plan: Plan) -> Stack:
         """Return a stack with room for the plan: one that is there from an earlier round, or a new one."""
         needed = Room.of(plan)
-        stacks = self._stacks.setdefault((id(job.model), repr(job.algorithm)), [])
+        stacks = self._stacks.setdefault((id(job.model), id(job.x), repr(job.algorithm)), [])
         for stack in stacks:
             if job.x.device.type == "cpu" or stack.room.fits(needed):
                 return stack

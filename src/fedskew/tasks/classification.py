@@ -65,10 +65,10 @@ class Classification(BuiltIn):
         found = class_losses(rows, targets.reshape(len(rows), -1), "none", self.label_smoothing)
         return found.view(targets.shape)
 
-    def slopes(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the gradient of every row's loss with respect to its outputs."""
+    def slopes(self, outputs: Tensor, targets: Tensor, share: float | Tensor = 1.0) -> Tensor:
+        """Return the gradient of every row's loss with respect to its outputs, times the row's share."""
         plain = self.class_weights is None and not self.label_smoothing
-        return class_slopes(outputs, targets) if plain else super().slopes(outputs, targets)
+        return class_slopes(outputs, targets, share) if plain else super().slopes(outputs, targets, share)
 
     def confusion(self, outputs: NDArray[Any], targets: Targets, classes: int) -> Ints:
         """Return how many rows of each class (down) were predicted as each class (across)."""

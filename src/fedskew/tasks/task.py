@@ -125,12 +125,17 @@ class Task:
         found = self._losses(*_flat(outputs, targets, len(shape)), reduction)
         return found.view(shape) if reduction == "none" and len(shape) > 1 else found
 
-    def slopes(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the gradient of every row's loss with respect to its outputs; axes as in ``losses``."""
+    def slopes(self, outputs: Tensor, targets: Tensor, share: float | Tensor = 1.0) -> Tensor:
+        """Return the gradient of every row's loss with respect to its outputs, times the row's share.
+
+        Axes are those of ``losses``; the share is one number, or one for each row.
+        """
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
             (found,) = torch.autograd.grad(self.losses(leaf, targets, "sum"), leaf)
-        return found
+        return found * (
+            share.view(*share.shape, *(1,) * (found.dim() - share.dim())) if isinstance(share, Tensor) else share
+        )
 
     def width(self, classes: int) -> int:
         """Return how many outputs the model needs for data with so many classes (or labels; 0 for numbers)."""
