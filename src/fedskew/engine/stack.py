@@ -39,6 +39,12 @@ _Names: TypeAlias = frozenset[str]
 _STEPS_AT_ONCE, _BYTES_AT_ONCE = 16, 256 << 20  # steps in one CUDA graph, and bytes of their inputs
 _STEPS_IN_A_ROUND, _ROUNDS_KEPT = 64, 4  # of rounds that are one CUDA graph, and how many of these there are
 _STEPS = COLUMNS.index("steps")
+_PLACES = (
+    "params", "buffers", "begin", "begin_dims", "own_begin", "server", "client_state", "optimizer_state",
+    "class_counts", "packed", "numbers", "lr", "full_gradient", "correction", "scratch", "sums", "at", "rows",
+    "real_rows", "moves", "payload", "state",
+)  # fmt: skip
+_PARTS: "tuple[Block, ...]" = ()  # stands for a round that is taken part by part
 _PLANS_KNOWN = 16  # plans whose blocks are remembered, for rounds with clients of the same sizes
 _OUTPUTS_KEPT = 16 << 20  # numbers: outputs of the steps whose losses and scores are computed together
 
@@ -127,7 +133,7 @@ class Stack:
         self.outputs: Tensor | None = None
         self.masks: dict[tuple[tuple[_Names, ...], str], Tensor] = {}
         self.seen: Counter[tuple[Block, ...]] = Counter()
-        self.rounds: dict[tuple[Block, ...], dict[str, Any]] = {}
+        self.places: dict[tuple[Block, ...], dict[str, Any]] = {}
         self.known: dict[tuple[bytes, bytes, bytes], tuple[list[Block], Ints]] = {}
 
     # -- one round -----------------------------------------------------------------------------------------------------
@@ -143,8 +149,19 @@ class Stack:
         if self.on_gpu and self._repeats(blocks):
             self._replay_round(blocks)
         else:
+            self._use(_PARTS)
             self._take_round(blocks)
+            self._note_places(_PARTS)
         return self._updates()
+
+    def _use(self, captured: tuple[Block, ...]) -> None:
+        """Find the tensors of a round where the graph of a whole round, or those of its parts, have put them."""
+        self.__dict__.update(self.places.get(captured, {}))
+
+    def _note_places(self, captured: tuple[Block, ...]) -> None:
+        """Note where the tensors of a round are; every graph has its own."""
+        if self.on_gpu:
+            self.places[captured] = {name: self.__dict__[name] for name in _PLACES if name in self.__dict__}
 
     def _take_round(self, blocks: list[Block]) -> None:
         """Take a round part by part."""
@@ -180,7 +197,7 @@ class Stack:
         short = (
             len(self.counts) <= _STEPS_IN_A_ROUND and not {"loss_before", "loss_after", "full_gradient"} & self.requires
         )
-        return known in self.rounds or (short and self.seen[known] > 1 and len(self.rounds) < _ROUNDS_KEPT)
+        return known in self.places or (short and self.seen[known] > 1 and len(self.places) <= _ROUNDS_KEPT)
 
     def _replay_round(self, blocks: list[Block]) -> None:
         """Replay a round as one graph; its results are where they were when it was captured."""
@@ -189,10 +206,9 @@ class Stack:
         assert self.replay is not None
         self.replay(known, partial(self._take_round, self._joined(blocks)))
         self.inside = False
-        if known not in self.rounds:
-            names = ("params", "buffers", "begin", "optimizer_state", "payload", "state", "sums")
-            self.rounds[known] = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        self.__dict__.update(self.rounds[known])
+        if known not in self.places:
+            self._note_places(known)
+        self._use(known)
 
     def _joined(self, blocks: list[Block]) -> list[Block]:
         """Return blocks of the same shape as one, as far as there is room for their inputs and outputs."""

@@ -1,0 +1,148 @@
+"""The parts of a round as they run on a GPU, captured and replayed, without one: "graphs" that repeat a part in place.
+
+A replayed graph runs no Python: it reads and writes the tensors that were there when it was captured. ``InPlace``
+repeats a part with the names of that moment, and copies what it makes to where the capture had put it.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedskew.algorithms.contract import algorithms
+from fedskew.engine.job import Job
+from fedskew.engine.loop import Loop
+from fedskew.engine.plan import Plan
+from fedskew.engine.replay import Replay
+from fedskew.engine.stack import Room, Stack
+from fedskew.engine.stacked import Stacked, _for_all_rounds
+
+
+class InPlace:
+    """Stands in for ``Replay``."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack, self.before, self.after = stack, {}, {}
+        self.replayed = 0
+
+    def __call__(self, name: Hashable, part: Callable[[], None]) -> None:
+        names = self.stack.__dict__
+        if name not in self.before:
+            moving = self.stack._moving()
+            old = [value.clone() for value in moving]
+            part()  # the trial run
+            for value, before in zip(moving, old, strict=True):
+                value.copy_(before)
+            self.before[name] = names.copy()
+            part()
+            self.after[name] = names.copy()
+            return
+        now = names.copy()
+        kept = {name: names[name] for name in ("plan", "counts", "inside", "measured", "seen", "known", "places")}
+        names.clear()
+        names.update(self.before[name] | kept)
+        part()
+        made = [*_leaves({name: names[name] for name in self.after[name]})]
+        for there, value in zip(_leaves(self.after[name]), made, strict=True):
+            if there is not value and there.shape == value.shape:
+                once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in there.stride())
+                there[once].copy_(value[once].clone())
+        names.clear()
+        names.update(now)
+        self.replayed += 1
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    """Return all tensors in nested dictionaries, those that training makes."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [leaf for part in value.values() for leaf in _leaves(part)] if isinstance(value, dict) else []
+
+
+class Captured(Stacked):
+    """A stacked engine that treats the CPU like a GPU."""
+
+    def _stack(self, job: Job, plan: Plan) -> Stack:
+        needed, stacks = Room.of(plan), self._stacks.setdefault((id(job.model), repr(job.algorithm)), [])
+        for stack in stacks:
+            if stack.room.fits(needed):
+                return stack
+        stack = Stack(job, _for_all_rounds(job, plan, needed), channels_last=job.x.dim() == 4)
+        stack.on_gpu, stack.replay = True, InPlace(stack)
+        stacks.append(stack)
+        return stack
+
+
+SIZES = (9, 5, 4, 7, 2, 17, 12, 8, 1, 6)
+EQUAL = (8, 8, 8, 8, 8, 8)
+METHODS = [
+    name for name in algorithms if name not in ("krum", "sfl", "central") and not name.startswith("stratify")
+]  # krum needs more clients; the others train one model
+
+
+def agree(lab, sizes: tuple[int, ...], method: str, model: str, **settings: Any) -> int:
+    """Assert that both engines agree, and return how many parts were replayed."""
+    fed = lab.federation(sizes, (2, 8, 8) if "cnn" in model else (6,))
+    settings = {"per_round": 5, "epochs": 2, "momentum": 0.5, **settings}
+    captured = Captured(mode="stack")
+    plain, other = (lab.run(7, fed, method, model, engine, **settings) for engine in (Loop(), captured))
+    assert lab.gap(plain, other) < 1e-8
+    return sum(stack.replay.replayed for stacks in captured._stacks.values() for stack in stacks)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_with_clients_of_different_sizes(lab, method: str):
+    least = {"fednova": {"momentum": 0.0}}.get(method, {})
+    assert agree(lab, SIZES, method, "mlp:hidden=5", **least) > 10
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "fedprox", "fedga", "fedrep", "ditto", "fedlc"])
+def test_rounds_of_one_shape_are_replayed_as_a_whole(lab, method: str):
+    assert agree(lab, EQUAL, method, "mlp:hidden=5") >= 4
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("tabular:hidden=5+4", {}),
+        ("cnn:width=4", {"augment": "crop+flip"}),
+        ("mlp:hidden=5", {"optimizer": "adam", "momentum": 0.0}),
+        ("mlp:hidden=5", {"clip_norm": 0.1, "weight_decay": 0.01, "nesterov": True}),
+        ("mlp:hidden=5", {"fleet": "edge"}),
+    ],
+)
+@pytest.mark.parametrize("sizes", [tuple(max(2, size) for size in SIZES), EQUAL])
+def test_models_and_settings(lab, sizes: tuple[int, ...], model: str, settings: dict[str, Any]):
+    agree(lab, sizes, "fedavg", model, **settings)
+
+
+def test_shapes_that_alternate_use_their_own_graphs(lab):
+    """Rounds of two shapes, whole and in parts: each must find its own tensors again."""
+    fed = lab.federation((8, 8, 8, 8, 3, 3, 3, 3))
+    captured = Captured(mode="stack")
+    plain, other = (lab.training(fed, "fedprox:mu=0.5", "mlp:hidden=5", engine) for engine in (Loop(), captured))
+    for training in (plain, other):
+        training.per_round = 3
+        training.results = [training.advance() for _ in range(12)]
+    assert lab.gap(plain, other) < 1e-8
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs: needs a GPU")
+def test_what_cannot_be_captured_runs_as_it_is_and_says_why():
+    total = torch.zeros(1, device="cuda")
+    replay = Replay(lambda: [total])
+
+    def part() -> None:
+        total.add_(1)
+        if float(total) > 100:  # reads a value on the host
+            total.zero_()
+
+    for count in (1, 2, 3):
+        replay("part", part)
+        assert float(total) == count
+    assert "part" in replay.refused
+    replay("other", lambda: total.mul_(2))
+    assert float(total) == 6
+    assert "other" not in replay.refused
