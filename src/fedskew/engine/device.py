@@ -4,7 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -55,9 +55,13 @@ def computing(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def products_in(precision: Precision) -> Iterator[None]:
+def products_in(precision: Precision) -> AbstractContextManager[None]:
     """Compute products on a GPU in this precision; PyTorch decides which operations are done in bf16."""
+    return nullcontext() if precision == "float32" else _faster_products(precision)
+
+
+@contextmanager
+def _faster_products(precision: Precision) -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = (
         (True, True) if precision == "tf32" else before
