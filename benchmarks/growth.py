@@ -1,4 +1,4 @@
-"""How the cost of a round grows: with its clients, with the size of the model, and with unequal clients; three plots."""
+"""How the cost of a round grows: with clients, with the size of the model and with unequal clients; three plots."""
 
 import sys
 from pathlib import Path

@@ -221,6 +221,7 @@ def forward(
     place = torch.empty(shape if geometry.pool else (1,), dtype=torch.uint8, device=x.device)
     count = rows * (high // 2) * (wide // 2) * 4 if geometry.pool else rows * high * wide
     tiles, launch = _tiles(precision, "forward", outputs)
+    tiles["BK"] = min(tiles["BK"], max(16, 1 << (geometry.kernel[0] * geometry.kernel[1] * inputs - 1).bit_length()))
     grid = (triton.cdiv(count, tiles["BM"]), clients, triton.cdiv(outputs, tiles["BN"]))
     _forward[grid](
         x, flat, flat if bias is None else bias.contiguous(), y, place, height, width, high, wide, count,
