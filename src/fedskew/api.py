@@ -80,6 +80,7 @@ def resume(
     task: Task | None = None,
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
     force: bool = False,
+    workers: int | None = None,
 ) -> Run:
     """Resume a run that was killed; the result has the same bits as without the interruption.
 
@@ -93,5 +94,6 @@ def resume(
         task: the task, if it was a ``fedskew.Task`` of your own
         callbacks: as for ``train``
         force: use the last intact checkpoint, and accept a changed configuration, model or algorithm
+        workers: how many, if the run began with another number of them
     """
-    return resume_run(Path(folder), fed, model, algorithm, callbacks, force, task)
+    return resume_run(Path(folder), fed, model, algorithm, callbacks, force, task, workers)

@@ -191,6 +191,10 @@ class Algorithm:
         parts = [part for one in (self, other) for part in one.parts or (type(one),)]
         return composed(tuple(parts))(**self.options(), **other.options())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make it again in another process, where a class with additions must be composed first."""
+        return _remade, (self.parts or (type(self),), self.options())
+
     def options(self) -> dict[str, Any]:
         """Return the hyper-parameters by name."""
         return self._options_of(type(self))
@@ -318,6 +322,10 @@ class Algorithm:
     def metrics(self, server_state: Tree) -> dict[str, float]:
         """Return numbers of the server state for the table of rounds; the same names every round."""
         return {}
+
+
+def _remade(parts: tuple[type[Algorithm], ...], options: Mapping[str, Any]) -> Algorithm:
+    return composed(parts)(**options)
 
 
 def difference(left: Tensors, right: Tensors) -> Tensors:

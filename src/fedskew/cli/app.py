@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from fedskew import __version__
 from fedskew.cli import data_commands, listing, resume_command, run_command, split
+from fedskew.core.config import workers_of_torchrun
 from fedskew.core.errors import FedskewError
 
 # Newer versions of Typer have their own copy of Click: take its exception class, not Click's.
@@ -46,7 +47,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line; an error of the user gives one line on stderr and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = _run_the_command()
     except _StoppedError as stopped:
         code = _complain(str(stopped), stopped.code)
     except _UsageError as problem:
@@ -60,6 +61,20 @@ def main() -> None:
     except OSError as problem:  # such as a file without permission, a failing disk
         code = _complain(f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run_the_command() -> Any:
+    """Run the command; of several processes that torchrun has started, only the first runs it, with their help."""
+    if workers_of_torchrun() is None:
+        return app(standalone_mode=False)
+    from fedskew.runs.crew import join_torchrun, leave_torchrun
+
+    if not join_torchrun():
+        return 0
+    try:
+        return app(standalone_mode=False)
+    finally:
+        leave_torchrun()
 
 
 def _complain(message: str, code: int = 2) -> int:

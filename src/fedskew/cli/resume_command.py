@@ -9,6 +9,7 @@ import typer
 from fedskew.cli.command import Once
 from fedskew.cli.console import print_summary, show_progress
 from fedskew.cli.run_command import run_group
+from fedskew.core.config import workers_of_torchrun
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,6 +24,10 @@ def resume(
         typer.Option("--force", help="use the last intact checkpoint, and accept a changed configuration"),
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="in a comparison, run those again that failed")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", help="processes that train, if the run began with another number of them"),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print the summary as JSON in the last line of stdout")
     ] = False,
@@ -30,10 +35,13 @@ def resume(
     """Resume a run, or a comparison, after a crash, Ctrl-C or kill -9; the results are the same, bit for bit."""
     from fedskew.runs.folder import SUMMARY, RunFolder
 
+    workers = workers_of_torchrun() or workers
     if (folder / "group.json").is_file():
         from fedskew.runs import sweep as several
 
-        run_group(folder, several.read(folder), as_json, retry=retry, force=force)
+        wanted = several.read(folder)
+        wanted = several.with_workers(wanted, workers) if workers else wanted
+        run_group(folder, wanted, as_json, retry=retry, force=force)
         return
     disk = RunFolder.open(folder)
     if disk.finished:
@@ -47,5 +55,5 @@ def resume(
         config = read_config(disk)
         name = brief("algorithm", config["algorithm"])
         with show_progress([name], config.get("rounds", 0)) as callbacks_of:
-            summary = resume_run(folder, callbacks=callbacks_of(name), force=force).summary
+            summary = resume_run(folder, callbacks=callbacks_of(name), force=force, workers=workers).summary
     print_summary([summary["algorithm"]], [summary], folder, summary, as_json)

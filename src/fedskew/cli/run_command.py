@@ -8,7 +8,7 @@ import typer
 
 from fedskew.cli.command import Once
 from fedskew.cli.console import escape, print_summary, show_progress
-from fedskew.core.config import CHOICES, Experiment, read_file
+from fedskew.core.config import CHOICES, Experiment, read_file, workers_of_torchrun
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.core.registry import Option, options_of
 
@@ -51,6 +51,10 @@ def run(
     """
     values = read_file(file) if file else {}
     values |= {name: value for name, value in given.items() if value is not None}
+    if (started := workers_of_torchrun()) is not None:
+        if given["workers"] is not None:
+            raise FedskewError(f"--workers {given['workers']}: torchrun has started {started} processes, leave it out")
+        values["workers"] = started
     asked = algorithm or values.pop("algorithm", "fedavg")
     algorithms: list[Any] = list(asked) if isinstance(asked, (list, tuple)) else [asked]
     if not algorithms:
@@ -149,7 +153,8 @@ _PANELS = {
         "momentum", "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",
     ),
     "Execution and output": (
-        "secure", "round_totals", "engine", "device", "dtype", "precision", "threads", "memory", "fleet", "eval_every",
+        "secure", "round_totals", "engine", "device", "dtype", "precision", "workers", "threads", "memory", "fleet",
+        "eval_every",
         "eval_rows", "metrics", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
     ),
 }  # fmt: skip

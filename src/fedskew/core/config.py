@@ -1,6 +1,7 @@
 """All settings in one place: types, bounds, defaults and help for Python, TOML files and the command line."""
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -12,6 +13,7 @@ from fedskew.core.files import reading
 from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare, Positive, validate
 
 CHOICES = ("data", "skew", "model", "algorithm", "task", "schedule", "fleet")  # settings that are a name with options
+SHARDS = 8  # into which the clients of a round are divided for workers
 AUTO = "auto"  # the task that the targets of the data ask for
 
 
@@ -50,6 +52,9 @@ class Settings:
         engine: all clients of a round at once (stacked), or one by one, the plain reference (loop)
         device: cpu, cuda, cuda:1, ... or auto
         dtype: precision of everything
+        workers: processes on this machine that train the clients of a round, with one thread each; any number gives the
+            same result, and one that differs from a run without workers in the last bits, because it adds up clients in
+            another order
         threads: CPU threads; by default chosen by the engine
         precision: precision of products in the layers of a model during training on a GPU; tf32 and bf16 are faster and
             less exact, while weights, sums and evaluation keep dtype
@@ -88,6 +93,7 @@ class Settings:
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32", "bf16"] = "float32"
+    workers: Annotated[int | None, Bounds(1, SHARDS)] = None
     threads: Annotated[int | None, Bounds(1, 1024)] = None
     memory: Annotated[float | None, Bounds(0, 1e6, above=True)] = None
     seed: Annotated[int, NonNegative] = 0
@@ -152,6 +158,11 @@ def checked(instance: Any, where: str) -> None:
     given = {field.name: getattr(instance, field.name) for field in fields(instance)}
     for name, value in validate(type(instance), given, where).items():
         object.__setattr__(instance, name, value)
+
+
+def workers_of_torchrun() -> int | None:
+    """Return how many processes ``torchrun`` has started, this one included; None where it has started none."""
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def read_file(path: Path) -> dict[str, Any]:

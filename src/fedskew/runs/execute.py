@@ -26,6 +26,7 @@ from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec, EarlyStopping, TensorBoard, as_callbacks, events, summary_writer
 from fedskew.runs.checkpoint import Checkpoints, to_bytes
 from fedskew.runs.choices import FROM_PYTHON, as_table, brief
+from fedskew.runs.crew import with_workers
 from fedskew.runs.environment import check_same, environment
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import Row, RunFolder
@@ -59,12 +60,13 @@ def start(
         raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
     EarlyStopping(server, [])  # refuses what it cannot watch
     server.agree()  # it may refuse, so before anything is written
-    if folder is False:
-        return _drive(server, None, {"rounds": [], "clients": [], "timing": []}, config, callbacks)
-    place = Path(folder) if isinstance(folder, (str, os.PathLike)) else None
-    disk = _create(place, config, server)
-    with locked(disk.path):
-        return _drive(server, Checkpoints(disk), {"rounds": [], "timing": []}, config, callbacks)
+    with with_workers(server):
+        if folder is False:
+            return _drive(server, None, {"rounds": [], "clients": [], "timing": []}, config, callbacks)
+        place = Path(folder) if isinstance(folder, (str, os.PathLike)) else None
+        disk = _create(place, config, server)
+        with locked(disk.path):
+            return _drive(server, Checkpoints(disk), {"rounds": [], "timing": []}, config, callbacks)
 
 
 def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:
@@ -84,11 +86,12 @@ def resume_run(
     callbacks: "CallbackSpec | Iterable[CallbackSpec]",
     force: bool,
     task: Task | None = None,
+    workers: int | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint; see ``fedskew.resume``."""
     disk = RunFolder.open(folder)
     with nullcontext() if disk.finished else locked(disk.path):
-        return _resume(disk, fed, model, algorithm, callbacks, force, task)
+        return _resume(disk, fed, model, algorithm, callbacks, force, task, workers)
 
 
 def _resume(
@@ -99,6 +102,7 @@ def _resume(
     callbacks: "CallbackSpec | Iterable[CallbackSpec]",
     force: bool,
     task: Task | None,
+    workers: int | None,
 ) -> Run:
     began = disk.environment()
     disk.verify_start(force)
@@ -117,6 +121,11 @@ def _resume(
             f"{disk.path}: the clients hold other rows than when the run began: put the data back or start a new run"
         )
     settings = Settings(**{field.name: config[field.name] for field in fields(Settings) if field.name in config})
+    if workers and settings.workers is None:
+        raise FedskewError(
+            f"{disk.path}: the run began without workers, which add up clients in another order: resume it without"
+        )
+    settings = replace(settings, workers=workers or settings.workers)
     settings = replace(
         settings, threads=settings.threads or began.get("threads")
     )  # sums depend on how they are shared out
@@ -131,7 +140,9 @@ def _resume(
         tables = {name: disk.table(file) for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items()}
         server.calibrate()
         return Run(disk.read_json(on_disk.SUMMARY), _trained(server), disk.path, tables, server)
-    return _drive(server, checkpoints, {name: disk.table(file) for name, file in files.items()}, config, callbacks)
+    tables = {name: disk.table(file) for name, file in files.items()}
+    with with_workers(server):
+        return _drive(server, checkpoints, tables, config, callbacks)
 
 
 def read_config(disk: RunFolder) -> dict[str, Any]:

@@ -73,9 +73,11 @@ def run_or_resume(experiment: Experiment, folder: Path, callbacks: "CallbackSpec
     disk, fed = RunFolder.open(folder), federate(experiment)
     wanted, there = _resolved(fed, experiment), _completed(read_config(disk), fed, experiment)
     for name in sorted(wanted.keys() | there.keys()):
-        if name != "threads" and wanted.get(name) != there.get(name):
+        if name == "threads" or (name == "workers" and "none" not in (wanted[name], there[name])):
+            continue  # the folder says how many threads, and any number of workers gives the same
+        if wanted.get(name) != there.get(name):
             raise FedskewError(
                 f"{folder} holds another run, its {name} is {there.get(name)} and not {wanted.get(name)}: "
                 f"choose another folder, or resume what it holds ({on_disk.resume_command(folder)})"
             )
-    return resume_run(folder, fed, None, None, callbacks, False)
+    return resume_run(folder, fed, None, None, callbacks, False, workers=experiment.workers)

@@ -16,6 +16,7 @@ from fedskew.runs.callbacks import Callback
 from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.server.server import Server
+from fedskew.workers.group import WorkerLostError
 
 SHARE = 0.01  # of a run's time that checkpoints take without checkpoint_every
 STOPS = {"SIGTERM": 143, "SIGHUP": 129}  # signals after which a run ends its round, with their exit codes
@@ -90,11 +91,13 @@ def run_rounds(
 
 @contextmanager
 def resumable(server: Server, disk: RunFolder | None) -> Iterator[None]:
-    """Make Ctrl-C print the command that resumes the run."""
+    """Make Ctrl-C, and the loss of a worker, print the command that resumes the run."""
     try:
         yield
     except Interrupted:
         raise
+    except WorkerLostError as lost:
+        raise WorkerLostError(f"{lost}; {_how_to_resume(server, disk)}") from lost
     except KeyboardInterrupt:
         raise Interrupted(_how_to_resume(server, disk)) from None
 

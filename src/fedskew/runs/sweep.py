@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +121,26 @@ def _listed(wanted: Sequence[Member]) -> str:
 
 def must_be_the_same(folder: Path, wanted: Sequence[Member]) -> None:
     """Raise an error if the folder holds another group."""
-    if _listed(read(folder)) != _listed(wanted):
+    if _listed(_by_one_worker(read(folder))) != _listed(_by_one_worker(wanted)):
         raise FedskewError(
             f"{folder} holds other runs than these: choose another folder, or resume what it holds ("
             f"{resume_command(folder)})"
         )
+
+
+def with_workers(wanted: Sequence[Member], workers: int) -> list[Member]:
+    """Return runs with another number of workers, which gives the same results; an error for runs without any."""
+    for member in wanted:
+        if member.experiment().workers is None:
+            raise FedskewError(
+                f"{member.name} began without workers, which add up clients in another order: resume it without"
+            )
+    return [replace(member, values={**member.values, "workers": workers}) for member in wanted]
+
+
+def _by_one_worker(wanted: Sequence[Member]) -> list[Member]:
+    """Return runs that are equal if they differ in their number of workers only."""
+    return [member if member.experiment().workers is None else with_workers([member], 1)[0] for member in wanted]
 
 
 def read(folder: Path) -> list[Member]:
@@ -218,7 +233,7 @@ def _run(member: Member, place: Path, partitions: Partitions, callbacks: list[Ca
     experiment = member.experiment()
     fed = partitions.of(experiment)
     if place.exists():
-        return resume_run(place, fed, None, None, callbacks, force)
+        return resume_run(place, fed, None, None, callbacks, force, workers=experiment.workers)
     return run_experiment(experiment, folder=place, callbacks=callbacks, fed=fed)
 
 

@@ -39,6 +39,16 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
             "secure=true with selection=weighted gives the server shares of labels and no counts: use "
             "frequency=uniform and set with per_label= how often each label occurs"
         )
+    if settings.workers and isinstance(topology, Scheduled):
+        raise FedskewError(
+            f"workers={settings.workers} divides the clients of a round, and {method} trains one model on all of them: "
+            "leave it out"
+        )
+    if settings.workers and algorithm.batchnorm.shared != "never":
+        raise FedskewError(
+            f"workers={settings.workers} divides the clients of a round, and those of {method} share statistics at "
+            "every layer: leave it out"
+        )
     if settings.test_trained and not isinstance(topology, Parallel):
         raise FedskewError(
             f"test_trained=true scores clients' models when all have trained, and {method} has no such moment: "

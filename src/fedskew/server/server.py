@@ -41,7 +41,9 @@ from fedskew.topology.outcome import RoundOutcome
 from fedskew.topology.parallel import ParallelRounds
 from fedskew.topology.participation import Participation
 from fedskew.topology.scheduled_rounds import ScheduledRounds
+from fedskew.topology.shards import Sharded, ShardTrainer
 
+_SHARD_MEMORY = 2.0  # gigabytes
 PROTOCOL = "protocol"  # name of the label protocol's result in a checkpoint
 
 
@@ -66,7 +68,6 @@ class Server:
         task: Task | None = None,
     ) -> None:
         self.fed, self.settings, self.algorithm = fed, settings, algorithm
-        self.engine = engine or _engine(settings)
         self.schedule, fleet = schedules.choose(settings.schedule), fleets.choose(settings.fleet)
         self.trained_on = fed.partition.pooled() if "pooled_rows" in algorithm.requires else fed.partition
         self.per_round = clients_per_round(settings, self.trained_on, fed.clients)
@@ -77,6 +78,7 @@ class Server:
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings, 0, task, len(fed.data.classes))
         self.model, self.device = self.job.model, self.job.x.device
         check_all(self.job, settings, self.per_round)
+        self.engine = self._engine(engine or make_engine(settings))
         self.threads = settings.threads or self._useful_threads()
         # Contiguous, whatever the layout of the given model: a checkpoint file requires it.
         plain = torch.contiguous_format
@@ -88,8 +90,8 @@ class Server:
         self.fresh_client = fresh_client(self.job)
         self.store = self._store(self.fresh_client)
         self.mirrored = frozenset(self.server_state) & {part.removeprefix(STATE) for part in self.store.fresh}
-        personal_job = _personal_job(self.job)
-        self.personal = self._store(fresh_client(personal_job)) if personal_job else None
+        own_job = jobs_of(self.job)[1:]
+        self.personal = self._store(fresh_client(*own_job)) if own_job else None
         machines = fleets.get(fleet.name)(fed.clients, settings.seed, **fleet.options)
         self.participation = Participation(algorithm, settings, fed, self.trained_on, machines, self.least)
         self.protocol: Agreement | None = None
@@ -103,6 +105,12 @@ class Server:
         self.evaluator = Evaluator(
             fed, copy.deepcopy(self.model), self.job, settings.eval_rows, settings.seed, settings.metrics
         )
+
+    def _engine(self, engine: Engine) -> Engine:
+        """Return the engine of the run: with workers, one that divides the clients of a round."""
+        if self.settings.workers is None:
+            return engine
+        return Sharded(ShardTrainer(engine, jobs_of(self.job), self.weights), self.settings.test_trained)
 
     def _store(self, fresh: Tree) -> ClientStore:
         return ClientStore(fresh, home_of(fresh, self.trained_on.clients))
@@ -159,9 +167,9 @@ class Server:
 
     def train_personal(self, start: Start, plan: Plan) -> None:
         """Train the clients' own models, if the method has any."""
-        job = _personal_job(self.job)
-        if not self.personal or not job:
+        if not self.personal:
             return
+        _, job = jobs_of(self.job)
         own = replace(start, server={"weights": self.shared()}, kept=self.personal.get(plan.clients))
         for updates in self.engine.train(job, own, plan):
             valid = np.flatnonzero(valid_clients(updates))
@@ -409,17 +417,20 @@ class Server:
             self.agree(unpacked(flat[PROTOCOL]))
 
 
-def _personal_job(job: Job) -> Job | None:
-    """Return the job with which clients train models of their own beside the global one."""
+def jobs_of(job: Job) -> list[Job]:
+    """Return the job of a run and, if the method has one, that of models that clients train for themselves."""
     method = job.algorithm.personal_method
     if method is None:
-        return None
+        return [job]
     everything = frozenset({*trainable(job.model), *layout(job.model).buffers})
-    return replace(job, algorithm=method, local_names=everything, frozen_names=frozenset())
+    return [job, replace(job, algorithm=method, local_names=everything, frozen_names=frozenset())]
 
 
-def _engine(settings: Settings) -> Engine:
-    return Loop() if settings.engine == "loop" else Stacked(_bytes(settings.memory))
+def make_engine(settings: Settings) -> Engine:
+    """Return the engine of the settings; with workers its stacks must not depend on what else is on a GPU."""
+    if settings.engine == "loop":
+        return Loop()
+    return Stacked(_bytes(_SHARD_MEMORY if settings.workers and settings.memory is None else settings.memory))
 
 
 def _bytes(gigabytes: float | None) -> int | None:

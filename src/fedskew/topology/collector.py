@@ -60,6 +60,17 @@ class Combined:
         return {**like, **decode(self.buffers, like)}
 
 
+@dataclass(frozen=True)
+class Added:
+    """What was added up of some clients of a round, for another collector."""
+
+    total: float  # weight of these clients
+    clients: list[Ints]
+    weights: list[Floats]
+    stacks: list[Tree]  # the updates themselves, for a rule that needs all
+    sums: Tree
+
+
 def valid_clients(updates: Updates) -> Flags:
     """Return which clients of a stack have only finite numbers; an invalid client keeps its old state."""
     return finite_clients([updates.payload, {BUFFERS: updates.buffers}, updates.kept], len(updates.report.clients))
@@ -103,6 +114,22 @@ class UpdateCollector:
             self._accumulate(valid, self.algorithm.weight(replace(valid.report, weights=self.weights)))
         sent = size_in_bytes(updates.payload) + size_in_bytes({BUFFERS: updates.buffers})
         return Arrived(report, valid.report.clients, valid.kept, sent // len(report.clients))
+
+    @property
+    def added(self) -> Added:
+        """Return what was added so far."""
+        return Added(self.total, self._clients, self._weights, self._stacks, self._sums)
+
+    def merge(self, other: Added) -> None:
+        """Add what another collector has added up."""
+        self.total += other.total
+        self._clients += other.clients
+        self._weights += other.weights
+        self._stacks += other.stacks
+        for part, tensors in other.sums.items():
+            sums = self._sums.setdefault(part, {})
+            for name, value in tensors.items():
+                sums[name] = sums[name].add_(value) if name in sums else value
 
     def _accumulate(self, valid: Updates, weights: Floats) -> None:
         self.total += float(weights.sum())

@@ -18,6 +18,7 @@ from fedskew.topology.client_rows import client_rows
 from fedskew.topology.collector import Arrived, Combined, UpdateCollector
 from fedskew.topology.outcome import RoundOutcome, RoundServer
 from fedskew.topology.participation import NUMBER, Assignment, Probed, Traffic
+from fedskew.topology.shards import train_and_add
 
 
 class ParallelRounds:
@@ -64,10 +65,8 @@ class ParallelRounds:
         plan = assignment.arrived()
         if not len(plan.clients):
             return assignment, []
-        start, arrived = server.start(plan, lr), []
-        for updates in server.engine.train(server.job, start, plan):
-            arrived.append(collector.add(updates))
-            server.observe(updates)
+        start = server.start(plan, lr)
+        arrived = train_and_add(server.engine, server.job, start, plan, collector, server.observe)
         if collector.total <= 0:
             raise DivergedError(
                 f"round {server.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "

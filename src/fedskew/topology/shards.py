@@ -1,0 +1,203 @@
+"""Clients of a round in shards: each is trained and added up apart, in this process or in another one.
+
+There are always as many shards, and their sums are added in their order, so that the number of processes does not
+change a bit of the result.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedskew.algorithms.contract import Weights
+from fedskew.algorithms.selection import Probe
+from fedskew.core.config import SHARDS
+from fedskew.core.streams import Floats, Ints
+from fedskew.core.trees import Tree, rows_of
+from fedskew.engine.device import computing
+from fedskew.engine.job import Engine, Job, ModelState, ScheduleResult, Start, Updates
+from fedskew.engine.plan import Plan
+from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.topology.collector import Added, Arrived, UpdateCollector
+from fedskew.workers.group import Group
+from fedskew.workers.messages import packed, unpacked
+
+
+def deal(costs: Sequence[int], hands: int) -> list[Ints]:
+    """Return which costs each of so many hands gets: the largest first, always to the hand with the least so far.
+
+    >>> [hand.tolist() for hand in deal([5, 1, 3, 3], 2)]
+    [[0, 1], [2, 3]]
+    """
+    least = [(0, hand) for hand in range(hands)]
+    owner = np.zeros(len(costs), dtype=np.int64)
+    for i in np.argsort(-np.asarray(costs), kind="stable").tolist():
+        load, hand = least[0]
+        owner[i] = hand
+        heapq.heapreplace(least, (load + int(costs[i]), hand))
+    return [np.flatnonzero(owner == hand) for hand in range(hands)]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some clients of a round: their part of the plan, and what they kept."""
+
+    plan: Plan
+    kept: Tree
+
+    @property
+    def cost(self) -> int:
+        """Return the row visits of its clients."""
+        return int((self.plan.sizes * self.plan.epochs).sum())
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a process is to do with its shards.
+
+    Args:
+        what: train clients and send their updates, add these up first, or measure
+        job: number of the job: 0 for that of the run, 1 for that of clients' own models
+        start: the state from which all clients start, without what they kept
+        shards: the shards of this process
+        probe: what is measured
+        models: whether the models of clients after training are wanted as well
+    """
+
+    what: Literal["train", "add", "probe"]
+    job: int
+    start: Start
+    shards: list[Shard]
+    probe: tuple[Probe, ...] = ()
+    models: bool = False
+
+
+@dataclass(frozen=True)
+class AddedShard:
+    """The sums over the clients of a shard, what arrived from each, and with ``models`` their whole updates."""
+
+    added: Added
+    arrived: list[Arrived]
+    updates: list[Updates]
+
+
+@dataclass(frozen=True)
+class ShardTrainer:
+    """Trains shards in one process; every process of a run has one, and theirs are alike."""
+
+    engine: Engine
+    jobs: Sequence[Job]
+    weights: Weights
+
+    def perform(self, work: Work) -> list[Any]:
+        """Return the result of each shard; one thread, so that bits do not depend on how cores are shared out."""
+        with computing(1):
+            return [self._result(work, shard) for shard in work.shards]
+
+    def _result(self, work: Work, shard: Shard) -> Any:
+        job, start = self.jobs[work.job], replace(work.start, kept=shard.kept)
+        if work.what == "probe":
+            return self.engine.probe(job, start, shard.plan, work.probe)
+        if work.what == "train":
+            return [replace(updates, trained={}) for updates in self.engine.train(job, start, shard.plan)]
+        collector, seen = UpdateCollector(job.algorithm, self.weights), list[Updates]()
+
+        def keep(updates: Updates) -> None:  # the engine may use the memory of its models again
+            seen.append(replace(updates, trained={name: value.clone() for name, value in updates.trained.items()}))
+
+        arrived = train_and_add(self.engine, job, start, shard.plan, collector, keep if work.models else None)
+        return AddedShard(collector.added, arrived, seen)
+
+
+class Sharded:
+    """An engine that deals the clients of a round to shards, and these to the processes of a group.
+
+    ``models`` says whether anybody wants to see the models of clients after training.
+    """
+
+    def __init__(self, trainer: ShardTrainer, models: bool) -> None:
+        self.trainer, self.models = trainer, models
+        self.group: Group | None = None  # without one, this process trains all shards
+
+    def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
+        """Yield all updates, shard by shard, without the models of clients."""
+        for _, updates in self._perform("train", job, start, plan):
+            yield from updates
+
+    def train_and_add(self, job: Job, start: Start, plan: Plan) -> Iterator[AddedShard]:
+        """Yield the sums of each shard: what crosses from process to process is a model a shard, and what is kept."""
+        for _, shard in self._perform("add", job, start, plan):
+            yield shard
+
+    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+        """Return what each client measures."""
+        found: dict[str, Floats] = {name: np.zeros(len(plan.clients)) for name in what}
+        for members, measured in self._perform("probe", job, start, plan, what):
+            for name, values in measured.items():
+                found[name][members] = values
+        return found
+
+    def run_schedule(
+        self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
+    ) -> ScheduleResult:
+        """Train one model on a sample schedule, which cannot be divided."""
+        return self.trainer.engine.run_schedule(job, state, schedule, reset_optimizer)
+
+    def _perform(
+        self,
+        what: Literal["train", "add", "probe"],
+        job: Job,
+        start: Start,
+        plan: Plan,
+        probe: tuple[Probe, ...] = (),
+    ) -> Iterator[tuple[Ints, Any]]:
+        """Yield the clients of each shard, as places in the plan, and its result."""
+        parts = [members for members in deal((plan.sizes * plan.epochs).tolist(), SHARDS) if len(members)]
+        shards = [Shard(plan.only(part), rows_of(start.kept, torch.from_numpy(part))) for part in parts]
+        number = 0 if job is self.trainer.jobs[0] else 1
+        common = Work(what, number, replace(start, kept={}), [], probe, self.models)
+        hands = deal([shard.cost for shard in shards], self.group.size if self.group else 1)
+        mine, *others = (replace(common, shards=[shards[i] for i in hand]) for hand in hands)
+        answers = self._ask(others, lambda: _by_message(self.trainer.perform(_by_message(mine))))
+        results = dict(zip(np.concatenate(hands).tolist(), (one for each in answers for one in each), strict=True))
+        for i, part in enumerate(parts):
+            yield part, results[i]
+
+    def _ask(self, others: list[Work], mine: Callable[[], list[Any]]) -> list[list[Any]]:
+        if self.group is None:
+            return [mine()]
+        done, answers = self.group.ask(others, mine)
+        return [done, *answers]
+
+
+def _by_message(thing: Any) -> Any:
+    """Return an object as another process would receive it, so that memory has the same layout everywhere."""
+    return unpacked(packed(thing))
+
+
+def train_and_add(
+    engine: Engine,
+    job: Job,
+    start: Start,
+    plan: Plan,
+    collector: UpdateCollector,
+    observe: Callable[[Updates], None] | None,
+) -> list[Arrived]:
+    """Train the clients of a plan, add up their updates, and return what arrived; ``observe`` sees the updates."""
+    arrived: list[Arrived] = []
+    if isinstance(engine, Sharded):
+        for shard in engine.train_and_add(job, start, plan):
+            collector.merge(shard.added)
+            arrived += shard.arrived
+            if observe:
+                for updates in shard.updates:
+                    observe(updates)
+        return arrived
+    for updates in engine.train(job, start, plan):
+        arrived.append(collector.add(updates))
+        if observe:
+            observe(updates)
+    return arrived

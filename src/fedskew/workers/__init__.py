@@ -1,0 +1,1 @@
+"""Several processes that train the clients of one run: what they send each other."""
