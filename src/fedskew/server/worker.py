@@ -37,6 +37,15 @@ class Inputs:
     classes: int
     weights: Weights
 
+    @classmethod
+    def of(cls, server: Server) -> "Inputs":
+        """Return what the workers of a server must have."""
+        model, fed = copy.deepcopy(server.model).cpu(), server.fed
+        return cls(
+            model, fed.train, server.trained_on, server.algorithm, server.settings, server.job.task,
+            len(fed.data.classes), server.weights,
+        )  # fmt: skip
+
     def trainer(self) -> ShardTrainer:
         """Return what trains shards for the run."""
         job = make_job(self.model, self.rows, self.partition, self.algorithm, self.settings, 0, self.task, self.classes)
@@ -54,12 +63,7 @@ def enlist(server: Server, group: Group) -> None:
     """Give the workers of a group what they need for a run, and let the server use them."""
     engine = server.engine
     assert isinstance(engine, Sharded)
-    model = copy.deepcopy(server.model).cpu()
-    fed = server.fed
-    inputs = Inputs(
-        model, fed.train, server.trained_on, server.algorithm, server.settings, server.job.task,
-        len(fed.data.classes), server.weights,
-    )  # fmt: skip
+    inputs = Inputs.of(server)
     _check_can_be_sent(inputs)
     questions: Sequence[Any] = [inputs] * len(group.workers)
     mine, theirs = group.ask(questions, lambda: _gpu(server.device))

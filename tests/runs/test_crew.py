@@ -1,0 +1,156 @@
+"""Runs by several processes: the same bits for any number of them, one folder, and no process left behind."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedskew as fs
+from fedskew.core.errors import FedskewError
+from fedskew.runs.folder import RunFolder
+
+SETTINGS = {"rounds": 4, "per_round": 6, "threads": 1, "device": "cpu", "checkpoint_every": 1}
+RUN = (
+    "--data digits --skew dirichlet:alpha=0.3 --clients 10 --model mlp --rounds 4 --per-round 6 --threads 1 "
+    "--device cpu --checkpoint-every 1"
+)
+TIMED = {".lock", "timing.csv", "summary.json", "final.json", "config.toml", "start.json", "picture.png"}
+
+
+@pytest.fixture(scope="module")
+def fed():
+    return fs.split(fs.load("digits"), "dirichlet:alpha=0.3", clients=10)
+
+
+def content(folder):
+    """Return all files but those with times or the number of workers in them, and the summary without its time."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    found = {
+        name: path.read_bytes()
+        for name, path in files.items()
+        if path.name not in TIMED and not (name.startswith("checkpoints/") and path.suffix == ".json")
+    }
+    summary = RunFolder(folder).read_json("summary.json")
+    return sorted(files), found, {name: value for name, value in summary.items() if name != "seconds"}
+
+
+def train(fed, place, workers, algorithm="scaffold", **more):
+    return fs.train(fed, "mlp", algorithm, folder=place, workers=workers, **{**SETTINGS, **more})
+
+
+def test_one_two_and_four_processes_write_the_same_folder(fed, tmp_path):
+    for workers in (1, 2, 4):
+        train(fed, tmp_path / str(workers), workers)
+    assert content(tmp_path / "1") == content(tmp_path / "2") == content(tmp_path / "4")
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("algorithm", ["fedbuff:buffer=3", "ditto", "fedbs"])
+def test_what_needs_more_than_sums_has_the_same_bits(fed, tmp_path, algorithm):
+    for workers in (1, 2):
+        train(fed, tmp_path / str(workers), workers, algorithm, rounds=2)
+    assert content(tmp_path / "1") == content(tmp_path / "2")
+
+
+def test_a_killed_worker_ends_the_run_which_then_goes_on_with_any_number_of_them(fed, tmp_path):
+    train(fed, tmp_path / "whole", 1)
+    began = []
+
+    def kill(result, rounds):
+        if result.round["round"] == 2:
+            began.append(time.monotonic())
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    with pytest.raises(FedskewError, match=r"worker 1 is gone.*round 2 of 4; resume with: fedskew resume"):
+        train(fed, tmp_path / "killed", 2, callbacks=kill)
+    assert time.monotonic() - began[0] < 10
+    assert multiprocessing.active_children() == []
+    fs.resume(tmp_path / "killed", workers=1)
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def test_ctrl_c_ends_all_processes(fed, tmp_path):
+    def interrupt(result, rounds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="interrupted after round 1 of 4; resume with"):
+        train(fed, tmp_path / "run", 2, callbacks=interrupt)
+    assert multiprocessing.active_children() == []
+
+
+class OnlyInTheLeader(nn.Module):
+    """A model that cannot be trained in another process."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        if multiprocessing.parent_process() and torch.is_grad_enabled():
+            raise RuntimeError("not here")
+        return self.head(x.flatten(1))
+
+
+def test_an_error_in_a_worker_is_told_once(fed, capfd):
+    with pytest.raises(FedskewError, match="worker 1: RuntimeError: not here"):
+        fs.train(fed, OnlyInTheLeader(), folder=False, workers=2, engine="loop", **SETTINGS)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_cannot_be_sent_is_refused_before_anything_is_written(fed, tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model.hidden = lambda x: x
+    with pytest.raises(FedskewError, match="the model cannot be sent to workers"):
+        fs.train(fed, model, folder=tmp_path / "run", workers=2, **SETTINGS)
+    assert not (tmp_path / "run").exists()
+    assert multiprocessing.active_children() == []
+
+
+def test_torchrun_starts_the_same_run(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fedskew"]
+    words = ["run", *RUN.split(), "--algorithm", "fedprox", "--folder"]
+    done = subprocess.run([*command, *words, str(tmp_path / "two")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run folder:") == 1
+    one = subprocess.run(
+        [sys.executable, "-m", "fedskew", *words, str(tmp_path / "one"), "--workers", "1"], capture_output=True
+    )
+    assert one.returncode == 0
+    assert content(tmp_path / "two") == content(tmp_path / "one")
+
+
+def test_a_script_without_a_guard_is_told(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fedskew as fs\n"
+        "fed = fs.split(fs.load('digits'), 'iid', clients=4)\n"
+        "fs.train(fed, 'logreg', rounds=1, folder=False, workers=2)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert 'must be under if __name__ == "__main__":' in done.stderr
+
+
+def test_a_run_without_workers_is_resumed_without(fed, tmp_path):
+    def stop(result, rounds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(fed, tmp_path / "run", None, callbacks=stop)
+    with pytest.raises(FedskewError, match="the run began without workers"):
+        fs.resume(tmp_path / "run", workers=2)
+
+
+def test_or_resume_takes_any_number_of_workers(fedskew, capfd):
+    assert fedskew(f"run {RUN} --workers 2 --folder run") == 0
+    assert fedskew(f"run {RUN} --workers 1 --folder run --or-resume") == 0
+    assert fedskew(f"run {RUN} --folder run --or-resume") == 2
+    assert "its workers is 2 and not none" in capfd.readouterr().err
+    assert not list(Path().glob("runs/*"))
