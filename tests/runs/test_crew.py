@@ -76,6 +76,26 @@ def test_a_killed_worker_ends_the_run_which_then_goes_on_with_any_number_of_them
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
+def test_workers_end_when_the_leader_is_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, os, signal\n"
+        "import fedskew as fs\n"
+        "def die(result, rounds):\n"
+        "    print(multiprocessing.active_children()[0].pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if __name__ == '__main__':\n"
+        "    fed = fs.split(fs.load('digits'), 'iid', clients=4)\n"
+        "    fs.train(fed, 'logreg', rounds=2, folder=False, workers=2, callbacks=die)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    worker, ends = Path(f"/proc/{int(done.stdout)}"), time.monotonic() + 10
+    while worker.exists() and worker.joinpath("stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
 def test_ctrl_c_ends_all_processes(fed, tmp_path):
     def interrupt(result, rounds):
         raise KeyboardInterrupt

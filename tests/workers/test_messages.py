@@ -19,11 +19,15 @@ def test_anything_with_tensors_arrives():
         "a": {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(7)},
         "b": [torch.zeros(0, 4, dtype=torch.float64), torch.tensor([True, False, True])],
         "rows": np.arange(5),
+        "many": [np.arange(20_000.0).reshape(100, 200).T, np.arange(5_000, dtype=np.uint64)],
         "word": ("x", None, 1.5),
     }
     found = sent(tree)
     assert found["word"] == tree["word"]
     assert found["rows"].tolist() == [0, 1, 2, 3, 4]
+    for one, other in zip(tree["many"], found["many"], strict=True):
+        assert np.array_equal(one, other)
+        assert one.dtype == other.dtype
     for one, other in zip([*tree["a"].values(), *tree["b"]], [*found["a"].values(), *found["b"]], strict=True):
         assert torch.equal(one, other)
         assert one.dtype == other.dtype

@@ -67,7 +67,7 @@ def enlist(server: Server, group: Group) -> None:
     _check_can_be_sent(inputs)
     questions: Sequence[Any] = [inputs] * len(group.workers)
     mine, theirs = group.ask(questions, lambda: _gpu(server.device))
-    gpus = [mine, *theirs]
+    gpus, group.device = [mine, *theirs], server.device
     own = None not in gpus and len(set(gpus)) == group.size
     group.ask([Gpus(own)] * len(group.workers), lambda: group.use_gpus(own))
     engine.group = group
@@ -103,8 +103,10 @@ def serve(group: Group, number: int) -> None:
                 raise question
             if isinstance(question, Inputs):
                 trainer = None  # its memory is free before the next one takes some
-                device = _own_gpu(question.settings.device, number)
-                trainer, answer = question.trainer(), _gpu(device)
+                _choose_gpu(question.settings.device, number)
+                trainer = question.trainer()
+                group.device = trainer.jobs[0].x.device
+                answer = _gpu(group.device)
             elif isinstance(question, Gpus):
                 group.use_gpus(question.own)
                 answer = None
@@ -120,12 +122,11 @@ def serve(group: Group, number: int) -> None:
             return
 
 
-def _own_gpu(device: str, number: int) -> torch.device:
-    """Return the device of a worker; where the user left the choice of a GPU open, workers take one after the other."""
+def _choose_gpu(device: str, number: int) -> None:
+    """Let the workers of a machine take one GPU after the other, where the user left the choice open."""
     found = pick_device(device)
-    if found.type == "cuda" and found.index is None:
-        torch.cuda.set_device(number % torch.cuda.device_count())
-    return found
+    if found.type == "cuda":
+        torch.cuda.set_device(number % torch.cuda.device_count() if found.index is None else found)
 
 
 def _gpu(device: torch.device) -> str | None:

@@ -60,6 +60,7 @@ class Group:
                 "this process has a torch.distributed group already, and workers need their own: leave workers out"
             )
         self.rank, self.size = rank, size
+        self.device = torch.device("cuda")  # where tensors arrive that were on a GPU
         self.gpus: Any = None  # the group of NCCL, if every process has a GPU of its own
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
 
@@ -106,8 +107,8 @@ class Group:
         if not size:
             return torch.empty(0, dtype=torch.uint8)
         if not self.gpus:
-            return self._buffer(size, source).cuda()
-        buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
+            return self._buffer(size, source).to(self.device)
+        buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
         dist.recv(buffer, source, group=self.gpus)
         return buffer
 

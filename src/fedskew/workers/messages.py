@@ -1,20 +1,27 @@
-"""Messages between processes: an object is pickled, and its tensors are laid side by side in one buffer a device."""
+"""Messages between processes: an object is pickled, and its tensors and arrays are laid side by side in a buffer.
+
+Tensors on a GPU have a buffer of their own there.
+"""
 
 import io
+import math
 import pickle
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 64  # bytes: tensors begin where they would in memory of their own, so that kernels compute the same bits
 _HOST, _GPU = "cpu", "cuda"
+_SMALL = 4096  # bytes of an array that is pickled with the rest
 
 
 @dataclass(frozen=True)
 class Message:
-    """An object as bytes: first the pickled rest of it, then its tensors; those on a GPU apart, in a buffer there."""
+    """An object as bytes: first the pickled rest of it, then its tensors and arrays; those on a GPU apart."""
 
     pickled: int  # bytes
     host: Tensor
@@ -27,34 +34,39 @@ class Message:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles an object without its tensors, for which it writes where they will be."""
+    """Pickles an object without its tensors and arrays, for which it writes where they will be."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
-        self.found: dict[str, list[tuple[int, Tensor]]] = {_HOST: [], _GPU: []}
+        self.found: dict[str, list[tuple[int, Tensor | NDArray[Any]]]] = {_HOST: [], _GPU: []}
         self.ends = {_HOST: 0, _GPU: 0}
 
     def persistent_id(self, thing: Any) -> Any:
-        if type(thing) is not Tensor or thing.layout is not torch.strided:
+        if type(thing) is Tensor and thing.layout is torch.strided:
+            home = _GPU if thing.is_cuda else _HOST
+        elif type(thing) is np.ndarray and thing.nbytes > _SMALL and thing.dtype.kind in "biuf":
+            home = _HOST
+        else:
             return None
-        home, place = _GPU if thing.is_cuda else _HOST, self.ends[_GPU if thing.is_cuda else _HOST]
-        self.found[home].append((place, thing.detach()))
+        place = self.ends[home]
+        self.found[home].append((place, thing))
         self.ends[home] = _aligned(place + thing.nbytes)
         return home, place, thing.dtype, tuple(thing.shape)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes the object again; its tensors are parts of the buffers."""
+    """Makes the object again; its tensors and arrays are parts of the buffers."""
 
     def __init__(self, file: io.BytesIO, buffers: dict[str, Tensor]) -> None:
         super().__init__(file)
         self.buffers = buffers
 
-    def persistent_load(self, where: Any) -> Tensor:
+    def persistent_load(self, where: Any) -> Tensor | NDArray[Any]:
         home, place, dtype, shape = where
         return _part(self.buffers[home], place, dtype, shape)
 
 
+@torch.no_grad()
 def packed(thing: Any) -> Message:
     """Return an object as a message; it may be anything that can be pickled."""
     file = io.BytesIO()
@@ -78,14 +90,18 @@ def unpacked(message: Message) -> Any:
     return _Unpickler(io.BytesIO(message.host[: message.pickled].numpy().tobytes()), buffers).load()
 
 
-def _fill(buffer: Tensor, tensors: list[tuple[int, Tensor]]) -> None:
-    for place, value in tensors:
-        _part(buffer, place, value.dtype, tuple(value.shape)).copy_(value)
+def _fill(buffer: Tensor, values: list[tuple[int, Tensor | NDArray[Any]]]) -> None:
+    for place, value in values:
+        part = _part(buffer, place, value.dtype, tuple(value.shape))
+        if isinstance(part, Tensor):
+            part.copy_(torch.as_tensor(value))
+        else:
+            part[...] = value
 
 
-def _part(buffer: Tensor, place: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    count = torch.Size(shape).numel()
-    return buffer[place : place + count * dtype.itemsize].view(dtype).view(shape)
+def _part(buffer: Tensor, place: int, dtype: Any, shape: tuple[int, ...]) -> Tensor | NDArray[Any]:
+    mine = buffer[place : place + math.prod(shape) * dtype.itemsize]
+    return mine.view(dtype).view(shape) if isinstance(dtype, torch.dtype) else mine.numpy().view(dtype).reshape(shape)
 
 
 def _aligned(place: int) -> int:
