@@ -19,6 +19,7 @@ from benchmarks import (
     scale,
     secret_labels,
     single,
+    workers,
 )
 
 BENCHMARKS = {
@@ -28,6 +29,7 @@ BENCHMARKS = {
     "evaluation": evaluation.main,
     "scale": scale.main,
     "rounds": rounds.main,
+    "workers": workers.main,
     "rule": rule.main,
     "generators": generators.main,
     "growth": growth.main,
@@ -41,8 +43,9 @@ BENCHMARKS = {
 }
 DEFAULT = ("engines", "methods", "evaluation", "scale", "generators")
 
-for name in sys.argv[1:] or DEFAULT:
-    if name not in BENCHMARKS:
-        sys.exit(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}")
-    print(f"\n== {name}: {(sys.modules[BENCHMARKS[name].__module__].__doc__ or '').splitlines()[0]}", flush=True)
-    BENCHMARKS[name]()
+if __name__ == "__main__":  # workers import this file, and must not start the benchmarks again
+    for name in sys.argv[1:] or DEFAULT:
+        if name not in BENCHMARKS:
+            sys.exit(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}")
+        print(f"\n== {name}: {(sys.modules[BENCHMARKS[name].__module__].__doc__ or '').splitlines()[0]}", flush=True)
+        BENCHMARKS[name]()
