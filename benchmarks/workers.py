@@ -1,19 +1,17 @@
 """Workers against none: seconds a round, interleaved; a worker has one thread, a run without any the usual ones."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from statistics import median
 
-from benchmarks.workloads import ALL, CIFAR, Workload, interleaved
+from benchmarks.workloads import ALL, Workload, interleaved
 from fedskew.runs.crew import with_workers
 
 COUNTS = (None, 1, 2)
-MANY = replace(CIFAR, title="CIFAR-10 CNN, 100 clients, all of them a round", clients=100, settings={"batch_size": 32})
 
 
 def main(rounds: int = 7) -> None:
     print(f"{'workload':76} {'none':>11} {'1 worker':>11} {'2 workers':>11} {'none / 2':>9}")
-    for workload in (*ALL, MANY):
+    for workload in ALL:
         seconds = [median(times) for times in _rounds(workload, rounds)]
         shown = "".join(f"{one * 1e3:9.1f} ms" for one in seconds)
         print(f"{workload.title:76}{shown} {seconds[0] / seconds[-1]:8.2f}x", flush=True)
