@@ -52,6 +52,12 @@ def test_one_two_and_four_processes_write_the_same_folder(fed, tmp_path):
     assert multiprocessing.active_children() == []
 
 
+def test_a_server_whose_workers_are_gone_goes_on_alone(fed):
+    one, two = (train(fed, False, workers).server for workers in (1, 2))
+    assert one.advance().round == two.advance().round
+    assert all(torch.equal(value, two.params[name]) for name, value in one.params.items())
+
+
 @pytest.mark.parametrize("algorithm", ["fedbuff:buffer=3", "ditto", "fedbs"])
 def test_what_needs_more_than_sums_has_the_same_bits(fed, tmp_path, algorithm):
     for workers in (1, 2):

@@ -48,6 +48,13 @@ def test_what_arrives_is_a_copy():
     assert found.tolist() == [0, 0, 0]
 
 
+def test_a_tensor_that_occurs_twice_travels_once():
+    value = torch.zeros(1000)
+    assert len(packed([value, value]).host) < 1.5 * value.nbytes
+    one, two = sent([value, value])
+    assert torch.equal(one, two)
+
+
 def test_a_model_arrives_with_its_frozen_and_its_tied_weights():
     model = build("mlp:hidden=4", (6,), 3, seed=0)
     first, *_ = model.parameters()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from fedskew.core.config import SHARDS, workers_of_torchrun
 from fedskew.core.errors import FedskewError
 from fedskew.server.server import Server
-from fedskew.server.worker import enlist, serve
+from fedskew.server.worker import enlisted, serve
 from fedskew.workers.group import LEADER, Group, on_this_machine
 
 _END = 5.0  # seconds in which a worker that was told to end does so
@@ -31,8 +31,8 @@ def with_workers(server: Server) -> Iterator[None]:
     if workers is None:
         yield
     elif _joined:
-        enlist(server, _joined[0])
-        yield
+        with enlisted(server, _joined[0]):
+            yield
     elif workers == 1:
         yield
     elif workers_of_torchrun():
@@ -41,8 +41,7 @@ def with_workers(server: Server) -> Iterator[None]:
             "(torchrun -m fedskew run), or Python without it"
         )
     else:
-        with _started(workers) as group:
-            enlist(server, group)
+        with _started(workers) as group, enlisted(server, group):
             yield
 
 

@@ -3,7 +3,8 @@
 import copy
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +60,9 @@ class Gpus:
     own: bool
 
 
-def enlist(server: Server, group: Group) -> None:
-    """Give the workers of a group what they need for a run, and let the server use them."""
+@contextmanager
+def enlisted(server: Server, group: Group) -> Iterator[None]:
+    """Give the workers of a group what they need for a run, and let the server use them; afterwards it is alone."""
     engine = server.engine
     assert isinstance(engine, Sharded)
     inputs = Inputs.of(server)
@@ -71,6 +73,10 @@ def enlist(server: Server, group: Group) -> None:
     own = None not in gpus and len(set(gpus)) == group.size
     group.ask([Gpus(own)] * len(group.workers), lambda: group.use_gpus(own))
     engine.group = group
+    try:
+        yield
+    finally:
+        engine.group = None
 
 
 def _check_can_be_sent(inputs: Inputs) -> None:

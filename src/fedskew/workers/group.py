@@ -83,11 +83,12 @@ class Group:
     def send(self, thing: Any, to: int) -> None:
         """Send any object that can be pickled to another process."""
         message = packed(thing)
+        gpu = message.gpu if self.gpus else message.gpu.cpu()
         with _noticing(to):
             dist.send(message.sizes, to)
             dist.send(message.host, to)
-            if len(message.gpu):
-                dist.send(message.gpu if self.gpus else message.gpu.cpu(), to, group=self.gpus)
+            if len(gpu):
+                dist.send(gpu, to, group=self.gpus)
 
     def receive(self, source: int) -> Any:
         """Return the next object from another process."""
@@ -95,22 +96,11 @@ class Group:
             sizes = torch.zeros(3, dtype=torch.int64)
             dist.recv(sizes, source)
             pickled, host, gpu = sizes.tolist()
-            message = Message(pickled, self._buffer(host, source), self._gpu_buffer(gpu, source))
-        return unpacked(message)
-
-    def _buffer(self, size: int, source: int) -> Tensor:
-        buffer = torch.empty(size, dtype=torch.uint8)
-        dist.recv(buffer, source)
-        return buffer
-
-    def _gpu_buffer(self, size: int, source: int) -> Tensor:
-        if not size:
-            return torch.empty(0, dtype=torch.uint8)
-        if not self.gpus:
-            return self._buffer(size, source).to(self.device)
-        buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
-        dist.recv(buffer, source, group=self.gpus)
-        return buffer
+            buffers = [_received(torch.empty(host, dtype=torch.uint8), source)]
+            if gpu:
+                room = torch.empty(gpu, dtype=torch.uint8, device=self.device if self.gpus else None)
+                buffers.append(_received(room, source, self.gpus))
+        return unpacked(Message(pickled, buffers[0], buffers[1].to(self.device) if gpu else buffers[0][:0]))
 
     def ask(self, questions: Sequence[Any], meanwhile: Callable[[], Result]) -> tuple[Result, list[Any]]:
         """Send every worker its question, do one's own part, and return that and the answers of the workers."""
@@ -129,6 +119,11 @@ class Group:
 
     def _answers(self) -> list[Any]:
         return [self.receive(worker) for worker in self.workers]
+
+
+def _received(room: Tensor, source: int, group: Any = None) -> Tensor:
+    dist.recv(room, source, group=group)
+    return room
 
 
 @contextmanager

@@ -40,6 +40,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=5)
         self.found: dict[str, list[tuple[int, Tensor | NDArray[Any]]]] = {_HOST: [], _GPU: []}
         self.ends = {_HOST: 0, _GPU: 0}
+        self.known: dict[int, tuple[Any, ...]] = {}  # where a tensor is that was found before
 
     def persistent_id(self, thing: Any) -> Any:
         if type(thing) is Tensor and thing.layout is torch.strided:
@@ -48,10 +49,12 @@ class _Pickler(pickle.Pickler):
             home = _HOST
         else:
             return None
-        place = self.ends[home]
-        self.found[home].append((place, thing))
-        self.ends[home] = _aligned(place + thing.nbytes)
-        return home, place, thing.dtype, tuple(thing.shape)
+        if id(thing) not in self.known:
+            place = self.ends[home]
+            self.known[id(thing)] = home, place, thing.dtype, tuple(thing.shape)
+            self.found[home].append((place, thing))
+            self.ends[home] = _aligned(place + thing.nbytes)
+        return self.known[id(thing)]
 
 
 class _Unpickler(pickle.Unpickler):
