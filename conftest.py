@@ -45,6 +45,7 @@ SLOW_MODULES = frozenset(
 SLOW_TESTS = frozenset(
     {
         "fedskew.testing.check",
+        "test_a_killed_group_continues_with_the_same_bits",
         "test_a_run_of_an_older_version_is_gone_on_with",
         "test_a_split_of_labels_and_back",
         "test_a_split_of_numbers_and_back",

@@ -19,6 +19,7 @@ from benchmarks import (
     scale,
     secret_labels,
     single,
+    sweeps,
     workers,
 )
 
@@ -38,6 +39,7 @@ BENCHMARKS = {
     "secret_labels": secret_labels.main,
     "label_recovery": label_recovery.main,
     "single": single.main,
+    "sweeps": sweeps.main,
     "chunks": chunks.main,
     "fuzz_readers": fuzz_readers.main,
 }

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedskew.engine.augment import draw_moves, moves_of
 from fedskew.engine.plan import Plan
-from fedskew.engine.tables import move_words, row_table, stream_word
+from fedskew.engine.tables import move_words, row_table, stream_words
 
 CLIENTS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=6)
 
@@ -29,7 +29,7 @@ def test_rows_are_those_of_the_plan(clients: list[tuple[int, int, int]], seed: i
     positions, counts = plan.table()
     rows = torch.arange(int(plan.sizes.sum())) * 3 + 1
     room = (len(counts) + more, positions.shape[2] + more, int(plan.epochs.max()) + more, int(plan.sizes.max()) + more)
-    found, count = row_table(columns, torch.tensor(stream_word(plan, "batches")), rows, *room)
+    found, count = row_table(columns, torch.tensor(stream_words(plan, "batches")), rows, *room)
     assert (count[: len(counts)].numpy() == counts).all()
     assert not count[len(counts) :].any()
     there = counts[..., None] > 0
@@ -43,5 +43,5 @@ def test_moves_of_images_are_those_of_the_plan(clients: list[tuple[int, int, int
     plan, columns, _ = plan_of(clients, seed, 1)
     expected = draw_moves("crop+flip", plan, torch.device("cpu"))
     assert expected is not None
-    words = move_words(columns, torch.tensor(stream_word(plan, "augment")), *expected.shape[1:4:2])
+    words = move_words(columns, torch.tensor(stream_words(plan, "augment")), *expected.shape[1:4:2])
     assert torch.equal(moves_of(words, "crop+flip"), expected)

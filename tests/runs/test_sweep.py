@@ -14,6 +14,7 @@ import fedskew as fs
 from fedskew.cli import app as cli
 from fedskew.data.partition import Partition
 from fedskew.runs import sweep as several
+from fedskew.runs.folder import RunFolder
 from fedskew.server.server import Server
 
 COMMON = {"rounds": "2", "model": "logreg", "clients": "4"}
@@ -85,11 +86,28 @@ def test_methods_meet_on_the_same_cuts(fedskew: Callable[[str], Any]) -> None:
     assert len(set(cuts.values())) == 3
 
 
+ALONE = "run --rounds 2 --model logreg --clients 4 --algorithm fedprox:mu=1 --seed 2 --folder alone"
+
+
 def test_a_member_is_the_same_as_a_run_on_its_own(fedskew: Callable[[str], Any]) -> None:
-    assert fedskew(RUN + " --folder group") == 0
-    assert fedskew("run --rounds 2 --model logreg --clients 4 --algorithm fedprox:mu=1 --seed 2 --folder alone") == 0
+    assert fedskew(RUN + " --engine loop --folder group") == 0
+    assert fedskew(ALONE + " --engine loop") == 0
     for name in ("rounds.csv", "clients.csv", "model.safetensors", "config.toml"):
         assert Path("alone", name).read_bytes() == Path("group/fedprox-mu-1.0-s2", name).read_bytes()
+
+
+def test_a_member_of_a_stack_has_the_numbers_of_a_run_on_its_own(fedskew: Callable[[str], Any]) -> None:
+    assert fedskew(RUN + " --folder group") == 0
+    assert fedskew(ALONE) == 0
+    alone, member = RunFolder(Path("alone")), RunFolder(Path("group/fedprox-mu-1.0-s2"))
+    assert sorted(path.name for path in alone.path.iterdir()) == sorted(path.name for path in member.path.iterdir())
+    for name in ("rounds.csv", "clients.csv", "clients_final.csv"):
+        one, other = alone.table(name), member.table(name)
+        assert len(one) == len(other) > 0
+        for left, right in zip(one, other, strict=True):
+            assert left == pytest.approx(right, rel=1e-5, abs=1e-6)
+    for name in ("config.toml", "partition.npz"):
+        assert (alone.path / name).read_bytes() == (member.path / name).read_bytes()
 
 
 def test_split_seed_holds_the_cut_still(fedskew: Callable[[str], Any]) -> None:
@@ -123,27 +141,26 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
     fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fedskew(RUN + " --folder expected") == 0
-    advance, rounds = Server.advance, 0
+    complete, rounds = Server.complete, 0
 
-    def crash_in_the_third_run(training: Server) -> Any:
+    def crash_in_the_second_round_of_the_second_group(training: Server, *args: Any) -> Any:
         nonlocal rounds
         rounds += 1
-        if rounds == 6:
+        if rounds == 11:
             raise Crash
-        return advance(training)
+        return complete(training, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Server, "advance", crash_in_the_third_run)
+        patched.setattr(Server, "complete", crash_in_the_second_round_of_the_second_group)
         patched.setattr(sys, "argv", ["fedskew", *RUN.split(), "--folder", "group"])
         with pytest.raises(Crash):
             cli.main()
     group = Path("group")
     begun = sorted(path.name for path in group.iterdir() if path.is_dir())
-    assert begun == ["fedavg-s0", "fedavg-s1", "fedprox-mu-1.0-s0"]
+    assert len(begun) == 6
+    assert not (group / "fedprox-mu-1.0-s1" / "summary.json").exists()
     finished = {
-        path: path.stat().st_mtime_ns
-        for name in ("fedavg-s0", "fedprox-mu-1.0-s0")
-        for path in (group / name).iterdir()
+        path: path.stat().st_mtime_ns for name in ("fedavg-s0", "fedavg-s2") for path in (group / name).iterdir()
     }
     capsys.readouterr()
     assert fedskew("resume group --json") == 0
@@ -159,7 +176,7 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
     assert {path: path.read_bytes() for path in group.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("moment", ["fedskew.server.server.Server.advance", "fedskew.runs.sweep.federate"])
+@pytest.mark.parametrize("moment", ["fedskew.server.server.Server.complete", "fedskew.runs.sweep.federate"])
 def test_ctrl_c_names_the_group_to_resume(
     moment: str, fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,14 +194,14 @@ def test_ctrl_c_names_the_group_to_resume(
 def test_an_error_says_which_run_it_is_about(
     fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    advance = Server.advance
+    complete = Server.complete
 
-    def diverge(training: Server) -> Any:
+    def diverge(training: Server, *args: Any) -> Any:
         if isinstance(training.algorithm, fs.FedProx):
             raise fs.FedskewError("round 1: all 4 clients sent NaN")
-        return advance(training)
+        return complete(training, *args)
 
-    monkeypatch.setattr(Server, "advance", diverge)
+    monkeypatch.setattr(Server, "complete", diverge)
     assert fedskew(RUN + " --folder group") == 2
     assert capsys.readouterr().err.splitlines()[-1] == "fedskew: fedprox-mu-1.0-s0: round 1: all 4 clients sent NaN"
 

@@ -155,22 +155,31 @@ _OTHER_COLUMNS = {  # of the summary, about metrics other than accuracy: title, 
 
 
 def print_summary(
-    methods: Sequence[str], summaries: "Sequence[Row]", folder: Path, result: Mapping[str, Any], as_json: bool
+    methods: Sequence[str],
+    summaries: "Sequence[Row]",
+    folder: Path,
+    result: Mapping[str, Any],
+    as_json: bool,
+    varied: "Sequence[Mapping[str, float]] | None" = None,
 ) -> None:
-    """Print the table of results, failures and lost updates, the folder, and with ``as_json`` the result as JSON."""
+    """Print the table of results, failures and lost updates, the folder, and with ``as_json`` the result as JSON.
+
+    ``varied`` are the numbers in which the runs of a grid differ.
+    """
     from fedskew.runs import sweep as several
     from fedskew.runs.folder import to_json
 
     console = console_for(stderr=as_json)
     failed = [row for row in summaries if "failed" in row]
-    methods = [method for method, row in zip(methods, summaries, strict=True) if "failed" not in row]
+    kinds = list(zip(methods, varied or [{}] * len(methods), strict=True))
+    kinds = [kind for kind, row in zip(kinds, summaries, strict=True) if "failed" not in row]
     summaries = [row for row in summaries if "failed" not in row]
     rows = [{**row, "bytes": row["bytes_down"] + row["bytes_up"]} for row in summaries]
     if rows:
-        _table(console, methods, rows)
+        _table(console, kinds, rows)
     for row in failed:
         console.print(f"\nfailed: {escape(row['failed'])}", soft_wrap=True)
-    if warned := several.unequal_weights(methods, summaries):
+    if warned := several.unequal_weights([method for method, _ in kinds], summaries):
         console.print(f"\n{warned}", soft_wrap=True)
     if lost := _lost(summaries):
         console.print(f"\n{lost}", soft_wrap=True)
@@ -179,14 +188,15 @@ def print_summary(
         print(to_json({**result, "folder": str(folder)}))
 
 
-def _table(console: Console, methods: Sequence[str], rows: "Sequence[Row]") -> None:
-    """Print one row per method, and the meaning of the columns."""
+def _table(console: Console, kinds: Sequence[tuple[str, Mapping[str, float]]], rows: "Sequence[Row]") -> None:
+    """Print one row per method and its numbers of a grid, and the meaning of the columns."""
     shown = {key: look for key, look in _columns(rows).items() if any(row.get(key) is not None for row in rows)}
-    lines = [["method", *(title for title, *_ in shown.values())]]
-    for method in dict.fromkeys(methods):
-        mine = [row for name, row in zip(methods, rows, strict=True) if name == method]
+    numbers = list(kinds[0][1])
+    lines = [["method", *numbers, *(title for title, *_ in shown.values())]]
+    for kind in [kind for i, kind in enumerate(kinds) if kind not in kinds[:i]]:
+        mine = [row for other, row in zip(kinds, rows, strict=True) if other == kind]
         cells = (_mean([row.get(key) for row in mine], scale, digits) for key, (_, scale, digits, _) in shown.items())
-        lines.append([escape(method), *cells])
+        lines.append([escape(kind[0]), *(f"{kind[1][name]:g}" for name in numbers), *cells])
     columns = [list(column) for column in zip(*lines, strict=True)]
     too_wide = sum(max(map(len, column)) + 2 for column in columns) > console.width
     console.print()

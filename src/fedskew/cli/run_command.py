@@ -32,6 +32,7 @@ def run(
     file: Path | None,
     algorithm: list[str] | None,
     seeds: str | None,
+    grid: list[str] | None,
     folder: Path | None,
     or_resume: bool,
     as_json: bool,
@@ -46,6 +47,7 @@ def run(
     \b
     fedskew run --algorithm fedprox:mu=0.1 --clients 20
     fedskew run --algorithm fedavg --algorithm fedprox --seeds 0-4
+    fedskew run --algorithm fedprox --seeds 0-4 --grid mu=0,0.01,0.1
     fedskew run --algorithm "fedprox:mu=0.1 + median"
     fedskew run experiment.toml --rounds 20
     """
@@ -68,7 +70,7 @@ def run(
 
     if or_resume and folder is None:
         raise FedskewError("--or-resume needs --folder: give the folder to resume")
-    if seeds is None and len(algorithms) == 1:
+    if seeds is None and not grid and len(algorithms) == 1:
         experiment = Experiment(**{**values, "algorithm": algorithms[0]})
         name = spell("algorithm", experiment.algorithm)
         with show_progress([name], experiment.rounds) as callbacks_of:
@@ -80,7 +82,8 @@ def run(
         print_summary([name], [done.summary], done.folder, done.summary, as_json)
         return
     seed_list = [Experiment(**values).seed] if seeds is None else several.parse_seeds(seeds)
-    wanted = several.members(values, [spell("algorithm", entry) for entry in algorithms], seed_list)
+    spelled = [spell("algorithm", entry) for entry in algorithms]
+    wanted = several.members(values, spelled, seed_list, several.parse_grid(grid or []))
     if or_resume and folder and folder.exists():
         several.must_be_the_same(folder, wanted)
         run_group(folder, wanted, as_json)
@@ -125,8 +128,8 @@ def run_group(place: Path, wanted: "list[Member]", as_json: bool, *, retry: bool
         except KeyboardInterrupt as stop:
             code = getattr(stop, "code", 130)
             raise Interrupted(f"interrupted; resume with: {resume_command(place)}", code) from None
-    methods = [member.algorithm for member in wanted]
-    print_summary(methods, summaries, place, several.overview(wanted, summaries), as_json)
+    methods, varied = [member.algorithm for member in wanted], [member.varied for member in wanted]
+    print_summary(methods, summaries, place, several.overview(wanted, summaries), as_json, varied)
 
 
 def _options_as_parameters() -> list[inspect.Parameter]:
@@ -192,6 +195,18 @@ _OWN_OPTIONS: dict[str, tuple[Any, Any]] = {
             str | None,
             typer.Option(
                 "--seeds", metavar="0-4", help="several seeds, such as 0-4 or 0,3,7: mean ± standard deviation"
+            ),
+        ],
+        None,
+    ),
+    "grid": (
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--grid",
+                metavar="NAME=X,Y",
+                help="several numbers of an option of the method or of lr, momentum, weight_decay, clip_norm, such as "
+                "mu=0,0.01,0.1; repeat the option for all combinations",
             ),
         ],
         None,

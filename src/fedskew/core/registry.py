@@ -60,6 +60,11 @@ class Option:
         """Return whether the option has no default."""
         return self.default is inspect.Parameter.empty
 
+    @property
+    def numeric(self) -> bool:
+        """Return whether it takes a number."""
+        return bool({int, float} & {self.type, *get_args(self.type)})
+
     def type_name(self) -> str:
         """Return the type in words for users."""
         return _type_name(self.type)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedskew.core.errors import FedskewError
-from fedskew.core.streams import bits
+from fedskew.core.streams import longer
 from fedskew.engine.plan import Plan
 
 Augment: TypeAlias = Literal["none", "crop", "flip", "crop+flip"]
@@ -39,7 +39,8 @@ def draw_moves(how: Augment, plan: Plan, device: torch.device) -> Tensor | None:
     if how == "none":
         return None
     step, slot = np.arange(int(plan.steps.max()))[:, None, None], np.arange(int(plan.batch.max()))
-    words = bits(plan.seed, "augment", plan.round, plan.clients[:, None], step, slot)
+    streams = longer(plan.streams("augment"), plan.clients)[:, None]
+    words = longer(longer(streams, step), slot)
     return moves_of(torch.from_numpy(words.view(np.int64)).to(device), how)
 
 

@@ -1,7 +1,7 @@
 """The local optimisers on named tensors, those of one client or stacked over clients."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,9 +43,9 @@ class Optimizer:
 
     @torch.no_grad()
     def step_(self, params: Tensors, grads: Tensors, state: Tree, lr: Tensor, stacked: bool = False) -> None:
-        """Update ``params`` and ``state`` in place; ``lr`` is a scalar tensor, so that a captured graph can change it.
+        """Update ``params`` and ``state`` in place; ``lr`` is a tensor, so that a captured graph can change it.
 
-        ``stacked`` tensors have clients on their first axis; only ``clip_norm``, which is each client's, needs to know.
+        ``stacked`` tensors have clients on their first axis; ``clip_norm`` is each client's, and ``lr`` may be.
         """
         if self.clip_norm is not None:
             grads = clipped(grads, self.clip_norm, stacked)
@@ -61,7 +61,7 @@ class Optimizer:
             )  # fmt: skip
             return
         if self.weight_decay and self.name == "adamw":
-            torch._foreach_mul_(weights, 1 - lr * self.weight_decay)
+            torch._foreach_mul_(weights, _for_each(1 - lr * self.weight_decay, weights))
         elif self.weight_decay:
             directions = list(torch._foreach_add(directions, weights, alpha=self.weight_decay))
         if self.name in ("adam", "adamw"):
@@ -74,7 +74,7 @@ class Optimizer:
             torch._foreach_add_(velocity, directions)
             ahead = torch._foreach_add(directions, velocity, alpha=self.momentum) if self.nesterov else velocity
             directions = list(ahead)
-        torch._foreach_sub_(weights, torch._foreach_mul(directions, lr))
+        torch._foreach_sub_(weights, torch._foreach_mul(directions, _for_each(lr, weights)))
 
     def _adam_(self, params: Tensors, grads: list[Tensor], state: Tree) -> list[Tensor]:
         count = state["adam"]["step"].add_(1)
@@ -118,15 +118,20 @@ def clipped(grads: Tensors, most: float, stacked: bool) -> Tensors:
 
 
 def _fusable(weights: list[Tensor], directions: list[Tensor], lr: Tensor) -> bool:
-    """Return whether PyTorch's fused step takes these: one layout for both, and on a GPU a rate in float32."""
+    """Return whether PyTorch's fused step takes these: one layout for both, one rate, and on a GPU in float32."""
     one_layout = all(w.stride() == d.stride() for w, d in zip(weights, directions, strict=True))
-    return one_layout and (not lr.is_cuda or lr.dtype == torch.float32)
+    return one_layout and not lr.dim() and (not lr.is_cuda or lr.dtype == torch.float32)
 
 
 def _in_pieces(tensors: list[Tensor]) -> list[Tensor]:
     """Return the tensors in about 40 pieces: a fused step works on pieces side by side, and starts few at a time."""
     size = max(_SMALLEST_PIECE, sum(value.numel() for value in tensors) // 40)
     return [piece for value in tensors for piece in torch.split(value.view(-1), size)]
+
+
+def _for_each(numbers: Tensor, tensors: list[Tensor]) -> Any:
+    """Return what multiplies a list of tensors: one number for all, or a factor for each tensor with one per client."""
+    return [_beside(numbers, value) for value in tensors] if numbers.dim() else numbers
 
 
 def _beside(numbers: Tensor, value: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar, Self
 
 import numpy as np
 
-from fedskew.core.streams import Floats, Ints, bits, longer
+from fedskew.core.streams import Bits, Floats, Ints, bits, longer
 
 _LOW = np.uint64(24)  # bits of a hash that do not count in a shuffle
 _LARGEST = 2**24  # rows of a client whose positions fit there
@@ -24,6 +25,8 @@ class Plan:
     ``numbers`` are the method's numbers for each client; ``purpose`` names the random stream: a probe uses other
     batches than training.
     """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("clients", "sizes", "batch", "epochs")  # fields with one entry per client
 
     seed: int
     round: int
@@ -60,7 +63,8 @@ class Plan:
         lengths = self.sizes[segment_client]
         ends = np.cumsum(lengths)
         position = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
-        segments = bits(self.seed, self.purpose, self.round, self.clients[segment_client], segment_epoch)
+        streams = np.broadcast_to(self.streams(self.purpose), self.clients.shape)
+        segments = longer(longer(streams, self.clients)[segment_client], segment_epoch)
         words = longer(np.repeat(segments, lengths), position)
         if lengths.max(initial=0) > _LARGEST:  # a position does not fit into the low bits
             return position[np.lexsort((words >> _LOW, np.repeat(np.arange(len(lengths)), lengths)))]
@@ -73,6 +77,15 @@ class Plan:
             first = end
         words &= np.uint64(_LARGEST - 1)
         return words.view(np.int64)
+
+    def streams(self, purpose: str) -> Bits:
+        """Return the state of the random stream before the clients' numbers: one word, the same for all clients."""
+        return bits(self.seed, purpose, self.round)
+
+    @property
+    def places(self) -> Ints:
+        """Return the numbers under which the partition of the job knows the clients."""
+        return self.clients
 
     @property
     def offsets(self) -> Ints:
@@ -90,9 +103,9 @@ class Plan:
         full, rest = np.divmod(self.sizes, self.batch)
         return full + (rest >= self.least) * (rest > 0)
 
-    def only(self, members: Ints) -> "Plan":
+    def only(self, members: Ints) -> Self:
         """Return the plan of some of the clients, in the given order."""
-        parts = {name: getattr(self, name)[members] for name in ("clients", "sizes", "batch", "epochs")}
+        parts = {name: getattr(self, name)[members] for name in self.COLUMNS}
         return replace(self, **parts, numbers={name: values[members] for name, values in self.numbers.items()})
 
     @staticmethod

@@ -19,17 +19,18 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from fedskew.algorithms.contract import Batch, Report, View, difference, overridden
+from fedskew.algorithms.contract import Algorithm, Batch, Report, View, difference, overridden
 from fedskew.batchnorm.shared import settle_in_stack
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, copied, rows_of, without
 from fedskew.engine.augment import augment, draw_moves, moves_of
 from fedskew.engine.features import Tap
 from fedskew.engine.job import LOCAL, OPTIMIZER, STATE, Job, Start, Updates, parts, prefixed
+from fedskew.engine.joint_plan import OPTION, JointPlan
 from fedskew.engine.layers import StackedModel
 from fedskew.engine.plan import Plan
 from fedskew.engine.replay import Replay
-from fedskew.engine.tables import COLUMNS, move_words, row_table, stream_word
+from fedskew.engine.tables import COLUMNS, move_words, row_table, stream_words
 from fedskew.models.parameters import trainable
 
 # logits, features, inputs, targets, which rows are real, and buffers of the clients' batches
@@ -111,9 +112,14 @@ class Stack:
         job: the job
         room: on a GPU, the largest plan that the captured parts can take
         channels_last: whether images lie in memory with their channels last
+        joint: whether the clients belong to several runs: weights, broadcast, options and, with ``own_lr``, the
+            learning rate are those of each client
     """
 
-    def __init__(self, job: Job, room: Room, channels_last: bool = False) -> None:
+    def __init__(
+        self, job: Job, room: Room, channels_last: bool = False, joint: bool = False, own_lr: bool = False
+    ) -> None:
+        self.joint, self.own_lr = joint, own_lr
         self.job, self.room, algorithm = job, room, job.algorithm
         self.requires, self.device = algorithm.requires, job.y.device
         hooks = ("objective", "correct_gradients", "trainable", "on_receive", "linear_correction")
@@ -238,22 +244,24 @@ class Stack:
         self.number_names = [*numbers, *(["loss_before"] if "loss_before" in self.requires else []), "lr"]
         packed = np.ones((count, len(self.number_names)))
         packed[:, : len(numbers)] = np.stack(list(numbers.values()), 1)
-        packed[:, -1] = start.lr
+        packed[:, -1] = plan.lrs if isinstance(plan, JointPlan) else start.lr
         shared: Tree = {"params": start.params, "buffers": start.buffers, **prefixed(start.server, "server.")}
         own: Tree = prefixed(kept, "kept.")
+        if self.joint:
+            shared, own = {}, {**shared, **own}
         if "class_counts" in self.requires:
-            own["class_counts"] = {"": self.job.class_counts(plan.clients)}
+            own["class_counts"] = {"": self.job.class_counts(plan.places)}
         if not self.on_gpu:
             own["numbers"] = {"": torch.from_numpy(packed)}
             positions, _ = plan.table()
-            self.rows, self.real_rows = self.job.rows(plan.clients, positions), torch.from_numpy(self.counts)
+            self.rows, self.real_rows = self.job.rows(plan.places, positions), torch.from_numpy(self.counts)
             self.slots, self.moves = torch.arange(self.room.width), draw_moves(self.job.augment, plan, self.device)
             self.given = {**shared, **own}
             return
         # One copy to the GPU for all numbers: whole ones, and the bits of others.
-        first = self.job.partition.offsets[plan.clients - self.job.first]
+        first = self.job.partition.offsets[plan.places - self.job.first]
         columns = [plan.clients, first, plan.sizes, plan.batch, plan.steps, plan.steps_per_epoch]
-        words = [np.full(count, stream_word(plan, purpose)) for purpose in (plan.purpose, "augment")]
+        words = [stream_words(plan, purpose) for purpose in (plan.purpose, "augment")]
         both = np.concatenate([np.stack([*columns, *words], 1), packed.view(np.int64)], 1)
         own["numbers"] = {"": torch.from_numpy(both)}
         if not self.given:
@@ -275,21 +283,22 @@ class Stack:
         given, count = self.given, self.room.clients
         params, buffers, kept = given["params"], given["buffers"], parts(given, "kept.")
         local = kept.get(LOCAL, {})
+        copies = Tensor.clone if self.joint else partial(_copies, count=count)
         self.params, self.buffers = (
-            {n: local[n].clone() if n in local else _copies(value, count) for n, value in tensors.items()}
+            {n: local[n].clone() if n in local else copies(value) for n, value in tensors.items()}
             for tensors in (params, buffers)
         )
-        # Start weights are shared by the stack, except those that stay with their client.
+        # Start weights are shared by the stack, except those that stay with their client, or in a joint stack.
         self.begin = {name: local.get(name, value) for name, value in params.items()}
-        self.begin_dims = {name: 0 if name in local else None for name in params}
-        self.own_begin = [name for name in params if name in local]
+        self.own_begin = [name for name in params if self.joint or name in local]
+        self.begin_dims = {name: 0 if name in self.own_begin else None for name in params}
         self.server, self.client_state = parts(given, "server."), parts(kept, STATE)
         self.optimizer_state = copied(parts(kept, OPTIMIZER)) or self.job.optimizer.init(self.params, stacked=True)
         self.class_counts = given.get("class_counts", {}).get("")
         numbers = given["numbers"][""]
         self.packed = numbers.view(torch.float64)[:, -len(self.number_names) :].to(self.job.x.dtype)
         self.numbers = dict(zip(self.number_names, self.packed.unbind(1), strict=True))
-        self.lr = self.numbers["lr"][0]
+        self.lr = self.numbers["lr"] if self.own_lr else self.numbers["lr"][0]
         self.full_gradient: Tensors = {}
         if "full_gradient" in self.requires:
             self.full_gradient = {name: torch.zeros_like(value) for name, value in self.params.items()}
@@ -297,7 +306,7 @@ class Stack:
         self.sums = torch.zeros(2, count, dtype=torch.float64, device=self.device)
         self.at = torch.zeros(2, dtype=torch.int64, device=self.device)  # steps taken, and those since the last sums
         if self.on_gpu:
-            plan, words = numbers[:, : len(COLUMNS)].T, numbers[0, len(COLUMNS) :]
+            plan, words = numbers[:, : len(COLUMNS)].T, numbers[:, len(COLUMNS) : len(COLUMNS) + 2].T
             sizes = (self.room.steps, self.room.width, self.room.epochs, self.room.longest)
             self.rows, self.real_rows = row_table(plan, words[0], self.job.rows_in_order, *sizes)
             self.moves = None
@@ -317,8 +326,8 @@ class Stack:
         (x,), (y,), reals = self._batches(replace(first, steps=1))
         seen = (None, None, x, y, None if reals is None else reals[0], self.buffers)
 
-        def hook(given: Tensors, view: View) -> Tensors:
-            start = self.job.algorithm.on_receive(view)
+        def hook(method: Algorithm, given: Tensors, view: View) -> Tensors:
+            start = method.on_receive(view)
             return {name: start.get(name, value) for name, value in given.items()}
 
         head = {name: value[: len(y)] for name, value in self.params.items()}
@@ -328,18 +337,30 @@ class Stack:
     def _linear_correction(self) -> Tree:
         """Return the linear correction of every client, before the first step."""
 
-        def one_client(params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, counts: Tensor | None) -> Tree:
-            return self.job.algorithm.linear_correction(self.view(params, begin, state, numbers, counts))
+        def one_client(*client: Any) -> Tree:
+            view = self.view(*client)
+            return self.method(view.numbers).linear_correction(view)
 
-        dims = (0, self.begin_dims, 0, 0, None if self.class_counts is None else 0)
-        found: Tree = vmap(one_client, in_dims=dims)(
-            self.params, self.begin, self.client_state, self.numbers, self.class_counts
-        )
+        found: Tree = vmap(one_client, in_dims=self._dims())(*self._clients())
         return found
 
-    def view(self, params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, counts: Tensor | None) -> View:
+    def _clients(self) -> tuple[Any, ...]:
+        """Return the arguments of ``view`` for all clients, of which ``_dims`` has the axes of the clients."""
+        return (self.params, self.begin, self.server, self.client_state, self.numbers, self.class_counts)
+
+    def _dims(self) -> tuple[Any, ...]:
+        return (0, self.begin_dims, 0 if self.joint else None, 0, 0, None if self.class_counts is None else 0)
+
+    def view(
+        self, params: Tensors, begin: Tensors, server: Tree, state: Tree, numbers: Tensors, counts: Tensor | None
+    ) -> View:
         """Return one client's view for the hooks; called inside ``vmap``."""
-        return View(params, begin, self.server, state, numbers, self.job.optimizer.momentum, class_counts=counts)
+        return View(params, begin, server, state, numbers, self.job.optimizer.momentum, class_counts=counts)
+
+    def method(self, numbers: Tensors) -> Algorithm:
+        """Return the method of one client: in a joint stack with its run's options; called inside ``vmap``."""
+        names = [name for name in self.number_names if name.startswith(OPTION)]
+        return with_options(self.job.algorithm, {name.removeprefix(OPTION): numbers[name] for name in names})
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -438,7 +459,7 @@ class Stack:
             grads = self.layers.backward(job.task.slopes(logits, y, 1 / y.shape[1] if share is None else share))
         grads = {name: grads[name] if name in grads else torch.zeros_like(value) for name, value in params.items()}
         if self.corrects:
-            grads = self._hook(job.algorithm.correct_gradients, grads, params, block.active, seen)
+            grads = self._hook(_correct_gradients, grads, params, block.active, seen)
         moving = [*params.values(), *buffers.values(), *_tensors(rows_of(self.optimizer_state, head))]
         before = [value.clone() for value in moving] if block.partial else []
         for name, value in self.layers.moved.items():
@@ -460,8 +481,7 @@ class Stack:
             leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
             losses = self.job.task.losses(logits, y, "none")
             loss = losses.mean(1) if share is None else (losses * share).sum(1)
-            objective = self.job.algorithm.objective
-            total = self._hook(objective, loss, leaves, len(y), (logits, inside, x, y, real, buffers))
+            total = self._hook(_objective, loss, leaves, len(y), (logits, inside, x, y, real, buffers))
             ends = [logits, *([] if inside is None else [inside]), *leaves.values()]
             found = list(torch.autograd.grad(total.sum(), ends, allow_unused=True))
         slopes, of_features = found.pop(0), None if inside is None else found.pop(0)
@@ -472,8 +492,9 @@ class Stack:
     def _move(self, params: Tensors, grads: Tensors, block: Block) -> None:
         """Take an optimiser step with the parameters that each client trains in its epoch."""
         state, optimizer = rows_of(self.optimizer_state, slice(block.active)), self.job.optimizer
+        lr = self.lr[: block.active] if self.own_lr else self.lr
         if block.trained is None:
-            optimizer.step_(params, grads, state, self.lr, stacked=True)
+            optimizer.step_(params, grads, state, lr, stacked=True)
             return
         anybody = frozenset().union(*block.trained)
         params = {name: value for name, value in params.items() if name in anybody}
@@ -483,7 +504,7 @@ class Stack:
         mixed = len(block.trained) > 1
         before = {"": {n: v.clone() for n, v in params.items()}, **copied(state)} if mixed else {}
         if params:
-            optimizer.step_(params, grads, state, self.lr, stacked=True)
+            optimizer.step_(params, grads, state, lr, stacked=True)
         for part, tensors in before.items():
             for name, old in tensors.items():
                 if name in params:  # restored for clients that do not train it in their epoch
@@ -567,14 +588,19 @@ class Stack:
         for first in range(0, int(sizes.max()), width):
             positions = np.arange(first, first + width)
             real = positions < sizes[:, None]
-            rows = self.job.rows(self.plan.clients, np.where(real, positions, 0))
+            rows = self.job.rows(self.plan.places, np.where(real, positions, 0))
             each = vmap(losses)(tensors, self.job.x[rows], self.job.y[rows])
             yield (each.double() * torch.from_numpy(real).to(each.device)).sum(1)
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
     def _hook(
-        self, hook: Callable[[Any, View], Any], value: Tensor | Tensors, params: Tensors, active: int, seen: "_Seen"
+        self,
+        hook: Callable[[Algorithm, Any, View], Any],
+        value: Tensor | Tensors,
+        params: Tensors,
+        active: int,
+        seen: "_Seen",
     ) -> Any:
         """Return a hook's results for the first ``active`` clients; ``seen`` are their batches.
 
@@ -583,6 +609,7 @@ class Stack:
         """
         given = [value] if isinstance(value, Tensor) else list(value.values())
         own = rows_of({"": {name: self.begin[name] for name in self.own_begin}}, slice(active))[""]
+        sent = rows_of(self.server, slice(active)) if self.joint else {}
         states = [tensor[:active] for tensors in self.client_state.values() for tensor in tensors.values()]
         numbers = self.packed[:active]
         *of_batch, buffers = seen
@@ -596,22 +623,25 @@ class Stack:
             mine = [next(left) for _ in given]
             weights = {name: next(left) for name in params}
             begin = {**self.begin, **{name: next(left) for name in own}}
+            server = {part: {name: next(left) for name in tensors} for part, tensors in sent.items()} or self.server
             old = {part: {name: next(left) for name in tensors} for part, tensors in self.client_state.items()}
             moving = {name: next(left) for name in buffers}
-            view = self.view(weights, begin, old, _Numbers(self.number_names, numbers), counts)
-            view = self._with_batch(view, logits, features, x, y, real, moving)
+            view = self.view(weights, begin, server, old, _Numbers(self.number_names, numbers), counts)
+            method = self.method(view.numbers)
+            view = self._with_batch(method, view, logits, features, x, y, real, moving)
             if isinstance(value, Tensor):
-                return hook(mine[0], view)
-            result = hook(dict(zip(value, mine, strict=True)), view)
+                return hook(method, mine[0], view)
+            result = hook(method, dict(zip(value, mine, strict=True)), view)
             return tuple(result[name] for name in value)
 
-        leaves = [*given, *params.values(), *own.values(), *states, *buffers.values()]
+        leaves = [*given, *params.values(), *own.values(), *_tensors(sent), *states, *buffers.values()]
         dims = (0, *(None if part is None else 0 for part in optional), *(0 for _ in leaves))
         result = vmap(one_client, in_dims=dims, randomness="different")(numbers, *optional, *leaves)
         return result if isinstance(value, Tensor) else dict(zip(value, result, strict=True))
 
     def _with_batch(
         self,
+        method: Algorithm,
         view: View,
         logits: Tensor | None,
         features: Tensor | None,
@@ -648,7 +678,7 @@ class Stack:
         def minimised(weights: Tensors) -> Tensor:
             outputs, inside = forward(weights)
             other = replace(view, params=weights, batch=Batch(outputs, y, loss, mean, logits_at, features_at, inside))
-            return self.job.algorithm.objective(loss(outputs), other)
+            return method.objective(loss(outputs), other)
 
         def gradient_at(weights: Tensors) -> Tensors:
             found: Tensors = grad(minimised)({**own, **weights})
@@ -676,21 +706,18 @@ class Stack:
     @torch.no_grad()
     def _end(self) -> None:
         """Find what every client sends and keeps."""
-        algorithm = self.job.algorithm
 
-        def finish(
-            params: Tensors, begin: Tensors, state: Tree, numbers: Tensors, full: Tensors, counts: Tensor | None
-        ) -> tuple[Tree, Tree]:
-            view = replace(self.view(params, begin, state, numbers, counts), full_gradient=full)
-            return algorithm.payload(view), algorithm.client_state(view)
+        def finish(full: Tensors, *client: Any) -> tuple[Tree, Tree]:
+            view = replace(self.view(*client), full_gradient=full)
+            method = self.method(view.numbers)
+            return method.payload(view), method.client_state(view)
 
         if not self.keeps_more:  # the payload is a difference, which needs no capture
             self.payload: Tree = {}
             self.state = self.client_state
             return
-        dims = (0, self.begin_dims, 0, 0, 0, None if self.class_counts is None else 0)
-        arguments = (self.params, self.begin, self.client_state, self.numbers, self.full_gradient, self.class_counts)
-        self.payload, self.state = vmap(finish, in_dims=dims)(*arguments)
+        found = vmap(finish, in_dims=(0, *self._dims()))(self.full_gradient, *self._clients())
+        self.payload, self.state = found
 
     def _updates(self) -> Updates:
         """Return the results of the round; on a GPU as copies, because the next round overwrites them."""
@@ -721,6 +748,24 @@ class Stack:
         if not hasattr(self, "params"):
             return []
         return [*self.params.values(), *self.buffers.values(), *_tensors(self.optimizer_state), self.sums, self.at]
+
+
+def _objective(method: Algorithm, loss: Tensor, view: View) -> Tensor:
+    return method.objective(loss, view)
+
+
+def _correct_gradients(method: Algorithm, grads: Tensors, view: View) -> Tensors:
+    return method.correct_gradients(grads, view)
+
+
+def with_options(method: Algorithm, options: Tensors) -> Algorithm:
+    """Return a method whose options are tensors, which the check of options would not take."""
+    if not options:
+        return method
+    other = copy.copy(method)
+    for name, value in options.items():
+        object.__setattr__(other, name, value)
+    return other
 
 
 def _tensors(tree: Tree) -> list[Tensor]:

@@ -23,6 +23,7 @@ from fedskew.core.trees import Tree, rows_of, stacked
 from fedskew.engine.cost import Cost, measure_cost
 from fedskew.engine.device import in_threads, products_in, random_layers
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
+from fedskew.engine.joint_plan import JointPlan
 from fedskew.engine.loop import GRADIENTS_AT_ONCE, Loop
 from fedskew.engine.plan import Plan
 from fedskew.engine.probe import StackedProbe
@@ -49,8 +50,7 @@ class Stacked:
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the plan's clients in stacks, those with the most steps first."""
-        cost = measure_cost(job.model, job.x, int(plan.batch.max()))
-        room = max(1, self._budget(job) // cost.bytes_per_client)
+        cost, room = measure_cost(job.model, job.x, int(plan.batch.max())), self.room(job, plan)
         if room < len(plan.clients) and clients_share(job.model, job.algorithm.batchnorm, plan.steps):
             needed = math.ceil(10 * len(plan.clients) * cost.bytes_per_client / 2**30) / 10
             raise FedskewError(
@@ -67,6 +67,29 @@ class Stacked:
             if not np.array_equal(members, np.arange(len(plan.clients))):
                 some, kept = plan.only(members), rows_of(start.kept, torch.from_numpy(members))
             yield self._train(self._stack(job, some), start, kept, some)
+
+    def room(self, job: Job, plan: Plan) -> int:
+        """Return how many clients of a plan fit in one stack."""
+        cost = measure_cost(job.model, job.x, int(plan.batch.max()))
+        return max(1, self._budget(job) // cost.bytes_per_client)
+
+    def gains(self, job: Job, batch: int, clients: int) -> bool:
+        """Return whether so many clients with batches of that size are stacked."""
+        cost = measure_cost(job.model, job.x, batch)
+        return self.mode == "stack" or (self.mode == "auto" and self._stack_is_better(job, cost, clients))
+
+    def in_one_stack(self, job: Job, plan: Plan) -> bool:
+        """Return whether all clients of a plan are trained in one stack, each on its own."""
+        clients, shared = len(plan.clients), clients_share(job.model, job.algorithm.batchnorm, plan.steps)
+        return self.gains(job, int(plan.batch.max()), clients) and not shared and clients <= self.room(job, plan)
+
+    def train_joint(self, job: Job, start: Start, plan: JointPlan) -> Updates | None:
+        """Train clients of several runs in one stack, sorted by steps; None if their layers draw random numbers.
+
+        All tensors of ``start`` are stacked in the order of the plan's clients.
+        """
+        stack = self._stack(job, plan, joint=True, own_lr=len(np.unique(plan.lrs)) > 1)
+        return None if stack.layers.draws else self._train(stack, start, start.kept, plan)
 
     @staticmethod
     def _train(stack: Stack, start: Start, kept: Tree, plan: Plan) -> Updates:
@@ -114,17 +137,18 @@ class Stacked:
             self._free[job.x.device] = torch.cuda.mem_get_info(job.x.device)[0] // 2
         return self._free[job.x.device]
 
-    def _stack(self, job: Job, plan: Plan) -> Stack:
+    def _stack(self, job: Job, plan: Plan, joint: bool = False, own_lr: bool = False) -> Stack:
         """Return a stack with room for the plan: one that is there from an earlier round, or a new one."""
         needed = Room.of(plan)
-        stacks = self._stacks.setdefault((id(job.model), id(job.x), repr(job.algorithm)), [])
+        known = (id(job.model), id(job.x), repr(job.algorithm), joint, own_lr, tuple(plan.numbers))
+        stacks = self._stacks.setdefault(known, [])
         for stack in stacks:
             if job.x.device.type == "cpu" or stack.room.fits(needed):
                 return stack
         del stacks[: 1 - _STACKS_KEPT]
         on_gpu = job.x.device.type != "cpu"
         room = _for_all_rounds(job, plan, needed) if on_gpu else needed
-        stacks.append(Stack(job, room, channels_last=on_gpu and job.x.dim() == 4))
+        stacks.append(Stack(job, room, on_gpu and job.x.dim() == 4, joint, own_lr))
         return stacks[-1]
 
     def run_schedule(

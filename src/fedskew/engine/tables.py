@@ -1,9 +1,10 @@
 """Row numbers and image moves of a plan, drawn on the device with the same counter-based streams as on the host."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.core.streams import bits
+from fedskew.core.streams import Ints
 from fedskew.engine.plan import Plan
 
 _STEP, _MIX_1, _MIX_2 = (
@@ -14,10 +15,9 @@ COLUMNS = ("clients", "first", "sizes", "batch", "steps", "steps_per_epoch")  # 
 _LAST = 1 << 40  # larger than all keys
 
 
-def stream_word(plan: Plan, purpose: str) -> int:
-    """Return the state of a plan's random stream before clients, as a signed number of 64 bits."""
-    word = int(bits(plan.seed, purpose, plan.round)[0])
-    return word - (1 << 64) if word >> 63 else word
+def stream_words(plan: Plan, purpose: str) -> Ints:
+    """Return the state of every client's random stream before its number, as signed numbers of 64 bits."""
+    return np.broadcast_to(plan.streams(purpose).view(np.int64), plan.clients.shape)
 
 
 def _shifted(z: Tensor, places: int) -> Tensor:
@@ -34,13 +34,13 @@ def hashed(state: Tensor, part: Tensor) -> Tensor:
 
 
 def row_table(
-    plan: Tensor, word: Tensor, rows: Tensor, steps: int, width: int, epochs: int, longest: int
+    plan: Tensor, words: Tensor, rows: Tensor, steps: int, width: int, epochs: int, longest: int
 ) -> tuple[Tensor, Tensor]:
     """Return row numbers ``[step, client, slot]`` and batch sizes ``[step, client]``, as ``Plan.table`` has positions.
 
     Args:
         plan: one row for each of ``COLUMNS``; a client with 0 steps is not there
-        word: the state of the random stream, from ``stream_word``
+        words: the states of the clients' random streams, from ``stream_words``
         rows: the rows of all clients, one after the other
         steps: how many steps the table has room for; ``width``, ``epochs`` and ``longest`` (most rows of a client)
             likewise
@@ -48,9 +48,9 @@ def row_table(
     client, first, size, batch, taken, per_epoch = plan
     device = plan.device
     position = torch.arange(longest, device=device)
-    words = hashed(hashed(word, client)[:, None], torch.arange(epochs, device=device))
-    words = hashed(words[..., None], position)
-    key = torch.where(position < size[:, None, None], _shifted(words, 24), _LAST)
+    segments = hashed(hashed(words, client)[:, None], torch.arange(epochs, device=device))
+    keys = _shifted(hashed(segments[..., None], position), 24)
+    key = torch.where(position < size[:, None, None], keys, _LAST)
     order = key.argsort(dim=-1, stable=True).flatten(1)
     step = torch.arange(steps, device=device)[:, None]
     within = step % per_epoch
@@ -62,8 +62,8 @@ def row_table(
     return rows[first[:, None] + chosen], count
 
 
-def move_words(plan: Tensor, word: Tensor, steps: int, width: int) -> Tensor:
+def move_words(plan: Tensor, words: Tensor, steps: int, width: int) -> Tensor:
     """Return the random words of image moves, ``[step, client, slot]``."""
     step, slot = torch.arange(steps, device=plan.device), torch.arange(width, device=plan.device)
-    words = hashed(hashed(word, plan[0])[None, :], step[:, None])
-    return hashed(words[..., None], slot)
+    steps_of = hashed(hashed(words, plan[0])[None, :], step[:, None])
+    return hashed(steps_of[..., None], slot)

@@ -102,13 +102,14 @@ class Checkpoints:
                 number, size = number + 1, size + len(content)
         return range(first, number), size
 
-    def restore(self, server: Server, force: bool = False) -> None:
+    def restore(self, server: Server, force: bool = False, latest: int | None = None) -> None:
         """Restore the state of the last checkpoint, if there is one, and truncate the tables to its length.
 
         Its files are verified before anything is changed. With ``force`` the last intact checkpoint is used, even if
-        later ones are damaged.
+        later ones are damaged. With ``latest`` it is the last one up to that round, if there is one.
         """
         rounds = self.disk.checkpoints()
+        rounds = [round for round in rounds if latest is None or round <= latest] or rounds
         if not rounds and self.disk.finished:
             raise FedskewError(
                 f"{self.disk.path / CHECKPOINTS} is gone; the finished run's result is in {SUMMARY} and {MODEL}"

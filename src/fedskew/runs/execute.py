@@ -31,7 +31,16 @@ from fedskew.runs.environment import check_same, environment
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.run import Run
-from fedskew.runs.runner import client_weights, finished_files, only_warned, resumable, run_rounds
+from fedskew.runs.runner import (
+    CheckpointInterval,
+    Steps,
+    alone,
+    client_weights,
+    finished_files,
+    only_warned,
+    resumable,
+    run_rounds,
+)
 from fedskew.runs.summary import summarise
 from fedskew.server.calibration import check_head
 from fedskew.server.server import Server
@@ -51,7 +60,21 @@ def start(
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
     task: Task | None = None,
 ) -> Run:
-    """Train one method on one federation and record it; a fresh folder under ``runs`` when None, nowhere when False.
+    """Train one method on one federation and record it; see ``starting``."""
+    return alone(starting(fed, model, algorithm, settings, folder, callbacks, task))
+
+
+def starting(
+    fed: Federation,
+    model: ModelSpec,
+    algorithm: Algorithm,
+    settings: Settings,
+    folder: "str | os.PathLike[str] | bool | None",
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
+    task: Task | None = None,
+    interval: CheckpointInterval | None = None,
+) -> "Steps[Run]":
+    """Begin a run that records itself; a fresh folder under ``runs`` when None, nowhere when False.
 
     ``task`` is a task that was made in Python; without one the settings say which.
     """
@@ -62,11 +85,13 @@ def start(
     server.agree()  # it may refuse, so before anything is written
     with with_workers(server):
         if folder is False:
-            return _drive(server, None, {"rounds": [], "clients": [], "timing": []}, config, callbacks)
+            tables: dict[str, list[Any]] = {"rounds": [], "clients": [], "timing": []}
+            return (yield from _drive(server, None, tables, config, callbacks, interval))
         place = Path(folder) if isinstance(folder, (str, os.PathLike)) else None
         disk = _create(place, config, server)
         with locked(disk.path):
-            return _drive(server, Checkpoints(disk), {"rounds": [], "timing": []}, config, callbacks)
+            tables = {"rounds": [], "timing": []}
+            return (yield from _drive(server, Checkpoints(disk), tables, config, callbacks, interval))
 
 
 def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:
@@ -89,9 +114,26 @@ def resume_run(
     workers: int | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint; see ``fedskew.resume``."""
+    return alone(resuming(folder, fed, model, algorithm, callbacks, force, task, workers=workers))
+
+
+def resuming(
+    folder: Path,
+    fed: Federation | None,
+    model: ModelSpec | None,
+    algorithm: Algorithm | None,
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]",
+    force: bool,
+    task: Task | None = None,
+    interval: CheckpointInterval | None = None,
+    latest: int | None = None,
+    workers: int | None = None,
+) -> "Steps[Run]":
+    """Continue a run from its last checkpoint, or from one of at most the round ``latest`` if it is still there."""
     disk = RunFolder.open(folder)
     with nullcontext() if disk.finished else locked(disk.path):
-        return _resume(disk, fed, model, algorithm, callbacks, force, task, workers)
+        found = yield from _resume(disk, fed, model, algorithm, callbacks, force, task, interval, latest, workers)
+        return found
 
 
 def _resume(
@@ -102,8 +144,10 @@ def _resume(
     callbacks: "CallbackSpec | Iterable[CallbackSpec]",
     force: bool,
     task: Task | None,
+    interval: CheckpointInterval | None,
+    latest: int | None,
     workers: int | None,
-) -> Run:
+) -> "Steps[Run]":
     began = disk.environment()
     disk.verify_start(force)
     config = read_config(disk)
@@ -134,7 +178,7 @@ def _resume(
     config.setdefault("task", resolved["task"])  # a run of an older version learnt classes, and does not say so
     check_same(disk, began, environment(server), force)
     checkpoints = Checkpoints(disk)
-    checkpoints.restore(server, force)
+    checkpoints.restore(server, force, latest)
     files = {"rounds": on_disk.ROUNDS, "timing": on_disk.TIMING}
     if disk.finished:
         tables = {name: disk.table(file) for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items()}
@@ -142,7 +186,7 @@ def _resume(
         return Run(disk.read_json(on_disk.SUMMARY), _trained(server), disk.path, tables, server)
     tables = {name: disk.table(file) for name, file in files.items()}
     with with_workers(server):
-        return _drive(server, checkpoints, tables, config, callbacks)
+        return (yield from _drive(server, checkpoints, tables, config, callbacks, interval))
 
 
 def read_config(disk: RunFolder) -> dict[str, Any]:
@@ -226,14 +270,16 @@ def _drive(
     tables: dict[str, list[Any]],
     config: Mapping[str, Any],
     callbacks: "CallbackSpec | Iterable[CallbackSpec]",
-) -> Run:
-    """Run all rounds, and write the last files of the run."""
+    interval: CheckpointInterval | None,
+) -> "Steps[Run]":
+    """Ask for all rounds, and write the last files of the run."""
     disk = checkpoints.disk if checkpoints else None
     own = as_callbacks(callbacks)
     with events(server, disk.path if disk else None) as writer:
         stopping = EarlyStopping(server, tables["rounds"])
         if not stopping.stopped:
-            run_rounds(server, checkpoints, tables, [stopping, *([TensorBoard(writer)] if writer else []), *own])
+            watching = [stopping, *([TensorBoard(writer)] if writer else []), *own]
+            yield from run_rounds(server, checkpoints, tables, watching, interval)
     with resumable(server, disk):
         run = _finish(server, disk, tables, config)
     for callback in own:

@@ -4,19 +4,21 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import Row, RunFolder
-from fedskew.server.server import Server
+from fedskew.server.server import RoundResult, Server
 from fedskew.workers.group import WorkerLostError
+
+Result = TypeVar("Result")
 
 SHARE = 0.01  # of a run's time that checkpoints take without checkpoint_every
 STOPS = {"SIGTERM": 143, "SIGHUP": 129}  # signals after which a run ends its round, with their exit codes
@@ -31,45 +33,81 @@ class CheckpointInterval:
     clock: Callable[[], float] = time.perf_counter
     _cost: float = 0.02  # seconds of the last one; a guess until there is one
     _since: float = field(init=False)
+    _asked: tuple[int, bool] = (0, False)  # the last answer, and for which round
 
     def __post_init__(self) -> None:
         self._since = self.clock()
 
     def due(self, round: int) -> bool:
-        """Return whether a checkpoint is due after this round."""
+        """Return whether a checkpoint is due after this round; runs side by side, which ask in turn, get one answer."""
         if round == self.rounds:
             return True
         if self.every is not None:
             return round % self.every == 0
-        return self.clock() - self._since >= self._cost * (1 / SHARE - 1)
+        if round != self._asked[0]:
+            due = self.clock() - self._since >= self._cost * (1 / SHARE - 1)
+            self._asked, self._cost = (round, due), 0.0 if due else self._cost
+        return self._asked[1]
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Measure how long it takes to write one."""
+        """Measure how long it takes to write one, or those of runs side by side."""
         began = self.clock()
         yield
         self._since = self.clock()
-        self._cost = self._since - began
+        self._cost += self._since - began
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """The result of a round, and the seconds that it took."""
+
+    result: RoundResult
+    seconds: float
+
+
+Steps: TypeAlias = Generator[Server, Advanced, Result]  # a run: yields its server when a round is to be run
+
+
+def alone(steps: "Steps[Result]", server: Server | None = None) -> Result:
+    """Run all rounds of a run, one after the other, and return its result; ``server`` is that of a run that waits."""
+    try:
+        server = server or next(steps)
+        while True:
+            began = time.perf_counter()
+            try:
+                result = server.advance()
+            except BaseException as problem:
+                server = steps.throw(problem)
+            else:
+                server = steps.send(Advanced(result, time.perf_counter() - began))
+    except StopIteration as end:
+        value: Result = end.value
+        return value
 
 
 def run_rounds(
-    server: Server, checkpoints: Checkpoints | None, tables: Mapping[str, list[Any]], callbacks: Iterable[Callback]
-) -> None:
-    """Run all rounds, or until a callback stops the run. Every round is recorded before the next begins.
+    server: Server,
+    checkpoints: Checkpoints | None,
+    tables: Mapping[str, list[Any]],
+    callbacks: Iterable[Callback],
+    interval: CheckpointInterval | None = None,
+) -> "Steps[None]":
+    """Ask for all rounds, or until a callback stops the run. Every round is recorded before the next begins.
 
-    ``tables`` has a list of rows for the rounds and their timing, and one of a table a round for the clients.
+    ``tables`` has a list of rows for the rounds and their timing, and one of a table a round for the clients. Runs side
+    by side share the ``interval`` of their checkpoints.
 
     Ctrl-C, SIGTERM and SIGHUP leave a run that can be resumed: the latter two end the round first and make a
     checkpoint.
     """
     settings, disk = server.settings, checkpoints.disk if checkpoints else None
-    interval = CheckpointInterval(settings.checkpoint_every, settings.rounds)
-    with resumable(server, disk), _stopping() as stopped:
+    interval = interval or CheckpointInterval(settings.checkpoint_every, settings.rounds)
+    with resumable(server, disk), stopping() as stopped:
         while server.round < settings.rounds:
             due = False
-            began = time.perf_counter()
-            result = server.advance()
-            timing = {"round": server.round, "seconds": time.perf_counter() - began}
+            advanced = yield server
+            result, timing = advanced.result, {"round": server.round, "seconds": advanced.seconds}
             new = {"rounds": result.round, "clients": result.clients, "timing": timing}
             for name, table in tables.items():
                 table.append(new[name])
@@ -107,18 +145,23 @@ def _how_to_resume(server: Server, disk: RunFolder | None) -> str:
     return f"{done}; resume with: {on_disk.resume_command(disk.path)}" if disk else done
 
 
+_came: list[list[str]] = []  # the names of the signals that came, while they are handled
+
+
 @contextmanager
-def _stopping() -> Iterator[list[str]]:
-    """Yield the names of the signals that should end the run; empty until one arrives."""
+def stopping() -> Iterator[list[str]]:
+    """Yield the names of the signals that should end the run; empty until one arrives. Runs side by side share it."""
+    if _came or threading.current_thread() is not threading.main_thread():  # signals can be handled only there
+        yield _came[0] if _came else []
+        return
     came: list[str] = []
     known = [name for name in STOPS if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():  # signals can be handled only there
-        yield came
-        return
     before = {name: signal.signal(getattr(signal, name), lambda *_, name=name: came.append(name)) for name in known}
+    _came.append(came)
     try:
         yield came
     finally:
+        _came.clear()
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
 

@@ -1,7 +1,7 @@
 """The server of a run in memory: the state between rounds, and the rounds in the method's topology."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,7 +38,7 @@ from fedskew.topology.buffered import BufferedRounds
 from fedskew.topology.client_table import ClientTable, Column, Row
 from fedskew.topology.collector import Arrived, valid_clients
 from fedskew.topology.outcome import RoundOutcome
-from fedskew.topology.parallel import ParallelRounds
+from fedskew.topology.parallel import Invited, ParallelRounds
 from fedskew.topology.participation import Participation
 from fedskew.topology.scheduled_rounds import ScheduledRounds
 from fedskew.topology.shards import Sharded, ShardTrainer
@@ -201,14 +201,35 @@ class Server:
     def advance(self) -> RoundResult:
         """Run the next round and return its rows for the tables."""
         with computing(self.threads):
-            factor = schedules.get(self.schedule.name)(self.round, self.settings.rounds, **self.schedule.options)
-            lr = self.settings.lr * factor
-            outcome = self.rounds.run(lr)
-            self.round += 1
-            if self.protocol and self.round == 1:
-                down, up = protocol_bytes(self.protocol)
-                outcome = replace(outcome, bytes_down=outcome.bytes_down + down, bytes_up=outcome.bytes_up + up)
-            return self._result(outcome, lr)
+            lr = self._lr()
+            return self._advanced(self.rounds.run(lr), lr)
+
+    def invite(self) -> Invited | None:
+        """Begin the next round and return what its clients are to do; None where a round has no such halves.
+
+        They may then be trained together with those of other runs, and ``complete`` ends the round.
+        """
+        if type(self.rounds) is not ParallelRounds:
+            return None
+        with computing(self.threads):
+            return self.rounds.invite(self._lr())
+
+    def complete(self, invited: Invited, updates: Iterable[Updates]) -> RoundResult:
+        """End the round that ``invite`` began, with what its clients have learnt."""
+        assert isinstance(self.rounds, ParallelRounds)
+        with computing(self.threads):
+            return self._advanced(self.rounds.complete(invited, updates), invited.lr)
+
+    def _lr(self) -> float:
+        factor = schedules.get(self.schedule.name)(self.round, self.settings.rounds, **self.schedule.options)
+        return self.settings.lr * factor
+
+    def _advanced(self, outcome: RoundOutcome, lr: float) -> RoundResult:
+        self.round += 1
+        if self.protocol and self.round == 1:
+            down, up = protocol_bytes(self.protocol)
+            outcome = replace(outcome, bytes_down=outcome.bytes_down + down, bytes_up=outcome.bytes_up + up)
+        return self._result(outcome, lr)
 
     def _result(self, outcome: RoundOutcome, lr: float) -> RoundResult:
         """Return the rows of the tables, with the evaluation of the global model and the clients' models."""

@@ -9,7 +9,7 @@ from fedskew.core.trees import Tensors
 from fedskew.engine.job import Updates
 from fedskew.engine.plan import Plan
 from fedskew.topology.collector import Arrived, UpdateCollector
-from fedskew.topology.outcome import RoundServer
+from fedskew.topology.outcome import RoundOutcome, RoundServer
 from fedskew.topology.parallel import ParallelRounds
 from fedskew.topology.participation import Assignment
 from fedskew.topology.pending import PendingClients, each, joined
@@ -36,8 +36,13 @@ class BufferedRounds(ParallelRounds):
         plan = Plan(server.settings.seed, 0, *(no_clients,) * 4, server.least)
         self.pending.restore(state, plan, server.job.x.device)
 
-    def _collect(self, lr: float, collector: UpdateCollector) -> tuple[Assignment, list[Arrived]]:
+    def run(self, lr: float) -> RoundOutcome:
         """Collect updates until the buffer is full, while other clients go on training, and aggregate them."""
+        collector = self._collector()
+        return self._aggregate(collector, *self._collect(lr, collector))
+
+    def _collect(self, lr: float, collector: UpdateCollector) -> tuple[Assignment, list[Arrived]]:
+        """Return the updates that arrived before the buffer was full, added to the collector."""
         server, participation = self.server, self.server.participation
         began = participation.clock
         arrived, assignments = self.pending.collect(

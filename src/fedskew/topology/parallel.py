@@ -1,5 +1,7 @@
 """The parallel topology: clients train copies of the model separately, and the server aggregates their updates."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +13,7 @@ from fedskew.batchnorm.shared import exchange
 from fedskew.core.errors import DivergedError
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, size_in_bytes, without
-from fedskew.engine.job import STATE, parts
+from fedskew.engine.job import STATE, Start, Updates, parts
 from fedskew.engine.plan import Plan
 from fedskew.fleet.clock import Meeting
 from fedskew.topology.client_rows import client_rows
@@ -19,6 +21,20 @@ from fedskew.topology.collector import Arrived, Combined, UpdateCollector
 from fedskew.topology.outcome import RoundOutcome, RoundServer
 from fedskew.topology.participation import NUMBER, Assignment, Probed, Traffic
 from fedskew.topology.shards import train_and_add
+
+
+@dataclass(frozen=True)
+class Invited:
+    """What is known of a round before its clients train: who does, from where, and with which learning rate."""
+
+    assignment: Assignment
+    plan: Plan  # of the clients whose updates will arrive
+    start: Start
+    lr: float
+
+    def updates(self, server: RoundServer) -> Iterable[Updates]:
+        """Return what the clients learn with the server's own engine."""
+        return server.engine.train(server.job, self.start, self.plan) if len(self.plan.clients) else ()
 
 
 class ParallelRounds:
@@ -31,9 +47,46 @@ class ParallelRounds:
 
     def run(self, lr: float) -> RoundOutcome:
         """Run one round and return its outcome."""
+        server, invited, collector = self.server, self.invite(lr), self._collector()
+        arrived: list[Arrived] = []
+        if len(invited.plan.clients):
+            work = (server.engine, server.job, invited.start, invited.plan)
+            arrived = train_and_add(*work, collector, server.observe)
+        return self._complete(invited, collector, arrived)
+
+    def invite(self, lr: float) -> Invited:
+        """Invite clients and return what they are to do: the first half of a round."""
         server = self.server
-        collector = UpdateCollector(server.algorithm, server.weights, server.mirrored)
-        assignment, arrived = self._collect(lr, collector)
+        assignment = self._invite(lr, 0, server.per_round, np.zeros(0, dtype=np.int64))
+        assert assignment, "a client is free where none is busy"
+        plan = assignment.arrived()
+        return Invited(assignment, plan, server.start(plan, lr), lr)
+
+    def complete(self, invited: Invited, updates: Iterable[Updates]) -> RoundOutcome:
+        """Aggregate what the invited clients have learnt: the second half of a round."""
+        collector, arrived = self._collector(), []
+        for some in updates:
+            arrived.append(collector.add(some))
+            self.server.observe(some)
+        return self._complete(invited, collector, arrived)
+
+    def _complete(self, invited: Invited, collector: UpdateCollector, arrived: list[Arrived]) -> RoundOutcome:
+        server, plan = self.server, invited.plan
+        if len(plan.clients) and collector.total <= 0:
+            raise DivergedError(
+                f"round {server.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "
+                f"lower lr (now {invited.lr:g}) or check the data"
+            )
+        if len(plan.clients):
+            server.train_personal(invited.start, plan)
+        return self._aggregate(collector, invited.assignment, arrived)
+
+    def _collector(self) -> UpdateCollector:
+        return UpdateCollector(self.server.algorithm, self.server.weights, self.server.mirrored)
+
+    def _aggregate(self, collector: UpdateCollector, assignment: Assignment, arrived: list[Arrived]) -> RoundOutcome:
+        """Update the model with the collected updates, and record what the clients did."""
+        server = self.server
         enough = len(collector) >= server.algorithm.aggregator.least_updates
         combined = collector.result() if collector.total > 0 and enough else None
         if combined:
@@ -56,24 +109,6 @@ class ParallelRounds:
 
     def restore(self, state: Tensors) -> None:
         """Restore what ``state`` returned."""
-
-    def _collect(self, lr: float, collector: UpdateCollector) -> tuple[Assignment, list[Arrived]]:
-        """Invite clients, train those whose updates will arrive, and aggregate their updates."""
-        server = self.server
-        assignment = self._invite(lr, 0, server.per_round, np.zeros(0, dtype=np.int64))
-        assert assignment, "a client is free where none is busy"
-        plan = assignment.arrived()
-        if not len(plan.clients):
-            return assignment, []
-        start = server.start(plan, lr)
-        arrived = train_and_add(server.engine, server.job, start, plan, collector, server.observe)
-        if collector.total <= 0:
-            raise DivergedError(
-                f"round {server.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "
-                f"lower lr (now {lr:g}) or check the data"
-            )
-        server.train_personal(start, plan)
-        return assignment, arrived
 
     def _invite(self, lr: float, turn: int, count: int, busy: Ints) -> Assignment | None:
         """Invite clients to train on the current weights."""

@@ -1,0 +1,134 @@
+"""Several runs side by side, round by round, so that their clients are trained in one stack."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from fedskew.core.errors import DivergedError, Interrupted
+from fedskew.core.trees import size_in_bytes
+from fedskew.engine.device import computing
+from fedskew.engine.job import Updates
+from fedskew.engine.stacked import Stacked
+from fedskew.engine.together import Asked, Together
+from fedskew.runs.run import Run
+from fedskew.runs.runner import Advanced, Steps, alone, stopping
+from fedskew.server.server import RoundResult, Server
+from fedskew.topology.parallel import Invited, ParallelRounds
+
+Result = TypeVar("Result")
+_MEMORY = 2 << 30  # bytes for the states of runs side by side
+Ended: TypeAlias = "Run | DivergedError"
+
+
+def side_by_side(runs: "Sequence[Steps[Run]]") -> list[Ended]:
+    """Run all rounds of several runs; a run that diverges ends with its error, and the others go on.
+
+    Where their clients cannot be trained in one stack, or gain nothing from it, one run follows the other. After a
+    signal every run that has begun ends its round and makes a checkpoint, as a run on its own does.
+    """
+    with stopping(), ExitStack() as closing:
+        for steps in runs:
+            closing.callback(steps.close)
+        group = _Group(runs)
+        while len(group.ended) < len(runs):
+            group.begin()
+            while group.servers:
+                group.advance()
+        return [group.ended[number] for number in range(len(runs))]
+
+
+class _Group:
+    """The runs that have not ended, by number, with the servers that wait for their next round."""
+
+    def __init__(self, runs: "Sequence[Steps[Run]]") -> None:
+        self.runs, self.ended = runs, dict[int, Ended]()
+        self.servers: dict[int, Server] = {}
+        self.together: Together | None = None
+
+    def begin(self) -> None:
+        """Begin the next runs, as many as memory allows; those that cannot be trained together run to their end."""
+        for number, steps in list(enumerate(self.runs))[len(self.ended) :]:
+            if len(self.servers) >= min(map(_most, self.servers.values()), default=1):
+                break
+            stopped = self._go_on(number, partial(next, steps))
+            server = self.servers.get(number)
+            if server and not _fits(server, next(iter(self.servers.values()))):
+                stopped = self._go_on(number, partial(_to_the_end, steps, server))
+            if stopped:
+                raise stopped
+        if self.servers:
+            engine = next(iter(self.servers.values())).engine
+            assert isinstance(engine, Stacked)
+            self.together = Together({number: server.job for number, server in self.servers.items()}, engine)
+
+    def _go_on(self, number: int, move: Callable[[], Server]) -> Interrupted | None:
+        """Let a run record a round and ask for the next; return the error of one that was stopped."""
+        self.servers.pop(number, None)
+        try:
+            self.servers[number] = move()
+        except StopIteration as end:
+            self.ended[number] = end.value
+        except DivergedError as problem:
+            self.ended[number] = problem
+        except Interrupted as stopped:
+            return stopped
+        return None
+
+    def advance(self) -> None:
+        """Run one round of every run."""
+        assert self.together
+        began, servers = time.perf_counter(), dict(sorted(self.servers.items()))
+        halves = {number: _tried(server.invite) for number, server in servers.items()}
+        asked = [Asked(number, half.start, half.plan) for number, half in halves.items() if isinstance(half, Invited)]
+        with computing(max(server.threads for server in servers.values())):
+            learnt = self.together.train(asked)
+        shared = (time.perf_counter() - began) / len(servers)
+        # All rounds are completed before the first is recorded: a signal until then makes all runs save a checkpoint.
+        moves = {}
+        for number, server in servers.items():
+            began, steps = time.perf_counter(), self.runs[number]
+            result = _tried(partial(_complete, server, halves[number], learnt.get(number)))
+            if isinstance(result, Exception):  # it ends the run
+                moves[number] = partial(steps.throw, result)
+            else:
+                moves[number] = partial(steps.send, Advanced(result, shared + time.perf_counter() - began))
+        stopped = [self._go_on(number, move) for number, move in moves.items()]
+        for stop in filter(None, stopped):
+            raise stop
+
+
+def _most(server: Server) -> int:
+    """Return how many such servers may be in memory; what their clients keep is most of it."""
+    stores = sum(store.row_bytes * server.fed.clients for store in server.stores().values())
+    return max(1, _MEMORY // (stores + size_in_bytes({"": server.state()})))
+
+
+def _fits(server: Server, first: Server) -> bool:
+    """Return whether the clients of a run can be trained in one stack with those of the first, and gain from it."""
+    if type(server.rounds) is not ParallelRounds or not isinstance(server.engine, Stacked):
+        return False
+    same_rows = server.fed.train is first.fed.train and server.job.y.shape == first.job.y.shape
+    same_names = server.job.unsent == first.job.unsent and server.least == first.least
+    return same_rows and same_names and server.engine.gains(server.job, server.settings.batch_size, server.per_round)
+
+
+def _to_the_end(steps: "Steps[Run]", server: Server) -> Server:
+    raise StopIteration(alone(steps, server))
+
+
+def _tried(part: Callable[[], Result]) -> Result | Exception:
+    """Return what a part of a round returns, or its error."""
+    try:
+        return part()
+    except Exception as problem:  # whatever a method raises is the error of that run
+        return problem
+
+
+def _complete(server: Server, half: Invited | Exception | None, updates: Updates | None) -> RoundResult:
+    """Run the second half of a round."""
+    if isinstance(half, Exception):
+        raise half
+    assert half is not None
+    return server.complete(half, half.updates(server) if updates is None else [updates])
