@@ -184,14 +184,15 @@ class Stack:
             self._play(("receive", blocks[0]), partial(self._receive, blocks[0]))
         if self.linear:
             self._play("correct", self._correct)
-        waiting, most = 0, max(block.steps for block in blocks)
+        waiting = 0
         for block in blocks:
+            if self.outputs is not None and waiting + block.steps > len(self.outputs):
+                self._play("sums", self._add_sums)
+                waiting = 0
             self._play(block, partial(self._steps, block))
             self.now += block.steps
             waiting += block.steps
-            if waiting + most > self._kept_steps() or self.now == len(self.counts):
-                self._play("sums", self._add_sums)
-                waiting = 0
+        self._play("sums", self._add_sums)
         if "loss_after" in self.requires:
             self.measured["loss_after"] = self._mean_loss()
         self._play("end", self._end)
@@ -218,8 +219,9 @@ class Stack:
 
     def _joined(self, blocks: list[Block]) -> list[Block]:
         """Return blocks of the same shape as one, as far as there is room for their inputs and outputs."""
+        assert self.outputs is not None
         step = self.room.clients * self.room.width * max(1, self.job.x[0].numel()) * self.job.x.element_size()
-        most = max(1, min(self._kept_steps(), _BYTES_AT_ONCE // step))
+        most = max(1, min(len(self.outputs), _BYTES_AT_ONCE // step))
         result: list[Block] = []
         for block in blocks:
             total = result[-1].steps + block.steps if result else 0
@@ -520,11 +522,6 @@ class Stack:
         return self.masks[known]
 
     # -- losses and scores of the steps --------------------------------------------------------------------------------
-
-    def _kept_steps(self) -> int:
-        """Return the number of steps whose outputs are kept until their losses and scores are added up."""
-        assert self.outputs is not None
-        return len(self.outputs)
 
     def _note(self, logits: list[Tensor], block: Block) -> None:
         """Keep the outputs of the steps of a block."""

@@ -127,6 +127,12 @@ class Stacked:
 
         yield from in_threads(one, len(plan.clients), free.qsize())
 
+    @property
+    def not_captured(self) -> dict[str, str]:
+        """Return why parts of a round were not captured as CUDA graphs, and the first such part for each reason."""
+        replays = [stack.replay for stacks in self._stacks.values() for stack in stacks if stack.replay is not None]
+        return {reason: str(part) for replay in replays for part, reason in reversed(replay.refused.items())}
+
     def _budget(self, job: Job) -> int:
         """Return the memory for a stack in bytes."""
         if self.memory is not None:

@@ -20,6 +20,7 @@ from fedskew.core.lock import locked
 from fedskew.core.registry import Choice
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.engine.stacked import Stacked
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.parameters import load_weights, trainable
 from fedskew.runs import folder as on_disk
@@ -299,6 +300,8 @@ def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Any]]
         numbers[name] += calibrated.get(f"calibration_{name}", 0)
     seconds = float(sum(row["seconds"] for row in tables["timing"]))
     summary = {**_facts(server, config), **numbers, **calibrated, "seconds": seconds}
+    if isinstance(server.engine, Stacked) and server.engine.not_captured:
+        summary["not_captured"] = "; ".join(f"{part}: {why}" for why, part in server.engine.not_captured.items())
     if disk:
         columns = list(dict.fromkeys(key for row in final for key in row))
         table = on_disk.to_csv([{key: row.get(key) for key in columns} for row in final], header=True)
