@@ -56,5 +56,5 @@ def _seconds(servers: Sequence[Server], engine: Together | None) -> float:
         learnt = engine.train([Asked(i, half.start, half.plan) for i, half in enumerate(halves)])
     assert len(learnt) == len(servers), "a run was not trained together with the others"
     for i, server in enumerate(servers):
-        server.complete(halves[i], [learnt[i]])
+        server.complete(halves[i], learnt[i])
     return clock() - began

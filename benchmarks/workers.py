@@ -22,5 +22,5 @@ def _rounds(workload: Workload, rounds: int) -> list[list[float]]:
     trainings = {str(count): workload.training(fed, None, workers=count) for count in COUNTS}
     with ExitStack() as stack:
         for server in trainings.values():
-            stack.enter_context(with_workers(server))
+            stack.enter_context(with_workers(server, {}))
         return list(interleaved(trainings, rounds).values())

@@ -65,6 +65,15 @@ def test_the_contract_has_fourteen_hooks():
         assert inspect.isfunction(vars(Algorithm)[name])
 
 
+def test_nothing_is_unpickled():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            roots = {name.split(".")[0] for name in names}
+            assert not roots & {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve"}, path
+
+
 def test_one_place_knows_the_loss():
     assert [path.relative_to(SOURCE).as_posix() for path in FILES if "cross_entropy" in path.read_text()] == [
         "tasks/losses.py"

@@ -57,5 +57,5 @@ def test_a_model_that_cannot_be_stacked_is_looped(lab):
     training = lab.training(model=model)
     assert not can_be_stacked(training.model, training.job.x)
     plain, auto = (lab.run(2, None, "fedavg", model, engine) for engine in (Loop(), Stacked()))
-    assert lab.gap(plain, auto) == 0
+    assert lab.gap(plain, auto) < 1e-12
     assert can_be_stacked(frozen_first().double(), training.job.x)

@@ -18,6 +18,7 @@ from fedskew.engine.plan import Plan
 from fedskew.engine.replay import Replay
 from fedskew.engine.stack import Room, Stack
 from fedskew.engine.stacked import Stacked, _for_all_rounds
+from fedskew.engine.together import Asked, Together
 
 
 class InPlace:
@@ -64,12 +65,12 @@ def _leaves(value: Any) -> list[Tensor]:
 class Captured(Stacked):
     """A stacked engine that treats the CPU like a GPU."""
 
-    def _stack(self, job: Job, plan: Plan) -> Stack:
-        needed, stacks = Room.of(plan), self._stacks.setdefault((id(job.model), repr(job.algorithm)), [])
+    def _stack(self, job: Job, plan: Plan, joint: bool = False, own_lr: bool = False) -> Stack:
+        needed, stacks = Room.of(plan), self._stacks.setdefault((id(job.model), repr(job.algorithm), own_lr), [])
         for stack in stacks:
             if stack.room.fits(needed):
                 return stack
-        stack = Stack(job, _for_all_rounds(job, plan, needed), channels_last=job.x.dim() == 4)
+        stack = Stack(job, _for_all_rounds(job, plan, needed), job.x.dim() == 4, joint, own_lr)
         stack.on_gpu, stack.replay = True, InPlace(stack)
         stacks.append(stack)
         return stack
@@ -127,6 +128,40 @@ def test_shapes_that_alternate_use_their_own_graphs(lab):
         training.per_round = 3
         training.results = [training.advance() for _ in range(12)]
     assert lab.gap(plain, other) < 1e-8
+
+
+@pytest.mark.parametrize("sizes", [SIZES, EQUAL])
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ("fedavg",),
+        ("scaffold",),
+        ("fedprox:mu=0", "fedprox:mu=1"),
+        ("moon:tau=0.5", "moon:tau=2"),
+        ("fedlc", "fedlc:tau=3"),
+    ],
+    ids=lambda methods: methods[0].partition(":")[0],
+)
+def test_clients_of_several_runs(lab, sizes: tuple[int, ...], methods: tuple[str, ...]):
+    fed = lab.federation(sizes)
+    chosen = [{"seed": seed, "lr": lr} for seed, lr in ((0, 0.1), (1, 0.1), (1, 0.05))]
+    settings = {"per_round": 5, "epochs": 2, "schedule": "cosine"}
+    plain, others = (
+        [lab.training(fed, method, engine=Loop(), **one, **settings) for method in methods for one in chosen]
+        for _ in range(2)
+    )
+    captured = Captured(mode="stack")
+    together = Together(dict(enumerate(server.job for server in others)), captured)
+    for _ in range(7):
+        halves = [server.invite() for server in others]
+        learnt = together.train([Asked(i, half.start, half.plan) for i, half in enumerate(halves)])
+        assert len(learnt) == len(others)
+        for i, server in enumerate(others):
+            server.results = [*getattr(server, "results", []), server.complete(halves[i], learnt[i])]
+    for one, other in zip(plain, others, strict=True):
+        one.results = [one.advance() for _ in range(7)]
+        assert lab.gap(one, other) < 1e-8
+    assert sum(stack.replay.replayed for stacks in captured._stacks.values() for stack in stacks) >= 4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs: needs a GPU")

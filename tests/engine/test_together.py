@@ -37,7 +37,7 @@ def advance(servers: Sequence[Server], together: Together) -> list[int]:
     learnt = together.train([Asked(i, half.start, half.plan) for i, half in enumerate(halves) if half])
     for i, (server, half) in enumerate(zip(servers, halves, strict=True)):
         assert half is not None
-        result = server.complete(half, [learnt[i]] if i in learnt else half.updates(server))
+        result = server.complete(half, learnt.get(i))
         server.results = [*getattr(server, "results", []), result]  # type: ignore[attr-defined]
     return sorted(learnt)
 
@@ -183,7 +183,7 @@ def test_a_run_that_diverges_leaves_the_others_as_they_are(lab):
     jobs = dict(enumerate(server.job for server in others))
     learnt = Together(jobs, Stacked(mode="stack")).train([Asked(i, h.start, h.plan) for i, h in enumerate(halves)])
     for i, server in enumerate(runs[1]):
-        server.results = [server.complete(halves[i], [learnt[i]])]
+        server.results = [server.complete(halves[i], learnt[i])]
     for one, other in zip(runs[0], runs[1], strict=True):
         one.results = [one.advance()]
         assert lab.gap(one, other) < 1e-10

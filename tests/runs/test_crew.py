@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,13 @@ import torch
 from torch import nn
 
 import fedskew as fs
+from fedskew.algorithms import FedAvg
+from fedskew.algorithms.contract import resolve
+from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
+from fedskew.runs.execute import prepare, server_of
 from fedskew.runs.folder import RunFolder
+from fedskew.server.worker import Recipe
 
 SETTINGS = {"rounds": 4, "per_round": 6, "threads": 1, "device": "cpu", "checkpoint_every": 1}
 RUN = (
@@ -124,25 +131,59 @@ class OnlyInTheLeader(nn.Module):
         return self.head(x.flatten(1))
 
 
+class Peculiar(nn.Module):
+    """A model with a layer in two places, frozen weights, a buffer that is not saved, and a tensor that is neither."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle, self.head = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+        self.again = self.middle
+        self.tied = nn.Linear(8, 8)
+        self.tied.weight = self.middle.weight
+        self.first.bias.requires_grad_(False)
+        self.register_buffer("scale", torch.full((8,), 0.5), persistent=False)
+        self.shift = torch.linspace(0, 1, 8)
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x.flatten(1))) * self.scale + self.shift
+        return self.head(self.tied(self.again(self.middle(hidden))))
+
+
+def test_a_peculiar_model_is_the_same_in_workers(fed, tmp_path):
+    for workers in (1, 2):
+        fs.train(fed, Peculiar(), folder=tmp_path / str(workers), workers=workers, engine="loop", **SETTINGS)
+    assert content(tmp_path / "1") == content(tmp_path / "2")
+
+
 def test_an_error_in_a_worker_is_told_once(fed, capfd):
     with pytest.raises(FedskewError, match="worker 1: RuntimeError: not here"):
         fs.train(fed, OnlyInTheLeader(), folder=False, workers=2, engine="loop", **SETTINGS)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_model_that_cannot_be_sent_is_refused_before_anything_is_written(fed, tmp_path):
+@pytest.mark.parametrize("what", ["model", "algorithm"])
+def test_what_cannot_be_sent_is_refused_before_anything_is_written(fed, tmp_path, what):
+    @dataclass(frozen=True)
+    class Local(FedAvg):
+        """A method that no other process can find."""
+
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    model.hidden = lambda x: x
-    with pytest.raises(FedskewError, match="the model cannot be sent to workers"):
-        fs.train(fed, model, folder=tmp_path / "run", workers=2, **SETTINGS)
+    if what == "model":
+        model.hidden = lambda x: x
+    algorithm = Local() if what == "algorithm" else FedAvg()
+    with pytest.raises(FedskewError, match=f"the {what} cannot be sent to workers"):
+        fs.train(fed, model, algorithm, folder=tmp_path / "run", workers=2, **SETTINGS)
     assert not (tmp_path / "run").exists()
     assert multiprocessing.active_children() == []
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fedskew"]
+
+
 def test_torchrun_starts_the_same_run(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fedskew"]
     words = ["run", *RUN.split(), "--algorithm", "fedprox", "--folder"]
-    done = subprocess.run([*command, *words, str(tmp_path / "two")], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*TORCHRUN, *words, str(tmp_path / "two")], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run folder:") == 1
     one = subprocess.run(
@@ -150,6 +191,26 @@ def test_torchrun_starts_the_same_run(tmp_path):
     )
     assert one.returncode == 0
     assert content(tmp_path / "two") == content(tmp_path / "one")
+
+
+def test_torchrun_compares_methods_and_resumes_what_is_not_finished(tmp_path, fedskew):
+    words = ["run", *RUN.split(), "--algorithm", "fedavg", "--algorithm", "scaffold", "--folder"]
+    two, one = tmp_path / "two", tmp_path / "one"
+    done = subprocess.run([*TORCHRUN, *words, str(two)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(two / "scaffold-s0")
+    done = subprocess.run([*TORCHRUN, "resume", str(two)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert fedskew(" ".join([*words, str(one), "--workers", "1"])) == 0
+    for name in ("fedavg-s0", "scaffold-s0"):
+        assert content(two / name) == content(one / name)
+
+
+def test_a_worker_of_torchrun_with_other_rows_is_refused(fed):
+    server, config = prepare(fed, "logreg", resolve("fedavg"), Settings(workers=2, **SETTINGS))
+    assert Recipe(config, fed.fingerprint).trainer(server_of).jobs[0].x.equal(server.job.x)
+    with pytest.raises(FedskewError, match=r"other rows of digits.* than the machine of process 0"):
+        Recipe({**config, "split_seed": 7}, fed.fingerprint).trainer(server_of)
 
 
 def test_a_script_without_a_guard_is_told(tmp_path):
@@ -172,6 +233,13 @@ def test_a_run_without_workers_is_resumed_without(fed, tmp_path):
         train(fed, tmp_path / "run", None, callbacks=stop)
     with pytest.raises(FedskewError, match="the run began without workers"):
         fs.resume(tmp_path / "run", workers=2)
+
+
+def test_several_seeds_have_workers_one_run_after_the_other(fedskew):
+    assert fedskew(f"run {RUN} --seeds 0-1 --workers 2 --folder both") == 0
+    assert fedskew(f"run {RUN} --seed 1 --workers 1 --folder one") == 0
+    assert content(Path("both/fedavg-s1")) == content(Path("one"))
+    assert fedskew("resume both --workers 1") == 0
 
 
 def test_or_resume_takes_any_number_of_workers(fedskew, capfd):

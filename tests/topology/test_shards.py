@@ -11,7 +11,7 @@ from fedskew.core.config import SHARDS, Settings
 from fedskew.core.errors import FedskewError
 from fedskew.models.build import build
 from fedskew.server.server import Server
-from fedskew.server.worker import Inputs
+from fedskew.server.worker import Inputs, Numbers
 from fedskew.topology.shards import Sharded, deal
 from fedskew.workers.messages import packed, unpacked
 
@@ -27,7 +27,7 @@ class Rehearsal:
 
     def __init__(self, server, size):
         self.size = size
-        self.trainers = [unpacked(packed(Inputs.of(server))).trainer() for _ in range(1, size)]
+        self.trainers = [Inputs.of(server).trainer(unpacked(packed(Numbers.of(server)))) for _ in range(1, size)]
 
     def ask(self, questions, meanwhile):
         answers = [

@@ -1,13 +1,19 @@
 """Messages between processes: what arrives is what was sent, in memory of the same layout."""
 
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from fedskew.algorithms.contract import resolve
-from fedskew.models.build import build
-from fedskew.workers.messages import packed, unpacked
+from fedskew.core.errors import FedskewError
+from fedskew.workers import messages
+from fedskew.workers.messages import packed, sendable, unpacked
 
 
 def sent(thing):
@@ -55,20 +61,123 @@ def test_a_tensor_that_occurs_twice_travels_once():
     assert torch.equal(one, two)
 
 
-def test_a_model_arrives_with_its_frozen_and_its_tied_weights():
-    model = build("mlp:hidden=4", (6,), 3, seed=0)
-    first, *_ = model.parameters()
-    first.requires_grad_(False)
-    model.again = next(module for module in model.modules() if isinstance(module, nn.Linear))
-    found = sent(model)
-    assert [p.requires_grad for p in found.parameters()] == [p.requires_grad for p in model.parameters()]
-    assert len(list(found.parameters())) == len(list(model.parameters()))
-    for one, other in zip(model.state_dict().values(), found.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
+@dataclass(frozen=True)
+class Pair:
+    """A class that may be sent."""
+
+    one: object
+    two: object = None
 
 
-@pytest.mark.parametrize("spec", ["fedprox:mu=0.3", "fedprox:mu=0.3 + krum:attackers=1 + clip", "ditto", "fedbuff"])
-def test_a_method_with_additions_arrives(spec):
-    algorithm = resolve(spec)
-    assert sent(algorithm) == algorithm
-    assert str(sent(algorithm)) == str(algorithm)
+@dataclass(frozen=True)
+class Stranger:
+    """A class that nobody has registered."""
+
+    value: int = 0
+
+
+sendable(Pair)
+
+WHOLE = ["bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
+FLOATS = ["float16", "float32", "float64", "complex64", "complex128"]
+SHAPES = st.lists(st.integers(0, 3), max_size=3)
+
+
+def values_of(dtype, shape, fill):
+    """Return an array whose bytes come from a seed, so that NaN of all kinds and infinities are among its values."""
+    size = np.dtype(dtype).itemsize * int(np.prod(shape))
+    raw = np.random.default_rng(fill).integers(0, 2 if dtype == "bool" else 256, size, dtype=np.uint8)
+    array = raw.view(dtype).reshape(shape)
+    if dtype in FLOATS and array.size:
+        array.flat[0] = [np.nan, np.inf, -np.inf, -0.0][fill % 4]
+    return array
+
+
+ARRAYS = st.builds(values_of, st.sampled_from(WHOLE + FLOATS), SHAPES, st.integers(0, 1000))
+HALVES = st.builds(
+    lambda shape, fill: torch.from_numpy(values_of("int16", shape, fill)).view(torch.bfloat16),
+    SHAPES,
+    st.integers(0, 9),
+)
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.frozensets(st.text()), ARRAYS,
+    ARRAYS.map(torch.from_numpy), HALVES, ARRAYS.filter(lambda array: array.size).map(lambda array: array.flat[0]),
+)  # fmt: skip
+KEYS = st.one_of(st.none(), st.integers(), st.text(), st.tuples(st.integers(), st.text()))
+THINGS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(st.text(), inner), st.dictionaries(KEYS, inner),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+def assert_same(one, other):
+    """Compare types and bits."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.flatten().view(torch.uint8).tolist() == other.flatten().view(torch.uint8).tolist()
+    elif isinstance(one, (np.ndarray, np.generic)):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    elif isinstance(one, float):
+        assert struct.pack("<d", one) == struct.pack("<d", other)
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    elif isinstance(one, dict):
+        assert_same(list(one.items()), list(other.items()))
+    elif isinstance(one, Pair):
+        assert_same([one.one, one.two], [other.one, other.two])
+    else:
+        assert one == other
+
+
+@settings(deadline=None)
+@given(THINGS)
+def test_all_that_may_be_sent_arrives_with_the_same_bits(thing):
+    assert_same(thing, sent(thing))
+
+
+def test_an_array_of_another_byte_order_keeps_its_values():
+    found = sent(np.arange(3, dtype=">i4"))
+    assert found.tolist() == [0, 1, 2]
+    assert found.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("thing", "name"),
+    [
+        (Stranger(), "Stranger"),
+        ({"a": [Stranger()]}, "Stranger"),
+        (nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
+        (nn.Parameter(torch.zeros(1)), "Parameter"),
+        (lambda: None, "function"),
+        ({1, 2}, "type set"),
+        (frozenset({1}), "type frozenset"),
+        (OrderedDict(), "collections.OrderedDict"),
+        (np.array([None]), "numpy.ndarray of dtype object"),
+        (np.array(["a"]), "numpy.ndarray of dtype <U1"),
+        (torch.zeros(2).to_sparse(), "Tensor"),
+        (Stranger, "type type"),
+    ],
+)
+def test_anything_else_is_refused_by_its_name(thing, name):
+    with pytest.raises(FedskewError, match=f"{name}.* cannot be sent to another process"):
+        packed(thing)
+
+
+def test_a_class_of_the_same_name_is_refused():
+    other = type("Pair", (), {})
+    with pytest.raises(FedskewError, match="Pair cannot be sent"):
+        packed(other())
+
+
+def test_what_is_not_registered_here_is_not_made(monkeypatch):
+    message = packed(Pair(1))
+    monkeypatch.delitem(messages._sendable, "Pair")
+    with pytest.raises(FedskewError, match="has sent a Pair, which is not known here"):
+        unpacked(message)

@@ -68,8 +68,9 @@ def _run_the_command() -> Any:
     if workers_of_torchrun() is None:
         return app(standalone_mode=False)
     from fedskew.runs.crew import join_torchrun, leave_torchrun
+    from fedskew.runs.execute import server_of
 
-    if not join_torchrun():
+    if not join_torchrun(server_of):
         return 0
     try:
         return app(standalone_mode=False)

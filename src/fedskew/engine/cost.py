@@ -21,7 +21,7 @@ _COPIES_OF_WEIGHTS, _COPIES_OF_ACTIVATIONS = 7, 3
 STACK_BELOW = 10_000_000
 # Of all clients of a round together: below this a second thread gains nothing, and is slow if it has to wait for a
 # core.
-THREADS_PAY_ABOVE = 3_000_000
+THREADS_PAY_ABOVE = 1_500_000
 
 
 @dataclass

@@ -199,7 +199,10 @@ class _Linear(_Layer):
             self.weights.add("weight", torch.bmm(d.mT, x), run)
         if "bias" in self.weights.trained:
             self.weights.add("bias", d.sum(1), run)
-        return torch.bmm(d, weight).view(shape) if wanted else None
+        if not wanted:
+            return None
+        below = torch.bmm(weight.mT, d.mT).mT  # laid out like the outputs of the layer below
+        return below if len(shape) == 3 else below.reshape(shape)
 
 
 class _Conv(_Layer):

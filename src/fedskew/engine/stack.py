@@ -446,10 +446,8 @@ class Stack:
         A client's loss depends on its own slice of the stacked weights alone, so the gradient of the sum of all losses
         is the stack of their gradients.
         """
-        head, job = slice(block.active), self.job
-        params, buffers = (
-            {name: value[head] for name, value in tensors.items()} for tensors in (self.params, self.buffers)
-        )
+        job, now = self.job, self._active(block)
+        params, buffers = now["params"], now["buffers"]
         # A model may write to its input, and hooks run other models on the same rows.
         observed = self.changes_objective or self.corrects
         logits = self.layers.forward({**params, **buffers}, x.clone() if observed else x, real)
@@ -462,11 +460,11 @@ class Stack:
         grads = {name: grads[name] if name in grads else torch.zeros_like(value) for name, value in params.items()}
         if self.corrects:
             grads = self._hook(_correct_gradients, grads, params, block.active, seen)
-        moving = [*params.values(), *buffers.values(), *_tensors(rows_of(self.optimizer_state, head))]
-        before = [value.clone() for value in moving] if block.partial else []
+        moving = _tensors(now) if block.partial else []
+        before = [value.clone() for value in moving]
         for name, value in self.layers.moved.items():
             buffers[name].copy_(value)
-        self._move(params, self._corrected(grads, params, block.active), block)
+        self._move(params, self._corrected(grads, params, block.active), parts(now, OPTIMIZER), block)
         if real is not None:
             alive = real[:, 0] > 0
             for value, old in zip(moving, before, strict=False):
@@ -491,9 +489,14 @@ class Stack:
         direct = {name: value for name, value in zip(leaves, found, strict=True) if value is not None}
         return {**grads, **{name: grads[name] + more if name in grads else more for name, more in direct.items()}}
 
-    def _move(self, params: Tensors, grads: Tensors, block: Block) -> None:
+    def _active(self, block: Block) -> Tree:
+        """Return what a step changes: parameters, buffers and the optimiser's state of the active clients."""
+        every: Tree = {"params": self.params, "buffers": self.buffers, **prefixed(self.optimizer_state, OPTIMIZER)}
+        return every if block.active == self.room.clients else rows_of(every, slice(block.active))
+
+    def _move(self, params: Tensors, grads: Tensors, state: Tree, block: Block) -> None:
         """Take an optimiser step with the parameters that each client trains in its epoch."""
-        state, optimizer = rows_of(self.optimizer_state, slice(block.active)), self.job.optimizer
+        optimizer = self.job.optimizer
         lr = self.lr[: block.active] if self.own_lr else self.lr
         if block.trained is None:
             optimizer.step_(params, grads, state, lr, stacked=True)

@@ -84,7 +84,7 @@ def starting(
         raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
     EarlyStopping(server, [])  # refuses what it cannot watch
     server.agree()  # it may refuse, so before anything is written
-    with with_workers(server):
+    with with_workers(server, config):
         if folder is False:
             tables: dict[str, list[Any]] = {"rounds": [], "clients": [], "timing": []}
             return (yield from _drive(server, None, tables, config, callbacks, interval))
@@ -160,12 +160,12 @@ def _resume(
                 f"{what}=...)"
             )
     if fed is None:
-        fed = federate(Experiment(**{name: config[name] for name in PARTITION_SETTINGS if name in config}))
+        fed = _federation_of(config)
     if fed.partition != Partition.load(disk.path / on_disk.PARTITION) or fed.fingerprint != began.get("federation"):
         raise FedskewError(
             f"{disk.path}: the clients hold other rows than when the run began: put the data back or start a new run"
         )
-    settings = Settings(**{field.name: config[field.name] for field in fields(Settings) if field.name in config})
+    settings = _settings_of(config)
     if workers and settings.workers is None:
         raise FedskewError(
             f"{disk.path}: the run began without workers, which add up clients in another order: resume it without"
@@ -186,7 +186,7 @@ def _resume(
         server.calibrate()
         return Run(disk.read_json(on_disk.SUMMARY), _trained(server), disk.path, tables, server)
     tables = {name: disk.table(file) for name, file in files.items()}
-    with with_workers(server):
+    with with_workers(server, config):
         return (yield from _drive(server, checkpoints, tables, config, callbacks, interval))
 
 
@@ -198,6 +198,20 @@ def read_config(disk: RunFolder) -> dict[str, Any]:
         if name not in config:
             raise FedskewError(f"{path} does not say which {name}: put the line back or start a new run")
     return config
+
+
+def server_of(config: Mapping[str, Any]) -> Server:
+    """Return the server of a configuration that names all parts of a run."""
+    method = resolve(config["algorithm"])
+    return prepare(_federation_of(config), config["model"], method, _settings_of(config))[0]
+
+
+def _federation_of(config: Mapping[str, Any]) -> Federation:
+    return federate(Experiment(**{name: config[name] for name in PARTITION_SETTINGS if name in config}))
+
+
+def _settings_of(config: Mapping[str, Any]) -> Settings:
+    return Settings(**{field.name: config[field.name] for field in fields(Settings) if field.name in config})
 
 
 def prepare(

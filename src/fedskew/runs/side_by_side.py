@@ -52,12 +52,15 @@ class _Group:
         for number, steps in list(enumerate(self.runs))[len(self.ended) :]:
             if len(self.servers) >= min(map(_most, self.servers.values()), default=1):
                 break
-            stopped = self._go_on(number, partial(next, steps))
+            if stopped := self._go_on(number, partial(next, steps)):
+                raise stopped
             server = self.servers.get(number)
             if server and not _fits(server, next(iter(self.servers.values()))):
-                stopped = self._go_on(number, partial(_to_the_end, steps, server))
-            if stopped:
-                raise stopped
+                del self.servers[number]
+                try:
+                    self.ended[number] = alone(steps, server)
+                except DivergedError as problem:
+                    self.ended[number] = problem
         if self.servers:
             engine = next(iter(self.servers.values())).engine
             assert isinstance(engine, Stacked)
@@ -109,13 +112,10 @@ def _fits(server: Server, first: Server) -> bool:
     """Return whether the clients of a run can be trained in one stack with those of the first, and gain from it."""
     if type(server.rounds) is not ParallelRounds or not isinstance(server.engine, Stacked):
         return False
-    same_rows = server.fed.train is first.fed.train and server.job.y.shape == first.job.y.shape
-    same_names = server.job.unsent == first.job.unsent and server.least == first.least
-    return same_rows and same_names and server.engine.gains(server.job, server.settings.batch_size, server.per_round)
-
-
-def _to_the_end(steps: "Steps[Run]", server: Server) -> Server:
-    raise StopIteration(alone(steps, server))
+    method, job = server.algorithm, server.job
+    same = server.fed.train is first.fed.train and server.least == first.least and job.unsent == first.job.unsent
+    same &= (method.requires, method.batchnorm) == (first.algorithm.requires, first.algorithm.batchnorm)
+    return same and server.engine.gains(job, server.settings.batch_size, server.per_round)
 
 
 def _tried(part: Callable[[], Result]) -> Result | Exception:
@@ -126,9 +126,9 @@ def _tried(part: Callable[[], Result]) -> Result | Exception:
         return problem
 
 
-def _complete(server: Server, half: Invited | Exception | None, updates: Updates | None) -> RoundResult:
+def _complete(server: Server, half: Invited | Exception | None, learnt: Updates | None) -> RoundResult:
     """Run the second half of a round."""
     if isinstance(half, Exception):
         raise half
     assert half is not None
-    return server.complete(half, half.updates(server) if updates is None else [updates])
+    return server.complete(half, learnt)

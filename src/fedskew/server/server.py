@@ -1,7 +1,7 @@
 """The server of a run in memory: the state between rounds, and the rounds in the method's topology."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -214,11 +214,11 @@ class Server:
         with computing(self.threads):
             return self.rounds.invite(self._lr())
 
-    def complete(self, invited: Invited, updates: Iterable[Updates]) -> RoundResult:
-        """End the round that ``invite`` began, with what its clients have learnt."""
+    def complete(self, invited: Invited, learnt: Updates | None = None) -> RoundResult:
+        """End the round that ``invite`` began; its clients are trained here, unless they have learnt elsewhere."""
         assert isinstance(self.rounds, ParallelRounds)
         with computing(self.threads):
-            return self._advanced(self.rounds.complete(invited, updates), invited.lr)
+            return self._advanced(self.rounds.complete(invited, learnt), invited.lr)
 
     def _lr(self) -> float:
         factor = schedules.get(self.schedule.name)(self.round, self.settings.rounds, **self.schedule.options)

@@ -3,35 +3,50 @@
 import copy
 import socket
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedskew.algorithms.contract import Algorithm, Weights
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
-from fedskew.data.dataset import Rows
+from fedskew.core.streams import Ints
+from fedskew.data.dataset import Features, Rows
 from fedskew.data.partition import Partition
+from fedskew.data.targets import Targets
 from fedskew.engine.device import pick_device
 from fedskew.engine.job import make_job
 from fedskew.server.server import Server, jobs_of, make_engine
 from fedskew.tasks.task import Task
 from fedskew.topology.shards import Sharded, ShardTrainer, Work
 from fedskew.workers.group import LEADER, Failure, Group, WorkerLostError
-from fedskew.workers.messages import packed
+from fedskew.workers.messages import packed, sendable
+
+
+class Hole:
+    """The place of a parameter or a buffer in a model that is given to another process without its tensors."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.parameter, self.trainable = isinstance(value, nn.Parameter), value.requires_grad
+
+    def filled(self, value: Tensor) -> Tensor:
+        """Return what belongs here."""
+        return nn.Parameter(value, self.trainable) if self.parameter else value
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a worker must have before the first round of a run."""
+    """What a worker is started with: the code of a run, which is never sent to a process that runs already.
+
+    ``model`` has holes in the place of its tensors.
+    """
 
     model: nn.Module
-    rows: Rows
-    partition: Partition
+    holes: list[Hole]
     algorithm: Algorithm
     settings: Settings
     task: Task
@@ -40,17 +55,72 @@ class Inputs:
 
     @classmethod
     def of(cls, server: Server) -> "Inputs":
-        """Return what the workers of a server must have."""
-        model, fed = copy.deepcopy(server.model).cpu(), server.fed
-        return cls(
-            model, fed.train, server.trained_on, server.algorithm, server.settings, server.job.task,
-            len(fed.data.classes), server.weights,
-        )  # fmt: skip
+        """Return what the workers of a server are started with."""
+        tensors = _tensors(server.model)
+        holes = [Hole(value) for value in tensors]
+        model = copy.deepcopy(server.model, {id(value): hole for value, hole in zip(tensors, holes, strict=True)})
+        classes = len(server.fed.data.classes)
+        return cls(model, holes, server.algorithm, server.settings, server.job.task, classes, server.weights)
 
-    def trainer(self) -> ShardTrainer:
+    def trainer(self, numbers: "Numbers") -> ShardTrainer:
         """Return what trains shards for the run."""
-        job = make_job(self.model, self.rows, self.partition, self.algorithm, self.settings, 0, self.task, self.classes)
+        filled = {id(hole): hole.filled(value) for hole, value in zip(self.holes, numbers.tensors, strict=True)}
+        model, rows = copy.deepcopy(self.model, filled), Rows(numbers.x, numbers.y)
+        partition = Partition(numbers.rows, numbers.offsets)
+        job = make_job(model, rows, partition, self.algorithm, self.settings, 0, self.task, self.classes)
         return ShardTrainer(make_engine(self.settings), jobs_of(job), self.weights)
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a worker on this machine is sent before the first round: rows, whose they are, and the model's tensors."""
+
+    x: Features
+    y: Targets
+    rows: Ints
+    offsets: Ints
+    tensors: list[Tensor]
+
+    @classmethod
+    def of(cls, server: Server) -> "Numbers":
+        """Return what the workers of a server are sent."""
+        rows, partition = server.fed.train, server.trained_on
+        tensors = [value.detach().cpu() for value in _tensors(server.model)]
+        return cls(rows.x, rows.y, partition.rows, partition.offsets, tensors)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a worker of ``torchrun`` is sent before the first round: names and options, of which it makes the run.
+
+    ``fingerprint`` is that of the rows of all clients.
+    """
+
+    config: dict[str, Any]
+    fingerprint: str
+
+    def trainer(self, make: Callable[[Mapping[str, Any]], Server]) -> ShardTrainer:
+        """Return what trains shards for the run; ``make`` returns the server of a configuration."""
+        server = make(self.config)
+        if server.fed.fingerprint != self.fingerprint:
+            raise FedskewError(
+                f"{socket.gethostname()} has other rows of {server.fed.data.name} than the machine of process 0: "
+                "copy the data from there"
+            )
+        assert isinstance(server.engine, Sharded)
+        return server.engine.trainer
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Tells a worker that a run begins: on which device, and of what it is made."""
+
+    device: str
+    content: Numbers | Recipe
 
 
 @dataclass(frozen=True)
@@ -60,15 +130,16 @@ class Gpus:
     own: bool
 
 
+sendable(Numbers, Recipe, Begin, Gpus)
+
+
 @contextmanager
-def enlisted(server: Server, group: Group) -> Iterator[None]:
+def enlisted(server: Server, group: Group, content: Numbers | Recipe) -> Iterator[None]:
     """Give the workers of a group what they need for a run, and let the server use them; afterwards it is alone."""
     engine = server.engine
     assert isinstance(engine, Sharded)
-    inputs = Inputs.of(server)
-    _check_can_be_sent(inputs)
-    questions: Sequence[Any] = [inputs] * len(group.workers)
-    mine, theirs = group.ask(questions, lambda: _gpu(server.device))
+    begin = Begin(server.settings.device, content)
+    mine, theirs = group.ask([begin] * len(group.workers), lambda: _gpu(server.device))
     gpus, group.device = [mine, *theirs], server.device
     own = None not in gpus and len(set(gpus)) == group.size
     group.ask([Gpus(own)] * len(group.workers), lambda: group.use_gpus(own))
@@ -79,38 +150,23 @@ def enlisted(server: Server, group: Group) -> Iterator[None]:
         engine.group = None
 
 
-def _check_can_be_sent(inputs: Inputs) -> None:
-    for name in ("model", "algorithm", "task"):
-        try:
-            packed(getattr(inputs, name))
-        except Exception as problem:  # whatever the object of a user raises
-            raise FedskewError(
-                f"the {name} cannot be sent to workers ({' '.join(str(problem).split())}): define its class and "
-                "functions in a module, by name, or leave workers out"
-            ) from problem
+def serve(group: Group, number: int, trainer_of: Callable[[Any], ShardTrainer]) -> None:
+    """Do what the leader asks until it says that it is done, or is gone.
 
-
-def serve(group: Group, number: int) -> None:
-    """Do what the leader asks until it says that it is done, or is gone; ``number`` counts workers of this machine."""
+    ``number`` counts the workers of this machine; ``trainer_of`` makes a trainer of what the leader sends for a run.
+    """
     warnings.simplefilter("ignore")  # the leader has given the same warnings
     trainer: ShardTrainer | None = None
     answer: Any
     while True:
         try:
             question = group.receive(LEADER)
-        except WorkerLostError:
-            return
-        except Exception as problem:  # an object that cannot be made here, such as of a class in a user's script
-            question = problem
-        if question is None:
-            return
-        try:
-            if isinstance(question, Exception):
-                raise question
-            if isinstance(question, Inputs):
+            if question is None:
+                return
+            if isinstance(question, Begin):
                 trainer = None  # its memory is free before the next one takes some
-                _choose_gpu(question.settings.device, number)
-                trainer = question.trainer()
+                _choose_gpu(question.device, number)
+                trainer = trainer_of(question.content)
                 group.device = trainer.jobs[0].x.device
                 answer = _gpu(group.device)
             elif isinstance(question, Gpus):
@@ -120,10 +176,13 @@ def serve(group: Group, number: int) -> None:
                 assert isinstance(question, Work)
                 assert trainer
                 answer = trainer.perform(question)
+            message = packed(answer)
+        except WorkerLostError:
+            return
         except Exception as problem:
-            answer = Failure.of(group.rank, problem)
+            message = packed(Failure.of(group.rank, problem))
         try:
-            group.send(answer, LEADER)
+            group.send(message, LEADER)
         except WorkerLostError:
             return
 

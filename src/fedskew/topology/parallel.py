@@ -1,6 +1,5 @@
 """The parallel topology: clients train copies of the model separately, and the server aggregates their updates."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,10 +31,6 @@ class Invited:
     start: Start
     lr: float
 
-    def updates(self, server: RoundServer) -> Iterable[Updates]:
-        """Return what the clients learn with the server's own engine."""
-        return server.engine.train(server.job, self.start, self.plan) if len(self.plan.clients) else ()
-
 
 class ParallelRounds:
     """Rounds in which all invited clients train from the same weights, and the server waits for all of them."""
@@ -47,12 +42,7 @@ class ParallelRounds:
 
     def run(self, lr: float) -> RoundOutcome:
         """Run one round and return its outcome."""
-        server, invited, collector = self.server, self.invite(lr), self._collector()
-        arrived: list[Arrived] = []
-        if len(invited.plan.clients):
-            work = (server.engine, server.job, invited.start, invited.plan)
-            arrived = train_and_add(*work, collector, server.observe)
-        return self._complete(invited, collector, arrived)
+        return self.complete(self.invite(lr))
 
     def invite(self, lr: float) -> Invited:
         """Invite clients and return what they are to do: the first half of a round."""
@@ -62,23 +52,22 @@ class ParallelRounds:
         plan = assignment.arrived()
         return Invited(assignment, plan, server.start(plan, lr), lr)
 
-    def complete(self, invited: Invited, updates: Iterable[Updates]) -> RoundOutcome:
-        """Aggregate what the invited clients have learnt: the second half of a round."""
-        collector, arrived = self._collector(), []
-        for some in updates:
-            arrived.append(collector.add(some))
-            self.server.observe(some)
-        return self._complete(invited, collector, arrived)
-
-    def _complete(self, invited: Invited, collector: UpdateCollector, arrived: list[Arrived]) -> RoundOutcome:
-        server, plan = self.server, invited.plan
+    def complete(self, invited: Invited, learnt: Updates | None = None) -> RoundOutcome:
+        """Aggregate what the invited clients have learnt, here if not elsewhere: the second half of a round."""
+        server, plan, start = self.server, invited.plan, invited.start
+        collector, arrived = self._collector(), list[Arrived]()
+        if learnt:
+            arrived.append(collector.add(learnt))
+            server.observe(learnt)
+        elif len(plan.clients):
+            arrived = train_and_add(server.engine, server.job, start, plan, collector, server.observe)
         if len(plan.clients) and collector.total <= 0:
             raise DivergedError(
                 f"round {server.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "
                 f"lower lr (now {invited.lr:g}) or check the data"
             )
         if len(plan.clients):
-            server.train_personal(invited.start, plan)
+            server.train_personal(start, plan)
         return self._aggregate(collector, invited.assignment, arrived)
 
     def _collector(self) -> UpdateCollector:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedskew.algorithms.contract import Weights
+from fedskew.algorithms.contract import Report, Weights
 from fedskew.algorithms.selection import Probe
 from fedskew.core.config import SHARDS
 from fedskew.core.streams import Floats, Ints
@@ -23,7 +23,7 @@ from fedskew.engine.plan import Plan
 from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.topology.collector import Added, Arrived, UpdateCollector
 from fedskew.workers.group import Group
-from fedskew.workers.messages import packed, unpacked
+from fedskew.workers.messages import packed, sendable, unpacked
 
 
 def deal(costs: Sequence[int], hands: int) -> list[Ints]:
@@ -82,6 +82,9 @@ class AddedShard:
     added: Added
     arrived: list[Arrived]
     updates: list[Updates]
+
+
+sendable(Start, Plan, Shard, Work, Report, Updates, Arrived, Added, AddedShard)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedskew.core.errors import DivergedError, FedskewError
-from fedskew.workers.messages import Message, packed, unpacked
+from fedskew.workers.messages import Message, packed, sendable, unpacked
 
 LEADER = 0
 PATIENCE = timedelta(hours=1)  # for a process that is there and silent; one that died is noticed at once
@@ -43,6 +43,9 @@ class Failure:
     def error(self) -> FedskewError:
         """Return the error for the user."""
         return (DivergedError if self.diverged else FedskewError)(self.message)
+
+
+sendable(Failure)
 
 
 class Group:
@@ -80,9 +83,8 @@ class Group:
         elif not own:
             self.gpus = None
 
-    def send(self, thing: Any, to: int) -> None:
-        """Send any object that can be pickled to another process."""
-        message = packed(thing)
+    def send(self, message: Message, to: int) -> None:
+        """Send a message to another process."""
         gpu = message.gpu if self.gpus else message.gpu.cpu()
         with _noticing(to):
             dist.send(message.sizes, to)
@@ -95,17 +97,17 @@ class Group:
         with _noticing(source):
             sizes = torch.zeros(3, dtype=torch.int64)
             dist.recv(sizes, source)
-            pickled, host, gpu = sizes.tolist()
+            text, host, gpu = sizes.tolist()
             buffers = [_received(torch.empty(host, dtype=torch.uint8), source)]
             if gpu:
                 room = torch.empty(gpu, dtype=torch.uint8, device=self.device if self.gpus else None)
                 buffers.append(_received(room, source, self.gpus))
-        return unpacked(Message(pickled, buffers[0], buffers[1].to(self.device) if gpu else buffers[0][:0]))
+        return unpacked(Message(text, buffers[0], buffers[1].to(self.device) if gpu else buffers[0][:0]))
 
     def ask(self, questions: Sequence[Any], meanwhile: Callable[[], Result]) -> tuple[Result, list[Any]]:
         """Send every worker its question, do one's own part, and return that and the answers of the workers."""
         for worker, question in zip(self.workers, questions, strict=True):
-            self.send(question, worker)
+            self.send(packed(question), worker)
         try:
             mine = meanwhile()
         except Exception:

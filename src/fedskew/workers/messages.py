@@ -1,12 +1,14 @@
-"""Messages between processes: an object is pickled, and its tensors and arrays are laid side by side in a buffer.
+"""Messages between processes: JSON text, and a buffer in which tensors and arrays are laid side by side.
 
-Tensors on a GPU have a buffer of their own there.
+Only plain values, tensors, arrays and dataclasses that were registered can be sent, and only these are ever made of
+what arrives. Tensors on a GPU have a buffer of their own there.
 """
 
-import io
+import json
 import math
-import pickle
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -14,95 +16,173 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedskew.core.errors import FedskewError
+
 _ALIGNMENT = 64  # bytes: tensors begin where they would in memory of their own, so that kernels compute the same bits
 _HOST, _GPU = "cpu", "cuda"
-_SMALL = 4096  # bytes of an array that is pickled with the rest
+_SMALL = 4096  # bytes of an array that is copied on arrival, so that it does not keep the whole buffer in memory
+_WHOLE = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+_TENSORS = (*_WHOLE, "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_ARRAYS = (*_WHOLE, "float16", "float32", "float64", "complex64", "complex128")
+_sendable: dict[str, type[Any]] = {}
+
+
+def sendable(*kinds: type[Any]) -> None:
+    """Allow dataclasses in messages; both sides do so before the first one."""
+    _sendable.update({kind.__name__: kind for kind in kinds})
 
 
 @dataclass(frozen=True)
 class Message:
-    """An object as bytes: first the pickled rest of it, then its tensors and arrays; those on a GPU apart."""
+    """An object as bytes: first the text, then its tensors and arrays; those on a GPU apart."""
 
-    pickled: int  # bytes
+    text: int  # bytes
     host: Tensor
     gpu: Tensor
 
     @property
     def sizes(self) -> Tensor:
         """Return what the other side must know before it receives the buffers."""
-        return torch.tensor([self.pickled, len(self.host), len(self.gpu)])
+        return torch.tensor([self.text, len(self.host), len(self.gpu)])
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles an object without its tensors and arrays, for which it writes where they will be."""
+class _Encoder:
+    """Turns an object into JSON values: a tensor or array becomes its number in a list of places in the buffers."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
+    def __init__(self) -> None:
+        self.places: list[tuple[str, int, str, list[int]]] = []  # buffer, first byte, dtype, shape
         self.found: dict[str, list[tuple[int, Tensor | NDArray[Any]]]] = {_HOST: [], _GPU: []}
         self.ends = {_HOST: 0, _GPU: 0}
-        self.known: dict[int, tuple[Any, ...]] = {}  # where a tensor is that was found before
+        self.known: dict[int, int] = {}  # the number of a tensor that was found before
 
-    def persistent_id(self, thing: Any) -> Any:
-        if type(thing) is Tensor and thing.layout is torch.strided:
-            home = _GPU if thing.is_cuda else _HOST
-        elif type(thing) is np.ndarray and thing.nbytes > _SMALL and thing.dtype.kind in "biuf":
-            home = _HOST
-        else:
-            return None
+    def value(self, thing: Any) -> Any:
+        """Return the object as JSON: objects have one key, which says what they stand for."""
+        kind = type(thing)
+        if thing is None or kind in (bool, int, str):
+            return thing
+        if kind is float:
+            return {"float": struct.pack("<d", thing).hex()}
+        if kind is list:
+            return [self.value(one) for one in thing]
+        if kind is tuple:
+            return {"tuple": [self.value(one) for one in thing]}
+        if kind is dict and all(type(key) is str for key in thing):
+            return {"dict": {key: self.value(one) for key, one in thing.items()}}
+        if kind is dict:
+            return {"pairs": [[self.value(key), self.value(one)] for key, one in thing.items()]}
+        if kind is frozenset and all(type(one) is str for one in thing):
+            return {"frozenset": sorted(thing)}
+        if kind is Tensor and thing.layout is torch.strided and _name(thing) in _TENSORS:
+            return {"tensor": self._number(thing, _GPU if thing.is_cuda else _HOST)}
+        if kind is np.ndarray and _name(thing) in _ARRAYS:
+            return {"array": self._number(thing, _HOST)}
+        if isinstance(thing, np.generic) and _name(thing) in _ARRAYS:
+            array = np.asarray(thing)
+            self.found[_HOST].append((self._place(array, _HOST), array))
+            return {"scalar": len(self.places) - 1}
+        if _sendable.get(kind.__name__) is kind:
+            return {"object": [kind.__name__, {f.name: self.value(getattr(thing, f.name)) for f in fields(thing)}]}
+        raise FedskewError(f"an object of type {_described(thing)} cannot be sent to another process")
+
+    def _number(self, thing: Tensor | NDArray[Any], home: str) -> int:
         if id(thing) not in self.known:
-            place = self.ends[home]
-            self.known[id(thing)] = home, place, thing.dtype, tuple(thing.shape)
-            self.found[home].append((place, thing))
-            self.ends[home] = _aligned(place + thing.nbytes)
+            self.found[home].append((self._place(thing, home), thing))
+            self.known[id(thing)] = len(self.places) - 1
         return self.known[id(thing)]
 
+    def _place(self, thing: Tensor | NDArray[Any], home: str) -> int:
+        place = self.ends[home]
+        self.places.append((home, place, _name(thing), list(thing.shape)))
+        self.ends[home] = _aligned(place + thing.nbytes)
+        return place
 
-class _Unpickler(pickle.Unpickler):
-    """Makes the object again; its tensors and arrays are parts of the buffers."""
 
-    def __init__(self, file: io.BytesIO, buffers: dict[str, Tensor]) -> None:
-        super().__init__(file)
-        self.buffers = buffers
+class _Decoder:
+    """Makes the object of JSON values again; its tensors and arrays are parts of the buffers."""
 
-    def persistent_load(self, where: Any) -> Tensor | NDArray[Any]:
-        home, place, dtype, shape = where
-        return _part(self.buffers[home], place, dtype, shape)
+    def __init__(self, places: list[tuple[str, int, str, list[int]]], buffers: dict[str, Tensor]) -> None:
+        self.places, self.buffers = places, buffers
+        self.known: dict[int, Any] = {}  # tensors and arrays by their number
+        self.makers: dict[str, Callable[[Any], Any]] = {
+            "float": lambda value: struct.unpack("<d", bytes.fromhex(value))[0],
+            "tuple": lambda value: tuple(map(self.value, value)),
+            "dict": lambda value: {key: self.value(one) for key, one in value.items()},
+            "pairs": lambda value: {self.value(key): self.value(one) for key, one in value},
+            "frozenset": frozenset,
+            "tensor": lambda value: self._part(value, _TENSORS, torch),
+            "array": lambda value: self._part(value, _ARRAYS, np),
+            "scalar": lambda value: self._part(value, _ARRAYS, np)[()],
+            "object": self._object,
+        }
+
+    def value(self, thing: Any) -> Any:
+        """Return the object that a JSON value stands for."""
+        if isinstance(thing, list):
+            return [self.value(one) for one in thing]
+        if not isinstance(thing, dict):
+            return thing
+        ((kind, content),) = thing.items()
+        return self.makers[kind](content)
+
+    def _object(self, content: Any) -> Any:
+        name, values = content
+        if name not in _sendable:
+            raise FedskewError(f"another process has sent a {name}, which is not known here: use the same version")
+        return _sendable[name](**{field: self.value(one) for field, one in values.items()})
+
+    def _part(self, number: int, names: tuple[str, ...], library: Any) -> Any:
+        if number not in self.known:
+            home, place, name, shape = self.places[number]
+            assert name in names
+            dtype = np.dtype(name) if library is np else getattr(torch, name)
+            part = _part(self.buffers[home], place, dtype, tuple(shape))
+            self.known[number] = part.copy() if isinstance(part, np.ndarray) and part.nbytes <= _SMALL else part
+        return self.known[number]
 
 
 @torch.no_grad()
 def packed(thing: Any) -> Message:
-    """Return an object as a message; it may be anything that can be pickled."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(thing)
-    text = file.getbuffer()
+    """Return an object as a message; an error names the type of what cannot be sent."""
+    encoder = _Encoder()
+    value = encoder.value(thing)
+    text = bytearray(json.dumps([value, encoder.places]).encode())
     first = _aligned(len(text))
-    host = torch.empty(first + pickler.ends[_HOST], dtype=torch.uint8)
+    host = torch.empty(first + encoder.ends[_HOST], dtype=torch.uint8)
     host[: len(text)] = torch.frombuffer(text, dtype=torch.uint8)
-    _fill(host[first:], pickler.found[_HOST])
+    _fill(host[first:], encoder.found[_HOST])
     gpu = host[:0]
-    if tensors := pickler.found[_GPU]:
-        gpu = torch.empty(pickler.ends[_GPU], dtype=torch.uint8, device=tensors[0][1].device)
+    if tensors := encoder.found[_GPU]:
+        gpu = torch.empty(encoder.ends[_GPU], dtype=torch.uint8, device=tensors[0][1].device)
         _fill(gpu, tensors)
     return Message(len(text), host, gpu)
 
 
 def unpacked(message: Message) -> Any:
     """Return the object of a message; its tensors are contiguous, whatever they were on the other side."""
-    buffers = {_HOST: message.host[_aligned(message.pickled) :], _GPU: message.gpu}
-    return _Unpickler(io.BytesIO(message.host[: message.pickled].numpy().tobytes()), buffers).load()
+    value, places = json.loads(message.host[: message.text].numpy().tobytes())
+    return _Decoder(places, {_HOST: message.host[_aligned(message.text) :], _GPU: message.gpu}).value(value)
+
+
+def _name(thing: Any) -> str:
+    """Return the name of a dtype, without the name of its library."""
+    return str(thing.dtype).removeprefix("torch.") if isinstance(thing, Tensor) else thing.dtype.name
+
+
+def _described(thing: Any) -> str:
+    kind = type(thing)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    return f"{name} of dtype {thing.dtype}" if isinstance(thing, (Tensor, np.ndarray, np.generic)) else name
 
 
 def _fill(buffer: Tensor, values: list[tuple[int, Tensor | NDArray[Any]]]) -> None:
     for place, value in values:
-        part = _part(buffer, place, value.dtype, tuple(value.shape))
-        if isinstance(part, Tensor):
-            part.copy_(torch.as_tensor(value))
+        if isinstance(value, Tensor):
+            _part(buffer, place, value.dtype, tuple(value.shape)).copy_(value)
         else:
-            part[...] = value
+            _part(buffer, place, value.dtype.newbyteorder("="), value.shape)[...] = value
 
 
-def _part(buffer: Tensor, place: int, dtype: Any, shape: tuple[int, ...]) -> Tensor | NDArray[Any]:
+def _part(buffer: Tensor, place: int, dtype: Any, shape: tuple[int, ...]) -> Any:
     mine = buffer[place : place + math.prod(shape) * dtype.itemsize]
     return mine.view(dtype).view(shape) if isinstance(dtype, torch.dtype) else mine.numpy().view(dtype).reshape(shape)
 
