@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedskew.algorithms.contract import algorithms
+from fedskew.engine.cost import measure_cost
 from fedskew.engine.job import Job
 from fedskew.engine.loop import Loop
 from fedskew.engine.plan import Plan
@@ -181,3 +182,15 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_why():
     replay("other", lambda: total.mul_(2))
     assert float(total) == 6
     assert "other" not in replay.refused
+
+
+@pytest.mark.parametrize(("room_for", "left"), [(100, 3), (12, 2), (8, 1), (4, 0), (1, 0)])
+def test_old_stacks_are_forgotten_where_memory_is_short(lab, room_for: int, left: int):
+    job = lab.training().job
+    engine = Stacked(room_for * measure_cost(job.model, job.x, 4).bytes_per_client)
+    room = Room(clients=4, steps=1, width=4, epochs=1, longest=9)
+    stacks = [Stack(job, room) for _ in range(4)]
+    newest = stacks[-1:]
+    engine._make_room(job, stacks, room)
+    assert len(stacks) == left
+    assert stacks[-1:] == newest[:left]

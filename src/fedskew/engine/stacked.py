@@ -1,5 +1,6 @@
 """The default engine: the clients of a round are trained together in stacks, whose size a memory budget limits."""
 
+import gc
 import math
 import warnings
 from collections.abc import Iterator
@@ -151,11 +152,22 @@ class Stacked:
         for stack in stacks:
             if job.x.device.type == "cpu" or stack.room.fits(needed):
                 return stack
-        del stacks[: 1 - _STACKS_KEPT]
         on_gpu = job.x.device.type != "cpu"
         room = _for_all_rounds(job, plan, needed) if on_gpu else needed
+        self._make_room(job, stacks, room)
         stacks.append(Stack(job, room, on_gpu and job.x.dim() == 4, joint, own_lr))
         return stacks[-1]
+
+    def _make_room(self, job: Job, stacks: list[Stack], room: Room) -> None:
+        """Forget the oldest stacks of a job: no more than a few are kept, and no more than memory has room for."""
+        most = self._budget(job) // measure_cost(job.model, job.x, room.width).bytes_per_client
+        before = len(stacks)
+        while stacks and (
+            len(stacks) >= _STACKS_KEPT or sum(stack.room.clients for stack in stacks) + room.clients > most
+        ):
+            stacks.pop(0)
+        if len(stacks) < before:
+            gc.collect()  # a stack and its graphs refer to each other
 
     def run_schedule(
         self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
