@@ -230,15 +230,6 @@ def test_no_more_runs_at_once_than_memory_has_room_for(
     assert sorted(path.name for path in Path("group").iterdir()) == sorted(p.name for p in Path("expected").iterdir())
 
 
-def test_runs_on_the_same_rows_share_them(lab: Any) -> None:
-    fed = lab.federation()
-    one, other = lab.training(fed, seed=0), lab.training(fed, seed=1)
-    assert one.job.x is other.job.x
-    assert one.job.y is other.job.y
-    assert lab.training(fed, dtype="float32").job.x is not one.job.x
-    assert lab.training(lab.federation()).job.x is not one.job.x
-
-
 def test_checkpoints_are_due_for_all_or_none() -> None:
     from fedskew.runs.runner import CheckpointInterval
 

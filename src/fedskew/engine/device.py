@@ -5,13 +5,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, TypeAlias, TypeVar
-from weakref import ref
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import bits
@@ -35,23 +32,6 @@ def pick_device(name: str) -> torch.device:
             f"device={name} asked for, but this machine has {torch.cuda.device_count()} CUDA devices: use device=cpu"
         )
     return device
-
-
-_placed: "dict[tuple[int, torch.device, torch.dtype], tuple[ref[Any], ref[Tensor]]]" = {}
-
-
-def placed(array: "NDArray[Any]", device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return an array as a tensor on a device; runs side by side with the same array share the tensor."""
-    known = (id(array), device, dtype)
-    if known in _placed:
-        there, tensor = (found() for found in _placed[known])
-        if there is array and tensor is not None:
-            return tensor
-    for old in [key for key, (_, tensor) in _placed.items() if tensor() is None]:
-        del _placed[old]
-    result = torch.from_numpy(array).to(device, dtype)
-    _placed[known] = (ref(array), ref(result))
-    return result
 
 
 def usable_cores() -> int:

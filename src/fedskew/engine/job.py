@@ -21,7 +21,7 @@ from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 from fedskew.data.targets import Targets
 from fedskew.engine.augment import Augment, check_images
-from fedskew.engine.device import Precision, pick_device, placed
+from fedskew.engine.device import Precision, pick_device
 from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
 from fedskew.models.layout import Layout, head_module, layout
@@ -136,7 +136,7 @@ def make_job(
     if settings.precision != "float32" and device.type == "cpu":
         raise FedskewError(f"precision={settings.precision} is for GPUs, and device={device}: leave it at float32")
     targets = dtype if rows.y.dtype.kind == "f" else torch.from_numpy(rows.y[:0]).dtype
-    x, y = placed(rows.x, device, dtype), placed(rows.y, device, targets)
+    x, y = torch.from_numpy(rows.x).to(device, dtype), torch.from_numpy(rows.y).to(device, targets)
     return Job(
         copy.deepcopy(model).to(device=device, dtype=dtype),
         x,

@@ -14,7 +14,6 @@ from fedskew.data.dataset import Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.cost import measure_cost
-from fedskew.engine.device import placed
 from fedskew.engine.inference import Inference
 from fedskew.engine.job import Job
 from fedskew.engine.stacked import can_be_stacked
@@ -93,8 +92,7 @@ class Evaluator:
         self._stackable = partial(can_be_stacked, model, self.x)
 
     def _place(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        x, y = self.x, self.y
-        return placed(rows.x, x.device, x.dtype), placed(rows.y, y.device, y.dtype)
+        return torch.from_numpy(rows.x).to(self.x), torch.from_numpy(rows.y).to(self.y)
 
     def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
         """Return the parts of the data with scores: up to three of a global model, the test rows of clients' models."""
