@@ -31,6 +31,12 @@ RUN = (
 TIMED = {".lock", "timing.csv", "summary.json", "final.json", "config.toml", "start.json", "picture.png"}
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers import the classes of this file, however the tests were started."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+
+
 @pytest.fixture(scope="module")
 def fed():
     return fs.split(fs.load("digits"), "dirichlet:alpha=0.3", clients=10)
