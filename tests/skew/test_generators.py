@@ -243,8 +243,10 @@ def test_wgc_gives_every_row_once_to_where_it_is_most_extreme(rows: Rows, data: 
     best = extreme.max(axis=0)
     decided = best >= 1 - 2 * quantile + 1e-9
     misplaced = decided & (extreme[partition.owner, np.arange(len(rows))] < best - 1e-9)
-    empty = clients - len(np.unique(np.argmax(extreme, axis=0)))
-    assert misplaced.sum() <= empty  # a client that the rule leaves empty gets one row of the largest
+    # A client that the rule leaves empty gets one row of the largest; it may be empty if no row is most extreme there
+    # alone (ties are broken at random, and a row that is extreme nowhere goes anywhere).
+    alone = decided & ((extreme > best - 1e-9).sum(axis=0) == 1)
+    assert misplaced.sum() <= clients - len(np.unique(np.argmax(extreme, axis=0)[alone]))
 
 
 @settings(deadline=None, max_examples=60)
