@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,15 +39,19 @@ except ImportError:  # Windows
 
 
 @contextmanager
-def locked(folder: Path, at: Path | None = None) -> Iterator[None]:
+def locked(folder: Path, at: Path | None = None, patience: float = 0) -> Iterator[None]:
     """Hold the lock of a folder; a second process gets an error, and a process that died holds no lock.
 
-    The lock is a file in the folder, or ``at`` another place while there is no folder yet.
+    The lock is a file in the folder, or ``at`` another place while there is no folder yet. With ``patience`` the error
+    comes only after so many seconds.
     """
     place = at or folder / LOCK
     file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if not seize(file):
+        until = time.monotonic() + patience
+        while not (mine := seize(file)) and time.monotonic() < until:
+            time.sleep(0.05)
+        if not mine:
             raise FedskewError(f"{folder} is being written by {_holder(place)}: wait for it to end, or stop it")
         os.ftruncate(file, 0)
         os.write(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())

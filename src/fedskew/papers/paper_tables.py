@@ -1,0 +1,236 @@
+"""The tables and figures of the papers, as TOML files: the set-up, the printed numbers and the claims."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Literal, TypeVar
+
+from fedskew.core.errors import FedskewError, unknown
+
+ABOUT = "paper.toml"
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper: the method by which it is known, its title, authors and identifier, and what it adds."""
+
+    name: str
+    method: str
+    title: str
+    authors: str
+    identifier: str
+    adds: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line or a column of a table, with the settings that it alone has; ``only`` lists the cases of a method."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number that a table shows of every run, and what the paper prints for it: by method, then by case."""
+
+    name: str
+    measure: str
+    factor: float = 1.0
+    digits: int = 1
+    better: Literal["higher", "lower", ""] = "higher"
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says of a table.
+
+    kind:
+        better: ``method`` is better than each of ``others``, over the pairs of case and seed
+        near: ``method`` is within ``tolerance`` of the paper's number in every case
+        above: ``method`` has at least ``bound`` in every case
+        steady: the best and the worst case of ``method`` differ by at most ``tolerance``
+        untestable: it cannot be tested here, and ``because`` says why
+    """
+
+    text: str
+    kind: Literal["better", "near", "above", "steady", "untestable"]
+    value: str = ""
+    method: str = ""
+    others: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    tolerance: float = 0.0
+    bound: float = 0.0
+    because: str = ""
+
+
+@dataclass(frozen=True)
+class Quick:
+    """A smaller version of a table: fewer seeds, cases and methods, and settings that take less time."""
+
+    seeds: str = "0"
+    cases: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table or figure of a paper: cases x methods x seeds, what is shown of them, and what the paper claims.
+
+    Args:
+        paper: the name of the paper
+        name: the name of the file, such as ``table4``
+        printed: what the paper calls it
+        title: what it is about
+        kind: how a cell is measured: by training, or as a property of a partition, a schedule or the label protocol
+        settings: what all cells share
+        cases: the set-ups that are compared, such as partitions
+        methods: what is compared in each of them
+        values: what is shown of a cell
+        claims: what the paper says of it
+        notes: what the paper leaves open and how it was chosen, what stands in for what, what is smaller here
+        seeds: seeds of a full run
+        curves: columns of the table of rounds that are kept, to be drawn
+        quick: the smaller version
+    """
+
+    paper: str
+    name: str
+    printed: str
+    title: str
+    cases: tuple[Entry, ...]
+    methods: tuple[Entry, ...]
+    values: tuple[Value, ...]
+    quick: Quick
+    kind: str = "training"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+    notes: tuple[str, ...] = ()
+    seeds: str = "0-2"
+    curves: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Return the name under which results are kept."""
+        return f"{self.paper}-{self.name}"
+
+    def methods_of(self, case: Entry) -> list[Entry]:
+        """Return the methods that are compared in a case."""
+        return [method for method in self.methods if not method.only or case.name in method.only]
+
+    def value(self, name: str) -> Value:
+        """Return the value of this name."""
+        return next(value for value in self.values if value.name == name)
+
+    def reduced(self) -> "PaperTable":
+        """Return the quick version: its cases, methods and seeds, with its settings in place of others."""
+        from dataclasses import replace
+
+        quick = self.quick
+
+        def some(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...]:
+            left = [entry for entry in entries if not names or entry.name in names]
+            return tuple(replace(entry, settings={**entry.settings, **quick.settings}) for entry in left)
+
+        return replace(
+            self,
+            cases=some(self.cases, quick.cases),
+            methods=some(self.methods, quick.methods),
+            seeds=quick.seeds,
+            settings={**self.settings, **quick.settings},
+        )
+
+
+def papers() -> dict[str, Paper]:
+    """Return all papers, by name."""
+    found = {place.name: Paper(name=place.name, **_content(place / ABOUT)) for place in _folders()}
+    return dict(sorted(found.items()))
+
+
+def tables_of(paper: str) -> list[PaperTable]:
+    """Return the tables and figures of a paper, in the order of their names."""
+    known = {place.name: place for place in _folders()}
+    if paper not in known:
+        raise unknown("paper", paper, known)
+    names = sorted(f.name for f in known[paper].iterdir() if f.name.endswith(".toml") and f.name != ABOUT)
+    return [_table(paper, name.removesuffix(".toml"), _content(known[paper] / name)) for name in names]
+
+
+def choose(paper: str, wanted: str | None = None) -> list[PaperTable]:
+    """Return the tables of a paper: all, or those that a number (``2``) or a name (``figure4``) chooses.
+
+    A number means all files of that table: ``2`` is ``table2``, ``table2-cifar10``, ...
+    """
+    tables = tables_of(paper)
+    if wanted is None:
+        return tables
+    name = f"table{wanted}" if wanted.isdecimal() else wanted
+    found = [table for table in tables if table.name == name or table.name.startswith(f"{name}-")]
+    if not found:
+        raise unknown(f"table of {paper}", wanted, {table.name for table in tables})
+    return found
+
+
+def _folders() -> list[Traversable]:
+    return [place for place in files("fedskew.papers").iterdir() if place.is_dir() and (place / ABOUT).is_file()]
+
+
+def _content(file: Traversable) -> dict[str, Any]:
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _table(paper: str, name: str, content: dict[str, Any]) -> PaperTable:
+    where = f"{paper}/{name}.toml"
+    rows = {part: content.pop(part, []) for part in ("case", "method", "value", "claim")}
+    table = _made(
+        PaperTable,
+        {
+            **content,
+            "paper": paper,
+            "name": name,
+            "quick": _made(Quick, content.get("quick", {}), where),
+            "cases": tuple(_entry(row, where) for row in rows["case"]),
+            "methods": tuple(_entry(row, where) for row in rows["method"]),
+            "values": tuple(_made(Value, row, where) for row in rows["value"]),
+            "claims": tuple(_made(Claim, row, where) for row in rows["claim"]),
+        },
+        where,
+    )
+    _check(table, where)
+    return table
+
+
+def _entry(row: dict[str, Any], where: str) -> Entry:
+    """Return a case or a method: everything but its name and ``only`` is a setting."""
+    own = {key: value for key, value in row.items() if key in ("name", "only")}
+    return _made(Entry, {**own, "settings": {key: row[key] for key in row if key not in own}}, where)
+
+
+def _made(kind: type[Part], values: Mapping[str, Any], where: str) -> Part:
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    if strange := set(values) - known:
+        raise FedskewError(f"{where}: {kind.__name__} has no {', '.join(sorted(strange))}")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _check(table: PaperTable, where: str) -> None:
+    """Raise an error for names that occur nowhere."""
+    cases, methods = ({entry.name for entry in entries} for entries in (table.cases, table.methods))
+    values = {value.name for value in table.values}
+    named = [(name, cases) for method in table.methods for name in method.only]
+    named += [(name, cases) for name in table.quick.cases] + [(name, methods) for name in table.quick.methods]
+    for value in table.values:
+        named += [(name, methods) for name in value.paper]
+        named += [(name, cases) for row in value.paper.values() for name in row]
+    for claim in table.claims:
+        named += [(name, cases) for name in claim.cases] + [(name, methods) for name in claim.others]
+        named += [] if claim.kind == "untestable" else [(claim.value, values), (claim.method, methods)]
+    for name, known in named:
+        if name not in known:
+            raise FedskewError(f"{where}: {name!r} is none of {', '.join(sorted(known))}")

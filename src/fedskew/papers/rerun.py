@@ -1,0 +1,177 @@
+"""Measuring a table again: every cell that is not recorded yet, and recording it."""
+
+import hashlib
+import json
+import platform
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedskew.core.config import Experiment
+from fedskew.core.lock import locked
+from fedskew.engine.device import pick_device
+from fedskew.papers.measurements import MEASUREMENTS
+from fedskew.papers.paper_tables import Entry, PaperTable
+from fedskew.papers.results import Result, Results
+from fedskew.runs import folder as on_disk
+from fedskew.runs import sweep
+from fedskew.runs.callbacks import CallbackSpec
+from fedskew.runs.folder import RunFolder
+from fedskew.runs.sweep import Member
+
+UNFINISHED = "unfinished"  # folder with the runs of cells that have not ended
+POINTS = 25  # of a curve that are kept
+Row = dict[str, Any]
+Watch = Callable[[Sequence[str], int], Any]  # names of runs and their rounds, to a context with callbacks
+
+
+def rerun(
+    table: PaperTable,
+    folder: Path,
+    watch: Watch,
+    *,
+    seeds: Sequence[int] | None = None,
+    cases: Sequence[str] = (),
+    device: str | None = None,
+) -> None:
+    """Measure the cells of a table that are not recorded in the folder yet, case by case.
+
+    Results of other settings than the table has now are measured again. What was interrupted goes on from its last
+    checkpoint.
+    """
+    results = Results(folder, table.label)
+    wanted = seeds if seeds is not None else sweep.parse_seeds(table.seeds)
+    for case in table.cases:
+        if cases and case.name not in cases:
+            continue
+        done = {result.key: result.configuration for result in results.read()}
+        left = [
+            (method, seed)
+            for method in table.methods_of(case)
+            for seed in wanted
+            if done.get((case.name, method.name, seed)) != configuration(table, case, method)
+        ]
+        if not left:
+            continue
+        place = folder / UNFINISHED / f"{table.label}-{slug(case.name)}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        began = time.perf_counter()
+        with locked(place, at=place.with_suffix(".lock")):
+            measure = _train if table.kind == "training" else _measure
+            found = measure(table, case, left, place, watch, device)
+            results.add(found, _sitting(case, device, time.perf_counter() - began))
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def values_of(table: PaperTable, case: Entry, method: Entry) -> Row:
+    """Return the settings of a cell: those of the table, then of the case, then of the method."""
+    return {**table.settings, **case.settings, **method.settings}
+
+
+def configuration(table: PaperTable, case: Entry, method: Entry) -> str:
+    """Return a fingerprint of the settings of a cell, beside its seed."""
+    content = json.dumps({"kind": table.kind, **values_of(table, case, method)}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:10]
+
+
+def slug(name: str) -> str:
+    """Return a name as part of a file name.
+
+    >>> slug("FedPBS, section 4")
+    'FedPBS-section-4'
+    """
+    return re.sub(r"[^A-Za-z0-9.+]+", "-", name).strip("-")
+
+
+def _train(
+    table: PaperTable,
+    case: Entry,
+    left: Sequence[tuple[Entry, int]],
+    place: Path,
+    watch: Watch,
+    device: str | None,
+) -> list[Result]:
+    """Train the runs of a case, those of one method side by side, and return what they tell."""
+    given = {} if device is None else {"device": device}
+    members = [
+        Member(f"{slug(method.name)}-s{seed}", method.name, {**values_of(table, case, method), **given, "seed": seed})
+        for method, seed in left
+    ]
+    if place.exists() and {m.name for m in sweep.read(place)} != {m.name for m in members}:
+        shutil.rmtree(place)  # of an earlier version of the table, or of other seeds
+    if not place.exists():
+        sweep.check(members)
+        sweep.create(place, members)
+    with watch([f"{case.name}: {member.name}" for member in members], members[0].experiment().rounds) as callbacks_of:
+
+        def callbacks(member: Member) -> list[CallbackSpec]:
+            found: list[CallbackSpec] = callbacks_of(f"{case.name}: {member.name}")
+            return found
+
+        summaries = sweep.run_all(place, members, callbacks)
+    found = []
+    for (method, seed), member, summary in zip(left, members, summaries, strict=True):
+        key = (case.name, method.name, seed, configuration(table, case, method))
+        if "failed" in summary:
+            found.append(Result(*key, failed=str(summary["failed"])))
+            continue
+        numbers = {name: float(v) for name, v in summary.items() if isinstance(v, (int, float)) and name != "seed"}
+        numbers["seconds_per_round"] = summary["seconds"] / summary["rounds"]
+        rounds = RunFolder(place / member.name).table(on_disk.ROUNDS) if table.curves else []
+        found.append(Result(*key, numbers, _thinned(rounds, table.curves)))
+    return found
+
+
+def _thinned(rounds: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Row]:
+    """Return some of the rounds that were scored, at even steps, with the last one."""
+    scored = [row for row in rounds if row.get(columns[0]) is not None] if columns else []
+    places = np.unique(np.linspace(0, len(scored) - 1, min(POINTS, len(scored))).round().astype(int))
+    names = ("round", *columns)
+    return [{name: scored[place][name] for name in names if scored[place].get(name) is not None} for place in places]
+
+
+def _measure(
+    table: PaperTable,
+    case: Entry,
+    left: Sequence[tuple[Entry, int]],
+    place: Path,
+    watch: Watch,
+    device: str | None,
+) -> list[Result]:
+    """Measure the cells of a case that need no training."""
+    measure = MEASUREMENTS[table.kind]
+    return [
+        Result(
+            case.name,
+            method.name,
+            seed,
+            configuration(table, case, method),
+            measure(**values_of(table, case, method), seed=seed),
+        )
+        for method, seed in left
+    ]
+
+
+def _sitting(case: Entry, device: str | None, seconds: float) -> Row:
+    """Return how some results were made."""
+    from fedskew import __version__
+
+    used = pick_device(device or Experiment().device)
+    return {
+        "command": " ".join(["fedskew", *sys.argv[1:]]),
+        "case": case.name,
+        "fedskew": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": torch.cuda.get_device_name(used) if used.type == "cuda" else f"{platform.machine()} CPU",
+        "seconds": round(seconds, 1),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
