@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from fedskew.algorithms.contract import resolve
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Stream
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.engine.augment import augment, moves_of
 from fedskew.engine.job import ModelState
 from fedskew.engine.loop import Loop
 from fedskew.engine.scheduled import _Trainer
@@ -89,6 +91,31 @@ def test_it_is_central_sgd_on_the_same_samples(engine, method: str, model: str, 
         for name, value in {**dict(central.named_parameters()), **dict(central.named_buffers())}.items():
             torch.testing.assert_close(run.state()[name], value.detach(), rtol=0, atol=1e-10)
         assert result.round["local_loss"] == pytest.approx(sum(losses) / len(path.rows), abs=1e-10)
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [("stratify-batch", "cnn:width=2"), ("stratify-batch", "resnet9:width=2"), ("stratify-single", "cnn:width=2")],
+)
+def test_images_are_moved_by_their_place_in_the_schedule(engine, method: str, model: str):
+    spy = Spy(engine)
+    run = training(method, spy, model, (1, 16, 16), augment="crop+flip", seed=5)
+    central = copy.deepcopy(run.model).train()
+    optimizer = torch.optim.SGD(central.parameters(), lr=0.05)
+    for number in range(2):
+        run.advance()
+        [path] = spy.paths[-1:]
+        words = torch.from_numpy(Stream(5, "augment", number).bits(len(path.rows)).view(np.int64))
+        moves = moves_of(words, "crop+flip")
+        for places in np.split(np.arange(len(path.rows)), path.ends[:-1]):
+            rows = path.rows[places]
+            optimizer.zero_grad()
+            images = [augment(run.job.x[row], *moves[:, place]) for row, place in zip(rows, places, strict=True)]
+            F.cross_entropy(central(torch.stack(images)), run.job.y[rows]).backward()
+            optimizer.step()
+        for name, value in {**dict(central.named_parameters()), **dict(central.named_buffers())}.items():
+            torch.testing.assert_close(run.state()[name], value.detach(), rtol=0, atol=1e-10)
 
 
 @ENGINES

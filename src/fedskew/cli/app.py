@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedskew import __version__
-from fedskew.cli import data_commands, listing, resume_command, run_command, split
+from fedskew.cli import data_commands, listing, paper_command, resume_command, run_command, split
 from fedskew.core.config import workers_of_torchrun
 from fedskew.core.errors import FedskewError
 
@@ -99,5 +99,5 @@ def options(
     """Federated learning on heterogeneous (non-IID) clients."""
 
 
-for module in (run_command, resume_command, split, listing, data_commands):
+for module in (run_command, resume_command, split, paper_command, listing, data_commands):
     module.add_to(app)

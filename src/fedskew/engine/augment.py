@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedskew.core.errors import FedskewError
-from fedskew.core.streams import longer
+from fedskew.core.streams import Stream, longer
 from fedskew.engine.plan import Plan
 
 Augment: TypeAlias = Literal["none", "crop", "flip", "crop+flip"]
@@ -42,6 +42,13 @@ def draw_moves(how: Augment, plan: Plan, device: torch.device) -> Tensor | None:
     streams = longer(plan.streams("augment"), plan.clients)[:, None]
     words = longer(longer(streams, step), slot)
     return moves_of(torch.from_numpy(words.view(np.int64)).to(device), how)
+
+
+def schedule_moves(how: Augment, seed: int, round: int, samples: int, device: torch.device) -> Tensor | None:
+    """Return the same for every sample of a schedule, by its place in it, as ``[3, sample]``."""
+    if how == "none":
+        return None
+    return moves_of(torch.from_numpy(Stream(seed, "augment", round).bits(samples).view(np.int64)).to(device), how)
 
 
 def moves_of(words: Tensor, how: Augment) -> Tensor:

@@ -19,7 +19,7 @@ from fedskew.batchnorm.shared import clients_share, mean_of_sound, settle_with
 from fedskew.batchnorm.turns import Meet, in_turn
 from fedskew.core.streams import Floats
 from fedskew.core.trees import Tensors, Tree, copied, unsqueezed, without
-from fedskew.engine.augment import augment, draw_moves
+from fedskew.engine.augment import augment, draw_moves, schedule_moves
 from fedskew.engine.device import products_in, random_layers
 from fedskew.engine.features import Tap
 from fedskew.engine.inference import row_losses
@@ -92,11 +92,13 @@ def _synchronous_steps(job: Job, model: ModelState, schedule: SampleSchedule) ->
     losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
     masks = _masks(job, schedule) if job.secure else {}
     simulated = Parties(job.model, job.task)
+    moves = schedule_moves(job.augment, job.seed, model.round, len(schedule.rows), job.x.device)
     for number, (first, last) in enumerate(pairwise([0, *schedule.ends.tolist()])):
         clients, rows = schedule.clients[first:last], torch.from_numpy(schedule.rows[first:last]).to(job.y.device)
+        x = job.x[rows] if moves is None else augment(job.x[rows], *moves[:, first:last])
         parties = np.unique(clients)
-        mine = [rows[torch.from_numpy(clients == client).to(rows.device)] for client in parties]
-        batches = [(job.x[some], job.y[some]) for some in mine]
+        mine = [torch.from_numpy(np.flatnonzero(clients == client)).to(rows.device) for client in parties]
+        batches = [(x[some], job.y[rows[some]]) for some in mine]
         ends = [masks[client] for client in parties.tolist()] if masks else None
         step = simulated.step({**params, **buffers}, batches, ends, number)
         buffers = step.buffers

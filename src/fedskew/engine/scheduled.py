@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedskew.core.streams import Ints
 from fedskew.core.trees import copied
+from fedskew.engine.augment import augment, schedule_moves
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import products_in, random_layers
 from fedskew.engine.job import Job, ModelState, ScheduleResult
@@ -34,7 +35,7 @@ def run_schedule(job: Job, state: ModelState, schedule: SampleSchedule, reset_op
 
 class _Trainer:
     def __init__(self, job: Job, model: ModelState, reset_optimizer: bool) -> None:
-        self.job, self.reset_optimizer = job, reset_optimizer
+        self.job, self.round, self.reset_optimizer = job, model.round, reset_optimizer
         self.worker = copy.deepcopy(job.model).train()
         images = job.x.dim() == 4 and job.x.device.type == "cpu" and measure_cost(job.model, job.x, 1).channels_last()
         if images:
@@ -47,6 +48,7 @@ class _Trainer:
 
     def run(self, schedule: SampleSchedule) -> ScheduleResult:
         """Take all steps."""
+        self.moves = schedule_moves(self.job.augment, self.job.seed, self.round, len(schedule.rows), self.job.x.device)
         sizes, visits = np.diff(schedule.ends, prepend=0), set(schedule.visits.tolist())
         seen: list[Tensor] = []
         at = 0
@@ -67,7 +69,8 @@ class _Trainer:
         if not len(rows):  # torch.split returns one empty piece, on which momentum would take a step
             return seen
         for some in torch.split(rows, max(1, _ROWS_AT_ONCE // width)):
-            x, y = self.job.x[some.flatten()], self.job.y[some.flatten()]
+            y, moves = self.job.y[some.flatten()], self._moves(at, some.numel())
+            x = _images(self.job, some.flatten(), moves)
             for inputs, labels in zip(torch.split(x, width), torch.split(y, width), strict=True):
                 if self.reset_optimizer and (at == 0 or at in visits):
                     self.state = self.job.optimizer.init(self.params, stacked=False)
@@ -84,18 +87,28 @@ class _Trainer:
 
     def _replayed(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
         """Take steps by replaying a CUDA graph of many steps; the remaining steps are taken one by one."""
-        batch = rows[:_STEPS_AT_ONCE].clone()
+        batch, width = rows[:_STEPS_AT_ONCE].clone(), rows.shape[1]
+        moves = self._moves(at, batch.numel())
+        moves = None if moves is None else moves.clone()
 
         def steps() -> Tensor:
-            return torch.cat([self._step(self.job.x[some], self.job.y[some]) for some in batch])
+            x = torch.split(_images(self.job, batch.flatten(), moves), width)
+            return torch.cat([self._step(inputs, self.job.y[some]) for inputs, some in zip(x, batch, strict=True)])
 
         graph, logits = self._captured(steps)
         seen, whole = [], len(rows) // _STEPS_AT_ONCE * _STEPS_AT_ONCE
         for some in torch.split(rows[:whole], _STEPS_AT_ONCE):
             batch.copy_(some)
+            if moves is not None and (next_moves := self._moves(at, batch.numel())) is not None:
+                moves.copy_(next_moves)
             graph.replay()
             seen.append(logits.clone())
-        return seen + self._eager(rows[whole:], at + whole * rows.shape[1], visits)
+            at += batch.numel()
+        return seen + self._eager(rows[whole:], at, visits)
+
+    def _moves(self, at: int, count: int) -> Tensor | None:
+        """Return the moves of the images of some samples."""
+        return None if self.moves is None else self.moves[:, at : at + count]
 
     def _captured(self, steps: Callable[[], Tensor]) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
         """Return the graph of these steps; warm-up and capture leave the model and the optimiser unchanged."""
@@ -129,6 +142,12 @@ class _Trainer:
             for tensors in (self.params, self.buffers)
         )
         return ScheduleResult(params, buffers, self.state, losses.double().cpu().numpy(), scores.double().cpu().numpy())
+
+
+def _images(job: Job, rows: Tensor, moves: Tensor | None) -> Tensor:
+    """Return the inputs of these rows, moved if they are augmented."""
+    x = job.x[rows]
+    return x if moves is None else augment(x, *moves)
 
 
 def _in_sums(result: ScheduleResult, sizes: Ints) -> ScheduleResult:

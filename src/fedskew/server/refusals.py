@@ -107,11 +107,6 @@ def _check_schedule(job: Job, settings: Settings) -> None:
     method, topology = job.algorithm.label(), job.algorithm.topology(0)
     if not isinstance(topology, Scheduled):
         return
-    if settings.augment != "none":
-        raise FedskewError(
-            f"augment={settings.augment} is drawn for the batches of each client, and {method} has one batch for all: "
-            "use augment=none, or a method whose clients train side by side"
-        )
     few = min(settings.batch_size, job.partition.clients) < 2
     if settings.secure and isinstance(topology, Synchronous) and few:
         raise FedskewError(

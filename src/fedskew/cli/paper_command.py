@@ -1,0 +1,88 @@
+"""The command ``fedskew paper``: the tables of a paper, measured again beside the printed numbers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedskew.cli.command import Once
+from fedskew.cli.console import console_for, escape, show_progress
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add ``paper`` to the command line."""
+    app.command(cls=Once)(paper)
+
+
+def paper(
+    name: Annotated[
+        str | None, typer.Argument(help="fedpbs, layers, stratify, afl-cp or mfedbn", show_default=False)
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table", metavar="N", help="one table or figure, such as 2 or figure4; by default all", show_default=False
+        ),
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case", metavar="NAME", help="one case of it; repeat the option for several", show_default=False
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a smaller version of each table: fewer cases, seeds and rounds")
+    ] = False,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            "--seeds", metavar="0-2", help="seeds; by default those of the table, at least three", show_default=False
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="TEXT", help="cpu, cuda, ... or auto", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="PATH", help="folder for replication.md and its results")
+    ] = Path(),
+) -> None:
+    """Measure the tables of a paper again: the paper's number, ours, the difference, and whether its claim holds.
+
+    Without NAME, the papers and their tables are listed.
+
+    What is recorded already is not measured again, so the command can be interrupted and given again. Results are CSV
+    files in a folder, and a page with all of them is written: replication.md (replication-quick.md).
+
+    \b
+    fedskew paper layers
+    fedskew paper fedpbs --table 3 --quick
+    fedskew paper stratify --table 2 --device cuda --seeds 0-4
+    """
+    from fedskew.papers.paper_tables import choose, papers, tables_of
+    from fedskew.papers.replication_page import results_folder, summary_table, write_page
+    from fedskew.papers.rerun import rerun
+    from fedskew.papers.results import Results
+    from fedskew.runs.sweep import parse_seeds
+
+    console = console_for()
+    if name is None:
+        for entry in papers().values():
+            console.print(escape(f"{entry.name}: {entry.title} ({entry.authors})"), soft_wrap=True)
+            for found in tables_of(entry.name):
+                console.print(escape(f"  --table {found.name}  {found.printed}: {found.title}"), soft_wrap=True)
+        return
+    chosen = choose(name, table)
+    for found in [entry.reduced() for entry in chosen] if quick else chosen:
+        console.print(escape(f"{found.printed}: {found.title}"), soft_wrap=True)
+        folder = results_folder(out, quick)
+        rerun(
+            found,
+            folder,
+            show_progress,
+            seeds=None if seeds is None else parse_seeds(seeds),
+            cases=case or (),
+            device=device,
+        )
+        for line in summary_table(found, Results(folder, found.label)):
+            console.print(escape("  ".join(line)), soft_wrap=True)
+    console.print(escape(f"written to {write_page(out, quick)}"), soft_wrap=True)
