@@ -1,4 +1,4 @@
-"""``make bench``: the usual benchmarks, or those named, such as ``python -m benchmarks engines mfedbn_tables``."""
+"""``make bench``: the usual benchmarks, or those named, such as ``python -m benchmarks engines growth``."""
 
 import sys
 
@@ -13,7 +13,6 @@ from benchmarks import (
     growth,
     label_recovery,
     methods,
-    mfedbn_tables,
     rounds,
     rule,
     scale,
@@ -34,7 +33,6 @@ BENCHMARKS = {
     "rule": rule.main,
     "generators": generators.main,
     "growth": growth.main,
-    "mfedbn_tables": mfedbn_tables.main,
     "entropy_privacy": entropy_privacy.main,
     "secret_labels": secret_labels.main,
     "label_recovery": label_recovery.main,

@@ -1,1 +1,1 @@
-"""The papers' own tables, measured again: one TOML file for each table or figure, with the printed numbers beside ours."""
+"""The tables of the papers, measured again: a TOML file for each, with the printed numbers and claims."""

@@ -36,7 +36,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Value:
-    """A number that a table shows of every run, and what the paper prints for it: by method, then by case."""
+    """A number that a table shows of every run, and what the paper prints for it: by method, then by case.
+
+    ``instead`` has another measure for some methods, such as the accuracy of a calibrated model.
+    """
 
     name: str
     measure: str
@@ -44,6 +47,11 @@ class Value:
     digits: int = 1
     better: Literal["higher", "lower", ""] = "higher"
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+    def measure_of(self, method: str) -> str:
+        """Return the measure that is shown for a method."""
+        return self.instead.get(method, self.measure)
 
 
 @dataclass(frozen=True)
@@ -55,11 +63,12 @@ class Claim:
         near: ``method`` is within ``tolerance`` of the paper's number in every case
         above: ``method`` has at least ``bound`` in every case
         steady: the best and the worst case of ``method`` differ by at most ``tolerance``
+        chosen: ``method`` has the best mean over the cases; how a table settles what its paper leaves open
         untestable: it cannot be tested here, and ``because`` says why
     """
 
     text: str
-    kind: Literal["better", "near", "above", "steady", "untestable"]
+    kind: Literal["better", "near", "above", "steady", "chosen", "untestable"]
     value: str = ""
     method: str = ""
     others: tuple[str, ...] = ()

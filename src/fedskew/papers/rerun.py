@@ -16,6 +16,7 @@ import torch
 
 from fedskew.core.config import Experiment
 from fedskew.core.lock import locked
+from fedskew.data.source import root
 from fedskew.engine.device import pick_device
 from fedskew.papers.measurements import MEASUREMENTS
 from fedskew.papers.paper_tables import Entry, PaperTable
@@ -75,6 +76,11 @@ def values_of(table: PaperTable, case: Entry, method: Entry) -> Row:
     return {**table.settings, **case.settings, **method.settings}
 
 
+def _here(values: Row) -> Row:
+    """Return settings in which a path in the data folder, written DATA/..., is that of this machine."""
+    return {name: v.replace("DATA/", f"{root()}/") if isinstance(v, str) else v for name, v in values.items()}
+
+
 def configuration(table: PaperTable, case: Entry, method: Entry) -> str:
     """Return a fingerprint of the settings of a cell, beside its seed."""
     content = json.dumps({"kind": table.kind, **values_of(table, case, method)}, sort_keys=True)
@@ -101,7 +107,11 @@ def _train(
     """Train the runs of a case, those of one method side by side, and return what they tell."""
     given = {} if device is None else {"device": device}
     members = [
-        Member(f"{slug(method.name)}-s{seed}", method.name, {**values_of(table, case, method), **given, "seed": seed})
+        Member(
+            f"{slug(method.name)}-s{seed}",
+            method.name,
+            {**_here(values_of(table, case, method)), **given, "seed": seed},
+        )
         for method, seed in left
     ]
     if place.exists() and {m.name for m in sweep.read(place)} != {m.name for m in members}:
@@ -123,10 +133,22 @@ def _train(
             found.append(Result(*key, failed=str(summary["failed"])))
             continue
         numbers = {name: float(v) for name, v in summary.items() if isinstance(v, (int, float)) and name != "seed"}
-        numbers["seconds_per_round"] = summary["seconds"] / summary["rounds"]
-        rounds = RunFolder(place / member.name).table(on_disk.ROUNDS) if table.curves else []
-        found.append(Result(*key, numbers, _thinned(rounds, table.curves)))
+        disk = RunFolder(place / member.name)
+        rounds = disk.table(on_disk.ROUNDS)
+        found.append(
+            Result(*key, numbers | _of_a_round(rounds, disk.table(on_disk.TIMING)), _thinned(rounds, table.curves))
+        )
     return found
+
+
+def _of_a_round(rounds: Sequence[Row], timing: Sequence[Row]) -> dict[str, float]:
+    """Return what a round takes: the median of its seconds, megabytes both ways, and transfers in a schedule."""
+    found = {
+        "seconds_of_a_round": float(np.median([row["seconds"] for row in timing])),
+        "megabytes_of_a_round": float(np.median([row["bytes_down"] + row["bytes_up"] for row in rounds])) / 1e6,
+    }
+    transfers = [row["transfers"] for row in rounds if row.get("transfers") is not None]
+    return found | ({"transfers_of_a_round": float(np.median(transfers))} if transfers else {})
 
 
 def _thinned(rounds: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Row]:
@@ -153,7 +175,7 @@ def _measure(
             method.name,
             seed,
             configuration(table, case, method),
-            measure(**values_of(table, case, method), seed=seed),
+            measure(**_here(values_of(table, case, method)), seed=seed),
         )
         for method, seed in left
     ]
