@@ -61,7 +61,7 @@ def rerun(
         ]
         if not left:
             continue
-        place = folder / UNFINISHED / f"{table.label}-{slug(case.name)}"
+        place = folder / UNFINISHED / slug(f"{table.label} {case.name} {min(wanted)} {max(wanted)}")
         place.parent.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
         with locked(place, at=place.with_suffix(".lock")):
@@ -106,6 +106,8 @@ def _train(
 ) -> list[Result]:
     """Train the runs of a case, those of one method side by side, and return what they tell."""
     given = {} if device is None else {"device": device}
+    if pick_device(device or Experiment().device).type == "cpu":
+        given["precision"] = "float32"  # another one is for the speed of GPUs
     members = [
         Member(
             f"{slug(method.name)}-s{seed}",
