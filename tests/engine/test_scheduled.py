@@ -313,14 +313,18 @@ def test_no_rows_are_no_step():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="replays CUDA graphs: needs a GPU")
 @pytest.mark.parametrize(
-    ("method", "model", "shape"),
-    [("stratify-single", "cnn:width=4", (1, 8, 8)), ("stratify-batch", "tabular:hidden=6", (5,))],
+    ("method", "model", "shape", "augment"),
+    [
+        ("stratify-single", "cnn:width=4", (1, 8, 8), "none"),
+        ("stratify-single", "cnn:width=4", (1, 8, 8), "crop+flip"),
+        ("stratify-batch", "tabular:hidden=6", (5,), "none"),
+    ],
 )
-def test_replayed_graphs_are_single_steps(monkeypatch, method: str, model: str, shape):
+def test_replayed_graphs_are_single_steps(monkeypatch, method: str, model: str, shape, augment: str):
     ends = []
     for steps in (4, 4, 10**9):  # captured twice, and never enough steps for a graph
         monkeypatch.setattr("fedskew.engine.scheduled._STEPS_AT_ONCE", steps)
-        run = training(method, Stacked(), model, shape, device="cuda", momentum=0.9, batch_size=2)
+        run = training(method, Stacked(), model, shape, device="cuda", momentum=0.9, batch_size=2, augment=augment)
         for _ in range(2):
             run.advance()
         ends.append(run.state())
