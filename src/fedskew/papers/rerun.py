@@ -64,7 +64,7 @@ def rerun(
         place = folder / UNFINISHED / slug(f"{table.label} {case.name} {min(wanted)} {max(wanted)}")
         place.parent.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
-        with locked(place, at=place.with_suffix(".lock")):
+        with locked(place, at=place.with_name(f"{place.name}.lock")):
             measure = _train if table.kind == "training" else _measure
             found = measure(table, case, left, place, watch, device)
             results.add(found, _sitting(case, device, time.perf_counter() - began))

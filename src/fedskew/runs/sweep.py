@@ -37,6 +37,7 @@ from fedskew.runs.summary import Row, mean_and_std
 GROUP, FAILED = "group.json", "failed.json"
 MOST_SEEDS = 1_000  # of one group: all are partitioned and checked before the first run
 MOST_TOGETHER = 16  # runs that are trained side by side: all of them are in memory
+_MEMORY = 4 << 30  # bytes of data sets that depend on the seed
 GRID_SETTINGS = ("lr", "momentum", "weight_decay", "clip_norm")  # beside the method's own options
 
 
@@ -157,7 +158,7 @@ def _number(part: str, text: str) -> float:
 
 
 class Partitions:
-    """The federations of a group; the data is read once, unless it depends on the seed: then one is in memory."""
+    """The federations of a group; the data is read once, or once for every seed if rows are set aside by it."""
 
     def __init__(self) -> None:
         self._known: dict[int, Federation] = {}
@@ -167,7 +168,8 @@ class Partitions:
         seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
         if seed not in self._known:
             last = next(reversed(self._known.values()), None)
-            if experiment.validation or len(self._known) >= MOST_TOGETHER:
+            apart = experiment.validation and sum(fed.data.train.x.nbytes for fed in self._known.values()) > _MEMORY
+            if apart or len(self._known) >= MOST_TOGETHER:
                 self._known.clear()
             self._known[seed] = federate(experiment, None if last is None or experiment.validation else last.data)
         return self._known[seed]
