@@ -64,6 +64,15 @@ def test_every_rival_counts(table: Made, record: Record):
     assert str(judge(made, record(made, {("a", "like"): (0.8, 0.8, 0.8)}))) == "not held: reversed against like"
 
 
+def test_one_rival_decides_that_it_did_not_hold(table: Made, record: Record):
+    claim = Claim("new is best", "better", "accuracy", "new", ("old", "other"))
+    made = table(claim, cases=("a",), methods=("new", "old", "other"))
+    results = record(made, {("a", "new"): GOOD, ("a", "old"): (0.8, 0.8, 0.8)})
+    assert str(judge(made, results)) == "not held: reversed against old"
+    record(made, {("a", "old"): (0.6, 0.6, 0.6)})
+    assert str(judge(made, results)) == "points that way: not everything is measured"
+
+
 def test_cases_of_the_claim_and_of_the_methods(table: Made, record: Record):
     """In case b new is worse, but the claim is of case a; in case c the rival does not occur."""
     claim = Claim("new is better in a and c", "better", "accuracy", "new", ("old",), ("a", "c"))
@@ -91,14 +100,27 @@ def test_runs_that_failed_are_named(table: Made, record: Record):
     assert str(own) == "not held: new: diverged in 1 of 6 runs (a seed 1)"
     other = judge(made, record(made, {**fine, ("a", "new"): GOOD, ("a", "old"): ("NaN", "NaN", "NaN")}))
     assert other.outcome == "held"
-    assert "better in 1 of 1 case)" in other.numbers[0]
+    assert other.numbers[0].endswith("3 seeds; better in 1 of 1 case; left out: a)")
     assert other.numbers[1] == "old: diverged in 3 of 6 runs (a seed 0, a seed 1, a seed 2)"
+    once = judge(made, record(made, {("a", "old"): (0.1, "NaN", 0.1)}))
+    assert once.numbers[0] == other.numbers[0]
+    assert once.numbers[1] == "old: diverged in 1 of 6 runs (a seed 1)"
+    better = judge(made, record(made, {("a", "old"): (0.75, "NaN", 0.75)}))
+    assert str(better) == "points that way: fewer than 3 seeds"
+    assert better.numbers[0] == "against old +3.00 (2 seeds; better in 1 of 2 cases)"
+
+
+def test_with_no_case_in_which_all_runs_ended_the_other_seeds_are_compared(table: Made, record: Record):
+    made = table(BETTER, cases=("a",))
+    found = judge(made, record(made, {("a", "new"): GOOD, ("a", "old"): (0.6, 0.6, "NaN")}))
+    assert str(found) == "points that way: fewer than 3 seeds"
+    assert found.numbers[0] == "against old +11.50 (2 seeds; better in 1 of 1 case)"
 
 
 def test_a_rival_that_always_fails_cannot_be_compared(table: Made, record: Record):
     made = table(BETTER, cases=("a",))
     found = judge(made, record(made, {("a", "new"): GOOD, ("a", "old"): ("NaN", "NaN", "NaN")}))
-    assert str(found) == "cannot be tested here: nothing to compare with of old"
+    assert str(found) == "cannot be tested here: no seed with a number of both for old"
     assert found.numbers[-1].startswith("old: diverged in 3 of 3 runs")
 
 

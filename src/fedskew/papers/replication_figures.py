@@ -20,7 +20,7 @@ _DASHES = ("-", "--", ":")
 _MOST_PANELS = 6
 _ACROSS = 3  # panels beside each other
 _MOST_BYTES = 200_000  # of an SVG file; above that, a PNG
-_WIDE = 50  # ratio of largest to smallest from which an axis is logarithmic
+_WIDE = 50  # ratio of largest to smallest from which a y-axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,13 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Panel:
-    """A panel with a line for each method; ``wide`` makes its x-axis logarithmic."""
+    """A panel with a line for each method, and with error bars if its x-axis has cases at even steps."""
 
     title: str
     x: str
     y: str
     lines: dict[str, _Line]
-    wide: bool = False
-    bars: bool = False
+    ticks: Sequence[float] = ()
 
 
 def draw_table(found: Measured) -> tuple[str, bytes] | None:
@@ -51,9 +50,10 @@ def draw_table(found: Measured) -> tuple[str, bytes] | None:
     figure = figure_of(found)
     if figure is None:
         return None
+    content = io.BytesIO()
     with rc_context({"svg.hashsalt": "fedskew"}):
-        content = _saved(figure, "svg", {"Date": None})
-    return ("svg", content) if len(content) <= _MOST_BYTES else ("png", _saved(figure, "png", {"Software": None}))
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return ("svg", content.getvalue()) if content.tell() <= _MOST_BYTES else ("png", _small_png(figure))
 
 
 def figure_of(found: Measured) -> "Figure | None":
@@ -66,10 +66,11 @@ def figure_of(found: Measured) -> "Figure | None":
             drawn = {case: {m: _curve(found, case, m, column) for m in methods} for case in cases[:_MOST_PANELS]}
             groups.append([_Panel(case, "round", column.replace("_", " "), lines) for case, lines in drawn.items()])
     elif found.cells and (axis := numbers_of(cases)):
-        over, x = axis
+        over, numbers = axis
+        places = {case: number for number, case in sorted(zip(numbers, cases, strict=True))}
         for value in table.values[:_MOST_PANELS]:
-            lines = {method: _over_cases(found, x, method, value) for method in methods}
-            groups.append([_Panel("", over, value.name, lines, _is_wide(x), bars=True)])
+            lines = {method: _over_cases(found, list(places), method, value) for method in methods}
+            groups.append([_Panel("", over, value.name, lines, list(places.values()))])
     return _draw(groups, methods) if groups else None
 
 
@@ -96,20 +97,16 @@ def _curve(found: Measured, case: str, method: str, column: str) -> _Line:
     return _line(rounds, [[run[one] for run in runs] for one in rounds])
 
 
-def _over_cases(found: Measured, x: Sequence[float], method: str, value: Value) -> _Line:
+def _over_cases(found: Measured, cases: Sequence[str], method: str, value: Value) -> _Line:
     """Return a value over the cases that have one."""
-    cells = [found.cell(case.name, method) for case in found.table.cases]
-    pairs = sorted((at, list(cell.numbers(value).values())) for at, cell in zip(x, cells, strict=True))
-    return _line([at for at, numbers in pairs if numbers], [numbers for _, numbers in pairs if numbers])
+    numbers = {place: list(found.cell(case, method).numbers(value).values()) for place, case in enumerate(cases)}
+    drawn = [place for place, some in numbers.items() if some]
+    return _line(drawn, [numbers[place] for place in drawn])
 
 
 def _line(x: Sequence[float], numbers: Sequence[Sequence[float]]) -> _Line:
     pairs = [mean_and_std(some) for some in numbers]
     return _Line(x, [mean for mean, _ in pairs], [std or 0.0 for _, std in pairs])
-
-
-def _is_wide(numbers: Sequence[float]) -> bool:
-    return bool(numbers) and min(numbers) > 0 and max(numbers) >= _WIDE * min(numbers)
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
@@ -135,11 +132,15 @@ def _draw(groups: Sequence[Sequence[_Panel]], methods: Sequence[str]) -> "Figure
         axes.set_visible(False)
     for group in groups:
         means = [mean for panel in group for line in panel.lines.values() for mean in line.means]
+        logarithmic = min(means, default=0) > 0 and max(means) >= _WIDE * min(means)
         for panel in group:
             axes = place[id(panel)]
             if panel is not group[0]:
                 axes.sharey(place[id(group[0])])
-            _draw_panel(axes, panel, logarithmic=_is_wide(means))
+            _draw_panel(axes, panel, logarithmic)
+            if axes not in grid[:, 0] and not alone:
+                axes.tick_params(labelleft=False)
+                axes.set_ylabel("")
     handles = {
         name: handle for axes in grid.flat for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -154,17 +155,21 @@ def _draw_panel(axes: "Axes", panel: _Panel, logarithmic: bool) -> None:
             continue
         dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
         colour = _COLOURS[number % len(_COLOURS)]
-        if panel.bars:
+        if panel.ticks:
             axes.errorbar(line.x, line.means, line.stds, color=colour, linestyle=dash, label=name, marker="o",
                           markersize=4, linewidth=1.4, capsize=3)  # fmt: skip
             continue
         low, high = ([mean + sign * std for mean, std in zip(line.means, line.stds, strict=True)] for sign in (-1, 1))
         axes.plot(line.x, line.means, color=colour, linestyle=dash, linewidth=1.4, label=name)
         axes.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
-    if panel.wide:
-        axes.set_xscale("log")
+    if panel.ticks:
+        axes.set_xticks(range(len(panel.ticks)), [f"{number:g}" for number in panel.ticks])
+    else:
+        axes.locator_params(axis="x", nbins=5, integer=True)
     if logarithmic:
         axes.set_yscale("log", nonpositive="mask")
+    else:
+        axes.locator_params(axis="y", nbins=7)
     axes.set_title(panel.title, fontsize=9)
     axes.set_xlabel(panel.x, fontsize=9)
     axes.set_ylabel(panel.y, fontsize=9)
@@ -173,7 +178,12 @@ def _draw_panel(axes: "Axes", panel: _Panel, logarithmic: bool) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _saved(figure: "Figure", ending: str, metadata: dict[str, Any]) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format=ending, metadata=metadata)
+def _small_png(figure: "Figure") -> bytes:
+    """Return the figure as a PNG of 128 colours, a fourth of the size that all would take."""
+    from PIL import Image
+
+    drawn, content = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png")
+    colours = Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    colours.save(content, format="png", optimize=True)
     return content.getvalue()

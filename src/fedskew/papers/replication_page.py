@@ -1,16 +1,15 @@
 """The page of all papers' tables: their numbers beside ours, what held, and how it was measured."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedskew.papers.comparison import Measured, measured, value_table
 from fedskew.papers.paper_tables import Entry, Paper, PaperTable, papers, tables_of
 from fedskew.papers.replication_figures import draw_table
 from fedskew.papers.results import Results
-from fedskew.papers.verdicts import FEWEST_SEEDS, Verdict, verdict
+from fedskew.papers.verdicts import FEWEST_SEEDS, Outcome, Verdict, verdict
 from fedskew.runs.folder import write_atomically
 
 FOLDER = "replication"  # of the results, beside the page of the same name
@@ -45,8 +44,8 @@ def page(folder: Path, quick: bool = False) -> str:
             link = f"[{table.printed}](#{table.label})"
             summary += [[paper.method, link, one.claim.text, f"**{one.outcome}**{_reason(one)}"] for one in judged]
             sections.append(_section(found, judged, folder))
-    counted = ", ".join(f"{count} {outcome}" for outcome, count in Counter(outcomes).items())
-    parts = [_head(quick), f"{len(outcomes)} claims: {counted}." if outcomes else "", _markdown(summary), *sections]
+    counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in get_args(Outcome) if outcome in outcomes]
+    parts = [_head(quick), f"Of {len(outcomes)} claims: {'; '.join(counts)}.", _markdown(summary), *sections]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -79,11 +78,12 @@ def _about(paper: Paper) -> str:
 def _section(found: Measured, judged: Sequence[Verdict], folder: Path) -> str:
     """Return one table: notes, numbers, settings, how it was made, claims, figure."""
     table, results = found.table, Results(folder, found.table.label)
-    parts = [f'<a id="{table.label}"></a>\n### {table.printed}: {table.title}', _bullets(table.notes)]
+    parts = [f'<a id="{table.label}"></a>\n\n### {table.printed}: {table.title}', _bullets(table.notes)]
     if found.cells:
         seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) > 1)} ({', '.join(map(str, found.seeds))})"
         for value in table.values:
-            parts += [f"{value.name}: *paper* / ours, {seeds} / difference", _markdown(value_table(found, value, "*"))]
+            shown = f"*paper* / ours, {seeds} / difference" if value.paper else f"ours, {seeds}"
+            parts += [f"{value.name}: {shown}", _markdown(value_table(found, value, "*"))]
         files = [f"{table.label}.csv", f"{table.label}-curves.csv"]
         links = [f"[{name}]({folder.name}/{name})" for name in files if (folder / name).exists()]
         parts.append(f"Every run: {', '.join(links)}.")
@@ -91,8 +91,9 @@ def _section(found: Measured, judged: Sequence[Verdict], folder: Path) -> str:
         parts.append("Not measured yet.")
     if found.left_out:
         parts.append(f"Left out: {found.left_out} recorded runs of other settings than the table has now.")
-    parts += [_settings(table), _bullets(_made(results.history()))]
-    parts.append("\n".join(_claim(one) for one in judged))
+    parts += [_settings(table), "\n\n".join(_made(results.history()))]
+    if judged:
+        parts += ["What the paper claims:", "\n".join(_claim(one) for one in judged)]
     images = [f"{table.label}.{ending}" for ending in _ENDINGS if (folder / f"{table.label}.{ending}").exists()]
     parts += [f"![{table.printed}: {table.title}]({folder.name}/{name})" for name in images]
     return "\n\n".join(filter(None, parts))
@@ -124,7 +125,7 @@ def _made(history: Sequence[Mapping[str, Any]]) -> list[str]:
         versions = ", ".join(f"{name} {sitting[name]}" for name in _VERSIONS)
         made = f"`{sitting['command']}`, {versions}, {sitting['machine']}"
         seconds[made] = seconds.get(made, 0.0) + sitting["seconds"]
-    return [f"Made by {made}: {spent:,.0f} s" for made, spent in seconds.items()]
+    return [f"Made by {made}: {spent:,.0f} s." for made, spent in seconds.items()]
 
 
 def _claim(one: Verdict) -> str:

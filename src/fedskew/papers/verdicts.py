@@ -41,6 +41,7 @@ class _Rival:
     wins: int
     cases: int
     unmeasured: Sequence[str]  # cases without runs of both
+    left_out: Sequence[str]  # cases in which the rival diverged
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -53,15 +54,16 @@ class _Rival:
 
     def text(self, digits: int) -> str:
         """Return the numbers in words."""
-        open_cases = f"; not measured yet: {', '.join(self.unmeasured)}" if self.unmeasured else ""
+        parts = (("not measured yet", self.unmeasured), ("left out", self.left_out))
+        without = "".join(f"; {what}: {', '.join(cases)}" for what, cases in parts if cases)
         if not self.seeds:
-            return f"against {self.name}: no seed in which both have a number{open_cases}"
+            return f"against {self.name}: no seed with a number of both{without}"
         over = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
         if len(self.seeds) >= FEWEST_SEEDS:
             low, high = self.interval
             over = f"95 % interval {low:+z.{digits}f} to {high:+z.{digits}f}, {over}"
         wins = f"better in {self.wins} of {self.cases} case{'s' * (self.cases > 1)}"
-        return f"against {self.name} {fmean(self.seeds):+z.{digits}f} ({over}; {wins}{open_cases})"
+        return f"against {self.name} {fmean(self.seeds):+z.{digits}f} ({over}; {wins}{without})"
 
 
 def verdicts(table: PaperTable, results: Results) -> list[Verdict]:
@@ -123,35 +125,41 @@ def _better(found: Measured, claim: Claim, value: Value) -> Verdict:
     if own:
         return Verdict(claim, "not held", own[0], numbers)
     compared = [rival for rival in rivals if rival.seeds]
-    unpaired = [rival for rival in rivals if not rival.seeds and not rival.unmeasured]
-    if rivals and not compared and not unpaired:
-        return Verdict(claim, "no results yet", "", numbers)
+    whole = [rival for rival in compared if len(rival.seeds) >= FEWEST_SEEDS and not rival.unmeasured]
+    above = [rival.name for rival in whole if rival.interval[0] > 0]
+    below = [rival.name for rival in whole if rival.interval[1] < 0]
+    level = [rival.name for rival in whole if rival.name not in (*above, *below)]
     ahead = all(fmean(rival.seeds) > 0 for rival in compared)
-    if ahead and (unpaired or not compared):
-        names = ", ".join([rival.name for rival in unpaired] or absent)
-        return Verdict(claim, "cannot be tested here", f"nothing to compare with of {names}", numbers)
-    few = any(len(rival.seeds) < FEWEST_SEEDS for rival in compared)
-    missing = absent or set(claim.cases) - {case.name for case in found.table.cases}
-    if few or missing or any(rival.unmeasured for rival in rivals):
-        why = f"fewer than {FEWEST_SEEDS} seeds" if few else "not everything is measured"
-        return Verdict(claim, "points that way" if ahead else "points another way", why, numbers)
-    above = [rival.name for rival in compared if rival.interval[0] > 0]
-    below = [rival.name for rival in compared if rival.interval[1] < 0]
-    level = [rival.name for rival in compared if rival.name not in (*above, *below)]
+    never = [rival.name for rival in rivals if not rival.seeds and not rival.unmeasured]
+    outcome: Outcome = "held"
+    why = ""
     if below:
-        return Verdict(claim, "not held", f"reversed against {', '.join(below)}", numbers)
-    if above and level:
+        outcome, why = "not held", f"reversed against {', '.join(below)}"
+    elif above and level:
         why = f"mixed, better than {', '.join(above)}, no difference beyond noise to {', '.join(level)}"
-        return Verdict(claim, "not held", why, numbers)
-    if level:
-        return Verdict(claim, "not held", "no difference beyond noise", numbers)
-    return Verdict(claim, "held", "", numbers)
+        outcome = "not held"
+    elif level:
+        outcome, why = "not held", "no difference beyond noise"
+    elif ahead and (never or not rivals):
+        outcome, why = "cannot be tested here", f"no seed with a number of both for {', '.join(never or absent)}"
+    elif not compared:
+        outcome = "no results yet"
+    elif len(whole) < len(claim.others) or set(claim.cases) - {case.name for case in found.table.cases}:
+        outcome = "points that way" if ahead else "points another way"
+        few = any(len(rival.seeds) < FEWEST_SEEDS for rival in compared)
+        why = f"fewer than {FEWEST_SEEDS} seeds" if few else "not everything is measured"
+    return Verdict(claim, outcome, why, numbers)
 
 
 def _rival(found: Measured, claim: Claim, value: Value, rival: str) -> _Rival:
-    """Compare in the seeds in which all cases have a number of both; cases in which no seed has are left out."""
+    """Compare in the seeds in which all cases have a number of both.
+
+    Cases in which a run of the rival has none (it diverged) are left out, if there are others and unless the rival is
+    the better one in the seeds that remain.
+    """
     sign = -1 if value.better == "lower" else 1
-    pairs, unmeasured = {}, []
+    pairs: dict[str, dict[int, float]] = {}
+    unmeasured, lacking = [], []
     for case in _cases(found, claim, claim.method, rival):
         ours, theirs = (found.cell(case, method) for method in (claim.method, rival))
         mine, other = ours.numbers(value), theirs.numbers(value)
@@ -159,10 +167,13 @@ def _rival(found: Measured, claim: Claim, value: Value, rival: str) -> _Rival:
             pairs[case] = both
         if not ours.runs or not theirs.runs:
             unmeasured.append(case)
+        if theirs.lacking(value) and (not both or fmean(both.values()) > 0):
+            lacking.append(case)
+    pairs = {case: both for case, both in pairs.items() if case not in lacking} or pairs
     seeds = sorted(set.intersection(*(set(both) for both in pairs.values()))) if pairs else []
     wins = sum(fmean(both[seed] for seed in seeds) > 0 for both in pairs.values()) if seeds else 0
     means = [fmean(both[seed] for both in pairs.values()) for seed in seeds]
-    return _Rival(rival, means, wins, len(pairs), unmeasured)
+    return _Rival(rival, means, wins, len(pairs), unmeasured, [case for case in lacking if case not in pairs])
 
 
 # -- the level of one method -------------------------------------------------------------------------------------------
