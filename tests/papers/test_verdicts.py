@@ -43,8 +43,8 @@ def test_better_by_hand(table: Made, record: Record):
         ("lower", (0.61, 0.62, 0.60), "not held: reversed against old"),
         ("higher", (0.81, 0.82, 0.80), "not held: reversed against old"),
         ("lower", (0.81, 0.82, 0.80), "held"),
-        ("higher", (0.60, 0.82, 0.65), "not held: no difference beyond noise"),
-        ("higher", GOOD, "not held: no difference beyond noise"),
+        ("higher", (0.60, 0.82, 0.65), "not held: no difference beyond noise to old"),
+        ("higher", GOOD, "not held: no difference beyond noise to old"),
         ("higher", (0.61,), "points that way: fewer than 3 seeds"),
         ("higher", (0.61, 0.62), "points that way: fewer than 3 seeds"),
         ("higher", (0.81, 0.82), "points another way: fewer than 3 seeds"),
@@ -82,6 +82,14 @@ def test_cases_of_the_claim_and_of_the_methods(table: Made, record: Record):
     found = judge(made, record(made, {**runs, ("a", "old"): (0.6, 0.6, 0.6), ("b", "old"): (0.6, 0.6, 0.6)}))
     assert found.outcome == "held"
     assert "better in 1 of 1 case)" in found.numbers[0]
+
+
+def test_rounding_is_no_difference(table: Made, record: Record):
+    """Three tenths more and less are not zero in floating point, but the same in every seed."""
+    made = table(BETTER)
+    runs = {("a", "new"): (0.203,) * 3, ("a", "old"): (0.2,) * 3, ("b", "new"): (0.7,) * 3, ("b", "old"): (0.703,) * 3}
+    assert (100 * 0.203 - 100 * 0.2) + (100 * 0.7 - 100 * 0.703) > 0
+    assert str(judge(made, record(made, runs))) == "not held: no difference beyond noise to old"
 
 
 def test_only_seeds_with_all_cases_are_averaged(table: Made, record: Record):

@@ -1,6 +1,7 @@
 """The figure of a table: curves over rounds by case, or values over cases that are numbers on an axis."""
 
 import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,15 +64,16 @@ def figure_of(found: Measured) -> "Figure | None":
     groups = []
     if any(run.curves for cell in found.cells.values() for run in cell.runs):
         for column in table.curves:
-            drawn = {case: {m: _curve(found, case, m, column) for m in methods} for case in cases[:_MOST_PANELS]}
-            groups.append([_Panel(case, "round", column.replace("_", " "), lines) for case, lines in drawn.items()])
+            drawn = [(case, {m: _curve(found, case, m, column) for m in methods}) for case in cases]
+            some = [(case, lines) for case, lines in drawn if any(line.x for line in lines.values())][:_MOST_PANELS]
+            groups.append([_Panel(case, "round", column.replace("_", " "), lines) for case, lines in some])
     elif found.cells and (axis := numbers_of(cases)):
         over, numbers = axis
         places = {case: number for number, case in sorted(zip(numbers, cases, strict=True))}
         for value in table.values[:_MOST_PANELS]:
             lines = {method: _over_cases(found, list(places), method, value) for method in methods}
             groups.append([_Panel("", over, value.name, lines, list(places.values()))])
-    return _draw(groups, methods) if groups else None
+    return _draw([group for group in groups if group], methods) if any(groups) else None
 
 
 def numbers_of(names: Sequence[str]) -> tuple[str, list[float]] | None:
@@ -92,7 +94,7 @@ def numbers_of(names: Sequence[str]) -> tuple[str, list[float]] | None:
 def _curve(found: Measured, case: str, method: str, column: str) -> _Line:
     """Return a curve over the rounds that all seeds have."""
     drawn = [run.curves for run in found.cell(case, method).runs if run.curves]
-    runs = [{point["round"]: point[column] for point in points if column in point} for points in drawn]
+    runs = [{p["round"]: p[column] for p in points if math.isfinite(p.get(column, math.nan))} for points in drawn]
     rounds = sorted(set.intersection(*map(set, runs))) if runs else []
     return _line(rounds, [[run[one] for run in runs] for one in rounds])
 

@@ -9,7 +9,8 @@ from fedskew.papers.comparison import Measured, measured, value_table
 from fedskew.papers.paper_tables import Entry, Paper, PaperTable, papers, tables_of
 from fedskew.papers.replication_figures import draw_table
 from fedskew.papers.results import Results
-from fedskew.papers.verdicts import FEWEST_SEEDS, Outcome, Verdict, verdict
+from fedskew.papers.rivals import FEWEST_SEEDS
+from fedskew.papers.verdicts import Outcome, Verdict, verdict
 from fedskew.runs.folder import write_atomically
 
 FOLDER = "replication"  # of the results, beside the page of the same name
@@ -45,7 +46,8 @@ def page(folder: Path, quick: bool = False) -> str:
             summary += [[paper.method, link, one.claim.text, f"**{one.outcome}**{_reason(one)}"] for one in judged]
             sections.append(_section(found, judged, folder))
     counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in get_args(Outcome) if outcome in outcomes]
-    parts = [_head(quick), f"Of {len(outcomes)} claims: {'; '.join(counts)}.", _markdown(summary), *sections]
+    counted = f"Of {len(outcomes)} claims: {'; '.join(counts)}." if counts else ""
+    parts = [_head(quick), counted, _markdown(summary), *sections]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
