@@ -66,6 +66,14 @@ def test_cases_that_are_no_axis_are_not_drawn(table: Made, record: Record, names
 def test_nothing_measured_nothing_drawn(table: Made, record: Record):
     made = table(cases=("1", "2", "3"), curves=("test_loss",))
     assert draw_table(measured(made, record(made, {}))) is None
+    assert draw_table(measured(made, record(made, {("1", "new"): ("NaN", "NaN")}))) is None
+
+
+def test_a_loss_that_grows_without_bound_has_a_logarithmic_axis(table: Made, record: Record):
+    made = table(curves=("test_loss", "test_accuracy"))
+    curves = [{"round": 1, "test_loss": 0.5, "test_accuracy": 0.1}, {"round": 2, "test_loss": 50, "test_accuracy": 0.9}]
+    panels = shown(figure_of(measured(made, record(made, {("a", "new"): (0.5,), ("b", "new"): (0.5,)}, curves))))
+    assert [axes.get_yscale() for axes in panels] == ["log", "log", "linear", "linear"]
 
 
 def test_the_same_bytes_twice_and_a_png_if_it_is_large(table: Made, record: Record, monkeypatch: pytest.MonkeyPatch):

@@ -1,13 +1,15 @@
 """Verdicts on claims: by hand, with every reason, with failed and missing runs."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from scipy.stats import t
 
 from fedskew.core.errors import FedskewError
 from fedskew.papers.comparison import summary_table
-from fedskew.papers.paper_tables import Claim, Entry, PaperTable
+from fedskew.papers.paper_tables import Claim, Entry, PaperTable, Value
 from fedskew.papers.results import Results
 from fedskew.papers.verdicts import Verdict, verdicts
 
@@ -77,7 +79,7 @@ def test_cases_of_the_claim_and_of_the_methods(table: Made, record: Record):
     """In case b new is worse, but the claim is of case a; in case c the rival does not occur."""
     claim = Claim("new is better in a and c", "better", "accuracy", "new", ("old",), ("a", "c"))
     made = table(claim, cases=("a", "b", "c"))
-    made = PaperTable(**{**vars(made), "methods": (Entry("new"), Entry("old", only=("a", "b")))})
+    made = replace(made, methods=(Entry("new"), Entry("old", only=("a", "b"))))
     runs = {("a", "new"): GOOD, ("b", "new"): (0.1, 0.1, 0.1), ("c", "new"): GOOD}
     found = judge(made, record(made, {**runs, ("a", "old"): (0.6, 0.6, 0.6), ("b", "old"): (0.6, 0.6, 0.6)}))
     assert found.outcome == "held"
@@ -159,6 +161,7 @@ def test_results_of_other_settings_do_not_count(table: Made, record: Record):
     [
         (NEAR, GOOD, "held"),
         (NEAR, (0.715, 0.715), "held"),  # half a point above the paper's 71.0
+        (replace(NEAR, tolerance=0.2), (0.712,), "held"),  # though 71.2 - 71.0 is above 0.2 in floating point
         (NEAR, (0.716,), "not held: off by more than 0.5 in 1 of 2 cases"),
         (NEAR, (0.704,), "not held: off by more than 0.5 in 1 of 2 cases"),
         (ABOVE, (0.70,), "held"),
@@ -190,3 +193,22 @@ def test_summary_table(table: Made, record: Record):
         ["a", "72.0 / 71.0 ± 1.0 / -1.0", "60.0 ± 0.0 (diverged in 1 of 3 runs)"],
         ["b", "50.0 (1 of 3 seeds)", "60.0 / not measured yet"],
     ]
+
+
+def test_cells_that_are_not_to_be_measured_and_numbers_that_are_none(table: Made, record: Record):
+    made = replace(table(paper={"old": {"b": 60.0}}), methods=(Entry("new"), Entry("old", only=("a",))))
+    results = record(
+        made, {("a", "new"): (0.6, math.nan), ("a", "old"): (math.inf, math.nan), ("b", "new"): (0.5, 0.5)}
+    )
+    assert summary_table(made, results)[1:] == [
+        ["a", "60.0 (no number in 1 of 2 runs)", "no number in 2 of 2 runs"],
+        ["b", "50.0 ± 0.0", "60.0"],
+    ]
+
+
+def test_several_values_are_named(table: Made, record: Record):
+    made = table(values=(Value("accuracy", "score", 100.0), Value("share", "score", digits=2)), methods=("new",))
+    assert summary_table(made, record(made, {("a", "new"): (0.6,), ("b", "new"): (0.5,)})) == [
+        ["value", "", "new"], ["accuracy", "a", "60.0"], ["accuracy", "b", "50.0"],
+        ["share", "a", "0.60"], ["share", "b", "0.50"],
+    ]  # fmt: skip

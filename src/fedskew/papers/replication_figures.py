@@ -43,6 +43,11 @@ class _Panel:
     lines: dict[str, _Line]
     ticks: Sequence[float] = ()
 
+    @property
+    def has_lines(self) -> bool:
+        """Return whether there is something to draw."""
+        return any(line.x for line in self.lines.values())
+
 
 def draw_table(found: Measured) -> tuple[str, bytes] | None:
     """Return the ending and the bytes of the figure, the same for the same results; nothing if nothing can be drawn."""
@@ -64,16 +69,16 @@ def figure_of(found: Measured) -> "Figure | None":
     groups = []
     if any(run.curves for cell in found.cells.values() for run in cell.runs):
         for column in table.curves:
-            drawn = [(case, {m: _curve(found, case, m, column) for m in methods}) for case in cases]
-            some = [(case, lines) for case, lines in drawn if any(line.x for line in lines.values())][:_MOST_PANELS]
-            groups.append([_Panel(case, "round", column.replace("_", " "), lines) for case, lines in some])
-    elif found.cells and (axis := numbers_of(cases)):
+            drawn = {case: {method: _curve(found, case, method, column) for method in methods} for case in cases}
+            groups.append([_Panel(case, "round", column.replace("_", " "), lines) for case, lines in drawn.items()])
+    elif axis := numbers_of(cases):
         over, numbers = axis
         places = {case: number for number, case in sorted(zip(numbers, cases, strict=True))}
         for value in table.values[:_MOST_PANELS]:
             lines = {method: _over_cases(found, list(places), method, value) for method in methods}
             groups.append([_Panel("", over, value.name, lines, list(places.values()))])
-    return _draw([group for group in groups if group], methods) if any(groups) else None
+    shown = [[panel for panel in group if panel.has_lines][:_MOST_PANELS] for group in groups]
+    return _draw([group for group in shown if group], methods) if any(shown) else None
 
 
 def numbers_of(names: Sequence[str]) -> tuple[str, list[float]] | None:
@@ -162,7 +167,8 @@ def _draw_panel(axes: "Axes", panel: _Panel, logarithmic: bool) -> None:
                           markersize=4, linewidth=1.4, capsize=3)  # fmt: skip
             continue
         low, high = ([mean + sign * std for mean, std in zip(line.means, line.stds, strict=True)] for sign in (-1, 1))
-        axes.plot(line.x, line.means, color=colour, linestyle=dash, linewidth=1.4, label=name)
+        marker = "o" if len(line.x) == 1 else ""
+        axes.plot(line.x, line.means, color=colour, linestyle=dash, linewidth=1.4, label=name, marker=marker)
         axes.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), [f"{number:g}" for number in panel.ticks])
