@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -126,8 +127,9 @@ def _draw(groups: Sequence[Sequence[_Panel]], methods: Sequence[str]) -> "Figure
 
     alone = all(len(group) == 1 for group in groups)
     stacks = [[panel for group in groups for panel in group]] if alone else groups
-    rows = [stack[at : at + _ACROSS] for stack in stacks for at in range(0, len(stack), _ACROSS)]
-    across = max(map(len, rows))
+    most = max(map(len, stacks))
+    across = 2 if most == 4 else min(most, _ACROSS)
+    rows = [stack[at : at + across] for stack in stacks for at in range(0, len(stack), across)]
     names = -(-len(methods) // 4)  # rows of the legend
     figure = Figure(
         figsize=(max(3.4 * across, 6.8), 2.7 * len(rows) + 0.25 * names + 0.2), layout="constrained", dpi=110
@@ -178,7 +180,7 @@ def _draw_panel(axes: "Axes", panel: _Panel, logarithmic: bool) -> None:
         axes.set_yscale("log", nonpositive="mask")
     else:
         axes.locator_params(axis="y", nbins=7)
-    axes.set_title(panel.title, fontsize=9)
+    axes.set_title(textwrap.fill(panel.title, 42), fontsize=9)
     axes.set_xlabel(panel.x, fontsize=9)
     axes.set_ylabel(panel.y, fontsize=9)
     axes.tick_params(labelsize=8)

@@ -66,7 +66,8 @@ numbers in *italics* are the paper's, then come ours (mean ± standard deviation
 minus the paper's. A claim that one method is better than others **held** if the 95 % interval of the mean difference
 (Student's t over seeds, each seed's difference being the mean over the cases) is in its favour against every one of
 them; with fewer than {FEWEST_SEEDS} seeds it can only point that way or another. In such comparisons a difference with
-a plus is in favour of the paper's method, also where lower is better. Runs that diverged are counted where they occur.
+a plus is in favour of the paper's method, also where lower is better. Runs that diverged are counted where they occur:
+a claim of a method that diverged did not hold, and cases in which a rival diverged are left out of the mean, and named.
 
 ```
 {commands}
