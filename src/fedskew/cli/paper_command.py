@@ -58,8 +58,9 @@ def paper(
     fedskew paper fedpbs --table 3 --quick
     fedskew paper stratify --table 2 --device cuda --seeds 0-4
     """
+    from fedskew.papers.comparison import summary_table
     from fedskew.papers.paper_tables import choose, papers, tables_of
-    from fedskew.papers.replication_page import results_folder, summary_table, write_page
+    from fedskew.papers.replication_page import results_folder, write_page
     from fedskew.papers.rerun import rerun
     from fedskew.papers.results import Results
     from fedskew.runs.sweep import parse_seeds

@@ -83,3 +83,15 @@ class GlobalMean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, channels, height, width) to (batch, channels)."""
         return x.mean((2, 3))
+
+
+class Factor(nn.Module):
+    """A fixed factor on every value."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the values times the factor."""
+        return x * self.factor

@@ -5,8 +5,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from fedskew.core.registry import AtLeastOne
-from fedskew.models.blocks import GlobalMax, GlobalMean, Norm, Residual, conv_norm
+from fedskew.core.registry import AtLeastOne, Positive
+from fedskew.models.blocks import Factor, GlobalMax, GlobalMean, Norm, Residual, conv_norm
 from fedskew.models.network import Network, Shape, image_shape, models
 
 
@@ -26,11 +26,12 @@ def resnet9(
     *,
     width: Annotated[int, AtLeastOne] = 64,
     norm: Norm = "batch",
+    logits: Annotated[float, Positive] = 1.0,
 ) -> Network:
     """ResNet-9 of the DAWNBench entries, the CIFAR net of Stratify (with BatchNorm, and with GroupNorm in table VI).
 
     Convolutions of 64, 128, 256 and 512 channels, the last three halved by max-pooling, with a residual pair after the
-    second and the fourth; global maximum; head. The entries' fixed factor 1/8 on the logits is left out.
+    second and the fourth; global maximum; head.
 
     >>> sum(p.numel() for p in resnet9((3, 32, 32), 10).parameters())
     6573130
@@ -38,6 +39,8 @@ def resnet9(
     Args:
         width: channels of the first convolution; the others are multiples of it
         norm: kind of normalisation
+        logits: fixed factor on the inputs of the head, and so on the logits but for its bias; 0.125 in those entries,
+            which allows larger learning rates
     """
     channels, _, _ = image_shape("resnet9", shape, 8)
     features = nn.Sequential(
@@ -51,6 +54,7 @@ def resnet9(
         nn.MaxPool2d(2),
         _twice(8 * width, norm),
         GlobalMax(),
+        *([Factor(logits)] if logits != 1 else []),
     )
     return Network(features, 8 * width, classes)
 

@@ -20,7 +20,7 @@ class Cell:
 
     def numbers(self, value: Value) -> dict[int, float]:
         """Return the number of every run that has one, by seed."""
-        found = {run.seed: run.numbers[value.measure] for run in self.runs if value.measure in run.numbers}
+        found = {run.seed: run.numbers.get(value.measure_of(run.method), math.nan) for run in self.runs}
         return {seed: number * value.factor for seed, number in found.items() if math.isfinite(number)}
 
     def lacking(self, value: Value) -> dict[str, list[Result]]:

@@ -18,9 +18,14 @@ _ENDINGS = ("svg", "png")
 _VERSIONS = ("fedskew", "python", "torch", "numpy")
 
 
-def write_page(out: Path, quick: bool = False) -> None:
-    """Draw the figures of all tables beside their results, and write the page."""
-    folder = out / (f"{FOLDER}-quick" if quick else FOLDER)
+def results_folder(out: Path, quick: bool = False) -> Path:
+    """Return the folder of the results."""
+    return out / (f"{FOLDER}-quick" if quick else FOLDER)
+
+
+def write_page(out: Path, quick: bool = False) -> Path:
+    """Draw the figures of all tables beside their results, write the page and return its path."""
+    folder = results_folder(out, quick)
     for name in papers():
         for table in _tables(name, quick):
             drawn = draw_table(measured(table, Results(folder, table.label)))
@@ -30,7 +35,9 @@ def write_page(out: Path, quick: bool = False) -> None:
                     write_atomically(path, drawn[1])
                 else:
                     path.unlink(missing_ok=True)
-    write_atomically(out / f"{folder.name}.md", page(folder, quick).encode())
+    path = out / f"{folder.name}.md"
+    write_atomically(path, page(folder, quick).encode())
+    return path
 
 
 def page(folder: Path, quick: bool = False) -> str:
@@ -41,9 +48,10 @@ def page(folder: Path, quick: bool = False) -> str:
         for table in _tables(name, quick):
             found = measured(table, Results(folder, table.label))
             judged = [verdict(found, claim) for claim in table.claims]
-            outcomes += [one.outcome for one in judged]
+            claimed = [one for one in judged if one.claim.kind != "chosen"]
+            outcomes += [one.outcome for one in claimed]
             link = f"[{table.printed}](#{table.label})"
-            summary += [[paper.method, link, one.claim.text, f"**{one.outcome}**{_reason(one)}"] for one in judged]
+            summary += [[paper.method, link, one.claim.text, f"**{one.outcome}**{_reason(one)}"] for one in claimed]
             sections.append(_section(found, judged, folder))
     counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in get_args(Outcome) if outcome in outcomes]
     counted = f"Of {len(outcomes)} claims: {'; '.join(counts)}." if counts else ""
@@ -96,7 +104,8 @@ def _section(found: Measured, judged: Sequence[Verdict], folder: Path) -> str:
         parts.append(f"Left out: {found.left_out} recorded runs of other settings than the table has now.")
     parts += [_settings(table), "\n\n".join(_made(results.history()))]
     if judged:
-        parts += ["What the paper claims:", "\n".join(_claim(one) for one in judged)]
+        tuned = all(one.claim.kind == "chosen" for one in judged)
+        parts += ["" if tuned else "What is claimed:", "\n".join(_claim(one) for one in judged)]
     images = [f"{table.label}.{ending}" for ending in _ENDINGS if (folder / f"{table.label}.{ending}").exists()]
     parts += [f"![{table.printed}: {table.title}]({folder.name}/{name})" for name in images]
     return "\n\n".join(filter(None, parts))

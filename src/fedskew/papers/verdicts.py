@@ -13,8 +13,9 @@ from fedskew.papers.rivals import FEWEST_SEEDS, against, cases_of
 
 _ROUNDING = 1e-9  # below which a difference is none
 Outcome = Literal[
-    "held", "not held", "points that way", "points another way", "cannot be tested here", "no results yet"
-]
+    "held", "not held", "points that way", "points another way", "cannot be tested here", "no results yet",
+    "chosen", "not the best",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,21 @@ def verdict(found: Measured, claim: Claim) -> Verdict:
     value, cases = found.table.value(claim.value), cases_of(found, claim, claim.method)
     if not any(found.cell(case, claim.method).runs for case in cases):
         return Verdict(claim, "no results yet")
+    if claim.kind == "chosen":
+        return _chosen(found, claim, value, cases)
     return _better(found, claim, value) if claim.kind == "better" else _level(found, claim, value, cases)
+
+
+def _chosen(found: Measured, claim: Claim, value: Value, cases: Sequence[str]) -> Verdict:
+    """Return whether what was chosen has the best mean, among the others of the claim or all methods."""
+    means = {}
+    for method in found.table.methods:
+        numbers = [n for case in cases for n in found.cell(case, method.name).numbers(value).values()]
+        if numbers and (not claim.others or method.name in (claim.method, *claim.others)):
+            means[method.name] = fmean(numbers)
+    best = max(means, key=means.__getitem__) if value.better == "higher" else min(means, key=means.__getitem__)
+    lines = tuple(f"{name}: {mean:.{value.digits}f}" for name, mean in means.items())
+    return Verdict(claim, "chosen" if best == claim.method else "not the best", "", lines)
 
 
 def _lacking(found: Measured, value: Value, method: str, cases: Sequence[str]) -> list[str]:
