@@ -106,7 +106,10 @@ def test_after_an_interruption_it_goes_on(tmp_path: Path):
 
 
 def test_a_run_that_diverges_is_recorded_as_such(tmp_path: Path):
-    methods = (Entry("FedAvg", {"algorithm": "fedavg"}), Entry("wild", {"algorithm": "fedavg", "lr": 1e18}))
+    methods = (
+        Entry("FedAvg", {"algorithm": "fedavg"}),
+        Entry("wild", {"algorithm": "fedavg", "lr": 1e18, "model": "mlp"}),
+    )
     rerun(made(methods=methods), tmp_path, show_progress, cases=["iid"], seeds=[0])
     found = records(tmp_path)
     assert "NaN or infinite" in found["iid", "wild", 0].failed or "lower lr" in found["iid", "wild", 0].failed

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedskew.papers.comparison import Measured
+from fedskew.papers.distribution_figure import draw_distributions
 from fedskew.papers.paper_tables import Value
 from fedskew.runs.summary import mean_and_std
 
@@ -54,7 +55,7 @@ def draw_table(found: Measured) -> tuple[str, bytes] | None:
     """Return the ending and the bytes of the figure, the same for the same results; nothing if nothing can be drawn."""
     from matplotlib import rc_context
 
-    figure = figure_of(found)
+    figure = draw_distributions(found) if found.table.kind == "distribution" else figure_of(found)
     if figure is None:
         return None
     content = io.BytesIO()
