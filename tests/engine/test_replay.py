@@ -165,6 +165,12 @@ def test_clients_of_several_runs(lab, sizes: tuple[int, ...], methods: tuple[str
     assert sum(stack.replay.replayed for stacks in captured._stacks.values() for stack in stacks) >= 4
 
 
+@pytest.mark.parametrize("sizes", [SIZES, EQUAL])
+def test_rounds_that_cannot_be_captured_have_their_own_results(lab, monkeypatch, sizes: tuple[int, ...]):
+    monkeypatch.setattr(InPlace, "__call__", lambda self, name, part: part())
+    assert agree(lab, sizes, "fedprox", "mlp:hidden=5") == 0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs: needs a GPU")
 def test_what_cannot_be_captured_runs_as_it_is_and_says_why():
     total = torch.zeros(1, device="cuda")

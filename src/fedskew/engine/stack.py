@@ -209,13 +209,12 @@ class Stack:
     def _replay_round(self, blocks: list[Block]) -> None:
         """Replay a round as one graph; its results are where they were when it was captured."""
         known = tuple(blocks)
+        self._use(known)
         self.inside = True  # of a part, parts are not captured again
         assert self.replay is not None
         self.replay(known, partial(self._take_round, self._joined(blocks)))
         self.inside = False
-        if known not in self.places:
-            self._note_places(known)
-        self._use(known)
+        self._note_places(known)  # a round that cannot be captured has new tensors each time
 
     def _joined(self, blocks: list[Block]) -> list[Block]:
         """Return blocks of the same shape as one, as far as there is room for their inputs and outputs."""
