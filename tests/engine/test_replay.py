@@ -1,9 +1,10 @@
 """The parts of a round as they run on a GPU, captured and replayed, without one: "graphs" that repeat a part in place.
 
 A replayed graph runs no Python: it reads and writes the tensors that were there when it was captured. ``InPlace``
-repeats a part with the names of that moment, and copies what it makes to where the capture had put it.
+repeats a part with the state of that moment, and copies what it makes to where the capture had put it.
 """
 
+import copy
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -12,12 +13,14 @@ import torch
 from torch import Tensor
 
 from fedskew.algorithms.contract import algorithms
+from fedskew.engine.captured import CapturedStack
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.job import Job
 from fedskew.engine.loop import Loop
 from fedskew.engine.plan import Plan
 from fedskew.engine.replay import Replay
-from fedskew.engine.stack import Room, Stack
+from fedskew.engine.shapes import Room
+from fedskew.engine.stack import Stack
 from fedskew.engine.stacked import Stacked, _for_all_rounds
 from fedskew.engine.together import Asked, Together
 
@@ -25,34 +28,29 @@ from fedskew.engine.together import Asked, Together
 class InPlace:
     """Stands in for ``Replay``."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: CapturedStack) -> None:
         self.stack, self.before, self.after = stack, {}, {}
         self.replayed = 0
 
     def __call__(self, name: Hashable, part: Callable[[], None]) -> None:
-        names = self.stack.__dict__
+        stack = self.stack
         if name not in self.before:
-            moving = self.stack._moving()
+            moving = stack._moving()
             old = [value.clone() for value in moving]
             part()  # the trial run
             for value, before in zip(moving, old, strict=True):
                 value.copy_(before)
-            self.before[name] = names.copy()
+            self.before[name] = copy.copy(stack.state)
             part()
-            self.after[name] = names.copy()
+            self.after[name] = copy.copy(stack.state)
             return
-        now = names.copy()
-        kept = {name: names[name] for name in ("plan", "counts", "inside", "measured", "seen", "known", "places")}
-        names.clear()
-        names.update(self.before[name] | kept)
+        now, stack.state = stack.state, copy.copy(self.before[name])
         part()
-        made = [*_leaves({name: names[name] for name in self.after[name]})]
-        for there, value in zip(_leaves(self.after[name]), made, strict=True):
-            if there is not value and there.shape == value.shape:
+        for there, value in zip(_leaves(vars(self.after[name])), _leaves(vars(stack.state)), strict=True):
+            if there is not value:
                 once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in there.stride())
                 there[once].copy_(value[once].clone())
-        names.clear()
-        names.update(now)
+        stack.state = now
         self.replayed += 1
 
 
@@ -71,8 +69,8 @@ class Captured(Stacked):
         for stack in stacks:
             if stack.room.fits(needed):
                 return stack
-        stack = Stack(job, _for_all_rounds(job, plan, needed), job.x.dim() == 4, joint, own_lr)
-        stack.on_gpu, stack.replay = True, InPlace(stack)
+        stack = CapturedStack(job, _for_all_rounds(job, plan, needed), job.x.dim() == 4, joint, own_lr)
+        stack.replay = InPlace(stack)
         stacks.append(stack)
         return stack
 
@@ -195,7 +193,7 @@ def test_old_stacks_are_forgotten_where_memory_is_short(lab, room_for: int, left
     job = lab.training().job
     engine = Stacked(room_for * measure_cost(job.model, job.x, 4).bytes_per_client)
     room = Room(clients=4, steps=1, width=4, epochs=1, longest=9)
-    stacks = [Stack(job, room) for _ in range(4)]
+    stacks = [CapturedStack(job, room) for _ in range(4)]
     newest = stacks[-1:]
     engine._make_room(job, stacks, room)
     assert len(stacks) == left
