@@ -24,10 +24,10 @@ from fedskew.core.trees import Tensors, Tree, copied, rows_of, tensors_of, witho
 from fedskew.engine.augment import augment, draw_moves
 from fedskew.engine.job import LOCAL, OPTIMIZER, STATE, Job, Start, Updates, parts, prefixed
 from fedskew.engine.joint_plan import JointPlan
-from fedskew.engine.layers import StackedModel
 from fedskew.engine.plan import Plan
 from fedskew.engine.shapes import Block, Names, Room
 from fedskew.engine.stack_hooks import RoundState, Seen, StackHooks
+from fedskew.engine.stacked_model import StackedModel
 from fedskew.models.parameters import trainable
 
 _PLANS_KNOWN = 16  # plans whose blocks are remembered, for rounds with clients of the same sizes

@@ -14,7 +14,7 @@ from fedskew.core.trees import Tensors, Tree, rows_of, tensors_of
 from fedskew.engine.features import Tap
 from fedskew.engine.job import Job
 from fedskew.engine.joint_plan import OPTION
-from fedskew.engine.layers import StackedModel
+from fedskew.engine.stacked_model import StackedModel
 
 
 @dataclass(eq=False)
