@@ -6,8 +6,10 @@ repeats a part with the state of that moment, and copies what it makes to where 
 
 import copy
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -101,6 +103,48 @@ def test_every_method_with_clients_of_different_sizes(lab, method: str):
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "fedprox", "fedga", "fedrep", "ditto", "fedlc"])
 def test_rounds_of_one_shape_are_replayed_as_a_whole(lab, method: str):
     assert agree(lab, EQUAL, method, "mlp:hidden=5") >= 4
+
+
+@pytest.mark.parametrize("method", ["fedga", "q-fedavg"])
+def test_rounds_that_measure_losses_are_taken_part_by_part(lab, method: str):
+    captured = Captured(mode="stack")
+    lab.run(3, lab.federation(EQUAL), method, engine=captured)
+    assert [list(stack.states) for stacks in captured._stacks.values() for stack in stacks] == [[()]]
+
+
+@pytest.mark.parametrize("kind", [Stacked, Captured])
+def test_epochs_may_change_from_round_to_round(lab, kind: type[Stacked]):
+    training, engine = lab.training(), kind(mode="stack")
+    plan = lab.plan(training)
+    for epochs in (1, 3, 2):
+        other = replace(plan, epochs=np.full(len(plan.clients), epochs))
+        for updates in engine.train(training.job, lab.start(training, other), other):
+            assert updates.report.steps.tolist() == sorted(other.steps.tolist(), reverse=True)
+            expected = {
+                int(one.report.clients[0]): one.payload["delta"]
+                for one in Loop().train(training.job, lab.start(training, other), other)
+            }
+            for i, client in enumerate(updates.report.clients.tolist()):
+                for name, value in updates.payload["delta"].items():
+                    assert torch.allclose(value[i], expected[client][name][0], rtol=0, atol=1e-10)
+
+
+def test_room_is_for_every_client_unless_that_is_too_much(lab, monkeypatch):
+    training = lab.training()
+    plan = lab.plan(training, [2, 4])  # of 4 and 2 rows; the largest client has 9
+    room = _for_all_rounds(training.job, plan, Room.of(plan))
+    assert (room.clients, room.longest, room.steps) == (2, 9, 5)
+    monkeypatch.setattr("fedskew.engine.stacked._KEYS_AT_ONCE", 10)
+    assert _for_all_rounds(training.job, plan, Room.of(plan)).longest == 4
+
+
+def test_a_stack_is_not_used_for_half_as_many_clients():
+    room = Room(clients=8, steps=3, width=4, epochs=1, longest=9)
+    assert room.fits(room)
+    assert room.fits(replace(room, clients=4))
+    assert not room.fits(replace(room, clients=3))
+    for name in ("clients", "steps", "width", "epochs", "longest"):
+        assert not room.fits(replace(room, **{name: getattr(room, name) + 1}))
 
 
 @pytest.mark.parametrize(
