@@ -129,6 +129,19 @@ def test_epochs_may_change_from_round_to_round(lab, kind: type[Stacked]):
                     assert torch.allclose(value[i], expected[client][name][0], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("sizes", [SIZES, EQUAL])
+@pytest.mark.parametrize("kind", [Stacked, Captured])
+def test_losses_are_summed_as_often_as_there_is_room_for_outputs(
+    lab, monkeypatch, kind: type[Stacked], sizes: tuple[int, ...]
+):
+    monkeypatch.setattr("fedskew.engine.stack._OUTPUTS_KEPT", 2 * 5 * 4 * lab.classes)  # two steps of five clients
+    monkeypatch.setattr("fedskew.engine.captured._STEPS_AT_ONCE", 2)
+    fed, engine = lab.federation(sizes), kind(mode="stack")
+    plain, other = (lab.run(5, fed, "fedavg", engine=one, per_round=5, epochs=3) for one in (Loop(), engine))
+    assert lab.gap(plain, other) < 1e-8
+    assert [len(stack.outputs) for stacks in engine._stacks.values() for stack in stacks] == [2]
+
+
 def test_room_is_for_every_client_unless_that_is_too_much(lab, monkeypatch):
     training = lab.training()
     plan = lab.plan(training, [2, 4])  # of 4 and 2 rows; the largest client has 9
