@@ -14,10 +14,11 @@ from fedskew.data.federation import Federation
 from fedskew.models.build import ModelSpec
 from fedskew.runs.callbacks import CallbackSpec
 from fedskew.runs.choices import FROM_PYTHON
-from fedskew.runs.execute import resume_run, start
+from fedskew.runs.execute import resuming, starting
 from fedskew.runs.federate import load, split
 from fedskew.runs.open_run import open_run
 from fedskew.runs.run import Run
+from fedskew.runs.runner import alone
 from fedskew.tasks.task import Task
 from fedskew.tasks.task import resolve as resolve_task
 
@@ -55,7 +56,7 @@ def train(
     own = None
     if isinstance(settings.get("task"), (Task, type)):
         own, settings["task"] = resolve_task(settings["task"]), FROM_PYTHON
-    return start(fed, model, resolve(algorithm), Settings(**settings), folder, callbacks, own)
+    return alone(starting(fed, model, resolve(algorithm), Settings(**settings), folder, callbacks, own))
 
 
 def _signature_with_settings() -> inspect.Signature:
@@ -96,4 +97,5 @@ def resume(
         force: use the last intact checkpoint, and accept a changed configuration, model or algorithm
         workers: how many, if the run began with another number of them
     """
-    return resume_run(Path(folder), fed, model, algorithm, callbacks, force, task, workers)
+    steps = resuming(Path(folder), fed, model, algorithm, task, callbacks=callbacks, force=force, workers=workers)
+    return alone(steps)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedskew.engine.layers import StackedModel
+from fedskew.engine.stacked_model import StackedModel
 from fedskew.models.build import build
 from fedskew.models.layout import head_module
 

@@ -59,3 +59,16 @@ def test_a_model_that_cannot_be_stacked_is_looped(lab):
     plain, auto = (lab.run(2, None, "fedavg", model, engine) for engine in (Loop(), Stacked()))
     assert lab.gap(plain, auto) < 1e-12
     assert can_be_stacked(frozen_first().double(), training.job.x)
+
+
+@pytest.mark.parametrize(("model", "threads"), [("mlp:hidden=5", 3), ("mlp:hidden=5,dropout=0.5", 1)])
+def test_layers_that_draw_random_numbers_take_turns(lab, monkeypatch, model: str, threads: int):
+    seen = []
+
+    def counted(part, count: int, at_once: int):
+        seen.append(at_once)
+        return map(part, range(count))
+
+    monkeypatch.setattr("fedskew.engine.stacked.in_threads", counted)
+    lab.run(1, lab.federation(), "fedavg", model, Stacked(mode="loop"), threads=3)
+    assert seen == [threads]

@@ -1,23 +1,28 @@
 """The parts of a round as they run on a GPU, captured and replayed, without one: "graphs" that repeat a part in place.
 
 A replayed graph runs no Python: it reads and writes the tensors that were there when it was captured. ``InPlace``
-repeats a part with the names of that moment, and copies what it makes to where the capture had put it.
+repeats a part with the state of that moment, and copies what it makes to where the capture had put it.
 """
 
+import copy
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from fedskew.algorithms.contract import algorithms
+from fedskew.engine.captured import CapturedStack
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.job import Job
 from fedskew.engine.loop import Loop
 from fedskew.engine.plan import Plan
 from fedskew.engine.replay import Replay
-from fedskew.engine.stack import Room, Stack
+from fedskew.engine.shapes import Room
+from fedskew.engine.stack import Stack
 from fedskew.engine.stacked import Stacked, _for_all_rounds
 from fedskew.engine.together import Asked, Together
 
@@ -25,34 +30,29 @@ from fedskew.engine.together import Asked, Together
 class InPlace:
     """Stands in for ``Replay``."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: CapturedStack) -> None:
         self.stack, self.before, self.after = stack, {}, {}
         self.replayed = 0
 
     def __call__(self, name: Hashable, part: Callable[[], None]) -> None:
-        names = self.stack.__dict__
+        stack = self.stack
         if name not in self.before:
-            moving = self.stack._moving()
+            moving = stack._moving()
             old = [value.clone() for value in moving]
             part()  # the trial run
             for value, before in zip(moving, old, strict=True):
                 value.copy_(before)
-            self.before[name] = names.copy()
+            self.before[name] = copy.copy(stack.state)
             part()
-            self.after[name] = names.copy()
+            self.after[name] = copy.copy(stack.state)
             return
-        now = names.copy()
-        kept = {name: names[name] for name in ("plan", "counts", "inside", "measured", "seen", "known", "places")}
-        names.clear()
-        names.update(self.before[name] | kept)
+        now, stack.state = stack.state, copy.copy(self.before[name])
         part()
-        made = [*_leaves({name: names[name] for name in self.after[name]})]
-        for there, value in zip(_leaves(self.after[name]), made, strict=True):
-            if there is not value and there.shape == value.shape:
+        for there, value in zip(_leaves(vars(self.after[name])), _leaves(vars(stack.state)), strict=True):
+            if there is not value:
                 once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in there.stride())
                 there[once].copy_(value[once].clone())
-        names.clear()
-        names.update(now)
+        stack.state = now
         self.replayed += 1
 
 
@@ -71,8 +71,8 @@ class Captured(Stacked):
         for stack in stacks:
             if stack.room.fits(needed):
                 return stack
-        stack = Stack(job, _for_all_rounds(job, plan, needed), job.x.dim() == 4, joint, own_lr)
-        stack.on_gpu, stack.replay = True, InPlace(stack)
+        stack = CapturedStack(job, _for_all_rounds(job, plan, needed), job.x.dim() == 4, joint, own_lr)
+        stack.replay = InPlace(stack)
         stacks.append(stack)
         return stack
 
@@ -103,6 +103,61 @@ def test_every_method_with_clients_of_different_sizes(lab, method: str):
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "fedprox", "fedga", "fedrep", "ditto", "fedlc"])
 def test_rounds_of_one_shape_are_replayed_as_a_whole(lab, method: str):
     assert agree(lab, EQUAL, method, "mlp:hidden=5") >= 4
+
+
+@pytest.mark.parametrize("method", ["fedga", "q-fedavg"])
+def test_rounds_that_measure_losses_are_taken_part_by_part(lab, method: str):
+    captured = Captured(mode="stack")
+    lab.run(3, lab.federation(EQUAL), method, engine=captured)
+    assert [list(stack.states) for stacks in captured._stacks.values() for stack in stacks] == [[()]]
+
+
+@pytest.mark.parametrize("kind", [Stacked, Captured])
+def test_epochs_may_change_from_round_to_round(lab, kind: type[Stacked]):
+    training, engine = lab.training(), kind(mode="stack")
+    plan = lab.plan(training)
+    for epochs in (1, 3, 2):
+        other = replace(plan, epochs=np.full(len(plan.clients), epochs))
+        for updates in engine.train(training.job, lab.start(training, other), other):
+            assert updates.report.steps.tolist() == sorted(other.steps.tolist(), reverse=True)
+            expected = {
+                int(one.report.clients[0]): one.payload["delta"]
+                for one in Loop().train(training.job, lab.start(training, other), other)
+            }
+            for i, client in enumerate(updates.report.clients.tolist()):
+                for name, value in updates.payload["delta"].items():
+                    assert torch.allclose(value[i], expected[client][name][0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("sizes", [SIZES, EQUAL])
+@pytest.mark.parametrize("kind", [Stacked, Captured])
+def test_losses_are_summed_as_often_as_there_is_room_for_outputs(
+    lab, monkeypatch, kind: type[Stacked], sizes: tuple[int, ...]
+):
+    monkeypatch.setattr("fedskew.engine.stack._OUTPUTS_KEPT", 2 * 5 * 4 * lab.classes)  # two steps of five clients
+    monkeypatch.setattr("fedskew.engine.captured._STEPS_AT_ONCE", 2)
+    fed, engine = lab.federation(sizes), kind(mode="stack")
+    plain, other = (lab.run(5, fed, "fedavg", engine=one, per_round=5, epochs=3) for one in (Loop(), engine))
+    assert lab.gap(plain, other) < 1e-8
+    assert [len(stack.outputs) for stacks in engine._stacks.values() for stack in stacks] == [2]
+
+
+def test_room_is_for_every_client_unless_that_is_too_much(lab, monkeypatch):
+    training = lab.training()
+    plan = lab.plan(training, [2, 4])  # of 4 and 2 rows; the largest client has 9
+    room = _for_all_rounds(training.job, plan, Room.of(plan))
+    assert (room.clients, room.longest, room.steps) == (2, 9, 5)
+    monkeypatch.setattr("fedskew.engine.stacked._KEYS_AT_ONCE", 10)
+    assert _for_all_rounds(training.job, plan, Room.of(plan)).longest == 4
+
+
+def test_a_stack_is_not_used_for_half_as_many_clients():
+    room = Room(clients=8, steps=3, width=4, epochs=1, longest=9)
+    assert room.fits(room)
+    assert room.fits(replace(room, clients=4))
+    assert not room.fits(replace(room, clients=3))
+    for name in ("clients", "steps", "width", "epochs", "longest"):
+        assert not room.fits(replace(room, **{name: getattr(room, name) + 1}))
 
 
 @pytest.mark.parametrize(
@@ -165,6 +220,12 @@ def test_clients_of_several_runs(lab, sizes: tuple[int, ...], methods: tuple[str
     assert sum(stack.replay.replayed for stacks in captured._stacks.values() for stack in stacks) >= 4
 
 
+@pytest.mark.parametrize("sizes", [SIZES, EQUAL])
+def test_rounds_that_cannot_be_captured_have_their_own_results(lab, monkeypatch, sizes: tuple[int, ...]):
+    monkeypatch.setattr(InPlace, "__call__", lambda self, name, part: part())
+    assert agree(lab, sizes, "fedprox", "mlp:hidden=5") == 0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs: needs a GPU")
 def test_what_cannot_be_captured_runs_as_it_is_and_says_why():
     total = torch.zeros(1, device="cuda")
@@ -189,7 +250,7 @@ def test_old_stacks_are_forgotten_where_memory_is_short(lab, room_for: int, left
     job = lab.training().job
     engine = Stacked(room_for * measure_cost(job.model, job.x, 4).bytes_per_client)
     room = Room(clients=4, steps=1, width=4, epochs=1, longest=9)
-    stacks = [Stack(job, room) for _ in range(4)]
+    stacks = [CapturedStack(job, room) for _ in range(4)]
     newest = stacks[-1:]
     engine._make_room(job, stacks, room)
     assert len(stacks) == left

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedskew.algorithms import FedAvg, NonNegative, View
 from fedskew.data.partition import Partition
 from fedskew.engine.stacked import Stacked
-from fedskew.engine.together import Asked, Together
+from fedskew.engine.together import Asked, Together, numeric_options
 from fedskew.server.server import Server
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of losses and weights of order 1
@@ -134,6 +134,19 @@ class Branching(FedAvg):
         return loss * 2 if self.mu > 1 else loss
 
 
+@dataclass(frozen=True)
+class Phased(Branching):
+    """A method that trains more or less of the model, by its option."""
+
+    def trainable(self, layout: Any, epoch: int, epochs: int) -> Any:
+        return layout.head if epoch < self.mu * epochs else super().trainable(layout, epoch, epochs)
+
+
+def test_options_that_all_clients_share_are_the_same_in_a_stack():
+    assert numeric_options(Branching(mu=0.5)) == {"mu": 0.5}
+    assert numeric_options(Phased(mu=0.5)) == {}
+
+
 def test_options_that_are_no_tensors_stay_apart(lab):
     methods = [Branching(mu=0.5), Branching(mu=2.0), "fedntd:beta=0.5", "fedntd:beta=2"]
     for pair in (methods[:2], methods[2:]):
@@ -144,6 +157,11 @@ def test_options_that_are_no_tensors_stay_apart(lab):
 def test_phases_of_training_stay_apart(lab):
     runs = [trainings(lab, ["fedrep"], (0, 1)) for _ in range(2)]
     check(lab, *runs, joined=range(2))
+
+
+def test_shared_statistics_stay_apart(lab):
+    runs = [trainings(lab, ["fedtan"], (0, 1), model=BATCH_NORM) for _ in range(2)]
+    check(lab, *runs, joined=[])
 
 
 def test_dropout_runs_alone(lab):

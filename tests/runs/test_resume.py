@@ -591,3 +591,15 @@ def _facts(folder: Path, run: fs.Run) -> tuple[list[bytes], dict[str, Any]]:
     """Return the bits of a run, and its summary without measured times."""
     measured = ("seconds", "label_protocol_seconds")
     return [(folder / name).read_bytes() for name in BITS], {n: v for n, v in run.summary.items() if n not in measured}
+
+
+def test_a_run_whose_settings_name_no_threads_has_as_many_as_before(tmp_path: Path):
+    def stop(result: object, rounds: int) -> None:
+        raise KeyboardInterrupt
+
+    fed = fs.split(fs.load("digits"), "iid", clients=4)
+    with pytest.raises(KeyboardInterrupt):
+        fs.train(fed, "logreg", rounds=2, threads=3, checkpoint_every=1, folder=tmp_path / "run", callbacks=stop)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("threads = 3\n", ""))
+    assert fs.resume(tmp_path / "run", force=True).server.threads == 3

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 import fedskew as fs
+from fedskew.engine.stacked import Stacked
 from fedskew.engine.together import Together
 from fedskew.runs import sweep as several
+from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import RunFolder
+from fedskew.runs.side_by_side import _fits
 from fedskew.server.server import Server
 
 TABLES = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors")
@@ -173,6 +176,33 @@ def test_a_killed_group_continues_with_the_same_bits(
     same_files(Path("expected"), Path("group"))
 
 
+@pytest.mark.parametrize("call", [8, 15])
+def test_runs_go_on_from_the_last_round_that_all_have_saved(
+    call: int, fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, together: list[int]
+) -> None:
+    assert fedskew(FIVE + " --checkpoint-every 1 --folder expected") == 0
+    save, calls = Checkpoints.save, 0
+
+    def crash(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Crash
+        return save(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "save", crash)
+        with pytest.raises(Crash):
+            fedskew(FIVE + " --checkpoint-every 1 --folder group")
+    places = [path for path in Path("group").iterdir() if path.is_dir()]
+    last = [max(RunFolder(place).checkpoints()) for place in places]
+    assert max(last) == min(last) + 1
+    together.clear()
+    assert fedskew("resume group") == 0
+    assert together == [6] * (5 - min(last))
+    same_files(Path("expected"), Path("group"))
+
+
 def test_a_signal_ends_the_round_of_all_and_they_continue(
     fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,6 +276,22 @@ def test_checkpoints_are_due_for_all_or_none() -> None:
     assert not interval.due(3)
     now += 100
     assert interval.due(4)
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "fit"),
+    [
+        ("fedprox", "tabular:hidden=5", True),
+        ("moon", "tabular:hidden=5", False),  # needs features
+        ("fedper", "tabular:hidden=5", False),  # keeps some weights
+        ("fedtan", "tabular:hidden=5", False),  # shares statistics
+        ("fedprox", "mlp:hidden=5", False),  # takes batches of one row
+    ],
+)
+def test_only_runs_of_one_kind_fit_in_one_stack(lab: Any, method: str, model: str, fit: bool) -> None:
+    fed, engine = lab.federation(), Stacked(mode="stack")
+    first = lab.training(fed, "fedavg", "tabular:hidden=5", engine)
+    assert _fits(lab.training(fed, method, model, engine), first) is fit
 
 
 def test_groups_differ_in_numbers_only() -> None:

@@ -12,7 +12,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.models.build import build
 from fedskew.server.server import Server
 from fedskew.server.worker import Inputs, Numbers
-from fedskew.topology.shards import Sharded, deal
+from fedskew.topology.shards import Sharded, ShardTrainer, Work, deal
 from fedskew.workers.messages import packed, unpacked
 
 METHODS = [
@@ -110,6 +110,17 @@ def test_a_state_goes_on_with_another_number_of_processes(lab):
     rest.advance(), rest.advance()
     left, right = whole.checkpoint(), rest.checkpoint()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def test_a_shard_is_trained_in_one_thread(monkeypatch):
+    monkeypatch.setattr(ShardTrainer, "_result", lambda *args: torch.get_num_threads())
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert ShardTrainer(None, [], "size").perform(Work("add", 0, None, [None, None])) == [1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_costs_are_dealt_evenly_and_every_one_once():

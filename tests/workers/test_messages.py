@@ -54,6 +54,12 @@ def test_what_arrives_is_a_copy():
     assert found.tolist() == [0, 0, 0]
 
 
+def test_a_small_array_does_not_keep_the_whole_message_in_memory():
+    small, large = sent([np.arange(3), np.arange(5_000)])
+    assert small.base is None
+    assert large.base is not None
+
+
 def test_a_tensor_that_occurs_twice_travels_once():
     value = torch.zeros(1000)
     assert len(packed([value, value]).host) < 1.5 * value.nbytes

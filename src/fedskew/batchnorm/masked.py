@@ -42,7 +42,11 @@ class MaskedBatchNorm(nn.Module):
         self.momentum, self.eps, self.mask = layer.momentum, layer.eps, mask
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise with the statistics of the real rows, and update the running ones; in evaluation mode use these."""
+        """Normalise with the statistics of the real rows, and update the running ones; in evaluation mode use these.
+
+        Inputs of a lower precision are normalised in that of the weights; vmap has no BatchNorm of bfloat16 on a GPU.
+        """
+        x = x if self.weight is None else x.to(self.weight.dtype)
         if not self.training and self.running_mean is not None:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         if self.mask.rows is None and self.mask.agree is None and self.momentum is not None:

@@ -16,65 +16,36 @@ if TYPE_CHECKING:
     from fedskew.heterogeneity.result import Heterogeneity
     from fedskew.heterogeneity.study import Convention
 
-Data = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        metavar="SPEC",
-        help="a CSV, Parquet or NPZ file, a folder of images, or a data set",
-        show_default=False,
-    ),
-]
-Label = Annotated[str | None, typer.Option("--label", metavar="COL", help="column with the class", show_default=False)]
-Group = Annotated[
-    str | None,
-    typer.Option(
-        "--group", metavar="COL", help="column with the group of a row, such as a user or a site", show_default=False
-    ),
-]
-Drop = Annotated[
-    str | None, typer.Option("--drop", metavar="A+B", help="columns that are not used as features", show_default=False)
-]
-Skew = Annotated[
-    str | None, typer.Option("--skew", metavar="SPEC", help="how to partition (fedskew list skews)", show_default=False)
-]
+
+def _option(name: str, metavar: str, text: str) -> Any:
+    """Return an option that is not there unless it is given."""
+    return typer.Option(name, metavar=metavar, help=text, show_default=False)
+
+
+Data = Annotated[str | None, _option("--data", "SPEC", "a CSV, Parquet or NPZ file, a folder of images, or a data set")]
+Label = Annotated[str | None, _option("--label", "COL", "column with the class")]
+Group = Annotated[str | None, _option("--group", "COL", "column with the group of a row, such as a user or a site")]
+Drop = Annotated[str | None, _option("--drop", "A+B", "columns that are not used as features")]
+Skew = Annotated[str | None, _option("--skew", "SPEC", "how to partition (fedskew list skews)")]
 Clients = Annotated[
-    int | None,
-    typer.Option(
-        "--clients",
-        metavar="N",
-        help="number of clients; by default 10, or one per group with natural",
-        show_default=False,
-    ),
+    int | None, _option("--clients", "N", "number of clients; by default 10, or one per group with natural")
 ]
 Target = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--target",
-        metavar="DISTANCE=X",
-        help="level of heterogeneity to reach by the skew's parameter: hellinger=0.6, features.wasserstein=0.1",
-        show_default=False,
+        "DISTANCE=X",
+        "level of heterogeneity to reach by the skew's parameter: hellinger=0.6, features.wasserstein=0.1",
     ),
 ]
-Bins = Annotated[
-    int | None,
-    typer.Option(
-        "--bins", metavar="N", help="where targets are no classes, bins that stand in for them", show_default=False
-    ),
-]
-Sweep = Annotated[
-    str | None,
-    typer.Option("--sweep", metavar="OPTION=A+B", help="several values of an option of the skew", show_default=False),
-]
+Bins = Annotated[int | None, _option("--bins", "N", "where targets are no classes, bins that stand in for them")]
+Sweep = Annotated[str | None, _option("--sweep", "OPTION=A+B", "several values of an option of the skew")]
+Picture = Annotated[Path | None, _option("--picture", "FILE", "figure to draw: a .png or .svg file")]
 ConventionOption = Annotated[
     str,
     typer.Option(
         "--convention", metavar="TEXT", help="mean over pairs (mean), or as in FedArtML and MFedBN (fedartml)"
     ),
-]
-Picture = Annotated[
-    Path | None,
-    typer.Option("--picture", metavar="FILE", help="figure to draw: a .png or .svg file", show_default=False),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="seed of the partition")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]

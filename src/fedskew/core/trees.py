@@ -26,6 +26,11 @@ def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
     return {part: {name: pick(value) for name, value in tensors.items()} for part, tensors in tree.items()}
 
 
+def tensors_of(tree: Tree) -> list[Tensor]:
+    """Return all tensors of a tree."""
+    return [value for tensors in tree.values() for value in tensors.values()]
+
+
 def unsqueezed(tree: Tree) -> Tree:
     """Return one client's tree as a stack of one."""
     return {part: {name: value.unsqueeze(0) for name, value in tensors.items()} for part, tensors in tree.items()}
@@ -40,12 +45,12 @@ def without(tree: Tree, names: frozenset[str]) -> Tree:
 
 def size_in_bytes(tree: Tree) -> int:
     """Return the number of bytes of all tensors."""
-    return sum(value.numel() * value.element_size() for tensors in tree.values() for value in tensors.values())
+    return sum(value.numel() * value.element_size() for value in tensors_of(tree))
 
 
 def finite_clients(trees: Iterable[Tree], count: int) -> NDArray[np.bool_]:
     """Return for each of the ``count`` clients of the stacked trees whether all its numbers are finite."""
-    values = [value[:, None].flatten(1) for tree in trees for tensors in tree.values() for value in tensors.values()]
+    values = [value[:, None].flatten(1) for tree in trees for value in tensors_of(tree)]
     fine = np.ones(count, dtype=bool)
     # A sum is finite only if all terms are; it costs one pass and no mask as large as the tensor. In the tensors' own
     # precision it is fastest, but may overflow. All sums leave a GPU at once.

@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors
 from fedskew.engine.cost import largest_output, measure_cost
-from fedskew.engine.layers import StackedModel
+from fedskew.engine.stacked_model import StackedModel
 from fedskew.models.parameters import load_weights
 from fedskew.tasks.task import Task
 

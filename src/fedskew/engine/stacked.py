@@ -21,6 +21,7 @@ from fedskew.batchnorm.shared import clients_share
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats
 from fedskew.core.trees import Tree, rows_of, stacked
+from fedskew.engine.captured import CapturedStack
 from fedskew.engine.cost import Cost, measure_cost
 from fedskew.engine.device import in_threads, products_in, random_layers
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
@@ -29,7 +30,8 @@ from fedskew.engine.loop import GRADIENTS_AT_ONCE, Loop
 from fedskew.engine.plan import Plan
 from fedskew.engine.probe import StackedProbe
 from fedskew.engine.scheduled import run_schedule
-from fedskew.engine.stack import Room, Stack
+from fedskew.engine.shapes import Room
+from fedskew.engine.stack import Stack
 from fedskew.schedules.sample_schedule import SampleSchedule
 
 _CPU_MEMORY = 2 << 30
@@ -112,7 +114,7 @@ class Stacked:
         threads = torch.get_num_threads()
         stacks = self._stacks.setdefault((id(job.model), id(job.x), repr(job.algorithm), channels_last), [])
         while len(stacks) < max(1, min(threads, len(plan.clients))):
-            stacks.append(Stack(job, Room.of(plan), channels_last))
+            stacks.append(Stack(job, channels_last))
         free: Queue[Stack] = Queue()
         # Random numbers come from one generator: layers that draw some must take turns.
         for stack in stacks[: 1 if stacks[0].layers.draws else threads]:
@@ -131,8 +133,8 @@ class Stacked:
     @property
     def not_captured(self) -> dict[str, str]:
         """Return why parts of a round were not captured as CUDA graphs, and the first such part for each reason."""
-        replays = [stack.replay for stacks in self._stacks.values() for stack in stacks if stack.replay is not None]
-        return {reason: str(part) for replay in replays for part, reason in reversed(replay.refused.items())}
+        captured = [stack for some in self._stacks.values() for stack in some if isinstance(stack, CapturedStack)]
+        return {reason: str(part) for stack in captured for part, reason in reversed(stack.replay.refused.items())}
 
     def _budget(self, job: Job) -> int:
         """Return the memory for a stack in bytes."""
@@ -146,16 +148,19 @@ class Stacked:
 
     def _stack(self, job: Job, plan: Plan, joint: bool = False, own_lr: bool = False) -> Stack:
         """Return a stack with room for the plan: one that is there from an earlier round, or a new one."""
-        needed = Room.of(plan)
         known = (id(job.model), id(job.x), repr(job.algorithm), joint, own_lr, tuple(plan.numbers))
         stacks = self._stacks.setdefault(known, [])
+        if job.x.device.type == "cpu":
+            if not stacks:
+                stacks.append(Stack(job, joint=joint, own_lr=own_lr))
+            return stacks[0]
+        needed = Room.of(plan)
         for stack in stacks:
-            if job.x.device.type == "cpu" or stack.room.fits(needed):
+            if stack.room.fits(needed):
                 return stack
-        on_gpu = job.x.device.type != "cpu"
-        room = _for_all_rounds(job, plan, needed) if on_gpu else needed
+        room = _for_all_rounds(job, plan, needed)
         self._make_room(job, stacks, room)
-        stacks.append(Stack(job, room, on_gpu and job.x.dim() == 4, joint, own_lr))
+        stacks.append(CapturedStack(job, room, job.x.dim() == 4, joint, own_lr))
         return stacks[-1]
 
     def _make_room(self, job: Job, stacks: list[Stack], room: Room) -> None:

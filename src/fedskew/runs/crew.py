@@ -4,9 +4,9 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -57,15 +57,22 @@ def _started(count: int, server: Server) -> Iterator[Group]:
         raise FedskewError("workers need a PyTorch with torch.distributed, and this one has none: leave workers out")
     context = multiprocessing.get_context("spawn")
     inputs = Inputs.of(server)
+    codes = [_pickled(inputs) for _ in range(1, count)]  # not one for all: memory that is shared is given once
     with tempfile.TemporaryDirectory() as place:
         meeting = str(Path(place) / "meeting")
         processes: list[BaseProcess] = []
         try:
+            pipes = []
             for rank in range(1, count):
-                new = context.Process(target=_work, args=(rank, count, meeting, inputs), daemon=True)
-                _start(new, rank, inputs)
+                mine, theirs = context.Pipe()
+                new = context.Process(target=_work, args=(rank, count, meeting, theirs), daemon=True)
+                with theirs:  # closed here, so that it is closed everywhere when the worker ends
+                    new.start()
                 processes.append(new)
-            group = _connected(processes, meeting)
+                pipes.append(mine)
+            _give(pipes, codes)
+            with on_this_machine():
+                group = Group(LEADER, count, _store(meeting, count))
             try:
                 yield group
                 for worker in group.workers:
@@ -80,12 +87,10 @@ def _started(count: int, server: Server) -> Iterator[Group]:
                 process.join()
 
 
-def _start(process: BaseProcess, rank: int, inputs: Inputs) -> None:
-    """Start a process; Python gives it the code of the run in its own way, which not every object allows."""
+def _pickled(inputs: Inputs) -> bytes:
+    """Return the code of a run as Python gives it to a process that it starts, which not every object allows."""
     try:
-        process.start()
-    except BrokenPipeError:
-        raise _ended_early(rank) from None
+        return bytes(ForkingPickler.dumps(inputs))
     except Exception as problem:  # whatever the object of a user raises
         name = next((name for name in ("model", "algorithm", "task") if not _given(getattr(inputs, name))), "run")
         raise FedskewError(
@@ -103,42 +108,49 @@ def _given(part: Any) -> bool:
     return True
 
 
-def _ended_early(rank: int) -> FedskewError:
-    return FedskewError(
-        f"worker {rank} ended before it began: where a script uses workers, what it does must be under "
-        'if __name__ == "__main__": and its classes must be in a file'
-    )
+def _give(pipes: Sequence[Connection], codes: Sequence[bytes]) -> None:
+    """Give every worker the code of the run, and wait until all have it.
+
+    It is no argument of the process: while Python writes these it holds the end that the process reads, and so waits
+    for ever for one that has ended.
+    """
+    for rank, (pipe, code) in enumerate(zip(pipes, codes, strict=True), 1):
+        with _beginning(rank):
+            pipe.send_bytes(code)
+    for rank, pipe in enumerate(pipes, 1):
+        with _beginning(rank), pipe:
+            pipe.recv_bytes()
 
 
-def _connected(processes: list[BaseProcess], meeting: str) -> Group:
-    """Return the group, once all workers are there."""
-    store = _store(meeting, len(processes) + 1)
-    for rank, process in enumerate(processes, 1):
-        while not store.check([_ready(rank)]):
-            if not process.is_alive():
-                raise _ended_early(rank)
-            time.sleep(0.02)
-    with on_this_machine():
-        return Group(LEADER, len(processes) + 1, store)
+@contextmanager
+def _beginning(rank: int) -> Iterator[None]:
+    """Turn a broken pipe into an error that says why a worker may have ended."""
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        raise FedskewError(
+            f"worker {rank} ended before it began: where a script uses workers, what it does must be under "
+            'if __name__ == "__main__": and its classes must be in a file'
+        ) from None
 
 
-def _work(rank: int, size: int, meeting: str, inputs: Inputs) -> None:
+def _work(rank: int, size: int, meeting: str, pipe: Connection) -> None:
     """Run a worker on this machine, until the leader ends it or ends itself."""
     _leave_signals_to_the_leader()
-    store = _store(meeting, size)
-    store.set(_ready(rank), "")
+    with pipe:
+        try:
+            inputs: Inputs = pipe.recv()
+            pipe.send_bytes(b"ready")
+        except (EOFError, ConnectionError):
+            return
     with on_this_machine():
-        group = Group(rank, size, store)
+        group = Group(rank, size, _store(meeting, size))
     serve(group, rank, inputs.trainer)
 
 
 def _store(meeting: str, size: int) -> Any:
     """Return the file in which processes of this machine find each other."""
     return dist.FileStore(meeting, size)  # type: ignore[attr-defined]
-
-
-def _ready(rank: int) -> str:
-    return f"worker {rank} is ready"
 
 
 def _leave_signals_to_the_leader() -> None:

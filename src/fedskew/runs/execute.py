@@ -35,7 +35,6 @@ from fedskew.runs.run import Run
 from fedskew.runs.runner import (
     CheckpointInterval,
     Steps,
-    alone,
     client_weights,
     finished_files,
     only_warned,
@@ -52,19 +51,6 @@ from fedskew.tasks.task import resolve as resolve_task
 PARTITION_SETTINGS = ("data", "validation", "skew", "clients", "split_seed", "client_test", "bins")
 
 
-def start(
-    fed: Federation,
-    model: ModelSpec,
-    algorithm: Algorithm,
-    settings: Settings,
-    folder: "str | os.PathLike[str] | bool | None",
-    callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
-    task: Task | None = None,
-) -> Run:
-    """Train one method on one federation and record it; see ``starting``."""
-    return alone(starting(fed, model, algorithm, settings, folder, callbacks, task))
-
-
 def starting(
     fed: Federation,
     model: ModelSpec,
@@ -75,7 +61,7 @@ def starting(
     task: Task | None = None,
     interval: CheckpointInterval | None = None,
 ) -> "Steps[Run]":
-    """Begin a run that records itself; a fresh folder under ``runs`` when None, nowhere when False.
+    """Train one method on one federation and record it: in a fresh folder under ``runs`` when None, nowhere when False.
 
     ``task`` is a task that was made in Python; without one the settings say which.
     """
@@ -104,90 +90,73 @@ def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> Ru
     return RunFolder.create(place, *content)
 
 
-def resume_run(
-    folder: Path,
-    fed: Federation | None,
-    model: ModelSpec | None,
-    algorithm: Algorithm | None,
-    callbacks: "CallbackSpec | Iterable[CallbackSpec]",
-    force: bool,
-    task: Task | None = None,
-    workers: int | None = None,
-) -> Run:
-    """Continue a run from its last checkpoint; see ``fedskew.resume``."""
-    return alone(resuming(folder, fed, model, algorithm, callbacks, force, task, workers=workers))
-
-
 def resuming(
     folder: Path,
-    fed: Federation | None,
-    model: ModelSpec | None,
-    algorithm: Algorithm | None,
-    callbacks: "CallbackSpec | Iterable[CallbackSpec]",
-    force: bool,
+    fed: Federation | None = None,
+    model: ModelSpec | None = None,
+    algorithm: Algorithm | None = None,
     task: Task | None = None,
+    *,
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
+    force: bool = False,
+    workers: int | None = None,
     interval: CheckpointInterval | None = None,
     latest: int | None = None,
-    workers: int | None = None,
 ) -> "Steps[Run]":
-    """Continue a run from its last checkpoint, or from one of at most the round ``latest`` if it is still there."""
+    """Continue a run from its last checkpoint, or from one of at most the round ``latest`` if it is still there.
+
+    The others are those of ``fedskew.resume``, and ``interval`` that of ``starting``.
+    """
     disk = RunFolder.open(folder)
     with nullcontext() if disk.finished else locked(disk.path):
-        found = yield from _resume(disk, fed, model, algorithm, callbacks, force, task, interval, latest, workers)
-        return found
+        began = disk.environment()
+        disk.verify_start(force)
+        config = read_config(disk)
+        _check_given(disk, config, {"data": fed, "skew": fed, "model": model, "algorithm": algorithm, "task": task})
+        fed = _federation_of(config) if fed is None else fed
+        same_rows = fed.partition == Partition.load(disk.path / on_disk.PARTITION)
+        if not same_rows or fed.fingerprint != began.get("federation"):
+            raise FedskewError(
+                f"{disk.path}: the clients hold other rows than when the run began: "
+                "put the data back or start a new run"
+            )
+        settings = _settings_to_resume(disk, config, began, workers)
+        method = algorithm or resolve(config["algorithm"])
+        server, resolved = prepare(fed, config["model"] if model is None else model, method, settings, task)
+        config.setdefault("task", resolved["task"])  # a run of an older version learnt classes, and does not say so
+        check_same(disk, began, environment(server), force)
+        checkpoints = Checkpoints(disk)
+        checkpoints.restore(server, force, latest)
+        files = {"rounds": on_disk.ROUNDS, "timing": on_disk.TIMING}
+        if disk.finished:
+            tables = {name: disk.table(file) for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items()}
+            server.calibrate()
+            return Run(disk.read_json(on_disk.SUMMARY), _trained(server), disk.path, tables, server)
+        tables = {name: disk.table(file) for name, file in files.items()}
+        with with_workers(server, config):
+            return (yield from _drive(server, checkpoints, tables, config, callbacks, interval))
 
 
-def _resume(
-    disk: RunFolder,
-    fed: Federation | None,
-    model: ModelSpec | None,
-    algorithm: Algorithm | None,
-    callbacks: "CallbackSpec | Iterable[CallbackSpec]",
-    force: bool,
-    task: Task | None,
-    interval: CheckpointInterval | None,
-    latest: int | None,
-    workers: int | None,
-) -> "Steps[Run]":
-    began = disk.environment()
-    disk.verify_start(force)
-    config = read_config(disk)
-    for name, given in (("data", fed), ("skew", fed), ("model", model), ("algorithm", algorithm), ("task", task)):
-        if config.get(name) == FROM_PYTHON and given is None:
+def _check_given(disk: RunFolder, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse to resume a run without the Python objects that it was made of."""
+    for name, part in given.items():
+        if config.get(name) == FROM_PYTHON and part is None:
             what = "fed" if name in ("data", "skew") else name
             raise FedskewError(
                 f"{disk.path}: its {name} was a Python object, resume it from Python: fedskew.resume(folder, "
                 f"{what}=...)"
             )
-    if fed is None:
-        fed = _federation_of(config)
-    if fed.partition != Partition.load(disk.path / on_disk.PARTITION) or fed.fingerprint != began.get("federation"):
-        raise FedskewError(
-            f"{disk.path}: the clients hold other rows than when the run began: put the data back or start a new run"
-        )
+
+
+def _settings_to_resume(disk: RunFolder, config: Mapping[str, Any], began: Row, workers: int | None) -> Settings:
+    """Return the settings of a run, with as many threads as it had and perhaps another number of workers."""
     settings = _settings_of(config)
     if workers and settings.workers is None:
         raise FedskewError(
             f"{disk.path}: the run began without workers, which add up clients in another order: resume it without"
         )
-    settings = replace(settings, workers=workers or settings.workers)
-    settings = replace(
-        settings, threads=settings.threads or began.get("threads")
-    )  # sums depend on how they are shared out
-    method = algorithm or resolve(config["algorithm"])
-    server, resolved = prepare(fed, config["model"] if model is None else model, method, settings, task)
-    config.setdefault("task", resolved["task"])  # a run of an older version learnt classes, and does not say so
-    check_same(disk, began, environment(server), force)
-    checkpoints = Checkpoints(disk)
-    checkpoints.restore(server, force, latest)
-    files = {"rounds": on_disk.ROUNDS, "timing": on_disk.TIMING}
-    if disk.finished:
-        tables = {name: disk.table(file) for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items()}
-        server.calibrate()
-        return Run(disk.read_json(on_disk.SUMMARY), _trained(server), disk.path, tables, server)
-    tables = {name: disk.table(file) for name, file in files.items()}
-    with with_workers(server, config):
-        return (yield from _drive(server, checkpoints, tables, config, callbacks, interval))
+    threads = settings.threads or began.get("threads")  # sums depend on how they are shared out
+    return replace(settings, workers=workers or settings.workers, threads=threads)
 
 
 def read_config(disk: RunFolder) -> dict[str, Any]:

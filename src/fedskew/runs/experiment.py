@@ -15,10 +15,11 @@ from fedskew.engine.device import pick_device
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
 from fedskew.runs.choices import FROM_PYTHON, as_table, choose
-from fedskew.runs.execute import prepare, read_config, resume_run, start
+from fedskew.runs.execute import prepare, read_config, resuming, starting
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.run import Run
+from fedskew.runs.runner import alone
 from fedskew.server import refusals
 
 
@@ -47,8 +48,8 @@ def run_experiment(
     check_choices(experiment)
     if folder is not None:
         on_disk.must_be_new(Path(folder))
-    method = resolve(experiment.algorithm)
-    return start(fed or federate(experiment), experiment.model, method, experiment.settings(), folder, callbacks)
+    fed, method = fed or federate(experiment), resolve(experiment.algorithm)
+    return alone(starting(fed, experiment.model, method, experiment.settings(), folder, callbacks))
 
 
 def _resolved(fed: Federation, experiment: Experiment) -> dict[str, Any]:
@@ -80,4 +81,4 @@ def run_or_resume(experiment: Experiment, folder: Path, callbacks: "CallbackSpec
                 f"{folder} holds another run, its {name} is {there.get(name)} and not {wanted.get(name)}: "
                 f"choose another folder, or resume what it holds ({on_disk.resume_command(folder)})"
             )
-    return resume_run(folder, fed, None, None, callbacks, False, workers=experiment.workers)
+    return alone(resuming(folder, fed=fed, callbacks=callbacks, workers=experiment.workers))

@@ -338,7 +338,13 @@ def _steps(
             if place.exists():
                 return (
                     yield from resuming(
-                        place, fed, None, None, watching, force, None, interval, latest, experiment.workers
+                        place,
+                        fed,
+                        callbacks=watching,
+                        force=force,
+                        workers=experiment.workers,
+                        interval=interval,
+                        latest=latest,
                     )
                 )
             settings = experiment.settings()

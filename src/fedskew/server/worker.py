@@ -40,7 +40,7 @@ class Hole:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a worker is started with: the code of a run, which is never sent to a process that runs already.
+    """What a worker is started with: the code of a run, which is never sent in a message.
 
     ``model`` has holes in the place of its tensors.
     """

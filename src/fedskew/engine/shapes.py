@@ -1,0 +1,75 @@
+"""The shapes of a round's steps, and the room that a stack of clients has for them."""
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from fedskew.engine.plan import Plan
+
+Names: TypeAlias = frozenset[str]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Steps that are taken one after the other: the shape of their batches, and what the method does in them.
+
+    Args:
+        steps: how many
+        active: clients in each step, the first ones of the stack
+        width: rows of each of them
+        padded: whether some batches are shorter than that
+        partial: whether some of these clients have finished, and must stay as they are
+        shares: whether BatchNorm statistics are shared
+        trained: the parameters that each client trains; None where all train all
+    """
+
+    steps: int
+    active: int
+    width: int
+    padded: bool
+    partial: bool
+    shares: bool
+    trained: tuple[Names, ...] | None
+
+
+@dataclass(frozen=True)
+class Room:
+    """The largest plan that a stack can take: clients, steps, rows of a batch, epochs, and rows of a client."""
+
+    clients: int
+    steps: int
+    width: int
+    epochs: int
+    longest: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Room":
+        """Return just enough room for a plan."""
+        sizes = (plan.steps, plan.batch, plan.epochs, plan.sizes)
+        return cls(len(plan.clients), *(int(numbers.max()) for numbers in sizes))
+
+    def fits(self, other: "Room") -> bool:
+        """Return whether the other fits in, without wasting half of it."""
+        names = ("clients", "steps", "width", "epochs", "longest")
+        return all(getattr(self, name) >= getattr(other, name) for name in names) and self.clients <= 2 * other.clients
+
+
+def joined(blocks: list[Block], most: int) -> list[Block]:
+    """Return neighbours of the same shape as one, of at most so many steps."""
+    result: list[Block] = []
+    for block in blocks:
+        total = result[-1].steps + block.steps if result else 0
+        if result and total <= most and replace(result[-1], steps=block.steps) == block:
+            result[-1] = replace(block, steps=total)
+        else:
+            result.append(block)
+    return result
+
+
+def few(count: int) -> int:
+    """Return the next number with three significant bits, so that steps have few different shapes.
+
+    >>> [few(count) for count in (1, 7, 8, 9, 15, 17, 33, 100)]
+    [1, 7, 8, 10, 16, 20, 40, 112]
+    """
+    unit = 1 << max(0, count.bit_length() - 3)
+    return -(-count // unit) * unit

@@ -1,0 +1,176 @@
+"""A model run for all clients of a stack at once: its modules as the layers of ``fedskew.engine.layers``.
+
+A model with a forward pass of its own is one layer, so every model has a stacked form.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedskew.batchnorm.masked import Mask, maskable
+from fedskew.core.trees import Tensors
+from fedskew.engine import layers as forms
+from fedskew.engine.device import Precision
+from fedskew.models.blocks import GlobalMax, GlobalMean, Residual
+from fedskew.models.layout import head_module
+from fedskew.models.network import Network
+
+# Layers that treat every row alone and have neither weights nor a state.
+_ROWWISE = (
+    nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.ELU, nn.SELU,
+    nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ReLU6, nn.Softplus, nn.Hardtanh, nn.Hardswish,
+    nn.ReLU, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, GlobalMax, GlobalMean,
+)  # fmt: skip
+
+
+class StackedModel:
+    """The stacked form of a model; ``forward`` remembers what ``backward`` needs.
+
+    Args:
+        model: the model of one client; it is copied
+        trained: names of the parameters that get gradients
+        features: whether the inputs of the model's head are kept at every forward pass
+        precision: of the products in layers with weights; sums, weights and their gradients keep their own
+        training: false for evaluation mode, which has no backward pass
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: Iterable[str],
+        features: bool = False,
+        precision: Precision = "float32",
+        training: bool = True,
+    ) -> None:
+        self.precision, self.training = precision, training
+        self.model, self.mask = maskable(model)
+        self.model.train(training)
+        head = head_module(self.model) if features else None
+        builder = _Builder(self.model, frozenset(trained), self.mask, head)
+        self._root = builder.layer(self.model, first=True)
+        self.draws = builder.draws  # whether layers may draw random numbers
+        self._run = forms.Run()
+
+    @property
+    def features(self) -> Tensor | None:
+        """The inputs of the head at the last forward pass, if they are kept."""
+        return self._run.features
+
+    @property
+    def moved(self) -> Tensors:
+        """The buffers that the last forward pass changed."""
+        return self._run.moved
+
+    @torch.no_grad()
+    def forward(self, values: Tensors, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """Return the outputs of every client on its batch; ``values`` are stacked parameters and buffers by name.
+
+        ``real`` says which rows of a padded batch count in the statistics of a normalisation.
+        """
+        self._run = forms.Run(dict(values), real)
+        self._run.precision, self._run.learns = self.precision, self.training
+        y = self._root.forward(x, self._run)
+        if not self.training:
+            self._run.saved = {}
+        return y.float() if self.precision == "bf16" else y
+
+    @torch.no_grad()
+    def backward(self, slopes: Tensor, of_features: Tensor | None = None) -> Tensors:
+        """Return the gradients of the trained parameters from those of the outputs, and of the features if given."""
+        self._run.of_features = of_features
+        self._root.backward(slopes, self._run, wanted=False)
+        grads, self._run.saved, self._run.grads = self._run.grads, {}, {}
+        return grads
+
+
+class _Builder:
+    """Makes the layers of the stacked form from the modules of a model."""
+
+    def __init__(self, model: nn.Module, trained: frozenset[str], mask: Mask, head: nn.Module | None) -> None:
+        self.trained, self.mask, self.head = trained, mask, head
+        # A tensor that has two names goes by the first.
+        self.names: dict[int, str] = {}
+        tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        for name, value in tensors:
+            self.names.setdefault(id(value), name)
+        self.draws = False
+        self.hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+    def layer(self, module: nn.Module, first: bool = False, fresh: bool = False) -> forms.Layer:
+        """Return the stacked form of a module; ``fresh`` says that its input may be overwritten."""
+        found = None if self.hooked else self._known(module, first, fresh)
+        self.draws |= isinstance(module, _DropoutNd) or (found is None and not isinstance(module, forms.NORMS))
+        if found is None:
+            return forms.Vmapped(module, self.names, self.trained, self.mask, self.head, first)
+        return forms.Head(found) if module is self.head else found
+
+    def _known(self, module: nn.Module, first: bool, fresh: bool) -> forms.Layer | None:
+        """Return the form of a module with a known forward pass; a derived class may have another."""
+        kind: Any = type(module)
+        if kind is nn.Sequential or kind is Network:
+            return self._chain(module, first)
+        if isinstance(module, Residual) and kind is Residual:
+            around = (
+                None if type(part) is nn.Identity else self.layer(part) for part in (module.shortcut, module.after)
+            )
+            return forms.Residual(self.layer(module.body), *around)
+        if kind is nn.Linear:
+            return forms.Linear(forms.Weights(module, self.names, self.trained))
+        if kind in (nn.Conv1d, nn.Conv2d) and module.padding_mode == "zeros" and isinstance(module.padding, tuple):
+            return forms.Conv(module, forms.Weights(module, self.names, self.trained))
+        if kind is nn.ReLU:
+            return forms.Relu(fresh)
+        if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
+            return forms.Flatten()
+        if isinstance(module, nn.MaxPool2d) and kind is nn.MaxPool2d and not module.return_indices:
+            return forms.MaxPool(module)
+        whole_rows = kind in _ROWWISE and getattr(module, "start_dim", 1) > 0 and getattr(module, "dim", 1) > 0
+        return forms.Rowwise(module) if whole_rows else None
+
+    def _chain(self, module: nn.Module, first: bool) -> forms.Layer:
+        """Return layers one after the other, with nested ones in place.
+
+        ReLU and max-pooling can change places, for the same numbers: the ReLU then sees fewer of them.
+        """
+        flat = self._leaves(module)
+        for i in range(len(flat) - 1):
+            if type(flat[i]) is nn.ReLU and type(flat[i + 1]) is nn.MaxPool2d:
+                flat[i], flat[i + 1] = flat[i + 1], flat[i]
+        layers: list[forms.Layer] = []
+        while flat:
+            module = flat.pop(0)
+            fresh = bool(layers) and isinstance(layers[-1], forms.Linear | forms.ConvBlock | forms.MaxPool)
+            lowest = first and all(isinstance(layer, forms.WEIGHTLESS) for layer in layers)
+            layer = self.layer(module, lowest, fresh)
+            if isinstance(layer, forms.Conv) and isinstance(module, nn.Conv2d):
+                layer = self._block(layer, module, flat)
+            elif isinstance(layer, forms.Linear) and flat and type(flat[0]) is nn.ReLU:
+                layer.relu = bool(flat.pop(0))
+            layers.append(layer)
+        return forms.Chain(layers, first)
+
+    def _block(self, conv: forms.Conv, module: nn.Conv2d, after: list[nn.Module]) -> forms.Layer:
+        """Return a convolution together with the pooling and the ReLU after it, which are taken from the list."""
+        pool = None
+        if after and isinstance(found := self._known(after[0], False, False), forms.MaxPool) and found.halves:
+            pool = found
+            after.pop(0)
+        relu = bool(after) and type(after[0]) is nn.ReLU
+        if relu:
+            after.pop(0)
+        return forms.ConvBlock(conv, pool, relu, module)
+
+    def _leaves(self, module: nn.Module, inside: bool = False) -> list[nn.Module]:
+        """Return the modules of nested sequences, in order; the head stays whole."""
+        parts: Iterable[nn.Module] = ()
+        if type(module) is nn.Sequential:
+            parts = module
+        elif type(module) is Network:
+            parts = (module.features, module.head)
+        if not parts or (inside and module is self.head):
+            return [module]
+        return [leaf for part in parts for leaf in self._leaves(part, inside=True)]
