@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, vmap
 
-from fedskew.batchnorm.masked import MaskedBatchNorm, check_layers, decode, encode, has_batch_norm, maskable
+from fedskew.batchnorm.masked import Mask, MaskedBatchNorm, check_layers, decode, encode, has_batch_norm, maskable
 from fedskew.core.errors import FedskewError
 
 LAYERS = {
@@ -128,3 +129,24 @@ def test_names_without_a_partner_take_the_plain_mean():
     merged = merge(buffers, np.array([0.25, 0.75]))
     assert merged["running_var"].tolist() == [3.5]
     assert merged["table"].tolist() == [3.5, 0.0]
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_inputs_of_lower_precision_are_normalised_in_that_of_the_weights(device: str):
+    layer = MaskedBatchNorm(nn.BatchNorm2d(3), Mask()).train().to(device)
+    x = torch.randn(4, 5, 3, 6, 6, generator=torch.Generator().manual_seed(0)).to(device)  # four clients
+    tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    values = {name: value.detach().expand(4, *value.shape).clone() for name, value in tensors.items()}
+
+    def one(weights, rows):
+        return functional_call(layer, weights, (rows,))
+
+    found = vmap(one)(values, x.bfloat16())
+    assert found.dtype == torch.float32
+    for client in range(4):
+        rows = x[client].bfloat16().float()
+        expected = torch.nn.functional.batch_norm(rows, None, None, training=True)
+        torch.testing.assert_close(found[client], expected, rtol=1e-4, atol=1e-5)

@@ -139,3 +139,15 @@ def test_both_options_have_help(name: str):
 def test_bad_values_are_refused(spec: str, says: str):
     with pytest.raises(FedskewError, match=says):
         build(spec, (3, 8, 8), 4, seed=0)
+
+
+def test_a_factor_on_the_logits_of_resnet9():
+    plain, scaled = (build(f"resnet9:width=2{more}", (1, 8, 8), 4, seed=3) for more in ("", ",logits=0.125"))
+    assert list(plain.state_dict()) == list(scaled.state_dict())
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    head = plain.head
+    features = plain.eval().features(x)
+    expected = features @ head.weight.T / 8 + head.bias
+    torch.testing.assert_close(scaled.eval()(x), expected)
+    with pytest.raises(FedskewError, match="logits=0 is out of range"):
+        build("resnet9:logits=0", (1, 8, 8), 4, seed=0)

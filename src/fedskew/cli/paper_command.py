@@ -7,6 +7,7 @@ import typer
 
 from fedskew.cli.command import Once
 from fedskew.cli.console import console_for, escape, show_progress
+from fedskew.core.errors import unknown
 
 
 def add_to(app: typer.Typer) -> None:
@@ -58,6 +59,7 @@ def paper(
     fedskew paper fedpbs --table 3 --quick
     fedskew paper stratify --table 2 --device cuda --seeds 0-4
     """
+    from fedskew.engine.device import pick_device
     from fedskew.papers.comparison import summary_table
     from fedskew.papers.paper_tables import choose, papers, tables_of
     from fedskew.papers.replication_page import results_folder, write_page
@@ -72,18 +74,15 @@ def paper(
             for found in tables_of(entry.name):
                 console.print(escape(f"  --table {found.name}  {found.printed}: {found.title}"), soft_wrap=True)
         return
-    chosen = choose(name, table)
-    for found in [entry.reduced() for entry in chosen] if quick else chosen:
+    tables, wanted = choose(name, table), None if seeds is None else parse_seeds(seeds)
+    known = {entry.name for found in tables for entry in found.cases}
+    for strange in set(case or ()) - known:
+        raise unknown(f"case of {name}", strange, known)
+    pick_device(device or "auto")
+    folder = results_folder(out, quick)
+    for found in [entry.reduced() for entry in tables] if quick else tables:
         console.print(escape(f"{found.printed}: {found.title}"), soft_wrap=True)
-        folder = results_folder(out, quick)
-        rerun(
-            found,
-            folder,
-            show_progress,
-            seeds=None if seeds is None else parse_seeds(seeds),
-            cases=case or (),
-            device=device,
-        )
+        rerun(found, folder, show_progress, seeds=wanted, cases=case or (), device=device)
         for line in summary_table(found, Results(folder, found.label)):
             console.print(escape("  ".join(line)), soft_wrap=True)
     console.print(escape(f"written to {write_page(out, quick)}"), soft_wrap=True)

@@ -14,7 +14,7 @@ from fedskew.batchnorm.masked import Mask, maskable
 from fedskew.core.trees import Tensors
 from fedskew.engine import layers as forms
 from fedskew.engine.device import Precision
-from fedskew.models.blocks import GlobalMax, GlobalMean, Residual
+from fedskew.models.blocks import Factor, GlobalMax, GlobalMean, Residual
 from fedskew.models.layout import head_module
 from fedskew.models.network import Network
 
@@ -23,7 +23,7 @@ _ROWWISE = (
     nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.ELU, nn.SELU,
     nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ReLU6, nn.Softplus, nn.Hardtanh, nn.Hardswish,
     nn.ReLU, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
-    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, GlobalMax, GlobalMean,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, Factor, GlobalMax, GlobalMean,
 )  # fmt: skip
 
 
