@@ -57,6 +57,38 @@ def test_outcomes_of_better(table: Made, record: Record, better: str, old: tuple
     assert str(judge(made, record(made, {("a", "new"): GOOD, ("a", "old"): old}))) == outcome
 
 
+@pytest.mark.parametrize(
+    ("old", "outcome"),
+    [
+        ((0.715, 0.725, 0.705), "held"),  # half a point worse in every seed
+        ((0.735, 0.745, 0.725), "not held: reversed against old"),
+        ((0.70, 0.75, 0.68), "not held: no difference beyond noise to old"),
+    ],
+)
+def test_with_a_tolerance_it_may_be_that_much_worse(table: Made, record: Record, old: tuple[float, ...], outcome: str):
+    made = table(replace(BETTER, tolerance=1.0), cases=("a",))
+    assert str(judge(made, record(made, {("a", "new"): GOOD, ("a", "old"): old}))) == outcome
+
+
+def test_what_was_chosen_must_be_the_best(table: Made, record: Record):
+    runs = {("a", "x"): (0.5, 0.7), ("a", "y"): (0.65, 0.65), ("a", "z"): (0.9, 0.9)}
+    for method, others, outcome in (
+        ("z", (), "chosen"),
+        ("y", (), "not the best"),
+        ("y", ("x",), "chosen"),
+        ("x", ("y",), "not the best"),
+    ):
+        made = table(Claim("c", "chosen", "accuracy", method, others), cases=("a",), methods=("x", "y", "z"))
+        found = judge(made, record(made, runs))
+        assert (str(found), len(found.numbers)) == (outcome, 2 if others else 3)
+
+
+def test_another_measure_for_some_methods(table: Made, record: Record):
+    made = table(ABOVE, cases=("a",))
+    made = replace(made, values=(replace(made.values[0], measure="missing", instead={"new": "score"}),))
+    assert str(judge(made, record(made, {("a", "new"): (0.71,), ("a", "old"): (0.9,)}))) == "held"
+
+
 def test_every_rival_counts(table: Made, record: Record):
     claim = Claim("new is best", "better", "accuracy", "new", ("old", "like"))
     made = table(claim, cases=("a",), methods=("new", "old", "like"))

@@ -27,6 +27,7 @@ def distribution(data: str, skew: str, clients: int, seed: int) -> Numbers:
     shares = counts / counts.sum(axis=1, keepdims=True)
     return {
         "largest_class": float(shares.max(axis=1).mean()),
+        "two_largest_classes": float(np.sort(shares, axis=1)[:, -2:].sum(axis=1).mean()),
         "classes": float((counts > 0).sum(axis=1).mean()),
         "hellinger": levels(rows, partition, "labels")["hellinger"],
         **{f"rows_{client}_{label}": float(n) for (client, label), n in np.ndenumerate(counts)},

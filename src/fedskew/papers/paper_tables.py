@@ -59,7 +59,8 @@ class Claim:
     """What a paper says of a table.
 
     kind:
-        better: ``method`` is better than each of ``others``, over the pairs of case and seed
+        better: ``method`` is better than each of ``others``, over the pairs of case and seed; with a ``tolerance`` it
+            is at most that much worse
         near: ``method`` is within ``tolerance`` of the paper's number in every case
         above: ``method`` has at least ``bound`` in every case
         steady: the best and the worst case of ``method`` differ by at most ``tolerance``

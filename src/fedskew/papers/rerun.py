@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from fedskew.runs import folder as on_disk
 from fedskew.runs import sweep
 from fedskew.runs.callbacks import CallbackSpec
 from fedskew.runs.folder import RunFolder
-from fedskew.runs.sweep import Member
+from fedskew.runs.sweep import Member, Partitions
 
 UNFINISHED = "unfinished"  # folder with the runs of cells that have not ended
 POINTS = 25  # of a curve that are kept
@@ -42,33 +43,33 @@ def rerun(
     cases: Sequence[str] = (),
     device: str | None = None,
 ) -> None:
-    """Measure the cells of a table that are not recorded in the folder yet, case by case.
+    """Measure the cells of a table that are not recorded in the folder yet, and record each method when it is done.
 
     Results of other settings than the table has now are measured again. What was interrupted goes on from its last
-    checkpoint.
+    checkpoint. Several processes may measure different cases of a table.
     """
     results = Results(folder, table.label)
     wanted = seeds if seeds is not None else sweep.parse_seeds(table.seeds)
+    (folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
     for case in table.cases:
         if cases and case.name not in cases:
             continue
         done = {result.key: result.configuration for result in results.read()}
-        left = [
-            (method, seed)
-            for method in table.methods_of(case)
-            for seed in wanted
-            if done.get((case.name, method.name, seed)) != configuration(table, case, method)
-        ]
-        if not left:
-            continue
-        place = folder / UNFINISHED / slug(f"{table.label} {case.name} {min(wanted)} {max(wanted)}")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        began = time.perf_counter()
-        with locked(place, at=place.with_name(f"{place.name}.lock")):
-            measure = _train if table.kind == "training" else _measure
-            found = measure(table, case, left, place, watch, device)
-            results.add(found, _sitting(case, device, time.perf_counter() - began))
-            shutil.rmtree(place, ignore_errors=True)
+        partitions = Partitions()
+        for method in table.methods_of(case):
+            now = configuration(table, case, method)
+            left = [seed for seed in wanted if done.get((case.name, method.name, seed)) != now]
+            if not left:
+                continue
+            place = folder / UNFINISHED / slug(f"{table.label} {case.name} {method.name} {left[0]} {left[-1]}")
+            began = time.perf_counter()
+            with locked(place, at=place.with_name(f"{place.name}.lock")):
+                if table.kind == "training":
+                    found = _train(table, case, method, left, place, watch, device, partitions)
+                else:
+                    found = [_measured(table, case, method, seed) for seed in left]
+                results.add(found, _sitting(case, device, time.perf_counter() - began))
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def values_of(table: PaperTable, case: Entry, method: Entry) -> Row:
@@ -99,27 +100,23 @@ def slug(name: str) -> str:
 def _train(
     table: PaperTable,
     case: Entry,
-    left: Sequence[tuple[Entry, int]],
+    method: Entry,
+    seeds: Sequence[int],
     place: Path,
     watch: Watch,
     device: str | None,
+    partitions: Partitions,
 ) -> list[Result]:
-    """Train the runs of a case, those of one method side by side, and return what they tell."""
+    """Train a method in a case with all seeds, side by side where that is faster, and return what the runs tell."""
     given = {} if device is None else {"device": device}
     if pick_device(device or Experiment().device).type == "cpu":
         given["precision"] = "float32"  # another one is for the speed of GPUs
-    members = [
-        Member(
-            f"{slug(method.name)}-s{seed}",
-            method.name,
-            {**_here(values_of(table, case, method)), **given, "seed": seed},
-        )
-        for method, seed in left
-    ]
-    if place.exists() and {m.name for m in sweep.read(place)} != {m.name for m in members}:
-        shutil.rmtree(place)  # of an earlier version of the table, or of other seeds
+    values = {**_here(values_of(table, case, method)), **given}
+    members = [Member(f"{slug(method.name)}-s{seed}", method.name, {**values, "seed": seed}) for seed in seeds]
+    if place.exists() and sweep.read(place) != members:
+        shutil.rmtree(place)  # of an earlier version of the table
     if not place.exists():
-        sweep.check(members)
+        sweep.check(members, partitions)
         sweep.create(place, members)
     with watch([f"{case.name}: {member.name}" for member in members], members[0].experiment().rounds) as callbacks_of:
 
@@ -127,20 +124,23 @@ def _train(
             found: list[CallbackSpec] = callbacks_of(f"{case.name}: {member.name}")
             return found
 
-        summaries = sweep.run_all(place, members, callbacks)
-    found = []
-    for (method, seed), member, summary in zip(left, members, summaries, strict=True):
-        key = (case.name, method.name, seed, configuration(table, case, method))
-        if "failed" in summary:
-            found.append(Result(*key, failed=str(summary["failed"])))
-            continue
-        numbers = {name: float(v) for name, v in summary.items() if isinstance(v, (int, float)) and name != "seed"}
-        disk = RunFolder(place / member.name)
-        rounds = disk.table(on_disk.ROUNDS)
-        found.append(
-            Result(*key, numbers | _of_a_round(rounds, disk.table(on_disk.TIMING)), _thinned(rounds, table.curves))
-        )
-    return found
+        summaries = sweep.run_all(place, members, callbacks, partitions=partitions)
+    now = configuration(table, case, method)
+    return [
+        _result(table, Result(case.name, method.name, seed, now), place / member.name, summary)
+        for seed, member, summary in zip(seeds, members, summaries, strict=True)
+    ]
+
+
+def _result(table: PaperTable, empty: Result, place: Path, summary: Row) -> Result:
+    """Return what a run tells: the numbers of its summary, what a round of it takes, and its curves."""
+    if "failed" in summary:
+        return replace(empty, failed=str(summary["failed"]))
+    numbers = {name: float(v) for name, v in summary.items() if isinstance(v, (int, float)) and name != "seed"}
+    disk = RunFolder(place)
+    rounds = disk.table(on_disk.ROUNDS)
+    numbers |= _of_a_round(rounds, disk.table(on_disk.TIMING))
+    return replace(empty, numbers=numbers, curves=_thinned(rounds, table.curves))
 
 
 def _of_a_round(rounds: Sequence[Row], timing: Sequence[Row]) -> dict[str, float]:
@@ -161,26 +161,10 @@ def _thinned(rounds: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> lis
     return [{name: scored[place][name] for name in names if scored[place].get(name) is not None} for place in places]
 
 
-def _measure(
-    table: PaperTable,
-    case: Entry,
-    left: Sequence[tuple[Entry, int]],
-    place: Path,
-    watch: Watch,
-    device: str | None,
-) -> list[Result]:
-    """Measure the cells of a case that need no training."""
-    measure = MEASUREMENTS[table.kind]
-    return [
-        Result(
-            case.name,
-            method.name,
-            seed,
-            configuration(table, case, method),
-            measure(**_here(values_of(table, case, method)), seed=seed),
-        )
-        for method, seed in left
-    ]
+def _measured(table: PaperTable, case: Entry, method: Entry, seed: int) -> Result:
+    """Measure a cell that needs no training."""
+    numbers = MEASUREMENTS[table.kind](**_here(values_of(table, case, method)), seed=seed)
+    return Result(case.name, method.name, seed, configuration(table, case, method), numbers)
 
 
 def _sitting(case: Entry, device: str | None, seconds: float) -> Row:

@@ -95,10 +95,11 @@ def _better(found: Measured, claim: Claim, value: Value) -> Verdict:
         return Verdict(claim, "not held", own[0], numbers)
     compared = [rival for rival in rivals if rival.seeds]
     whole = [rival for rival in compared if len(rival.seeds) >= FEWEST_SEEDS and not rival.unmeasured]
-    above = [rival.name for rival in whole if rival.interval[0] > _ROUNDING]
-    below = [rival.name for rival in whole if rival.interval[1] < -_ROUNDING]
+    slack = claim.tolerance
+    above = [rival.name for rival in whole if rival.interval[0] > _ROUNDING - slack]
+    below = [rival.name for rival in whole if rival.interval[1] < -_ROUNDING - slack]
     level = [rival.name for rival in whole if rival.name not in (*above, *below)]
-    ahead = all(fmean(rival.seeds) > _ROUNDING for rival in compared)
+    ahead = all(fmean(rival.seeds) > _ROUNDING - slack for rival in compared)
     never = [rival.name for rival in rivals if not rival.seeds and not rival.unmeasured]
     outcome: Outcome = "held"
     why = ""

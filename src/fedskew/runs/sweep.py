@@ -175,9 +175,9 @@ class Partitions:
         return self._known[seed]
 
 
-def check(wanted: Sequence[Member]) -> None:
+def check(wanted: Sequence[Member], partitions: Partitions | None = None) -> None:
     """Raise before the first run the errors that would stop a later one; every partition and model is made once."""
-    partitions = Partitions()
+    partitions = partitions or Partitions()
     for member in wanted:
         experiment = member.experiment()
         with _named(member):
@@ -255,14 +255,15 @@ def run_all(
     *,
     retry: bool = False,
     force: bool = False,
+    partitions: Partitions | None = None,
 ) -> list[Row]:
     """Run, resume or skip every member; return their summaries, and write them with means to the folder.
 
     A run that diverges is recorded as failed, with its reason, and the others continue; it is run again only with
-    ``retry``.
+    ``retry``. ``partitions`` spares several groups on the same partitions from making them again.
     """
     with locked(folder):
-        partitions, found = Partitions(), dict[str, Row]()
+        partitions, found = partitions or Partitions(), dict[str, Row]()
         for group in _groups(wanted):
             left = [member for member in group if _runs(folder / member.name, retry)]
             found |= _run(folder, left, partitions, callbacks, force)
