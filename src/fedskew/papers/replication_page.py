@@ -1,6 +1,7 @@
 """The page of all papers' tables: their numbers beside ours, what held, and how it was measured."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -131,11 +132,12 @@ def _pairs(settings: Mapping[str, Any]) -> str:
 
 
 def _made(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how results were made, one line for sittings that differ in their time only."""
+    """Return how results were made, one line for sittings that differ in their cases and their time only."""
     seconds: dict[str, float] = {}
     for sitting in history:
         versions = ", ".join(f"{name} {sitting[name]}" for name in _VERSIONS)
-        made = f"`{sitting['command']}`, {versions}, {sitting['machine']}"
+        command = re.sub(r" --case ('[^']*'|\S+)", "", sitting["command"])
+        made = f"`{command}`, {versions}, {sitting['machine']}"
         seconds[made] = seconds.get(made, 0.0) + sitting["seconds"]
     return [f"Made by {made}: {spent:,.0f} s." for made, spent in seconds.items()]
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -173,7 +174,7 @@ def _sitting(case: Entry, device: str | None, seconds: float) -> Row:
 
     used = pick_device(device or Experiment().device)
     return {
-        "command": " ".join(["fedskew", *sys.argv[1:]]),
+        "command": " ".join(["fedskew", *map(shlex.quote, sys.argv[1:])]),
         "case": case.name,
         "fedskew": __version__,
         "python": platform.python_version(),
