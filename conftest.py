@@ -45,6 +45,10 @@ SLOW_MODULES = frozenset(
 SLOW_TESTS = frozenset(
     {
         "fedskew.testing.check",
+        "test_a_comparison_is_resumed_with_the_same_import_alone",
+        "test_a_run_is_resumed_with_the_same_import_alone",
+        "test_on_the_command_line_and_in_a_file",
+        "test_workers_import_it_too",
         "test_a_killed_group_continues_with_the_same_bits",
         "test_a_run_of_an_older_version_is_gone_on_with",
         "test_a_split_of_labels_and_back",

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, resolve
 from fedskew.cli import app as cli
+from fedskew.core import plugins
 from fedskew.core.config import Settings
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
@@ -20,7 +21,9 @@ from fedskew.data.partition import Partition
 from fedskew.engine.job import Engine, Start
 from fedskew.engine.plan import Plan
 from fedskew.models.build import build
+from fedskew.runs.choices import REGISTRIES
 from fedskew.server.server import Server
+from fedskew.skew.skews import treatments
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -47,6 +50,28 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)  # more are many times slower on tensors this small
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def forget_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Return a function that forgets modules in the test's folder and what they registered, as a new process would."""
+    registries = [*REGISTRIES.values(), treatments]
+    built_in = [dict(registry.loaded()) for registry in registries]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def forget() -> None:
+        for registry, things in zip(registries, built_in, strict=True):
+            monkeypatch.setattr(registry, "_things", dict(things))
+            monkeypatch.setattr(registry, "_searched", False)
+        monkeypatch.setattr(plugins, "_imported", {})
+        plugins.OWN.clear()
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+                del sys.modules[name]
+
+    forget()
+    yield forget
+    forget()
 
 
 class Lab:

@@ -302,7 +302,7 @@ class Half(fs.FedAvg):
 
 def test_an_algorithm_of_ones_own(fed: fs.Federation, tmp_path: Path) -> None:
     run = fs.train(fed, "logreg", Half(), rounds=2, folder=tmp_path / "run")
-    assert run.summary["algorithm"] == "from-python"
+    assert run.summary["algorithm"] == f"{__name__}.Half:weights=none,factor=0.5"
     assert not same_weights(run.model, fs.train(fed, "logreg", rounds=2, folder=False).model)
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(

@@ -251,7 +251,7 @@ def test_things_are_found_in_their_package(shelf: Registry):
     assert shelf.options("first")["size"].default == 3
     assert shelf.name_of(shelf.get("first")) == "first"
     assert shelf.name_of(inspect.getdoc) is None
-    with pytest.raises(FedskewError, match=r"^unknown thing 'frist': did you mean 'first'\? Known: also, first$"):
+    with pytest.raises(FedskewError, match=r"^unknown thing 'frist': did you mean 'first'\? Known: also, first; for"):
         shelf.get("frist")
 
 
@@ -292,8 +292,12 @@ def test_registering_needs_a_new_name_and_a_docstring(shelf: Registry):
         """It is."""
 
     list(shelf)
-    with pytest.raises(FedskewError, match="thing 'first' is registered twice"):
+    with pytest.raises(
+        FedskewError, match=r"thing 'first' is registered twice, by made_up_shelf\.one\.thing and .*documented: "
+    ):
         shelf.register("first")(documented)
+    with pytest.raises(FedskewError, match=r"thing 'a\+b': write its name with letters"):
+        shelf.register("a+b")(documented)
     with pytest.raises(FedskewError, match="thing 'new' needs a docstring"):
         shelf.register("new")(lambda rows: rows)
     assert shelf.register("new")(documented) is documented

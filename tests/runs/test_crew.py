@@ -214,9 +214,11 @@ def test_torchrun_compares_methods_and_resumes_what_is_not_finished(tmp_path, fe
 
 def test_a_worker_of_torchrun_with_other_rows_is_refused(fed):
     server, config = prepare(fed, "logreg", resolve("fedavg"), Settings(workers=2, **SETTINGS))
-    assert Recipe(config, fed.fingerprint).trainer(server_of).jobs[0].x.equal(server.job.x)
+    assert Recipe(config, fed.fingerprint, []).trainer(server_of).jobs[0].x.equal(server.job.x)
     with pytest.raises(FedskewError, match=r"other rows of digits.* than the machine of process 0"):
-        Recipe({**config, "split_seed": 7}, fed.fingerprint).trainer(server_of)
+        Recipe({**config, "split_seed": 7}, fed.fingerprint, []).trainer(server_of)
+    with pytest.raises(FedskewError, match="other code in what --import names than the machine of process 0"):
+        Recipe(config, fed.fingerprint, ["0" * 64]).trainer(server_of)
 
 
 @pytest.mark.parametrize("more", [0, 300_000], ids=["small", "larger than a pipe"])

@@ -54,8 +54,7 @@ def __getattr__(name: str) -> Any:
 
 def _classes() -> list[type[Any]]:
     """Return every registered method."""
-    registry = importlib.import_module("fedskew.algorithms.contract").algorithms
-    return [registry.get(name) for name in registry]
+    return list(importlib.import_module("fedskew.algorithms.contract").algorithms.loaded().values())
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,9 @@
 
 import os
 import sys
-from typing import Annotated, Any
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -11,6 +13,10 @@ from fedskew import __version__
 from fedskew.cli import data_commands, listing, paper_command, resume_command, run_command, split
 from fedskew.core.config import workers_of_torchrun
 from fedskew.core.errors import FedskewError
+from fedskew.core.plugins import import_modules
+
+if TYPE_CHECKING:
+    from fedskew.server.server import Server
 
 # Newer versions of Typer have their own copy of Click: take its exception class, not Click's.
 _UsageError: Any = typer.BadParameter.__bases__[0]
@@ -46,6 +52,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; an error of the user gives one line on stderr and exit code 2."""
+    warnings.formatwarning = lambda message, *where: f"fedskew: warning: {message}\n"
     try:
         code = _run_the_command()
     except _StoppedError as stopped:
@@ -70,7 +77,12 @@ def _run_the_command() -> Any:
     from fedskew.runs.crew import join_torchrun, leave_torchrun
     from fedskew.runs.execute import server_of
 
-    if not join_torchrun(server_of):
+    def imported_server(config: Mapping[str, Any]) -> "Server":
+        given = typer.main.get_command(app).make_context("fedskew", sys.argv[1:])
+        import_modules(given.params["modules"] or ())
+        return server_of(config)
+
+    if not join_torchrun(imported_server):
         return 0
     try:
         return app(standalone_mode=False)
@@ -95,8 +107,18 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help="Python file, or name of a module, that registers methods, skews, models or data of your own; may be "
+            "repeated. Importing runs its code: only import what you trust.",
+        ),
+    ] = None,
 ) -> None:
     """Federated learning on heterogeneous (non-IID) clients."""
+    import_modules(modules or ())
 
 
 for module in (run_command, resume_command, split, paper_command, listing, data_commands):

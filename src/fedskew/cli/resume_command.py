@@ -50,8 +50,10 @@ def resume(
     else:
         from fedskew.api import resume as resume_run
         from fedskew.runs.choices import brief
+        from fedskew.runs.environment import check_imports
         from fedskew.runs.execute import read_config
 
+        check_imports(folder, disk.environment(), force)  # before a name of its configuration is looked up
         config = read_config(disk)
         name = brief("algorithm", config["algorithm"])
         with show_progress([name], config.get("rounds", 0)) as callbacks_of:

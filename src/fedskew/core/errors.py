@@ -36,8 +36,8 @@ class Interrupted(KeyboardInterrupt):
         self.code = code
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> FedskewError:
-    """Return the error for a name that is not registered, with the nearest known name first.
+def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> FedskewError:
+    """Return the error for a name that is not registered, with the nearest known name first and ``more`` last.
 
     >>> str(unknown("skew", "dirichlt", ["dirichlet", "iid"]))
     "unknown skew 'dirichlt': did you mean 'dirichlet'? Known: dirichlet, iid"
@@ -46,4 +46,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FedskewError:
     name, names = name[:_LONGEST], names[:_LONGEST]
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return FedskewError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}")
+    return FedskewError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}{more}")

@@ -11,8 +11,10 @@ from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.plugins import OWN, load_entry_points, place
 
 T = TypeVar("T", bound=Callable[..., Any])
+YOURS = "; for one of your own: fedskew --import FILE"  # where names are not known
 
 
 @dataclass(frozen=True)
@@ -297,28 +299,41 @@ def parse(text: str, kind: str) -> Choice:
 
 
 class Registry(Generic[T]):
-    """The components of one kind; the modules of one package are imported when a name is first looked up."""
+    """The components of one kind; the modules of one package are imported when a name is first looked up.
+
+    What installed packages offer as entry points is imported when a name is not known, or when all are listed.
+    """
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
         self._package = package
+        self._group = "fedskew.data" if kind == "data set" else f"fedskew.{kind}s"
         self._things: dict[str, T] = {}
-        self._loaded = False
+        self._loaded = self._searched = False
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator: make the class or function available as ``name``."""
 
         def keep(thing: T) -> T:
+            own = place(thing).partition(".")[0] != self._package.partition(".")[0]
+            if own:
+                self.loaded()  # so that a name that clashes is the fault of the one that comes from outside
+            if not re.fullmatch(r"\w[\w.-]*", name):
+                raise FedskewError(f"{self.kind} {name!r}: write its name with letters, digits, dashes and dots alone")
             if name in self._things:
-                raise FedskewError(f"{self.kind} {name!r} is registered twice")
+                both = f"{place(self._things[name])} and {place(thing)}"
+                raise FedskewError(f"{self.kind} {name!r} is registered twice, by {both}: choose another name")
             if not inspect.getdoc(thing):
                 raise FedskewError(f"{self.kind} {name!r} needs a docstring: its help comes from there")
             self._things[name] = thing
+            if own:
+                OWN.append(thing)
             return thing
 
         return keep
 
-    def _load(self) -> dict[str, T]:
+    def loaded(self) -> dict[str, T]:
+        """Return what is registered by name, without what entry points would add."""
         if not self._loaded:
             self._loaded = True
             package = importlib.import_module(self._package)
@@ -326,18 +341,25 @@ class Registry(Generic[T]):
                 importlib.import_module(module.name)
         return self._things
 
+    def _searched_for(self) -> dict[str, T]:
+        """Return what is registered by name, entry points included."""
+        self.loaded()
+        if not self._searched:
+            self._searched = True
+            load_entry_points(self._group)
+        return self._things
+
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._load()))
+        return iter(sorted(self._searched_for()))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._load()
+        return name in self.loaded() or name in self._searched_for()
 
     def get(self, name: str) -> T:
         """Return the component of that name, or raise an error that names the nearest."""
-        things = self._load()
-        if name not in things:
-            raise unknown(self.kind, name, things)
-        return things[name]
+        if name not in self:
+            raise unknown(self.kind, name, self._things, YOURS)
+        return self._things[name]
 
     def summary(self, name: str) -> str:
         """Return the first line of its docstring."""
@@ -376,7 +398,7 @@ class Registry(Generic[T]):
 
     def name_of(self, thing: Any) -> str | None:
         """Return the name under which a class or function is registered, or None."""
-        return next((name for name, known in self._load().items() if known is thing), None)
+        return next((name for name, known in self.loaded().items() if known is thing), None)
 
 
 class Composing(Registry[T]):

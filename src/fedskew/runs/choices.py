@@ -1,9 +1,11 @@
 """Choices of a run (data, skew, model, algorithm, ...) as its configuration and its tables write them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedskew.algorithms.contract import algorithms
+from fedskew.core.errors import FedskewError
+from fedskew.core.plugins import place
 from fedskew.core.registry import Choice, Composition, Registry
 from fedskew.data import catalogue
 from fedskew.data.dataset import datasets
@@ -26,7 +28,13 @@ REGISTRIES: Mapping[str, Registry[Any]] = {
 
 
 def choose(kind: str, spec: Any) -> Choice:
-    """Return a validated choice."""
+    """Return a validated choice; what stands for a Python object is refused."""
+    if from_python(spec):
+        what = f" ({spec['class']})" if isinstance(spec, Mapping) and "class" in spec else ""
+        raise FedskewError(
+            f"{kind}={FROM_PYTHON} stands for a Python object{what}: run it from Python, choose another {kind}, or "
+            "register its class under a name and import it: fedskew --import FILE run ... (CONTRIBUTING.md)"
+        )
     return catalogue.choose(spec) if kind == "data" else REGISTRIES[kind].choose(spec)
 
 
@@ -43,4 +51,18 @@ def spell(kind: str, spec: Any) -> str:
 
 def brief(kind: str, spec: Any) -> str:
     """Return a choice as ``name:key=value``, without what is at its default."""
-    return FROM_PYTHON if spec == FROM_PYTHON else str(REGISTRIES[kind].brief(choose(kind, spec)))
+    if not from_python(spec):
+        return str(REGISTRIES[kind].brief(choose(kind, spec)))
+    if not isinstance(spec, Mapping):
+        return FROM_PYTHON
+    return str(Choice(spec["class"], {key: value for key, value in spec.items() if key not in ("name", "class")}))
+
+
+def described(things: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table that says of what classes or functions a Python object is; it cannot be made again from that."""
+    return {"name": FROM_PYTHON, "class": " + ".join(map(place, things)), **options}
+
+
+def from_python(spec: Any) -> bool:
+    """Return whether a choice in a configuration stands for a Python object."""
+    return FROM_PYTHON in (spec, spec.get("name") if isinstance(spec, Mapping) else None)

@@ -5,12 +5,15 @@ import math
 import platform
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedskew.core.errors import FedskewError
+from fedskew.core.plugins import Imported, digest_of, imported, place
 from fedskew.runs.folder import FORMAT, RunFolder, resume_command
 from fedskew.server.server import Server
 
@@ -38,13 +41,10 @@ def environment(server: Server) -> dict[str, Any]:
         "federation": server.fed.fingerprint,
         "shape": list(server.fed.data.shape),
         "outputs": server.job.task.width(len(server.fed.data.classes)),
-        "algorithm": {"class": _qualified(type(method)), "options": {k: str(v) for k, v in method.options().items()}},
-        "model": {"class": _qualified(type(server.model)), "answers": answers(server)},
+        "algorithm": {"class": place(type(method)), "options": {k: str(v) for k, v in method.options().items()}},
+        "model": {"class": place(type(server.model)), "answers": answers(server)},
+        "imports": [asdict(one) for one in imported()],
     }
-
-
-def _qualified(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @torch.no_grad()
@@ -54,6 +54,29 @@ def answers(server: Server) -> list[float]:
     fresh = copy.deepcopy(server.model).cpu().double().eval()
     found: list[float] = fresh(rows).flatten().tolist()
     return found
+
+
+def check_imports(folder: Path, began: Mapping[str, Any], force: bool) -> None:
+    """Raise an error unless all that a run imported when it began is here, unchanged; nothing is imported.
+
+    Importing runs code: only the user says so, by naming the file again.
+    """
+    wanted = [Imported(**entry) for entry in began.get("imports", [])]
+    command = resume_command(folder, [one.source for one in wanted])
+    for one in wanted:
+        digest = digest_of(one.module)
+        if digest is None:
+            gone = (
+                " (which is not there any more)" if one.source.endswith(".py") and not Path(one.source).exists() else ""
+            )
+            raise FedskewError(
+                f"{folder}: the run uses code of {one.source}{gone}: if you trust that code, import it again: {command}"
+            )
+        if digest != one.sha256 and not force:
+            raise FedskewError(
+                f"{folder}: the code of {one.source} is not that with which the run began: put it back, or resume "
+                f"anyway: {command} --force"
+            )
 
 
 def check_same(disk: RunFolder, began: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:

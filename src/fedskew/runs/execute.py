@@ -26,9 +26,9 @@ from fedskew.models.parameters import load_weights, trainable
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec, EarlyStopping, TensorBoard, as_callbacks, events, summary_writer
 from fedskew.runs.checkpoint import Checkpoints, to_bytes
-from fedskew.runs.choices import FROM_PYTHON, as_table, brief
+from fedskew.runs.choices import FROM_PYTHON, as_table, brief, described, from_python
 from fedskew.runs.crew import with_workers
-from fedskew.runs.environment import check_same, environment
+from fedskew.runs.environment import check_imports, check_same, environment
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.run import Run
@@ -111,6 +111,7 @@ def resuming(
     with nullcontext() if disk.finished else locked(disk.path):
         began = disk.environment()
         disk.verify_start(force)
+        check_imports(disk.path, began, force)
         config = read_config(disk)
         _check_given(disk, config, {"data": fed, "skew": fed, "model": model, "algorithm": algorithm, "task": task})
         fed = _federation_of(config) if fed is None else fed
@@ -140,7 +141,7 @@ def resuming(
 def _check_given(disk: RunFolder, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse to resume a run without the Python objects that it was made of."""
     for name, part in given.items():
-        if config.get(name) == FROM_PYTHON and part is None:
+        if from_python(config.get(name)) and part is None:
             what = "fed" if name in ("data", "skew") else name
             raise FedskewError(
                 f"{disk.path}: its {name} was a Python object, resume it from Python: fedskew.resume(folder, "
@@ -203,9 +204,12 @@ def prepare(
     config |= {kind: as_table(kind, config[kind]) for kind in ("schedule", "fleet")}
     config["task"] = as_table("task", choice_of_task(task)) if tasks.name_of(type(task)) else FROM_PYTHON
     config |= fed.recipe or {"data": FROM_PYTHON, "skew": FROM_PYTHON, "clients": fed.clients}
-    config["model"] = as_table("model", model) if isinstance(model, (str, Mapping, Choice)) else FROM_PYTHON
-    registered = algorithms.name_of(type(algorithm)) is not None
-    config["algorithm"] = as_table("algorithm", choice_of(algorithm)) if registered else FROM_PYTHON
+    named, kind = isinstance(model, (str, Mapping, Choice)), type(model) if isinstance(model, nn.Module) else model
+    config["model"] = as_table("model", model) if named else described([kind], {})
+    registered, parts = algorithms.name_of(type(algorithm)) is not None, algorithm.parts or (type(algorithm),)
+    config["algorithm"] = (
+        as_table("algorithm", choice_of(algorithm)) if registered else described(parts, algorithm.options())
+    )
     return server, config
 
 

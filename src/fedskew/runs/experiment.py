@@ -14,7 +14,7 @@ from fedskew.data.federation import Federation
 from fedskew.engine.device import pick_device
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
-from fedskew.runs.choices import FROM_PYTHON, as_table, choose
+from fedskew.runs.choices import FROM_PYTHON, as_table, choose, from_python
 from fedskew.runs.execute import prepare, read_config, resuming, starting
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import RunFolder
@@ -28,10 +28,6 @@ def check_choices(experiment: Experiment) -> None:
     for kind in CHOICES:
         if (kind, getattr(experiment, kind)) == ("task", AUTO):
             continue
-        if getattr(experiment, kind) == FROM_PYTHON:
-            raise FedskewError(
-                f"{kind}={FROM_PYTHON} stands for a Python object: run it from Python, or choose another {kind}"
-            )
         choose(kind, getattr(experiment, kind))
     refusals.check_choices(resolve(experiment.algorithm), experiment.settings())
     pick_device(experiment.device)
@@ -60,7 +56,7 @@ def _resolved(fed: Federation, experiment: Experiment) -> dict[str, Any]:
 
 def _completed(config: dict[str, Any], fed: Federation, experiment: Experiment) -> dict[str, Any]:
     """Return a configuration with what the version that wrote it did not know yet: it ran with the defaults of that."""
-    choices = {kind: as_table(kind, config[kind]) for kind in CHOICES if config.get(kind, FROM_PYTHON) != FROM_PYTHON}
+    choices = {kind: as_table(kind, config[kind]) for kind in CHOICES if not from_python(config.get(kind, FROM_PYTHON))}
     defaults: dict[str, Any] = {f.name: f.default for f in fields(Experiment) if f.name not in config}
     usual = _resolved(fed, replace(experiment, **defaults)) if defaults else {}
     return {**usual, **config, **tomllib.loads(to_toml(choices))}

@@ -24,6 +24,7 @@ from typing import Any
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import reading
 from fedskew.core.lock import locked
+from fedskew.core.plugins import imported
 from fedskew.core.streams import Ints
 from fedskew.data.partition import Partition
 from fedskew.topology.client_table import ClientTable
@@ -41,9 +42,12 @@ FORMAT = 3  # of a run folder; 1 had one checkpoint.safetensors and no checksums
 TABLES = (ROUNDS, CLIENTS, TIMING)
 
 
-def resume_command(path: Path) -> str:
-    """Return the command that resumes a run."""
-    return f"fedskew resume {shlex.quote(str(path))}"
+def resume_command(path: Path, imports: Sequence[str] | None = None) -> str:
+    """Return the command that resumes a run, with what it is to import; by default what was imported here."""
+    sources = [one.source for one in imported()] if imports is None else imports
+    return " ".join(
+        ["fedskew", *(f"--import {shlex.quote(source)}" for source in sources), "resume", shlex.quote(str(path))]
+    )
 
 
 class TakenError(FedskewError):

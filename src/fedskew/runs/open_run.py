@@ -17,7 +17,7 @@ from fedskew.data.partition import Partition
 from fedskew.models.build import build
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
-from fedskew.runs.choices import FROM_PYTHON
+from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
 from fedskew.runs.run import confusion_frame
 
@@ -73,7 +73,7 @@ class Record:
     def model(self) -> nn.Module:
         """Return the trained global model in evaluation mode; for a model from Python, use ``weights``."""
         facts = RunFolder(self.folder).read_json(on_disk.ENVIRONMENT)
-        if self.config["model"] == FROM_PYTHON or "shape" not in facts:
+        if from_python(self.config["model"]) or "shape" not in facts:
             raise FedskewError(
                 f"{self.folder}: its model cannot be built from the folder alone: build it, and load the tensors in "
                 "weights"

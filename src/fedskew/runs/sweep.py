@@ -25,10 +25,11 @@ from fedskew.data.federation import Federation
 from fedskew.engine.together import numeric_options
 from fedskew.runs.callbacks import CallbackSpec
 from fedskew.runs.choices import spell
+from fedskew.runs.environment import check_imports
 from fedskew.runs.execute import prepare, resuming, starting
 from fedskew.runs.experiment import check_choices
 from fedskew.runs.federate import federate
-from fedskew.runs.folder import SUMMARY, RunFolder, new_folder, resume_command, to_json, write_atomically
+from fedskew.runs.folder import ENVIRONMENT, SUMMARY, RunFolder, new_folder, resume_command, to_json, write_atomically
 from fedskew.runs.run import Run
 from fedskew.runs.runner import CheckpointInterval, Steps
 from fedskew.runs.side_by_side import side_by_side
@@ -263,6 +264,8 @@ def run_all(
     ``retry``. ``partitions`` spares several groups on the same partitions from making them again.
     """
     with locked(folder):
+        for begun in (RunFolder(folder / member.name) for member in wanted if (folder / member.name).exists()):
+            check_imports(begun.path, begun.read_json(ENVIRONMENT), force)
         partitions, found = partitions or Partitions(), dict[str, Row]()
         for group in _groups(wanted):
             left = [member for member in group if _runs(folder / member.name, retry)]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedskew.algorithms.contract import Algorithm, Weights
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
+from fedskew.core.plugins import imported
 from fedskew.core.streams import Ints
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.partition import Partition
@@ -97,11 +98,12 @@ class Numbers:
 class Recipe:
     """What a worker of ``torchrun`` is sent before the first round: names and options, of which it makes the run.
 
-    ``fingerprint`` is that of the rows of all clients.
+    ``fingerprint`` is that of the rows of all clients, ``imports`` the SHA-256 of the modules that the user imported.
     """
 
     config: dict[str, Any]
     fingerprint: str
+    imports: list[str]
 
     def trainer(self, make: Callable[[Mapping[str, Any]], Server]) -> ShardTrainer:
         """Return what trains shards for the run; ``make`` returns the server of a configuration."""
@@ -110,6 +112,11 @@ class Recipe:
             raise FedskewError(
                 f"{socket.gethostname()} has other rows of {server.fed.data.name} than the machine of process 0: "
                 "copy the data from there"
+            )
+        if [one.sha256 for one in imported()] != self.imports:
+            raise FedskewError(
+                f"{socket.gethostname()} has other code in what --import names than the machine of process 0: copy it "
+                "from there"
             )
         assert isinstance(server.engine, Sharded)
         return server.engine.trainer

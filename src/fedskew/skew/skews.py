@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from fedskew.core.errors import FedskewError, unknown
-from fedskew.core.registry import Choice, Composing, Registry, compose, parts_of
+from fedskew.core.registry import YOURS, Choice, Composing, Registry, compose, parts_of
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 
@@ -22,7 +22,7 @@ class Skews(Composing[Callable[..., Any]]):
     def get(self, name: str) -> Callable[..., Any]:
         """Return the skew of that name, or raise an error that names the nearest skew or treatment."""
         if name not in self:
-            raise unknown(self.kind, name, [*self, *self.treatments])
+            raise unknown(self.kind, name, [*self, *self.treatments], YOURS)
         return super().get(name)
 
     def home(self, part: Choice) -> Registry[Any]:
