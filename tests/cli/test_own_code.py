@@ -1,5 +1,6 @@
 """Methods, skews and models of one's own on the command line: run, TOML files, list, comparisons, resume, workers."""
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import fedskew as fs
-from fedskew.core.plugins import import_modules, imported
+from fedskew.core.plugins import import_modules
 
 CODE = '''
 import os
@@ -23,6 +24,8 @@ from torch import nn
 
 from fedskew import Partition
 from fedskew.algorithms import FedAvg, algorithms, proximal
+from fedskew.data.convert import from_arrays
+from fedskew.data.dataset import datasets
 from fedskew.models.network import Network, models
 from fedskew.skew.skews import skews
 
@@ -58,6 +61,16 @@ def alternate(rows, clients, stream, /, *, first: int = 0):
     return Partition.from_owner((np.arange(len(rows)) + first) % clients, clients)
 
 
+@datasets.register("spots")
+def spots(*, rows: int = 80):
+    """Rows of my own.
+
+    Args:
+        rows: how many
+    """
+    return from_arrays((np.random.default_rng(0).normal(size=(rows, 64)), np.arange(rows) % 3))
+
+
 class Narrow(Network):
     """A network with a module of its own."""
 
@@ -71,7 +84,10 @@ def narrow(shape, classes, /, *, width: int = 4):
     """
     return Narrow(nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU()), width, classes)
 '''
-OWN = "--algorithm mine:mu=0.25 --skew alternate:first=1 --model narrow:width=3 --clients 4 --threads 1 --device cpu"
+OWN = (
+    "--algorithm mine:mu=0.25 --skew alternate:first=1 --model narrow:width=3 --data spots:rows=120 --clients 4 "
+    "--threads 1 --device cpu"
+)
 TABLES = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors", "config.toml", "partition.npz")
 
 Command = Callable[[str], Any]
@@ -102,6 +118,7 @@ def test_on_the_command_line_and_in_a_file(own: Command, tmp_path: Path) -> None
     assert found["algorithm"] == {"name": "mine", "weights": "none", "mu": 0.25}
     assert found["skew"] == {"name": "alternate", "first": 1}
     assert found["model"] == {"name": "narrow", "width": 3}
+    assert found["data"] == {"name": "spots", "rows": 120}
     summary = json.loads(Path("run/summary.json").read_text())
     assert [summary[name] for name in ("algorithm", "skew", "model")] == [
         "mine:mu=0.25",
@@ -131,7 +148,7 @@ def test_lists_have_them(own: Command, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_without_the_option_the_error_names_it(own: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ("--algorithm mine", "--skew alternate", "--model narrow"):
+    for words in ("--algorithm mine", "--skew alternate", "--model narrow", "--data spots"):
         assert own(f"run {words} --rounds 1") == 2
         assert complaint(capsys).endswith("; for one of your own: fedskew --import FILE")
     assert own("--import nowhere.py list") == 2
@@ -211,12 +228,14 @@ def test_workers_import_it_too(own: Command, tmp_path: Path) -> None:
         assert Path("1", name).read_bytes() == Path("2", name).read_bytes() == Path("torchrun", name).read_bytes()
 
 
-def test_in_python_a_module_that_was_imported_counts(own: Command, forget_own: Callable[[], None]) -> None:
+def test_in_python_a_plain_import_is_enough(
+    own: Command, forget_own: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("stop").touch()
     assert own(f"--import own.py run {OWN} --rounds 2 --folder run") == 130
-    assert len(imported()) == 1
     forget_own()
-    import_modules(["own.py"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("own")
     assert fs.resume("run").summary["algorithm"] == "mine:mu=0.25"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedskew.algorithms.contract import algorithms, resolve
 from fedskew.core.errors import FedskewError
-from fedskew.core.plugins import Imported, digest_of, import_modules, imported
+from fedskew.core.plugins import Imported, digest_of, import_again, import_modules, imported
 from fedskew.models.network import models
 from fedskew.skew.skews import skews, treatments
 
@@ -55,6 +55,19 @@ def test_files_of_a_folder_may_import_each_other(tmp_path: Path) -> None:
     assert [one.module for one in imported()] == ["second_own", "first_own"]
 
 
+def test_another_process_imports_the_same_code(tmp_path: Path, forget_own: Callable[[], None]) -> None:
+    source = written(tmp_path / "own.py")
+    import_modules([source])
+    first = imported()
+    forget_own()
+    import_again(first)
+    assert imported() == first
+    forget_own()
+    written(tmp_path / "own.py", METHOD.format(name="other"))
+    with pytest.raises(FedskewError, match=r"own\.py: the code has changed while the run began"):
+        import_again(first)
+
+
 def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path / "my_package" / "__init__.py", "from my_package import methods\n")
     written(tmp_path / "my_package" / "methods.py")
@@ -84,6 +97,10 @@ def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (
             METHOD.format(name="fedavg"),
             r"'fedavg' is registered twice, by fedskew\.algorithms\.fedavg\.FedAvg and own\.Mine: choose another name$",
+        ),
+        (
+            "from fedskew.skew.skews import treatments\n@treatments.register('iid')\ndef mine(rows):\n    'Mine.'\n",
+            r"treatment 'iid' is registered twice, by fedskew\.skew\.\w+\.\w+ and own\.mine: choose another name$",
         ),
         (METHOD.format(name="a + b"), r"algorithm 'a \+ b': write its name with letters"),
         ("from fedskew.models.network import models\nmodels.register('m')(lambda s, c: 0)\n", "needs a docstring"),

@@ -61,6 +61,14 @@ def import_modules(sources: Iterable[str]) -> None:
         _imported[new.module] = new
 
 
+def import_again(wanted: Iterable[Imported]) -> None:
+    """Import in another process what the user imported in the first one; an error if its code has changed since."""
+    for one in wanted:
+        import_modules([one.source])
+        if one not in imported():
+            raise FedskewError(f"--import {one.source}: the code has changed while the run began: start it again")
+
+
 def _import_file(path: Path) -> Imported:
     """Run a file as a module that has its name; other files of its folder can be imported from it."""
     path = path.expanduser().resolve()

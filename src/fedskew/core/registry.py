@@ -310,6 +310,7 @@ class Registry(Generic[T]):
         self._group = "fedskew.data" if kind == "data set" else f"fedskew.{kind}s"
         self._things: dict[str, T] = {}
         self._loaded = self._searched = False
+        self.beside: Registry[Any] | None = None  # another registry, whose names must be others
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator: make the class or function available as ``name``."""
@@ -320,9 +321,10 @@ class Registry(Generic[T]):
                 self.loaded()  # so that a name that clashes is the fault of the one that comes from outside
             if not re.fullmatch(r"\w[\w.-]*", name):
                 raise FedskewError(f"{self.kind} {name!r}: write its name with letters, digits, dashes and dots alone")
-            if name in self._things:
-                both = f"{place(self._things[name])} and {place(thing)}"
-                raise FedskewError(f"{self.kind} {name!r} is registered twice, by {both}: choose another name")
+            for taken in filter(None, (self, self.beside)):
+                if name in taken._things:
+                    both = f"{place(taken._things[name])} and {place(thing)}"
+                    raise FedskewError(f"{self.kind} {name!r} is registered twice, by {both}: choose another name")
             if not inspect.getdoc(thing):
                 raise FedskewError(f"{self.kind} {name!r} needs a docstring: its help comes from there")
             self._things[name] = thing

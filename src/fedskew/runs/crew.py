@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from fedskew.core.config import SHARDS, workers_of_torchrun
 from fedskew.core.errors import FedskewError
-from fedskew.core.plugins import import_modules, imported
+from fedskew.core.plugins import Imported, import_again, imported
 from fedskew.server.server import Server
 from fedskew.server.worker import Inputs, Numbers, Recipe, enlisted, serve
 from fedskew.workers.group import LEADER, Group, on_this_machine
@@ -59,7 +59,7 @@ def _started(count: int, server: Server) -> Iterator[Group]:
     if not dist.is_available():
         raise FedskewError("workers need a PyTorch with torch.distributed, and this one has none: leave workers out")
     context = multiprocessing.get_context("spawn")
-    inputs, sources = Inputs.of(server), [one.source for one in imported()]
+    inputs = Inputs.of(server)
     codes = [_pickled(inputs) for _ in range(1, count)]  # not one for all: memory that is shared is given once
     with tempfile.TemporaryDirectory() as place:
         meeting = str(Path(place) / "meeting")
@@ -68,7 +68,7 @@ def _started(count: int, server: Server) -> Iterator[Group]:
             pipes = []
             for rank in range(1, count):
                 mine, theirs = context.Pipe()
-                new = context.Process(target=_work, args=(rank, count, meeting, theirs, sources), daemon=True)
+                new = context.Process(target=_work, args=(rank, count, meeting, theirs, imported()), daemon=True)
                 with theirs:  # closed here, so that it is closed everywhere when the worker ends
                     new.start()
                 processes.append(new)
@@ -137,10 +137,10 @@ def _beginning(rank: int) -> Iterator[None]:
         ) from None
 
 
-def _work(rank: int, size: int, meeting: str, pipe: Connection, sources: Sequence[str]) -> None:
-    """Run a worker on this machine, until the leader ends it or ends itself; ``sources`` are what the user imported."""
+def _work(rank: int, size: int, meeting: str, pipe: Connection, imports: Sequence[Imported]) -> None:
+    """Run a worker on this machine, until the leader ends it or ends itself; ``imports`` are what the user imported."""
     _leave_signals_to_the_leader()
-    import_modules(sources)
+    import_again(imports)
     with pipe:
         try:
             inputs: Inputs = pipe.recv()

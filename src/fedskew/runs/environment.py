@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from fedskew.core.errors import FedskewError
+from fedskew.core.files import reading
 from fedskew.core.plugins import Imported, digest_of, imported, place
-from fedskew.runs.folder import FORMAT, RunFolder, resume_command
+from fedskew.runs.folder import ENVIRONMENT, FORMAT, RunFolder, resume_command
 from fedskew.server.server import Server
 
 
@@ -61,7 +62,8 @@ def check_imports(folder: Path, began: Mapping[str, Any], force: bool) -> None:
 
     Importing runs code: only the user says so, by naming the file again.
     """
-    wanted = [Imported(**entry) for entry in began.get("imports", [])]
+    with reading(folder / ENVIRONMENT):
+        wanted = [Imported(**{key: str(text) for key, text in one.items()}) for one in began.get("imports", [])]
     command = resume_command(folder, [one.source for one in wanted])
     for one in wanted:
         digest = digest_of(one.module)

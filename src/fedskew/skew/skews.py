@@ -17,7 +17,8 @@ class Skews(Composing[Callable[..., Any]]):
 
     def __init__(self, package: str, treatments: Registry[Callable[..., Any]]) -> None:
         super().__init__("skew", package)
-        self.treatments = treatments
+        self.treatments = self.beside = treatments
+        treatments.beside = self
 
     def get(self, name: str) -> Callable[..., Any]:
         """Return the skew of that name, or raise an error that names the nearest skew or treatment."""
@@ -27,11 +28,14 @@ class Skews(Composing[Callable[..., Any]]):
 
     def home(self, part: Choice) -> Registry[Any]:
         """Return the treatments' registry for a treatment, this one for a skew."""
-        return self.treatments if part.name in self.treatments else self
+        return self.treatments if self._treats(part.name) else self
+
+    def _treats(self, name: Any) -> bool:
+        return name not in self.loaded() and name in self.treatments
 
     def choose(self, spec: "str | Mapping[str, Any] | Choice") -> Choice:
         """Validate every part of a specification; without a skew, treatments follow ``iid``."""
-        parts = [(part, _name(part) in self.treatments) for part in parts_of(spec, self.kind)]
+        parts = [(part, self._treats(_name(part))) for part in parts_of(spec, self.kind)]
         bases = [super(Skews, self).choose(part) for part, treats in parts if not treats]
         treatments = [self.treatments.choose(part) for part, treats in parts if treats]
         if len(bases) > 1:
