@@ -45,6 +45,7 @@ SLOW_MODULES = frozenset(
 SLOW_TESTS = frozenset(
     {
         "fedskew.testing.check",
+        "test_a_clash_is_told_of_the_file_in_a_new_process",
         "test_a_comparison_is_resumed_with_the_same_import_alone",
         "test_a_run_is_resumed_with_the_same_import_alone",
         "test_on_the_command_line_and_in_a_file",

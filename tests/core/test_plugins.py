@@ -1,6 +1,9 @@
 """Modules of one's own: by path, by name and as entry points of installed packages; errors of one line with the fix."""
 
 import hashlib
+import os
+import py_compile
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import fedskew.algorithms
 from fedskew.algorithms.contract import algorithms, resolve
 from fedskew.core.errors import FedskewError
 from fedskew.core.plugins import Imported, digest_of, import_again, import_modules, imported
@@ -53,6 +57,25 @@ def test_files_of_a_folder_may_import_each_other(tmp_path: Path) -> None:
     import_modules([written(tmp_path / "second_own.py", second), str(tmp_path / "first_own.py")])
     assert algorithms.get("twin") is algorithms.get("mine")
     assert [one.module for one in imported()] == ["second_own", "first_own"]
+
+
+def test_a_file_that_only_imports_another_may_be_named_again(tmp_path: Path) -> None:
+    written(tmp_path / "first_own.py")
+    for _ in range(2):
+        import_modules([written(tmp_path / "second_own.py", "import first_own\n")])
+    assert [one.module for one in imported()] == ["second_own"]
+
+
+def test_the_code_that_runs_is_that_of_the_checksum(tmp_path: Path) -> None:
+    """Check that a file compiled earlier, with the same size and time, does not run in its place."""
+    source = written(tmp_path / "own.py", METHOD.format(name="once"))
+    py_compile.compile(source)
+    before = (tmp_path / "own.py").stat()
+    written(tmp_path / "own.py", METHOD.format(name="then"))
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    import_modules([source])
+    assert "then" in algorithms
+    assert "once" not in algorithms
 
 
 def test_another_process_imports_the_same_code(tmp_path: Path, forget_own: Callable[[], None]) -> None:
@@ -112,6 +135,19 @@ def test_what_cannot_be_imported_is_told_in_one_line(text: str, says: str, tmp_p
         import_modules([source])
     assert str(caught.value).startswith(f"--import {source}")
     assert imported() == []
+    if "registers nothing" not in says:
+        assert "own" not in sys.modules
+
+
+def test_a_clash_is_told_of_the_file_in_a_new_process(tmp_path: Path) -> None:
+    """Check that it is the file's fault although the module with the built-in name would only be imported later."""
+    code = (
+        "from fedskew.models.network import models\n@models.register('mlp')\ndef mine(shape, classes):\n    'Mine.'\n"
+    )
+    command = [sys.executable, "-m", "fedskew", "--import", written(tmp_path / "own.py", code), "list", "models"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "model 'mlp' is registered twice, by fedskew.models.dense.mlp and own.mine: choose another" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -155,6 +191,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_package_is_imported_when_a_name_is_not_known(site: Path) -> None:
     installed(site, "made_up", "[fedskew.algorithms]\nany = made_up\n", METHOD.format(name="packed"))
     assert resolve("fedprox").label() == "fedprox"
+    assert fedskew.algorithms.FedProx is algorithms.get("fedprox")
     assert "made_up" not in sys.modules
     assert resolve("packed:mu=2").options()["mu"] == 2
     assert "made_up" in sys.modules
@@ -167,7 +204,9 @@ def test_a_package_is_imported_when_all_are_listed(site: Path) -> None:
         "def thing(*given):\n    '''A thing.'''\n"
         "models.register('m')(thing)\nskews.register('s')(thing)\ntreatments.register('t')(thing)\n"
     )
-    installed(site, "made_up", "[fedskew.models]\nany = made_up:thing\n[fedskew.skews]\nother = made_up\n", code)
+    installed(site, "made_up", "[fedskew.models]\nany = made_up:thing\n[fedskew.treatments]\nother = made_up\n", code)
+    assert str(skews.choose("dirichlet:alpha=1 + noise:sigma=1")) == "dirichlet:alpha=1.0 + noise:sigma=1.0"
+    assert "made_up" not in sys.modules
     assert "m" in list(models)
     assert "s" in list(skews)
     assert "t" in list(treatments)
