@@ -207,6 +207,16 @@ def test_a_comparison_is_resumed_with_the_same_import_alone(own: Command, capsys
     assert Path("group/mine-mu-0.25-s0/summary.json").exists()
 
 
+@pytest.mark.parametrize("imports", [3, [3], [{}], [{"module": "os"}], [{"module": ["os"], "source": 1, "sha256": {}}]])
+def test_a_strange_list_of_imports_is_refused(imports: Any, own: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("stop").touch()
+    assert own(f"--import own.py run {OWN} --rounds 2 --folder run") == 130
+    facts = Path("run/environment.json")
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "imports": imports}))
+    assert own("--import own.py resume run") == 2
+    assert complaint(capsys).startswith("fedskew: run")
+
+
 def test_workers_import_it_too(own: Command, tmp_path: Path) -> None:
     run = [sys.executable, "-m", "fedskew", "--import", "own.py", "run", *OWN.split(), "--rounds", "2", "--workers"]
     for workers in ("1", "2"):
