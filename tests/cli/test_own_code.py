@@ -218,7 +218,8 @@ def test_a_strange_list_of_imports_is_refused(imports: Any, own: Command, capsys
 
 
 def test_workers_import_it_too(own: Command, tmp_path: Path) -> None:
-    run = [sys.executable, "-m", "fedskew", "--import", "own.py", "run", *OWN.split(), "--rounds", "2", "--workers"]
+    Path("my-own.py").write_text(CODE)  # a name that a worker cannot import by itself
+    run = [sys.executable, "-m", "fedskew", "--import", "my-own.py", "run", *OWN.split(), "--rounds", "2", "--workers"]
     for workers in ("1", "2"):
         done = subprocess.run([*run, workers, "--folder", workers], capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
