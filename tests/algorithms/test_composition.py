@@ -250,8 +250,9 @@ def test_a_run_is_recorded_and_resumed(call: Callable[..., Any]):
 def test_an_unregistered_part_is_a_python_object(call: Callable[..., Any]):
     fed = fs.split(fs.load("digits"), "iid", clients=3)
     run = fs.train(fed, "logreg", fs.FedProx() + Doubled(), rounds=1, device="cpu", folder="mine")
-    assert run.summary["algorithm"] == FROM_PYTHON
-    assert f'algorithm = "{FROM_PYTHON}"' in Path("mine", CONFIG).read_text()
+    both = f"fedskew.algorithms.fedprox.FedProx + {__name__}.Doubled"
+    assert run.summary["algorithm"].startswith(f"{both}:weights=none,mu=0.01")
+    assert f'[algorithm]\nname = "{FROM_PYTHON}"\nclass = "{both}"\n' in Path("mine", CONFIG).read_text()
 
 
 def test_the_command_line(call: Callable[..., Any], capsys: pytest.CaptureFixture[str]):
