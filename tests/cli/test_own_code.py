@@ -14,6 +14,7 @@ import pytest
 
 import fedskew as fs
 from fedskew.core.plugins import import_modules
+from fedskew.runs.choices import brief
 
 CODE = '''
 import os
@@ -262,6 +263,7 @@ def test_what_is_not_registered_is_recorded_and_refused(own: Command, capsys: py
     assert found["algorithm"] == {"name": "from-python", "class": "plain.Mine", "weights": "none", "mu": 0.125}
     both = fs.train(fed, "logreg", module.Mine() + fs.Median(), rounds=1, folder=False)
     assert both.summary["algorithm"].startswith("plain.Mine + fedskew.algorithms.robust.Median:weights=none,mu=0.5")
+    assert brief("algorithm", {"name": "from-python", "mu": 1}) == "from-python:mu=1"
     assert own("run run/config.toml --model logreg") == 2
     told = complaint(capsys)
     assert "algorithm=from-python stands for a Python object (plain.Mine): run it from Python, " in told

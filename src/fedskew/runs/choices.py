@@ -55,7 +55,11 @@ def brief(kind: str, spec: Any) -> str:
         return str(REGISTRIES[kind].brief(choose(kind, spec)))
     if not isinstance(spec, Mapping):
         return FROM_PYTHON
-    return str(Choice(spec["class"], {key: value for key, value in spec.items() if key not in ("name", "class")}))
+    return str(
+        Choice(
+            spec.get("class", FROM_PYTHON), {key: value for key, value in spec.items() if key not in ("name", "class")}
+        )
+    )
 
 
 def described(things: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
