@@ -23,7 +23,7 @@ from fedskew.algorithms.topologies import Parallel, Topology
 from fedskew.batchnorm.policy import BatchNormPolicy
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, compose, parts_of, validate
-from fedskew.core.streams import Floats, Ints
+from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors, Tree
 from fedskew.models.layout import Layout
 
@@ -39,6 +39,7 @@ Requirement: TypeAlias = Literal[
     "optimizer_state",  # the state of the local optimiser is kept from round to round
     "update_agreement",  # the server measures how similar each client's update is to that of the round
     "sgd",  # the method is defined for local SGD only
+    "private_updates",  # clients may send nothing but one update, whose norm is clipped
     "pooled_rows",  # all rows are brought to one place, as the bound of what federated learning can reach
 ]
 
@@ -149,12 +150,15 @@ class Cohort:
     """The clients whose payloads ``server_update`` gets, with the weights that the hook ``weight`` returned for them.
 
     ``total`` is the weight of all clients of the federation, including those that did not take part. ``mean``
-    is the plain weighted mean of the payloads, also where a robust rule combined them otherwise.
+    is the plain weighted mean of the payloads, also where a robust rule combined them otherwise. ``expected`` is how
+    many clients a round has by the settings, and ``stream`` has the random numbers of the server in this round.
     """
 
     weights: Floats
     total: float
     mean: Tree = field(default_factory=dict)
+    expected: int = 1
+    stream: Stream = field(default_factory=lambda: Stream(0, "server"))
 
     @property
     def share(self) -> float:

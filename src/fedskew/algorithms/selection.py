@@ -152,3 +152,41 @@ class Selection:
         ``chosen`` is empty where no client of a round with a deadline has finished measuring in time.
         """
         return TrainConfig(chosen, np.full(len(chosen), pool.batch_size), np.full(len(chosen), pool.epochs))
+
+
+class SelectionAround(Selection):
+    """A strategy that changes a part of another one, ``inner``, for additions to any method."""
+
+    def __init__(self, inner: Selection) -> None:
+        self.inner = inner
+
+    @property
+    def probe(self) -> tuple[Probe, ...]:  # type: ignore[override]
+        """Return what each selected client measures for the strategy inside."""
+        return self.inner.probe
+
+    def client_profile(self, label_counts: Callable[[], Ints], stream: Stream) -> dict[str, Floats]:
+        """Return the numbers that clients report to the strategy inside."""
+        return self.inner.client_profile(label_counts, stream)
+
+    def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
+        """Return the clients that the strategy inside selects."""
+        return self.inner.select(pool, count, stream)
+
+    def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
+        """Return on how many rows clients measure for the strategy inside."""
+        return self.inner.probe_rows(pool, chosen)
+
+    def configure_training(
+        self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
+    ) -> TrainConfig:
+        """Return who trains, and how, by the strategy inside."""
+        return self.inner.configure_training(pool, chosen, probed, count)
+
+
+class PoissonSelection(SelectionAround):
+    """Every client of the pool with the same chance, independently of the others: ``count`` clients on average."""
+
+    def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
+        """Return the selected clients; there may be none."""
+        return np.flatnonzero(stream.uniform(len(pool)) < count / len(pool))
