@@ -31,6 +31,7 @@ VARIANTS = [
 SKIP = {
     "krum": {"identical": "one client alone has no neighbours"},
     "dp": {"identical": "the noise is that of one client, whatever their number"},
+    "quantize": dict.fromkeys(("order", "identical"), "clients round by keys of their numbers"),
 }
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedskew.aggregation.mean import Aggregator
 from fedskew.algorithms.calibrator import Calibrator
+from fedskew.algorithms.channel import Channel
 from fedskew.algorithms.composition import Algorithms, composed
 from fedskew.algorithms.selection import Selection
 from fedskew.algorithms.topologies import Parallel, Topology
@@ -171,8 +172,8 @@ class Algorithm:
     """Has FedAvg's version of every hook; a method overrides only what it changes.
 
     What is not a hook is an object that a method has: its ``client_selection``, ``topology``, ``aggregator``,
-    ``calibrator``, ``batchnorm`` policy, ``weighting`` and ``personal_method``. ``requires`` names what it needs from
-    the engine.
+    ``channel``, ``calibrator``, ``batchnorm`` policy, ``weighting`` and ``personal_method``. ``requires`` names what it
+    needs from the engine.
 
     Where the server state and the client state have a part of the same name, the server's is the mean of the clients':
     a client whose update does not count keeps its old one, and robust rules leave the plain mean of that part.
@@ -237,6 +238,11 @@ class Algorithm:
     def aggregator(self) -> Aggregator:
         """Return the rule that combines the updates of a round."""
         return Aggregator()
+
+    @property
+    def channel(self) -> Channel:
+        """Return how many bytes what clients send has."""
+        return Channel()
 
     @property
     def calibrator(self) -> Calibrator | None:

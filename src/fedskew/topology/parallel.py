@@ -132,7 +132,7 @@ class ParallelRounds:
 
     def _bytes_up(self) -> int:
         """Return the bytes that one client will send; the clock needs them before training to find late clients."""
-        return size_in_bytes(self.sample_payload()) + self._reported_bytes()
+        return self.server.algorithm.channel.bytes(self.sample_payload()) + self._reported_bytes()
 
     @torch.no_grad()
     def sample_payload(self) -> Tree:
