@@ -31,6 +31,7 @@ VARIANTS = [
 SKIP = {
     "krum": {"identical": "one client alone has no neighbours"},
     "dp": {"identical": "the noise is that of one client, whatever their number"},
+    "attack": dict.fromkeys(("order", "identical"), "some clients are hostile, by their numbers"),
     "quantize": dict.fromkeys(("order", "identical"), "clients round by keys of their numbers"),
 }
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedskew.algorithms.channel import Channel
-from fedskew.algorithms.contract import Algorithm, View, algorithms, difference
+from fedskew.algorithms.contract import Algorithm, Requirement, View, algorithms, difference
 from fedskew.algorithms.selection import KeyedSelection, Selection
 from fedskew.core.device_streams import uniform
 from fedskew.core.errors import FedskewError
@@ -29,6 +29,11 @@ class Compression(Algorithm):
         super().__post_init__()
         if sum(issubclass(part, Compression) for part in self.parts) > 1:
             raise FedskewError(f"algorithm {self.label()}: both compress the update: keep one")
+
+    @property
+    def requires(self) -> frozenset[Requirement]:
+        """Return what the method requires, and that clients send updates."""
+        return super().requires | {"updates"}
 
     def _sent(self, view: View) -> tuple[Tree, Tensors]:
         """Return what the method sends without compression, and the update in it."""

@@ -41,6 +41,7 @@ Requirement: TypeAlias = Literal[
     "update_agreement",  # the server measures how similar each client's update is to that of the round
     "sgd",  # the method is defined for local SGD only
     "private_updates",  # clients may send nothing but one update, whose norm is clipped
+    "updates",  # clients send updates: methods that train one model on all clients are refused
     "pooled_rows",  # all rows are brought to one place, as the bound of what federated learning can reach
 ]
 

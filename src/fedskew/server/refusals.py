@@ -28,6 +28,10 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
             f"{method} with these options is defined for local SGD, got optimizer={settings.optimizer}: use "
             "optimizer=sgd, other options (fedskew list algorithms) or another method"
         )
+    if "updates" in algorithm.requires and isinstance(topology, Scheduled):
+        raise FedskewError(
+            f"{method}: one model is trained by all clients, so no updates are sent: leave the addition out"
+        )
     if settings.per_round is not None:
         algorithm.aggregator.check(settings.per_round)
     access = topology.label_access if isinstance(topology, Scheduled) else "none"
