@@ -1,6 +1,7 @@
 """Client-level differential privacy by hand: the noisy sum, the sampling, epsilon, and what is refused."""
 
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,19 @@ def test_epsilon_of_published_settings(accounting: Any, noise: float, epochs: in
     )  # that of Canonne, Kamath and Steinke 2020, which dp-accounting uses
     assert found == pytest.approx(sharper, rel=0.02)
     assert found < published
+
+
+@pytest.mark.usefixtures("accounting")
+def test_the_table_in_the_docs():
+    from fedskew.algorithms.privacy import epsilon
+
+    page = (Path(__file__).parents[2] / "docs/training-privacy.md").read_text()
+    lines = [
+        line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"[|] [01.]+ [|] [0-9.]+ [|]", line)
+    ]
+    assert len(lines) == 9
+    for chance, noise, *found in lines:
+        assert [f"{epsilon(float(noise), float(chance), rounds, 1e-5):.2f}" for rounds in (10, 100, 1000)] == found
 
 
 def test_epsilon_is_in_every_round(desk: Any, accounting: Any):
