@@ -27,7 +27,7 @@ def hashed(state: Tensor, part: Tensor) -> Tensor:
 
 def uniform(key: Tensor, tensor: int, like: Tensor) -> Tensor:
     """Return numbers in (0, 1) of the shape of ``like``, for the tensor of this number; each key has its own."""
-    stream = hashed(key.long(), torch.tensor(tensor, device=like.device))
+    stream = hashed(key.long(), torch.full((), tensor, device=like.device))
     words = shifted(hashed(stream, torch.arange(like.numel(), device=like.device)), 64 - KEY_BITS)
     return ((words.double() + 0.5) * 2.0**-KEY_BITS).to(like.dtype).view(like.shape)
 
