@@ -21,6 +21,7 @@ PARTS = {
     "client_selection",
     "topology",
     "aggregator",
+    "channel",
     "calibrator",
     "batchnorm",
     "weighting",

@@ -146,6 +146,8 @@ def test_every_method_is_calculated_by_hand_somewhere():
         "stratify-single",
     }  # tests/engine/test_scheduled.py, tests/schedules
     elsewhere |= {"clip", "krum", "median", "trimmed-mean"}  # tests/algorithms/test_robust.py
+    elsewhere |= {"dp", "quantize", "topk"}  # tests/algorithms/test_privacy.py, test_compression.py
+    elsewhere |= {"attack"}  # tests/algorithms/test_attack.py
     elsewhere |= {"fedlc", "fedrep", "fedsam", "lg-fedavg", "q-fedavg"}  # tests/algorithms/test_more_methods.py
     elsewhere |= {"fedntd"} & set(algorithms)  # tests/algorithms/test_fedntd.py
     assert {spec.partition(":")[0] for spec in BY_HAND} | elsewhere == set(algorithms)

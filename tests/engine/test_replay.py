@@ -80,8 +80,8 @@ class Captured(Stacked):
 SIZES = (9, 5, 4, 7, 2, 17, 12, 8, 1, 6)
 EQUAL = (8, 8, 8, 8, 8, 8)
 METHODS = [
-    name for name in algorithms if name not in ("krum", "sfl", "central") and not name.startswith("stratify")
-]  # krum needs more clients; the others train one model
+    name for name in algorithms if name not in ("dp", "krum", "sfl", "central") and not name.startswith("stratify")
+]  # dp's rounds have clients by chance, krum needs more clients; the others train one model
 
 
 def agree(lab, sizes: tuple[int, ...], method: str, model: str, **settings: Any) -> int:

@@ -139,6 +139,8 @@ def test_trees_of_a_gpu_stay_there_if_it_has_room():
 @pytest.mark.parametrize("name", [name for name in algorithms if not isinstance(resolve(name).topology(0), Scheduled)])
 def test_going_on_gives_the_bits_of_never_stopping(lab, name: str, norm: str):
     some = 5 if name == "krum" else 3  # fewer are too few for it
+    if name == "dp":
+        pytest.skip("refuses statistics of BatchNorm")  # tests/algorithms/test_privacy.py
 
     def make():
         return lab.training(

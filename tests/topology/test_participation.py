@@ -93,7 +93,7 @@ def _inviting(participation, clients):
 
 
 @pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
-@pytest.mark.parametrize("method", sorted(set(algorithms) - {"central", "krum"}))
+@pytest.mark.parametrize("method", sorted(set(algorithms) - {"central", "dp", "krum"}))  # dp still adds noise
 def test_everybody_is_lost(method: str, engine):
     run = training(method, engine, fleet="uniform:dropout=0.9999999999")
     before = flat(run)

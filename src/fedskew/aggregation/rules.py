@@ -156,6 +156,16 @@ class ClippedUpdates(Rule):
         return self.then.combine({**payloads, "delta": short}, weights)
 
 
+@dataclass(frozen=True)
+class SampledUpdates(ClippedUpdates):
+    """Clipped updates of a random sample of clients, which may be empty: the server then goes on with zeros."""
+
+    @property
+    def least_updates(self) -> int:
+        """Return that a round needs no update."""
+        return 0
+
+
 def _changes(payloads: Tree, rule: str) -> Tensors:
     if "delta" not in payloads:
         raise FedskewError(

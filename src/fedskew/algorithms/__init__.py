@@ -29,6 +29,7 @@ _CONTRACT = {
     "Rule": "fedskew.aggregation.rules",
     "BatchNormPolicy": "fedskew.batchnorm.policy",
     "Calibrator": "fedskew.algorithms.calibrator",
+    "Channel": "fedskew.algorithms.channel",
     "FedAvg": "fedskew.algorithms.fedavg",  # which other methods derive from while they are being registered
     "Layout": "fedskew.models.layout",
     **dict.fromkeys(("Tensors", "Tree"), "fedskew.core.trees"),

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fedskew.aggregation.mean import Aggregator
 from fedskew.algorithms.calibrator import Calibrator
+from fedskew.algorithms.channel import Channel
 from fedskew.algorithms.composition import Algorithms, composed
 from fedskew.algorithms.selection import Selection
 from fedskew.algorithms.topologies import Parallel, Topology
 from fedskew.batchnorm.policy import BatchNormPolicy
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, compose, parts_of, validate
-from fedskew.core.streams import Floats, Ints
+from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors, Tree
 from fedskew.models.layout import Layout
 
@@ -39,6 +40,8 @@ Requirement: TypeAlias = Literal[
     "optimizer_state",  # the state of the local optimiser is kept from round to round
     "update_agreement",  # the server measures how similar each client's update is to that of the round
     "sgd",  # the method is defined for local SGD only
+    "private_updates",  # clients may send nothing but one update, whose norm is clipped
+    "updates",  # clients send updates: methods that train one model on all clients are refused
     "pooled_rows",  # all rows are brought to one place, as the bound of what federated learning can reach
 ]
 
@@ -149,12 +152,15 @@ class Cohort:
     """The clients whose payloads ``server_update`` gets, with the weights that the hook ``weight`` returned for them.
 
     ``total`` is the weight of all clients of the federation, including those that did not take part. ``mean``
-    is the plain weighted mean of the payloads, also where a robust rule combined them otherwise.
+    is the plain weighted mean of the payloads, also where a robust rule combined them otherwise. ``expected`` is how
+    many clients a round has by the settings, and ``stream`` has the random numbers of the server in this round.
     """
 
     weights: Floats
     total: float
     mean: Tree = field(default_factory=dict)
+    expected: int = 1
+    stream: Stream = field(default_factory=lambda: Stream(0, "server"))
 
     @property
     def share(self) -> float:
@@ -167,8 +173,8 @@ class Algorithm:
     """Has FedAvg's version of every hook; a method overrides only what it changes.
 
     What is not a hook is an object that a method has: its ``client_selection``, ``topology``, ``aggregator``,
-    ``calibrator``, ``batchnorm`` policy, ``weighting`` and ``personal_method``. ``requires`` names what it needs from
-    the engine.
+    ``channel``, ``calibrator``, ``batchnorm`` policy, ``weighting`` and ``personal_method``. ``requires`` names what it
+    needs from the engine.
 
     Where the server state and the client state have a part of the same name, the server's is the mean of the clients':
     a client whose update does not count keeps its old one, and robust rules leave the plain mean of that part.
@@ -233,6 +239,11 @@ class Algorithm:
     def aggregator(self) -> Aggregator:
         """Return the rule that combines the updates of a round."""
         return Aggregator()
+
+    @property
+    def channel(self) -> Channel:
+        """Return how many bytes what clients send has."""
+        return Channel()
 
     @property
     def calibrator(self) -> Calibrator | None:

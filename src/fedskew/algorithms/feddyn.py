@@ -52,7 +52,7 @@ class FedDyn(FedAvg):
 
     def init_client_state(self, weights: Tensors) -> Tree:
         """Return a client's ``g_k`` of zero, under the name of their mean on the server."""
-        return self.init_server_state(weights)
+        return FedDyn.init_server_state(self, weights)  # without what additions keep on the server
 
     def linear_correction(self, view: View) -> Tree:
         """Return the gradient of the linear and of the proximal term."""

@@ -67,7 +67,7 @@ class Scaffold(FedAvg):
 
     def init_client_state(self, weights: Tensors) -> Tree:
         """Return a client's control of zero."""
-        return self.init_server_state(weights)
+        return Scaffold.init_server_state(self, weights)  # without what additions keep on the server
 
     def linear_correction(self, view: View) -> Tree:
         """Return the server's control minus the client's own (eq. 3)."""
@@ -84,7 +84,7 @@ class Scaffold(FedAvg):
 
     def payload(self, view: View) -> Tree:
         """Return the change of the weights and of the control."""
-        change = difference(self.client_state(view)["control"], view.client_state["control"])
+        change = difference(Scaffold.client_state(self, view)["control"], view.client_state["control"])
         return {**super().payload(view), "control": change}
 
     def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.core.device_streams import KEY_BITS
+from fedskew.core.streams import Floats, Ints, Stream, bits
 
 RECORDS = ("selected", "completed", "seconds", "agreement")  # what the server records of every client
 Probe: TypeAlias = Literal["loss", "loss_variance", "gradient_variance"]
@@ -140,6 +141,13 @@ class Selection:
             return np.sort(stream.sample(population, count))
         return stream.weighted_sample(pool.sizes, count)
 
+    def client_numbers(self, clients: Ints, population: int, round: int, seed: int) -> dict[str, Floats]:
+        """Return numbers that these clients, of so many, know by themselves in a round; nobody sends them.
+
+        They reach the hooks and the table of clients as the ``numbers`` of a ``TrainConfig`` do.
+        """
+        return {}
+
     def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
         """Return on how many of its rows each of the ``chosen`` positions measures, capped at all of its rows."""
         return np.full(len(chosen), pool.batch_size)
@@ -152,3 +160,58 @@ class Selection:
         ``chosen`` is empty where no client of a round with a deadline has finished measuring in time.
         """
         return TrainConfig(chosen, np.full(len(chosen), pool.batch_size), np.full(len(chosen), pool.epochs))
+
+
+class SelectionAround(Selection):
+    """A strategy that changes a part of another one, ``inner``, for additions to any method."""
+
+    def __init__(self, inner: Selection) -> None:
+        self.inner = inner
+
+    @property
+    def probe(self) -> tuple[Probe, ...]:  # type: ignore[override]
+        """Return what each selected client measures for the strategy inside."""
+        return self.inner.probe
+
+    def client_profile(self, label_counts: Callable[[], Ints], stream: Stream) -> dict[str, Floats]:
+        """Return the numbers that clients report to the strategy inside."""
+        return self.inner.client_profile(label_counts, stream)
+
+    def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
+        """Return the clients that the strategy inside selects."""
+        return self.inner.select(pool, count, stream)
+
+    def client_numbers(self, clients: Ints, population: int, round: int, seed: int) -> dict[str, Floats]:
+        """Return the numbers that clients know by the strategy inside."""
+        return self.inner.client_numbers(clients, population, round, seed)
+
+    def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
+        """Return on how many rows clients measure for the strategy inside."""
+        return self.inner.probe_rows(pool, chosen)
+
+    def configure_training(
+        self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
+    ) -> TrainConfig:
+        """Return who trains, and how, by the strategy inside."""
+        return self.inner.configure_training(pool, chosen, probed, count)
+
+
+class PoissonSelection(SelectionAround):
+    """Every client of the pool with the same chance, independently of the others: ``count`` clients on average."""
+
+    def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
+        """Return the selected clients; there may be none."""
+        return np.flatnonzero(stream.uniform(len(pool)) < count / len(pool))
+
+
+class KeyedSelection(SelectionAround):
+    """Gives every client a key of 24 bits for its random numbers in a round, under a name."""
+
+    def __init__(self, inner: Selection, name: str) -> None:
+        super().__init__(inner)
+        self.name = name
+
+    def client_numbers(self, clients: Ints, population: int, round: int, seed: int) -> dict[str, Floats]:
+        """Return the clients' keys, in addition to what they know otherwise."""
+        keys = (bits(seed, self.name, round, clients) >> np.uint64(64 - KEY_BITS)).astype(np.float64)
+        return {**self.inner.client_numbers(clients, population, round, seed), self.name: keys}

@@ -4,13 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.core.device_streams import hashed, shifted
 from fedskew.core.streams import Ints
 from fedskew.engine.plan import Plan
 
-_STEP, _MIX_1, _MIX_2 = (
-    number - (1 << 64) if number >> 63 else number
-    for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
 COLUMNS = ("clients", "first", "sizes", "batch", "steps", "steps_per_epoch")  # of a plan's clients on the device
 _LAST = 1 << 40  # larger than all keys
 
@@ -18,19 +15,6 @@ _LAST = 1 << 40  # larger than all keys
 def stream_words(plan: Plan, purpose: str) -> Ints:
     """Return the state of every client's random stream before its number, as signed numbers of 64 bits."""
     return np.broadcast_to(plan.streams(purpose).view(np.int64), plan.clients.shape)
-
-
-def _shifted(z: Tensor, places: int) -> Tensor:
-    """Return the bits shifted to the right, with zeros from the left."""
-    return (z >> places) & ((1 << (64 - places)) - 1)
-
-
-def hashed(state: Tensor, part: Tensor) -> Tensor:
-    """Return the state of a stream after one more part of its address, as ``fedskew.core.streams.bits`` does."""
-    z = (state ^ (part * _MIX_2)) + _STEP
-    z = (z ^ _shifted(z, 30)) * _MIX_1
-    z = (z ^ _shifted(z, 27)) * _MIX_2
-    return z ^ _shifted(z, 31)
 
 
 def row_table(
@@ -49,7 +33,7 @@ def row_table(
     device = plan.device
     position = torch.arange(longest, device=device)
     segments = hashed(hashed(words, client)[:, None], torch.arange(epochs, device=device))
-    keys = _shifted(hashed(segments[..., None], position), 24)
+    keys = shifted(hashed(segments[..., None], position), 24)
     key = torch.where(position < size[:, None, None], keys, _LAST)
     order = key.argsort(dim=-1, stable=True).flatten(1)
     step = torch.arange(steps, device=device)[:, None]

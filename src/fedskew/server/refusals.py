@@ -11,8 +11,10 @@ from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.streams import Stream
+from fedskew.core.trees import Tree
 from fedskew.data.partition import Partition
 from fedskew.engine.job import Job
+from fedskew.fleet.machines import Fleet
 from fedskew.models.parameters import trainable
 
 LATE = 10**9  # a round that comes after every change of the topology
@@ -25,6 +27,10 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
         raise FedskewError(
             f"{method} with these options is defined for local SGD, got optimizer={settings.optimizer}: use "
             "optimizer=sgd, other options (fedskew list algorithms) or another method"
+        )
+    if "updates" in algorithm.requires and isinstance(topology, Scheduled):
+        raise FedskewError(
+            f"{method}: one model is trained by all clients, so no updates are sent: leave the addition out"
         )
     if settings.per_round is not None:
         algorithm.aggregator.check(settings.per_round)
@@ -149,6 +155,35 @@ def _check_aggregation(job: Job, per_round: int) -> None:
         raise FedskewError(
             f"{method}: the rule needs the updates of at least {least} clients, and a step of the server "
             f"has {updates}: take more clients a round (per_round), or leave the rule out"
+        )
+
+
+def check_private(job: Job, settings: Settings, fleet: Fleet, payload: Tree) -> None:
+    """Raise an error for what would break the guarantee of a method with private updates; ``payload`` is a sample."""
+    method = job.algorithm.label()
+    if "private_updates" not in job.algorithm.requires:
+        return
+    if settings.sampling != "uniform":
+        raise FedskewError(
+            f"{method}: epsilon is that of clients with equal chances, got sampling={settings.sampling}: "
+            "use sampling=uniform"
+        )
+    if fleet.windows:
+        raise FedskewError(
+            f"{method}: with fleet={settings.fleet} a slow client decides at what time the next round begins, and so "
+            "who is available then, which epsilon does not cover: use a fleet whose clients are always there"
+        )
+    if not payload.get("delta"):
+        raise FedskewError(f"{method}: clients send no update that could be clipped: leave dp out")
+    if payload["buffers"]:
+        raise FedskewError(
+            f"{method}: clients send {next(iter(payload['buffers']))}, to which neither clipping nor noise applies: "
+            "use norm=local, or norm=group in the model"
+        )
+    if others := sorted(payload.keys() - {"delta", "buffers"}):
+        raise FedskewError(
+            f"{method}: clients send {', '.join(others)} beside their update, to which neither clipping nor noise "
+            "applies: use another method"
         )
 
 

@@ -32,7 +32,14 @@ from fedskew.server.calibration import new_head
 from fedskew.server.client_store import ClientStore, home_of
 from fedskew.server.evaluation import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
 from fedskew.server.label_holders import label_holdings, packed, protocol_bytes, protocol_seconds, unpacked
-from fedskew.server.refusals import check_all, clients_per_round, least_batch, trains_single_samples, weights_of
+from fedskew.server.refusals import (
+    check_all,
+    check_private,
+    clients_per_round,
+    least_batch,
+    trains_single_samples,
+    weights_of,
+)
 from fedskew.tasks.task import BY_TARGET, Task, resolve
 from fedskew.topology.buffered import BufferedRounds
 from fedskew.topology.client_table import ClientTable, Column, Row
@@ -98,6 +105,8 @@ class Server:
         self._holdings: Holdings | None = None
         self.round = 0
         self.rounds = self._rounds()
+        if isinstance(self.rounds, ParallelRounds):
+            check_private(self.job, settings, machines, self.rounds.sample_payload())
         if not settings.secure:  # the protocol is slow, and a resumed run has its result in the checkpoint
             self.agree()
         self._trained: dict[int, Tensors] = {}

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 
+from fedskew.algorithms.channel import Channel
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tree
 from fedskew.engine.job import Engine
@@ -68,6 +69,8 @@ def bytes_are_counted(lab: Lab) -> Passed:
     if lab.scheduled():
         raise NotApplicableError("the model itself is passed on, no hook returns what is sent")
     calibrator = lab.fresh().calibrator
+    if type(lab.fresh().channel) is not Channel:
+        raise NotApplicableError("clients send something shorter than what the hook payload returns")
     if calibrator and calibrator.every:
         raise NotApplicableError("in some rounds all clients send class statistics in addition to what hooks return")
     details = []

@@ -11,7 +11,7 @@ from fedskew.aggregation.mean import weighted_mean
 from fedskew.algorithms.contract import Algorithm, Report, Weights
 from fedskew.batchnorm.masked import decode, encode
 from fedskew.core.streams import Floats, Ints
-from fedskew.core.trees import Tensors, Tree, finite_clients, rows_of, size_in_bytes
+from fedskew.core.trees import Tensors, Tree, finite_clients, rows_of
 from fedskew.engine.job import Updates
 from fedskew.fleet.clock import Flags
 
@@ -112,8 +112,9 @@ class UpdateCollector:
             )
         if len(keep):
             self._accumulate(valid, self.algorithm.weight(replace(valid.report, weights=self.weights)))
-        sent = size_in_bytes(updates.payload) + size_in_bytes({BUFFERS: updates.buffers})
-        return Arrived(report, valid.report.clients, valid.kept, sent // len(report.clients))
+        first = {**updates.payload, BUFFERS: updates.buffers}
+        one = {part: {name: value[0] for name, value in tensors.items()} for part, tensors in first.items()}
+        return Arrived(report, valid.report.clients, valid.kept, self.algorithm.channel.bytes(one))
 
     @property
     def added(self) -> Added:

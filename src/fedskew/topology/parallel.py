@@ -10,13 +10,13 @@ from fedskew.algorithms.contract import Cohort, View
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.batchnorm.shared import exchange
 from fedskew.core.errors import DivergedError
-from fedskew.core.streams import Ints
-from fedskew.core.trees import Tensors, size_in_bytes, without
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.core.trees import Tensors, Tree, size_in_bytes, without
 from fedskew.engine.job import STATE, Start, Updates, parts
 from fedskew.engine.plan import Plan
 from fedskew.fleet.clock import Meeting
 from fedskew.topology.client_rows import client_rows
-from fedskew.topology.collector import Arrived, Combined, UpdateCollector
+from fedskew.topology.collector import BUFFERS, Arrived, Combined, UpdateCollector
 from fedskew.topology.outcome import RoundOutcome, RoundServer
 from fedskew.topology.participation import NUMBER, Assignment, Probed, Traffic
 from fedskew.topology.shards import train_and_add
@@ -76,21 +76,29 @@ class ParallelRounds:
     def _aggregate(self, collector: UpdateCollector, assignment: Assignment, arrived: list[Arrived]) -> RoundOutcome:
         """Update the model with the collected updates, and record what the clients did."""
         server = self.server
-        enough = len(collector) >= server.algorithm.aggregator.least_updates
-        combined = collector.result() if collector.total > 0 and enough else None
+        least = server.algorithm.aggregator.least_updates
+        combined = collector.result() if collector.total > 0 and len(collector) >= least else None
         if combined:
-            cohort = Cohort(combined.weights, server.total_weight, combined.mean)
-            shared = server.shared()
-            moved, server.server_state = server.algorithm.server_update(
-                shared, server.server_state, combined.payload, cohort
-            )
-            server.params = {**server.params, **moved}
+            self._update(combined.payload, combined.mean, combined.weights)
             server.buffers = combined.merged_buffers(server.buffers)
+        elif not least:
+            nothing = {"delta": {name: torch.zeros_like(value) for name, value in server.shared().items()}}
+            self._update(nothing, nothing, np.zeros(0))
         counted = combined.counted if combined else np.zeros(0, dtype=np.int64)
         for stack in arrived:
             server.keep(stack, counted)
         self._record_participation(assignment, arrived, combined)
         return self._outcome(assignment, arrived, combined)
+
+    def _update(self, payload: Tree, mean: Tree, weights: Floats) -> None:
+        """Let the method change weights and server state."""
+        server = self.server
+        stream = Stream(server.settings.seed, "server", server.round)
+        cohort = Cohort(weights, server.total_weight, mean, server.per_round, stream)
+        moved, server.server_state = server.algorithm.server_update(
+            server.shared(), server.server_state, payload, cohort
+        )
+        server.params = {**server.params, **moved}
 
     def state(self) -> Tensors:
         """Return the state that the topology keeps between rounds, for a checkpoint."""
@@ -122,9 +130,13 @@ class ParallelRounds:
 
         return Traffic(down, self._bytes_up(), meeting if has_batch_norm(job.model) else None)
 
-    @torch.no_grad()
     def _bytes_up(self) -> int:
         """Return the bytes that one client will send; the clock needs them before training to find late clients."""
+        return self.server.algorithm.channel.bytes(self.sample_payload()) + self._reported_bytes()
+
+    @torch.no_grad()
+    def sample_payload(self) -> Tree:
+        """Return a payload, with the buffers that are sent, of the names and shapes of those that clients will send."""
         server, job = self.server, self.server.job
         one = torch.ones((), dtype=job.x.dtype, device=job.x.device)
         kept = parts(server.fresh_client, STATE)
@@ -135,7 +147,7 @@ class ParallelRounds:
         )  # fmt: skip
         buffers = {name: value for name, value in server.buffers.items() if name not in job.unsent}
         payload = without(server.algorithm.payload(view), job.unsent)
-        return size_in_bytes(payload) + size_in_bytes({"buffers": buffers}) + self._reported_bytes()
+        return {**payload, BUFFERS: buffers}
 
     def _reported(self) -> list[str]:
         """Return the numbers that the method requires clients to report with their updates."""

@@ -232,7 +232,9 @@ class Participation:
     def _plan(self, round: int, free: Members | None, config: TrainConfig) -> Plan:
         clients = config.clients if free is None else free[config.clients]
         sizes, enough = self.sizes[clients], np.maximum(config.batch_size, self.least)
-        return Plan.draw(self.settings.seed, round, clients, sizes, enough, config.epochs, self.least, config.numbers)
+        seed = self.settings.seed
+        numbers = {**config.numbers, **self.selection.client_numbers(clients, len(self.sizes), round, seed)}
+        return Plan.draw(seed, round, clients, sizes, enough, config.epochs, self.least, numbers)
 
     def record_outcome(self, ended: float, invited: Ints, valid: Ints, training: Floats) -> None:
         """Record a round: the training times of the ``invited`` clients, and which of them sent a ``valid`` update."""
