@@ -246,7 +246,7 @@ def test_in_python_a_plain_import_is_enough(
     Path("stop").touch()
     assert own(f"--import own.py run {OWN} --rounds 2 --folder run") == 130
     forget_own()
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     importlib.import_module("own")
     assert fs.resume("run").summary["algorithm"] == "mine:mu=0.25"
 

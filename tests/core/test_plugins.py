@@ -94,7 +94,7 @@ def test_another_process_imports_the_same_code(tmp_path: Path, forget_own: Calla
 def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path / "my_package" / "__init__.py", "from my_package import methods\n")
     written(tmp_path / "my_package" / "methods.py")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     import_modules(["my_package"])
     import_modules(["my_package"])
     assert "mine" in algorithms
@@ -184,7 +184,7 @@ def installed(folder: Path, name: str, entries: str, code: str) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     return tmp_path
 
 

@@ -41,7 +41,7 @@ class DifferentialPrivacy(Algorithm):
     of clients of a run, are outside the guarantee.
 
     Args:
-        noise: standard deviation of the noise in units of ``clip``
+        noise: standard deviation of the noise in units of the clip
         clip: largest L2 norm of a client's update
         delta: the probability for which epsilon need not hold; below 1 / clients
 
