@@ -81,6 +81,8 @@ def test_the_smallest_version_runs(fedskew: Callable[..., Any], capsys, paper: s
     assert fedskew("paper", paper, "--table", table, "--quick") == 0
     printed = capsys.readouterr().out
     assert "written to replication-quick.md" in printed
+    for claim in next(entry for entry in tables_of(paper) if entry.name == table).claims:
+        assert f"\n{claim.text} " in printed
     text = Path("replication-quick.md").read_text(encoding="utf-8")
     [found] = [entry for entry in tables_of(paper) if entry.name == table]
     assert f"### {found.printed}: {found.title}" in text

@@ -65,6 +65,7 @@ def paper(
     from fedskew.papers.replication_page import results_folder, write_page
     from fedskew.papers.rerun import rerun
     from fedskew.papers.results import Results
+    from fedskew.papers.verdicts import verdicts
     from fedskew.runs.sweep import parse_seeds
 
     console = console_for()
@@ -83,6 +84,9 @@ def paper(
     for found in [entry.reduced() for entry in tables] if quick else tables:
         console.print(escape(f"{found.printed}: {found.title}"), soft_wrap=True)
         rerun(found, folder, show_progress, seeds=wanted, cases=case or (), device=device)
-        for line in summary_table(found, Results(folder, found.label)):
+        results = Results(folder, found.label)
+        for line in summary_table(found, results):
             console.print(escape("  ".join(line)), soft_wrap=True)
+        for one in verdicts(found, results):
+            console.print(escape(f"{one.claim.text} {one}"), soft_wrap=True)
     console.print(escape(f"written to {write_page(out, quick)}"), soft_wrap=True)
