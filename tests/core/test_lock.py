@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -133,3 +134,25 @@ def test_two_runs_that_want_one_name_get_two(tmp_path: Path, monkeypatch: pytest
     run = fs.train(fs.split(fs.load("digits"), "iid", clients=3), "logreg", rounds=1)
     assert run.folder == Path("runs/fedavg-digits-iid-s0-2")
     assert [path.name for path in Path("runs/fedavg-digits-iid-s0").iterdir()] == ["theirs"]
+
+
+def test_with_patience_it_waits_until_the_other_is_done(tmp_path):
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(tmp_path):
+            held.set()
+            done.wait(30)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    try:
+        assert held.wait(30)
+        with pytest.raises(FedskewError, match="is being written by"), locked(tmp_path, patience=0.1):
+            pass
+        threading.Timer(0.3, done.set).start()
+        with locked(tmp_path, patience=30):
+            assert done.is_set()
+    finally:
+        done.set()
+        other.join()
