@@ -13,7 +13,7 @@ from fedskew.algorithms.calibrator import Calibrator
 from fedskew.algorithms.contract import Algorithm, algorithms
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import AtLeastOne, NonNegative, Positive
-from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.core.streams import Stream
 from fedskew.core.trees import Tensors, Tree
 
 HeadLoss: TypeAlias = Callable[[Tensors, Tensor, Tensor], Tensor]  # (head, features, labels) -> mean loss
@@ -50,9 +50,11 @@ class CCVR(Algorithm):
 
     >>> rows, labels = torch.tensor([[1.0, 2.0], [3.0, 6.0]]), torch.tensor([1, 1])
     >>> sums = CCVR().calibrator.class_statistics(rows, labels, classes=2)["ccvr"]
-    >>> sums["count"], class_gaussian(2.0, sums["sum"][1].numpy(), sums["outer"][1].numpy())
-    (tensor([0., 2.], dtype=torch.float64), (array([2., 4.]), array([[2., 4.],
-           [4., 8.]])))
+    >>> sums["count"].tolist()
+    [0.0, 2.0]
+    >>> mean, covariance = class_gaussian(2.0, sums["sum"][1], sums["outer"][1])
+    >>> mean.tolist(), covariance.tolist()
+    ([2.0, 4.0], [[2.0, 4.0], [4.0, 8.0]])
     """
 
     addition: ClassVar[bool] = True
@@ -97,22 +99,23 @@ class VirtualFeatures(Calibrator):
     def calibrate(self, head: Tensors, statistics: Tree, loss: HeadLoss, stream: Stream) -> Tensors:
         """Return the head after SGD on virtual features."""
         draw, like = stream.generator(), next(iter(head.values()))
-        drawn, classes = self._virtual(statistics["ccvr"], draw)
-        features, labels = torch.from_numpy(drawn).to(like), torch.from_numpy(classes).to(like.device)
+        drawn, labels = self._virtual(statistics["ccvr"], draw)
+        features, labels = drawn.to(like), labels.to(like.device)
         for _ in range(self.method.head_epochs):
             order = torch.from_numpy(draw.permutation(len(labels))).to(like.device)
             for batch in torch.split(order, self.method.head_batch):
                 head = self._step(head, loss, features[batch], labels[batch])
         return head
 
-    def _virtual(self, sums: Tensors, draw: np.random.Generator) -> tuple[Floats, Ints]:
+    def _virtual(self, sums: Tensors, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Return virtual features of every class that any client has, and their labels."""
-        count, total, outer = (sums[name].cpu().numpy() for name in ("count", "sum", "outer"))
-        if not count.any() or not all(np.isfinite(one).all() for one in outer):
+        count, total, outer = (sums[name] for name in ("count", "sum", "outer"))
+        if not count.any() or not all(torch.isfinite(one).all() for one in outer):
             raise FedskewError("ccvr: the features of the last model are NaN or infinite: lower lr or check the data")
-        held = np.flatnonzero(count)
-        drawn = [_sample(*class_gaussian(count[c], total[c], outer[c]), self.method.features, draw) for c in held]
-        return np.concatenate(drawn), np.repeat(held, self.method.features)
+        held = torch.nonzero(count).flatten()
+        each = self.method.features
+        drawn = [_sample(*class_gaussian(float(count[c]), total[c], outer[c]), each, draw) for c in held.tolist()]
+        return torch.cat(drawn), held.repeat_interleave(each)
 
     def _step(self, head: Tensors, loss: HeadLoss, features: Tensor, labels: Tensor) -> Tensors:
         with torch.enable_grad():
@@ -122,19 +125,18 @@ class VirtualFeatures(Calibrator):
         return {name: value.detach() - lr * grad for (name, value), grad in zip(weights.items(), grads, strict=True)}
 
 
-def class_gaussian(count: float, total: Floats, outer: Floats) -> tuple[Floats, Floats]:
+def class_gaussian(count: float, total: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and the covariance of a class from its sums; zero covariance for a single row."""
     mean = total / count
-    covariance = np.outer(mean, mean)  # wide features make this large: everything else happens in place
-    covariance *= -count
-    covariance += outer
+    covariance = torch.addr(outer, mean, mean, alpha=-count)  # wide features make this large: the rest is in place
     covariance /= max(count - 1, 1)
     return mean, covariance
 
 
-def _sample(mean: Floats, covariance: Floats, count: int, draw: np.random.Generator) -> Floats:
+def _sample(mean: Tensor, covariance: Tensor, count: int, draw: np.random.Generator) -> Tensor:
     """Return samples of a Gaussian whose covariance may be singular; a small ridge is added to it in place."""
-    ridge = 1e-8 * float(np.mean(mean**2 + np.diag(covariance))) + 1e-30  # the latter for features that are all 0
-    covariance[np.diag_indices_from(covariance)] += ridge
-    factor = np.linalg.cholesky(covariance)
-    return mean + draw.standard_normal((count, len(mean))) @ factor.T
+    ridge = 1e-8 * (mean.square() + covariance.diagonal()).mean() + 1e-30  # the latter for features that are all 0
+    covariance.diagonal().add_(ridge)
+    factor = torch.linalg.cholesky(covariance)
+    noise = torch.from_numpy(draw.standard_normal((count, len(mean)))).to(mean)
+    return torch.addmm(mean, noise, factor.T)

@@ -272,7 +272,7 @@ class Vmapped(Layer):
     def forward(self, x: Tensor, run: Run) -> Tensor:
         named = {**self.names, **self.buffers}
         if run.precision == "bf16":
-            x = x.float()
+            x = x.float().contiguous()  # vmap knows no BatchNorm of rows whose channels lie last
         given = {name: full for name, full in named.items() if full in run.values}
         with torch.set_grad_enabled(run.learns):
             leaves = [
