@@ -14,7 +14,7 @@ from fedskew.papers.replication_page import page, write_page
 from fedskew.papers.results import Results
 
 Made, Record = Callable[..., PaperTable], Callable[..., Results]
-PAPER = Paper("made-up", "MadeUp", "A title", "An Author", "arXiv:0000.00000", "It adds a rule.")
+PAPER = Paper("made-up", "MadeUp", "A title", "An Author", "arXiv:0000.00000", "It adds a rule.", ("Is it us? No.",))
 CLAIM = Claim("new is better.", "better", "accuracy", "new", ("old",))
 RUNS = {
     ("a", "new"): (0.7123, 0.7251, 0.7019), ("a", "old"): (0.6, 0.6111, "NaN in round 3"),
@@ -70,7 +70,8 @@ def test_what_a_reader_needs(table: Made, record: Record, of: Callable[..., None
     text = page(results.folder)
     for part in (
         "| MadeUp | [Table 1](#made-up-table1) | new is better. | **held** |", "Of 1 claims: 1 held.",
-        "*A title*. An Author. arXiv:0000.00000.", "It adds a rule.", "### Table 1: made up", "- Batch size: 32.",
+        "*A title*. An Author. arXiv:0000.00000.", "It adds a rule.", "### Table 1: made up",
+        "- Batch size: 32.", "What was checked where a claim did not hold:", "- Is it us? No.",
         "fedskew paper made-up\n", "`rounds=5 data=digits`", "(replication/made-up-table1.csv)",
         "Made by `fedskew paper made-up`, fedskew 1, python 3, torch 2, numpy 2, x86_64 CPU: 20 s.",
         "- new is better: **held**\n  - against old +14.0", "left out: a)", "old: diverged in 1 of 6 runs (a seed 2)",

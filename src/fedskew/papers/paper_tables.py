@@ -15,7 +15,10 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper: the method by which it is known, its title, authors and identifier, and what it adds."""
+    """A paper: the method by which it is known, its title, authors and identifier, and what it adds.
+
+    ``checks`` says what was looked at before a claim was called failed.
+    """
 
     name: str
     method: str
@@ -23,6 +26,7 @@ class Paper:
     authors: str
     identifier: str
     adds: str
+    checks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

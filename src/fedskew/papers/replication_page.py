@@ -84,7 +84,9 @@ a claim of a method that diverged did not hold, and cases in which a rival diver
 
 
 def _about(paper: Paper) -> str:
-    return f"## {paper.method}\n\n*{paper.title}*. {paper.authors}. {paper.identifier}.\n\n{paper.adds}"
+    about = f"## {paper.method}\n\n*{paper.title}*. {paper.authors}. {paper.identifier}.\n\n{paper.adds}"
+    checks = "\n".join(f"- {check}" for check in paper.checks)
+    return f"{about}\n\nWhat was checked where a claim did not hold:\n\n{checks}" if checks else about
 
 
 def _section(found: Measured, judged: Sequence[Verdict], folder: Path) -> str:
