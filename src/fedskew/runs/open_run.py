@@ -19,7 +19,7 @@ from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
-from fedskew.runs.run import confusion_frame
+from fedskew.runs.run import class_frame, confusion_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +54,17 @@ class Record:
         """Test rows by their true class (down) and the predicted one (across); None where the run has no such table."""
         path = self.folder / on_disk.CONFUSION
         return confusion_frame(*on_disk.matrix_from_csv(path)) if path.exists() else None
+
+    @cached_property
+    def own_confusion(self) -> "pd.DataFrame | None":
+        """The sum over clients of such tables of their own models; None without own models."""
+        path = self.folder / on_disk.OWN_CONFUSION
+        return confusion_frame(*on_disk.matrix_from_csv(path)) if path.exists() else None
+
+    @cached_property
+    def classes(self) -> "pd.DataFrame | None":
+        """Rows, predictions, precision, recall and F1 of every class, of the global model; None for other tasks."""
+        return None if self.confusion is None else class_frame(self.confusion)
 
     @cached_property
     def weights(self) -> Tensors:

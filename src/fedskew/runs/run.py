@@ -12,6 +12,7 @@ from torch import nn
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.server.server import Server
+from fedskew.tasks.scores import class_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +50,26 @@ class Run:
         """Test rows by their true class (down) and the class that the model predicts (across); None for other tasks."""
         matrix = self.server.confusion()
         return None if matrix is None else confusion_frame(self.server.fed.data.classes, matrix)
+
+    @cached_property
+    def own_confusion(self) -> "pd.DataFrame | None":
+        """The sum over clients of such tables of their own models, on the same test rows; None without own models."""
+        matrix = self.server.final_clients().confusion
+        return None if matrix is None else confusion_frame(self.server.fed.data.classes, matrix)
+
+    @cached_property
+    def classes(self) -> "pd.DataFrame | None":
+        """Rows, predictions, precision, recall and F1 of every class, of the global model; None for other tasks."""
+        return None if self.confusion is None else class_frame(self.confusion)
+
+
+def class_frame(confusion: "pd.DataFrame") -> "pd.DataFrame":
+    """Rows, predictions, precision, recall and F1 of every class, from a confusion matrix."""
+    import pandas as pd
+
+    matrix = confusion.to_numpy()
+    columns = {"rows": matrix.sum(1), "predicted": matrix.sum(0), **class_table(matrix)}
+    return pd.DataFrame(columns, index=pd.Index(confusion.index, name="class"))
 
 
 def confusion_frame(names: Sequence[str], matrix: Any) -> "pd.DataFrame":

@@ -30,17 +30,19 @@ from fedskew.models.parameters import trainable
 from fedskew.schedules.holdings import Holdings
 from fedskew.server.calibration import new_head
 from fedskew.server.client_store import ClientStore, home_of
-from fedskew.server.evaluation import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
+from fedskew.server.evaluation import OWN_TESTED, Evaluator, FinalClients, OwnModel, Score, own_columns
 from fedskew.server.label_holders import label_holdings, packed, protocol_bytes, protocol_seconds, unpacked
 from fedskew.server.refusals import (
     check_all,
     check_private,
+    check_thresholds,
     clients_per_round,
     least_batch,
     trains_single_samples,
     weights_of,
 )
 from fedskew.tasks.task import BY_TARGET, Task, resolve
+from fedskew.tasks.thresholds import Threshold
 from fedskew.topology.buffered import BufferedRounds
 from fedskew.topology.client_table import ClientTable, Column, Row
 from fedskew.topology.collector import Arrived, valid_clients
@@ -85,6 +87,7 @@ class Server:
         self.job = make_job(model, fed.train, self.trained_on, algorithm, settings, 0, task, len(fed.data.classes))
         self.model, self.device = self.job.model, self.job.x.device
         check_all(self.job, settings, self.per_round)
+        self.headline = task.headline(settings.metric)
         self.engine = self._engine(engine or make_engine(settings))
         self.threads = settings.threads or self._useful_threads()
         # Contiguous, whatever the layout of the given model: a checkpoint file requires it.
@@ -93,6 +96,8 @@ class Server:
             n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()
         }
         self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
+        if settings.thresholds is not None:
+            check_thresholds(task, fed, self.has_common_model)
         self.server_state = algorithm.init_server_state(self.shared())
         self.fresh_client = fresh_client(self.job)
         self.store = self._store(self.fresh_client)
@@ -112,7 +117,13 @@ class Server:
         self._trained: dict[int, Tensors] = {}
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
         self.evaluator = Evaluator(
-            fed, copy.deepcopy(self.model), self.job, settings.eval_rows, settings.seed, settings.metrics
+            fed,
+            copy.deepcopy(self.model),
+            self.job,
+            settings.eval_rows,
+            settings.seed,
+            settings.metrics,
+            settings.metric,
         )
 
     def _engine(self, engine: Engine) -> Engine:
@@ -345,8 +356,15 @@ class Server:
         with computing(self.threads):
             return self.evaluator.confusion(common) if common else None
 
-    def final_clients(self) -> list[Row]:
-        """Return one row for each client with the scores of its final model."""
+    def threshold(self) -> tuple[Threshold, dict[str, Score]] | None:
+        """Return the threshold that ``thresholds`` asks for, with its scores; see ``Evaluator.threshold``."""
+        if self.settings.thresholds is None:
+            return None
+        with computing(self.threads):
+            return self.evaluator.threshold(self.state(), self.settings.thresholds)
+
+    def final_clients(self) -> FinalClients:
+        """Return one row for each client with the scores of its final model, and their confusion matrix."""
         with computing(self.threads):
             return self.evaluator.final(self._common(), self._own())
 
