@@ -132,6 +132,12 @@ _COLUMNS = {  # of the summary: title, factor, digits, meaning
         "balanced accuracy with the threshold that was chosen on the validation rows, in %",
     ),
     "calibrated_test_accuracy": ("calibrated", 100, 1, "accuracy of the calibrated model after the last round, in %"),
+    "backdoor_success_last": (
+        "backdoor",
+        100,
+        1,
+        "share of the test rows of other classes, with the trigger, that are taken for the attackers' target, in %",
+    ),
     "own_test_accuracy_mean": ("own test", 100, 1, "mean accuracy of the personal models on the test rows, in %"),
     "own_test_balanced_accuracy_mean": (
         "own balanced",

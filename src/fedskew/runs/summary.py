@@ -56,6 +56,8 @@ def summarise(
     result |= {f"{fate}_updates": sum(row[fate] for row in rounds) for fate in ("excluded", "dropped", "late")}
     result |= {name: sum(row[name] for row in rounds) for name in ("bytes_down", "bytes_up")}
     result["simulated_seconds"] = rounds[-1]["clock"]
+    if known := [row["backdoor_success"] for row in rounds if row.get("backdoor_success") is not None]:
+        result["backdoor_success_last"] = known[-1]
     return result
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedskew.algorithms.backdoor import Backdoor
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors
 from fedskew.data.dataset import Rows
@@ -107,6 +108,7 @@ class Evaluator:
         self._train_rows, self._sampled = held, np.zeros(len(self.y), dtype=np.bool_)
         self._sampled[held] = True
         self._inference = Inference(model, self.x)
+        self._triggered: Tensor | None = None  # test rows for ``backdoor_success``
         self._cost = measure_cost(model, self.x, 1)
         self._stackable = partial(can_be_stacked, model, self.x)
 
@@ -191,6 +193,19 @@ class Evaluator:
         found = {name: (part.outputs.cpu().numpy(), part.targets.cpu().numpy()) for name, part in parts.items()}
         chosen = choose_threshold(*found["validation"], metric)
         return chosen, {name: chosen.scores(*part) for name, part in found.items()}
+
+    @torch.inference_mode()
+    def backdoor_success(self, state: Tensors, poison: Backdoor) -> float | None:
+        """Return the share of the test rows of other classes that are taken for the target; None without such rows."""
+        if self._triggered is None:
+            rows = poison.triggered(self.fed.test, self.fed.train, self.fed.data.classes)
+            self._triggered = torch.from_numpy(rows).to(self.x)
+        if not len(self._triggered):
+            return None
+        index = torch.arange(len(self._triggered), device=self.x.device)
+        found = [each for each, _ in self._inference.outputs(state, self._triggered, index)]
+        predicted = self.task.predict(torch.cat(found))
+        return float((predicted == poison.target_of(self.fed.data.classes)).double().mean())
 
     # -- clients' models -----------------------------------------------------------------------------------------------
 

@@ -84,7 +84,10 @@ class Server:
         self.total_weight = float(base_weights(self.trained_on.sizes, self.weights).sum())
         self.least = least_batch(model, self.trained_on, settings.batch_size)
         task = task or resolve(BY_TARGET[fed.data.target])
-        self.job = make_job(model, fed.train, self.trained_on, algorithm, settings, 0, task, len(fed.data.classes))
+        self.rows, held = fed.train, self.trained_on
+        if algorithm.poison:
+            self.rows, held = algorithm.poison.poisoned(self.rows, held, fed.data.classes, settings.seed)
+        self.job = make_job(model, self.rows, held, algorithm, settings, 0, task, len(fed.data.classes))
         self.model, self.device = self.job.model, self.job.x.device
         check_all(self.job, settings, self.per_round)
         self.headline = task.headline(settings.metric)
@@ -265,7 +268,7 @@ class Server:
         others = {"bytes_down": outcome.bytes_down, "bytes_up": outcome.bytes_up}
         row |= {name: int(clients[name].values.sum()) + more for name, more in others.items()}
         row |= {"simulated_seconds": outcome.ended - outcome.began, "clock": outcome.ended}
-        row |= {**outcome.metrics, **self.algorithm.metrics(self.server_state)}
+        row |= {**outcome.metrics, **self.algorithm.metrics(self.server_state), **self._backdoor()}
         self._evaluate_calibrated(row)
         return RoundResult(row, ClientTable({"round": Column(np.full(len(counted), self.round)), **clients}))
 
@@ -295,6 +298,14 @@ class Server:
         parts = self.evaluator.parts(self.has_common_model, self.personalised, self.settings.test_trained)
         metrics = self.evaluator.names
         return {f"{part}_{name}": (scores.get(part) or {}).get(name) for part in parts for name in metrics}
+
+    def _backdoor(self) -> Row:
+        """Return how many triggered test rows the global model sends to the target; empty without a backdoor."""
+        poison, state = self.algorithm.poison, self._common()
+        if poison is None or state is None:
+            return {}
+        due = self._due(self.round)
+        return {"backdoor_success": self.evaluator.backdoor_success(state, poison) if due else None}
 
     def _on_own_rows(self, state: Tensors | None, own: OwnModel | None, clients: Ints) -> dict[str, Floats]:
         return self.evaluator.on_own_rows(state, own, clients, self._own_rows())
