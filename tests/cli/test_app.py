@@ -355,7 +355,7 @@ def test_data_check(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture
 def test_help_names_every_setting(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert fedskew("run --help") == 0
     text = capsys.readouterr().out
-    assert {name for panel in run_command._PANELS.values() for name in panel} | {"algorithm"} == set(
+    assert {name for panel in run_command._PANELS.values() for name in panel} | {"algorithm", "data"} == set(
         options_of(Experiment)
     )
     for name in options_of(Experiment):

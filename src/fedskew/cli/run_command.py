@@ -8,7 +8,7 @@ import typer
 
 from fedskew.cli.command import Once
 from fedskew.cli.console import escape, print_summary, show_progress
-from fedskew.core.config import CHOICES, Experiment, read_file, workers_of_torchrun
+from fedskew.core.config import AUTO, CHOICES, Experiment, read_file, workers_of_torchrun
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.core.registry import Option, options_of
 
@@ -30,6 +30,7 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     file: Path | None,
+    data: list[str] | None,
     algorithm: list[str] | None,
     seeds: str | None,
     grid: list[str] | None,
@@ -49,10 +50,15 @@ def run(
     fedskew run --algorithm fedavg --algorithm fedprox --seeds 0-4
     fedskew run --algorithm fedprox --seeds 0-4 --grid mu=0,0.01,0.1
     fedskew run --algorithm "fedprox:mu=0.1 + median"
+    fedskew run --data "hospital_*.csv:label=outcome" --algorithm fedbn
     fedskew run experiment.toml --rounds 20
     """
     values = read_file(file) if file else {}
     values |= {name: value for name, value in given.items() if value is not None}
+    if data:
+        from fedskew.data.catalogue import together
+
+        values["data"] = together(data)
     if (started := workers_of_torchrun()) is not None:
         if given["workers"] is not None:
             raise FedskewError(f"--workers {given['workers']}: torchrun has started {started} processes, leave it out")
@@ -99,13 +105,15 @@ def _create_group(folder: Path | None, wanted: "list[Member]") -> Path:
     from fedskew.runs import sweep as several
     from fedskew.runs.choices import spell
     from fedskew.runs.execute import fresh_folder
+    from fedskew.runs.federate import DEFAULT_SKEW
     from fedskew.runs.folder import TakenError
 
     experiment = wanted[0].experiment()
+    data, skew = spell("data", experiment.data), experiment.skew
+    if skew == AUTO:
+        skew = "natural" if data.startswith("silos:") else DEFAULT_SKEW
     while True:
-        place = folder or fresh_folder(
-            "compare", *(spell(kind, getattr(experiment, kind)) for kind in ("data", "skew"))
-        )
+        place = folder or fresh_folder("compare", data, spell("skew", skew))
         try:
             several.create(place, wanted)
         except TakenError:
@@ -150,7 +158,7 @@ def _options_as_parameters() -> list[inspect.Parameter]:
 
 
 _PANELS = {
-    "Data and clients": ("data", "skew", "clients", "bins", "validation", "client_test", "split_seed"),
+    "Data and clients": ("skew", "clients", "bins", "validation", "client_test", "split_seed"),
     "Training": (
         "model", "task", "rounds", "per_round", "sampling", "epochs", "batch_size", "lr", "schedule", "optimizer",
         "momentum", "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",
@@ -179,6 +187,19 @@ def _help(option: Option) -> str:
 
 _OWN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "file": (Annotated[Path | None, typer.Argument(help="experiment in TOML", show_default=False)], None),
+    "data": (
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--data",
+                metavar="SPEC",
+                help="data set (fedskew list data), a CSV, Parquet or NPZ file, or a folder of images; a pattern or a "
+                "folder of files, or several --data, are one client a file \\[digits]",
+                rich_help_panel="Data and clients",
+            ),
+        ],
+        None,
+    ),
     "algorithm": (
         Annotated[
             list[str] | None,

@@ -14,7 +14,7 @@ from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare,
 
 CHOICES = ("data", "skew", "model", "algorithm", "task", "schedule", "fleet")  # settings that are a name with options
 SHARDS = 8  # into which the clients of a round are divided for workers
-AUTO = "auto"  # the task that the targets of the data ask for
+AUTO = "auto"  # the task that the targets of the data ask for, the skew that its clients do
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,11 @@ class Experiment(Settings):
     """The settings of a run: data, partition, model, algorithm and training.
 
     Args:
-        data: data set (fedskew list data), or a CSV, Parquet or NPZ file or a folder of images
+        data: data set (fedskew list data), or a CSV, Parquet or NPZ file or a folder of images; a pattern or a folder
+            of such files is one client a file
         validation: share of the training rows set aside for choosing hyper-parameters
-        skew: how the training rows are partitioned (fedskew list skews)
+        skew: how the training rows are partitioned (fedskew list skews); auto for dirichlet:alpha=0.2, or for natural
+            where the data comes with its clients (several files)
         clients: number of clients; by default 10, or one per group with skew=natural
         split_seed: seed of the partition and of the held-out rows; by default the same as seed
         client_test: share of each client's rows that is held out to test its model
@@ -146,7 +148,7 @@ class Experiment(Settings):
 
     data: str | Mapping[str, Any] = "digits"
     validation: Annotated[float, PartialShare] = 0.0
-    skew: str | Mapping[str, Any] = "dirichlet:alpha=0.2"
+    skew: str | Mapping[str, Any] = AUTO
     clients: Annotated[int | None, AtLeastOne] = None
     split_seed: Annotated[int | None, NonNegative] = None
     client_test: Annotated[float, PartialShare] = 0.0

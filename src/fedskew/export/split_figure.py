@@ -120,8 +120,12 @@ def _name_clients(axes: "Axes", fed: Federation, most: int = 12) -> None:
     """Label the rows of a heat map with client numbers, and with the number of omitted clients, if any."""
     clients = _some_clients(fed)
     shown = np.unique(np.linspace(0, len(clients) - 1, min(most, len(clients))).astype(np.int64))
-    axes.set_yticks(shown, [f"{client:,}" for client in clients[shown]], fontsize=8)
+    axes.set_yticks(shown, [_called(fed, client) for client in clients[shown].tolist()], fontsize=8)
     axes.set_ylabel("client" if len(clients) == fed.clients else f"client ({len(clients)} of {fed.clients:,})")
+
+
+def _called(fed: Federation, client: int) -> str:
+    return _short(fed.client_names[client], 16) if fed.named else f"{client:,}"
 
 
 def _draw_heat_map(axes: "Axes", fed: Federation) -> None:
@@ -155,7 +159,8 @@ def _draw_bubbles(axes: "Axes", fed: Federation) -> None:
     axes.set_ylim(fed.clients - 0.4, -0.6)
     _name_classes(axes, fed)
     rows = fed.partition.sizes
-    axes.set_yticks(range(fed.clients), [f"{number}  ({rows[number]:,})" for number in range(fed.clients)], fontsize=8)
+    called = [f"{_called(fed, number)}  ({rows[number]:,})" for number in range(fed.clients)]
+    axes.set_yticks(range(fed.clients), called, fontsize=8)
     axes.set_xlabel(title)
     axes.set_ylabel("client (rows)")
     axes.set_title(f"rows by client and {title}; the largest disc is {held.max():,} rows", fontsize=9)
@@ -177,7 +182,8 @@ def _draw_density(axes: "Axes", fed: Federation, feature: int | None) -> None:
     shares = np.stack([_histogram(fed, feature, int(client), edges) for client in clients])
     if fed.clients <= len(_COLOURS):
         for client, share in enumerate(shares):
-            axes.stairs(share, edges, color=_COLOURS[client], label=f"client {client}", linewidth=1.6)
+            label = _called(fed, client) if fed.named else f"client {client}"
+            axes.stairs(share, edges, color=_COLOURS[client], label=label, linewidth=1.6)
             axes.stairs(share, edges, color=_COLOURS[client], fill=True, alpha=0.15)
         axes.legend(frameon=False, fontsize=8)
         axes.set_ylabel(_SHARE)

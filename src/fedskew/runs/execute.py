@@ -2,6 +2,7 @@
 
 import copy
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
@@ -51,6 +52,7 @@ from fedskew.tasks.task import BY_TARGET, Task, tasks
 from fedskew.tasks.task import choice_of as choice_of_task
 from fedskew.tasks.task import resolve as resolve_task
 
+_WARNINGS = 20  # about differences between clients
 PARTITION_SETTINGS = ("data", "validation", "skew", "clients", "split_seed", "client_test", "bins")
 
 
@@ -69,6 +71,7 @@ def starting(
     ``task`` is a task that was made in Python; without one the settings say which.
     """
     server, config = prepare(fed, model, algorithm, settings, task)
+    _warn_of_differences(fed)
     if folder is False and server.settings.tensorboard:
         raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
     EarlyStopping(server, [])  # refuses what it cannot watch
@@ -82,6 +85,15 @@ def starting(
         with locked(disk.path):
             tables = {"rounds": [], "timing": []}
             return (yield from _drive(server, Checkpoints(disk), tables, config, callbacks, interval))
+
+
+def _warn_of_differences(fed: Federation) -> None:
+    """Warn of what is not the same at all clients, which training would not show."""
+    found = fed.data.differences
+    for line in found[:_WARNINGS]:
+        warnings.warn(line, stacklevel=2)
+    if len(found) > _WARNINGS:
+        warnings.warn(f"{len(found) - _WARNINGS} more differences between clients (fedskew data check)", stacklevel=2)
 
 
 def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:

@@ -179,5 +179,6 @@ def _draw_matrix(axes: "Axes", fed: Federation) -> None:
         axes.set_yticks(shown, [f"{client:,}" for client in clients[shown]])
         axes.set_ylabel(f"client ({len(clients)} of {fed.clients:,})")
     elif len(clients) <= 20:
-        axes.set_yticks(range(len(clients)), [f"{c}  ({n})" for c, n in zip(clients, sizes, strict=True)], fontsize=8)
+        called = [name if len(name) <= 16 else name[:15] + "…" for name in fed.client_names]
+        axes.set_yticks(range(len(clients)), [f"{c}  ({n})" for c, n in zip(called, sizes, strict=True)], fontsize=8)
         axes.set_ylabel("client (rows)")

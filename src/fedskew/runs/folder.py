@@ -41,6 +41,7 @@ CHECKPOINTS = "checkpoints"  # a folder with two files for each of the last chec
 JOURNAL = "clients"  # a folder of numbered files that go with the checkpoints
 FORMAT = 3  # of a run folder; 1 had one checkpoint.safetensors and no checksums, 2 had other names in its checkpoints
 TABLES = (ROUNDS, CLIENTS, TIMING)
+NAME = "name"  # the only column of a table that holds text: the client's
 
 
 def resume_command(path: Path, imports: Sequence[str] | None = None) -> str:
@@ -295,7 +296,7 @@ class RunFolder:
             return []
         try:
             lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
-            return [{key: _value(value) for key, value in row.items()} for row in lines]
+            return [{key: value if key == NAME else _value(value) for key, value in row.items()} for row in lines]
         except ValueError as problem:
             raise FedskewError(
                 f"{path} is damaged: {problem}; the run must be started again in another folder"

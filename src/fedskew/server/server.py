@@ -3,9 +3,12 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, base_weights
@@ -82,7 +85,7 @@ class Server:
         self.per_round = clients_per_round(settings, self.trained_on, fed.clients)
         self.weights = weights_of(algorithm, settings)
         self.total_weight = float(base_weights(self.trained_on.sizes, self.weights).sum())
-        self.least = least_batch(model, self.trained_on, settings.batch_size)
+        self.least = least_batch(model, self.trained_on, settings.batch_size, fed.client_names if fed.named else ())
         task = task or resolve(BY_TARGET[fed.data.target])
         self.rows, held = fed.train, self.trained_on
         if algorithm.poison:
@@ -273,10 +276,20 @@ class Server:
         return RoundResult(row, ClientTable({"round": Column(np.full(len(counted), self.round)), **clients}))
 
     def _named(self, clients: ClientTable) -> dict[str, Column]:
-        """Return the columns of the table of clients with the training score under the name of the task's metric."""
-        metric = self.job.task.row_metric
+        """Return the columns of the table of clients, with their names, and the score under the task's name for it."""
+        metric, columns = self.job.task.row_metric, clients.columns
+        if self._called is not None:
+            called = {"client": columns["client"], "name": Column(self._called[columns["client"].values])}
+            columns = {**called, **columns}
         names = {"local_accuracy": f"local_{metric}" if metric else None}
-        return {new: c for name, c in clients.columns.items() if (new := names.get(name, name)) is not None}
+        return {new: c for name, c in columns.items() if (new := names.get(name, name)) is not None}
+
+    @cached_property
+    def _called(self) -> NDArray[Any] | None:
+        """The names of the clients that train, if they have any."""
+        if not self.fed.named or self.trained_on is not self.fed.partition:
+            return None
+        return np.array(self.fed.client_names, dtype=object)
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
@@ -377,7 +390,13 @@ class Server:
     def final_clients(self) -> FinalClients:
         """Return one row for each client with the scores of its final model, and their confusion matrix."""
         with computing(self.threads):
-            return self.evaluator.final(self._common(), self._own())
+            found = self.evaluator.final(self._common(), self._own())
+        if not self.fed.named:
+            return found
+        names = self.fed.client_names
+        return found._replace(
+            table=[{"client": row["client"], "name": names[row["client"]], **row} for row in found.table]
+        )
 
     # -- calibration ---------------------------------------------------------------------------------------------------
 
