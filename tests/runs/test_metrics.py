@@ -238,6 +238,30 @@ def test_clients_have_both_models_metrics_beside_the_majority(rare: fs.Federatio
     assert of_global == pytest.approx(final["global_balanced_accuracy"].mean())
 
 
+@pytest.mark.filterwarnings("ignore:hospital:UserWarning", "ignore:only hospital:UserWarning")
+def test_clients_that_are_files_are_scored_on_their_own_test_rows(hospitals: dict[str, pd.DataFrame]):
+    fed = fs.split(fs.load(hospitals, label="outcome"))
+    run = fs.train(fed, "logreg", "ditto", rounds=2, **QUIET)
+    assert run.summary["client_accuracy_rows"] == "held-out rows of each client"
+    assert run.final_clients["name"].tolist() == list(hospitals)
+    for client, name in enumerate(fed.client_names):
+        mine = fed.test.take(np.flatnonzero(fed.test.group == fed.data.groups.index(name)))
+        line = run.final_clients.loc[client]
+        assert line["rows"] == fed.partition.sizes[client]  # it trained on
+        assert line["majority_rate"] == pytest.approx(np.bincount(mine.y).max() / len(mine))
+        for prefix, state in (("", run.server.client_model(client)), ("global_", run.server.state())):
+            run.model.load_state_dict(state)
+            with torch.no_grad():
+                found = run.model(torch.from_numpy(mine.x)).argmax(1).numpy()
+            assert line[f"{prefix}accuracy"] == pytest.approx((found == mine.y).mean())
+            assert line[f"{prefix}macro_f1"] == pytest.approx(known.f1_score(mine.y, found, average="macro"))
+    held = fs.split(fs.load(hospitals, label="outcome"), client_test=0.3)
+    other = fs.train(held, "logreg", rounds=1, **QUIET)
+    assert held.held_out is not None
+    y = held.train.y[held.held_out.of(0)]
+    assert other.final_clients["majority_rate"][0] == pytest.approx(np.bincount(y).max() / len(y))
+
+
 def test_a_model_of_one_class_is_called_so(rare: fs.Federation):
     lazy = fs.train(rare, _always_well(rare), "fedavg", rounds=1, lr=1e-6, **QUIET)
     assert lazy.summary["test_one_class_rate"] == 1

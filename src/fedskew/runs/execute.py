@@ -299,7 +299,7 @@ def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Any]]
     final, own_matrix = server.final_clients()
     matrix, threshold = server.confusion(), server.threshold()
     fed, task = server.fed, server.job.task
-    rows, held = client_weights(tables, disk), fed.held_out is not None
+    rows, held = client_weights(tables, disk), server.evaluator.holds_out
     numbers = summarise(tables["rounds"], rows, final, server.trained_on.clients, held, task, server.headline.name)
     numbers |= {name: value for name, value in last.items() if name not in numbers}
     for name in ("bytes_down", "bytes_up", "simulated_seconds"):

@@ -1,7 +1,8 @@
 """Evaluation of the global model and of clients' own: loss and metrics on all rows, a sample or a client's rows."""
 
+import copy
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -274,34 +275,52 @@ class Evaluator:
                 sums[: len(rows)] += torch.where(real, each.double(), 0).sum(1)
         return total.cpu().numpy() / [len(piece) for piece in pieces]
 
+    @property
+    def holds_out(self) -> bool:
+        """Return whether clients are evaluated, at the end, on rows that they do not train on."""
+        return self.fed.held_out is not None or self._test_split is not None
+
+    @cached_property
+    def _test_split(self) -> Partition | None:
+        """The test rows of each client, where the data comes with its clients and these hold nothing else out."""
+        fed = self.fed
+        if fed.held_out is not None or not fed.data.silos or not fed.named or fed.test.group is None:
+            return None
+        groups = [fed.data.groups.index(name) for name in fed.client_names]
+        return Partition.from_lists([np.flatnonzero(fed.test.group == group) for group in groups])
+
     @torch.inference_mode()
     def final(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
         """Return one row for each client (a random sample above 10,000) with the scores of its final model on its rows.
 
-        See ``on_own_rows``. Up to 200 clients, at even steps, also have all metrics on their own rows, and those of
-        their own models on the test rows. The confusion matrix is the sum over those clients.
+        See ``on_own_rows``; where data comes with its clients, these rows are the client's test rows. Up to 200
+        clients, at even steps, also have all metrics on their own rows, and those of their own models on the test rows.
+        The confusion matrix is the sum over those clients.
         """
         clients = np.arange(self.fed.clients)
         if len(clients) > FINAL_CLIENTS:
             clients = np.sort(Stream(self.seed, "final").sample(len(clients), FINAL_CLIENTS))
-        split = self.fed.held_out or self.fed.partition
-        found = self.on_own_rows(state, own, clients, split)
+        mine, split = self, self.fed.held_out or self.fed.partition
+        if self._test_split is not None:
+            mine, split = copy.copy(self), self._test_split
+            mine.x, mine.y = self._parts["test"]
+        found = mine.on_own_rows(state, own, clients, split)
         table: list[dict[str, Any]] = [
             {"client": int(c), "rows": int(self.fed.partition.sizes[c])}
             | {name: float(of[i]) for name, of in found.items()}
             for i, c in enumerate(clients)
         ]
         if self._classifies:
-            self._add_majority_rates(table, split)
+            mine._add_majority_rates(table, split)
         tested = table if len(table) <= FINAL_TESTED else table[:: -(-len(table) // FINAL_TESTED)]
         names = [name for name in self.task.metric_names if name not in table[0]]
         matrices = []
         for entry in tested:
             rows, used = split.of(entry["client"]), own(entry["client"]) if own else state
             assert used is not None
-            entry |= self._metrics_on(used, rows, names)
+            entry |= mine._metrics_on(used, rows, names)
             if own and state:
-                entry |= {f"global_{name}": value for name, value in self._metrics_on(state, rows, names).items()}
+                entry |= {f"global_{name}": value for name, value in mine._metrics_on(state, rows, names).items()}
             if own and "test" in self._parts:
                 on_test = self._on_test(used)
                 score = on_test.score(self.task, self.metrics)
