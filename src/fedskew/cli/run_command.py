@@ -1,6 +1,7 @@
 """The command ``fedskew run``: train one method, or several, with every setting of an experiment as an option."""
 
 import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
         for name, (kind, default) in _OWN_OPTIONS.items()
     ]
-    parameters = [*own, *_options_as_parameters()]
+    parameters = [*own, *options_as_parameters(_PANELS)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(cls=Once)(run)
@@ -140,11 +141,11 @@ def run_group(place: Path, wanted: "list[Member]", as_json: bool, *, retry: bool
     print_summary(methods, summaries, place, several.overview(wanted, summaries), as_json, varied)
 
 
-def _options_as_parameters() -> list[inspect.Parameter]:
-    """Return one option for each setting of an experiment; the experiment itself converts and checks the values."""
+def options_as_parameters(panels: Mapping[str, Sequence[str]]) -> list[inspect.Parameter]:
+    """Return one option for each of these settings of an experiment, which itself converts and checks the values."""
     result = []
     options = options_of(Experiment)
-    for panel, names in _PANELS.items():
+    for panel, names in panels.items():
         for option in (options[name] for name in names):
             flag, text = "--" + option.name.replace("_", "-"), option.type is not bool
             flag = flag if text else f"{flag}/--no-{flag[2:]}"  # so that a file's true can be overridden
