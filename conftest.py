@@ -13,6 +13,7 @@ collect_ignore_glob = [] if find_spec("triton") else ["src/fedskew/kernels/*_ker
 
 SLOW_MODULES = frozenset(
     {
+        "test_advise",
         "test_agree",
         "test_can_fail",
         "test_ccvr",
