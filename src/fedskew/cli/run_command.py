@@ -166,7 +166,7 @@ _PANELS = {
     "Execution and output": (
         "secure", "round_totals", "engine", "device", "dtype", "precision", "workers", "threads", "memory", "fleet",
         "eval_every",
-        "eval_rows", "metrics", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
+        "eval_rows", "metric", "metrics", "thresholds", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
     ),
 }  # fmt: skip
 

@@ -131,7 +131,7 @@ def measure(
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the heterogeneity of the clients, with the definitions of all numbers.
+    """Measure the heterogeneity: a verdict, every client and column against the others, distances, all defined.
 
     \b
     fedskew measure nodes
@@ -285,7 +285,8 @@ def _show(
     from fedskew.heterogeneity.heterogeneity import measure as measured
     from fedskew.runs.folder import to_json, write_atomically
 
-    found = measured(fed, convention=cast("Convention", convention))  # measure raises an error for an unknown one
+    # measure raises an error for an unknown convention
+    found = measured(fed, convention=cast("Convention", convention), each=True)
     if picture is not None:
         write_atomically(picture, draw_split(fed, found, title, picture.suffix[1:]))
     different = fed.data.differences

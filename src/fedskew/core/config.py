@@ -39,6 +39,10 @@ class Settings:
             multilabel of several labels a row
         metrics: metrics of the task that every evaluation reports beside the usual ones (macro_f1+auc); after the last
             round all of them are reported anyway
+        metric: metric of the task that decides which round is best and when stop_after stops, and that tables and
+            figures show first; by default the task's first one
+        thresholds: of two classes, predict the second above a probability that is chosen on the validation rows after
+            the last round, so that this metric is best there; both predictions are then scored
         schedule: local learning rate over rounds (fedskew list schedules)
         weights: aggregation weight of a client in every method: its rows (size), 1 (uniform), or as in the paper of
             each method (paper)
@@ -83,6 +87,8 @@ class Settings:
     augment: Literal["none", "crop", "flip", "crop+flip"] = "none"
     task: str | Mapping[str, Any] = AUTO
     metrics: tuple[str, ...] = ()
+    metric: str | None = None
+    thresholds: Literal["accuracy", "balanced_accuracy", "macro_f1"] | None = None
     schedule: str | Mapping[str, Any] = "constant"
     weights: Literal["size", "uniform", "paper"] = "size"
     norm: Literal["aggregate", "local", "silo"] = "aggregate"

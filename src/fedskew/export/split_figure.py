@@ -8,6 +8,7 @@ import numpy as np
 
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.federation import Federation
+from fedskew.export.findings_figure import draw_aucs, draw_effects
 from fedskew.heterogeneity.result import Heterogeneity
 
 if TYPE_CHECKING:
@@ -31,9 +32,14 @@ _VIEW_NAMES = {
 
 
 def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = "png") -> bytes:
-    """Draw the client x class matrix, the density of the most skewed feature by client, and the heterogeneity table."""
-    figure = _figure(13, 7.2)
-    grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1), height_ratios=(1.25, 1))
+    """Draw the client x class matrix, the density of the most skewed feature by client, and the heterogeneity table.
+
+    With findings about single clients also their effect sizes and the classifier two-sample test.
+    """
+    more = found.findings is not None
+    figure = _figure(18.5 if more else 13, 7.2)
+    widths = (1.15, 1, 1.15) if more else (1.15, 1)
+    grid = figure.add_gridspec(2, len(widths), width_ratios=widths, height_ratios=(1.25, 1))
     matrix, density, table = (figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
     if fed.clients <= _MOST_BUBBLES and len(fed.label_columns.names) <= _MOST_BUBBLES:
         _draw_bubbles(matrix, fed)
@@ -41,6 +47,9 @@ def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = 
         _draw_heat_map(matrix, fed)
     _draw_density(density, fed, found.most_skewed_feature)
     _draw_table(table, found)
+    if found.findings is not None:
+        draw_effects(figure.add_subplot(grid[0, 2]), found.findings)
+        draw_aucs(figure.add_subplot(grid[1, 2]), found.findings)
     figure.suptitle(_short(title, 150), fontsize=10)
     return _content(figure, ending)
 

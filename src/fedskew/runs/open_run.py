@@ -25,8 +25,9 @@ from fedskew.runs.checkpoint import own_part
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
 from fedskew.runs.prediction import predict, separator_of, threshold_in
-from fedskew.runs.run import confusion_frame, no_global_model
+from fedskew.runs.run import class_frame, confusion_frame, no_global_model
 from fedskew.tasks.task import Task, resolve
+from fedskew.tasks.thresholds import Threshold
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +62,17 @@ class Record:
         """Test rows by their true class (down) and the predicted one (across); None where the run has no such table."""
         path = self.folder / on_disk.CONFUSION
         return confusion_frame(*on_disk.matrix_from_csv(path)) if path.exists() else None
+
+    @cached_property
+    def own_confusion(self) -> "pd.DataFrame | None":
+        """The sum over clients of such tables of their own models; None without own models."""
+        path = self.folder / on_disk.OWN_CONFUSION
+        return confusion_frame(*on_disk.matrix_from_csv(path)) if path.exists() else None
+
+    @cached_property
+    def classes(self) -> "pd.DataFrame | None":
+        """Rows, predictions, precision, recall and F1 of every class, of the global model; None for other tasks."""
+        return None if self.confusion is None else class_frame(self.confusion)
 
     @cached_property
     def weights(self) -> Tensors:
@@ -170,7 +182,7 @@ class Record:
         return separator_of(self.config)
 
     @property
-    def threshold(self) -> float | None:
+    def threshold(self) -> Threshold | None:
         """Return the chosen threshold of the global model, if the run has one."""
         return threshold_in(self.folder)
 

@@ -16,9 +16,11 @@ from fedskew.data.schema import Pipeline
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import Row, RunFolder
-from fedskew.runs.prediction import predict, separator_of, threshold_in
+from fedskew.runs.prediction import predict, separator_of
 from fedskew.server.server import Server
+from fedskew.tasks.scores import class_table
 from fedskew.tasks.task import Task
+from fedskew.tasks.thresholds import Threshold
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,16 +99,37 @@ class Run:
         """Return what is between the columns of its CSV files."""
         return separator_of(self.server.fed.recipe)
 
-    @property
-    def threshold(self) -> float | None:
+    @cached_property
+    def threshold(self) -> Threshold | None:
         """Return the chosen threshold of the global model, if the run has one."""
-        return threshold_in(self.folder)
+        found = self.server.threshold()
+        return found[0] if found else None
 
     @cached_property
     def confusion(self) -> "pd.DataFrame | None":
         """Test rows by their true class (down) and the class that the model predicts (across); None for other tasks."""
         matrix = self.server.confusion()
         return None if matrix is None else confusion_frame(self.server.fed.data.classes, matrix)
+
+    @cached_property
+    def own_confusion(self) -> "pd.DataFrame | None":
+        """The sum over clients of such tables of their own models, on the same test rows; None without own models."""
+        matrix = self.server.final_clients().confusion
+        return None if matrix is None else confusion_frame(self.server.fed.data.classes, matrix)
+
+    @cached_property
+    def classes(self) -> "pd.DataFrame | None":
+        """Rows, predictions, precision, recall and F1 of every class, of the global model; None for other tasks."""
+        return None if self.confusion is None else class_frame(self.confusion)
+
+
+def class_frame(confusion: "pd.DataFrame") -> "pd.DataFrame":
+    """Rows, predictions, precision, recall and F1 of every class, from a confusion matrix."""
+    import pandas as pd
+
+    matrix = confusion.to_numpy()
+    columns = {"rows": matrix.sum(1), "predicted": matrix.sum(0), **class_table(matrix)}
+    return pd.DataFrame(columns, index=pd.Index(confusion.index, name="class"))
 
 
 def no_global_model(names: Sequence[str]) -> FedskewError:

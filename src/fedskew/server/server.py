@@ -33,17 +33,19 @@ from fedskew.models.parameters import trainable
 from fedskew.schedules.holdings import Holdings
 from fedskew.server.calibration import new_head
 from fedskew.server.client_store import ClientStore, home_of
-from fedskew.server.evaluation import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
+from fedskew.server.evaluation import OWN_TESTED, Evaluator, FinalClients, OwnModel, Score, own_columns
 from fedskew.server.label_holders import label_holdings, packed, protocol_bytes, protocol_seconds, unpacked
 from fedskew.server.refusals import (
     check_all,
     check_private,
+    check_thresholds,
     clients_per_round,
     least_batch,
     trains_single_samples,
     weights_of,
 )
 from fedskew.tasks.task import BY_TARGET, Task, resolve
+from fedskew.tasks.thresholds import Threshold
 from fedskew.topology.buffered import BufferedRounds
 from fedskew.topology.client_table import ClientTable, Column, Row
 from fedskew.topology.collector import Arrived, valid_clients
@@ -86,9 +88,13 @@ class Server:
         self.total_weight = float(base_weights(self.trained_on.sizes, self.weights).sum())
         self.least = least_batch(model, self.trained_on, settings.batch_size, fed.client_names if fed.named else ())
         task = task or resolve(BY_TARGET[fed.data.target])
-        self.job = make_job(model, fed.train, self.trained_on, algorithm, settings, 0, task, len(fed.data.classes))
+        self.rows, held = fed.train, self.trained_on
+        if algorithm.poison:
+            self.rows, held = algorithm.poison.poisoned(self.rows, held, fed.data.classes, settings.seed)
+        self.job = make_job(model, self.rows, held, algorithm, settings, 0, task, len(fed.data.classes))
         self.model, self.device = self.job.model, self.job.x.device
         check_all(self.job, settings, self.per_round)
+        self.headline = task.headline(settings.metric)
         self.engine = self._engine(engine or make_engine(settings))
         self.threads = settings.threads or self._useful_threads()
         # Contiguous, whatever the layout of the given model: a checkpoint file requires it.
@@ -97,6 +103,8 @@ class Server:
             n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()
         }
         self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
+        if settings.thresholds is not None:
+            check_thresholds(task, fed, self.has_common_model)
         self.server_state = algorithm.init_server_state(self.shared())
         self.fresh_client = fresh_client(self.job)
         self.store = self._store(self.fresh_client)
@@ -116,7 +124,13 @@ class Server:
         self._trained: dict[int, Tensors] = {}
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
         self.evaluator = Evaluator(
-            fed, copy.deepcopy(self.model), self.job, settings.eval_rows, settings.seed, settings.metrics
+            fed,
+            copy.deepcopy(self.model),
+            self.job,
+            settings.eval_rows,
+            settings.seed,
+            settings.metrics,
+            settings.metric,
         )
 
     def _engine(self, engine: Engine) -> Engine:
@@ -258,7 +272,7 @@ class Server:
         others = {"bytes_down": outcome.bytes_down, "bytes_up": outcome.bytes_up}
         row |= {name: int(clients[name].values.sum()) + more for name, more in others.items()}
         row |= {"simulated_seconds": outcome.ended - outcome.began, "clock": outcome.ended}
-        row |= {**outcome.metrics, **self.algorithm.metrics(self.server_state)}
+        row |= {**outcome.metrics, **self.algorithm.metrics(self.server_state), **self._backdoor()}
         self._evaluate_calibrated(row)
         return RoundResult(row, ClientTable({"round": Column(np.full(len(counted), self.round)), **clients}))
 
@@ -298,6 +312,14 @@ class Server:
         parts = self.evaluator.parts(self.has_common_model, self.personalised, self.settings.test_trained)
         metrics = self.evaluator.names
         return {f"{part}_{name}": (scores.get(part) or {}).get(name) for part in parts for name in metrics}
+
+    def _backdoor(self) -> Row:
+        """Return how many triggered test rows the global model sends to the target; empty without a backdoor."""
+        poison, state = self.algorithm.poison, self._common()
+        if poison is None or state is None:
+            return {}
+        due = self._due(self.round)
+        return {"backdoor_success": self.evaluator.backdoor_success(state, poison) if due else None}
 
     def _on_own_rows(self, state: Tensors | None, own: OwnModel | None, clients: Ints) -> dict[str, Floats]:
         return self.evaluator.on_own_rows(state, own, clients, self._own_rows())
@@ -359,13 +381,23 @@ class Server:
         with computing(self.threads):
             return self.evaluator.confusion(common) if common else None
 
-    def final_clients(self) -> list[Row]:
-        """Return one row for each client with the scores of its final model."""
+    def threshold(self) -> tuple[Threshold, dict[str, Score]] | None:
+        """Return the threshold that ``thresholds`` asks for, with its scores; see ``Evaluator.threshold``."""
+        if self.settings.thresholds is None:
+            return None
         with computing(self.threads):
-            rows = self.evaluator.final(self._common(), self._own())
+            return self.evaluator.threshold(self.state(), self.settings.thresholds)
+
+    def final_clients(self) -> FinalClients:
+        """Return one row for each client with the scores of its final model, and their confusion matrix."""
+        with computing(self.threads):
+            found = self.evaluator.final(self._common(), self._own())
         if not self.fed.named:
-            return rows
-        return [{"client": row["client"], "name": self.fed.client_names[row["client"]], **row} for row in rows]
+            return found
+        names = self.fed.client_names
+        return found._replace(
+            table=[{"client": row["client"], "name": names[row["client"]], **row} for row in found.table]
+        )
 
     # -- calibration ---------------------------------------------------------------------------------------------------
 
