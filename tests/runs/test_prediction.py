@@ -15,6 +15,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.runs.prediction import decide, features, outputs_of, probabilities
 from fedskew.tasks.binary import Binary
 from fedskew.tasks.classification import Classification
+from fedskew.tasks.thresholds import Threshold
 
 Frames = dict[str, pd.DataFrame]
 pytestmark = pytest.mark.filterwarnings("ignore:hospital_|only hospital_")
@@ -184,19 +185,25 @@ def test_the_pipeline_is_a_file_of_the_run(data: fs.Dataset, tmp_path: Path) -> 
 
 
 def test_a_threshold_moves_the_decision() -> None:
-    outputs = torch.tensor([[0.0, -0.5], [0.0, -1.5], [0.0, 0.5]])
+    outputs, lower = torch.tensor([[0.0, -0.5], [0.0, -1.5], [0.0, 0.5]]), Threshold("accuracy", -1.0)
     assert decide(Classification(), outputs).tolist() == [0, 0, 1]
-    assert decide(Classification(), outputs, -1.0).tolist() == [1, 0, 1]
-    assert decide(Binary(), outputs[:, 1:], -1.0).tolist() == [1, 0, 1]
+    assert decide(Classification(), outputs, lower).tolist() == [1, 0, 1]
+    assert decide(Binary(), outputs[:, 1:], lower).tolist() == [1, 0, 1]
     np.testing.assert_allclose(probabilities(Binary(), outputs[:, 1:]), probabilities(Classification(), outputs))
 
 
-def test_a_threshold_of_the_folder_is_used_by_the_global_model(hospitals: Frames, tmp_path: Path) -> None:
+def test_the_chosen_threshold_is_that_of_the_global_model(hospitals: Frames, tmp_path: Path) -> None:
     for frame in hospitals.values():
-        frame["outcome"] = frame["outcome"].replace("transferred", "died")
-    run = fs.train(fs.split(fs.load(hospitals, label="outcome")), "logreg", rounds=1, folder=tmp_path / "run")
-    new = hospitals["hospital_A"]
-    (tmp_path / "run" / "thresholds.json").write_text('{"logit": 50.0}')
-    opened = fs.open_run(tmp_path / "run")
-    assert set(opened.predict(new)["prediction"]) == set(run.predict(new)["prediction"]) == {"died"}
-    assert "discharged" in set(opened.predict(new, client="hospital_A")["prediction"])
+        frame["outcome"] = frame["outcome"].replace("transferred", "discharged")
+    fed = fs.split(fs.load(hospitals, label="outcome", validation=0.3))
+    run = fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run", thresholds="balanced_accuracy")
+    opened, new = fs.open_run(tmp_path / "run"), pd.concat(hospitals.values(), ignore_index=True)
+    assert run.threshold is not None
+    assert opened.threshold == run.threshold
+    for used in (run, opened):
+        found = used.predict(new, proba=True)
+        above = found["p(discharged)"] > run.threshold.probability
+        assert (found["prediction"] == np.where(above, "discharged", "died")).mean() > 0.999
+        plain = used.predict(new, client="hospital_A", proba=True)
+        assert (plain["prediction"] == np.where(plain["p(discharged)"] > 0.5, "discharged", "died")).all()
+    assert (found["prediction"] != plain["prediction"]).any()

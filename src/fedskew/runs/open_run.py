@@ -27,6 +27,7 @@ from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
 from fedskew.runs.prediction import predict, separator_of, threshold_in
 from fedskew.runs.run import class_frame, confusion_frame, no_global_model
 from fedskew.tasks.task import Task, resolve
+from fedskew.tasks.thresholds import Threshold
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,7 +182,7 @@ class Record:
         return separator_of(self.config)
 
     @property
-    def threshold(self) -> float | None:
+    def threshold(self) -> Threshold | None:
         """Return the chosen threshold of the global model, if the run has one."""
         return threshold_in(self.folder)
 

@@ -21,7 +21,7 @@ from fedskew.engine.inference import Inference
 from fedskew.models.parameters import trainable
 from fedskew.runs.folder import THRESHOLDS
 from fedskew.tasks.task import BuiltIn, Task
-from fedskew.tasks.thresholds import margins
+from fedskew.tasks.thresholds import Threshold
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,8 +50,8 @@ class Trained(Protocol):
         """Return what is between the columns of its CSV files."""
 
     @property
-    def threshold(self) -> float | None:
-        """Return the logit above which class 1 is predicted by the global model, if another than 0 was chosen."""
+    def threshold(self) -> Threshold | None:
+        """Return the threshold of the global model, if one was chosen."""
 
     def model_in_use(self, client: int | str | None) -> nn.Module:
         """Return the model of a client, or the global one."""
@@ -144,15 +144,10 @@ def outputs_of(model: nn.Module, x: Features, threads: int) -> Tensor:
     return torch.cat(found).clone()
 
 
-def decide(task: Task, outputs: Tensor, threshold: float | None = None) -> NDArray[Any]:
-    """Return predictions from outputs: numbers of classes, numbers, or a matrix of 0 and 1.
-
-    ``threshold`` is the logit of class 1, less that of class 0, above which class 1 is predicted.
-    """
-    if threshold is None:
-        decided: NDArray[Any] = task.predict(outputs).cpu().numpy()
-        return decided
-    return (margins(outputs.cpu().numpy()) > threshold).astype(np.int64)
+def decide(task: Task, outputs: Tensor, threshold: Threshold | None = None) -> NDArray[Any]:
+    """Return predictions from outputs: numbers of classes, numbers, or a matrix of 0 and 1."""
+    decided: NDArray[Any] = task.predict(outputs).numpy() if threshold is None else threshold.predict(outputs.numpy())
+    return decided
 
 
 def refuse_probabilities(task: Task) -> None:
@@ -176,10 +171,11 @@ def separator_of(config: Mapping[str, Any]) -> Separator:
     return cast(Separator, data.get("separator", "comma")) if isinstance(data, Mapping) else "comma"
 
 
-def threshold_in(folder: Path | None) -> float | None:
-    """Return the logit that a run chose as its threshold and wrote into its folder, if it did."""
-    path = folder / THRESHOLDS if folder else None
-    if path is None or not path.is_file():
+def threshold_in(folder: Path) -> Threshold | None:
+    """Return the threshold that a run chose and wrote into its folder, if it did."""
+    path = folder / THRESHOLDS
+    if not path.is_file():
         return None
     with reading(path):
-        return float(json.loads(path.read_text(encoding="utf-8"))["logit"])
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return Threshold(stored["metric"], float(stored["logit"]))

@@ -16,10 +16,11 @@ from fedskew.data.schema import Pipeline
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import Row, RunFolder
-from fedskew.runs.prediction import predict, separator_of, threshold_in
+from fedskew.runs.prediction import predict, separator_of
 from fedskew.server.server import Server
 from fedskew.tasks.scores import class_table
 from fedskew.tasks.task import Task
+from fedskew.tasks.thresholds import Threshold
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,10 +99,11 @@ class Run:
         """Return what is between the columns of its CSV files."""
         return separator_of(self.server.fed.recipe)
 
-    @property
-    def threshold(self) -> float | None:
+    @cached_property
+    def threshold(self) -> Threshold | None:
         """Return the chosen threshold of the global model, if the run has one."""
-        return threshold_in(self.folder)
+        found = self.server.threshold()
+        return found[0] if found else None
 
     @cached_property
     def confusion(self) -> "pd.DataFrame | None":
