@@ -50,8 +50,8 @@ def test_a_run_without_any_option_has_a_folder_of_its_own(
     ]
     assert sorted(path.name for path in Path("runs/fedavg-digits-dirichlet-s0").iterdir()) == [
         ".lock", "checkpoints", "classes.csv", "clients.csv", "clients_final.csv", "config.toml", "confusion.csv",
-        "environment.json", "final.json", "model.safetensors", "partition.npz", "picture.png", "rounds.csv",
-        "start.json", "summary.json", "timing.csv",
+        "environment.json", "final.json", "model.safetensors", "partition.npz", "picture.png", "pipeline.json",
+        "rounds.csv", "start.json", "summary.json", "timing.csv",
     ]  # fmt: skip
     assert capsys.readouterr().out.splitlines()[-1] == "run folder: runs/fedavg-digits-dirichlet-s0-2"
 

@@ -99,6 +99,30 @@ def test_silos_that_agree_have_no_differences(hospitals: Frames) -> None:
     assert fs.load(halves, label="outcome").differences == ()
 
 
+def test_a_column_of_another_spelling_is_noticed(hospitals: Frames) -> None:
+    hospitals["hospital_B"] = hospitals["hospital_B"].rename(columns={"age": "Age "})
+    found = fs.load(hospitals, label="outcome").differences
+    assert sum("is 'Age ' the same column? Then rename it" in line for line in found) == 1
+    assert sum("is 'age' the same column? Then rename it" in line for line in found) == 1
+    assert sum("is '" in line for line in found) == 2
+
+
+def test_options_beside_the_path(folder: Path) -> None:
+    wanted = fs.load("files/hospital_*.csv:label=outcome,drop=sex")
+    found = fs.load("files/hospital_*.csv", label="outcome", drop="sex")
+    assert same(wanted, found)
+    assert found.recipe == wanted.recipe
+    with pytest.raises(FedskewError, match="load: label is given twice, as outcome and as age"):
+        fs.load("files:label=outcome", label="age")
+
+
+def test_overlapping_windows_need_test_rows(folder: Path) -> None:
+    Path("windows").mkdir()
+    np.savez("windows/a.npz", x=np.zeros((9, 2)), y=np.arange(9) % 2, series=np.zeros(9, int))
+    with pytest.raises(FedskewError, match=r"a\.npz holds windows that overlap, and no test rows"):
+        fs.load("windows")
+
+
 def test_a_type_conflict_names_file_column_and_value(hospitals: Frames) -> None:
     hospitals["hospital_B"]["age"] = hospitals["hospital_B"]["age"].astype(str).replace("60.0", "about 60")
     with pytest.raises(
@@ -178,6 +202,7 @@ def test_a_folder_that_split_wrote(folder: Path, hospitals: Frames, fedskew, mon
     assert fed.client_names == tuple(hospitals)
     assert len(fed.test) == len(fs.load_split("nodes").test)
     assert fed.data.classes == ("died", "discharged", "transferred")
+    assert not any(name.startswith("site") for name in fed.data.features)
     assert len(fs.load_split("nodes", "hospital_B").train) == fed.partition.sizes[1]
     with pytest.raises(FedskewError, match="unknown client of nodes 'hospital_X'"):
         fs.load_split("nodes", "hospital_X")

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedskew.cli.command import Once
-from fedskew.cli.console import console_for, escape
+from fedskew.cli.console import console_for, escape, few
 
 
 def add_to(app: typer.Typer) -> None:
@@ -65,7 +65,7 @@ def data_check(
         console.print(f"  licence   {escape(facts.licence)}", soft_wrap=True)
     for note in facts.notes:
         console.print(f"  note      {escape(note)}", soft_wrap=True)
-    for line in facts.differences:
+    for line in few(facts.differences):
         console.print(f"  [bold]differs[/bold]   {escape(line)}", soft_wrap=True)
 
 

@@ -280,6 +280,7 @@ def _measure_folder(folder: Path, convention: str, picture: Path | None, as_json
 def _show(
     fed: "Federation", title: str, facts: Mapping[str, Any], convention: str, picture: Path | None, as_json: bool
 ) -> None:
+    from fedskew.cli.console import few
     from fedskew.export.split_figure import draw_split
     from fedskew.heterogeneity.heterogeneity import measure as measured
     from fedskew.runs.folder import to_json, write_atomically
@@ -292,7 +293,7 @@ def _show(
     if as_json:
         print(to_json({**facts, **found.as_dict(), **({"differences": different} if different else {})}))
         return
-    print("\n".join([title, *(f"difference: {line}" for line in different), str(found)]))
+    print("\n".join([title, *(f"difference: {line}" for line in few(different)), str(found)]))
 
 
 def _measure_sweep(

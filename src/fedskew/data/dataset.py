@@ -11,7 +11,7 @@ from fedskew.core.registry import Registry, is_utf8
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.fitting import Description
 from fedskew.data.schema import Features as Features
-from fedskew.data.schema import Schema
+from fedskew.data.schema import Label, Pipeline, Scaling
 from fedskew.data.targets import DEFAULT_BINS, Bins, Target, Targets, bins_of, check_targets, kind_of
 
 
@@ -98,7 +98,8 @@ class Dataset:
     behalf (filled values, a split of its own, a partial file).
     ``recipe`` holds the settings that load the same rows again; it is empty for arrays that came from Python.
     ``silos`` is what each client told about itself, where the data comes with its clients (one is a group of the rows),
-    and ``differences`` says in words what is not the same in all of them. ``schema`` is how a table became features.
+    and ``differences`` says in words what is not the same in all of them. ``schema`` is how a table, or arrays, became
+    features; None: the features are the data.
     """
 
     name: str
@@ -112,7 +113,7 @@ class Dataset:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     differences: tuple[str, ...] = ()
     silos: tuple[Description, ...] = ()
-    schema: Schema | None = None
+    schema: Pipeline | None = None
 
     def __post_init__(self) -> None:
         for part, rows in (("train", self.train), ("test", self.test), ("validation", self.validation)):
@@ -137,6 +138,14 @@ class Dataset:
     def target(self) -> Target:
         """What the targets are: class, number or labels."""
         return self.train.target
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Return how new data become features."""
+        if self.schema is not None:
+            return self.schema
+        columns = self.shape[0]
+        return Scaling(self.shape, (0.0,) * columns, (1.0,) * columns, Label(("y",), self.target, self.classes))
 
     @property
     def label_names(self) -> tuple[str, ...]:

@@ -26,7 +26,24 @@ def _absent_columns(schema: Schema, described: Sequence[Description]) -> Iterato
         lacking = [one.name for one in described if column.name not in one.columns]
         if lacking:
             filled = f"the median {column.fill:.6g}" if isinstance(column, Numeric) else repr(MISSING)
-            yield f"{_listed(lacking)} {_lack(lacking)} column {column.name!r}: filled with {filled}"
+            alike = next((title for title in _own(schema, described, lacking) if _alike(title, column.name)), None)
+            hint = f"; is {alike!r} the same column? Then rename it" if alike else ""
+            yield f"{_listed(lacking)} {_lack(lacking)} column {column.name!r}: filled with {filled}{hint}"
+
+
+def _own(schema: Schema, described: Sequence[Description], names: Sequence[str]) -> list[str]:
+    """Return the columns that some of the named silos have and others of all silos have not."""
+    here = {title for one in described if one.name in names for title in one.columns}
+    return [c.name for c in schema.columns if c.name in here and any(c.name not in one.columns for one in described)]
+
+
+def _alike(title: str, other: str) -> bool:
+    """Return whether two names differ in nothing but capitals, spaces and punctuation."""
+    return title != other and _letters(title) == _letters(other) != ""
+
+
+def _letters(title: str) -> str:
+    return "".join(sign for sign in title.casefold() if sign.isalnum())
 
 
 def _empty_columns(described: Sequence[Description]) -> Iterator[str]:

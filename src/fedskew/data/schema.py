@@ -1,6 +1,7 @@
-"""The schema of tables: how columns become features and targets, fitted once for all clients, and stored as JSON."""
+"""How data become features and targets: the schema of tables, the scaling of arrays; both are stored as JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Features: TypeAlias = NDArray[np.float32]
 FORMAT = 1  # of a schema in a file
+_CHUNK = 1 << 20  # numbers converted at a time: bounds the float64 copies of a large set
 
 
 @dataclass(frozen=True)
@@ -190,24 +192,96 @@ class Schema:
         """Return the schema as JSON's types."""
         kinds = {Numeric: "number", Categories: "category"}
         columns = [{"kind": kinds[type(column)], **asdict(column)} for column in self.columns]
-        label = asdict(self.label)
-        return {"format": FORMAT, "columns": columns, "label": label, "window": self.window, "stride": self.stride}
+        windows = {"window": self.window, "stride": self.stride}
+        return {"format": FORMAT, "kind": "table", "columns": columns, "label": asdict(self.label), **windows}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Schema":
         """Return the schema that ``to_json`` wrote."""
-        if content.get("format") != FORMAT:
-            raise FedskewError(
-                f"a schema of format {content.get('format')!r}, and this version of fedskew reads {FORMAT}: "
-                "use the version that wrote it"
-            )
-        try:
+        with _reading(content):
             columns = [_column(**entry) for entry in content["columns"]]
-            columns_of, target, classes = (content["label"][part] for part in ("columns", "target", "classes"))
-            label = Label(tuple(columns_of), target, tuple(classes))
-            return cls(tuple(columns), label, int(content["window"]), int(content["stride"]))
-        except (KeyError, TypeError, ValueError) as problem:
-            raise FedskewError(f"the schema is damaged: {type(problem).__name__}: {problem}") from None
+            return cls(tuple(columns), _label(content), int(content["window"]), int(content["stride"]))
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How arrays (images, signals, tables of numbers) become features, and the label.
+
+    From every entry of the second axis (a column or channel) ``offset`` is subtracted, and the rest multiplied with
+    ``factor``; ``shape`` is that of a row.
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[float, ...]
+    factor: tuple[float, ...]
+    label: Label
+
+    def encode(self, x: NDArray[Any]) -> Features:
+        """Return the features of rows, as float32."""
+        result: Features = np.empty(x.shape, dtype=np.float32)
+        along = (1, -1) + (1,) * (x.ndim - 2)
+        shift: NDArray[Any] = np.array(self.offset).reshape(along)
+        if np.can_cast(x.dtype, np.float32):  # which holds these numbers exactly, and is several times faster
+            shift = shift.astype(np.float32)
+        scale = np.array(self.factor).reshape(along).astype(np.float32)
+        for rows in chunks(x):
+            np.subtract(x[rows], shift, out=result[rows], casting="same_kind")
+            result[rows] *= scale
+        return result
+
+    def check(self, name: str, x: NDArray[Any]) -> None:
+        """Raise an error for new rows that do not fit."""
+        if x.dtype.kind not in "biuf" or x.shape[1:] != self.shape:
+            raise FedskewError(
+                f"{name}: x of shape {x.shape} and type {x.dtype}, and the model was trained on numbers of shape "
+                f"{('rows', *self.shape)}"
+            )
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            raise FedskewError(f"{name}: x holds NaN or infinity: fill or remove these rows")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the scaling as JSON's types."""
+        return {"format": FORMAT, "kind": "arrays", **asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Scaling":
+        """Return the scaling that ``to_json`` wrote."""
+        with _reading(content):
+            shape, offset, factor = (tuple(content[part]) for part in ("shape", "offset", "factor"))
+            return cls(shape, offset, factor, _label(content))
+
+
+Pipeline: TypeAlias = Schema | Scaling
+
+
+def pipeline_from(content: Mapping[str, Any]) -> Pipeline:
+    """Return the schema of a table, or the scaling of arrays, that was stored as JSON."""
+    return Scaling.from_json(content) if content.get("kind") == "arrays" else Schema.from_json(content)
+
+
+def chunks(x: NDArray[Any]) -> Iterator[slice]:
+    """Return slices of the rows that are converted at a time, so that copies of a large set stay small."""
+    step = max(1, _CHUNK // max(1, x[:1].size))
+    return (slice(start, start + step) for start in range(0, len(x), step))
+
+
+@contextmanager
+def _reading(content: Mapping[str, Any]) -> Iterator[None]:
+    """Turn what goes wrong with the content of a file into an error."""
+    if content.get("format") != FORMAT:
+        raise FedskewError(
+            f"a schema of format {content.get('format')!r}, and this version of fedskew reads {FORMAT}: "
+            "use the version that wrote it"
+        )
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as problem:
+        raise FedskewError(f"the schema is damaged: {type(problem).__name__}: {problem}") from None
+
+
+def _label(content: Mapping[str, Any]) -> Label:
+    columns, target, classes = (content["label"][part] for part in ("columns", "target", "classes"))
+    return Label(tuple(columns), target, tuple(classes))
 
 
 def _column(kind: str, **entry: Any) -> Numeric | Categories:

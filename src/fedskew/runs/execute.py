@@ -98,7 +98,9 @@ def _warn_of_differences(fed: Federation) -> None:
 
 def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:
     """Create and return the folder of a run; without a given place, names are tried until one is free."""
-    content = (to_toml(config), environment(server), server.fed.partition)
+    fed = server.fed
+    pipeline = {**fed.data.pipeline.to_json(), **({"clients": list(fed.client_names)} if fed.named else {})}
+    content = (to_toml(config), environment(server), fed.partition, pipeline)
     while place is None:
         with suppress(on_disk.TakenError):
             return RunFolder.create(_fresh_folder(config), *content)

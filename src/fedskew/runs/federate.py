@@ -6,7 +6,7 @@ from typing import Any
 
 from fedskew.core.config import AUTO, Experiment
 from fedskew.core.errors import FedskewError
-from fedskew.core.registry import Choice, options_of
+from fedskew.core.registry import Choice, options_of, parse
 from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays, from_frames
 from fedskew.data.dataset import Dataset, Split
@@ -32,20 +32,30 @@ def load(spec: Any, *, validation: float = 0.0, seed: int = 0, **options: Any) -
             folder of images); or a data frame of pandas, or several by the names of their clients
         validation: share of the training rows to hold out, drawn before anything is fitted
         seed: seed of that choice
-        options: of a data frame, those of a CSV file: label, group, drop, categorical, test, target, ...
+        options: options that are not written in the name: ``load("my.csv", label="y")``; a data frame has those of a
+            CSV file: label, group, drop, categorical, test, target, ...
 
     >>> load("digits").shape
     (1, 8, 8)
     """
     valid = _valid("load", validation=validation, seed=seed)
-    if hasattr(spec, "columns") or (isinstance(spec, Mapping) and "name" not in spec):
+    if hasattr(spec, "columns") or (isinstance(spec, Mapping) and not isinstance(spec.get("name"), str)):
         held = Split("validation", valid["validation"], valid["seed"]) if valid["validation"] else None
         return from_frames(spec, held, options)
-    if options:
-        raise FedskewError(f"{next(iter(options))}= is an option of data frames: write load('my.csv:label=y')")
+    spec = _with_options(spec, options) if options else spec
     data = catalogue.load(spec, **valid)
     recipe = {"data": as_table("data", spec), "validation": valid["validation"], "split_seed": valid["seed"]}
     return replace(data, recipe=recipe)
+
+
+def _with_options(spec: "str | Mapping[str, Any] | Choice", options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a data set by name with further options."""
+    choice = parse(spec, "data set") if isinstance(spec, str) else spec
+    given = dict(choice) if isinstance(choice, Mapping) else {"name": choice.name, **choice.options}
+    for name in options:
+        if name in given:
+            raise FedskewError(f"load: {name} is given twice, as {given[name]} and as {options[name]}")
+    return {**given, **options}
 
 
 def _valid(where: str, **values: Any) -> dict[str, Any]:

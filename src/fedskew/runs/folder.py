@@ -32,6 +32,7 @@ from fedskew.topology.client_table import ClientTable
 Row = dict[str, Any]
 
 CONFIG, ENVIRONMENT, PARTITION = "config.toml", "environment.json", "partition.npz"
+PIPELINE = "pipeline.json"  # how new data become features, the names of the classes and of the clients
 ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = "rounds.csv", "clients.csv", "timing.csv", "clients_final.csv"
 MODEL, SUMMARY, PICTURE = "model.safetensors", "summary.json", "picture.png"
 CONFUSION, OWN_CONFUSION, CLASSES = "confusion.csv", "confusion_own.csv", "classes.csv"
@@ -233,13 +234,22 @@ class RunFolder:
         self._grown: dict[str, Any] = {}  # length and SHA-256 of each table that was written to
 
     @classmethod
-    def create(cls, path: Path, config: str, environment: Mapping[str, Any], partition: Partition) -> "RunFolder":
+    def create(
+        cls,
+        path: Path,
+        config: str,
+        environment: Mapping[str, Any],
+        partition: Partition,
+        pipeline: Mapping[str, Any] | None = None,
+    ) -> "RunFolder":
         """Create a new run, with everything that is known before its first round."""
         with new_folder(path) as part:
             (part / CONFIG).write_text(config, encoding="utf-8")
             (part / ENVIRONMENT).write_text(to_json(environment, indent=2) + "\n", encoding="utf-8")
             partition.save(part / PARTITION)
-            written = {name: Digest.of((part / name).read_bytes()) for name in (CONFIG, ENVIRONMENT, PARTITION)}
+            if pipeline is not None:
+                (part / PIPELINE).write_text(json.dumps(pipeline, indent=1) + "\n", encoding="utf-8")
+            written = {file.name: Digest.of(file.read_bytes()) for file in sorted(part.iterdir())}
             (part / START).write_bytes(manifest(written))
         return cls(path)
 

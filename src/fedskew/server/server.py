@@ -56,6 +56,7 @@ from fedskew.topology.scheduled_rounds import ScheduledRounds
 from fedskew.topology.shards import Sharded, ShardTrainer
 
 _SHARD_MEMORY = 2.0  # gigabytes
+OWN, PERSONAL = "own", "personal"  # names of what clients keep, and of the models they train for themselves
 PROTOCOL = "protocol"  # name of the label protocol's result in a checkpoint
 
 
@@ -473,7 +474,7 @@ class Server:
 
     def stores(self) -> dict[str, ClientStore]:
         """Return what clients keep, by name; empty where they keep nothing."""
-        named = {"own": self.store, "personal": self.personal}
+        named = {OWN: self.store, PERSONAL: self.personal}
         return {name: store for name, store in named.items() if store}
 
     def restore(self, flat: Tensors) -> None:

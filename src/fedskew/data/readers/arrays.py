@@ -1,6 +1,5 @@
 """Rows that are arrays (images, numeric features): split, standardise on training rows, convert."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -9,15 +8,13 @@ from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
-from fedskew.data.dataset import Dataset, Features, Rows, Split
+from fedskew.data.dataset import Dataset, Rows, Split
 from fedskew.data.differences import differences
 from fedskew.data.fitting import ColumnFacts, Description, Moments
-from fedskew.data.schema import Label, Numeric, Schema
+from fedskew.data.schema import Label, Numeric, Scaling, Schema, chunks
 from fedskew.data.targets import DEFAULT_BINS, Target
 
 Numbers: TypeAlias = NDArray[Any]
-_CHUNK = 1 << 20  # numbers converted at a time: bounds the float64 copies of a large set
-
 
 PixelScale: TypeAlias = Literal["standard", "unit"]
 
@@ -59,17 +56,20 @@ class Arrays:
         offset, factor = self._fit(train)
         if self.scaled is not None:
             train = replace(train, unit=1 / factor)
+        target = Label(("y",), train.target, self.classes)
+        scaling = Scaling(train.x.shape[1:], tuple(offset.tolist()), tuple(factor.tolist()), target)
         return Dataset(
             name=name,
-            train=_convert(train, offset, factor),
-            test=_convert(test, offset, factor),
-            validation=None if held is None else _convert(held, offset, factor),
+            train=replace(train, x=scaling.encode(train.x)),
+            test=replace(test, x=scaling.encode(test.x)),
+            validation=None if held is None else replace(held, x=scaling.encode(held.x)),
+            schema=scaling,
             classes=self.classes,
             groups=self.groups,
             features=self.features,
             notes=notes + self._scale_notes(offset, factor, "channels" if train.x.ndim > 2 else "columns"),
             silos=(described := self._described(train, test) if self.silos else ()),
-            differences=differences(self._as_schema(train.x), described),
+            differences=differences(self._as_schema(train.x, target), described),
         )
 
     def _described(self, train: Rows, test: Rows) -> tuple[Description, ...]:
@@ -95,10 +95,10 @@ class Arrays:
     def _titles(self, x: Numbers) -> tuple[str, ...]:
         return self.features or tuple(str(number) for number in range(x.shape[1]))
 
-    def _as_schema(self, x: Numbers) -> Schema:
+    def _as_schema(self, x: Numbers, label: Label) -> Schema:
         """Return the columns of a table of numbers, for comparing clients."""
         columns = tuple(Numeric(title, 0.0, 0.0, 1.0) for title in self._titles(x)) if x.ndim == 2 else ()
-        return Schema(columns, Label(("y",), self.train.target, self.classes))
+        return Schema(columns, label)
 
     def _pieces(self, part: Rows) -> list[Ints]:
         """Return the rows of each client, or all of them."""
@@ -158,11 +158,6 @@ def split_note(split: Split, target: Target = "class") -> str:
     return f"no published split: {held}, seed {split.seed}"
 
 
-def _chunks(x: Numbers) -> Iterator[slice]:
-    step = max(1, _CHUNK // max(1, x[:1].size))
-    return (slice(start, start + step) for start in range(0, len(x), step))
-
-
 def moments(*parts: Numbers) -> tuple[Floats, Floats]:
     """Return mean and standard deviation of every entry of the second axis, over all the others and all parts."""
     each = [_moments_of(x, len(parts) > 1) for x in parts]
@@ -176,9 +171,9 @@ def _moments_of(x: Numbers, merged: bool) -> list[Moments]:
     """Return the moments of every entry of the second axis, in two passes; merging needs the mean's error as well."""
     axes = (0, *range(2, x.ndim))
     count = max(1, x.size // max(1, x.shape[1]))
-    mean = sum((x[rows].sum(axis=axes, dtype=np.float64) for rows in _chunks(x)), np.zeros(x.shape[1])) / count
+    mean = sum((x[rows].sum(axis=axes, dtype=np.float64) for rows in chunks(x)), np.zeros(x.shape[1])) / count
     centre, squares, error = _along_second_axis(mean, x.ndim), np.zeros(x.shape[1]), np.zeros(x.shape[1])
-    for rows in _chunks(x):
+    for rows in chunks(x):
         apart = x[rows] - centre
         error += apart.sum(axis=axes) / count if merged else 0
         squares = squares + (apart**2).sum(axis=axes)
@@ -190,24 +185,10 @@ def _along_second_axis(values: Floats, dimensions: int) -> Floats:
     return values.reshape((1, -1) + (1,) * (dimensions - 2))
 
 
-def _convert(part: Rows, offset: Floats, factor: Floats) -> Rows:
-    x: Features = np.empty(part.x.shape, dtype=np.float32)
-    shift: Numbers = _along_second_axis(offset, x.ndim)
-    if np.can_cast(
-        part.x.dtype, np.float32
-    ):  # single precision holds these numbers exactly, and is several times faster
-        shift = shift.astype(np.float32)
-    scale = _along_second_axis(factor, x.ndim).astype(np.float32)
-    for rows in _chunks(x):
-        np.subtract(part.x[rows], shift, out=x[rows], casting="same_kind")
-        x[rows] *= scale
-    return replace(part, x=x)
-
-
 def _refuse_nan(where: str, x: Numbers) -> None:
     if x.dtype.kind != "f":
         return
-    for rows in _chunks(x):
+    for rows in chunks(x):
         good = np.isfinite(x[rows]).reshape(len(x[rows]), -1).all(axis=1)
         if not good.all():
             first = rows.start + int(np.argmin(good))

@@ -76,6 +76,8 @@ def silos(
         "target": target,
     }
     options |= {name: _typed(recorded[name]) for name in _RECORDED if name in recorded}
+    if recorded.get("group"):
+        options["drop"] = (*options["drop"], recorded["group"])  # it says which client a row belongs to
     label = label or recorded.get("label")
     common = Path(paths[0]).expanduser() / record["test"] if record.get("test") else None
     split = Split("test", test, split_seed)
@@ -217,6 +219,8 @@ def _arrays(
     loose = {}
     for name, path in files.items():
         arrays = read_npz(path)
+        if "series" in arrays and not tests and common is None:
+            raise FedskewError(f"{path} holds windows that overlap, and no test rows: split again with test=0.2, say")
         loose[name] = part_from(str(path), pick(path, arrays, "")[:2], target)
         if "x_test" in arrays:
             loose[name + TEST] = part_from(str(path), pick(path, arrays, "_test")[:2], target)
