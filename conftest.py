@@ -15,6 +15,7 @@ SLOW_MODULES = frozenset(
     {
         "test_advise",
         "test_agree",
+        "test_hospitals",
         "test_can_fail",
         "test_ccvr",
         "test_checkpoint",

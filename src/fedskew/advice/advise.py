@@ -200,8 +200,11 @@ def advise(
         lr,
         trials.rounds,
         seeds,
-        _findings(found),
-        [*_one_class(fed), *_notes(trials, scores["fedavg"], missed, len(rates) > 1, lr, sign)],
+        [*fed.data.differences, *_findings(found)],
+        [
+            *(_one_class(fed) if metric == "accuracy" else []),
+            *_notes(trials, scores["fedavg"], missed, len(rates) > 1, lr, sign),
+        ],
     )
 
 

@@ -1,6 +1,7 @@
 """Short trials of methods on the training rows of a federation, paired over seeds, within a time budget."""
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -106,12 +107,14 @@ class Trials:
     ) -> "Sequence[Run | DivergedError]":
         stop: Callable[..., bool] = lambda *_: self.left < 0  # noqa: E731
         settings = replace(self.settings, rounds=rounds, eval_every=max(rounds // 2, 1), metric=self.metric, **changed)
-        return side_by_side(
-            [
-                starting(fed, self.model, resolve(method), replace(settings, seed=settings.seed + number), False, stop)
-                for number, fed in enumerate(feds)
-            ]
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # every trial would say the same of the same clients
+            return side_by_side(
+                [
+                    starting(fed, self.model, resolve(method), replace(settings, seed=settings.seed + i), False, stop)
+                    for i, fed in enumerate(feds)
+                ]
+            )
 
 
 def _without_test_rows(fed: Federation, seed: int) -> Federation:
