@@ -13,7 +13,9 @@ collect_ignore_glob = [] if find_spec("triton") else ["src/fedskew/kernels/*_ker
 
 SLOW_MODULES = frozenset(
     {
+        "test_advise",
         "test_agree",
+        "test_hospitals",
         "test_can_fail",
         "test_ccvr",
         "test_checkpoint",
@@ -23,6 +25,9 @@ SLOW_MODULES = frozenset(
         "test_lock",
         "test_mishaps",
         "test_figures",
+        "test_effects",
+        "test_findings",
+        "test_metrics",
         "test_pixels",
         "test_power",
         "test_real",
@@ -37,6 +42,10 @@ SLOW_MODULES = frozenset(
         "test_stratify",
         "test_target",
         "test_exact",
+        "test_exported_model",
+        "test_model_commands",
+        "test_prediction",
+        "test_silo_commands",
         "test_identities",
         "test_hostile_input",
         "test_bad_input",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -42,6 +43,27 @@ def fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         return ended.value.code
 
     return call
+
+
+@pytest.fixture
+def hospitals() -> dict[str, pd.DataFrame]:
+    """Return four made hospitals with gaps: B lacks a class, C a column, and D has creatinine in other units."""
+    rng, result = np.random.default_rng(0), {}
+    for place, name in enumerate("ABCD"):
+        n = 240 + 40 * place
+        age, creatinine = rng.normal(60 + 2 * place, 12, n).round(), rng.lognormal(0, 0.35, n).round(2)
+        sex, wards = rng.choice(["f", "m"], n), ["icu", "surgery", "geriatrics" if name == "C" else "internal"]
+        frame = pd.DataFrame({"age": age, "sex": sex, "creatinine": creatinine, "bmi": rng.normal(26, 4, n).round(1)})
+        frame["ward"] = rng.choice(wards, n)
+        risk = 0.08 * (age - 60) + 2.5 * np.log(creatinine) + 0.5 * (sex == "m") - 1.5
+        outcome = np.where(rng.random(n) < 1 / (1 + np.exp(-risk)), "died", "discharged")
+        frame["outcome"] = np.where((rng.random(n) < 0.15) & (name != "B"), "transferred", outcome)
+        frame.loc[rng.random(n) < 0.1, "bmi"] = np.nan
+        frame.loc[rng.random(n) < 0.05, "ward"] = None
+        result[f"hospital_{name}"] = frame
+    result["hospital_C"] = result["hospital_C"].drop(columns="bmi")
+    result["hospital_D"]["creatinine"] = (result["hospital_D"]["creatinine"] * 88.4).round(0)
+    return result
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -26,6 +26,7 @@ PARTS = {
     "batchnorm",
     "weighting",
     "personal_method",
+    "poison",
 }
 
 

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for editors and type checkers
+    from fedskew.advice.advise import advise as advise
     from fedskew.algorithms.contract import Algorithm as Algorithm
     from fedskew.api import Run as Run
     from fedskew.api import load as load
@@ -46,6 +47,7 @@ _PUBLIC = {
     "Classification": "fedskew.tasks.classification",
     "Multilabel": "fedskew.tasks.multilabel",
     "Task": "fedskew.tasks.task",
+    "advise": "fedskew.advice.advise",
     "check": "fedskew.testing",
     "load": "fedskew.api",
     "load_split": "fedskew.export.split_folder",

@@ -12,14 +12,15 @@ from scipy.stats import norm
 
 import fedskew as fs
 from fedskew.algorithms.attack import hostile_clients
+from fedskew.algorithms.backdoor import Backdoor, stamped
 from fedskew.core.errors import FedskewError
-from fedskew.core.streams import bits, longer
+from fedskew.core.streams import Stream, bits, longer
 from fedskew.engine.job import Engine
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
 ENGINES = [Loop(), Stacked(mode="stack")]
-KINDS = ["sign-flip", "label-flip", "gaussian"]
+KINDS = ["sign-flip", "label-flip", "gaussian", "backdoor"]
 BAD = hostile_clients(0, 5, 0.4).tolist()
 
 
@@ -61,6 +62,102 @@ def test_flipped_labels_are_those_of_clients_that_hold_them(desk: Any, engine: E
     due, _ = other.train(method, engine)
     found, _ = desk.train(f"{method} + attack:kind=label-flip,share=0.4", engine)
     np.testing.assert_allclose(found, due, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["loop", "stack"])
+@pytest.mark.parametrize("method", ["fedavg", "fedlc", "scaffold"])
+@pytest.mark.parametrize("strength", [1.0, 2.5])
+def test_a_backdoor_by_hand(desk: Any, engine: Engine, method: str, strength: float):
+    # Clients 1, 2, ... have 2 to 8 rows; of a hostile one's the half, rounded up, are stamped and given class 2.
+    other = copy.copy(desk)
+    other.x, other.y = desk.x.copy(), desk.y.copy()
+    poisoned = {}
+    for client in BAD:
+        size = len(desk.held[client])
+        chosen = Stream(0, "backdoor", client).sample(size, (size + 1) // 2)
+        poisoned[client] = desk.held[client][chosen]
+        other.x[poisoned[client], :3] = desk.x.max()
+        other.y[poisoned[client]] = 2
+    assert all((other.x[rows] != desk.x[rows]).any() for rows in poisoned.values())
+    spec = f"{method} + attack:kind=backdoor,share=0.4,target=2,strength={strength}"
+    found, results = desk.train(spec, engine)
+    if strength == 1:
+        due, _ = other.train(method, engine)
+        np.testing.assert_allclose(found, due, rtol=0, atol=1e-10)
+    elif method == "fedavg":
+        w = other.start()
+        for round in range(3):
+            moves = [other.descend(w, round, client) - w for client in range(5)]
+            w = w + sum(desk.sizes[k] / 25 * (strength if k in BAD else 1) * moves[k] for k in range(5))
+        np.testing.assert_allclose(found, w, rtol=0, atol=1e-10)
+    test = desk.federation().test
+    others = np.hstack([stamped(test.x[test.y != 2], float(desk.x.max())), np.ones((int((test.y != 2).sum()), 1))])
+    assert results[-1].round["backdoor_success"] == pytest.approx(((others @ found.T).argmax(1) == 2).mean(), abs=1e-12)
+
+
+def test_the_trigger_and_the_rows_that_have_it():
+    image = stamped(np.zeros((2, 3, 8, 8), np.float32), 1.0)
+    assert image.sum() == 2 * 3 * 9
+    assert image[:, :, :3, :3].min() == 1
+    assert stamped(np.zeros((2, 4, 50), np.float32), 1.0)[..., :3].sum() == 2 * 4 * 3
+    assert stamped(np.zeros((2, 2), np.float32), 1.0).min() == 1
+    fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=4)
+    one = np.array([2])
+    poison = Backdoor(lambda seed, clients: one, 0.25, "seven")
+    rows, partition = poison.poisoned(fed.train, fed.partition, (*"abcdefg", "seven"), 0)
+    fresh = partition.rows[partition.rows >= len(fed.train)]
+    assert len(fresh) == len(rows) - len(fed.train) == round(fed.partition.sizes[2] / 4)
+    assert set(fresh) <= set(partition.of(2))
+    assert (rows.y[fresh] == 7).all()
+    assert (rows.x[fresh][:, 0, :3, :3] == fed.train.x.max()).all()
+    for client in (0, 1, 3):
+        assert partition.of(client).tolist() == fed.partition.of(client).tolist()
+    assert (rows.x[: len(fed.train)] == fed.train.x).all()
+    same = np.flatnonzero(partition.of(2) < len(fed.train))
+    assert (partition.of(2)[same] == fed.partition.of(2)[same]).all()
+    with pytest.raises(FedskewError, match="unknown class as target of attack:kind=backdoor 'x'"):
+        Backdoor(lambda seed, clients: one, 0.25, "x").target_of(["a", "b"])
+    assert Backdoor(lambda seed, clients: one, 0.25, "1").target_of(["1", "0"]) == 0  # a name before a number
+
+
+@pytest.mark.parametrize("task", ["classification", "binary"])
+def test_a_backdoor_opens_and_rules_close_it(task: str):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(900, 6)).astype(np.float32)
+    fed = fs.split((x, (x[:, 4] > 0).astype(int)), "iid", clients=10)
+    usual = {"rounds": 8, "lr": 0.5, "eval_every": 4, "task": task, "folder": False, "device": "cpu", "threads": 1}
+    attack = "attack:kind=backdoor,share=0.2,target=1,strength=2"
+    plain = fs.train(fed, "mlp", "fedavg + attack:kind=backdoor,share=0,target=1", **usual)
+    open_door = fs.train(fed, "mlp", f"fedavg + {attack}", **usual)
+    closed = fs.train(fed, "mlp", f"fedavg + {attack} + median", **usual)
+    assert open_door.rounds["backdoor_success"].notna().tolist() == [False, False, False, True] * 2
+    assert plain.summary["backdoor_success_last"] < 0.75
+    assert open_door.summary["backdoor_success_last"] > 0.95
+    assert closed.summary["backdoor_success_last"] < open_door.summary["backdoor_success_last"] - 0.1
+    assert open_door.summary["test_accuracy_last"] > plain.summary["test_accuracy_last"] - 0.1  # nobody notices
+    assert open_door.summary["train_majority_rate"] == plain.summary["train_majority_rate"]  # of clean rows
+
+
+def test_seeds_with_a_backdoor_run_as_on_their_own(fedskew: Any):
+    spec = "fedavg+attack:kind=backdoor,target=3".replace("+", " + ")
+    fed = {seed: fs.split(fs.load("digits"), "iid", clients=5, seed=seed) for seed in (0, 1)}
+    alone = {seed: fs.train(fed[seed], "logreg", spec, rounds=2, seed=seed, folder=False) for seed in (0, 1)}
+    Path("e.toml").write_text(f'algorithm = "{spec}"\nskew = "iid"\nclients = 5\nmodel = "logreg"\nrounds = 2\n')
+    assert fedskew("run e.toml --seeds 0-1 --folder g") == 0
+    for place in Path("g").glob("*-s?"):
+        run = fs.open_run(place)
+        due = alone[run.summary["seed"]].rounds["backdoor_success"].tolist()
+        assert run.rounds["backdoor_success"].tolist() == pytest.approx(due)
+
+
+def test_workers_train_on_the_poisoned_rows():
+    fed = fs.split(fs.load("digits"), "iid", clients=5)
+    usual = {"rounds": 2, "device": "cpu", "folder": False}
+    spec = "fedavg + attack:kind=backdoor,share=0.4,target=3"
+    one, two = (fs.train(fed, "logreg", spec, workers=workers, **usual) for workers in (1, 2))
+    for name, value in one.model.state_dict().items():
+        assert torch.equal(value, two.model.state_dict()[name])
+    assert one.rounds["backdoor_success"].tolist() == two.rounds["backdoor_success"].tolist()
 
 
 def test_the_table_names_a_fixed_share_of_the_clients(desk: Any):
@@ -152,5 +249,7 @@ def test_labels_that_are_no_classes_cannot_be_flipped():
     fed = fs.split(fs.load("diabetes"), "iid", clients=5)
     with pytest.raises(FedskewError, match="attack looks at classes, and the targets of task regression are numbers"):
         fs.train(fed, "mlp", "fedavg + attack:kind=label-flip", rounds=1, folder=False)
+    with pytest.raises(FedskewError, match="attack:kind=backdoor gives rows a class, and the targets are none"):
+        fs.train(fed, "mlp", "fedavg + attack:kind=backdoor", rounds=1, folder=False)
     run = fs.train(fed, "mlp", "fedavg + attack:kind=sign-flip", rounds=1, folder=False, device="cpu")
     assert run.clients["hostile"].sum() == 1

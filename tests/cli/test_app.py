@@ -49,9 +49,9 @@ def test_a_run_without_any_option_has_a_folder_of_its_own(
         "fedavg-digits-dirichlet-s0-2",
     ]
     assert sorted(path.name for path in Path("runs/fedavg-digits-dirichlet-s0").iterdir()) == [
-        ".lock", "checkpoints", "clients.csv", "clients_final.csv", "config.toml", "confusion.csv", "environment.json",
-        "final.json", "model.safetensors", "partition.npz", "picture.png", "rounds.csv", "start.json", "summary.json",
-        "timing.csv",
+        ".lock", "checkpoints", "classes.csv", "clients.csv", "clients_final.csv", "config.toml", "confusion.csv",
+        "environment.json", "final.json", "model.safetensors", "partition.npz", "picture.png", "pipeline.json",
+        "rounds.csv", "start.json", "summary.json", "timing.csv",
     ]  # fmt: skip
     assert capsys.readouterr().out.splitlines()[-1] == "run folder: runs/fedavg-digits-dirichlet-s0-2"
 
@@ -161,6 +161,9 @@ def test_the_table_at_the_end(fedskew: Callable[[str], Any], capsys: pytest.Capt
         "test best",
         "balanced",
         "majority",
+        "clients",
+        "clients balanced",
+        "clients majority",
         "worst 10 %",
         "to 90 %",
         "weights",
@@ -174,12 +177,15 @@ def test_the_table_at_the_end(fedskew: Callable[[str], Any], capsys: pytest.Capt
     assert cells[1] == f"{100 * summary['test_accuracy_last']:.1f}"
     assert cells[3] == f"{100 * summary['test_balanced_accuracy_last']:.1f}"
     assert cells[4] == f"{100 * summary['test_majority_rate']:.1f}"
-    assert cells[5] == f"{100 * summary['client_accuracy_worst_10_percent']:.1f}"
-    assert cells[7] == summary["weights"] == "size"
-    assert cells[8] == f"{summary['gini_of_client_weights']:.3f}"
-    assert cells[9] == f"{(summary['bytes_down'] + summary['bytes_up']) / 1e6:.2f}"
-    assert cells[10] == f"{summary['simulated_seconds']:.1f}"
-    assert any(line.startswith("worst 10 %   mean accuracy of the worst 10 % of the clients") for line in lines)
+    assert cells[5] == f"{100 * summary['client_accuracy_mean']:.1f}"
+    assert cells[6] == f"{100 * summary['client_balanced_accuracy_mean']:.1f}"
+    assert cells[7] == f"{100 * summary['client_majority_rate_mean']:.1f}"
+    assert cells[8] == f"{100 * summary['client_accuracy_worst_10_percent']:.1f}"
+    assert cells[10] == summary["weights"] == "size"
+    assert cells[11] == f"{summary['gini_of_client_weights']:.3f}"
+    assert cells[12] == f"{(summary['bytes_down'] + summary['bytes_up']) / 1e6:.2f}"
+    assert cells[13] == f"{summary['simulated_seconds']:.1f}"
+    assert any(re.match("worst 10 % +mean accuracy of the worst 10 % of the clients", line) for line in lines)
     assert not any("own test" in line for line in lines)  # there are no personal models here
     assert "lost" not in out
     assert re.fullmatch(r"fedprox:mu=0.5: round 2/2  local loss \d\.\d{3}  test accuracy [\d.]+%", err.splitlines()[-1])
@@ -349,7 +355,7 @@ def test_data_check(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture
 def test_help_names_every_setting(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert fedskew("run --help") == 0
     text = capsys.readouterr().out
-    assert {name for panel in run_command._PANELS.values() for name in panel} | {"algorithm"} == set(
+    assert {name for panel in run_command._PANELS.values() for name in panel} | {"algorithm", "data"} == set(
         options_of(Experiment)
     )
     for name in options_of(Experiment):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedskew.cli import app as cli
@@ -80,8 +81,8 @@ def test_row_numbers_arrays_groups_and_test_rows(
     fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fedskew(f"split {MY} --group site --skew natural --out groups --index") == 0
-    rows = np.load("groups/client-001.npy")
-    assert (rows % 5 == rows[0] % 5).all()
+    rows = np.load("groups/site 1.npy")  # named by its group
+    assert (rows % 5 == 1).all()
     assert fedskew(f"split {MY} --clients 3 --out noisy --npz", "iid + noise:sigma=0.1") == 0
     with np.load("noisy/client-000.npz") as arrays:
         assert arrays["x"].dtype == np.float32
@@ -182,6 +183,30 @@ def test_the_convention_of_fedartml(fedskew: Callable[..., Any], capsys: pytest.
     assert set(found[1]) == {"hellinger", "wasserstein"}
     assert fedskew(f"measure {MY} --skew dirichlet:alpha=1 --clients 3 --convention median") != 0
     assert "unknown convention of measure 'median'" in capsys.readouterr().err
+
+
+def test_measure_names_client_column_and_factor(
+    fedskew: Callable[..., Any], hospitals: dict[str, pd.DataFrame], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, frame in hospitals.items():
+        frame.to_csv(f"{name}.csv", index=False)
+    assert fedskew("measure --data hospital_*.csv:label=outcome --picture seen.png") == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = next(line for line in lines if line.startswith("features: strong shift"))
+    assert "creatinine of hospital_D is 9" in said
+    assert "times the others'" in said
+    assert any(line.startswith("verdict: ") and "strong feature shift" in line for line in lines)
+    table = [line for line in lines if line.startswith("hospital_")]
+    assert [line.split()[0] for line in table[:4]] == [f"hospital_{name}" for name in "ABCD"]
+    assert "two-sample AUC" in next(line for line in lines if line.startswith("client "))
+    assert Path("seen.png").read_bytes().startswith(b"\x89PNG")
+    assert fedskew("measure --data hospital_*.csv:label=outcome --json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["by_column"][0]["name"] == "hospital_D"
+    assert found["by_column"][0]["column"] == "creatinine"
+    assert found["by_client"][1]["absent_classes"] == ["transferred"]
+    assert found["by_client"][0]["missing"]["bmi"] > 0
+    assert found["by_client"][3]["two_sample_auc"]["low"] > 0.95
 
 
 def test_a_folder_measures_as_its_cut_does(fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ ASKED = {
     *("digits", "diabetes", "mnist", "fashion-mnist", "qmnist", "femnist", "cifar10", "cifar100", "uci-har"),
     "uci-har-inertial",
     *("covtype", "pacs", "digits-dg", "tiny-imagenet", "unsw-nb15", "nf-unsw-nb15", "vehicles", "driving-behavior"),
-    *("csv", "parquet", "npz", "images"),
+    *("csv", "parquet", "npz", "images", "silos"),
 }
 FETCHABLE = {
     *(

@@ -49,7 +49,7 @@ def trained(fed, shape: tuple[int, ...], in_place: bool, method: str, engine) ->
     training.engine = engine
     training.results = [training.advance() for _ in range(2)]
     training.calibrate()
-    training.final = training.final_clients()
+    training.final = training.final_clients().table
     return training
 
 

@@ -109,3 +109,29 @@ def test_a_page_has_a_matrix_for_every_cut(drawn: list[Figure]) -> None:
     matrices = [axes for axes in drawn[0].axes if axes.images]
     assert [axes.get_title().splitlines()[0] for axes in matrices] == list(feds)
     assert all(axes.images[0].get_array().shape == (10, 4) for axes in matrices)
+
+
+def test_effects_and_classifiers_of_single_clients(drawn: list[Figure]) -> None:
+    fed = federation(4, 30, "vop:column=1")
+    found = measure(fed, each=True)
+    assert found.findings is not None
+    draw_split(fed, found, "title")
+    effects = axes_of(drawn[0], "effect sizes")
+    (image,) = effects.images
+    columns = [label.get_text() for label in effects.get_xticklabels()]
+    assert columns == [one.column for one in found.findings.columns]
+    for line, client in enumerate(found.findings.clients):
+        for one in client.columns:
+            shown = image.get_array()[line, columns.index(one.column)]
+            assert shown == pytest.approx(np.clip(one.effect, -2, 2))
+    assert [label.get_text() for label in effects.get_yticklabels()] == [f"client {i}" for i in range(4)]
+    aucs = axes_of(drawn[0], "can a classifier")
+    points = aucs.lines[0].get_xdata()
+    assert points.tolist() == [one.auc.value for one in found.findings.clients if one.auc is not None]
+
+
+def test_without_columns_or_tested_clients_the_panels_are_empty(drawn: list[Figure]) -> None:
+    fed = fs.split((np.ones((8, 2)), [0, 1] * 4), "iid", clients=2)
+    draw_split(fed, measure(fed, each=True), "title")
+    assert len(drawn) == 1
+    assert not [axes for axes in drawn[0].axes if "can a classifier" in axes.get_title()]

@@ -91,6 +91,17 @@ def test_every_curve_has_its_name(drawn: list[Figure]) -> None:
     assert drawn[0].get_suptitle() == "fedavg  ·  mlp  ·  arrays partitioned by quantity:alpha=5  ·  seed 0"
 
 
+@pytest.mark.parametrize(("metric", "level"), [("accuracy", 0.6), ("balanced_accuracy", 0.25), ("macro_f1", None)])
+def test_one_class_for_all_rows_is_a_line(drawn: list[Figure], metric: str, level: float | None) -> None:
+    table = [{**row, f"test_{metric}": row["test_accuracy"]} for row in rounds(3, "test")]
+    picture.draw_run(table, federation(2, 4), {**SUMMARY, "test_majority_rate": 0.6}, metric)
+    first = drawn[0].axes[0]
+    assert first.get_ylabel() == metric
+    assert first.get_ylim() == (0, 1.02)
+    flat = [line.get_ydata() for line in first.lines if line.get_linestyle() == ":"]
+    assert [y[0] for y in flat] == ([] if level is None else [level])
+
+
 def test_a_fleet_that_was_chosen_is_named(drawn: list[Figure]) -> None:
     picture.draw_run(rounds(2, "test"), federation(2, 2), {**SUMMARY, "fleet": "mixed:slow=5"})
     assert drawn[0].get_suptitle().endswith("·  fleet mixed:slow=5  ·  seed 0")

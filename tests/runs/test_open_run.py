@@ -19,7 +19,14 @@ from fedskew.core.trees import Tree
 from fedskew.data.dataset import Dataset, Rows
 
 COUNTED = ["round", "clients", "excluded", "dropped", "late", "lr", "local_loss", "local_accuracy"]
-METRICS = ["accuracy", "balanced_accuracy", "macro_f1", "auc", "ece"]  # of the task, on a client's own rows at the end
+METRICS = [
+    "accuracy",
+    "balanced_accuracy",
+    "macro_f1",
+    "auc",
+    "average_precision",
+    "ece",
+]  # of the task, on a client's own rows at the end
 COSTS = ["bytes_down", "bytes_up", "simulated_seconds", "clock"]
 SENT = ["round", "client", "rows", "steps", "seconds", "training_seconds", "dropped", "late", "bytes_down", "bytes_up"]
 SENT += ["weight", "local_loss", "local_accuracy"]
@@ -60,7 +67,11 @@ def score(model: nn.Module, rows: fs.Dataset | Any, index: Any = slice(None)) ->
 def test_columns_of_the_tables(run: fs.Run) -> None:
     assert list(table(run, "rounds.csv")[0]) == [*COUNTED, *scores("train", "validation", "test"), *COSTS]
     assert list(table(run, "clients.csv")[0]) == [*SENT, "loss", "accuracy"]
-    assert list(table(run, "clients_final.csv")[0]) == ["client", "rows", "loss", *METRICS]
+    assert list(table(run, "clients_final.csv")[0]) == [
+        *("client", "rows", "loss", "accuracy", "majority_rate"),
+        *METRICS[1:],
+        "one_class_rate",
+    ]
     assert list(table(run, "timing.csv")[0]) == ["round", "seconds"]
 
 
@@ -238,12 +249,11 @@ def test_own_models_with_local_batch_norm(fed: fs.Federation, tmp_path: Path) ->
         "client",
         "rows",
         *both,
-        "balanced_accuracy",
-        "macro_f1",
-        "auc",
-        "ece",
+        "majority_rate",
+        *(f"{model}{name}" for model in ("", "global_") for name in [*METRICS[1:], "one_class_rate"]),
         "own_test_accuracy",
         "own_test_balanced_accuracy",
+        "own_test_one_class_rate",
     ]
     # The layers are 64 x 8 without bias, BatchNorm (kept), 8 x 10 with bias: what is kept is not sent.
     assert run.summary["bytes_up"] == run.summary["bytes_down"] == 3 * 7 * 4 * (64 * 8 + 8 * 10 + 10)

@@ -100,7 +100,7 @@ def test_own_models(lab, name: str, norm: str):
         losses, right = by_hand(training, training.state(), fed.train.x[mine], fed.train.y[mine])
         assert client["global_loss"] == pytest.approx(losses.mean(), abs=1e-12) != client["loss"]
         assert client["global_accuracy"] == pytest.approx(right.mean())
-    final = training.final_clients()
+    final = training.final_clients().table
     assert [line["client"] for line in final] == [0, 1, 2, 3, 4]
     assert [line["rows"] for line in final] == list(lab.sizes)
     for line in final:  # also clients never selected, which have the initial model
@@ -191,7 +191,7 @@ def test_held_out_rows_are_what_a_client_is_tested_on(lab):
     )
     training = lab.run(1, fed, "fedavg", BATCH_NORM)
     losses, _ = by_hand(training, training.state(), fed.train.x[3:5], fed.train.y[3:5])
-    for lines in (training.results[0].clients, training.final_clients()):
+    for lines in (training.results[0].clients, training.final_clients().table):
         assert lines[0]["loss"] == pytest.approx(losses.mean(), abs=1e-12)
         assert np.isnan(lines[1]["loss"])
 

@@ -17,7 +17,7 @@ from fedskew.tasks.binary import Binary
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.multilabel import Multilabel
 from fedskew.tasks.regression import Regression
-from fedskew.tasks.scores import auc, softmax
+from fedskew.tasks.scores import CLASS_METRICS, auc, average_precision, class_table, softmax
 from fedskew.tasks.task import Task
 
 SAME = {"rel": 1e-10, "abs": 1e-12, "nan_ok": True}
@@ -64,7 +64,7 @@ def test_classification(case):
     draw, outputs = drawn(*case)
     targets = some_classes(draw, len(outputs), outputs.shape[1])
     found, predicted, shares = Classification().evaluate(outputs, targets), outputs.argmax(1), softmax(outputs)
-    assert tuple(found) == Classification().metric_names == ("accuracy", "balanced_accuracy", "macro_f1", "auc", "ece")
+    assert tuple(found) == Classification().metric_names == CLASS_METRICS
     assert found["accuracy"] == pytest.approx(sk.accuracy_score(targets, predicted), **SAME)
     assert found["balanced_accuracy"] == pytest.approx(quiet(sk.balanced_accuracy_score, targets, predicted), **SAME)
     assert found["macro_f1"] == pytest.approx(quiet(sk.f1_score, targets, predicted, average="macro"), **SAME)
@@ -77,11 +77,18 @@ def test_classification(case):
     else:
         each = [sk.roc_auc_score(targets == label, shares[:, label]) for label in present]
         assert found["auc"] == pytest.approx(np.mean(each), **SAME)
+        each = [sk.average_precision_score(targets == label, shares[:, label]) for label in present]
+        assert found["average_precision"] == pytest.approx(np.mean(each), **SAME)
         if len(present) == outputs.shape[1]:
             assert found["auc"] == pytest.approx(sk.roc_auc_score(targets, shares, multi_class="ovr"), **SAME)
     matrix, expected = Classification().confusion(outputs, targets, outputs.shape[1]), np.zeros((outputs.shape[1],) * 2)
     np.add.at(expected, (targets, predicted), 1)
     assert (matrix == expected).all()
+    by_class = sk.precision_recall_fscore_support(
+        targets, predicted, labels=range(outputs.shape[1]), zero_division=np.nan
+    )
+    for (name, values), due in zip(class_table(matrix).items(), by_class[:3], strict=True):
+        assert values.tolist() == pytest.approx(due.tolist(), **SAME), name
 
 
 @settings(max_examples=200, deadline=None)
@@ -95,6 +102,8 @@ def test_binary(case):
     assert found["balanced_accuracy"] == pytest.approx(quiet(sk.balanced_accuracy_score, targets, predicted), **SAME)
     assert found["macro_f1"] == pytest.approx(quiet(sk.f1_score, targets, predicted, average="macro"), **SAME)
     assert found["ece"] == pytest.approx(plain_ece(np.stack([1 - share, share], 1), targets), **SAME)
+    precision = sk.average_precision_score(targets, outputs[:, 0]) if targets.any() else math.nan
+    assert found["average_precision"] == pytest.approx(precision, **SAME)
     expected = sk.roc_auc_score(targets, outputs[:, 0]) if len(np.unique(targets)) == 2 else math.nan
     assert found["auc"] == pytest.approx(expected, **SAME)
     assert (Binary().confusion(outputs, targets) == sk.confusion_matrix(targets, predicted, labels=[0, 1])).all()
@@ -115,6 +124,8 @@ def test_multilabel(case):
     both = np.flatnonzero((truth.min(0) == 0) & (truth.max(0) == 1))
     each = [sk.roc_auc_score(truth[:, label], outputs[:, label]) for label in both]
     assert found["auc"] == pytest.approx(np.mean(each) if each else math.nan, **SAME)
+    each = [sk.average_precision_score(truth[:, k], outputs[:, k]) for k in np.flatnonzero(truth.max(0))]
+    assert found["average_precision"] == pytest.approx(np.mean(each) if each else math.nan, **SAME)
 
 
 @settings(max_examples=200, deadline=None)
@@ -186,6 +197,16 @@ def test_diverged_outputs_have_no_auc_and_no_calibration(bad, columns):
 def test_saturated_logits_are_still_ranked():
     outputs = np.array([[0.0, 800.0], [0.0, 900.0], [0.0, 1000.0], [0.0, 1100.0]])
     assert Classification().evaluate(outputs, np.array([0, 0, 1, 1]), ["auc"]) == {"auc": 1.0}
+
+
+def test_average_precision_by_hand():
+    # In the order of the scores: hit (1/1), two rows of equal score with one hit (2/3), miss.
+    scores, positive = np.array([4.0, 3.0, 3.0, 1.0]), np.array([True, False, True, False])
+    assert average_precision(scores, positive) == pytest.approx((1 + 2 / 3) / 2, abs=1e-15)
+    assert average_precision(np.zeros(5), np.arange(5) < 2) == 0.4
+    assert average_precision(np.zeros(3), np.ones(3, dtype=bool)) == 1
+    assert math.isnan(average_precision(np.zeros(3), np.zeros(3, dtype=bool)))
+    assert math.isnan(average_precision(np.array([1.0, np.nan]), np.array([True, False])))
 
 
 def test_auc_by_hand():

@@ -51,7 +51,7 @@ def trained(lab, processes, algorithm, rounds=3, model="tabular:hidden=6+5", **s
 
 def everything(server):
     tables = [line for result in server.results for line in (result.round, *result.clients)]
-    return server.checkpoint(), repr([tables, server.last_scores(), server.final_clients()])
+    return server.checkpoint(), repr([tables, server.last_scores(), server.final_clients().table])
 
 
 def assert_same_bits(one, other):

@@ -1,14 +1,14 @@
 """Simulated hostile clients as an addition to a method: ``fedavg + attack:kind=sign-flip,share=0.2 + median``."""
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.algorithms.backdoor import Backdoor, part_of
 from fedskew.algorithms.contract import Algorithm, Requirement, View, algorithms
 from fedskew.algorithms.selection import KeyedSelection, Selection, SelectionAround
 from fedskew.core.device_streams import normal
@@ -27,13 +27,21 @@ class Attack(Algorithm):
 
     ``sign-flip`` sends the negative update times ``strength``; ``gaussian`` sends normal noise of standard deviation
     ``strength`` in place of the update; ``label-flip`` sends an honest update for wrong labels, y -> classes - 1 - y
-    (these three, e.g., in Fang et al. 2020 and Li et al. 2019). Other parts of what the method sends, and buffers, are
-    as those of honest clients. The table of clients has a column ``hostile``; aggregation rules do not see it.
+    (these three, e.g., in Fang et al. 2020 and Li et al. 2019). ``backdoor`` trains on rows of which a part,
+    ``poisoned``, carries a trigger and the label ``target``, the same rows in every round, and sends its update times
+    ``strength`` (Gu et al. 2017; Bagdasaryan et al. 2020, without their choice of the factor). The trigger is the first
+    three features of a row, or the 3 x 3 pixels in the corner of an image, set to the largest value of any feature in
+    the training rows. The column ``backdoor_success`` of the table of rounds is the share of the test rows of other
+    classes, with the trigger, that the global model takes for the target. Other parts of what the method sends, and
+    buffers, are as those of honest clients. The table of clients has a column ``hostile``; aggregation rules do not
+    see it.
 
     Args:
         kind: what hostile clients do
         share: share of the clients that are hostile, rounded to a whole number of clients
-        strength: factor of the negative update, or standard deviation of the noise; label-flip has none
+        strength: factor of the update (negative in sign-flip), or standard deviation of the noise; label-flip has none
+        target: with backdoor, the class of the poisoned rows, by name or number
+        poisoned: with backdoor, share of a hostile client's rows that are poisoned
 
     >>> hostile_clients(0, 10, 0.2).tolist() == hostile_clients(0, 10, 0.2).tolist(), len(hostile_clients(0, 10, 0.25))
     (True, 3)
@@ -41,9 +49,18 @@ class Attack(Algorithm):
 
     addition: ClassVar[bool] = True
 
-    kind: Literal["sign-flip", "label-flip", "gaussian"] = "sign-flip"
+    kind: Literal["sign-flip", "label-flip", "gaussian", "backdoor"] = "sign-flip"
     share: Annotated[float, Share] = 0.2
     strength: Annotated[float, Positive] = 1.0
+    target: str = "0"
+    poisoned: Annotated[float, Share] = 0.5
+
+    @property
+    def poison(self) -> Backdoor | None:
+        """Return what hostile clients do to their rows."""
+        if self.kind != "backdoor":
+            return super().poison
+        return Backdoor(partial(hostile_clients, share=self.share), self.poisoned, self.target)
 
     @property
     def requires(self) -> frozenset[Requirement]:
@@ -82,7 +99,9 @@ class Attack(Algorithm):
         if "delta" not in sent:
             raise FedskewError(f"{self.label()} changes updates (delta), and the method sends {', '.join(sent)}")
         hostile, delta = view.numbers[_HOSTILE] > 0, sent["delta"]
-        bad = self._noise(delta, view) if self.kind == "gaussian" else {name: -value for name, value in delta.items()}
+        bad = self._noise(delta, view) if self.kind == "gaussian" else delta
+        if self.kind == "sign-flip":
+            bad = {name: -value for name, value in delta.items()}
         return {
             **sent,
             "delta": {name: torch.where(hostile, self.strength * bad[name], value) for name, value in delta.items()},
@@ -108,4 +127,4 @@ class HostileSelection(SelectionAround):
 @lru_cache(maxsize=8)
 def hostile_clients(seed: int, population: int, share: float) -> Ints:
     """Return the hostile ones of so many clients: the share of them, halves rounded up, by the seed alone."""
-    return np.sort(Stream(seed, _HOSTILE).sample(population, int(Fraction(str(share)) * population + Fraction(1, 2))))
+    return np.sort(Stream(seed, _HOSTILE).sample(population, part_of(population, share)))

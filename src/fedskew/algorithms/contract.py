@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from fedskew.aggregation.mean import Aggregator
+from fedskew.algorithms.backdoor import Backdoor
 from fedskew.algorithms.calibrator import Calibrator
 from fedskew.algorithms.channel import Channel
 from fedskew.algorithms.composition import Algorithms, composed
@@ -173,8 +174,8 @@ class Algorithm:
     """Has FedAvg's version of every hook; a method overrides only what it changes.
 
     What is not a hook is an object that a method has: its ``client_selection``, ``topology``, ``aggregator``,
-    ``channel``, ``calibrator``, ``batchnorm`` policy, ``weighting`` and ``personal_method``. ``requires`` names what it
-    needs from the engine.
+    ``channel``, ``calibrator``, ``batchnorm`` policy, ``weighting``, ``personal_method`` and ``poison``. ``requires``
+    names what it needs from the engine.
 
     Where the server state and the client state have a part of the same name, the server's is the mean of the clients':
     a client whose update does not count keeps its old one, and robust rules leave the plain mean of that part.
@@ -266,6 +267,11 @@ class Algorithm:
 
         It receives the global ``weights``.
         """
+        return None
+
+    @property
+    def poison(self) -> Backdoor | None:
+        """Return what hostile clients do to their rows before the first round, or None."""
         return None
 
     # -- the hooks: what is kept and sent ------------------------------------------------------------------------------

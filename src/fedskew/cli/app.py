@@ -10,7 +10,17 @@ import typer
 from typer.core import TyperGroup
 
 from fedskew import __version__
-from fedskew.cli import data_commands, listing, paper_command, resume_command, run_command, split
+from fedskew.cli import (
+    advise_command,
+    data_commands,
+    export_command,
+    listing,
+    paper_command,
+    predict_command,
+    resume_command,
+    run_command,
+    split,
+)
 from fedskew.core.config import workers_of_torchrun
 from fedskew.core.errors import FedskewError
 from fedskew.core.plugins import import_modules
@@ -121,5 +131,15 @@ def options(
     import_modules(modules or ())
 
 
-for module in (run_command, resume_command, split, paper_command, listing, data_commands):
+for module in (
+    run_command,
+    resume_command,
+    predict_command,
+    export_command,
+    split,
+    advise_command,
+    paper_command,
+    listing,
+    data_commands,
+):
     module.add_to(app)

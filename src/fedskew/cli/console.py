@@ -39,6 +39,15 @@ def escape(text: str) -> str:
     return text.replace("[", "\\[")
 
 
+def few(lines: Sequence[str], most: int = 50) -> list[str]:
+    """Return the first lines, and how many more there are.
+
+    >>> few(["a", "b", "c"], most=1)
+    ['a', '… and 2 more']
+    """
+    return [*lines[:most], *([f"… and {len(lines) - most} more"] if len(lines) > most else [])]
+
+
 @contextmanager
 def show_progress(names: Sequence[str], rounds: int) -> "Iterator[Any]":
     """Show progress bars, or lines without a terminal; yield a function from the name of a run to its callbacks."""
@@ -118,13 +127,26 @@ _COLUMNS = {  # of the summary: title, factor, digits, meaning
         1,
         "balanced accuracy: the mean over the classes of the accuracy on each, in %",
     ),
+    "test_balanced_accuracy_best": ("balanced best", 100, 1, "the same in the best round"),
     "test_majority_rate": (
         "majority",
         100,
         1,
         "accuracy of always predicting the most frequent class, in %",
     ),
+    "thresholded_test_balanced_accuracy": (
+        "at threshold",
+        100,
+        1,
+        "balanced accuracy with the threshold that was chosen on the validation rows, in %",
+    ),
     "calibrated_test_accuracy": ("calibrated", 100, 1, "accuracy of the calibrated model after the last round, in %"),
+    "backdoor_success_last": (
+        "backdoor",
+        100,
+        1,
+        "share of the test rows of other classes, with the trigger, that are taken for the attackers' target, in %",
+    ),
     "own_test_accuracy_mean": ("own test", 100, 1, "mean accuracy of the personal models on the test rows, in %"),
     "own_test_balanced_accuracy_mean": (
         "own balanced",
@@ -132,11 +154,35 @@ _COLUMNS = {  # of the summary: title, factor, digits, meaning
         1,
         "mean balanced accuracy of the personal models on the test rows, in %",
     ),
+    "client_accuracy_mean": (
+        "clients",
+        100,
+        1,
+        "mean over the clients of the accuracy of the model that each uses, on its own rows, in %",
+    ),
+    "client_balanced_accuracy_mean": (
+        "clients balanced",
+        100,
+        1,
+        "likewise, of the balanced accuracy",
+    ),
+    "client_majority_rate_mean": (
+        "clients majority",
+        100,
+        1,
+        "likewise, of always predicting the client's most frequent class",
+    ),
     "client_accuracy_worst_10_percent": (
         "worst 10 %",
         100,
         1,
         "mean accuracy of the worst 10 % of the clients on their own rows, in %",
+    ),
+    "client_balanced_accuracy_worst_10_percent": (
+        "worst balanced",
+        100,
+        1,
+        "mean balanced accuracy of the worst 10 % of the clients on their own rows, in %",
     ),
     "rounds_to_90_percent_of_last_test_accuracy": ("to 90 %", 1, 0, "rounds until 90 % of the last test accuracy"),
     "weights": ("weights", 0, 0, "aggregation weights of the clients (--weights)"),
@@ -150,6 +196,10 @@ _OTHER_COLUMNS = {  # of the summary, about metrics other than accuracy: title, 
     r"test_(?!loss)(\w+)_last": ("{} last", "{} of the global model on the test rows after the last round"),
     r"test_(\w+)_best": ("{} best", "the same in the best round"),
     r"own_test_(\w+)_mean": ("own {}", "mean {} of the personal models on the test rows"),
+    r"client_(mae)_mean": (
+        "clients {}",
+        "mean over the clients of the {} of the model that each uses, on its own rows",
+    ),
     r"client_(\w+)_worst_10_percent": ("worst {}", "mean {} of the worst 10 % of the clients on their own rows"),
 }
 
@@ -179,8 +229,8 @@ def print_summary(
         _table(console, kinds, rows)
     for row in failed:
         console.print(f"\nfailed: {escape(row['failed'])}", soft_wrap=True)
-    if warned := several.unequal_weights([method for method, _ in kinds], summaries):
-        console.print(f"\n{warned}", soft_wrap=True)
+    for warned in several.warnings_of([method for method, _ in kinds], summaries):
+        console.print(f"\n{escape(warned)}", soft_wrap=True)
     if lost := _lost(summaries):
         console.print(f"\n{lost}", soft_wrap=True)
     console.print(f"\nrun folder: {escape(str(folder))}", soft_wrap=True)
@@ -210,7 +260,8 @@ def _table(console: Console, kinds: Sequence[tuple[str, Mapping[str, float]]], r
 def _columns(rows: "Sequence[Row]") -> dict[str, tuple[str, float, int, str]]:
     """Return the usual columns and, after those of accuracy, one for every other metric that was followed.
 
-    For classes, metrics that the user did not ask for (``--metrics``) are in summary.json only.
+    Those of the metric that decides (``--metric``) come first. For classes, metrics that the user did not ask for
+    (``--metrics``) are in summary.json only.
     """
     more: dict[str, tuple[str, float, int, str]] = {}
     for row in rows:
@@ -221,7 +272,12 @@ def _columns(rows: "Sequence[Row]") -> dict[str, tuple[str, float, int, str]]:
                 if found and key not in _COLUMNS and (not classes or f"train_{found[1]}_last" in row):
                     more[key] = (title.format(found[1]), 1, 4, meaning.format(found[1]))
     usual, place = list(_COLUMNS.items()), list(_COLUMNS).index("calibrated_test_accuracy")
-    return {**dict(usual[:place]), **more, **dict(usual[place:])}
+    columns = {**dict(usual[:place]), **more, **dict(usual[place:])}
+    if where := rows[0].get("client_accuracy_rows"):
+        title, scale, digits, meaning = columns["client_accuracy_mean"]
+        columns["client_accuracy_mean"] = (title, scale, digits, meaning.replace("its own rows", where))
+    headline = f"test_{rows[0].get('metric', 'accuracy')}_"
+    return dict(sorted(columns.items(), key=lambda item: not item[0].startswith(headline)))
 
 
 def _lost(summaries: "Sequence[Row]") -> str:

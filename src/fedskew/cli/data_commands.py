@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedskew.cli.command import Once
-from fedskew.cli.console import console_for, escape
+from fedskew.cli.console import console_for, escape, few
 
 
 def add_to(app: typer.Typer) -> None:
@@ -39,11 +39,16 @@ def data_list() -> None:
     console.print(f"data folder: {root()} (set FEDSKEW_DATA to change it)", soft_wrap=True)
 
 
-def data_check(name: Annotated[str, typer.Argument(help="data set, with options if it needs them")]) -> None:
-    """Read a whole data set, and print its rows, shape and classes, or what is missing."""
-    from fedskew.data.catalogue import check
+def data_check(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME", help="data set, with options if it needs them; several are files of clients"),
+    ],
+) -> None:
+    """Read a whole data set, and print its rows, shape, classes and clients, how these differ, or what is missing."""
+    from fedskew.data.catalogue import check, together
 
-    facts = check(name)
+    facts = check(together(names))
     console = console_for()
     console.print(f"[bold]{escape(facts.name)}[/bold]", soft_wrap=True)
     rows = ", ".join(f"{count:,} {part}" for part, count in facts.rows.items())
@@ -52,10 +57,16 @@ def data_check(name: Annotated[str, typer.Argument(help="data set, with options 
     more = f" … and {len(facts.classes) - 20} more" if len(facts.classes) > 20 else ""
     if facts.classes:
         console.print(f"  classes   {len(facts.classes)}: {escape(', '.join(shown))}{more}", soft_wrap=True)
+    for client, count in list(facts.clients.items())[:20]:
+        console.print(f"  client    {escape(client)}: {count:,} training rows", soft_wrap=True)
+    if len(facts.clients) > 20:
+        console.print(f"  clients   … and {len(facts.clients) - 20} more")
     if facts.licence:
         console.print(f"  licence   {escape(facts.licence)}", soft_wrap=True)
     for note in facts.notes:
         console.print(f"  note      {escape(note)}", soft_wrap=True)
+    for line in few(facts.differences):
+        console.print(f"  [bold]differs[/bold]   {escape(line)}", soft_wrap=True)
 
 
 def data_fetch(name: Annotated[str, typer.Argument(help="data set")]) -> None:

@@ -1,6 +1,7 @@
 """The command ``fedskew run``: train one method, or several, with every setting of an experiment as an option."""
 
 import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 
 from fedskew.cli.command import Once
 from fedskew.cli.console import escape, print_summary, show_progress
-from fedskew.core.config import CHOICES, Experiment, read_file, workers_of_torchrun
+from fedskew.core.config import AUTO, CHOICES, Experiment, read_file, workers_of_torchrun
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.core.registry import Option, options_of
 
@@ -22,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
         for name, (kind, default) in _OWN_OPTIONS.items()
     ]
-    parameters = [*own, *_options_as_parameters()]
+    parameters = [*own, *options_as_parameters(_PANELS)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(cls=Once)(run)
@@ -30,6 +31,7 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     file: Path | None,
+    data: list[str] | None,
     algorithm: list[str] | None,
     seeds: str | None,
     grid: list[str] | None,
@@ -49,10 +51,15 @@ def run(
     fedskew run --algorithm fedavg --algorithm fedprox --seeds 0-4
     fedskew run --algorithm fedprox --seeds 0-4 --grid mu=0,0.01,0.1
     fedskew run --algorithm "fedprox:mu=0.1 + median"
+    fedskew run --data "hospital_*.csv:label=outcome" --algorithm fedbn
     fedskew run experiment.toml --rounds 20
     """
     values = read_file(file) if file else {}
     values |= {name: value for name, value in given.items() if value is not None}
+    if data:
+        from fedskew.data.catalogue import together
+
+        values["data"] = together(data)
     if (started := workers_of_torchrun()) is not None:
         if given["workers"] is not None:
             raise FedskewError(f"--workers {given['workers']}: torchrun has started {started} processes, leave it out")
@@ -99,13 +106,15 @@ def _create_group(folder: Path | None, wanted: "list[Member]") -> Path:
     from fedskew.runs import sweep as several
     from fedskew.runs.choices import spell
     from fedskew.runs.execute import fresh_folder
+    from fedskew.runs.federate import DEFAULT_SKEW
     from fedskew.runs.folder import TakenError
 
     experiment = wanted[0].experiment()
+    data, skew = spell("data", experiment.data), experiment.skew
+    if skew == AUTO:
+        skew = "natural" if data.startswith("silos:") else DEFAULT_SKEW
     while True:
-        place = folder or fresh_folder(
-            "compare", *(spell(kind, getattr(experiment, kind)) for kind in ("data", "skew"))
-        )
+        place = folder or fresh_folder("compare", data, spell("skew", skew))
         try:
             several.create(place, wanted)
         except TakenError:
@@ -132,11 +141,11 @@ def run_group(place: Path, wanted: "list[Member]", as_json: bool, *, retry: bool
     print_summary(methods, summaries, place, several.overview(wanted, summaries), as_json, varied)
 
 
-def _options_as_parameters() -> list[inspect.Parameter]:
-    """Return one option for each setting of an experiment; the experiment itself converts and checks the values."""
+def options_as_parameters(panels: Mapping[str, Sequence[str]]) -> list[inspect.Parameter]:
+    """Return one option for each of these settings of an experiment, which itself converts and checks the values."""
     result = []
     options = options_of(Experiment)
-    for panel, names in _PANELS.items():
+    for panel, names in panels.items():
         for option in (options[name] for name in names):
             flag, text = "--" + option.name.replace("_", "-"), option.type is not bool
             flag = flag if text else f"{flag}/--no-{flag[2:]}"  # so that a file's true can be overridden
@@ -150,7 +159,7 @@ def _options_as_parameters() -> list[inspect.Parameter]:
 
 
 _PANELS = {
-    "Data and clients": ("data", "skew", "clients", "bins", "validation", "client_test", "split_seed"),
+    "Data and clients": ("skew", "clients", "bins", "validation", "client_test", "split_seed"),
     "Training": (
         "model", "task", "rounds", "per_round", "sampling", "epochs", "batch_size", "lr", "schedule", "optimizer",
         "momentum", "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",
@@ -158,7 +167,7 @@ _PANELS = {
     "Execution and output": (
         "secure", "round_totals", "engine", "device", "dtype", "precision", "workers", "threads", "memory", "fleet",
         "eval_every",
-        "eval_rows", "metrics", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
+        "eval_rows", "metric", "metrics", "thresholds", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
     ),
 }  # fmt: skip
 
@@ -179,6 +188,19 @@ def _help(option: Option) -> str:
 
 _OWN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "file": (Annotated[Path | None, typer.Argument(help="experiment in TOML", show_default=False)], None),
+    "data": (
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--data",
+                metavar="SPEC",
+                help="data set (fedskew list data), a CSV, Parquet or NPZ file, or a folder of images; a pattern or a "
+                "folder of files, or several --data, are one client a file \\[digits]",
+                rich_help_panel="Data and clients",
+            ),
+        ],
+        None,
+    ),
     "algorithm": (
         Annotated[
             list[str] | None,

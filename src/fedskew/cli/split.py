@@ -8,7 +8,7 @@ import typer
 
 from fedskew.cli.command import Once
 from fedskew.core.errors import FedskewError
-from fedskew.core.registry import parse
+from fedskew.core.registry import Choice, parse
 
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
@@ -22,7 +22,15 @@ def _option(name: str, metavar: str, text: str) -> Any:
     return typer.Option(name, metavar=metavar, help=text, show_default=False)
 
 
-Data = Annotated[str | None, _option("--data", "SPEC", "a CSV, Parquet or NPZ file, a folder of images, or a data set")]
+Data = Annotated[
+    list[str] | None,
+    _option(
+        "--data",
+        "SPEC",
+        "a CSV, Parquet or NPZ file, a folder of images, or a data set; a pattern or a folder of files, or several "
+        "--data, are one client a file",
+    ),
+]
 Label = Annotated[str | None, _option("--label", "COL", "column with the class")]
 Group = Annotated[str | None, _option("--group", "COL", "column with the group of a row, such as a user or a site")]
 Drop = Annotated[str | None, _option("--drop", "A+B", "columns that are not used as features")]
@@ -49,8 +57,6 @@ ConventionOption = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="seed of the partition")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
-
-DEFAULT_SKEW = "dirichlet:alpha=0.2"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -98,9 +104,7 @@ def split(
         raise FedskewError("--index and --npz clash: give one of them")
     must_not_exist(out)
     files: Files = "index" if index else "arrays" if npz else "same"
-    origin, fed, made_by = _partition(
-        _data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, client_test, target, bins
-    )
+    origin, fed, made_by = _partition(_data(data, label, group, drop), skew, clients, seed, client_test, target, bins)
 
     def draw(fed: "Federation", found: "Heterogeneity", ending: str) -> bytes:
         return draw_split(fed, found, f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}", ending)
@@ -127,7 +131,7 @@ def measure(
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the heterogeneity of the clients, with the definitions of all numbers.
+    """Measure the heterogeneity: a verdict, every client and column against the others, distances, all defined.
 
     \b
     fedskew measure nodes
@@ -151,7 +155,7 @@ def measure(
     elif sweep is not None:
         _measure_sweep(
             _data(data, label, group, drop),
-            skew or DEFAULT_SKEW.partition(":")[0],
+            skew or "dirichlet",
             sweep,
             clients,
             seed,
@@ -161,9 +165,7 @@ def measure(
             bins,
         )
     else:
-        _, fed, made_by = _partition(
-            _data(data, label, group, drop), skew or DEFAULT_SKEW, clients, seed, 0.0, target, bins
-        )
+        _, fed, made_by = _partition(_data(data, label, group, drop), skew, clients, seed, 0.0, target, bins)
         _show(
             fed, f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}", made_by, convention, picture, as_json
         )
@@ -172,24 +174,27 @@ def measure(
 # -- shared by both commands -------------------------------------------------------------------------------------------
 
 
-def _data(data: str | None, label: str | None, group: str | None, drop: str | None) -> dict[str, Any]:
+def _data(data: list[str] | None, label: str | None, group: str | None, drop: str | None) -> dict[str, Any]:
     """Return ``--data`` merged with the options --label, --group and --drop."""
-    if data is None:
+    if not data:
         raise FedskewError(
             "--data is missing: give --data FILE --label COL, or the name of a data set (fedskew data list)"
         )
-    choice = parse(data, "data set")
+    from fedskew.data.catalogue import together
+
+    whole = together(data)
+    choice = parse(whole, "data set") if isinstance(whole, str) else Choice(whole.pop("name"), whole)
     own = {"label": label, "group": group, "drop": drop}
     given = {name: value for name, value in own.items() if value is not None}
     for name in given:
         if name in choice.options:
-            raise FedskewError(f"--{name} {given[name]} and --data {data}: {name} is given twice")
+            raise FedskewError(f"--{name} {given[name]} and --data {' '.join(data)}: {name} is given twice")
     return {"name": choice.name, **choice.options, **given}
 
 
 def _partition(
     data: Mapping[str, Any],
-    skew: str,
+    skew: str | None,
     clients: int | None,
     seed: int,
     client_test: float,
@@ -201,12 +206,13 @@ def _partition(
     from fedskew.heterogeneity.target import Target as Wanted
     from fedskew.heterogeneity.target import find
     from fedskew.runs.choices import spell
-    from fedskew.runs.federate import DEFAULT_CLIENTS
+    from fedskew.runs.federate import DEFAULT_CLIENTS, usual_skew
 
     wanted = None if target is None else Wanted.parse(target)
-    if wanted is None:
+    if wanted is None and skew is not None:
         spell("skew", skew)
     origin = read_origin(data)
+    skew = skew or usual_skew(origin.data)
     made_by: dict[str, Any] = {"skew": skew, "seed": seed, "client_test": client_test}
     made_by |= {} if bins is None else {"bins": bins}
     if wanted is not None:
@@ -274,14 +280,20 @@ def _measure_folder(folder: Path, convention: str, picture: Path | None, as_json
 def _show(
     fed: "Federation", title: str, facts: Mapping[str, Any], convention: str, picture: Path | None, as_json: bool
 ) -> None:
+    from fedskew.cli.console import few
     from fedskew.export.split_figure import draw_split
     from fedskew.heterogeneity.heterogeneity import measure as measured
     from fedskew.runs.folder import to_json, write_atomically
 
-    found = measured(fed, convention=cast("Convention", convention))  # measure raises an error for an unknown one
+    # measure raises an error for an unknown convention
+    found = measured(fed, convention=cast("Convention", convention), each=True)
     if picture is not None:
         write_atomically(picture, draw_split(fed, found, title, picture.suffix[1:]))
-    print(to_json({**facts, **found.as_dict()}) if as_json else f"{title}\n{found}")
+    different = fed.data.differences
+    if as_json:
+        print(to_json({**facts, **found.as_dict(), **({"differences": different} if different else {})}))
+        return
+    print("\n".join([title, *(f"difference: {line}" for line in few(different)), str(found)]))
 
 
 def _measure_sweep(

@@ -14,7 +14,7 @@ from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare,
 
 CHOICES = ("data", "skew", "model", "algorithm", "task", "schedule", "fleet")  # settings that are a name with options
 SHARDS = 8  # into which the clients of a round are divided for workers
-AUTO = "auto"  # the task that the targets of the data ask for
+AUTO = "auto"  # the task that the targets of the data ask for, the skew that its clients do
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class Settings:
             multilabel of several labels a row
         metrics: metrics of the task that every evaluation reports beside the usual ones (macro_f1+auc); after the last
             round all of them are reported anyway
+        metric: metric of the task that decides which round is best and when stop_after stops, and that tables and
+            figures show first; by default the task's first one
+        thresholds: of two classes, predict the second above a probability that is chosen on the validation rows after
+            the last round, so that this metric is best there; both predictions are then scored
         schedule: local learning rate over rounds (fedskew list schedules)
         weights: aggregation weight of a client in every method: its rows (size), 1 (uniform), or as in the paper of
             each method (paper)
@@ -83,6 +87,8 @@ class Settings:
     augment: Literal["none", "crop", "flip", "crop+flip"] = "none"
     task: str | Mapping[str, Any] = AUTO
     metrics: tuple[str, ...] = ()
+    metric: str | None = None
+    thresholds: Literal["accuracy", "balanced_accuracy", "macro_f1"] | None = None
     schedule: str | Mapping[str, Any] = "constant"
     weights: Literal["size", "uniform", "paper"] = "size"
     norm: Literal["aggregate", "local", "silo"] = "aggregate"
@@ -126,9 +132,11 @@ class Experiment(Settings):
     """The settings of a run: data, partition, model, algorithm and training.
 
     Args:
-        data: data set (fedskew list data), or a CSV, Parquet or NPZ file or a folder of images
+        data: data set (fedskew list data), or a CSV, Parquet or NPZ file or a folder of images; a pattern or a folder
+            of such files is one client a file
         validation: share of the training rows set aside for choosing hyper-parameters
-        skew: how the training rows are partitioned (fedskew list skews)
+        skew: how the training rows are partitioned (fedskew list skews); auto for dirichlet:alpha=0.2, or for natural
+            where the data comes with its clients (several files)
         clients: number of clients; by default 10, or one per group with skew=natural
         split_seed: seed of the partition and of the held-out rows; by default the same as seed
         client_test: share of each client's rows that is held out to test its model
@@ -140,7 +148,7 @@ class Experiment(Settings):
 
     data: str | Mapping[str, Any] = "digits"
     validation: Annotated[float, PartialShare] = 0.0
-    skew: str | Mapping[str, Any] = "dirichlet:alpha=0.2"
+    skew: str | Mapping[str, Any] = AUTO
     clients: Annotated[int | None, AtLeastOne] = None
     split_seed: Annotated[int | None, NonNegative] = None
     client_test: Annotated[float, PartialShare] = 0.0

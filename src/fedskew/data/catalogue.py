@@ -1,8 +1,8 @@
 """Loading a data set by its name or path, listing the known ones, and checking one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, parse
 from fedskew.data.dataset import Dataset, Split, datasets
+from fedskew.data.readers.silo_files import holds_tables, is_pattern
 from fedskew.data.source import sources
 
 _BY_ENDING = {".csv": "csv", ".csv.gz": "csv", ".parquet": "parquet", ".npz": "npz"}
@@ -32,16 +33,44 @@ def choose(spec: str | Mapping[str, Any] | Choice) -> Choice:
         if reader and "path" in spec:
             raise FedskewError(f"{path} is a path already; leave out path={spec['path']}")
         if reader:
-            spec = {"name": reader, "path": path} | {key: value for key, value in spec.items() if key != "name"}
+            where = {"paths": (path,)} if reader == "silos" else {"path": path}
+            spec = {"name": reader, **where} | {key: value for key, value in spec.items() if key != "name"}
     return datasets.choose(spec)
 
 
+def together(specs: Sequence[str]) -> str | dict[str, Any]:
+    """Return several files, patterns or folders as one choice, with the options of all of them: one client a file.
+
+    >>> together(["a.csv:label=y", "b.csv"])
+    {'name': 'silos', 'paths': ('a.csv', 'b.csv'), 'label': 'y'}
+    """
+    if len(specs) == 1:
+        return specs[0]
+    parts = [parse(spec, datasets.kind) for spec in specs]
+    options: dict[str, Any] = {}
+    for spec, part in zip(specs, parts, strict=True):
+        if part.name in datasets:
+            raise FedskewError(f"--data {spec}: several --data are files of clients, and {part.name} is a data set")
+        for key, value in part.options.items():
+            if options.setdefault(key, value) != value:
+                raise FedskewError(
+                    f"--data {spec}: {key}={value} here and {key}={options[key]} before: all files have the same "
+                    "options, and giving them once is enough"
+                )
+    return {"name": "silos", "paths": tuple(part.name for part in parts), **options}
+
+
 def _reader_of(path: str) -> str | None:
+    with suppress(OSError, RuntimeError):  # an impossible file name, or an unknown home folder
+        if is_pattern(path):
+            return "silos"
     for ending, reader in _BY_ENDING.items():
         if path.lower().endswith(ending):
             return reader
-    with suppress(OSError, RuntimeError):  # an impossible file name, or an unknown home folder
-        return "images" if Path(path).expanduser().is_dir() else None
+    with suppress(OSError, RuntimeError):
+        folder = Path(path).expanduser()
+        if folder.is_dir():
+            return "silos" if holds_tables(folder) else "images"
     return None
 
 
@@ -49,7 +78,8 @@ def load(spec: str | Mapping[str, Any] | Choice, *, validation: float = 0.0, see
     """Read a data set: ``load("digits")``, ``load("csv:path=my.csv,label=y")``, ``load("my.csv:label=y")``.
 
     Args:
-        spec: a name with options (text or table), or a path: .csv, .parquet, .npz or a folder of images
+        spec: a name with options (text or table), or a path: .csv, .parquet, .npz, a pattern for several
+            of them or a folder of them (one client a file), a folder of images
         validation: share of the training rows to hold out, drawn before anything is fitted
         seed: seed of that choice
 
@@ -105,6 +135,8 @@ class Facts:
     classes: dict[str, int]  # class, or label -> training rows; empty where targets are numbers
     groups: int
     notes: tuple[str, ...]
+    clients: dict[str, int] = field(default_factory=dict)  # client -> training rows, where the data has clients
+    differences: tuple[str, ...] = ()  # between the clients
 
 
 def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
@@ -128,4 +160,6 @@ def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
         classes=dict(zip(data.classes, counts, strict=True)),
         groups=len(data.groups),
         notes=((spread,) if spread else ()) + data.notes,
+        clients={silo.name: silo.rows for silo in data.silos},
+        differences=data.differences,
     )

@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedskew.core.errors import FedskewError
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.registry import options_of
 from fedskew.core.streams import Ints
+from fedskew.data.cells import label_columns, label_matrix, need_column, number_groups, number_labels, numbers
 from fedskew.data.dataset import Dataset, Rows, Split
 from fedskew.data.readers.arrays import Arrays, Numbers, everything
-from fedskew.data.readers.table import label_columns, label_matrix, need_column, number_groups, number_labels, numbers
+from fedskew.data.readers.table import SiloTables, Table
 from fedskew.data.targets import Target, Targets
 
 if TYPE_CHECKING:
-    from fedskew.data.readers.table import Column
+    from fedskew.data.cells import Column
+
+_OF_FILES = ("path", "test_path", "separator")  # options of a table in a file
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,51 @@ def from_arrays(
         scaled=everything(train.x) if standardize else None,
     )
     return raw.build(name, Split("validation", validation, seed) if validation else None)
+
+
+def from_frames(data: Any, validation: Split | None, options: Mapping[str, Any]) -> Dataset:
+    """Return a data set from a data frame with columns of any kind, or from one of each client by its name.
+
+    ``options`` are those of a CSV file: label, group, drop, categorical, test, ...
+    """
+    from fedskew.data.readers.user_files import table
+
+    known = {name: option for name, option in options_of(table).items() if name not in _OF_FILES}
+    for option in options:
+        if option not in known:
+            raise unknown("option of a data frame", option, known)
+    if options.get("label") is None:
+        raise FedskewError("a data frame needs label=, the column that holds the class")
+    given = {name: known[name].convert(value, "load") for name, value in options.items()}
+    drop, several = given.pop("drop", ()), isinstance(data, Mapping)
+    split = Split("test", given.pop("test", known["test"].default), given.pop("split_seed", 0))
+    if several and given.get("group") is not None:
+        raise FedskewError(f"group={given['group']}: every data frame is a client already: leave it out")
+    frames = {str(client): _named(frame) for client, frame in data.items()} if several else {"": _named(data)}
+    if not frames:
+        raise FedskewError("no data frame is given: load({'a': frame, ...}, label=...)")
+    every = dict.fromkeys(column for frame in frames.values() for column in frame.columns)
+    for column in drop:
+        need_column("the data frame", column, every)
+    tables = {
+        client: Table(
+            train=frame.drop(columns=[column for column in drop if column in frame.columns]), test=split, **given
+        )
+        for client, frame in frames.items()
+    }
+    raw = SiloTables(tables) if several else tables[""]
+    return raw.build("data frames" if several else "data frame", validation)
+
+
+def _named(frame: Any) -> Any:
+    """Return a data frame with text as names of its columns, each there once, and rows numbered from 0."""
+    if not hasattr(frame, "columns"):
+        raise FedskewError(f"expected a data frame of each client, got {type(frame).__name__}")
+    names = [str(column) for column in frame.columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise FedskewError(f"column {twice!r} is there twice: rename one or take it out")
+    return frame.set_axis(names, axis=1).reset_index(drop=True)
 
 
 def _unpack(name: str, data: Any, label: str | None, group: str | None, target: Target) -> tuple[Any, ...]:
@@ -150,7 +199,7 @@ def _features(name: str, values: Any) -> Numbers:
         for column, kind in zip(values.columns, values.dtypes, strict=True):
             if getattr(kind, "kind", "O") not in "biuf":
                 raise FedskewError(
-                    f"{name}: column {column!r} is {kind}, not numbers; encode it or read it with a csv file"
+                    f"{name}: column {column!r} is {kind}, not numbers; encode it, or load(frame, label=...) does"
                 )
     try:
         x = _plain(values)
@@ -186,6 +235,27 @@ def split_parts(
         numbers, names = number_groups(name, "group", [part.group for part in parts if part.group is not None])
         groups = list(numbers)
     return [Rows(part.x, y, group) for part, y, group in zip(parts, labels, groups, strict=True)], classes, names
+
+
+def client_parts(
+    name: str, clients: Mapping[str, Loose], target: Target = "class", classes: tuple[str, ...] = ()
+) -> tuple[dict[str, Rows], tuple[str, ...]]:
+    """Return the rows of every client, with classes numbered alike, and the names of the classes.
+
+    ``classes`` are the names of classes that are numbered already.
+    """
+    first = next(iter(clients.values()))
+    for client, part in clients.items():
+        if part.x.shape[1:] != first.x.shape[1:]:
+            raise FedskewError(
+                f"{name}: {client} has rows of shape {part.x.shape[1:]}, and {next(iter(clients))} has rows of shape "
+                f"{first.x.shape[1:]}: give files of one kind"
+            )
+    labels, names = _targets(name, list(clients.values()), target)
+    if classes and target == "class":
+        labels, names = [part.y["0"].to_numpy(dtype=np.int64) for part in clients.values()], classes
+    rows = {client: Rows(part.x, y) for (client, part), y in zip(clients.items(), labels, strict=True)}
+    return rows, names
 
 
 def _targets(name: str, parts: list[Loose], target: Target) -> tuple[list[Targets], tuple[str, ...]]:

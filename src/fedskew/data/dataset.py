@@ -1,18 +1,18 @@
 """What every reader returns and everything else works on: rows with targets and, perhaps, groups, in three parts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Registry, is_utf8
 from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.data.fitting import Description
+from fedskew.data.schema import Features as Features
+from fedskew.data.schema import Label, Pipeline, Scaling
 from fedskew.data.targets import DEFAULT_BINS, Bins, Target, Targets, bins_of, check_targets, kind_of
-
-Features: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,15 @@ class Rows:
         bins = None if self.bins is None else self.bins.take(index)
         return Rows(self.x[index], self.y[index], group, series, self.unit, bins)
 
+    @staticmethod
+    def joined(parts: "Sequence[Rows]") -> "Rows":
+        """Return the rows of all parts, in their order; their groups are numbered alike."""
+        if len(parts) == 1:
+            return parts[0]
+        groups = [part.group for part in parts if part.group is not None]
+        group = np.concatenate(groups) if len(groups) == len(parts) else None
+        return Rows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]), group)
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -88,6 +97,9 @@ class Dataset:
     ``features`` names the columns of a table (empty for images); ``notes`` says what the reader decided on the user's
     behalf (filled values, a split of its own, a partial file).
     ``recipe`` holds the settings that load the same rows again; it is empty for arrays that came from Python.
+    ``silos`` is what each client told about itself, where the data comes with its clients (one is a group of the rows),
+    and ``differences`` says in words what is not the same in all of them. ``schema`` is how a table, or arrays, became
+    features; None: the features are the data.
     """
 
     name: str
@@ -99,6 +111,9 @@ class Dataset:
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    differences: tuple[str, ...] = ()
+    silos: tuple[Description, ...] = ()
+    schema: Pipeline | None = None
 
     def __post_init__(self) -> None:
         for part, rows in (("train", self.train), ("test", self.test), ("validation", self.validation)):
@@ -123,6 +138,14 @@ class Dataset:
     def target(self) -> Target:
         """What the targets are: class, number or labels."""
         return self.train.target
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Return how new data become features."""
+        if self.schema is not None:
+            return self.schema
+        columns = self.shape[0]
+        return Scaling(self.shape, (0.0,) * columns, (1.0,) * columns, Label(("y",), self.target, self.classes))
 
     @property
     def label_names(self) -> tuple[str, ...]:

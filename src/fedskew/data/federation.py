@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from fedskew.core.errors import unknown
 from fedskew.core.streams import Ints
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.partition import Partition
 from fedskew.data.targets import DEFAULT_BINS, Targets, bins_of
 
 _SAMPLED_VALUES = 1 << 20
+MOST_LISTED = 50  # names of clients in an error
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,37 @@ class Federation:
     def clients(self) -> int:
         """Return the number of clients."""
         return self.partition.clients
+
+    @property
+    def named(self) -> bool:
+        """Return whether clients have names: where each is one group of the data."""
+        return self._group_of is not None
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """Return the names of the clients: of their groups, where each is one, or else their numbers."""
+        if self._group_of is None:
+            return tuple(map(str, range(self.clients)))
+        return tuple(self.data.groups[group] for group in self._group_of)
+
+    @cached_property
+    def _group_of(self) -> Ints | None:
+        """The group that each client is, if each is one and another than the others."""
+        group, sizes = self.data.train.group, self.partition.sizes
+        if group is None or not sizes.all():
+            return None
+        held = group[self.partition.rows]
+        first = held[self.partition.offsets[:-1]]
+        same = len(np.unique(first)) == len(first) and np.array_equal(held, np.repeat(first, sizes))
+        return first if same else None
+
+    def client_number(self, client: int | str) -> int:
+        """Return the number of a client that is given by its name or its number."""
+        if isinstance(client, str) and client in self.client_names:
+            return self.client_names.index(client)
+        if isinstance(client, int) and 0 <= client < self.clients:
+            return client
+        raise unknown("client", str(client), self.client_names[:MOST_LISTED])
 
     @cached_property
     def label_columns(self) -> "LabelColumns":

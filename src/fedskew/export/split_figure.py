@@ -8,6 +8,7 @@ import numpy as np
 
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.federation import Federation
+from fedskew.export.findings_figure import draw_aucs, draw_effects
 from fedskew.heterogeneity.result import Heterogeneity
 
 if TYPE_CHECKING:
@@ -31,9 +32,14 @@ _VIEW_NAMES = {
 
 
 def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = "png") -> bytes:
-    """Draw the client x class matrix, the density of the most skewed feature by client, and the heterogeneity table."""
-    figure = _figure(13, 7.2)
-    grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1), height_ratios=(1.25, 1))
+    """Draw the client x class matrix, the density of the most skewed feature by client, and the heterogeneity table.
+
+    With findings about single clients also their effect sizes and the classifier two-sample test.
+    """
+    more = found.findings is not None
+    figure = _figure(18.5 if more else 13, 7.2)
+    widths = (1.15, 1, 1.15) if more else (1.15, 1)
+    grid = figure.add_gridspec(2, len(widths), width_ratios=widths, height_ratios=(1.25, 1))
     matrix, density, table = (figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
     if fed.clients <= _MOST_BUBBLES and len(fed.label_columns.names) <= _MOST_BUBBLES:
         _draw_bubbles(matrix, fed)
@@ -41,6 +47,9 @@ def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = 
         _draw_heat_map(matrix, fed)
     _draw_density(density, fed, found.most_skewed_feature)
     _draw_table(table, found)
+    if found.findings is not None:
+        draw_effects(figure.add_subplot(grid[0, 2]), found.findings)
+        draw_aucs(figure.add_subplot(grid[1, 2]), found.findings)
     figure.suptitle(_short(title, 150), fontsize=10)
     return _content(figure, ending)
 
@@ -120,8 +129,12 @@ def _name_clients(axes: "Axes", fed: Federation, most: int = 12) -> None:
     """Label the rows of a heat map with client numbers, and with the number of omitted clients, if any."""
     clients = _some_clients(fed)
     shown = np.unique(np.linspace(0, len(clients) - 1, min(most, len(clients))).astype(np.int64))
-    axes.set_yticks(shown, [f"{client:,}" for client in clients[shown]], fontsize=8)
+    axes.set_yticks(shown, [_called(fed, client) for client in clients[shown].tolist()], fontsize=8)
     axes.set_ylabel("client" if len(clients) == fed.clients else f"client ({len(clients)} of {fed.clients:,})")
+
+
+def _called(fed: Federation, client: int) -> str:
+    return _short(fed.client_names[client], 16) if fed.named else f"{client:,}"
 
 
 def _draw_heat_map(axes: "Axes", fed: Federation) -> None:
@@ -155,7 +168,8 @@ def _draw_bubbles(axes: "Axes", fed: Federation) -> None:
     axes.set_ylim(fed.clients - 0.4, -0.6)
     _name_classes(axes, fed)
     rows = fed.partition.sizes
-    axes.set_yticks(range(fed.clients), [f"{number}  ({rows[number]:,})" for number in range(fed.clients)], fontsize=8)
+    called = [f"{_called(fed, number)}  ({rows[number]:,})" for number in range(fed.clients)]
+    axes.set_yticks(range(fed.clients), called, fontsize=8)
     axes.set_xlabel(title)
     axes.set_ylabel("client (rows)")
     axes.set_title(f"rows by client and {title}; the largest disc is {held.max():,} rows", fontsize=9)
@@ -177,7 +191,8 @@ def _draw_density(axes: "Axes", fed: Federation, feature: int | None) -> None:
     shares = np.stack([_histogram(fed, feature, int(client), edges) for client in clients])
     if fed.clients <= len(_COLOURS):
         for client, share in enumerate(shares):
-            axes.stairs(share, edges, color=_COLOURS[client], label=f"client {client}", linewidth=1.6)
+            label = _called(fed, client) if fed.named else f"client {client}"
+            axes.stairs(share, edges, color=_COLOURS[client], label=label, linewidth=1.6)
             axes.stairs(share, edges, color=_COLOURS[client], fill=True, alpha=0.15)
         axes.legend(frameon=False, fontsize=8)
         axes.set_ylabel(_SHARE)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 
 from fedskew import __version__
-from fedskew.core.errors import FedskewError
+from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.files import read_npz, reading
 from fedskew.core.registry import Choice
 from fedskew.core.streams import Ints
@@ -124,13 +125,16 @@ def _path(choice: Choice, option: str = "path") -> Path:
 
 @dataclass(frozen=True)
 class Names:
-    """The names of the files of a split."""
+    """The names of the files of a split; those of clients have the clients' names, if these can be names of files."""
 
     clients: int
     ending: str
+    called: tuple[str, ...] = ()
 
     def client(self, number: int, part: str = "") -> str:
         """Return the name of a client's file, or of the file with its held-out rows (``part="-test"``)."""
+        if self.called:
+            return f"{self.called[number]}{part}{self.ending}"
         return f"client-{number:0{max(3, len(str(self.clients - 1)))}d}{part}{self.ending}"
 
     @property
@@ -142,6 +146,16 @@ class Names:
     def unassigned(self) -> str:
         """Return the name of the file with the training rows of no client."""
         return f"nobody{self.ending}"
+
+
+def _file_names(fed: Federation) -> tuple[str, ...]:
+    """Return the names of the clients if all of them can be names of files, different ones on every machine."""
+    if not fed.named:
+        return ()
+    names = fed.client_names
+    lower = {name.lower() for name in names}
+    fit = all(re.fullmatch(r"\w[\w .-]{0,98}\w|\w", name, re.ASCII) and not name.endswith("-test") for name in names)
+    return names if fit and len(lower) == len(names) and not lower & {"test", "nobody", "partition"} else ()
 
 
 def must_not_exist(folder: Path) -> None:
@@ -182,7 +196,7 @@ def save_split(
             "show, as they keep the input as it is: write arrays with --npz, or leave the treatment out"
         )
     packed = ".gz" if kind == "csv" and _path(origin.choice).suffix == ".gz" else ""
-    names = Names(fed.clients, _ENDINGS[kind] + packed)
+    names = Names(fed.clients, _ENDINGS[kind] + packed, _file_names(fed))
     stored = _store(kind, origin, fed)
     found = measure(fed)
     drawn = {ending: draw(fed, found, ending) for ending in pictures} if draw else {}
@@ -192,6 +206,7 @@ def save_split(
         test = _write_test(part, names, origin, fed, kind, stored)
         _write_partition(part / PARTITION, origin, fed)
         record = _record(origin, fed, made_by, kind, names.ending, test)
+        record |= {"names": list(names.called)} if names.called else {}
         (part / RECORD).write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
         (part / HETEROGENEITY).write_text(to_json(found.as_dict(), indent=2) + "\n", encoding="utf-8")
         for ending, content in drawn.items():
@@ -240,7 +255,7 @@ def unassigned_rows(fed: Federation) -> Ints:
 def _write_test(folder: Path, names: Names, origin: Origin, fed: Federation, kind: str, stored: Stored) -> str | None:
     """Write the test rows, if there are any, and return the name of their file."""
     name, rows = names.test, origin.test
-    if not len(rows):
+    if not len(rows) or kind == "arrays":
         if kind == "index" or not len(fed.test):
             return None
         stored, name = _store_of_test(kind, name, origin, fed)
@@ -308,10 +323,10 @@ def load_split(folder: "str | os.PathLike[str]") -> Federation: ...
 
 
 @overload
-def load_split(folder: "str | os.PathLike[str]", client: int) -> Dataset: ...
+def load_split(folder: "str | os.PathLike[str]", client: int | str) -> Dataset: ...
 
 
-def load_split(folder: "str | os.PathLike[str]", client: int | None = None) -> "Federation | Dataset":
+def load_split(folder: "str | os.PathLike[str]", client: int | str | None = None) -> "Federation | Dataset":
     """Read what ``fedskew split`` wrote: the whole split or, given a ``client``, that client's data set.
 
     A client's data set has its rows for training and, for test, the rows that it holds out or else the test rows of
@@ -320,10 +335,14 @@ def load_split(folder: "str | os.PathLike[str]", client: int | None = None) -> "
 
     Args:
         folder: the folder of ``--out``
-        client: number of a client, from 0
+        client: number of a client, from 0, or its name
     """
     place = Path(folder)
     record = _read_record(place)
+    if isinstance(client, str):
+        if client not in record.get("names", ()):
+            raise unknown(f"client of {place}", client, record.get("names", ()))
+        client = int(record["names"].index(client))
     if client is not None and not 0 <= client < record["clients"]:
         raise FedskewError(f"{place} has no client {client}: the clients are 0 … {record['clients'] - 1}")
     if client is not None and record["files"] == "arrays":
@@ -353,6 +372,10 @@ def _read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
+def _names_of(record: Mapping[str, Any]) -> Names:
+    return Names(record["clients"], record["ending"], tuple(record.get("names", ())))
+
+
 def _read_partition(path: Path) -> tuple[Partition, Partition | None, tuple[Ints, Ints]]:
     """Return the partition, the held-out rows, and the numbers of the training and the test rows in the input."""
     partition, stored = Partition.load(path), read_npz(path)
@@ -368,7 +391,7 @@ def _read_data(
     choice, kind = catalogue.choose(record["data"]), record["files"]
     if kind == "index":
         return read_origin(choice).data
-    names, train = Names(record["clients"], record["ending"]), where[0]
+    names, train = _names_of(record), where[0]
     blank = Federation(_nothing(record, len(train)), partition, held_out)
     numbered = dict(_files(names, Origin(blank.data, choice, *where), blank, kind))
     if kind != "arrays" and len(where[1]):
@@ -412,7 +435,7 @@ def _test_rows(folder: Path, record: Mapping[str, Any], like: Stack) -> Rows:
 
 
 def _one_client(folder: Path, record: Mapping[str, Any], client: int) -> Dataset:
-    names = Names(record["clients"], record["ending"])
+    names = _names_of(record)
     stored = Stack.read(folder / names.client(client))
     train = stored.rows(np.arange(len(stored)))
     file, own = folder / names.client(client, "-test"), None

@@ -1,7 +1,7 @@
 """Heterogeneity of clients in labels, in features, in features given the label, in labels given the features."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from fedskew.heterogeneity.coded import Coded
 from fedskew.heterogeneity.definition import definition
 from fedskew.heterogeneity.distances import DISTANCES, between
 from fedskew.heterogeneity.fairness import gini
+from fedskew.heterogeneity.findings import examine
 from fedskew.heterogeneity.pairs import Comparison, shuffled, standard_error, whole_clients, within_strata
 from fedskew.heterogeneity.regions import regions_of
 from fedskew.heterogeneity.result import VIEWS, Heterogeneity, Spread
@@ -32,6 +33,7 @@ def measure(
     chance: bool = True,
     seed: int = 0,
     convention: Convention = "mean",
+    each: bool = False,
 ) -> Heterogeneity:
     """Measure the heterogeneity by Hellinger, Jensen-Shannon, total variation and 1-Wasserstein distance.
 
@@ -47,6 +49,8 @@ def measure(
         seed: seed of the samples and of that assignment
         convention: how pairs are averaged: by the mean, or as in FedArtML and the tables of MFedBN (fedartml): for
             every feature the square root of the mean squared Hellinger distance, and of the mean Wasserstein distance
+        each: whether to compare also every client with all others, column by column, with effect sizes, a classifier
+            two-sample test and a verdict in words (``findings``); takes seconds
 
     >>> rows = Rows(np.zeros((4, 1), np.float32), np.array([0, 0, 1, 1]))
     >>> measure(rows, Partition.from_owner(np.array([0, 0, 1, 1]), clients=2)).labels["hellinger"].mean
@@ -69,7 +73,27 @@ def measure(
         sizes=_sizes(sizes),
         most_skewed_feature=int(columns.chosen[np.argmax(by_feature)]) if len(by_feature) else None,
         definition=tuple(definition(study, on_steps, [view for view in VIEWS if view not in views], chance)),
+        findings=examine(study, *_told(data, study.partition), _given_features(views)) if each else None,
     )
+
+
+def _told(data: "Federation | Rows", partition: Partition) -> tuple[Sequence[str], Mapping[str, Mapping[str, int]]]:
+    """Return the names of the clients, and the missing entries of their columns, where they told them."""
+    if not isinstance(data, Federation):
+        return [f"client {client}" for client in range(partition.clients)], {}
+    if not data.named:
+        return [f"client {client}" for client in range(data.clients)], {}
+    missing = {
+        one.name: {title: facts.missing for title, facts in one.columns.items() if facts.missing}
+        for one in data.data.silos
+    }
+    return data.client_names, missing
+
+
+def _given_features(views: Mapping[str, Mapping[str, Spread]]) -> tuple[float, float]:
+    """Return the distance of labels given features, and that by chance; both 0 where they were not measured."""
+    spread = views.get("labels given features", {}).get("hellinger")
+    return (0.0, 0.0) if spread is None or spread.by_chance is None else (spread.mean, spread.by_chance)
 
 
 def levels(

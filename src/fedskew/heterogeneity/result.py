@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedskew.core.errors import FedskewError
+from fedskew.heterogeneity.findings import Findings
 
 VIEWS = ("labels", "features", "features given label", "labels given features")
 
@@ -30,7 +31,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Heterogeneity:
-    """The result of ``measure``; ``as_dict`` is for JSON, ``definition`` explains the numbers."""
+    """The result of ``measure``; ``as_dict`` is for JSON, ``definition`` explains the numbers.
+
+    ``findings`` are about every client and every column, where they were asked for.
+    """
 
     clients: int
     rows: int
@@ -40,6 +44,7 @@ class Heterogeneity:
     sizes: Mapping[str, float]
     most_skewed_feature: int | None
     definition: tuple[str, ...]
+    findings: Findings | None = None
 
     @property
     def labels(self) -> Mapping[str, Spread]:
@@ -63,6 +68,7 @@ class Heterogeneity:
             "clients": self.clients, "rows": self.rows, "classes": self.classes, **views,
             "label_entropy": dict(self.label_entropy), "sizes": dict(self.sizes),
             "most_skewed_feature": self.most_skewed_feature, "definition": list(self.definition),
+            **(self.findings.as_dict() if self.findings else {}),
         }  # fmt: skip
         result: dict[str, Any] = _without_nan(whole)
         return result
@@ -89,10 +95,13 @@ class Heterogeneity:
             f"rows per client: {sizes['least']:g} … {sizes['most']:g} (x {sizes['ratio']:.3g}), Gini "
             f"{sizes['gini']:.3f}"
         )
-        return "\n".join((*lines, *self.definition))
+        first = [f"{self.findings}\n"] if self.findings else []
+        return "\n".join((*first, *lines, *self.definition))
 
 
 def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

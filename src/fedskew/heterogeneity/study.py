@@ -8,7 +8,7 @@ import numpy as np
 
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.streams import Floats, Ints, Stream
-from fedskew.data.dataset import Features, Rows
+from fedskew.data.dataset import Dataset, Features, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.heterogeneity.coded import Coded, Columns, code_labels
@@ -49,6 +49,14 @@ class Study:
     partition: Partition
     classes: int
     options: Options
+    data: Dataset | None = None  # where names and units are known
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Return the names of the classes, or of what stands in for them; their numbers where there are none."""
+        if self.data is None:
+            return tuple(map(str, range(self.classes)))
+        return self.data.label_names
 
     @cached_property
     def labels(self) -> Coded:
@@ -92,7 +100,7 @@ def study_of(data: "Federation | Rows", partition: Partition | None, classes: in
                 "measure: a federation has its own partition; give rows and a partition, or only the federation"
             )
         known = len(data.data.label_names) if data.train.labelled else 0
-        return Study(data.train, data.partition.check(len(data.train), overlap=True), known, options)
+        return Study(data.train, data.partition.check(len(data.train), overlap=True), known, options, data.data)
     if not isinstance(data, Rows) or partition is None:
         raise FedskewError(
             f"measure needs what fedskew.split returns, or rows and their partition; got {type(data).__name__}"

@@ -53,7 +53,7 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, server: Server, rows: Sequence[Row]) -> None:
-        self.patience, task = server.settings.stop_after, server.job.task
+        self.patience = server.settings.stop_after
         if self.patience and server.fed.validation is None:
             raise FedskewError(
                 f"stop_after={self.patience} needs validation rows, and there are none: add validation=0.2, or "
@@ -63,7 +63,7 @@ class EarlyStopping(Callback):
             raise FedskewError(
                 f"stop_after={self.patience} needs a global model, and this method has none: leave it out"
             )
-        self.column, self.sign = f"validation_{task.metric_names[0]}", 1 if task.higher_is_better else -1
+        self.column, self.sign = f"validation_{server.headline.name}", server.headline.sign
         self.best, self.best_round = -float("inf"), 0
         self.stopped = any([self._stops(row) for row in rows])  # noqa: C419 - all rows are evaluated
 

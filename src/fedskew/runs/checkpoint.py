@@ -12,6 +12,7 @@ removed only when two later checkpoints exist. The last two are kept, so that a 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from safetensors.torch import load as tensors_from_bytes
@@ -19,6 +20,7 @@ from safetensors.torch import save as tensors_to_bytes
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tensors
+from fedskew.engine.job import LOCAL
 from fedskew.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -32,7 +34,7 @@ from fedskew.runs.folder import (
     resume_command,
 )
 from fedskew.server.client_store import ClientStore
-from fedskew.server.server import Server
+from fedskew.server.server import OWN, PERSONAL, Server
 
 PIECE = 2**25  # bytes of rows in one file of the journal, so that writing and reading it takes no more memory than that
 LEAST = 2**16  # bytes that a journal may always have
@@ -182,6 +184,41 @@ class Checkpoints:
                 store.add({key.removeprefix(f"{name}/"): value for key, value in rows.items()})
                 return len(content)
         raise FedskewError(f"{path} does not fit the model and the algorithm of {CONFIG}: were they changed?")
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """What a client has of its model for itself: the names, and its tensors (None: those of the initial model).
+
+    ``whole`` says that it is a second model, beside the client's copy of the global one.
+    """
+
+    names: frozenset[str]
+    tensors: Tensors | None
+    whole: bool
+
+
+def own_part(disk: RunFolder, client: int) -> OwnPart:
+    """Return what a client of a finished run has for itself, from the last checkpoint."""
+    rounds = disk.checkpoints()
+    if not rounds:
+        raise FedskewError(f"{disk.path / CHECKPOINTS} is gone, and with it the clients' own models")
+    files = read_manifest(disk.checkpoint(rounds[0], "json"))["files"]
+    disk.verify({name: digest for name, digest in files.items() if "/" in name})
+    flat = tensors_from_bytes(disk.checkpoint(rounds[0], "safetensors").read_bytes())
+    names: dict[str, frozenset[str]] = {}
+    found: dict[str, Tensors] = {}
+    for number in range(*flat[FILES].tolist()):
+        rows = tensors_from_bytes(disk.journal(number).read_bytes())
+        store = next(iter(rows)).partition("/")[0]
+        prefix = f"{store}/{LOCAL}/"
+        own = {name.removeprefix(prefix): value for name, value in rows.items() if name.startswith(prefix)}
+        names[store] = frozenset(own)
+        place = (rows[f"{store}/clients"] == client).nonzero().flatten().tolist()
+        if place:
+            found[store] = {name: value[place[-1]] for name, value in own.items()}
+    store = PERSONAL if PERSONAL in names else OWN
+    return OwnPart(names.get(store, frozenset()), found.get(store), store == PERSONAL)
 
 
 def _named(name: str, rows: Tensors) -> Tensors:

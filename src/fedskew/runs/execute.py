@@ -2,7 +2,8 @@
 
 import copy
 import os
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedskew.core.config import AUTO, Experiment, Settings, read_file, to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.lock import locked
 from fedskew.core.registry import Choice
+from fedskew.core.streams import Ints
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.stacked import Stacked
@@ -41,13 +43,16 @@ from fedskew.runs.runner import (
     resumable,
     run_rounds,
 )
-from fedskew.runs.summary import summarise
+from fedskew.runs.summary import predictions_of_one_class, summarise
 from fedskew.server.calibration import check_head
+from fedskew.server.evaluation import one_class_rate
 from fedskew.server.server import Server
+from fedskew.tasks.scores import class_table
 from fedskew.tasks.task import BY_TARGET, Task, tasks
 from fedskew.tasks.task import choice_of as choice_of_task
 from fedskew.tasks.task import resolve as resolve_task
 
+_WARNINGS = 20  # about differences between clients
 PARTITION_SETTINGS = ("data", "validation", "skew", "clients", "split_seed", "client_test", "bins")
 
 
@@ -66,6 +71,7 @@ def starting(
     ``task`` is a task that was made in Python; without one the settings say which.
     """
     server, config = prepare(fed, model, algorithm, settings, task)
+    _warn_of_differences(fed)
     if folder is False and server.settings.tensorboard:
         raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
     EarlyStopping(server, [])  # refuses what it cannot watch
@@ -81,9 +87,20 @@ def starting(
             return (yield from _drive(server, Checkpoints(disk), tables, config, callbacks, interval))
 
 
+def _warn_of_differences(fed: Federation) -> None:
+    """Warn of what is not the same at all clients, which training would not show."""
+    found = fed.data.differences
+    for line in found[:_WARNINGS]:
+        warnings.warn(line, stacklevel=2)
+    if len(found) > _WARNINGS:
+        warnings.warn(f"{len(found) - _WARNINGS} more differences between clients (fedskew data check)", stacklevel=2)
+
+
 def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:
     """Create and return the folder of a run; without a given place, names are tried until one is free."""
-    content = (to_toml(config), environment(server), server.fed.partition)
+    fed = server.fed
+    pipeline = {**fed.data.pipeline.to_json(), **({"clients": list(fed.client_names)} if fed.named else {})}
+    content = (to_toml(config), environment(server), fed.partition, pipeline)
     while place is None:
         with suppress(on_disk.TakenError):
             return RunFolder.create(_fresh_folder(config), *content)
@@ -195,6 +212,9 @@ def prepare(
     if settings.tensorboard:
         summary_writer()
     task = _task(fed, settings, task)
+    config_of_task = as_table("task", choice_of_task(task)) if tasks.name_of(type(task)) else FROM_PYTHON
+    if task.target == "class":
+        task = task.fitted(np.bincount(fed.train.y[fed.partition.rows], minlength=len(fed.data.classes)))
     module = build(model, fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
     _check_model(module, fed, task)
     server = Server(fed, module, algorithm, settings, task=task)
@@ -202,7 +222,7 @@ def prepare(
     config: dict[str, Any] = {field.name: getattr(settings, field.name) for field in fields(Settings)}
     config["threads"] = server.threads  # what was used, or the same file on another machine would give other bits
     config |= {kind: as_table(kind, config[kind]) for kind in ("schedule", "fleet")}
-    config["task"] = as_table("task", choice_of_task(task)) if tasks.name_of(type(task)) else FROM_PYTHON
+    config["task"] = config_of_task
     config |= fed.recipe or {"data": FROM_PYTHON, "skew": FROM_PYTHON, "clients": fed.clients}
     named, kind = isinstance(model, (str, Mapping, Choice)), type(model) if isinstance(model, nn.Module) else model
     config["model"] = as_table("model", model) if named else described([kind], {})
@@ -278,15 +298,26 @@ def _drive(
 def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Any]], config: Mapping[str, Any]) -> Run:
     last = server.last_scores()  # before a new head: what the rounds are about
     calibrated = server.calibrate()
-    final = server.final_clients()
+    final, own_matrix = server.final_clients()
+    matrix, threshold = server.confusion(), server.threshold()
     fed, task = server.fed, server.job.task
-    rows, held = client_weights(tables, disk), fed.held_out is not None
-    numbers = summarise(tables["rounds"], rows, final, server.trained_on.clients, held, task)
+    rows, held = client_weights(tables, disk), server.evaluator.holds_out
+    numbers = summarise(tables["rounds"], rows, final, server.trained_on.clients, held, task, server.headline.name)
     numbers |= {name: value for name, value in last.items() if name not in numbers}
     for name in ("bytes_down", "bytes_up", "simulated_seconds"):
         numbers[name] += calibrated.get(f"calibration_{name}", 0)
     seconds = float(sum(row["seconds"] for row in tables["timing"]))
-    summary = {**_facts(server, config), **numbers, **calibrated, "seconds": seconds}
+    summary = {**_facts(server, config), **numbers, **calibrated}
+    if matrix is not None:
+        summary["test_one_class_rate"] = one_class_rate(matrix)
+        summary["test_one_class"] = fed.data.classes[int(matrix.sum(0).argmax())]
+    if threshold:
+        summary["threshold"] = threshold[0].probability
+        for part, scores in threshold[1].items():
+            summary |= {f"thresholded_{part}_{name}": value for name, value in scores.items()}
+    if warned := predictions_of_one_class(summary):
+        summary["warnings"] = warned
+    summary["seconds"] = seconds
     if isinstance(server.engine, Stacked) and server.engine.not_captured:
         summary["not_captured"] = "; ".join(f"{part}: {why}" for why, part in server.engine.not_captured.items())
     if disk:
@@ -295,14 +326,31 @@ def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Any]]
         model = _trained(server)
         weights = to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())})
         files = {on_disk.FINAL_CLIENTS: table, on_disk.MODEL: weights}
-        if (matrix := server.confusion()) is not None:
-            files[on_disk.CONFUSION] = on_disk.matrix_to_csv(matrix, fed.data.classes)
+        files |= _class_files(fed.data.classes, {"global": matrix, "own": own_matrix})
+        if threshold:
+            chosen = {**vars(threshold[0]), "probability": threshold[0].probability, "class": fed.data.classes[1]}
+            files[on_disk.THRESHOLDS] = (on_disk.to_json(chosen, indent=2) + "\n").encode()
         finished_files(disk, files, summary)
         with only_warned(str(disk.path / on_disk.PICTURE)):
             from fedskew.runs.figures import draw_run
 
-            disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary, task.metric_names[0]))
+            disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary, server.headline.name))
     return Run(summary, _trained(server), disk.path if disk else None, {**tables, "final": final}, server)
+
+
+def _class_files(names: Sequence[str], matrices: Mapping[str, Ints | None]) -> dict[str, bytes]:
+    """Return the confusion matrices on test rows as files, and a table of their classes."""
+    known = {model: matrix for model, matrix in matrices.items() if matrix is not None}
+    places = {"global": on_disk.CONFUSION, "own": on_disk.OWN_CONFUSION}
+    files = {places[model]: on_disk.matrix_to_csv(matrix, names) for model, matrix in known.items()}
+    rows = []
+    for model, matrix in known.items():
+        columns = {"rows": matrix.sum(1), "predicted": matrix.sum(0), **class_table(matrix)}
+        rows += [
+            {"model": model, "class": name, **{column: values[i].item() for column, values in columns.items()}}
+            for i, name in enumerate(names)
+        ]
+    return {**files, on_disk.CLASSES: on_disk.to_csv(rows, header=True)} if rows else {}
 
 
 def _facts(server: Server, config: Mapping[str, Any]) -> Row:
@@ -310,6 +358,9 @@ def _facts(server: Server, config: Mapping[str, Any]) -> Row:
     fed, algorithm = server.fed, server.algorithm
     facts: Row = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "task", "fleet")}
     facts |= {"clients": fed.clients, "clients_per_round": server.per_round, "seed": server.settings.seed}
+    facts["metric"] = server.headline.name
+    if (weights_of_classes := getattr(server.job.task, "class_weights", None)) is not None:
+        facts["class_weights"] = list(weights_of_classes)
     if server.protocol:
         facts["label_protocol_seconds"] = server.protocol.seconds
         facts["label_protocol_bytes"] = sum(server.protocol.bytes_sent.values())

@@ -26,7 +26,7 @@ from fedskew.server import refusals
 def check_choices(experiment: Experiment) -> None:
     """Raise an error for bad choices before any data is read: names, their options, the device, settings that clash."""
     for kind in CHOICES:
-        if (kind, getattr(experiment, kind)) == ("task", AUTO):
+        if kind in ("task", "skew") and getattr(experiment, kind) == AUTO:
             continue
         choose(kind, getattr(experiment, kind))
     refusals.check_choices(resolve(experiment.algorithm), experiment.settings())

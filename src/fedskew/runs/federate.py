@@ -6,10 +6,10 @@ from typing import Any
 
 from fedskew.core.config import AUTO, Experiment
 from fedskew.core.errors import FedskewError
-from fedskew.core.registry import Choice, options_of
+from fedskew.core.registry import Choice, options_of, parse
 from fedskew.data import catalogue
-from fedskew.data.convert import from_arrays
-from fedskew.data.dataset import Dataset
+from fedskew.data.convert import from_arrays, from_frames
+from fedskew.data.dataset import Dataset, Split
 from fedskew.data.federation import Federation
 from fedskew.heterogeneity.target import find
 from fedskew.runs.choices import as_table
@@ -18,23 +18,44 @@ from fedskew.skew.skews import skews
 from fedskew.tasks.task import Task, resolve
 
 DEFAULT_CLIENTS = 10
+DEFAULT_SKEW = "dirichlet:alpha=0.2"
 
 
-def load(spec: "str | Mapping[str, Any] | Choice", *, validation: float = 0.0, seed: int = 0) -> Dataset:
+def load(spec: Any, *, validation: float = 0.0, seed: int = 0, **options: Any) -> Dataset:
     """Read a data set: ``load("digits")``, ``load("mnist", validation=0.2)``, ``load("my.csv:label=y")``.
 
+    Several files, or several data frames by name, are the data of several clients: ``load("hospital_*.csv:label=y")``,
+    ``load({"hospital_A": frame, ...}, label="y")``.
+
     Args:
-        spec: a name with options, as text or table, or a path (.csv, .parquet, .npz, a folder of images)
+        spec: a name with options, as text or table, or a path (.csv, .parquet, .npz, a pattern or a folder of these, a
+            folder of images); or a data frame of pandas, or several by the names of their clients
         validation: share of the training rows to hold out, drawn before anything is fitted
         seed: seed of that choice
+        options: options that are not written in the name: ``load("my.csv", label="y")``; a data frame has those of a
+            CSV file: label, group, drop, categorical, test, target, ...
 
     >>> load("digits").shape
     (1, 8, 8)
     """
     valid = _valid("load", validation=validation, seed=seed)
+    if hasattr(spec, "columns") or (isinstance(spec, Mapping) and not isinstance(spec.get("name"), str)):
+        held = Split("validation", valid["validation"], valid["seed"]) if valid["validation"] else None
+        return from_frames(spec, held, options)
+    spec = _with_options(spec, options) if options else spec
     data = catalogue.load(spec, **valid)
     recipe = {"data": as_table("data", spec), "validation": valid["validation"], "split_seed": valid["seed"]}
     return replace(data, recipe=recipe)
+
+
+def _with_options(spec: "str | Mapping[str, Any] | Choice", options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a data set by name with further options."""
+    choice = parse(spec, "data set") if isinstance(spec, str) else spec
+    given = dict(choice) if isinstance(choice, Mapping) else {"name": choice.name, **choice.options}
+    for name in options:
+        if name in given:
+            raise FedskewError(f"load: {name} is given twice, as {given[name]} and as {options[name]}")
+    return {**given, **options}
 
 
 def _valid(where: str, **values: Any) -> dict[str, Any]:
@@ -45,7 +66,7 @@ def _valid(where: str, **values: Any) -> dict[str, Any]:
 
 def split(
     data: Any,
-    skew: SkewSpec = "dirichlet:alpha=0.2",
+    skew: SkewSpec = AUTO,
     clients: int | None = None,
     *,
     seed: int = 0,
@@ -62,7 +83,8 @@ def split(
         data: what ``load`` returned; or (x, y) or (x, y, group) of NumPy, PyTorch or pandas; or a data frame with
             ``label``
         skew: how, as text, as a table or as a function of (rows, clients, stream) that returns a Partition; text may
-            add treatments of the rows: ``"dirichlet:alpha=0.3 + noise:sigma=0.1"``
+            add treatments of the rows: ``"dirichlet:alpha=0.3 + noise:sigma=0.1"``; by default ``dirichlet:alpha=0.2``,
+            or ``natural`` where the data comes with its clients
         clients: number of clients; by default 10, or one per group with ``natural``
         seed: seed of the partition and of the held-out rows
         client_test: share of each client's rows that is held out to test its model
@@ -81,9 +103,17 @@ def split(
     """
     given = _valid("split", clients=clients, seed=seed, client_test=client_test, bins=bins)
     clients, seed, client_test, bins = given.values()
-    if clients is None and not (not callable(skew) and skews.choose(skew).name == "natural"):
-        clients = DEFAULT_CLIENTS
     dataset = _dataset(data, label, group, task).with_bins(bins)
+    skew = usual_skew(dataset) if skew == AUTO else skew
+    natural = not callable(skew) and skews.choose(skew).name == "natural"
+    if natural and dataset.silos and clients not in (None, len(dataset.silos)):
+        raise FedskewError(
+            f"clients={clients}: {dataset.name} comes with its {len(dataset.silos)} clients "
+            f"({', '.join(dataset.groups[:5])}{', …' if len(dataset.groups) > 5 else ''}): leave clients out, or "
+            "choose a skew that partitions all rows anew (skew=iid)"
+        )
+    if clients is None and not natural:
+        clients = DEFAULT_CLIENTS
     skew = skew if callable(skew) else _numbered(skew, dataset.groups)
     if target is None:
         result = partition_rows(skew, dataset.train, clients, seed)
@@ -105,6 +135,11 @@ def split(
         }
         recipe = {**dataset.recipe, **made}
     return Federation(dataset, partition, held_out, recipe, None if result.rows is dataset.train else result.rows)
+
+
+def usual_skew(data: Dataset) -> str:
+    """Return how a data set is partitioned by default: by the clients that it comes with, if it does."""
+    return "natural" if data.silos else DEFAULT_SKEW
 
 
 def _dataset(data: Any, label: str | None, group: str | None, task: "str | Mapping[str, Any] | Task") -> Dataset:

@@ -37,6 +37,7 @@ _FATES = {  # columns of the table of rounds, likewise
     "dropped": ("dropped out", "#D55E00"),
     "excluded": ("NaN or infinite", "#000000"),
 }
+_SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision")  # metrics up to 1
 _MOST_CLIENTS = 250  # rows of the matrix; above that, clients at even steps
 # In ascending order; the largest unit with a value of at least two is used.
 _TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
@@ -60,8 +61,8 @@ def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row, metric: str =
         [["metric", "loss", "matrix"], ["time", "sent" if sent[-1] else "time", "fates" if lost else "matrix"]]
     )
     _draw_curves(panels["metric"], rounds, metric)
-    if "test_majority_rate" in summary:
-        rate, name = summary["test_majority_rate"], "most frequent class for all test rows"
+    if (rate := _of_one_class(metric, fed, summary)) is not None:
+        name = "most frequent class for all test rows"
         panels["metric"].axhline(rate, color="#000000", linestyle=":", linewidth=1.0, label=name)
     _draw_curves(panels["loss"], rounds, "loss")
     _draw_cost(panels["time"], rounds, [row["clock"] for row in rounds], "simulated time", _TIMES, metric)
@@ -76,6 +77,13 @@ def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row, metric: str =
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
+
+
+def _of_one_class(metric: str, fed: Federation, summary: Row) -> float | None:
+    """Return what predicting one class for all test rows scores; None for metrics where that says little."""
+    if "test_majority_rate" not in summary or metric not in ("accuracy", "balanced_accuracy"):
+        return None
+    return float(summary["test_majority_rate"]) if metric == "accuracy" else 1 / len(np.unique(fed.test.y))
 
 
 def _title(summary: Row) -> str:
@@ -120,7 +128,7 @@ def _draw_parts(axes: "Axes", rounds: Sequence[Row], x: Sequence[float], what: s
             axes.plot(*zip(*points, strict=True), color=_COLOURS[part], label=name, linewidth=1.6, marker=marker)
     axes.set_ylabel(what)
     axes.update_datalim([(x[0], 0)])  # or the room above a flat curve would be too small
-    axes.set_ylim(None if lowest < 0 else 0, 1.02 if what == "accuracy" else None)
+    axes.set_ylim(None if lowest < 0 else 0, 1.02 if what in _SHARES else None)
     _tidy(axes)
 
 
@@ -171,5 +179,6 @@ def _draw_matrix(axes: "Axes", fed: Federation) -> None:
         axes.set_yticks(shown, [f"{client:,}" for client in clients[shown]])
         axes.set_ylabel(f"client ({len(clients)} of {fed.clients:,})")
     elif len(clients) <= 20:
-        axes.set_yticks(range(len(clients)), [f"{c}  ({n})" for c, n in zip(clients, sizes, strict=True)], fontsize=8)
+        called = [name if len(name) <= 16 else name[:15] + "…" for name in fed.client_names]
+        axes.set_yticks(range(len(clients)), [f"{c}  ({n})" for c, n in zip(called, sizes, strict=True)], fontsize=8)
         axes.set_ylabel("client (rows)")

@@ -32,14 +32,17 @@ from fedskew.topology.client_table import ClientTable
 Row = dict[str, Any]
 
 CONFIG, ENVIRONMENT, PARTITION = "config.toml", "environment.json", "partition.npz"
+PIPELINE = "pipeline.json"  # how new data become features, the names of the classes and of the clients
 ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = "rounds.csv", "clients.csv", "timing.csv", "clients_final.csv"
 MODEL, SUMMARY, PICTURE = "model.safetensors", "summary.json", "picture.png"
-CONFUSION = "confusion.csv"
+CONFUSION, OWN_CONFUSION, CLASSES = "confusion.csv", "confusion_own.csv", "classes.csv"
+THRESHOLDS = "thresholds.json"
 START, FINAL = "start.json", "final.json"  # manifests of what was written at first and at last
 CHECKPOINTS = "checkpoints"  # a folder with two files for each of the last checkpoints, named by their round
 JOURNAL = "clients"  # a folder of numbered files that go with the checkpoints
 FORMAT = 3  # of a run folder; 1 had one checkpoint.safetensors and no checksums, 2 had other names in its checkpoints
 TABLES = (ROUNDS, CLIENTS, TIMING)
+NAME = "name"  # the only column of a table that holds text: the client's
 
 
 def resume_command(path: Path, imports: Sequence[str] | None = None) -> str:
@@ -231,13 +234,22 @@ class RunFolder:
         self._grown: dict[str, Any] = {}  # length and SHA-256 of each table that was written to
 
     @classmethod
-    def create(cls, path: Path, config: str, environment: Mapping[str, Any], partition: Partition) -> "RunFolder":
+    def create(
+        cls,
+        path: Path,
+        config: str,
+        environment: Mapping[str, Any],
+        partition: Partition,
+        pipeline: Mapping[str, Any] | None = None,
+    ) -> "RunFolder":
         """Create a new run, with everything that is known before its first round."""
         with new_folder(path) as part:
             (part / CONFIG).write_text(config, encoding="utf-8")
             (part / ENVIRONMENT).write_text(to_json(environment, indent=2) + "\n", encoding="utf-8")
             partition.save(part / PARTITION)
-            written = {name: Digest.of((part / name).read_bytes()) for name in (CONFIG, ENVIRONMENT, PARTITION)}
+            if pipeline is not None:
+                (part / PIPELINE).write_text(json.dumps(pipeline, indent=1) + "\n", encoding="utf-8")
+            written = {file.name: Digest.of(file.read_bytes()) for file in sorted(part.iterdir())}
             (part / START).write_bytes(manifest(written))
         return cls(path)
 
@@ -294,7 +306,7 @@ class RunFolder:
             return []
         try:
             lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
-            return [{key: _value(value) for key, value in row.items()} for row in lines]
+            return [{key: value if key == NAME else _value(value) for key, value in row.items()} for row in lines]
         except ValueError as problem:
             raise FedskewError(
                 f"{path} is damaged: {problem}; the run must be started again in another folder"

@@ -1,5 +1,6 @@
 """A finished run read from its folder, for all formats of run folders; several runs as one table."""
 
+import copy
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,15 +12,22 @@ from safetensors.torch import load as tensors_from_bytes
 from torch import nn
 
 from fedskew.core.config import read_file
-from fedskew.core.errors import FedskewError
+from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.trees import Tensors
+from fedskew.data.federation import MOST_LISTED
 from fedskew.data.partition import Partition
+from fedskew.data.readers.user_files import Separator
+from fedskew.data.schema import Pipeline, pipeline_from
 from fedskew.models.build import build
-from fedskew.models.parameters import load_weights
+from fedskew.models.parameters import load_weights, trainable
 from fedskew.runs import folder as on_disk
+from fedskew.runs.checkpoint import own_part
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
-from fedskew.runs.run import confusion_frame
+from fedskew.runs.prediction import predict, separator_of, threshold_in
+from fedskew.runs.run import class_frame, confusion_frame, no_global_model
+from fedskew.tasks.task import Task, resolve
+from fedskew.tasks.thresholds import Threshold
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +64,17 @@ class Record:
         return confusion_frame(*on_disk.matrix_from_csv(path)) if path.exists() else None
 
     @cached_property
+    def own_confusion(self) -> "pd.DataFrame | None":
+        """The sum over clients of such tables of their own models; None without own models."""
+        path = self.folder / on_disk.OWN_CONFUSION
+        return confusion_frame(*on_disk.matrix_from_csv(path)) if path.exists() else None
+
+    @cached_property
+    def classes(self) -> "pd.DataFrame | None":
+        """Rows, predictions, precision, recall and F1 of every class, of the global model; None for other tasks."""
+        return None if self.confusion is None else class_frame(self.confusion)
+
+    @cached_property
     def weights(self) -> Tensors:
         """Return weights and buffers of the global model, by name."""
         path = self.folder / on_disk.MODEL
@@ -78,9 +97,94 @@ class Record:
                 f"{self.folder}: its model cannot be built from the folder alone: build it, and load the tensors in "
                 "weights"
             )
-        model = build(self.config["model"], tuple(facts["shape"]), facts["outputs"], seed=0)
+        model = self._built(0)
         load_weights(model, self.weights)
         return model.eval()
+
+    def _built(self, seed: int) -> nn.Module:
+        """Return a model with the initial weights of a seed, in the precision of the trained ones."""
+        facts = RunFolder(self.folder).read_json(on_disk.ENVIRONMENT)
+        model = build(self.config["model"], tuple(facts["shape"]), facts["outputs"], seed=seed)
+        return model.to(next(value.dtype for value in self.weights.values() if value.is_floating_point()))
+
+    def predict(self, data: Any, client: "int | str | None" = None, proba: bool = False) -> "pd.DataFrame":
+        """Apply the trained model to new rows, and return the predictions with the names of the classes.
+
+        Args:
+            data: a data frame with the columns of the training table, or an array where the data were arrays
+            client: name or number of a client, to use its own model; by default the global one
+            proba: also return the probability of each class
+        """
+        return predict(self, data, client, proba)
+
+    def model_of(self, client: "int | str") -> nn.Module:
+        """Return the model that a client uses: the global one, or its own where the method has such."""
+        part, model = own_part(RunFolder(self.folder), self._client_number(client)), copy.deepcopy(self.model)
+        if part.names:
+            own = part.tensors
+            if own is None:  # it never took part
+                fresh = self._built(self.config["seed"])
+                own = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
+            load_weights(model, {**self.weights, **{name: own[name] for name in part.names}})
+        return model.eval()
+
+    def model_in_use(self, client: "int | str | None") -> nn.Module:
+        """Return the model of a client, or the global one, if there is one that was trained."""
+        if client is not None:
+            return self.model_of(client)
+        part = own_part(RunFolder(self.folder), 0)
+        if not part.whole and trainable(self.model).keys() <= part.names:
+            raise no_global_model(self.client_names)
+        return copy.deepcopy(self.model)
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """Return the names of the clients, or their numbers if they have none."""
+        return tuple(self._stored.get("clients") or map(str, range(self.partition.clients)))
+
+    def _client_number(self, client: int | str) -> int:
+        if isinstance(client, int) and 0 <= client < len(self.client_names):
+            return client
+        if client not in self.client_names:
+            raise unknown(f"client of {self.folder}", str(client), self.client_names[:MOST_LISTED])
+        return self.client_names.index(str(client))
+
+    @cached_property
+    def _stored(self) -> Row:
+        """The content of pipeline.json."""
+        if not (self.folder / on_disk.PIPELINE).is_file():
+            raise FedskewError(
+                f"{self.folder} has no {on_disk.PIPELINE}: an older version of fedskew wrote it; train again to predict"
+            )
+        return RunFolder(self.folder).read_json(on_disk.PIPELINE)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """Return how new data become features."""
+        return pipeline_from(self._stored)
+
+    @cached_property
+    def task(self) -> Task:
+        """Return the task of the run."""
+        spec = self.config.get("task", "classification")
+        if from_python(spec):
+            raise FedskewError(f"{self.folder}: its task was a Python object: predict with what train returned")
+        return resolve(spec)
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads the run computed with."""
+        return int(RunFolder(self.folder).read_json(on_disk.ENVIRONMENT).get("threads", 1))
+
+    @property
+    def separator(self) -> Separator:
+        """Return what is between the columns of its CSV files."""
+        return separator_of(self.config)
+
+    @property
+    def threshold(self) -> Threshold | None:
+        """Return the chosen threshold of the global model, if the run has one."""
+        return threshold_in(self.folder)
 
     def _table(self, name: str) -> "pd.DataFrame":
         import pandas as pd

@@ -1,5 +1,6 @@
 """A finished run in memory."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,9 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedskew.core.errors import FedskewError
+from fedskew.data.readers.user_files import Separator
+from fedskew.data.schema import Pipeline
+from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import Row, RunFolder
+from fedskew.runs.prediction import predict, separator_of
 from fedskew.server.server import Server
+from fedskew.tasks.scores import class_table
+from fedskew.tasks.task import Task
+from fedskew.tasks.thresholds import Threshold
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,11 +53,89 @@ class Run:
         """Return one row per client about its model at the end."""
         return _frame(self.tables["final"])
 
+    def predict(self, data: Any, client: "int | str | None" = None, proba: bool = False) -> "pd.DataFrame":
+        """Apply the trained model to new rows, and return the predictions with the names of the classes.
+
+        Args:
+            data: a data frame with the columns of the training table, or an array where the data were arrays
+            client: name or number of a client, to use its own model; by default the global one
+            proba: also return the probability of each class
+        """
+        return predict(self, data, client, proba)
+
+    def model_of(self, client: "int | str") -> nn.Module:
+        """Return the model that a client uses: the global one, or its own where the method has such."""
+        number = self.server.fed.client_number(client)
+        model = copy.deepcopy(self.model)
+        if self.server.personalised:
+            load_weights(model, self.server.client_model(number))
+        return model.eval()
+
+    def model_in_use(self, client: "int | str | None") -> nn.Module:
+        """Return the model of a client, or the global one, if there is one that was trained."""
+        if client is not None:
+            return self.model_of(client)
+        if not self.server.has_common_model:
+            raise no_global_model(self.server.fed.client_names)
+        return copy.deepcopy(self.model)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Return how new data become features."""
+        return self.server.fed.data.pipeline
+
+    @property
+    def task(self) -> Task:
+        """Return the task of the run."""
+        return self.server.job.task
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads the run computed with."""
+        return self.server.threads
+
+    @property
+    def separator(self) -> Separator:
+        """Return what is between the columns of its CSV files."""
+        return separator_of(self.server.fed.recipe)
+
+    @cached_property
+    def threshold(self) -> Threshold | None:
+        """Return the chosen threshold of the global model, if the run has one."""
+        found = self.server.threshold()
+        return found[0] if found else None
+
     @cached_property
     def confusion(self) -> "pd.DataFrame | None":
         """Test rows by their true class (down) and the class that the model predicts (across); None for other tasks."""
         matrix = self.server.confusion()
         return None if matrix is None else confusion_frame(self.server.fed.data.classes, matrix)
+
+    @cached_property
+    def own_confusion(self) -> "pd.DataFrame | None":
+        """The sum over clients of such tables of their own models, on the same test rows; None without own models."""
+        matrix = self.server.final_clients().confusion
+        return None if matrix is None else confusion_frame(self.server.fed.data.classes, matrix)
+
+    @cached_property
+    def classes(self) -> "pd.DataFrame | None":
+        """Rows, predictions, precision, recall and F1 of every class, of the global model; None for other tasks."""
+        return None if self.confusion is None else class_frame(self.confusion)
+
+
+def class_frame(confusion: "pd.DataFrame") -> "pd.DataFrame":
+    """Rows, predictions, precision, recall and F1 of every class, from a confusion matrix."""
+    import pandas as pd
+
+    matrix = confusion.to_numpy()
+    columns = {"rows": matrix.sum(1), "predicted": matrix.sum(0), **class_table(matrix)}
+    return pd.DataFrame(columns, index=pd.Index(confusion.index, name="class"))
+
+
+def no_global_model(names: Sequence[str]) -> FedskewError:
+    """Return the error for a prediction of a global model that was never trained."""
+    listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return FedskewError(f"the clients of this run share no model: say whose to use, client= one of {listed}")
 
 
 def confusion_frame(names: Sequence[str], matrix: Any) -> "pd.DataFrame":

@@ -110,8 +110,8 @@ def _most(server: Server) -> int:
 
 def _fits(server: Server, first: Server) -> bool:
     """Return whether the clients of a run can be trained in one stack with those of the first, and gain from it."""
-    if type(server.rounds) is not ParallelRounds or not isinstance(server.engine, Stacked):
-        return False
+    if type(server.rounds) is not ParallelRounds or not isinstance(server.engine, Stacked) or server.algorithm.poison:
+        return False  # with poison, runs of other seeds have other rows
     method, job = server.algorithm, server.job
     same = server.fed.train is first.fed.train and server.least == first.least and job.unsent == first.job.unsent
     same &= (method.requires, method.batchnorm) == (first.algorithm.requires, first.algorithm.batchnorm)

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from fedskew.core.streams import Floats
 from fedskew.heterogeneity.fairness import gini, rounds_to_share, worst_share_mean
 from fedskew.tasks.classification import Classification
-from fedskew.tasks.task import Task
+from fedskew.tasks.task import Headline, Task
 
 Row = dict[str, Any]
 
+ONE_CLASS = 0.99  # share of the rows from which on a model is said to predict one class
 LATE_ROUNDS = 15  # over which late oscillation is measured
 
 
@@ -34,28 +36,35 @@ def summarise(
     population: int,
     held_out: bool,
     task: Task | None = None,
+    metric: str | None = None,
 ) -> Row:
-    """Return the summary of a run with at least one round; ``population`` is the number of clients."""
+    """Return the summary of a run with at least one round; ``population`` is the number of clients.
+
+    ``metric`` is the headline, by default the task's first metric.
+    """
     task = task or Classification()
+    headline = task.headline(metric)
     result: Row = {"rounds": len(rounds)}
     for part in ("train", "validation", "test", "own_test", "trained_test", "calibrated_test"):
-        result |= _last_and_best(rounds, part, task)
-    result |= _late_oscillation(rounds, task.metric_names[0])
-    for part in ("test", "calibrated_test") if task.higher_is_better else ():
-        result |= _until_90_percent(rounds, part, task.metric_names[0])
-    result |= _over_clients(final, held_out, task)
+        result |= _last_and_best(rounds, part, task, headline)
+    result |= _late_oscillation(rounds, headline.name)
+    for part in ("test", "calibrated_test") if headline.sign > 0 else ():
+        result |= _until_90_percent(rounds, part, headline.name)
+    result |= _over_clients(final, held_out, task, headline)
     result["gini_of_client_weights"] = float(gini(_accumulated(clients, population)))
     result["updates"] = sum(row["clients"] for row in rounds)
     result |= {f"{fate}_updates": sum(row[fate] for row in rounds) for fate in ("excluded", "dropped", "late")}
     result |= {name: sum(row[name] for row in rounds) for name in ("bytes_down", "bytes_up")}
     result["simulated_seconds"] = rounds[-1]["clock"]
+    if known := [row["backdoor_success"] for row in rounds if row.get("backdoor_success") is not None]:
+        result["backdoor_success_last"] = known[-1]
     return result
 
 
-def _last_and_best(rounds: Sequence[Row], part: str, task: Task) -> Row:
+def _last_and_best(rounds: Sequence[Row], part: str, task: Task, headline: Headline) -> Row:
     """The headline in the last and in the best round, and the other metrics and the loss in the last."""
-    headline, *others = task.metric_names
-    column, sign = f"{part}_{headline}", 1 if task.higher_is_better else -1
+    others = [name for name in task.metric_names if name != headline.name]
+    column, sign = f"{part}_{headline.name}", headline.sign
     scored = [row for row in rounds if row.get(column) is not None]
     if not scored:
         return {}
@@ -96,25 +105,48 @@ def _until_90_percent(rounds: Sequence[Row], part: str, metric: str) -> Row:
     return result
 
 
-def _over_clients(final: Sequence[Row], held_out: bool, task: Task) -> Row:
-    """Return means over the clients, and over the worst of them, at the end."""
+def _over_clients(final: Sequence[Row], held_out: bool, task: Task, headline: Headline) -> Row:
+    """Return means over the clients of every metric, and over the worst of them for the row metric and the headline."""
     result: Row = {}
     metric, sign = task.row_metric or "loss", 1 if task.row_metric and task.higher_is_better else -1
-    values = np.array([row[metric] for row in final], dtype=np.float64)
-    known = values[np.isfinite(values)]
-    if len(known):
-        result[f"client_{metric}_mean"] = float(known.mean())
-        result[f"client_{metric}_worst_10_percent"] = sign * float(worst_share_mean(sign * known, 0.1))
-        result[f"client_{metric}_rows"] = "held-out rows of each client" if held_out else "training rows of each client"
-    common = f"global_{metric}"
-    shared = np.array([row[common] for row in final if row.get(common) is not None], dtype=np.float64)
-    if np.isfinite(shared).any():
-        result[f"client_{metric}_of_global_model_mean"] = float(np.nanmean(shared))
-    for name in (f"own_test_{name}" for name in task.metric_names):
+    worst = {headline.name: headline.sign, metric: sign}
+    for name in dict.fromkeys((metric, *task.metric_names, "majority_rate", "one_class_rate")):
+        known, shared = _known(final, name), _known(final, f"global_{name}")
+        if len(known):
+            result[f"client_{name}_mean"] = float(known.mean())
+        if len(known) and name in worst:
+            result[f"client_{name}_worst_10_percent"] = worst[name] * float(worst_share_mean(worst[name] * known, 0.1))
+        if len(known) and name == metric:
+            result[f"client_{name}_rows"] = f"{'held-out' if held_out else 'training'} rows of each client"
+        if len(shared):
+            result[f"client_{name}_of_global_model_mean"] = float(shared.mean())
+    for name in (f"own_test_{name}" for name in (*task.metric_names, "one_class_rate")):
         own = [row[name] for row in final if row.get(name) is not None]
         if own:
             result[f"{name}_mean"] = float(np.mean(own))
     return result
+
+
+def _known(final: Sequence[Row], name: str) -> Floats:
+    """Return the finite values of a column."""
+    values = np.array([row[name] for row in final if row.get(name) is not None], dtype=np.float64)
+    return values[np.isfinite(values)]
+
+
+def predictions_of_one_class(summary: Row) -> list[str]:
+    """Return a warning for models that predict nearly always the same class, while the rows have others."""
+    majority, own = summary.get("test_majority_rate"), "own_test_one_class_rate_mean" in summary
+    rate = summary.get("own_test_one_class_rate_mean" if own else "test_one_class_rate")
+    if majority is None or rate is None or rate < ONE_CLASS or rate <= majority:
+        return []
+    method, accuracy = summary["algorithm"], summary["own_test_accuracy_mean" if own else "test_accuracy_last"]
+    who = f"the clients' own models of {method} predict" if own else f"{method} predicts"
+    which = "" if own else f", {summary['test_one_class']},"
+    return [
+        f"{who} one class{which} for {math.floor(1000 * rate) / 10:g} % of the test rows: the accuracy of "
+        f"{accuracy:.1%} says nothing more (the most frequent class: {majority:.1%}); judge by "
+        "metric=balanced_accuracy, and try class_weights=balanced"
+    ]
 
 
 def _accumulated(clients: Iterable[Row], population: int) -> "np.ndarray[Any, np.dtype[np.float64]]":

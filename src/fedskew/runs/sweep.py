@@ -361,8 +361,22 @@ def _steps(
 
 def overview(wanted: Sequence[Member], summaries: Sequence[Row]) -> Row:
     """Return the summaries of all runs, their means over seeds, and warnings about the comparison."""
-    warned = unequal_weights([member.algorithm for member in wanted], summaries)
-    return {"runs": list(summaries), "means": means(wanted, summaries), "warnings": [warned] if warned else []}
+    warned = warnings_of([member.algorithm for member in wanted], summaries)
+    return {"runs": list(summaries), "means": means(wanted, summaries), "warnings": warned}
+
+
+def warnings_of(methods: Sequence[str], summaries: Sequence[Row]) -> list[str]:
+    """Return the warnings about a comparison and about its runs."""
+    unequal = unequal_weights(methods, summaries)
+    seeds: dict[str, list[str]] = {}
+    texts: dict[str, str] = {}
+    for row in summaries:
+        for text in row.get("warnings", []):
+            seeds.setdefault(row["algorithm"], []).append(str(row["seed"]))
+            texts.setdefault(row["algorithm"], text)
+    several = len(summaries) > 1
+    own = [f"{text} (seed {', '.join(seeds[method])})" if several else text for method, text in texts.items()]
+    return [*([unequal] if unequal else []), *own]
 
 
 def unequal_weights(methods: Sequence[str], summaries: Sequence[Row]) -> str:

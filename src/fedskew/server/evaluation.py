@@ -1,13 +1,15 @@
 """Evaluation of the global model and of clients' own: loss and metrics on all rows, a sample or a client's rows."""
 
+import copy
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedskew.algorithms.backdoor import Backdoor
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors
 from fedskew.data.dataset import Rows
@@ -18,6 +20,7 @@ from fedskew.engine.inference import Inference
 from fedskew.engine.job import Job
 from fedskew.engine.stacked import can_be_stacked
 from fedskew.tasks.task import BuiltIn, Task
+from fedskew.tasks.thresholds import Threshold, ThresholdMetric, choose_threshold
 
 OWN_TESTED = 20  # clients of a round whose own models are evaluated on the whole test set
 FINAL_TESTED = 200  # likewise after the last round
@@ -51,6 +54,22 @@ class Found(NamedTuple):
         return {"loss": float(self.losses.double().mean()), **metrics}
 
 
+class FinalClients(NamedTuple):
+    """The clients at the end: one row for each, and the sum of their own models' confusion matrices on test rows."""
+
+    table: list[dict[str, Any]]
+    confusion: Ints | None
+
+
+def one_class_rate(confusion: Ints) -> float:
+    """Return the largest share of the rows for which one and the same class is predicted; NaN without rows.
+
+    >>> one_class_rate(np.array([[6, 0], [3, 1]]))
+    0.9
+    """
+    return float(confusion.sum(0).max() / confusion.sum()) if confusion.any() else float("nan")
+
+
 def _means(losses: Floats, scores: Floats, sizes: Ints) -> tuple[Floats, Floats]:
     """Return mean loss and score of each client from those of its rows; NaN for a client without rows."""
     owner = np.repeat(np.arange(len(sizes)), sizes)
@@ -76,9 +95,11 @@ class Evaluator:
         eval_rows: int | None,
         seed: int,
         metrics: Iterable[str] = (),
+        headline: str | None = None,
     ) -> None:
         self.fed, self.x, self.y, self.task, self.seed = fed, job.x, job.y, job.task, seed
-        self.metrics = tuple(dict.fromkeys((*round_metrics(job.task), *metrics)))  # of every evaluation
+        first = () if headline is None else (headline,)
+        self.metrics = tuple(dict.fromkeys((*first, *round_metrics(job.task), *metrics)))  # of every evaluation
         self.names = ("loss", *self.metrics)
         parts = (("validation", fed.validation), ("test", fed.test))
         self._parts = {name: self._place(rows) for name, rows in parts if rows is not None and len(rows)}
@@ -88,6 +109,7 @@ class Evaluator:
         self._train_rows, self._sampled = held, np.zeros(len(self.y), dtype=np.bool_)
         self._sampled[held] = True
         self._inference = Inference(model, self.x)
+        self._triggered: Tensor | None = None  # test rows for ``backdoor_success``
         self._cost = measure_cost(model, self.x, 1)
         self._stackable = partial(can_be_stacked, model, self.x)
 
@@ -155,12 +177,36 @@ class Evaluator:
     @torch.inference_mode()
     def confusion(self, state: Tensors) -> Ints | None:
         """Return how many test rows of each class (down) were predicted as each (across); None for other tasks."""
-        count = getattr(self.task, "confusion", None)
-        if count is None or "test" not in self._parts:
+        return self._confusion(self._on_test(state)) if "test" in self._parts and self._classifies else None
+
+    @property
+    def _classifies(self) -> bool:
+        return hasattr(self.task, "confusion")
+
+    def _confusion(self, found: Found) -> Ints:
+        count: Callable[..., Ints] = getattr(self.task, "confusion")  # noqa: B009 - tasks of other targets have none
+        return count(found.outputs.cpu().numpy(), found.targets.cpu().numpy(), len(self.fed.data.classes))
+
+    @torch.inference_mode()
+    def threshold(self, state: Tensors, metric: ThresholdMetric) -> tuple[Threshold, dict[str, Score]]:
+        """Return the threshold that is best on the validation rows, and its scores on validation and test rows."""
+        parts = {name: self._found(state, x, y) for name, (x, y) in self._parts.items()}
+        found = {name: (part.outputs.cpu().numpy(), part.targets.cpu().numpy()) for name, part in parts.items()}
+        chosen = choose_threshold(*found["validation"], metric)
+        return chosen, {name: chosen.scores(*part) for name, part in found.items()}
+
+    @torch.inference_mode()
+    def backdoor_success(self, state: Tensors, poison: Backdoor) -> float | None:
+        """Return the share of the test rows of other classes that are taken for the target; None without such rows."""
+        if self._triggered is None:
+            rows = poison.triggered(self.fed.test, self.fed.train, self.fed.data.classes)
+            self._triggered = torch.from_numpy(rows).to(self.x)
+        if not len(self._triggered):
             return None
-        found = self._on_test(state)
-        matrix: Ints = count(found.outputs.cpu().numpy(), found.targets.cpu().numpy(), len(self.fed.data.classes))
-        return matrix
+        index = torch.arange(len(self._triggered), device=self.x.device)
+        found = [each for each, _ in self._inference.outputs(state, self._triggered, index)]
+        predicted = self.task.predict(torch.cat(found))
+        return float((predicted == poison.target_of(self.fed.data.classes)).double().mean())
 
     # -- clients' models -----------------------------------------------------------------------------------------------
 
@@ -229,37 +275,73 @@ class Evaluator:
                 sums[: len(rows)] += torch.where(real, each.double(), 0).sum(1)
         return total.cpu().numpy() / [len(piece) for piece in pieces]
 
+    @property
+    def holds_out(self) -> bool:
+        """Return whether clients are evaluated, at the end, on rows that they do not train on."""
+        return self.fed.held_out is not None or self._test_split is not None
+
+    @cached_property
+    def _test_split(self) -> Partition | None:
+        """The test rows of each client, where the data comes with its clients and these hold nothing else out."""
+        fed = self.fed
+        if fed.held_out is not None or not fed.data.silos or not fed.named or fed.test.group is None:
+            return None
+        groups = [fed.data.groups.index(name) for name in fed.client_names]
+        return Partition.from_lists([np.flatnonzero(fed.test.group == group) for group in groups])
+
     @torch.inference_mode()
-    def final(self, state: Tensors | None, own: OwnModel | None) -> list[dict[str, Any]]:
+    def final(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
         """Return one row for each client (a random sample above 10,000) with the scores of its final model on its rows.
 
-        See ``on_own_rows``. Up to 200 clients, at even steps, also have all metrics on their own rows, and those of
-        their own models on the test rows.
+        See ``on_own_rows``; where data comes with its clients, these rows are the client's test rows. Up to 200
+        clients, at even steps, also have all metrics on their own rows, and those of their own models on the test rows.
+        The confusion matrix is the sum over those clients.
         """
         clients = np.arange(self.fed.clients)
         if len(clients) > FINAL_CLIENTS:
             clients = np.sort(Stream(self.seed, "final").sample(len(clients), FINAL_CLIENTS))
-        split = self.fed.held_out or self.fed.partition
-        found = self.on_own_rows(state, own, clients, split)
+        mine, split = self, self.fed.held_out or self.fed.partition
+        if self._test_split is not None:
+            mine, split = copy.copy(self), self._test_split
+            mine.x, mine.y = self._parts["test"]
+        found = mine.on_own_rows(state, own, clients, split)
         table: list[dict[str, Any]] = [
             {"client": int(c), "rows": int(self.fed.partition.sizes[c])}
             | {name: float(of[i]) for name, of in found.items()}
             for i, c in enumerate(clients)
         ]
+        if self._classifies:
+            mine._add_majority_rates(table, split)
         tested = table if len(table) <= FINAL_TESTED else table[:: -(-len(table) // FINAL_TESTED)]
         names = [name for name in self.task.metric_names if name not in table[0]]
+        matrices = []
         for entry in tested:
             rows, used = split.of(entry["client"]), own(entry["client"]) if own else state
             assert used is not None
-            entry |= self._metrics_on(used, rows, names)
+            entry |= mine._metrics_on(used, rows, names)
+            if own and state:
+                entry |= {f"global_{name}": value for name, value in mine._metrics_on(state, rows, names).items()}
             if own and "test" in self._parts:
-                score = self._on_test(own(entry["client"])).score(self.task, self.metrics)
+                on_test = self._on_test(used)
+                score = on_test.score(self.task, self.metrics)
                 entry |= {f"own_test_{name}": score[name] for name in self.metrics}
-        return table
+                if self._classifies:
+                    matrices.append(self._confusion(on_test))
+                    entry["own_test_one_class_rate"] = one_class_rate(matrices[-1])
+        return FinalClients(table, sum(matrices[1:], matrices[0]) if matrices else None)
+
+    def _add_majority_rates(self, table: list[dict[str, Any]], split: Partition) -> None:
+        """Add the share of each client's most frequent class among the rows on which it is evaluated."""
+        clients, labels = np.array([entry["client"] for entry in table]), self.y.cpu().numpy()
+        counts = split.counts(labels, len(self.fed.data.classes), clients)
+        for entry, most, rows in zip(table, counts.max(1).tolist(), counts.sum(1).tolist(), strict=True):
+            entry["majority_rate"] = most / rows if rows else float("nan")
 
     def _metrics_on(self, state: Tensors, rows: Ints, names: list[str]) -> Score:
-        """Return these metrics of a model on some training rows; NaN if there are none."""
+        """Return these metrics of a model on some training rows, and how often it predicts one class; NaN for none."""
+        more = ["one_class_rate"] if self._classifies else []
         if not len(rows):
-            return dict.fromkeys(names, float("nan"))
+            return dict.fromkeys([*names, *more], float("nan"))
         found = self._found(state, self.x, self.y, rows)
-        return self.task.evaluate(found.outputs.cpu().numpy(), found.targets.cpu().numpy(), names)
+        metrics = self.task.evaluate(found.outputs.cpu().numpy(), found.targets.cpu().numpy(), names)
+        return metrics | {name: one_class_rate(self._confusion(found)) for name in more}

@@ -1,5 +1,6 @@
 """Checks that settings, model, data and method fit together, before training starts."""
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -12,10 +13,12 @@ from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.streams import Stream
 from fedskew.core.trees import Tree
+from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.job import Job
 from fedskew.fleet.machines import Fleet
 from fedskew.models.parameters import trainable
+from fedskew.tasks.task import BuiltIn, Task
 
 LATE = 10**9  # a round that comes after every change of the topology
 
@@ -78,6 +81,7 @@ def _check_task(job: Job, settings: Settings) -> None:
     for name in settings.metrics:
         if name not in task.metric_names:
             raise unknown(f"metric of task {task.label()}", name, task.metric_names)
+    task.headline(settings.metric)  # likewise
     if (
         {"classes", "class_counts"} & algorithm.requires
         and task.target == "class"
@@ -107,6 +111,24 @@ def _check_task(job: Job, settings: Settings) -> None:
     if {"classes", "class_counts"} & algorithm.requires:
         raise refuse("looks at")
     algorithm.client_selection.client_profile(no_counts, Stream(settings.seed, "disclose"))
+
+
+def check_thresholds(task: Task, fed: Federation, common: bool) -> None:
+    """Raise an error if no threshold can be chosen: for two classes, on validation rows of both, of a global model."""
+    classes = len(fed.data.classes)
+    if not isinstance(task, BuiltIn) or task.target != "class" or classes != 2:
+        have = f"has {classes} classes" if task.target == "class" else f"is task {task.label()}"
+        raise FedskewError(
+            f"thresholds are for two classes and the tasks classification and binary, and this {have}: leave it out; "
+            "class_weights=balanced is for any number of classes"
+        )
+    if not common:
+        raise FedskewError("thresholds are chosen for a global model, and this method has none: leave it out")
+    if fed.validation is None or len(np.unique(fed.validation.y)) < 2:
+        raise FedskewError(
+            "thresholds are chosen on validation rows of both classes, and there are none: add validation=0.2, or "
+            "leave it out"
+        )
 
 
 def _check_schedule(job: Job, settings: Settings) -> None:
@@ -196,7 +218,7 @@ def clients_per_round(settings: Settings, trained_on: Partition, clients: int) -
     return min(settings.per_round, trained_on.clients)
 
 
-def least_batch(model: nn.Module, trained_on: Partition, batch_size: int) -> int:
+def least_batch(model: nn.Module, trained_on: Partition, batch_size: int, names: Sequence[str] = ()) -> int:
     """Return how many rows a batch must have: 2 where BatchNorm computes a variance."""
     if not has_batch_norm(model):
         return 1
@@ -207,7 +229,8 @@ def least_batch(model: nn.Module, trained_on: Partition, batch_size: int) -> int
     if trained_on.sizes.min() == 1:
         client = int(np.argmin(trained_on.sizes))
         raise FedskewError(
-            f"client {client} has 1 row, BatchNorm needs 2; use min_size=2 in the skew, fewer clients or norm=group"
+            f"client {names[client] if names else client} has 1 row, BatchNorm needs 2; use min_size=2 in the skew, "
+            "fewer clients or norm=group"
         )
     return 2
 

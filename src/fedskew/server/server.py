@@ -3,9 +3,12 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, base_weights
@@ -30,17 +33,19 @@ from fedskew.models.parameters import trainable
 from fedskew.schedules.holdings import Holdings
 from fedskew.server.calibration import new_head
 from fedskew.server.client_store import ClientStore, home_of
-from fedskew.server.evaluation import OWN_TESTED, Evaluator, OwnModel, Score, own_columns
+from fedskew.server.evaluation import OWN_TESTED, Evaluator, FinalClients, OwnModel, Score, own_columns
 from fedskew.server.label_holders import label_holdings, packed, protocol_bytes, protocol_seconds, unpacked
 from fedskew.server.refusals import (
     check_all,
     check_private,
+    check_thresholds,
     clients_per_round,
     least_batch,
     trains_single_samples,
     weights_of,
 )
 from fedskew.tasks.task import BY_TARGET, Task, resolve
+from fedskew.tasks.thresholds import Threshold
 from fedskew.topology.buffered import BufferedRounds
 from fedskew.topology.client_table import ClientTable, Column, Row
 from fedskew.topology.collector import Arrived, valid_clients
@@ -51,6 +56,7 @@ from fedskew.topology.scheduled_rounds import ScheduledRounds
 from fedskew.topology.shards import Sharded, ShardTrainer
 
 _SHARD_MEMORY = 2.0  # gigabytes
+OWN, PERSONAL = "own", "personal"  # names of what clients keep, and of the models they train for themselves
 PROTOCOL = "protocol"  # name of the label protocol's result in a checkpoint
 
 
@@ -80,11 +86,15 @@ class Server:
         self.per_round = clients_per_round(settings, self.trained_on, fed.clients)
         self.weights = weights_of(algorithm, settings)
         self.total_weight = float(base_weights(self.trained_on.sizes, self.weights).sum())
-        self.least = least_batch(model, self.trained_on, settings.batch_size)
+        self.least = least_batch(model, self.trained_on, settings.batch_size, fed.client_names if fed.named else ())
         task = task or resolve(BY_TARGET[fed.data.target])
-        self.job = make_job(model, fed.train, self.trained_on, algorithm, settings, 0, task, len(fed.data.classes))
+        self.rows, held = fed.train, self.trained_on
+        if algorithm.poison:
+            self.rows, held = algorithm.poison.poisoned(self.rows, held, fed.data.classes, settings.seed)
+        self.job = make_job(model, self.rows, held, algorithm, settings, 0, task, len(fed.data.classes))
         self.model, self.device = self.job.model, self.job.x.device
         check_all(self.job, settings, self.per_round)
+        self.headline = task.headline(settings.metric)
         self.engine = self._engine(engine or make_engine(settings))
         self.threads = settings.threads or self._useful_threads()
         # Contiguous, whatever the layout of the given model: a checkpoint file requires it.
@@ -93,6 +103,8 @@ class Server:
             n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()
         }
         self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
+        if settings.thresholds is not None:
+            check_thresholds(task, fed, self.has_common_model)
         self.server_state = algorithm.init_server_state(self.shared())
         self.fresh_client = fresh_client(self.job)
         self.store = self._store(self.fresh_client)
@@ -112,7 +124,13 @@ class Server:
         self._trained: dict[int, Tensors] = {}
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
         self.evaluator = Evaluator(
-            fed, copy.deepcopy(self.model), self.job, settings.eval_rows, settings.seed, settings.metrics
+            fed,
+            copy.deepcopy(self.model),
+            self.job,
+            settings.eval_rows,
+            settings.seed,
+            settings.metrics,
+            settings.metric,
         )
 
     def _engine(self, engine: Engine) -> Engine:
@@ -254,15 +272,25 @@ class Server:
         others = {"bytes_down": outcome.bytes_down, "bytes_up": outcome.bytes_up}
         row |= {name: int(clients[name].values.sum()) + more for name, more in others.items()}
         row |= {"simulated_seconds": outcome.ended - outcome.began, "clock": outcome.ended}
-        row |= {**outcome.metrics, **self.algorithm.metrics(self.server_state)}
+        row |= {**outcome.metrics, **self.algorithm.metrics(self.server_state), **self._backdoor()}
         self._evaluate_calibrated(row)
         return RoundResult(row, ClientTable({"round": Column(np.full(len(counted), self.round)), **clients}))
 
     def _named(self, clients: ClientTable) -> dict[str, Column]:
-        """Return the columns of the table of clients with the training score under the name of the task's metric."""
-        metric = self.job.task.row_metric
+        """Return the columns of the table of clients, with their names, and the score under the task's name for it."""
+        metric, columns = self.job.task.row_metric, clients.columns
+        if self._called is not None:
+            called = {"client": columns["client"], "name": Column(self._called[columns["client"].values])}
+            columns = {**called, **columns}
         names = {"local_accuracy": f"local_{metric}" if metric else None}
-        return {new: c for name, c in clients.columns.items() if (new := names.get(name, name)) is not None}
+        return {new: c for name, c in columns.items() if (new := names.get(name, name)) is not None}
+
+    @cached_property
+    def _called(self) -> NDArray[Any] | None:
+        """The names of the clients that train, if they have any."""
+        if not self.fed.named or self.trained_on is not self.fed.partition:
+            return None
+        return np.array(self.fed.client_names, dtype=object)
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
@@ -284,6 +312,14 @@ class Server:
         parts = self.evaluator.parts(self.has_common_model, self.personalised, self.settings.test_trained)
         metrics = self.evaluator.names
         return {f"{part}_{name}": (scores.get(part) or {}).get(name) for part in parts for name in metrics}
+
+    def _backdoor(self) -> Row:
+        """Return how many triggered test rows the global model sends to the target; empty without a backdoor."""
+        poison, state = self.algorithm.poison, self._common()
+        if poison is None or state is None:
+            return {}
+        due = self._due(self.round)
+        return {"backdoor_success": self.evaluator.backdoor_success(state, poison) if due else None}
 
     def _on_own_rows(self, state: Tensors | None, own: OwnModel | None, clients: Ints) -> dict[str, Floats]:
         return self.evaluator.on_own_rows(state, own, clients, self._own_rows())
@@ -345,10 +381,23 @@ class Server:
         with computing(self.threads):
             return self.evaluator.confusion(common) if common else None
 
-    def final_clients(self) -> list[Row]:
-        """Return one row for each client with the scores of its final model."""
+    def threshold(self) -> tuple[Threshold, dict[str, Score]] | None:
+        """Return the threshold that ``thresholds`` asks for, with its scores; see ``Evaluator.threshold``."""
+        if self.settings.thresholds is None:
+            return None
         with computing(self.threads):
-            return self.evaluator.final(self._common(), self._own())
+            return self.evaluator.threshold(self.state(), self.settings.thresholds)
+
+    def final_clients(self) -> FinalClients:
+        """Return one row for each client with the scores of its final model, and their confusion matrix."""
+        with computing(self.threads):
+            found = self.evaluator.final(self._common(), self._own())
+        if not self.fed.named:
+            return found
+        names = self.fed.client_names
+        return found._replace(
+            table=[{"client": row["client"], "name": names[row["client"]], **row} for row in found.table]
+        )
 
     # -- calibration ---------------------------------------------------------------------------------------------------
 
@@ -425,7 +474,7 @@ class Server:
 
     def stores(self) -> dict[str, ClientStore]:
         """Return what clients keep, by name; empty where they keep nothing."""
-        named = {"own": self.store, "personal": self.personal}
+        named = {OWN: self.store, PERSONAL: self.personal}
         return {name: store for name, store in named.items() if store}
 
     def restore(self, flat: Tensors) -> None:

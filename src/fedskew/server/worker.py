@@ -89,7 +89,7 @@ class Numbers:
     @classmethod
     def of(cls, server: Server) -> "Numbers":
         """Return what the workers of a server are sent."""
-        rows, partition = server.fed.train, server.trained_on
+        rows, partition = server.rows, server.job.partition
         tensors = [value.detach().cpu() for value in _tensors(server.model)]
         return cls(rows.x, rows.y, partition.rows, partition.offsets, tensors)
 

@@ -1,7 +1,7 @@
 """The task of binary classification with a single output."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.data.targets import Targets
 from fedskew.tasks.losses import label_losses
 from fedskew.tasks.scores import CLASS_METRICS, class_measures, confusion
-from fedskew.tasks.task import BuiltIn, Reduction, reduced, tasks
+from fedskew.tasks.task import BALANCED, BuiltIn, ClassWeights, Reduction, balanced_weights, numbers, reduced, tasks
 
 
 @tasks.register("binary")
@@ -28,7 +28,8 @@ class Binary(BuiltIn):
 
     Args:
         label_smoothing: part of the target that is spread evenly over both classes
-        class_weights: what the losses of class 0 and of class 1 are multiplied with (1+5), none for no weights
+        class_weights: what the losses of class 0 and of class 1 are multiplied with (1+5); balanced as in
+            classification; none for no weights
 
     >>> import torch
     >>> Binary().losses(torch.tensor([[0.0], [2.0]]), torch.tensor([0, 1]), "none")
@@ -40,12 +41,13 @@ class Binary(BuiltIn):
     """
 
     label_smoothing: Annotated[float, PartialShare] = 0.0
-    class_weights: Annotated[tuple[float, ...] | None, Positive] = None
+    class_weights: Annotated[ClassWeights | None, Positive] = None
 
     target = "class"
     outputs = 1
     row_metric = "accuracy"
     names = CLASS_METRICS
+    low_is_good = frozenset({"ece"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +58,10 @@ class Binary(BuiltIn):
         if classes not in (0, 2):
             raise FedskewError(f"task binary learns 2 classes, and these data have {classes}: use task=classification")
         return super().width(classes)
+
+    def fitted(self, counts: Ints) -> "Binary":
+        """Return the task with its class weights as numbers."""
+        return replace(self, class_weights=balanced_weights(counts)) if self.class_weights == BALANCED else self
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return whether each row's logit has the sign of its class; a logit of 0 predicts class 0."""
@@ -80,7 +86,7 @@ class Binary(BuiltIn):
             share = share * (1 - self.label_smoothing) + self.label_smoothing / 2
         if self.class_weights is None:
             return label_losses(logits, share, reduction)
-        zero, one = self.class_weights
+        zero, one = numbers(self.class_weights)
         return reduced(-(one * share * F.logsigmoid(logits) + zero * (1 - share) * F.logsigmoid(-logits)), reduction)
 
     def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:

@@ -1,7 +1,7 @@
 """The task of classification with cross-entropy."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from numpy.typing import NDArray
@@ -12,7 +12,17 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.data.targets import Targets
 from fedskew.tasks.losses import class_losses, class_slopes
 from fedskew.tasks.scores import CLASS_METRICS, class_measures, confusion
-from fedskew.tasks.task import BuiltIn, Reduction, constants, reduced, tasks
+from fedskew.tasks.task import (
+    BALANCED,
+    BuiltIn,
+    ClassWeights,
+    Reduction,
+    balanced_weights,
+    constants,
+    numbers,
+    reduced,
+    tasks,
+)
 
 
 @tasks.register("classification")
@@ -26,12 +36,13 @@ class Classification(BuiltIn):
     longer add up to the loss over all rows.
 
     Metrics: accuracy; balanced_accuracy (mean over the classes that occur); macro_f1 (mean over the classes that occur
-    or are predicted); auc (one class against the rest, by its probability; mean over the classes that occur); ece
-    (expected calibration error, 15 bins).
+    or are predicted); auc and average_precision (one class against the rest, by its probability; mean over the classes
+    that occur; of two classes, that of class 1); ece (expected calibration error, 15 bins).
 
     Args:
         label_smoothing: part of the target that is spread evenly over all classes
-        class_weights: what the loss of each class is multiplied with, one number a class (1+2+0.5), none for no weights
+        class_weights: what the loss of each class is multiplied with, one number a class (1+2+0.5); balanced for
+            rows / (classes * rows of the class), counted over the training rows of all clients; none for no weights
 
     >>> import torch
     >>> Classification().losses(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]), "none")
@@ -41,16 +52,21 @@ class Classification(BuiltIn):
     """
 
     label_smoothing: Annotated[float, PartialShare] = 0.0
-    class_weights: Annotated[tuple[float, ...] | None, Positive] = None
+    class_weights: Annotated[ClassWeights | None, Positive] = None
 
     target = "class"
     row_metric = "accuracy"
     names = CLASS_METRICS
+    low_is_good = frozenset({"ece"})
 
     def width(self, classes: int) -> int:
         """Return one output for each class."""
         self._check_weights(self.class_weights, classes)
         return super().width(classes)
+
+    def fitted(self, counts: Ints) -> "Classification":
+        """Return the task with its class weights as numbers."""
+        return replace(self, class_weights=balanced_weights(counts)) if self.class_weights == BALANCED else self
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return whether each row's class has the largest output."""
@@ -77,7 +93,7 @@ class Classification(BuiltIn):
     def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
         if self.class_weights is None:
             return class_losses(outputs, targets, reduction, self.label_smoothing)
-        weights = constants(self.class_weights, outputs)
+        weights = constants(numbers(self.class_weights), outputs)
         each = class_losses(outputs, targets, "none", self.label_smoothing, weights)
         return reduced(each, reduction)
 

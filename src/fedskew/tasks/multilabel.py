@@ -24,7 +24,7 @@ class Multilabel(BuiltIn):
     Metrics: accuracy (share of the labels that are right); exact_match (share of the rows with all labels right);
     macro_f1 (mean over all labels; one that neither occurs nor is predicted counts 0, as in scikit-learn); micro_f1
     (over all labels of all rows at once; 0 where no label occurs or is predicted); auc (mean over the labels that some
-    rows have and others do not).
+    rows have and others do not); average_precision (mean over the labels that some rows have).
 
     Args:
         class_weights: what the loss of each label is multiplied with, one number a label (1+2+0.5), none for no weights
@@ -38,7 +38,7 @@ class Multilabel(BuiltIn):
 
     target = "labels"
     row_metric = "accuracy"
-    names = ("accuracy", "exact_match", "macro_f1", "micro_f1", "auc")
+    names = ("accuracy", "exact_match", "macro_f1", "micro_f1", "auc", "average_precision")
 
     def width(self, classes: int) -> int:
         """Return one output for each label."""

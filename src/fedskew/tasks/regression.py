@@ -39,6 +39,7 @@ class Regression(BuiltIn):
     target = "number"
     row_metric = "mae"
     higher_is_better = False
+    low_is_good = frozenset({"mae", "rmse"})
     names = ("mae", "rmse", "r2")
 
     def __post_init__(self) -> None:

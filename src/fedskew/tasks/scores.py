@@ -13,7 +13,7 @@ from fedskew.core.streams import Floats, Ints
 Flags: TypeAlias = NDArray[np.bool_]
 
 BINS = 15  # of the expected calibration error
-CLASS_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "ece")
+CLASS_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision", "ece")
 
 
 def softmax(logits: Floats) -> Floats:
@@ -88,6 +88,50 @@ def macro_auc(logits: Floats, targets: Ints) -> float:
     return float(np.mean([auc(columns[label], targets == label) for label in present]))
 
 
+def average_precision(scores: Floats, positive: Flags) -> float:
+    """Return the average precision: the mean, over the positive rows, of the precision at the score of each.
+
+    It is the area under the steps of the precision-recall curve, without interpolation; rows of equal score are taken
+    together. NaN without positive rows, where scikit-learn returns 0 with a warning, or with a score that is NaN.
+
+    >>> average_precision(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True])).__round__(3)
+    0.833
+    """
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    if not positive.any() or np.isnan(ordered[-1]):  # NaN is sorted to the end
+        return float("nan")
+    last = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)  # of the rows with each score
+    hits = np.cumsum(positive[order])[last]
+    return float((np.diff(hits, prepend=0) * (hits / (last + 1))).sum() / hits[-1])
+
+
+def macro_average_precision(logits: Floats, targets: Ints) -> float:
+    """Return the mean, over the classes that occur, of the average precision of each one's probability.
+
+    Two classes have one, that of class 1 by the difference of the logits.
+    """
+    if logits.shape[1] == 2:
+        return average_precision(logits[:, 1] - logits[:, 0], targets == 1)
+    columns = np.ascontiguousarray(softmax(logits).T)
+    present = np.flatnonzero(np.bincount(targets))
+    return float(np.mean([average_precision(columns[label], targets == label) for label in present]))
+
+
+def class_table(matrix: Ints) -> dict[str, Floats]:
+    """Return precision, recall and F1 of every class from a confusion matrix (true down, predicted across).
+
+    NaN where one is undefined: the recall of a class without rows, the precision of one that is never predicted, the
+    F1 of one that is both.
+
+    >>> {name: values.round(2).tolist() for name, values in class_table(np.array([[3, 1], [0, 0]])).items()}
+    {'precision': [1.0, 0.0], 'recall': [0.75, nan], 'f1': [0.86, 0.0]}
+    """
+    hits, true, predicted = np.diagonal(matrix).astype(np.float64), matrix.sum(1), matrix.sum(0)
+    with np.errstate(invalid="ignore"):
+        return {"precision": hits / predicted, "recall": hits / true, "f1": 2 * hits / (true + predicted)}
+
+
 def calibration_error(logits: Floats, predicted: Ints, right: Floats) -> float:
     """Return the expected calibration error: the gap of confidence and accuracy, averaged over bins by their rows.
 
@@ -109,6 +153,7 @@ def class_measures(logits: Floats, targets: Ints) -> Mapping[str, Callable[[], f
         "balanced_accuracy": lambda: balanced_accuracy(right, targets),
         "macro_f1": lambda: macro_f1(targets, predicted),
         "auc": lambda: macro_auc(logits, targets),
+        "average_precision": lambda: macro_average_precision(logits, targets),
         "ece": lambda: calibration_error(logits, predicted, right),
     }
 
@@ -129,15 +174,12 @@ def label_measures(logits: Floats, targets: Flags) -> Mapping[str, Callable[[], 
         hits, both = doubled()
         return float(hits.sum() / max(both.sum(), 1))
 
-    def area() -> float:
+    def over_labels(score: Callable[[Floats, Flags], float], most: int) -> float:
+        """Return the mean over the labels that at least one row has, and at most so many."""
         columns, each = np.ascontiguousarray(logits.T), targets.T
         if np.isnan(columns).any():
             return float("nan")
-        found = [
-            auc(column, positive)
-            for column, positive in zip(columns, each, strict=True)
-            if 0 < positive.sum() < len(positive)
-        ]
+        found = [score(*label) for label in zip(columns, each, strict=True) if 0 < label[1].sum() <= most]
         return float(np.mean(found)) if found else float("nan")
 
     return {
@@ -145,7 +187,8 @@ def label_measures(logits: Floats, targets: Flags) -> Mapping[str, Callable[[], 
         "exact_match": lambda: float((predicted == targets).all(1).mean()),
         "macro_f1": macro,
         "micro_f1": micro,
-        "auc": area,
+        "auc": lambda: over_labels(auc, len(targets) - 1),
+        "average_precision": lambda: over_labels(average_precision, len(targets)),
     }
 
 

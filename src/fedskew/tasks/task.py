@@ -6,7 +6,7 @@ Everything else computes losses through ``Task.losses`` and knows no loss by nam
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -16,11 +16,12 @@ from torch.func import vmap
 
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.registry import Choice, Registry, validate
-from fedskew.core.streams import Floats
+from fedskew.core.streams import Floats, Ints
 from fedskew.data.targets import Target, Targets
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 RowFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one number a row
+ClassWeights: TypeAlias = tuple[float, ...] | Literal["balanced"]
 Metric: TypeAlias = Callable[[Floats, Targets], float]  # (outputs, targets) -> a number for all rows
 
 _TARGETS: dict[Target, str] = {
@@ -28,8 +29,16 @@ _TARGETS: dict[Target, str] = {
     "number": "floating-point numbers, one a row",
     "labels": "a matrix of 0 and 1, one column a label",
 }
+BALANCED: Literal["balanced"] = "balanced"  # class weights from the rows of each class
 BY_TARGET: dict[Target, str] = {"class": "classification", "number": "regression", "labels": "multilabel"}
 _TRIED = 8  # rows that ``check`` tries a task on
+
+
+class Headline(NamedTuple):
+    """The metric that the best round, early stopping, tables and figures go by; ``sign`` is -1 where low is good."""
+
+    name: str
+    sign: int
 
 
 class Task:
@@ -178,6 +187,22 @@ class Task:
         """Return the names of all metrics that ``evaluate`` can return, the headline first."""
         return tuple(self._metrics)
 
+    def headline(self, metric: str | None = None) -> Headline:
+        """Return the metric that decides what is best: the first, or the one that is asked for."""
+        first = self.metric_names[0]
+        if metric is not None and metric not in self.metric_names:
+            raise unknown(f"metric of task {self.label()}", metric, self.metric_names)
+        if metric not in (None, first):
+            raise FedskewError(
+                f"metric={metric}: whether much of it is good is known of the first metric of a fedskew.Task alone, "
+                f"which is {first}: put {metric} first in metrics"
+            )
+        return Headline(first, 1 if self.higher_is_better else -1)
+
+    def fitted(self, counts: Ints) -> "Task":
+        """Return the task for data with so many training rows of each class; most tasks are the same for all."""
+        return self
+
     def evaluate(self, outputs: NDArray[Any], targets: Targets, names: Iterable[str] | None = None) -> dict[str, float]:
         """Return the metrics over some rows, all of them or those named; NaN where one is undefined, as for no rows."""
         wanted = self.metric_names if names is None else tuple(names)
@@ -269,6 +294,7 @@ class BuiltIn(Task):
     """A task by name: a frozen dataclass whose fields are its options, validated on construction."""
 
     names: tuple[str, ...] = ()
+    low_is_good: frozenset[str] = frozenset()  # of the names
 
     def __post_init__(self) -> None:
         for name, value in validate(type(self), self.options(), f"task {self.label()}").items():
@@ -279,9 +305,16 @@ class BuiltIn(Task):
         """Return the names of all metrics that ``evaluate`` can return, the headline first."""
         return self.names
 
-    def _check_weights(self, weights: tuple[float, ...] | None, classes: int) -> None:
+    def headline(self, metric: str | None = None) -> Headline:
+        """Return the metric that decides what is best: the first, or the one that is asked for."""
+        name = metric or self.names[0]
+        if name not in self.names:
+            raise unknown(f"metric of task {self.label()}", name, self.names)
+        return Headline(name, -1 if name in self.low_is_good else 1)
+
+    def _check_weights(self, weights: "ClassWeights | None", classes: int) -> None:
         """Raise an error unless there is one weight for each class (or label)."""
-        if weights is not None and len(weights) != classes:
+        if weights is not None and weights != BALANCED and len(weights) != classes:
             what = "labels" if self.target == "labels" else "classes"
             raise FedskewError(
                 f"task {self.label()}: class_weights has {len(weights)} numbers for {classes} {what}: give one for each"
@@ -325,6 +358,25 @@ def constants(values: tuple[float, ...], like: Tensor) -> Tensor:
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return torch.stack([torch.full((), value, dtype=like.dtype, device=like.device) for value in values])
     return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+
+def balanced_weights(counts: Ints) -> tuple[float, ...]:
+    """Return a weight for each class, ``rows / (classes * rows of the class)``, as scikit-learn's ``balanced``.
+
+    Classes without rows are not counted, and have the weight 1.
+
+    >>> balanced_weights(np.array([6, 2, 0]))
+    (0.6666666666666666, 2.0, 1.0)
+    """
+    present = int(np.count_nonzero(counts))
+    return tuple(float(counts.sum() / (present * count)) if count else 1.0 for count in counts)
+
+
+def numbers(weights: ClassWeights) -> tuple[float, ...]:
+    """Return class weights as numbers; an error where they depend on data that the task has not seen."""
+    if isinstance(weights, str):
+        raise FedskewError(f"class_weights={weights} are counted on training rows: task.fitted(rows of each class)")
+    return weights
 
 
 def _flat(outputs: Tensor, targets: Tensor, axes: int) -> tuple[Tensor, Tensor]:

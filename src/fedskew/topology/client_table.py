@@ -14,7 +14,7 @@ Numbers: TypeAlias = NDArray[Any]  # one for each client
 
 
 class Column(NamedTuple):
-    """One number a client; where ``known`` is false, there is none. NaN is a number."""
+    """One number a client, or its name; where ``known`` is false, there is none. NaN is a number."""
 
     values: Numbers
     known: Flags | None = None  # None: there are no gaps
@@ -35,8 +35,10 @@ class Column(NamedTuple):
         return self._with_gaps(self.values.tolist(), None)
 
     def texts(self) -> list[str]:
-        """Return the shortest texts that read back as the same numbers, and empty ones in gaps."""
+        """Return the shortest texts that read back as the same numbers, and empty ones in gaps; names as in CSV."""
         plain = self.values.tolist()
+        if self.values.dtype == object:
+            return [quoted(name) for name in plain]
         if self.known is not None and not self.known.any():
             return [""] * len(plain)
         # Many columns hold one number. Not so where it is 0, which equals -0.0.
@@ -48,6 +50,16 @@ class Column(NamedTuple):
         if self.known is None:
             return entries
         return [entry if known else gap for entry, known in zip(entries, self.known.tolist(), strict=True)]
+
+
+def quoted(text: str) -> str:
+    """Return a text as a field of a CSV file.
+
+    >>> quoted('ward 7'), quoted('ward "7", east')
+    ('ward 7', '"ward ""7"", east"')
+    """
+    plain = not any(sign in text for sign in ',"\n\r')
+    return text if plain else '"' + text.replace('"', '""') + '"'
 
 
 class ClientTable(Sequence[Row]):

@@ -1,6 +1,5 @@
 """Rows that are arrays (images, numeric features): split, standardise on training rows, convert."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -8,13 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
-from fedskew.core.streams import Floats
-from fedskew.data.dataset import Dataset, Features, Rows, Split
+from fedskew.core.streams import Floats, Ints
+from fedskew.data.dataset import Dataset, Rows, Split
+from fedskew.data.differences import differences
+from fedskew.data.fitting import ColumnFacts, Description, Moments
+from fedskew.data.schema import Label, Numeric, Scaling, Schema, chunks
 from fedskew.data.targets import DEFAULT_BINS, Target
 
 Numbers: TypeAlias = NDArray[Any]
-_CHUNK = 1 << 20  # numbers converted at a time: bounds the float64 copies of a large set
-
 
 PixelScale: TypeAlias = Literal["standard", "unit"]
 
@@ -25,7 +25,8 @@ class Arrays:
 
     ``test`` is the published test part or the split to draw. ``scaled`` marks the entries of the second axis (columns
     of a table, channels of an image or signal) that are standardised; None: none. ``full_scale`` is the number that
-    becomes 1.
+    becomes 1. With ``silos`` the groups are clients: each holds out rows for itself, and the standardisation is fitted
+    on what they can tell.
     """
 
     train: Rows
@@ -36,40 +37,90 @@ class Arrays:
     notes: tuple[str, ...] = ()
     scaled: NDArray[np.bool_] | None = None
     full_scale: float = 1.0
+    silos: bool = False
 
     def build(self, name: str, validation: Split | None) -> Dataset:
         """Split, fit the standardisation on the training rows, and convert."""
         train, notes = self.train, self.notes
         if isinstance(self.test, Split):
-            train, test = _set_aside(name, train, self.test)
-            notes += (split_note(self.test, train.target),)
+            train, test = self._set_aside(name, train, self.test)
+            notes += (split_note(self.test, train.target) + (", by each client for itself" if self.silos else ""),)
         else:
             test = self.test
         held: Rows | None = None
         if validation is not None:
-            train, held = _set_aside(name, train, validation)
+            train, held = self._set_aside(name, train, validation)
         for label, part in (("train", train), ("test", test), ("validation", held)):
             if part is not None:
                 _refuse_nan(f"{name}: {label}", part.x)
-        offset, factor = self._fit(train.x)
+        offset, factor = self._fit(train)
         if self.scaled is not None:
             train = replace(train, unit=1 / factor)
+        target = Label(("y",), train.target, self.classes)
+        scaling = Scaling(train.x.shape[1:], tuple(offset.tolist()), tuple(factor.tolist()), target)
         return Dataset(
             name=name,
-            train=_convert(train, offset, factor),
-            test=_convert(test, offset, factor),
-            validation=None if held is None else _convert(held, offset, factor),
+            train=replace(train, x=scaling.encode(train.x)),
+            test=replace(test, x=scaling.encode(test.x)),
+            validation=None if held is None else replace(held, x=scaling.encode(held.x)),
+            schema=scaling,
             classes=self.classes,
             groups=self.groups,
             features=self.features,
             notes=notes + self._scale_notes(offset, factor, "channels" if train.x.ndim > 2 else "columns"),
+            silos=(described := self._described(train, test) if self.silos else ()),
+            differences=differences(self._as_schema(train.x, target), described),
         )
 
-    def _fit(self, x: Numbers) -> tuple[Floats, Floats]:
+    def _described(self, train: Rows, test: Rows) -> tuple[Description, ...]:
+        """Return what each client tells about itself: its classes and, of a table, the quartiles of its columns."""
+        result = []
+        for client, own in zip(self.groups, self._pieces(train), strict=True):
+            x, number = train.x[own], self.groups.index(client)
+            columns: dict[str, ColumnFacts] = {}
+            if x.ndim == 2:
+                ends = np.quantile(x, [0, 0.25, 0.5, 0.75, 1], axis=0).T.tolist()
+                columns = {
+                    title: ColumnFacts("number", str(low), 0, low, high, (first, middle, third))
+                    for title, (low, first, middle, third, high) in zip(self._titles(x), ends, strict=True)
+                }
+            classes: dict[str, int] = {}
+            if train.target == "class":
+                more = test.y[test.group == number] if test.group is not None else test.y[:0]
+                counts = np.bincount(np.concatenate([train.y[own], more]), minlength=len(self.classes)).tolist()
+                classes = {name: count for name, count in zip(self.classes, counts, strict=True) if count}
+            result.append(Description(client, len(own), columns, classes))
+        return tuple(result)
+
+    def _titles(self, x: Numbers) -> tuple[str, ...]:
+        return self.features or tuple(str(number) for number in range(x.shape[1]))
+
+    def _as_schema(self, x: Numbers, label: Label) -> Schema:
+        """Return the columns of a table of numbers, for comparing clients."""
+        columns = tuple(Numeric(title, 0.0, 0.0, 1.0) for title in self._titles(x)) if x.ndim == 2 else ()
+        return Schema(columns, label)
+
+    def _pieces(self, part: Rows) -> list[Ints]:
+        """Return the rows of each client, or all of them."""
+        if not self.silos or part.group is None:
+            return [np.arange(len(part))]
+        return [np.flatnonzero(part.group == number) for number in range(len(self.groups))]
+
+    def _set_aside(self, name: str, part: Rows, split: Split) -> tuple[Rows, Rows]:
+        kept, held = [], []
+        for number, rows in enumerate(self._pieces(part)):
+            where = f"{name}: {self.groups[number]}" if self.silos else name
+            own = split.rows(where, part.take(rows).strata if self.silos else part.strata)
+            kept.append(rows[own[0]])
+            held.append(rows[own[1]])
+        return part.take(np.concatenate(kept)), part.take(np.concatenate(held))
+
+    def _fit(self, train: Rows) -> tuple[Floats, Floats]:
         """Return what to subtract from and then multiply with every entry of the second axis."""
+        x = train.x
         offset, factor = np.zeros(x.shape[1]), np.full(x.shape[1], 1 / self.full_scale)
         if self.scaled is not None:
-            mean, deviation = moments(x)
+            mean, deviation = moments(*[x[rows] for rows in self._pieces(train)] if self.silos else [x])
             offset[self.scaled] = mean[self.scaled]
             factor[self.scaled] = 1 / np.where(deviation > 0, deviation, 1)[self.scaled]
         return offset, factor
@@ -107,50 +158,37 @@ def split_note(split: Split, target: Target = "class") -> str:
     return f"no published split: {held}, seed {split.seed}"
 
 
-def _set_aside(name: str, part: Rows, split: Split) -> tuple[Rows, Rows]:
-    kept, held = split.rows(name, part.strata)
-    return part.take(kept), part.take(held)
-
-
-def _chunks(x: Numbers) -> Iterator[slice]:
-    step = max(1, _CHUNK // max(1, x[:1].size))
-    return (slice(start, start + step) for start in range(0, len(x), step))
-
-
-def moments(x: Numbers) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation of every entry of the second axis, over all the others, in two passes."""
-    axes = (0, *range(2, x.ndim))
-    count = max(1, x.size // max(1, x.shape[1]))
-    mean = sum((x[rows].sum(axis=axes, dtype=np.float64) for rows in _chunks(x)), np.zeros(x.shape[1])) / count
-    centre = _along_second_axis(mean, x.ndim)
-    squares = sum((((x[rows] - centre) ** 2).sum(axis=axes) for rows in _chunks(x)), np.zeros(x.shape[1]))
-    deviation = np.sqrt(squares / count)
+def moments(*parts: Numbers) -> tuple[Floats, Floats]:
+    """Return mean and standard deviation of every entry of the second axis, over all the others and all parts."""
+    each = [_moments_of(x, len(parts) > 1) for x in parts]
+    merged = [Moments.merged(same) for same in zip(*each, strict=True)]
+    mean, deviation = (np.array([getattr(one, what) for one in merged]) for what in ("mean", "deviation"))
     # Rounding leaves a constant column with a deviation of about 1e-16 of its value: that is still constant.
     return mean, np.where(deviation <= 1e-12 * np.abs(mean), 0.0, deviation)
+
+
+def _moments_of(x: Numbers, merged: bool) -> list[Moments]:
+    """Return the moments of every entry of the second axis, in two passes; merging needs the mean's error as well."""
+    axes = (0, *range(2, x.ndim))
+    count = max(1, x.size // max(1, x.shape[1]))
+    mean = sum((x[rows].sum(axis=axes, dtype=np.float64) for rows in chunks(x)), np.zeros(x.shape[1])) / count
+    centre, squares, error = _along_second_axis(mean, x.ndim), np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    for rows in chunks(x):
+        apart = x[rows] - centre
+        error += apart.sum(axis=axes) / count if merged else 0
+        squares = squares + (apart**2).sum(axis=axes)
+    columns = zip(mean.tolist(), error.tolist(), squares.tolist(), strict=True)
+    return [Moments(count, *column) for column in columns]
 
 
 def _along_second_axis(values: Floats, dimensions: int) -> Floats:
     return values.reshape((1, -1) + (1,) * (dimensions - 2))
 
 
-def _convert(part: Rows, offset: Floats, factor: Floats) -> Rows:
-    x: Features = np.empty(part.x.shape, dtype=np.float32)
-    shift: Numbers = _along_second_axis(offset, x.ndim)
-    if np.can_cast(
-        part.x.dtype, np.float32
-    ):  # single precision holds these numbers exactly, and is several times faster
-        shift = shift.astype(np.float32)
-    scale = _along_second_axis(factor, x.ndim).astype(np.float32)
-    for rows in _chunks(x):
-        np.subtract(part.x[rows], shift, out=x[rows], casting="same_kind")
-        x[rows] *= scale
-    return replace(part, x=x)
-
-
 def _refuse_nan(where: str, x: Numbers) -> None:
     if x.dtype.kind != "f":
         return
-    for rows in _chunks(x):
+    for rows in chunks(x):
         good = np.isfinite(x[rows]).reshape(len(x[rows]), -1).all(axis=1)
         if not good.all():
             first = rows.start + int(np.argmin(good))

@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import open_unpacked, read_npz, reading, too_large, unpacked_limit
 from fedskew.core.registry import AtLeastOne, NonNegative
+from fedskew.data.cells import label_columns, need_column
 from fedskew.data.convert import part_from, split_parts
 from fedskew.data.dataset import Split, datasets
 from fedskew.data.readers.arrays import Arrays, everything
-from fedskew.data.readers.table import Table, label_columns, need_column
+from fedskew.data.readers.table import Table
 from fedskew.data.source import TestShare
 from fedskew.data.targets import Target
 
 if TYPE_CHECKING:
-    from fedskew.data.readers.table import Frame
+    from fedskew.data.cells import Frame
 
 Separator = Literal["comma", "semicolon", "tab", "space"]
 _MOST_COLUMNS = 100_000
@@ -111,13 +112,13 @@ def npz(
     """
     file = Path(path).expanduser()
     arrays = read_npz(file)
-    train = part_from(str(file), _pick(file, arrays, ""), target)
+    train = part_from(str(file), pick(file, arrays, ""), target)
     tested = None
     if test_path is not None:
         test_file = Path(test_path).expanduser()
-        tested = part_from(str(test_file), _pick(test_file, read_npz(test_file), ""), target)
+        tested = part_from(str(test_file), pick(test_file, read_npz(test_file), ""), target)
     elif "x_test" in arrays:
-        tested = part_from(str(file), _pick(file, arrays, "_test"), target)
+        tested = part_from(str(file), pick(file, arrays, "_test"), target)
     rows, classes, groups = split_parts(str(file), train, tested, target)
     return Arrays(
         train=rows[0],
@@ -210,11 +211,9 @@ def _refuse_short_end(path: Path, sign: str, columns: int) -> None:
 
 def read_parquet(path: Path, drop: Iterable[str] = (), named: Iterable[str | None] = ()) -> "Frame":
     """Read a Parquet file without the dropped columns; ``named`` are levels of a stored index that become columns."""
-    try:
-        import pyarrow
-        from pyarrow import parquet as files
-    except ImportError:
-        raise FedskewError("Parquet files need pyarrow: pip install 'fedskew[parquet]'") from None
+    files = _parquet()
+    import pyarrow
+
     with reading(path):
         try:
             table = _read_columns(path, files.ParquetFile(path), set(drop))
@@ -224,6 +223,14 @@ def read_parquet(path: Path, drop: Iterable[str] = (), named: Iterable[str | Non
         return frame.reset_index([level for level in frame.index.names if level in set(named) - {None}]).reset_index(
             drop=True
         )
+
+
+def _parquet() -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise FedskewError("Parquet files need pyarrow: pip install 'fedskew[parquet]'") from None
+    return parquet
 
 
 def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
@@ -247,7 +254,18 @@ def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
     return file.read([field.name for field in kept])
 
 
-def _pick(path: Path, arrays: dict[str, NDArray[Any]], ending: str) -> tuple[NDArray[Any], ...]:
+def column_names(path: Path, separator: Separator = "comma") -> list[str]:
+    """Return the names of a table's columns, without its rows."""
+    with reading(path), path.open("rb") as file:
+        start = file.read(4)
+    if start != b"PAR1":
+        return _csv_header(path, _SEPARATORS[separator])
+    with reading(path):
+        return list(_parquet().ParquetFile(path).schema_arrow.names)
+
+
+def pick(path: Path, arrays: dict[str, NDArray[Any]], ending: str) -> tuple[NDArray[Any], ...]:
+    """Return the arrays x, y and, if there is one, group of an NPZ file; ``ending`` selects its test arrays."""
     for name in ("x", "y"):
         if name + ending not in arrays:
             raise FedskewError(

@@ -1,0 +1,1 @@
+"""Advice: which method for these clients, from measures of their heterogeneity and short paired trials."""

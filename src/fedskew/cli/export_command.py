@@ -1,0 +1,50 @@
+"""The command ``fedskew export``: write the model of a run as a program that needs no fedskew."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from fedskew.cli.command import Once
+from fedskew.core.errors import unknown
+
+if TYPE_CHECKING:
+    from fedskew.runs.exported_model import Format
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add ``export`` to the command line."""
+    app.command(cls=Once)(export)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a finished run")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="new file", show_default=False)],
+    format: Annotated[
+        str, typer.Option("--format", metavar="TEXT", help="torch (torch.export) or onnx (needs fedskew\\\\[onnx])")
+    ] = "torch",
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="NAME", help="the model of this client; by default the global one")
+    ] = None,
+) -> None:
+    """Write the trained model of a run, with its preprocessing, as a program for use without fedskew.
+
+    It is compared with the model on made rows before it is written.
+
+    \\b
+    fedskew export runs/NAME --format torch --out model.pt2
+    fedskew export runs/NAME --format onnx --out model.onnx
+    """
+    if format not in ("torch", "onnx"):
+        raise unknown("format", format, ("torch", "onnx"))
+    from fedskew.runs.exported_model import export_model
+    from fedskew.runs.open_run import open_run
+
+    done = export_model(open_run(folder), out, cast("Format", format), client)
+    for entry in done.described["inputs"]:
+        columns = [column if isinstance(column, str) else column["name"] for column in entry.get("columns", [])]
+        named = f": {', '.join(columns)}" if columns else ""
+        print(f"input   {entry['name']} {entry['type']} {entry['shape']}{named}")
+    print(f"output  {done.described['output']}")
+    print(f"checked on made rows: differs from the model by at most {done.difference:.1e}")
+    print(f"file: {out}")

@@ -1,0 +1,186 @@
+"""The cells of a table's columns: numbers, categories, classes, and what is refused in each."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.streams import Floats, Ints
+from fedskew.data.targets import Target
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    Frame: TypeAlias = pd.DataFrame
+    Column: TypeAlias = pd.Series[Any]
+
+MISSING, OTHER = "missing", "other"
+
+
+def finite(column: "Column") -> Floats:
+    """Return the numbers of a column, NaN where one is missing or infinite; text is refused."""
+    try:
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError):
+        raise FedskewError(
+            f"column {column.name!r} holds text ({odd_one(column)!r}), and the training rows have numbers there: "
+            "correct it"
+        ) from None
+    return np.where(np.isinf(values), np.nan, values)
+
+
+def categories(column: "Column") -> tuple[Ints, list[str]]:
+    """Return a category number for every row, and the categories as text, 'missing' last."""
+    import pandas as pd
+
+    codes, values = pd.factorize(column)
+    texts = [*(text_of(value) for value in values), MISSING]
+    # Different values may read the same (1 and "1"): they are one category.
+    names = list(dict.fromkeys(texts))
+    position = {text: number for number, text in enumerate(names)}
+    return np.array([position[text] for text in texts], dtype=np.int64)[codes], names
+
+
+def text_of(value: Any) -> str:
+    """Return a cell as text; whole numbers read the same in a column of numbers with and without gaps."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text reads as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def odd_one(column: "Column") -> str:
+    """Return the first text of a column that is no number, or else its first value."""
+    texts = [text_of(value) for value in column.dropna().unique().tolist()]
+    return next((text for text in texts if not is_number(text)), texts[0] if texts else "")
+
+
+def is_numeric(column: "Column") -> bool:
+    """Return whether a column holds numbers; true and false are categories."""
+    import pandas as pd
+
+    return pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
+
+
+def need_column(name: str, column: str, columns: Iterable[Any]) -> None:
+    """Raise an error for a missing column, with the nearest name."""
+    names = [str(known) for known in columns]
+    if column not in names:
+        raise unknown(f"column of {name}", column, names)
+
+
+def label_columns(label: str, target: Target) -> tuple[str, ...]:
+    """The columns that hold the target: one, or with ``target=labels`` all that are named, ``a+b+c``."""
+    return tuple(label.split("+")) if target == "labels" else (label,)
+
+
+def numbers(name: str, what: str, column: "Column") -> NDArray[np.float32]:
+    """A column as float32 numbers; refuses text, and rows without a number."""
+    import pandas as pd
+
+    refuse_missing(name, what, column)
+    if not pd.api.types.is_numeric_dtype(column.dtype):
+        odd = next((value for value in column if not is_number(str(value))), column.iloc[0])
+        raise FedskewError(
+            f"{name}: {what} holds {odd!r}, and target=number takes numbers: correct it, or leave target= out"
+        )
+    with np.errstate(over="ignore"):  # what single precision cannot hold becomes infinite, and is refused as such
+        result: NDArray[np.float32] = column.to_numpy(dtype=np.float64).astype(np.float32)
+    return result
+
+
+def label_matrix(name: str, columns: "Mapping[str, Column]") -> NDArray[np.uint8]:
+    """Columns of 0 and 1 (or of true and false) as a matrix, one column a label."""
+    result = []
+    for title, column in columns.items():
+        refuse_missing(name, f"column {title!r}", column)
+        odd = next((value for value in column.unique() if value not in (0, 1)), None)
+        if odd is not None:
+            raise FedskewError(
+                f"{name}: column {title!r} holds {text_of(odd)}, and target=labels takes 0 and 1: correct it"
+            )
+        result.append(column.to_numpy().astype(np.uint8))
+    return np.stack(result, axis=1)
+
+
+def refuse_missing(name: str, what: str, part: "Column") -> None:
+    """Raise an error if a column of targets or groups has gaps."""
+    missing = part.isna().to_numpy()
+    if missing.any():
+        count, first = int(missing.sum()), int(np.argmax(missing))
+        raise FedskewError(f"{name}: {what} is missing in {count} rows (first: row {first}); fill or remove them")
+
+
+def refuse_fractions(name: str, what: str, part: "Column") -> None:
+    """Raise an error for classes that are not whole numbers or text."""
+    import pandas as pd
+
+    if pd.api.types.is_float_dtype(part.dtype):
+        values = part.to_numpy(dtype=np.float64, na_value=np.nan)
+        broken = values[~np.isnan(values) & ((values != np.floor(values)) | np.isinf(values))]
+        if len(broken):
+            raise FedskewError(
+                f"{name}: {what} holds {broken[0]:g}, labels must be whole numbers or text: round or bin them, "
+                'or learn the numbers themselves (target=number, or split(..., task="regression"))'
+            )
+
+
+def refuse_one_class(name: str, what: str, names: tuple[str, ...]) -> None:
+    """Raise an error if there is nothing to tell apart."""
+    if len(names) < 2:
+        raise FedskewError(f"{name}: {what} holds one class only ({names[0]}); there is nothing to learn")
+
+
+def number_labels(name: str, what: str, parts: "list[Column]") -> tuple[list[Ints], tuple[str, ...]]:
+    """Return labels of any type as 0 … K-1 in sorted order over all parts, and their names."""
+    for part in parts:
+        refuse_fractions(name, what, part)
+    found, names = number_groups(name, what, parts)
+    refuse_one_class(name, what, names)
+    return found, names
+
+
+def number_groups(name: str, what: str, parts: "list[Column]") -> tuple[list[Ints], tuple[str, ...]]:
+    """Return values of any type as 0 … K-1 in sorted order over all parts, and their names; none may be missing."""
+    found = [distinct(name, what, part) for part in parts]
+    names = names_in_order([values for _, values in found])
+    place = {text: number for number, text in enumerate(names)}
+    ranks = [np.array([place[text_of(value)] for value in values], dtype=np.int64) for _, values in found]
+    return [rank[codes] for rank, (codes, _) in zip(ranks, found, strict=True)], names
+
+
+def distinct(name: str, what: str, part: "Column") -> tuple[Ints, list[Any]]:
+    """Return the number of every row's value, and the values, as numbers or text; none may be missing."""
+    import pandas as pd
+
+    refuse_missing(name, what, part)
+    try:
+        codes, values = pd.factorize(part)
+    except TypeError:
+        raise FedskewError(f"{name}: {what} holds lists or the like, expected one number or name a row") from None
+    return np.asarray(codes, dtype=np.int64), values.tolist()
+
+
+def names_in_order(parts: Iterable[Iterable[Any]]) -> tuple[str, ...]:
+    """Return the values of all parts as text, in sorted order: numbers by size, text and mixtures by the alphabet.
+
+    >>> names_in_order([[10, 9], [2.0]]), names_in_order([[10, 9], ["9", "b"]])
+    (('2', '9', '10'), ('10', '9', 'b'))
+    """
+    lists = [list(part) for part in parts]
+    if len({all(isinstance(value, (int, float)) for value in part) for part in lists if part}) > 1:
+        lists = [[text_of(value) for value in part] for part in lists]  # 1 here and "1" there are the same
+    values = {value for part in lists for value in part}
+    try:
+        ordered = sorted(values)
+    except TypeError:  # numbers and text in one column have no order of their own
+        ordered = sorted(values, key=str)
+    return tuple(dict.fromkeys(text_of(value) for value in ordered))

@@ -1,0 +1,352 @@
+"""Fitting a schema from what clients answer: counts and sums that are added up, and never their rows.
+
+A silo is asked three kinds of questions, each about all columns at once: what it has (``describe``), how many of its
+values lie in given intervals (``count``), and the moments of its numbers (``add_up``). The median over all silos is
+found by counting: every round of questions divides the interval that holds it by 4,096, so that five or six rounds
+find it exactly.
+"""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Floats, Ints
+from fedskew.data.cells import MISSING, is_number, label_columns, names_in_order, need_column, refuse_one_class
+from fedskew.data.schema import Categories, Label, Numeric, Schema
+from fedskew.data.targets import Target
+
+Kind: TypeAlias = Literal["number", "text", "time", "empty"]
+Interval: TypeAlias = tuple[int, int]  # first and last key, see ``keys_of``
+BINS = 4096  # into which an interval is divided by one question
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be fitted: the label, which columns are categories, and how many of these become features."""
+
+    label: str
+    target: Target = "class"
+    categorical: tuple[str, ...] = ()
+    max_categories: int = 64
+    standardize: bool = True
+    window: int = 0
+    stride: int = 0
+    compared: bool = False  # whether silos also tell the quartiles of their numbers, to be compared with each other's
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Return the columns of the label."""
+        return label_columns(self.label, self.target)
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """What a silo tells about a column: over its training rows, except for the kind and the example.
+
+    ``low`` and ``high`` are the ends of its numbers, ``quartiles`` its quartiles where they were asked for, ``counts``
+    its categories; of a column of mostly different texts, which nobody should see, there is only how many.
+    """
+
+    kind: Kind
+    example: str
+    missing: int
+    low: float = math.inf
+    high: float = -math.inf
+    quartiles: tuple[float, float, float] | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    texts: int = 0
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a silo tells about itself: its training rows, its columns, and its rows of each class (test rows too)."""
+
+    name: str
+    rows: int
+    columns: Mapping[str, ColumnFacts]
+    classes: Mapping[Any, int]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """How many numbers there are, their mean, its rounding error and the sum of squared differences from it.
+
+    The rounding error makes differences between means exact where numbers are far from zero.
+
+    >>> parts = Moments.of(np.array([1.0, 2.0])), Moments.of(np.array([6.0]))
+    >>> Moments.merged(parts)
+    Moments(count=3, mean=3.0, error=0.0, squares=14.0)
+    """
+
+    count: int
+    mean: float
+    error: float
+    squares: float
+
+    @classmethod
+    def of(cls, values: Floats) -> "Moments":
+        """Return the moments of at least one number."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = values.mean()
+            apart = values - mean
+            return cls(len(values), float(mean), float(apart.mean()), float(np.square(apart).sum()))
+
+    @staticmethod
+    def merged(parts: "Sequence[Moments]") -> "Moments":
+        """Return the moments of the numbers of all parts; the order of the parts does not matter."""
+        base = max(parts, key=lambda part: (part.count, part.mean, part.error))
+        apart = [(part.mean - base.mean) + (part.error - base.error) for part in parts]
+        count = sum(part.count for part in parts)
+        try:
+            shift = math.fsum(part.count * by for part, by in zip(parts, apart, strict=True)) / count
+            squares = math.fsum(
+                part.squares + part.count * (by - shift) ** 2 for part, by in zip(parts, apart, strict=True)
+            )
+        except (OverflowError, ValueError):  # numbers too large to add up
+            return Moments(count, math.nan, math.nan, math.nan)
+        return Moments(count, base.mean + shift, base.error, squares)
+
+    @property
+    def deviation(self) -> float:
+        """Return the standard deviation."""
+        return math.sqrt(self.squares / self.count)
+
+
+class Silo(Protocol):
+    """One client's table, here or on another machine; what it answers is about its training rows."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the client."""
+
+    def describe(self, request: Request) -> Description:
+        """Say what the table has."""
+
+    def count(self, intervals: Mapping[str, Sequence[Interval]]) -> Mapping[str, Sequence[Ints]]:
+        """Count the numbers of some columns in the bins of intervals, see ``in_bins``."""
+
+    def add_up(self, fills: Mapping[str, float]) -> Mapping[str, Moments]:
+        """Return the moments of some columns, with missing numbers filled."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A schema, and what the silos told about themselves."""
+
+    schema: Schema
+    described: tuple[Description, ...]
+
+
+def fit(name: str, silos: Sequence[Silo], request: Request) -> Fitted:
+    """Fit one schema for all silos."""
+    described = tuple(silo.describe(request) for silo in silos)
+    titles = list(dict.fromkeys(title for one in described for title in one.columns))
+    for column in request.categorical:
+        need_column(name, column, titles)
+    kinds = {title: _kind(name, title, described) for title in titles}
+    numeric = {title: _column(title, described) for title, kind in kinds.items() if kind == "number"}
+    fills = medians(silos, numeric)
+    parts = [silo.add_up(fills) for silo in silos] if request.standardize and fills else []
+    columns: list[Numeric | Categories] = []
+    for title in titles:
+        optional = any(title not in one.columns for one in described)
+        if title in numeric:
+            moments = Moments.merged([part[title] for part in parts]) if parts else None
+            columns.append(_numeric(name, title, fills.get(title), moments, numeric[title], optional))
+        else:
+            columns.append(_categories(name, title, described, request, optional))
+    label = Label(request.targets, request.target, _classes(name, described, request))
+    return Fitted(Schema(tuple(columns), label, request.window, request.stride), described)
+
+
+def _classes(name: str, described: Sequence[Description], request: Request) -> tuple[str, ...]:
+    if request.target != "class":
+        return request.targets if request.target == "labels" else ()
+    names = names_in_order(one.classes for one in described)
+    refuse_one_class(name, f"column {request.label!r}", names)
+    return names
+
+
+# -- kinds of columns --------------------------------------------------------------------------------------------------
+
+
+def _kind(name: str, title: str, described: Sequence[Description]) -> Kind:
+    """Return what a column holds, or raise an error that names two silos that disagree."""
+    found: dict[Kind, Description] = {}
+    for one in described:
+        if title in one.columns:
+            found.setdefault(one.columns[title].kind, one)
+    if "time" in found:
+        raise FedskewError(
+            f"{_of(name, found['time'])}: column {title!r} holds times; leave it out with drop={title} or convert it "
+            "to numbers"
+        )
+    found.pop("empty", None)
+    if len(found) == 2:
+        text, number = found["text"], found["number"]
+        raise FedskewError(
+            f"{_of(name, text)}: column {title!r} holds text ({text.columns[title].example!r}), and numbers in "
+            f"{number.name} ({number.columns[title].example}): correct it, or say categorical={title} or drop={title}"
+        )
+    if not found:
+        raise _no_value(name, title)
+    return next(iter(found))
+
+
+def _of(name: str, one: Description) -> str:
+    return f"{name}: {one.name}" if one.name else name
+
+
+def _no_value(name: str, title: str) -> FedskewError:
+    return FedskewError(f"{name}: column {title!r} has no value in any training row; drop={title}")
+
+
+# -- categories --------------------------------------------------------------------------------------------------------
+
+
+def _categories(
+    name: str, title: str, described: Sequence[Description], request: Request, optional: bool
+) -> Categories:
+    """Return the categories of all silos, the rarest pooled, from how often each has them."""
+    counts: dict[str, int] = {}
+    for one in described:
+        facts = one.columns.get(title)
+        if facts is None or facts.kind == "empty":
+            counts[MISSING] = counts.get(MISSING, 0) + one.rows
+            continue
+        if facts.texts and not facts.counts:
+            raise FedskewError(
+                f"{_of(name, one)}: column {title!r} has {facts.texts} texts in {one.rows} training rows; drop={title}"
+            )
+        for value, count in facts.counts.items():
+            counts[value] = counts.get(value, 0) + count
+    seen = sorted((value for value, count in counts.items() if count), key=lambda value: (-counts[value], value))
+    if seen == [MISSING]:
+        raise _no_value(name, title)
+    if title not in request.categorical:
+        _refuse_numbers_as_text(name, title, [value for value in seen if value != MISSING])
+    most, rows = request.max_categories, sum(one.rows for one in described)
+    if len(seen) <= most:
+        return Categories(title, tuple(sorted(seen)), 0, optional)
+    if 2 * len(seen) > rows:
+        raise FedskewError(f"{name}: column {title!r} has {len(seen)} texts in {rows} training rows; drop={title}")
+    return Categories(title, tuple(sorted(seen[: most - 1])), len(seen) - most + 1, optional)
+
+
+def _refuse_numbers_as_text(name: str, title: str, values: list[str]) -> None:
+    """Raise an error for a column of numbers with a few typing errors, which would become thousands of categories."""
+    odd = [value for value in values if not is_number(value)]
+    if 2 * len(odd) < len(values):
+        what = f"{odd[0]!r} among numbers" if odd else "numbers kept as text"
+        raise FedskewError(
+            f"{name}: column {title!r} holds {what}; correct it, or say categorical={title} or drop={title}"
+        )
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The numbers of a column in all silos: how many, and their ends."""
+
+    present: int
+    low: float
+    high: float
+
+
+def _column(title: str, described: Sequence[Description]) -> _Numbers:
+    facts = [(one.rows, one.columns[title]) for one in described if title in one.columns]
+    return _Numbers(
+        sum(rows - each.missing for rows, each in facts),
+        min(each.low for _, each in facts),
+        max(each.high for _, each in facts),
+    )
+
+
+def _numeric(
+    name: str, title: str, fill: float | None, moments: Moments | None, found: _Numbers, optional: bool
+) -> Numeric:
+    if fill is None:
+        raise _no_value(name, title)
+    if moments is None:
+        return Numeric(title, fill, 0.0, 1.0, optional)
+    if not math.isfinite(moments.mean) or not math.isfinite(moments.squares):
+        raise FedskewError(f"{name}: column {title!r} holds numbers too large to add up; drop={title}")
+    return Numeric(title, fill, moments.mean, 1.0 if found.low == found.high else moments.deviation, optional)
+
+
+def keys_of(values: Floats) -> NDArray[np.uint64]:
+    """Return whole numbers in the order of these numbers, one for each that float64 has."""
+    bits = (values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
+    negative = bits >> np.uint64(63) != 0
+    return np.where(negative, ~bits, bits | np.uint64(1 << 63))
+
+
+def _value_of(key: int) -> float:
+    bits = key ^ (1 << 63) if key >> 63 else ~key & (1 << 64) - 1
+    return float(struct.unpack("<d", struct.pack("<Q", bits))[0])
+
+
+def step_of(interval: Interval) -> int:
+    """Return how many keys each bin of an interval has; the last may have fewer."""
+    return -(-(interval[1] - interval[0] + 1) // BINS)
+
+
+def in_bins(keys: NDArray[np.uint64], interval: Interval) -> Ints:
+    """Return how many of these keys, all inside the interval, are in each of its bins."""
+    place = (keys - np.uint64(interval[0])) // np.uint64(step_of(interval))
+    return np.bincount(place.astype(np.int64), minlength=BINS)
+
+
+@dataclass
+class _Search:
+    """The interval that still holds the number of some rank, and its rank therein."""
+
+    interval: Interval
+    rank: int
+
+    @property
+    def done(self) -> bool:
+        return self.interval[0] == self.interval[1]
+
+    def narrow(self, counts: Ints) -> None:
+        """Go on with the bin that holds the rank."""
+        upto = np.cumsum(counts)
+        place = int(np.searchsorted(upto, self.rank, side="right"))
+        first = self.interval[0] + place * step_of(self.interval)
+        last = min(self.interval[1], first + step_of(self.interval) - 1)
+        self.rank -= int(upto[place] - counts[place])
+        self.interval = first, last
+
+
+def medians(silos: Sequence[Silo], numeric: Mapping[str, _Numbers]) -> dict[str, float]:
+    """Return the median of each column that has numbers, exactly, from counts."""
+    searches = {}
+    for title, found in numeric.items():
+        if found.present:
+            low, high = keys_of(np.array([found.low, found.high])).tolist()
+            ranks = (found.present - 1) // 2, found.present // 2
+            searches[title] = [_Search((low, high), rank) for rank in dict.fromkeys(ranks)]
+    while asked := {
+        title: list(dict.fromkeys(search.interval for search in each if not search.done))
+        for title, each in searches.items()
+        if not all(search.done for search in each)
+    }:
+        answers = [silo.count(asked) for silo in silos]
+        for title, intervals in asked.items():
+            total = {
+                interval: np.sum([answer[title][place] for answer in answers if title in answer], axis=0)
+                for place, interval in enumerate(intervals)
+            }
+            for search in searches[title]:
+                if not search.done:
+                    search.narrow(total[search.interval])
+    found_values = {title: [_value_of(search.interval[0]) for search in each] for title, each in searches.items()}
+    return {title: values[0] if len(values) == 1 else sum(values) / 2 for title, values in found_values.items()}

@@ -1,0 +1,246 @@
+"""Files of several clients: one client a file, named by it; tables (CSV, Parquet) or arrays (NPZ)."""
+
+import glob
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import read_npz, reading
+from fedskew.core.registry import AtLeastOne, NonNegative
+from fedskew.data.cells import label_columns, need_column
+from fedskew.data.convert import client_parts, part_from
+from fedskew.data.dataset import Rows, Split, datasets
+from fedskew.data.readers.arrays import Arrays, everything
+from fedskew.data.readers.table import SiloTables, Table
+from fedskew.data.readers.user_files import Separator, column_names, pick, read_table
+from fedskew.data.source import TestShare
+from fedskew.data.targets import Target
+
+if TYPE_CHECKING:
+    from fedskew.data.cells import Frame
+
+ENDINGS = (".csv", ".csv.gz", ".parquet", ".npz")
+TEST = "-test"  # after the name of a client: its own test rows
+RECORD = "split.json"  # of a folder that fedskew split wrote
+_RECORDED = ("drop", "categorical", "standardize", "max_categories", "separator", "target")
+
+
+@datasets.register("silos")
+def silos(
+    *,
+    paths: tuple[str, ...],
+    label: str | None = None,
+    drop: tuple[str, ...] = (),
+    categorical: tuple[str, ...] = (),
+    test: TestShare = 0.2,
+    split_seed: int = 0,
+    standardize: bool = True,
+    max_categories: Annotated[int, AtLeastOne] = 64,
+    window: Annotated[int, NonNegative] = 0,
+    stride: Annotated[int, NonNegative] = 0,
+    separator: Separator = "comma",
+    target: Target = "class",
+) -> SiloTables | Arrays:
+    """Files of several clients, one client a file and named by it: CSV, Parquet or NPZ.
+
+    Columns are aligned by name. Every client holds out test rows for itself, or has them in a file NAME-test.csv. What
+    is fitted (categories, scales, medians) is fitted on the training rows of all, from counts and sums.
+
+    Args:
+        paths: files, patterns (hospital_*.csv), a folder of files or one that fedskew split wrote, a+b+c
+        label: column with the class or the number to predict, or with target=labels all columns of labels, a+b+c
+        drop: columns that are not used, a+b+c
+        categorical: columns to read as categories although they hold numbers, a+b+c
+        test: share of each client's rows held out for test, in proportion within every class
+        split_seed: seed of that split
+        standardize: bring numeric columns to mean 0 and deviation 1
+        max_categories: most features of one text column; the rarest categories are pooled
+        window: rows of one window of a time series, 0 for none; the end of each client's series is then its test part
+        stride: rows from one window to the next, 0 for the length of the window
+        separator: character between the columns of a CSV file
+        target: what the label column holds: a class, a number to predict, or (labels) 0 or 1 in each of its columns
+    """
+    record = _record(paths)
+    files, recorded = files_of(paths, record), record.get("data", {})
+    options: dict[str, Any] = {
+        "drop": drop,
+        "categorical": categorical,
+        "standardize": standardize,
+        "max_categories": max_categories,
+        "separator": separator,
+        "target": target,
+    }
+    options |= {name: _typed(recorded[name]) for name in _RECORDED if name in recorded}
+    if recorded.get("group"):
+        options["drop"] = (*options["drop"], recorded["group"])  # it says which client a row belongs to
+    label = label or recorded.get("label")
+    common = Path(paths[0]).expanduser() / record["test"] if record.get("test") else None
+    split = Split("test", test, split_seed)
+    if all(path.suffix == ".npz" for path in files.values()):
+        return _arrays(files, common, split, options, record)
+    if label is None:
+        raise FedskewError(f"{', '.join(paths)}: label= is missing: the column with the class")
+    tables, tests, test_table = _tables(files, label, options), _tests(files), None
+    if common is not None and not tests:
+        test_table = read_table(common, _there(common, options), options["separator"])
+    made = {
+        client: Table(
+            train=frame,
+            test=tables.get(client + TEST, split if test_table is None else None),
+            label=label,
+            standardize=options["standardize"],
+            categorical=options["categorical"],
+            max_categories=options["max_categories"],
+            window=window,
+            stride=stride,
+            target=options["target"],
+        )
+        for client, frame in tables.items()
+        if client not in tests
+    }
+    return SiloTables(made, test_table)
+
+
+def _typed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# -- which files -------------------------------------------------------------------------------------------------------
+
+
+def is_pattern(path: str) -> bool:
+    """Return whether a path is a pattern for the names of files."""
+    return any(sign in path for sign in "*?[") and not Path(path).expanduser().exists()
+
+
+def holds_tables(folder: Path) -> bool:
+    """Return whether a folder has tables or arrays of clients, and no folders in it, as one of images has."""
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    return any(path.name.lower().endswith(ENDINGS) for path in inside) and not any(path.is_dir() for path in inside)
+
+
+def _record(paths: tuple[str, ...]) -> dict[str, Any]:
+    """Return what a folder of ``fedskew split`` records about its files; empty for other paths."""
+    folders = [path for path in paths if (Path(path).expanduser() / RECORD).is_file()]
+    if not folders:
+        return {}
+    file = Path(folders[0]).expanduser() / RECORD
+    if len(paths) > 1:
+        raise FedskewError(f"{folders[0]} is a whole split, with all its clients: give it alone")
+    with reading(file):
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if record["files"] == "index":
+            raise FedskewError(f"{folders[0]} holds row numbers only: split again without --index")
+        return record
+
+
+def files_of(paths: Iterable[str], record: Mapping[str, Any] | None = None) -> dict[str, Path]:
+    """Return the files by the names of their clients, in their order; ``record`` is that of a split folder."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        for file in _expanded(path, record or {}):
+            name = _name(file)
+            if name in found and found[name] != file:
+                raise FedskewError(f"{found[name]} and {file} both name the client {name!r}: rename one of them")
+            found[name] = file
+    return dict(sorted(found.items()))
+
+
+def _expanded(path: str, record: Mapping[str, Any]) -> list[Path]:
+    place = Path(path).expanduser()
+    if is_pattern(path):
+        files = [Path(name) for name in glob.glob(str(place))]  # noqa: PTH207 - of a whole path, also an absolute one
+    elif place.is_dir():
+        apart = {record.get("test"), f"nobody{record['ending']}"} if record else set()
+        files = [file for file in place.iterdir() if file.name.lower().endswith(ENDINGS) and file.name not in apart]
+        files = [file for file in files if not record or file.name != "partition.npz"]
+    else:
+        files = [place]
+    if not files:
+        raise FedskewError(f"{path}: no file of that name; expected files that end in {', '.join(ENDINGS)}")
+    for file in files:
+        if not file.name.lower().endswith(ENDINGS):
+            raise FedskewError(f"{file} is none of {', '.join(ENDINGS)}: leave it out, or write a narrower pattern")
+    return sorted(files)
+
+
+def _name(file: Path) -> str:
+    ending = next(ending for ending in sorted(ENDINGS, key=len, reverse=True) if file.name.lower().endswith(ending))
+    return file.name[: -len(ending)]
+
+
+def _tests(names: Iterable[str]) -> set[str]:
+    """Return the names that are test files of another."""
+    every = set(names)
+    return {name for name in every if name.endswith(TEST) and name.removesuffix(TEST) in every}
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _tables(files: Mapping[str, Path], label: str, options: Mapping[str, Any]) -> "dict[str, Frame]":
+    if odd := [path for path in files.values() if path.suffix == ".npz"]:
+        raise FedskewError(f"{odd[0]} holds arrays, and other files tables: give files of one kind")
+    columns = {name: column_names(path, options["separator"]) for name, path in files.items()}
+    every = dict.fromkeys(column for names in columns.values() for column in names)
+    for column in options["drop"]:
+        need_column("all files", column, every)
+    tables = {}
+    for name, path in files.items():
+        for column in label_columns(label, options["target"]):
+            need_column(str(path), column, columns[name])
+        dropped = [column for column in options["drop"] if column in columns[name]]
+        tables[name] = read_table(path, dropped, options["separator"])
+    return tables
+
+
+def _there(path: Path, options: Mapping[str, Any]) -> list[str]:
+    names = column_names(path, options["separator"])
+    return [column for column in options["drop"] if column in names]
+
+
+def _arrays(
+    files: Mapping[str, Path],
+    common: Path | None,
+    split: Split,
+    options: Mapping[str, Any],
+    record: Mapping[str, Any],
+) -> Arrays:
+    """Return the arrays of all clients as one, with the client as the group of a row."""
+    encoded = record.get("files") == "arrays"  # as models see them, with numbered classes
+    target: Target = record.get("target_kind", "class") if encoded else options["target"]
+    tests = _tests(files)
+    clients = [name for name in files if name not in tests]
+    loose = {}
+    for name, path in files.items():
+        arrays = read_npz(path)
+        if "series" in arrays and not tests and common is None:
+            raise FedskewError(f"{path} holds windows that overlap, and no test rows: split again with test=0.2, say")
+        loose[name] = part_from(str(path), pick(path, arrays, "")[:2], target)
+        if "x_test" in arrays:
+            loose[name + TEST] = part_from(str(path), pick(path, arrays, "_test")[:2], target)
+    tested = [name for name in clients if name + TEST in loose]
+    if common is not None and not tested:
+        loose[TEST] = part_from(str(common), pick(common, read_npz(common), "")[:2], target)
+    elif tested and len(tested) < len(clients):
+        lacking = next(name for name in clients if name not in tested)
+        raise FedskewError(f"{files[lacking]} has no test rows, and {files[tested[0]]} has: give all of them, or none")
+    rows, classes = client_parts("silos", loose, target, tuple(record["classes"]) if encoded else ())
+
+    def joined(ending: str) -> Rows:
+        return Rows.joined([_grouped(rows[name + ending], number) for number, name in enumerate(clients)])
+
+    test: Rows | Split = joined(TEST) if tested else rows.get(TEST, split)
+    train = joined("")
+    scaled = everything(train.x) if options["standardize"] and not encoded else None
+    features = tuple(record["features"]) if encoded else ()
+    return Arrays(train, test, classes, tuple(clients), features, scaled=scaled, silos=True)
+
+
+def _grouped(rows: Rows, number: int) -> Rows:
+    return replace(rows, group=np.full(len(rows), number))

@@ -1,0 +1,123 @@
+"""A silo in memory: a client's table, which answers the questions of a fit with counts and sums."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.core.streams import Floats, Ints
+from fedskew.data.cells import MISSING, categories, distinct, finite, is_numeric, odd_one, refuse_fractions, text_of
+from fedskew.data.fitting import ColumnFacts, Description, Interval, Moments, Request, in_bins, keys_of
+
+if TYPE_CHECKING:
+    from fedskew.data.cells import Column, Frame
+
+
+class TableSilo:
+    """A client's table: ``rows`` are its training rows, ``left_out`` columns that are no features (label and group).
+
+    ``more`` are further tables of the client, whose classes count as well: its test rows. Errors begin with ``where``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        frame: "Frame",
+        rows: Ints,
+        left_out: Sequence[str | None] = (),
+        more: "Sequence[Frame]" = (),
+        where: str = "",
+    ) -> None:
+        self._name, self._frame, self._rows, self._more = name, frame, rows, more
+        self._where = where or name
+        self._columns = [column for column in frame.columns if column not in left_out]
+        self._narrowed: dict[tuple[str, int], tuple[Interval, NDArray[np.uint64]]] = {}
+
+    @property
+    def name(self) -> str:
+        """Return the name of the client."""
+        return self._name
+
+    def describe(self, request: Request) -> Description:
+        """Say what the table has."""
+        columns = {str(title): self._facts(self._frame[title], request) for title in self._columns}
+        classes = self._classes(request.label) if request.target == "class" else {}
+        return Description(self._name, len(self._rows), columns, classes)
+
+    def _classes(self, label: str) -> dict[Any, int]:
+        """Return the rows of each class, as numbers or text."""
+        result: dict[Any, int] = {}
+        what = f"column {label!r}"
+        for frame in (self._frame, *self._more):
+            refuse_fractions(self._where, what, frame[label])
+            codes, values = distinct(self._where, what, frame[label])
+            plain = [value if isinstance(value, (int, float)) else text_of(value) for value in values]
+            for value, count in zip(plain, np.bincount(codes, minlength=len(plain)).tolist(), strict=True):
+                result[value] = result.get(value, 0) + count
+        return result
+
+    def _facts(self, column: "Column", request: Request) -> ColumnFacts:
+        import pandas as pd
+
+        if column.isna().all():
+            return ColumnFacts("empty", "", len(self._rows))
+        forced = str(column.name) in request.categorical
+        if not forced and (
+            pd.api.types.is_datetime64_any_dtype(column.dtype) or pd.api.types.is_timedelta64_dtype(column.dtype)
+        ):
+            return ColumnFacts("time", text_of(column.dropna().iloc[0]), 0)
+        if is_numeric(column) and not forced:
+            values = finite(column)[self._rows]
+            present = values[~np.isnan(values)]
+            facts = ColumnFacts("number", text_of(column.dropna().iloc[0].item()), len(values) - len(present))
+            if not len(present):
+                return facts
+            first, middle, third = np.quantile(present, [0.25, 0.5, 0.75]) if request.compared else (0.0, 0.0, 0.0)
+            quartiles = (float(first), float(middle), float(third)) if request.compared else None
+            return ColumnFacts(
+                "number", facts.example, facts.missing, float(present.min()), float(present.max()), quartiles
+            )
+        return self._texts(column, request)
+
+    def _texts(self, column: "Column", request: Request) -> ColumnFacts:
+        codes, values = categories(column)
+        found = np.bincount(codes[self._rows], minlength=len(values)).tolist()
+        counts = {value: count for value, count in zip(values, found, strict=True) if count}
+        missing, texts = int(column.isna().to_numpy()[self._rows].sum()), len(counts.keys() - {MISSING})
+        if request.compared and len(counts) > request.max_categories and 2 * len(counts) > len(self._rows):
+            return ColumnFacts("text", "", missing, texts=texts)  # such as names of persons, which stay where they are
+        return ColumnFacts("text", odd_one(column), missing, counts=counts, texts=texts)
+
+    def count(self, intervals: Mapping[str, Sequence[Interval]]) -> dict[str, list[Ints]]:
+        """Count the numbers of some columns in the bins of intervals; columns that it lacks are left out."""
+        return {
+            title: [in_bins(self._keys(title, place, one), one) for place, one in enumerate(asked)]
+            for title, asked in intervals.items()
+            if title in self._columns
+        }
+
+    def _keys(self, title: str, place: int, interval: Interval) -> NDArray[np.uint64]:
+        """Return the keys of a column's numbers in an interval, which are few after the first question."""
+        (low, high), keys = self._narrowed.get((title, place), ((1, 0), np.zeros(0, dtype=np.uint64)))
+        if not low <= interval[0] <= interval[1] <= high:
+            values = self._values(title)
+            keys = keys_of(values[~np.isnan(values)])
+        keys = keys[(keys >= np.uint64(interval[0])) & (keys <= np.uint64(interval[1]))]
+        if 8 * len(keys) < len(self._rows):
+            self._narrowed[title, place] = interval, keys
+        return keys
+
+    def _values(self, title: str) -> Floats:
+        return finite(self._frame[title])[self._rows]
+
+    def add_up(self, fills: Mapping[str, float]) -> dict[str, Moments]:
+        """Return the moments of some columns, with missing numbers filled."""
+        result = {}
+        for title, fill in fills.items():
+            if title in self._columns:
+                values = self._values(title)
+                result[title] = Moments.of(np.where(np.isnan(values), fill, values))
+            else:
+                result[title] = Moments(len(self._rows), fill, 0.0, 0.0)
+        return result

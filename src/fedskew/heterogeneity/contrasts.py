@@ -1,0 +1,241 @@
+"""Each client against all others, one column at a time: what differs most where, in which direction, by what factor."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from fedskew.core.streams import Floats, Ints, Stream
+from fedskew.data.dataset import Dataset, Rows
+from fedskew.data.differences import factor_between
+from fedskew.data.partition import Partition
+from fedskew.data.schema import Categories, Numeric, Scaling, Schema
+from fedskew.heterogeneity.effects import LEVEL, Effect, Sample, cramers_v, cramers_v_interval, hedges_g
+
+Kind: TypeAlias = Literal["number", "category"]
+Strength: TypeAlias = Literal["no", "weak", "medium", "strong"]
+# Cohen (1988): small, medium and large effects of means (d) and of categories (w, which is V of two rows).
+COHEN: dict[Kind, tuple[float, float, float]] = {"number": (0.2, 0.5, 0.8), "category": (0.1, 0.3, 0.5)}
+STRENGTHS: tuple[Strength, ...] = ("no", "weak", "medium", "strong")
+LEAST_ROWS = 20  # of a client whose median and spread are compared with those of others
+
+
+def strength_of(effect: float, kind: Kind) -> Strength:
+    """Return how strong an effect is called.
+
+    >>> strength_of(-0.6, "number"), strength_of(0.6, "category")
+    ('medium', 'strong')
+    """
+    return STRENGTHS[sum(abs(effect) >= limit for limit in COHEN[kind])]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One column of one client against the rows of all others.
+
+    Args:
+        client: number of the client
+        column: name of the column
+        kind: number, with Hedges' g as the effect (positive: higher here), or category, with Cramér's V
+        effect: the effect, with ``low`` and ``high`` as the ends of its 95 % interval
+        surely: the effect that is there at least, at a level for all columns of all clients together; 0 if none is
+        here: the client's median; of a category, the share of ``category``, whose shares differ most
+        others: the same for the rows of all others
+        factor: by what numbers are multiplied here, where median and spread agree on it
+        category: see ``here``
+    """
+
+    client: int
+    column: str
+    kind: Kind
+    effect: float
+    low: float
+    high: float
+    surely: float
+    here: float
+    others: float
+    factor: float | None = None
+    category: str | None = None
+
+    @property
+    def strength(self) -> Strength:
+        """Return how strong the effect is at least."""
+        return strength_of(self.surely, self.kind)
+
+    def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return it as plain values, with the client's name."""
+        return {**asdict(self), "name": names[self.client], "strength": self.strength}
+
+    def words(self) -> str:
+        """Return the difference in a few words, without the names of client and column."""
+        if self.factor is not None:
+            medians = f"median {self.here:.4g} against {self.others:.4g}"
+            return f"{self.factor:.3g} times the others' ({medians}; another unit?)"
+        if self.kind == "number":
+            way = "higher" if self.effect > 0 else "lower"
+            return f"{way} (median {self.here:.4g} against {self.others:.4g})"
+        way = "more" if self.here > self.others else "less"
+        return f"{way} often {self.category!r} ({self.here:.1%} against {self.others:.1%})"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A column of all rows, which are in the order of their clients: numbers, or the numbers of named categories."""
+
+    name: str
+    values: Floats
+    categories: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """Return what it holds."""
+        return "category" if self.categories else "number"
+
+
+class Compared:
+    """A variable, divided among clients: the effect of each, and everything about one of them."""
+
+    def __init__(self, variable: Variable, offsets: Ints, clients: Ints) -> None:
+        self.variable, self.offsets, self.clients = variable, offsets, clients
+
+    def _mine(self, client: int) -> slice:
+        return slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """Return how large the effect is at each of the clients, in large effects."""
+        large, clients = COHEN[self.variable.kind][-1], self.clients.tolist()
+        if self.variable.categories:
+            return np.array([cramers_v(self._against(client)) for client in clients]) / large
+        return np.abs([self._effect(client, LEVEL).value for client in clients]) / large
+
+    def _effect(self, client: int, level: float) -> Effect:
+        if self.variable.categories:
+            return cramers_v_interval(self._against(client), level)
+        return hedges_g(self._samples[client], self._without(self._samples[client]), level)
+
+    def _against(self, client: int) -> Ints:
+        """Return the counts of the categories at a client, and at all others."""
+        return np.stack([self._counts[client], self._counts.sum(0) - self._counts[client]])
+
+    @cached_property
+    def _counts(self) -> Ints:
+        codes, kinds = self.variable.values.astype(np.int64), len(self.variable.categories)
+        owner = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+        table = np.bincount(owner * kinds + codes, minlength=(len(self.offsets) - 1) * kinds)
+        return table.reshape(-1, kinds)
+
+    @cached_property
+    def _centre(self) -> float:
+        return float(self.variable.values.mean())
+
+    @cached_property
+    def _samples(self) -> dict[int, Sample]:
+        """Of each client, about the mean of all rows, so that differences of sums are exact enough."""
+        apart = self.variable.values - self._centre
+        return {int(client): Sample.of(apart[self._mine(int(client))]) for client in self.clients}
+
+    @cached_property
+    def _all(self) -> Sample:
+        return Sample.of(self.variable.values - self._centre)
+
+    def _without(self, mine: Sample) -> Sample:
+        """Return all rows but these."""
+        size = self._all.size - mine.size
+        if not size:
+            return Sample(0, 0.0, 0.0)
+        mean = (self._all.size * self._all.mean - mine.size * mine.mean) / size
+        between = mine.size * size / self._all.size * (mine.mean - mean) ** 2
+        return Sample(size, mean, max(self._all.squares - mine.squares - between, 0.0))
+
+    @cached_property
+    def _quartiles(self) -> dict[int, tuple[float, float, float]]:
+        return {
+            int(client): _quartiles(self.variable.values[self._mine(int(client))])
+            for client in self.clients
+            if self._mine(int(client)).stop - self._mine(int(client)).start >= LEAST_ROWS
+        }
+
+    def _factor(self, client: int) -> float | None:
+        """Return by what factor a client's numbers differ from those of the client whose median is the middle."""
+        known = sorted(self._quartiles.values(), key=lambda three: (three[1], three))
+        if client not in self._quartiles or len(known) < 2:
+            return None
+        return factor_between(self._quartiles[client], known[(len(known) - 1) // 2])
+
+    def contrast(self, client: int, simultaneous: float) -> Contrast:
+        """Return everything about one client; ``simultaneous`` is the level of intervals for all at once."""
+        effect, sure = self._effect(client, LEVEL), self._effect(client, simultaneous)
+        surely = max(sure.low, -sure.high, 0.0)  # NaN is none of these
+        common = (client, self.variable.name, self.variable.kind, *effect, surely)
+        if self.variable.categories:
+            here, others = (part / max(part.sum(), 1) for part in self._against(client))
+            most = int(np.argmax(np.abs(here - others)))
+            return Contrast(*common, float(here[most]), float(others[most]), category=self.variable.categories[most])
+        values, mine = self.variable.values, self._mine(client)
+        rest = np.concatenate([values[: mine.start], values[mine.stop :]])
+        middle = float(np.median(rest)) if len(rest) else float("nan")
+        return Contrast(*common, float(np.median(values[mine])), middle, self._factor(client))
+
+
+def _quartiles(values: Floats) -> tuple[float, float, float]:
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return low, middle, high
+
+
+def variables_of(rows: Rows, partition: Partition, data: Dataset | None, most: int | None, seed: int) -> list[Variable]:
+    """Return what clients are compared by: the columns of a table in their own units, or means and spreads of channels.
+
+    Of more than ``most`` columns a random sample. ``data`` has names and units; without it, or where it has none,
+    features are numbered, and in the units in which they are stored.
+    """
+    names, pipeline = (data.features, data.schema) if data else ((), None)
+    table = pipeline if isinstance(pipeline, Schema) and rows.x.ndim == 2 else None
+    count = len(table.columns) if table else rows.x.shape[1]
+    stream = Stream(seed, "measure variables")
+    chosen = np.arange(count) if most is None or count <= most else np.sort(stream.sample(count, most))
+    if table:
+        return list(_of_schema(table, rows, partition, chosen))
+    scaling = pipeline if isinstance(pipeline, Scaling) else None
+    return [variable for i in chosen.tolist() for variable in _of_entry(rows, partition, i, names, scaling)]
+
+
+def _of_schema(schema: Schema, rows: Rows, partition: Partition, chosen: Ints) -> Iterator[Variable]:
+    starts = np.cumsum([0, *(len(column.features) for column in schema.columns)]).tolist()
+    for place in chosen.tolist():
+        column, part = schema.columns[place], slice(starts[place], starts[place + 1])
+        x = rows.x[partition.rows, part]
+        if isinstance(column, Numeric):
+            yield Variable(column.name, x[:, 0].astype(np.float64) * column.deviation + column.mean)
+        else:
+            assert isinstance(column, Categories)
+            titles = tuple(feature.removeprefix(f"{column.name}=") for feature in column.features)
+            code = np.where(x.any(1), x.argmax(1), len(titles))  # a row may have none of them
+            yield Variable(column.name, code.astype(np.float64), (*titles, "none of these"))
+
+
+def _of_entry(
+    rows: Rows, partition: Partition, entry: int, names: Sequence[str], scaling: Scaling | None
+) -> Iterator[Variable]:
+    """Yield a column of numbers; or the mean and the deviation, over each row, of a channel of images or windows."""
+    x = rows.x[partition.rows, entry]
+    offset, factor = (scaling.offset[entry], scaling.factor[entry]) if scaling else (0.0, 1.0)
+    if x.ndim == 1:
+        name = names[entry] if entry < len(names) else f"feature {entry}"
+        yield Variable(name, x.astype(np.float64) / factor + offset)
+        return
+    name, values = names[entry] if entry < len(names) else f"channel {entry}", x.reshape(len(x), -1)
+    yield Variable(f"mean of {name}", values.mean(1, dtype=np.float64) / factor + offset)
+    yield Variable(f"deviation of {name}", values.std(1, dtype=np.float64) / abs(factor))
+
+
+def label_variables(rows: Rows, partition: Partition, names: Sequence[str]) -> list[Variable]:
+    """Return the targets as variables: classes, a number, or several labels with yes and no."""
+    if rows.labelled:
+        return [Variable("label", rows.labels[partition.rows].astype(np.float64), tuple(names))]
+    y = rows.y[partition.rows].astype(np.float64)
+    if rows.target == "number":
+        return [Variable("target", y)]
+    return [Variable(f"label {name}", y[:, i], ("no", "yes")) for i, name in enumerate(names)]

@@ -1,0 +1,49 @@
+"""The classifier two-sample test (Lopez-Paz and Oquab 2017): can a classifier tell a client's rows from the others'?"""
+
+import numpy as np
+
+from fedskew.core.streams import Floats, Ints, Stream, substream
+from fedskew.heterogeneity.coded import Columns
+from fedskew.tasks.scores import auc
+
+FOLDS = 5
+LEAST_ROWS = 2 * FOLDS  # of a client that is tested
+MOST_ROWS = 1_000  # of the client, and of the others, that are drawn
+MOST_CLIENTS = 20  # that are tested, at even steps
+MOST_FEATURES = 64  # that the classifier sees, drawn at random
+TREES = 50
+
+
+def clients_to_test(clients: Ints, sizes: Ints) -> Ints:
+    """Return which of these clients are tested: those with enough rows on both sides, at even steps if many."""
+    enough = clients[(sizes >= LEAST_ROWS)[clients] & (sizes.sum() - sizes >= LEAST_ROWS)[clients]]
+    few: Ints = enough[:: max(-(-len(enough) // MOST_CLIENTS), 1)]
+    return few
+
+
+def two_sample_auc(columns: Columns, offsets: Ints, client: int, stream: Stream) -> tuple[float, int, int]:
+    """Return the AUC with which extremely randomised trees tell a client's rows from those of all others.
+
+    Every row is scored by trees that were grown without its fold of five. 0.5 is chance; 1 is a client whose every row
+    can be told from the others' by its features. It comes with the number of rows of either kind.
+    """
+    from sklearn.ensemble import ExtraTreesClassifier
+    from sklearn.model_selection import StratifiedKFold
+
+    begin, end = int(offsets[client]), int(offsets[client + 1])
+    others = np.concatenate([np.arange(begin), np.arange(end, int(offsets[-1]))])
+    mine = _some(np.arange(begin, end), MOST_ROWS, substream(stream, client, 0))
+    rest = _some(others, MOST_ROWS, substream(stream, client, 1))
+    chosen = _some(np.arange(len(columns.chosen)), MOST_FEATURES, substream(stream, client, 2))
+    x = columns.scaled(chosen, np.concatenate([mine, rest])).T.astype(np.float32)
+    positive = np.arange(len(x)) < len(mine)
+    seed = int(substream(stream, client, 3).sample(2**31 - 1, 1)[0])
+    scores: Floats = np.empty(len(x))
+    for fold, (kept, left) in enumerate(StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(x, positive)):
+        trees = ExtraTreesClassifier(TREES, min_samples_leaf=3, random_state=seed + fold, n_jobs=1)
+        scores[left] = trees.fit(x[kept], positive[kept]).predict_proba(x[left])[:, 1]
+    return auc(scores, positive), len(mine), len(rest)
+
+
+def _some(of: Ints, most: int, stream: Stream) -> Ints:
+    return of if len(of) <= most else of[np.sort(stream.sample(len(of), most))]
