@@ -1,4 +1,4 @@
-"""Convert the creatinine of a file from micromoles per litre to milligrams per decilitre: python correct_unit.py FILE"""
+"""Convert the creatinine of a file from micromoles per litre to milligrams per decilitre: correct_unit.py FILE"""
 
 import sys
 
