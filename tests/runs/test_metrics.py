@@ -187,6 +187,11 @@ def test_the_threshold_is_chosen_on_validation_rows_and_stored(rare: fs.Federati
     others = margin(rare.validation)
     assert at_chosen >= max(known.balanced_accuracy_score(rare.validation.y, others > limit) for limit in others)
     assert "thresholds.json" in (tmp_path / "run" / "final.json").read_text()  # with its checksum
+    table = pd.read_csv(tmp_path / "rare.csv").drop(columns="y")
+    found = fs.open_run(tmp_path / "run").predict(table)["prediction"]
+    parts = (rare.data.train, rare.validation, rare.test)
+    above = sum(int((margin(rows) > stored["logit"]).sum()) for rows in parts)
+    assert (found == rare.data.classes[1]).sum() == above != sum(int((margin(rows) > 0).sum()) for rows in parts)
 
 
 # -- classes and clients -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.differences import factor_between
 from fedskew.data.partition import Partition
-from fedskew.data.schema import Categories, Numeric, Schema
+from fedskew.data.schema import Categories, Numeric, Scaling, Schema
 from fedskew.heterogeneity.effects import LEVEL, Effect, Sample, cramers_v, cramers_v_interval, hedges_g
 
 Kind: TypeAlias = Literal["number", "category"]
@@ -191,19 +191,15 @@ def variables_of(rows: Rows, partition: Partition, data: Dataset | None, most: i
     Of more than ``most`` columns a random sample. ``data`` has names and units; without it, or where it has none,
     features are numbered, and in the units in which they are stored.
     """
-    schema = data.schema if data is not None and rows.x.ndim == 2 and isinstance(data.schema, Schema) else None
-    names = () if data is None else data.features
-    count = len(schema.columns) if schema else rows.x.shape[1]
+    names, pipeline = (data.features, data.schema) if data else ((), None)
+    table = pipeline if isinstance(pipeline, Schema) and rows.x.ndim == 2 else None
+    count = len(table.columns) if table else rows.x.shape[1]
     stream = Stream(seed, "measure variables")
     chosen = np.arange(count) if most is None or count <= most else np.sort(stream.sample(count, most))
-    if schema:
-        return list(_of_schema(schema, rows, partition, chosen))
-    if rows.x.ndim == 2:
-        return [
-            Variable(names[i] if i < len(names) else f"feature {i}", rows.x[partition.rows, i].astype(np.float64))
-            for i in chosen.tolist()
-        ]
-    return list(_of_channels(rows, partition, chosen, names))
+    if table:
+        return list(_of_schema(table, rows, partition, chosen))
+    scaling = pipeline if isinstance(pipeline, Scaling) else None
+    return [variable for i in chosen.tolist() for variable in _of_entry(rows, partition, i, names, scaling)]
 
 
 def _of_schema(schema: Schema, rows: Rows, partition: Partition, chosen: Ints) -> Iterator[Variable]:
@@ -220,13 +216,19 @@ def _of_schema(schema: Schema, rows: Rows, partition: Partition, chosen: Ints) -
             yield Variable(column.name, code.astype(np.float64), (*titles, "none of these"))
 
 
-def _of_channels(rows: Rows, partition: Partition, chosen: Ints, names: Sequence[str]) -> Iterator[Variable]:
-    """Yield the mean and the standard deviation, over each row, of every channel of images or windows."""
-    for channel in chosen.tolist():
-        values = rows.x[partition.rows, channel].reshape(len(partition.rows), -1)
-        name = names[channel] if channel < len(names) else f"channel {channel}"
-        yield Variable(f"mean of {name}", values.mean(1, dtype=np.float64))
-        yield Variable(f"deviation of {name}", values.std(1, dtype=np.float64))
+def _of_entry(
+    rows: Rows, partition: Partition, entry: int, names: Sequence[str], scaling: Scaling | None
+) -> Iterator[Variable]:
+    """Yield a column of numbers; or the mean and the deviation, over each row, of a channel of images or windows."""
+    x = rows.x[partition.rows, entry]
+    offset, factor = (scaling.offset[entry], scaling.factor[entry]) if scaling else (0.0, 1.0)
+    if x.ndim == 1:
+        name = names[entry] if entry < len(names) else f"feature {entry}"
+        yield Variable(name, x.astype(np.float64) / factor + offset)
+        return
+    name, values = names[entry] if entry < len(names) else f"channel {entry}", x.reshape(len(x), -1)
+    yield Variable(f"mean of {name}", values.mean(1, dtype=np.float64) / factor + offset)
+    yield Variable(f"deviation of {name}", values.std(1, dtype=np.float64) / abs(factor))
 
 
 def label_variables(rows: Rows, partition: Partition, names: Sequence[str]) -> list[Variable]:
