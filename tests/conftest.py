@@ -46,8 +46,9 @@ def fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 @pytest.fixture
-def hospitals() -> dict[str, pd.DataFrame]:
+def hospitals(monkeypatch: pytest.MonkeyPatch) -> dict[str, pd.DataFrame]:
     """Return four made hospitals with gaps: B lacks a class, C a column, and D has creatinine in other units."""
+    monkeypatch.setattr("fedskew.runs.execute._told", set())  # so that every test is warned of their differences
     rng, result = np.random.default_rng(0), {}
     for place, name in enumerate("ABCD"):
         n = 240 + 40 * place

@@ -118,9 +118,11 @@ def test_no_pickle_and_no_fedskew(hospitals: Frames, new: pd.DataFrame, tmp_path
     )
     done = export_model(run, tmp_path / "own.pt2", "torch", client="hospital_B")
     with zipfile.ZipFile(tmp_path / "own.pt2") as archive:
-        for name in archive.namelist():
-            content = archive.read(name)
-            assert not content.startswith((b"\x80", b"PK")), f"{name} is a pickle"
+        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+        stored = [json.loads(archive.read(name))["config"] for name in sizes if name.endswith("_config.json")]
+    assert sizes["archive/data/sample_inputs/model.pt"] == 0
+    assert len(stored) == 2
+    assert not any(entry["use_pickle"] for config in stored for entry in config.values())
     wanted = run.predict(new, client="hospital_B", proba=True).iloc[:, 1:].to_numpy()
     given = inputs_of(new, dict(done.described))
     np.savez(tmp_path / "given.npz", **given)

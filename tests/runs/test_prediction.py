@@ -127,6 +127,20 @@ def test_images_are_normalised_as_in_training(tmp_path: Path) -> None:
         opened.predict(np.full((1, 1, 8, 8), np.nan))
 
 
+def test_a_frame_of_numbers_is_read_by_name(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "c"]).assign(y=np.arange(60) % 2)
+    run = fs.train(fs.split(frame, "iid", clients=2, label="y"), "logreg", rounds=1, folder=tmp_path / "run")
+    wanted = run.predict(frame[["a", "b", "c"]].to_numpy(), proba=True)
+    opened = fs.open_run(tmp_path / "run")
+    np.testing.assert_array_equal(opened.predict(frame[["c", "y", "a", "b"]], proba=True).to_numpy(), wanted.to_numpy())
+    with pytest.raises(FedskewError, match="the data lacks column 'b', on which the model was trained"):
+        opened.predict(frame.drop(columns="b"))
+    images = fs.train(fs.split(fs.load("digits"), "iid", clients=2), "logreg", rounds=1, folder=False)
+    with pytest.raises(FedskewError, match=r"the data is a table of columns; give an array of shape"):
+        images.predict(frame)
+
+
 def test_numbers_and_labels(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"a": rng.normal(size=80), "b": rng.normal(size=80)})

@@ -145,7 +145,8 @@ class Dataset:
         if self.schema is not None:
             return self.schema
         columns = self.shape[0]
-        return Scaling(self.shape, (0.0,) * columns, (1.0,) * columns, Label(("y",), self.target, self.classes))
+        label = Label(("y",), self.target, self.classes)
+        return Scaling(self.shape, (0.0,) * columns, (1.0,) * columns, label, self.features)
 
     @property
     def label_names(self) -> tuple[str, ...]:

@@ -208,13 +208,14 @@ class Scaling:
     """How arrays (images, signals, tables of numbers) become features, and the label.
 
     From every entry of the second axis (a column or channel) ``offset`` is subtracted, and the rest multiplied with
-    ``factor``; ``shape`` is that of a row.
+    ``factor``; ``shape`` is that of a row, and ``features`` are the names of columns, if they have any.
     """
 
     shape: tuple[int, ...]
     offset: tuple[float, ...]
     factor: tuple[float, ...]
     label: Label
+    features: tuple[str, ...] = ()
 
     def encode(self, x: NDArray[Any]) -> Features:
         """Return the features of rows, as float32."""
@@ -228,6 +229,14 @@ class Scaling:
             np.subtract(x[rows], shift, out=result[rows], casting="same_kind")
             result[rows] *= scale
         return result
+
+    def array(self, name: str, frame: "Frame") -> NDArray[Any]:
+        """Return the columns of a table that are features, by name."""
+        lacking = next((feature for feature in self.features if feature not in frame.columns), None)
+        if not self.features or lacking is not None:
+            what = f"lacks column {lacking!r}, on which the model was trained" if lacking else "is a table of columns"
+            raise FedskewError(f"{name} {what}; give an array of shape {('rows', *self.shape)}, or these columns")
+        return frame[list(self.features)].to_numpy()
 
     def check(self, name: str, x: NDArray[Any]) -> None:
         """Raise an error for new rows that do not fit."""
@@ -247,8 +256,8 @@ class Scaling:
     def from_json(cls, content: Mapping[str, Any]) -> "Scaling":
         """Return the scaling that ``to_json`` wrote."""
         with _reading(content):
-            shape, offset, factor = (tuple(content[part]) for part in ("shape", "offset", "factor"))
-            return cls(shape, offset, factor, _label(content))
+            shape, offset, factor, names = (tuple(content[part]) for part in ("shape", "offset", "factor", "features"))
+            return cls(shape, offset, factor, _label(content), names)
 
 
 Pipeline: TypeAlias = Schema | Scaling

@@ -53,6 +53,7 @@ from fedskew.tasks.task import choice_of as choice_of_task
 from fedskew.tasks.task import resolve as resolve_task
 
 _WARNINGS = 20  # about differences between clients
+_told: set[str] = set()  # those that were given
 PARTITION_SETTINGS = ("data", "validation", "skew", "clients", "split_seed", "client_test", "bins")
 
 
@@ -88,12 +89,17 @@ def starting(
 
 
 def _warn_of_differences(fed: Federation) -> None:
-    """Warn of what is not the same at all clients, which training would not show."""
+    """Warn of what is not the same at all clients, which training would not show; once of each, in a process."""
     found = fed.data.differences
-    for line in found[:_WARNINGS]:
-        warnings.warn(line, stacklevel=2)
-    if len(found) > _WARNINGS:
-        warnings.warn(f"{len(found) - _WARNINGS} more differences between clients (fedskew data check)", stacklevel=2)
+    more = len(found) - _WARNINGS
+    lines = [
+        *found[:_WARNINGS],
+        *([f"{more} more differences between clients (fedskew data check)"] if more > 0 else []),
+    ]
+    for line in lines:
+        if line not in _told:
+            warnings.warn(line, stacklevel=3)
+    _told.update(lines)
 
 
 def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:

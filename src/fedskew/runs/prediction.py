@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PREDICTION = "prediction"  # the column with the predicted class or number
-THE_DATA = "the data"  # in errors, where they have no name
 
 
 class Trained(Protocol):
@@ -57,17 +56,19 @@ class Trained(Protocol):
         """Return the model of a client, or the global one."""
 
 
-def predict(run: Trained, data: Any, client: int | str | None = None, proba: bool = False) -> "pd.DataFrame":
+def predict(
+    run: Trained, data: Any, client: int | str | None = None, proba: bool = False, name: str = "the data"
+) -> "pd.DataFrame":
     """Return one row for each row of the data: the predicted class or number, or a column of 0 and 1 a label.
 
-    With ``proba`` there is also a column ``p(NAME)`` for each class or label.
+    With ``proba`` there is also a column ``p(NAME)`` for each class or label. Errors begin with ``name``.
     """
     import pandas as pd
 
     pipeline, task = run.pipeline, run.task
     if proba:
         refuse_probabilities(task)
-    x = features(pipeline, THE_DATA, data)
+    x = features(pipeline, name, data)
     outputs = outputs_of(run.model_in_use(client), x, run.threads)
     names = pipeline.label.classes
     decided = decide(task, outputs, run.threshold if client is None else None)
@@ -85,11 +86,7 @@ def predict(run: Trained, data: Any, client: int | str | None = None, proba: boo
 
 def predict_file(run: Trained, path: Path, client: int | str | None = None, proba: bool = False) -> str:
     """Return the predictions for the rows of a file as CSV, with the number of the row (of a window: its first)."""
-    data = read_rows(path, run.pipeline, run.separator)
-    try:
-        found = predict(run, data, client, proba)
-    except FedskewError as problem:
-        raise FedskewError(str(problem).replace(THE_DATA, str(path), 1)) from None
+    found = predict(run, read_rows(path, run.pipeline, run.separator), client, proba, str(path))
     step = (run.pipeline.stride or run.pipeline.window or 1) if isinstance(run.pipeline, Schema) else 1
     found.insert(0, "row", np.arange(len(found)) * step)
     return found.to_csv(index=False, lineterminator="\n")
@@ -100,13 +97,14 @@ def features(pipeline: Pipeline, name: str, data: Any) -> Features:
 
     Raises an error, with the name of the column, for data that do not fit.
     """
+    named = hasattr(data, "columns")
+    frame = data.set_axis([str(column) for column in data.columns], axis=1) if named else data
     if isinstance(pipeline, Scaling):
-        x: NDArray[Any] = np.asarray(data)
+        x: NDArray[Any] = pipeline.array(name, frame) if named else np.asarray(data)
         pipeline.check(name, x)
         return pipeline.encode(x)
-    if not hasattr(data, "columns"):
+    if not named:
         raise FedskewError(f"{name}: the model was trained on a table: give a data frame, got {type(data).__name__}")
-    frame = data.set_axis([str(column) for column in data.columns], axis=1)
     pipeline.check(name, frame)
     encoded = pipeline.encode(frame)
     if not np.isfinite(encoded).all():
@@ -125,6 +123,8 @@ def read_rows(path: Path, pipeline: Pipeline, separator: Separator = "comma") ->
             raise FedskewError(f"{path} holds arrays, and the model was trained on a table: give a CSV or Parquet file")
         return read_table(path, (), separator)
     if path.suffix != ".npz":
+        if pipeline.features:
+            return read_table(path, (), separator)
         raise FedskewError(f"{path}: the model was trained on arrays: give an NPZ file with x")
     arrays = read_npz(path)
     if "x" not in arrays:

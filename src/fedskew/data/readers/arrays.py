@@ -57,7 +57,7 @@ class Arrays:
         if self.scaled is not None:
             train = replace(train, unit=1 / factor)
         target = Label(("y",), train.target, self.classes)
-        scaling = Scaling(train.x.shape[1:], tuple(offset.tolist()), tuple(factor.tolist()), target)
+        scaling = Scaling(train.x.shape[1:], tuple(offset.tolist()), tuple(factor.tolist()), target, self.features)
         return Dataset(
             name=name,
             train=replace(train, x=scaling.encode(train.x)),
