@@ -33,7 +33,7 @@ def test_predict(trained: Command, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = fs.open_run("out").predict(new, client="hospital_D", proba=True)
     assert found["row"].tolist() == list(range(len(new)))
     pd.testing.assert_frame_equal(found.drop(columns="row"), wanted, check_dtype=False)
-    assert trained("predict out new.csv") == 0
+    assert trained("predict out new.csv --client hospital_A") == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "row,prediction"
     assert len(told) == len(new) + 1
@@ -45,6 +45,7 @@ def test_predict_refuses(trained: Command, capsys: pytest.CaptureFixture[str]) -
     pd.read_csv("new.csv", sep=";").rename(columns={"age": "Age"}).to_csv("odd.csv", index=False, sep=";")
     for command, message in [
         ("predict out odd.csv --out p.csv", "odd.csv lacks column 'age', on which the model was trained; it has Age"),
+        ("predict out new.csv --out p.csv", "every client of this run keeps a part of the model (features"),
         ("predict out new.csv --out taken.csv", "--out taken.csv exists already"),
         ("predict out new.csv --client hospital_X --out p.csv", "unknown client of out 'hospital_X'"),
         ("predict out nothing.csv --out p.csv", "nothing.csv is not there"),

@@ -84,9 +84,9 @@ def test_the_model_of_a_client(data: fs.Dataset, hospitals: Frames, tmp_path: Pa
         pd.testing.assert_frame_equal(opened.predict(new, client=name), run.predict(new, client=number))
         differ.append(not torch.equal(wanted, evaluated(run, run.server.state())))
     assert any(differ) == (method not in ("fedavg", "central"))
-    if method == "local":
+    if method in ("fedbn", "fedper", "local"):
         for used in (run, opened):
-            with pytest.raises(FedskewError, match="share no model: say whose to use, client= one of hospital_A, "):
+            with pytest.raises(FedskewError, match="share no whole one: say whose to use, client= one of hospital_A, "):
                 used.predict(new)
     else:
         assert len(opened.predict(new)) == len(new)

@@ -19,7 +19,7 @@ from fedskew.data.partition import Partition
 from fedskew.data.readers.user_files import Separator
 from fedskew.data.schema import Pipeline, pipeline_from
 from fedskew.models.build import build
-from fedskew.models.parameters import load_weights, trainable
+from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.checkpoint import own_part
 from fedskew.runs.choices import from_python
@@ -129,12 +129,12 @@ class Record:
         return model.eval()
 
     def model_in_use(self, client: "int | str | None") -> nn.Module:
-        """Return the model of a client, or the global one, if there is one that was trained."""
+        """Return the model of a client, or the global one, if clients share a whole one."""
         if client is not None:
             return self.model_of(client)
         part = own_part(RunFolder(self.folder), 0)
-        if not part.whole and trainable(self.model).keys() <= part.names:
-            raise no_global_model(self.client_names)
+        if part.names and not part.whole:
+            raise no_global_model(part.names, self.client_names)
         return copy.deepcopy(self.model)
 
     @cached_property

@@ -1,7 +1,7 @@
 """A finished run in memory."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -72,11 +72,11 @@ class Run:
         return model.eval()
 
     def model_in_use(self, client: "int | str | None") -> nn.Module:
-        """Return the model of a client, or the global one, if there is one that was trained."""
+        """Return the model of a client, or the global one, if clients share a whole one."""
         if client is not None:
             return self.model_of(client)
-        if not self.server.has_common_model:
-            raise no_global_model(self.server.fed.client_names)
+        if self.server.job.local_names:
+            raise no_global_model(self.server.job.local_names, self.server.fed.client_names)
         return copy.deepcopy(self.model)
 
     @property
@@ -132,10 +132,14 @@ def class_frame(confusion: "pd.DataFrame") -> "pd.DataFrame":
     return pd.DataFrame(columns, index=pd.Index(confusion.index, name="class"))
 
 
-def no_global_model(names: Sequence[str]) -> FedskewError:
-    """Return the error for a prediction of a global model that was never trained."""
+def no_global_model(kept: Collection[str], names: Sequence[str]) -> FedskewError:
+    """Return the error for a prediction of a global model of which clients keep parts, which nobody trained for all."""
     listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-    return FedskewError(f"the clients of this run share no model: say whose to use, client= one of {listed}")
+    parts = ", ".join(sorted(kept)[:3]) + (", …" if len(kept) > 3 else "")
+    return FedskewError(
+        f"every client of this run keeps a part of the model ({parts}), and they share no whole one: say whose to use, "
+        f"client= one of {listed}"
+    )
 
 
 def confusion_frame(names: Sequence[str], matrix: Any) -> "pd.DataFrame":
