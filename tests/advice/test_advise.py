@@ -13,7 +13,7 @@ from torch import nn
 
 import fedskew as fs
 from fedskew.advice import trials
-from fedskew.advice.advise import Advice, Gain, advise
+from fedskew.advice.advise import GOALS, Advice, Gain, advise
 from fedskew.cli import app
 from fedskew.data.federation import Federation
 
@@ -111,6 +111,26 @@ def test_a_number_that_should_be_low_is_compared_that_way():
     assert own.method in ("fedavg", "local", "ditto")
     scores = {name: scores.mean_own.mean() for name, scores in found.scores.items()}
     assert scores[own.method] < 1.05 * min(scores.values())
+
+
+def test_gains_are_those_of_the_method_that_is_recommended(little: Federation):
+    found = advise(little, "logreg", **{**LITTLE, "metric": "ece"})
+    for goal in GOALS:
+        best = found.for_goal(goal)
+        of = {name: one.everywhere if goal == "everywhere" else one.mean_own for name, one in found.scores.items()}
+        assert best.over.keys() == {"fedavg", "local"} - {best.method}
+        for name, gain in best.over.items():
+            assert gain.mean == pytest.approx(-(of[best.method] - of[name]).mean(), abs=1e-12)
+
+
+def test_where_nothing_but_fedavg_came_to_its_end_nothing_else_is_recommended(
+    little: Federation, monkeypatch: pytest.MonkeyPatch
+):
+    score = trials.Trials.score
+    monkeypatch.setattr(trials.Trials, "score", lambda self, m, **c: score(self, m, **c) if m == "fedavg" else None)
+    for best in advise(little, "logreg", **LITTLE).recommendations:
+        assert (best.method, best.over, best.clients) == ("fedavg", {}, {})
+        assert "Nothing else was tried to the end" in best.verdict
 
 
 def test_when_the_time_is_up_it_says_what_was_not_tried(little: Federation, monkeypatch: pytest.MonkeyPatch):

@@ -284,16 +284,19 @@ def _recommend(goal: Goal, scores: Mapping[str, Scores], sign: float, names: Seq
     best = max(better, key=lambda name: gains[name].mean, default=base)
     as_good = [name for name in better if not _beyond_noise(of[best] - of[name], worth)]
     best = min(as_good, key=lambda name: scores[name].bytes_a_round, default=best)
-    over = {name: Gain.of(of[best] - of[name], 0.95) for name in baselines if name != best}
     sent = scores[best].bytes_a_round / max(scores["fedavg"].bytes_a_round, 1)
     if best != base:
         verdict = f"It is better than {base} beyond noise" + (
             f", and sends {sent:.0f} times as much a round as fedavg." if sent > MUCH_MORE else "."
         )
-    elif any(_beyond_noise(of[best] - of[name], worth) for name in over):
+    elif any(_beyond_noise(of[best] - of[name], worth) for name in baselines):
         verdict = f"Nothing that was tried is better beyond noise. {ALONE if best == 'local' else TOGETHER}"
+    elif len(of) == 1:
+        verdict = "Nothing else was tried to the end, so that there is nothing to compare: give more minutes."
     else:
-        verdict, best = "No difference beyond noise: take the simplest.", "local" if goal == "own" else "fedavg"
+        verdict = "No difference beyond noise: take the simplest."
+        best = "local" if goal == "own" and "local" in baselines else "fedavg"
+    over = {name: Gain.of(of[best] - of[name], 0.95) for name in baselines if name != best}
     clients = {}
     if goal == "own" and len(baselines) > 1:
         each = sign * (scores[best].own - scores["local" if best == "fedavg" else "fedavg"].own)
