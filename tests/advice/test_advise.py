@@ -133,6 +133,23 @@ def test_where_nothing_but_fedavg_came_to_its_end_nothing_else_is_recommended(
         assert "Nothing else was tried to the end" in best.verdict
 
 
+def test_a_metric_that_no_client_has_gives_no_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    data = ["--data", "digits", "--skew", "classes:k=1", "--clients", "10", "--metric", "auc"]
+    little = ["--model", "logreg", "--rounds", "2", "--seeds", "3", "--lr", "0.2"]
+    monkeypatch.setattr(sys, "argv", ["fedskew", "advise", *data, *little, "--json"])
+    with pytest.raises(SystemExit):
+        app.main()
+    printed = capsys.readouterr()
+    assert "empty slice" not in printed.err
+    found = json.loads(printed.out, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    everywhere, own = found["recommendations"]
+    assert everywhere["over"]
+    assert (own["method"], own["over"], own["clients"]) == ("fedavg", {}, {})
+    assert own["verdict"].startswith("There is no answer")
+
+
 def test_when_the_time_is_up_it_says_what_was_not_tried(little: Federation, monkeypatch: pytest.MonkeyPatch):
     seconds = itertools.count(0, 1.0)
     monkeypatch.setattr(trials.time, "monotonic", lambda: next(seconds))

@@ -274,6 +274,9 @@ def _recommend(goal: Goal, scores: Mapping[str, Scores], sign: float, names: Seq
     Of several that are as good as each other, it is the one that sends least.
     """
     of = {name: sign * (found.everywhere if goal == "everywhere" else found.mean_own) for name, found in scores.items()}
+    if not all(np.isfinite(scores).all() for scores in of.values()):
+        verdict = "There is no answer: the metric is not defined on these rows (one class a client?): choose another."
+        return Recommendation(goal, "fedavg", verdict, {}, {})
     baselines = [name for name in BASELINES if name in of]
     base = max(baselines, key=lambda name: float(of[name].mean()))
     rivals = [name for name in of if name not in baselines]
