@@ -218,6 +218,9 @@ def test_the_chosen_threshold_is_that_of_the_global_model(hospitals: Frames, tmp
         found = used.predict(new, proba=True)
         above = found["p(discharged)"] > run.threshold.probability
         assert (found["prediction"] == np.where(above, "discharged", "died")).mean() > 0.999
+        assert (found["prediction"] != np.where(found["p(discharged)"] > 0.5, "discharged", "died")).any()
+        pd.testing.assert_frame_equal(used.predict(new, client="hospital_A", proba=True), found)  # the same model
+    own = fs.train(fed, "logreg", "ditto", rounds=3, folder=tmp_path / "own", thresholds="balanced_accuracy")
+    for used in (own, fs.open_run(tmp_path / "own")):
         plain = used.predict(new, client="hospital_A", proba=True)
         assert (plain["prediction"] == np.where(plain["p(discharged)"] > 0.5, "discharged", "died")).all()
-    assert (found["prediction"] != plain["prediction"]).any()
