@@ -139,6 +139,8 @@ def test_images_are_normalised_as_in_training(tmp_path: Path) -> None:
         opened.predict(x[:3, 0])
     with pytest.raises(FedskewError, match="x holds NaN or infinity"):
         opened.predict(np.full((1, 1, 8, 8), np.nan))
+    with pytest.raises(FedskewError, match="x holds numbers too large for single precision"):
+        opened.predict(np.full((1, 1, 8, 8), 1e300))
 
 
 def test_a_frame_of_numbers_is_read_by_name(tmp_path: Path) -> None:

@@ -106,7 +106,11 @@ def features(pipeline: Pipeline, name: str, data: Any) -> Features:
     if isinstance(pipeline, Scaling):
         x: NDArray[Any] = pipeline.array(name, frame) if named else np.asarray(data)
         pipeline.check(name, x)
-        return pipeline.encode(x)
+        with np.errstate(over="ignore"):
+            scaled = pipeline.encode(x)
+        if not np.isfinite(scaled).all():
+            raise FedskewError(f"{name}: x holds numbers too large for single precision")
+        return scaled
     if not named:
         raise FedskewError(f"{name}: the model was trained on a table: give a data frame, got {type(data).__name__}")
     pipeline.check(name, frame)
