@@ -183,6 +183,8 @@ def test_one_client_needs_no_method():
 def test_the_text_names_methods_clients_and_numbers(little: Federation):
     found = advise(little, "logreg", **LITTLE)
     text = str(found)
+    assert len(trials.Trials(little, "logreg", fs.Settings(), 1, 60.0, "accuracy").feds[0].test) == 40
+    assert "Each trial is scored on 40 rows only" in text
     for part in ("For one model for the rows of all clients:", "tried", "every client alone", "3 seeds, 2 rounds"):
         assert part in text
     assert json.loads(json.dumps(found.as_dict()))["tried"].keys() == found.scores.keys()
