@@ -13,7 +13,7 @@ from torch import nn
 
 import fedskew as fs
 from fedskew.advice import trials
-from fedskew.advice.advise import Advice, Gain, advise
+from fedskew.advice.advise import GOALS, Advice, Gain, advise
 from fedskew.cli import app
 from fedskew.data.federation import Federation
 
@@ -113,6 +113,43 @@ def test_a_number_that_should_be_low_is_compared_that_way():
     assert scores[own.method] < 1.05 * min(scores.values())
 
 
+def test_gains_are_those_of_the_method_that_is_recommended(little: Federation):
+    found = advise(little, "logreg", **{**LITTLE, "metric": "ece"})
+    for goal in GOALS:
+        best = found.for_goal(goal)
+        of = {name: one.everywhere if goal == "everywhere" else one.mean_own for name, one in found.scores.items()}
+        assert best.over.keys() == {"fedavg", "local"} - {best.method}
+        for name, gain in best.over.items():
+            assert gain.mean == pytest.approx(-(of[best.method] - of[name]).mean(), abs=1e-12)
+
+
+def test_where_nothing_but_fedavg_came_to_its_end_nothing_else_is_recommended(
+    little: Federation, monkeypatch: pytest.MonkeyPatch
+):
+    score = trials.Trials.score
+    monkeypatch.setattr(trials.Trials, "score", lambda self, m, **c: score(self, m, **c) if m == "fedavg" else None)
+    for best in advise(little, "logreg", **LITTLE).recommendations:
+        assert (best.method, best.over, best.clients) == ("fedavg", {}, {})
+        assert "Nothing else was tried to the end" in best.verdict
+
+
+def test_a_metric_that_no_client_has_gives_no_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    data = ["--data", "digits", "--skew", "classes:k=1", "--clients", "10", "--metric", "auc"]
+    little = ["--model", "logreg", "--rounds", "2", "--seeds", "3", "--lr", "0.2"]
+    monkeypatch.setattr(sys, "argv", ["fedskew", "advise", *data, *little, "--json"])
+    with pytest.raises(SystemExit):
+        app.main()
+    printed = capsys.readouterr()
+    assert "empty slice" not in printed.err
+    found = json.loads(printed.out, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    everywhere, own = found["recommendations"]
+    assert everywhere["over"]
+    assert (own["method"], own["over"], own["clients"]) == ("fedavg", {}, {})
+    assert own["verdict"].startswith("There is no answer")
+
+
 def test_when_the_time_is_up_it_says_what_was_not_tried(little: Federation, monkeypatch: pytest.MonkeyPatch):
     seconds = itertools.count(0, 1.0)
     monkeypatch.setattr(trials.time, "monotonic", lambda: next(seconds))
@@ -146,6 +183,8 @@ def test_one_client_needs_no_method():
 def test_the_text_names_methods_clients_and_numbers(little: Federation):
     found = advise(little, "logreg", **LITTLE)
     text = str(found)
+    assert len(trials.Trials(little, "logreg", fs.Settings(), 1, 60.0, "accuracy").feds[0].test) == 40
+    assert "Each trial is scored on 40 rows only" in text
     for part in ("For one model for the rows of all clients:", "tried", "every client alone", "3 seeds, 2 rounds"):
         assert part in text
     assert json.loads(json.dumps(found.as_dict()))["tried"].keys() == found.scores.keys()

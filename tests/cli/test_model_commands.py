@@ -43,8 +43,10 @@ def test_predict(trained: Command, capsys: pytest.CaptureFixture[str]) -> None:
 def test_predict_refuses(trained: Command, capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken.csv").touch()
     pd.read_csv("new.csv", sep=";").rename(columns={"age": "Age"}).to_csv("odd.csv", index=False, sep=";")
+    Path("commas.csv").write_text("age,sex\n50,f\n")
     for command, message in [
-        ("predict out odd.csv --out p.csv", "odd.csv lacks column 'age', on which the model was trained; it has Age"),
+        ("predict out commas.csv --out p.csv", "'age,sex' is one name: say separator=comma, or write semicolons"),
+        ("predict out odd.csv --out p.csv", "odd.csv lacks column 'age', on which the model was trained; is 'Age' the"),
         ("predict out new.csv --out p.csv", "every client of this run keeps a part of the model (features"),
         ("predict out new.csv --out taken.csv", "--out taken.csv exists already"),
         ("predict out new.csv --client hospital_X --out p.csv", "unknown client of out 'hospital_X'"),

@@ -107,6 +107,29 @@ def test_a_column_of_another_spelling_is_noticed(hospitals: Frames) -> None:
     assert sum("is '" in line for line in found) == 2
 
 
+def test_a_text_of_another_spelling_is_noticed(hospitals: Frames) -> None:
+    first = hospitals["hospital_B"]
+    hospitals["hospital_B"] = first.assign(outcome=first["outcome"] + " ", ward=first["ward"].replace("icu", "ICU"))
+    found = fs.load(hospitals, label="outcome").differences
+    assert sum("are 'died' and 'died ' the same? Then write them alike" in line for line in found) == 1
+    assert sum("are 'died ' and 'died' the same?" in line for line in found) == 3
+    assert sum("only hospital_B has 'ICU'" in line and "are 'ICU' and 'icu' the same?" in line for line in found) == 1
+    assert sum("the same?" in line for line in found) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"files/odd\.csv is empty"),
+        ("age;outcome\n3;died\n", "'age;outcome' is one name: say separator=semicolon, or write commas"),
+    ],
+)
+def test_a_file_without_columns(folder: Path, text: str, message: str) -> None:
+    Path("files/odd.csv").write_text(text)
+    with pytest.raises(FedskewError, match=message):
+        fs.load("files:label=outcome")
+
+
 def test_options_beside_the_path(folder: Path) -> None:
     wanted = fs.load("files/hospital_*.csv:label=outcome,drop=sex")
     found = fs.load("files/hospital_*.csv", label="outcome", drop="sex")
@@ -158,6 +181,34 @@ def test_own_and_common_test_files(folder: Path, hospitals: Frames) -> None:
     assert data.test.group is not None
     assert np.bincount(data.test.group).tolist() == [40] * 4
     assert len(data.train) == sum(map(len, hospitals.values()))
+
+
+def test_own_test_files_that_do_not_fit(folder: Path, hospitals: Frames) -> None:
+    for change, message in [
+        ({"age": "old"}, r"hospital_A: the test table: column 'age' holds text \('old'\)"),
+        ({"ward": 3}, r"hospital_A: the test table: column 'ward' holds numbers \(3\)"),
+    ]:
+        hospitals["hospital_A"].head(20).assign(**change).to_csv("files/hospital_A-test.csv", index=False)
+        with pytest.raises(FedskewError, match=message):
+            fs.load("files:label=outcome")
+
+
+def test_a_folder_with_a_label_holds_tables(folder: Path) -> None:
+    Path("files/older").mkdir()
+    assert fs.load("files:label=outcome").groups == ("hospital_A", "hospital_B", "hospital_C", "hospital_D")
+    Path("nothing").mkdir()
+    with pytest.raises(FedskewError, match="nothing: no file of that name; expected files that end in"):
+        fs.load("nothing:label=outcome")
+
+
+def test_numbers_whose_squares_vanish_are_kept_as_they_are(hospitals: Frames) -> None:
+    tiny = {name: frame.assign(age=frame["age"] * 1e-320) for name, frame in hospitals.items()}
+    data = fs.load(tiny, label="outcome")
+    assert data.schema is not None
+    column = data.schema.columns[0]
+    assert isinstance(column, Numeric)
+    assert (column.name, column.deviation) == ("age", 1.0)
+    assert np.isfinite(data.train.x).all()
 
 
 def test_npz_files_equal_their_pooled_rows(tmp_path: Path) -> None:
@@ -271,4 +322,7 @@ def test_other_mistakes(folder: Path, hospitals: Frames) -> None:
         fs.load(hospitals, label="outcome", group="ward")
     with pytest.raises(FedskewError, match="expected a data frame of each client, got int"):
         fs.load({"a": 3}, label="y")
+    for names in ((1, "1"), ("", "b")):
+        with pytest.raises(FedskewError, match="give each a name of its own"):
+            fs.load(dict.fromkeys(names, hospitals["hospital_A"]), label="outcome")
     assert str(choose("files/hospital_A.csv:label=outcome")).startswith("csv:")

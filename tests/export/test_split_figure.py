@@ -4,6 +4,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -30,6 +31,14 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 def axes_of(figure: Figure, title: str) -> Any:
     return next(axes for axes in figure.axes if title in axes.get_title())
+
+
+def test_dollar_signs_in_names_make_no_formula() -> None:
+    frame = pd.DataFrame({"$x^$": np.arange(40.0), "y": [r"$\bad{$", "b"] * 20})
+    fed = fs.split(fs.load({r"$\frac$": frame, "$^$": frame}, label="y"))
+    drawn = draw_split(fed, measure(fed, each=True), "$^$", "svg").decode()
+    assert r"<!-- $\frac$ -->" in drawn
+    assert draw_sweep({"$^$": fed}, {"$^$": measure(fed)}, "$^$")[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (4, 2), (4, 100), (250, 2), (300, 100)])

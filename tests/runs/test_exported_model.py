@@ -168,3 +168,15 @@ def test_what_cannot_be_exported(hospitals: Frames, tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(FedskewError, match=r"ONNX needs further packages: pip install 'fedskew\[onnx\]'"):
         export_model(run, tmp_path / "m.onnx", "onnx")
+
+
+def test_a_chosen_threshold_is_stored_with_the_program(hospitals: Frames, tmp_path: Path) -> None:
+    for frame in hospitals.values():
+        frame["outcome"] = frame["outcome"].replace("transferred", "discharged")
+    fed = fs.split(fs.load(hospitals, label="outcome", validation=0.3))
+    for algorithm, client, stored in (("fedavg", "hospital_A", True), ("ditto", "hospital_A", False)):
+        run = fs.train(fed, "logreg", algorithm, rounds=2, folder=None, thresholds="balanced_accuracy")
+        assert run.threshold is not None
+        described = export_model(run, tmp_path / f"{algorithm}.pt2", "torch", client).described
+        due = {"class": "discharged", "probability": run.threshold.probability}
+        assert described.get("threshold") == (due if stored else None)

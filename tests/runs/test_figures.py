@@ -75,6 +75,11 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return figures
 
 
+def test_dollar_signs_make_no_formula() -> None:
+    png = picture.draw_run(rounds(2, "test"), federation(2, 2), {**SUMMARY, "data": r"$\bad{$"})
+    assert png[:4] == b"\x89PNG"
+
+
 def test_every_curve_has_its_name(drawn: list[Figure]) -> None:
     parts = ("train", "validation", "test", "own_test")
     picture.draw_run(rounds(8, *parts), federation(10, 2), SUMMARY)

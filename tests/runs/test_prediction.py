@@ -99,6 +99,11 @@ def test_a_client_may_lack_what_clients_lacked_in_training(data: fs.Dataset, hos
     assert len(run.predict(hospitals["hospital_C"])) == len(hospitals["hospital_C"])
     for change, message in [
         (lambda frame: frame.drop(columns="age"), "the data lacks column 'age'"),
+        (lambda frame: frame.rename(columns={"bmi": "BMI"}), "lacks column 'bmi', .* is 'BMI' the same column"),
+        (lambda frame: pd.concat([frame, frame[["age"]]], axis=1), "the data: column 'age' is there twice"),
+        (lambda frame: frame.assign(age=pd.Timestamp("2020-01-01")), r"the data: column 'age' holds .*2020-01-01"),
+        (lambda frame: frame.assign(age=pd.Timedelta("1D")), r"the data: column 'age' holds text \('1 days"),
+        (lambda frame: frame.assign(sex=[["f"]] * len(frame)), "column 'sex' holds lists or the like"),
         (lambda frame: frame.assign(age="old"), r"the data: column 'age' holds text \('old'\)"),
         (lambda frame: frame.assign(sex=1), r"the data: column 'sex' holds numbers \(1\)"),
         (lambda frame: frame.assign(age=1e300), "column 'age' holds numbers too large"),
@@ -107,6 +112,15 @@ def test_a_client_may_lack_what_clients_lacked_in_training(data: fs.Dataset, hos
     ]:
         with pytest.raises(FedskewError, match=message):
             run.predict(change(hospitals["hospital_A"]))
+
+
+def test_a_table_without_any_known_column_is_no_table_of_gaps(hospitals: Frames) -> None:
+    renamed = hospitals["hospital_B"].rename(columns=lambda title: title if title == "outcome" else f"{title} 2")
+    hospitals = {"hospital_A": hospitals["hospital_A"], "hospital_B": renamed}
+    run = fs.train(fs.split(fs.load(hospitals, label="outcome")), "logreg", rounds=1, folder=False)
+    assert len(run.predict(hospitals["hospital_A"])) == len(hospitals["hospital_A"])
+    with pytest.raises(FedskewError, match=r"the data lacks column 'age', on which .* trained; it has height"):
+        run.predict(pd.DataFrame({"height": [1.8]}))
 
 
 def test_images_are_normalised_as_in_training(tmp_path: Path) -> None:
@@ -125,6 +139,8 @@ def test_images_are_normalised_as_in_training(tmp_path: Path) -> None:
         opened.predict(x[:3, 0])
     with pytest.raises(FedskewError, match="x holds NaN or infinity"):
         opened.predict(np.full((1, 1, 8, 8), np.nan))
+    with pytest.raises(FedskewError, match="x holds numbers too large for single precision"):
+        opened.predict(np.full((1, 1, 8, 8), 1e300))
 
 
 def test_a_frame_of_numbers_is_read_by_name(tmp_path: Path) -> None:
@@ -218,6 +234,9 @@ def test_the_chosen_threshold_is_that_of_the_global_model(hospitals: Frames, tmp
         found = used.predict(new, proba=True)
         above = found["p(discharged)"] > run.threshold.probability
         assert (found["prediction"] == np.where(above, "discharged", "died")).mean() > 0.999
+        assert (found["prediction"] != np.where(found["p(discharged)"] > 0.5, "discharged", "died")).any()
+        pd.testing.assert_frame_equal(used.predict(new, client="hospital_A", proba=True), found)  # the same model
+    own = fs.train(fed, "logreg", "ditto", rounds=3, folder=tmp_path / "own", thresholds="balanced_accuracy")
+    for used in (own, fs.open_run(tmp_path / "own")):
         plain = used.predict(new, client="hospital_A", proba=True)
         assert (plain["prediction"] == np.where(plain["p(discharged)"] > 0.5, "discharged", "died")).all()
-    assert (found["prediction"] != plain["prediction"]).any()

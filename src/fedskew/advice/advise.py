@@ -26,8 +26,9 @@ STILL_RISING = 0.02  # of FedAvg's score, in the second half of the trials
 NEARLY_ALL = 0.9
 MUCH_MORE = 2  # times what FedAvg sends
 BASELINES = ("fedavg", "local")
-ALONE = "Do not bother: every client is better off alone."
-TOGETHER = "Plain averaging is worth it: it is better than every client alone."
+FEW_ROWS = 100  # to score on, below which a warning is given
+ALONE = "Do not bother: on average, clients are better off alone."
+TOGETHER = "Plain averaging is worth it: on average, it is better than training alone."
 _TITLES = {"fedavg": "FedAvg", "local": "training alone"}
 Goal = Literal["everywhere", "own"]
 GOALS: Mapping[Goal, str] = {
@@ -211,19 +212,19 @@ def advise(
 def _candidates(found: Heterogeneity, normalised: bool) -> list[Candidate]:
     """Return the methods to try, the most promising first; the baselines come before all."""
     labels, features = _excess(found, "labels"), _excess(found, _of_features(found))
+    differ, shift = (
+        f"{what} {'differ' if excess >= SLIGHT else 'hardly differ'} ({excess:.2f})"
+        for what, excess in (("labels", labels), ("features", features))
+    )
     drift = "clients' updates drift apart where they differ"
     label_methods = [
-        Candidate("stratify-batch", f"labels differ ({labels:.2f}): steps over all clients in balanced batches"),
+        Candidate("stratify-batch", f"{differ}: steps over all clients in balanced batches"),
         Candidate("scaffold", f"{drift}: control variates correct it"),
-        Candidate("fedlc", f"labels differ ({labels:.2f}): the loss is corrected for a client's label shares"),
+        Candidate("fedlc", f"{differ}: the loss is corrected for a client's label shares"),
         Candidate("fedprox:mu=0.01", f"{drift}: a proximal term holds them back"),
     ]
     own_methods = [
-        *(
-            [Candidate("fedbn", f"features differ ({features:.2f}): each client keeps its BatchNorm")]
-            if normalised
-            else []
-        ),
+        *([Candidate("fedbn", f"{shift}: each client keeps its BatchNorm")] if normalised else []),
         Candidate("ditto", "each client gets a model of its own, held near the common one"),
     ]
     ordered = [*own_methods, *label_methods] if features > labels else [*label_methods, *own_methods]
@@ -274,6 +275,9 @@ def _recommend(goal: Goal, scores: Mapping[str, Scores], sign: float, names: Seq
     Of several that are as good as each other, it is the one that sends least.
     """
     of = {name: sign * (found.everywhere if goal == "everywhere" else found.mean_own) for name, found in scores.items()}
+    if not all(np.isfinite(scores).all() for scores in of.values()):
+        verdict = "There is no answer: the metric is not defined on these rows (one class a client?): choose another."
+        return Recommendation(goal, "fedavg", verdict, {}, {})
     baselines = [name for name in BASELINES if name in of]
     base = max(baselines, key=lambda name: float(of[name].mean()))
     rivals = [name for name in of if name not in baselines]
@@ -284,16 +288,19 @@ def _recommend(goal: Goal, scores: Mapping[str, Scores], sign: float, names: Seq
     best = max(better, key=lambda name: gains[name].mean, default=base)
     as_good = [name for name in better if not _beyond_noise(of[best] - of[name], worth)]
     best = min(as_good, key=lambda name: scores[name].bytes_a_round, default=best)
-    over = {name: Gain.of(of[best] - of[name], 0.95) for name in baselines if name != best}
     sent = scores[best].bytes_a_round / max(scores["fedavg"].bytes_a_round, 1)
     if best != base:
         verdict = f"It is better than {base} beyond noise" + (
             f", and sends {sent:.0f} times as much a round as fedavg." if sent > MUCH_MORE else "."
         )
-    elif any(_beyond_noise(of[best] - of[name], worth) for name in over):
+    elif any(_beyond_noise(of[best] - of[name], worth) for name in baselines):
         verdict = f"Nothing that was tried is better beyond noise. {ALONE if best == 'local' else TOGETHER}"
+    elif len(of) == 1:
+        verdict = "Nothing else was tried to the end, so that there is nothing to compare: give more minutes."
     else:
-        verdict, best = "No difference beyond noise: take the simplest.", "local" if goal == "own" else "fedavg"
+        verdict = "No difference beyond noise: take the simplest."
+        best = "local" if goal == "own" and "local" in baselines else "fedavg"
+    over = {name: Gain.of(of[best] - of[name], 0.95) for name in baselines if name != best}
     clients = {}
     if goal == "own" and len(baselines) > 1:
         each = sign * (scores[best].own - scores["local" if best == "fedavg" else "fedavg"].own)
@@ -339,6 +346,11 @@ def _notes(trials: Trials, base: Scores, missed: Sequence[str], tuned: bool, lr:
         "scored on a quarter of every client's training rows. Intervals are 95 % of Student's t over seeds; whether a "
         "method is better is decided for all of them together (Bonferroni)."
     ]
+    if (rows := len(trials.feds[0].test)) < FEW_ROWS:
+        notes.append(
+            f"Each trial is scored on {rows} rows only, and seeds share them: intervals do not tell what others "
+            "would give."
+        )
     if rising > STILL_RISING * abs(float(base.everywhere.mean())):
         notes.append(
             "FedAvg was still improving in the second half of the trials: with more rounds (more --minutes) the "

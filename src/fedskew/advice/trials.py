@@ -41,8 +41,10 @@ class Scores:
 
     @property
     def mean_own(self) -> Floats:
-        """Return the mean over clients, for every seed."""
-        found: Floats = np.nanmean(self.own, axis=1)
+        """Return the mean over the clients that have a score, for every seed; NaN where none has."""
+        known = np.isfinite(self.own)
+        with np.errstate(invalid="ignore"):
+            found: Floats = np.where(known, self.own, 0).sum(1) / known.sum(1)
         return found
 
 

@@ -1,7 +1,6 @@
 """The command ``fedskew advise``: measure the clients, try methods within a time budget, and recommend one."""
 
 import inspect
-import json
 import shlex
 import sys
 from dataclasses import fields
@@ -54,6 +53,7 @@ def advise(data: list[str] | None, minutes: float, seeds: int, as_json: bool, **
     from fedskew.advice.advise import advise as advised
     from fedskew.data.catalogue import together
     from fedskew.runs.federate import federate
+    from fedskew.runs.folder import to_json
 
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if data:
@@ -66,7 +66,7 @@ def advise(data: list[str] | None, minutes: float, seeds: int, as_json: bool, **
     say = (lambda line: None) if as_json else (lambda line: print(line, file=sys.stderr, flush=True))
     found = advised(fed, experiment.model, minutes=minutes, seeds=seeds, say=say, **settings)
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print(to_json(found.as_dict()))
         return
     print(found)
     kept = {name: value for name, value in given.items() if value is not None and name not in ("lr", "rounds", "seed")}

@@ -29,7 +29,7 @@ def choose(spec: str | Mapping[str, Any] | Choice) -> Choice:
         spec = {"name": spec.name, **spec.options}
     path = spec.get("name") if isinstance(spec, Mapping) else None
     if isinstance(path, str) and path not in datasets:
-        reader = _reader_of(path)
+        reader = _reader_of(path, "label" in spec)
         if reader and "path" in spec:
             raise FedskewError(f"{path} is a path already; leave out path={spec['path']}")
         if reader:
@@ -60,7 +60,8 @@ def together(specs: Sequence[str]) -> str | dict[str, Any]:
     return {"name": "silos", "paths": tuple(part.name for part in parts), **options}
 
 
-def _reader_of(path: str) -> str | None:
+def _reader_of(path: str, labelled: bool) -> str | None:
+    """Return what reads a path; a folder whose label is a column holds tables."""
     with suppress(OSError, RuntimeError):  # an impossible file name, or an unknown home folder
         if is_pattern(path):
             return "silos"
@@ -70,7 +71,7 @@ def _reader_of(path: str) -> str | None:
     with suppress(OSError, RuntimeError):
         folder = Path(path).expanduser()
         if folder.is_dir():
-            return "silos" if holds_tables(folder) else "images"
+            return "silos" if labelled or holds_tables(folder) else "images"
     return None
 
 

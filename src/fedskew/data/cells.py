@@ -20,8 +20,10 @@ MISSING, OTHER = "missing", "other"
 
 
 def finite(column: "Column") -> Floats:
-    """Return the numbers of a column, NaN where one is missing or infinite; text is refused."""
+    """Return the numbers of a column, NaN where one is missing or infinite; text is refused, and so are times."""
     try:
+        if getattr(column.dtype, "kind", "O") in "mMc":  # which NumPy would convert
+            raise TypeError
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
         raise FedskewError(
@@ -35,7 +37,10 @@ def categories(column: "Column") -> tuple[Ints, list[str]]:
     """Return a category number for every row, and the categories as text, 'missing' last."""
     import pandas as pd
 
-    codes, values = pd.factorize(column)
+    try:
+        codes, values = pd.factorize(column)
+    except TypeError:
+        raise FedskewError(f"column {column.name!r} holds lists or the like, expected one value a row") from None
     texts = [*(text_of(value) for value in values), MISSING]
     # Different values may read the same (1 and "1"): they are one category.
     names = list(dict.fromkeys(texts))
@@ -75,6 +80,15 @@ def need_column(name: str, column: str, columns: Iterable[Any]) -> None:
     names = [str(known) for known in columns]
     if column not in names:
         raise unknown(f"column of {name}", column, names)
+
+
+def alike(title: str, other: str) -> bool:
+    """Return whether two names differ in nothing but capitals, spaces and punctuation."""
+    return title != other and _letters(title) == _letters(other) != ""
+
+
+def _letters(title: str) -> str:
+    return "".join(sign for sign in title.casefold() if sign.isalnum())
 
 
 def label_columns(label: str, target: Target) -> tuple[str, ...]:

@@ -103,6 +103,8 @@ def from_frames(data: Any, validation: Split | None, options: Mapping[str, Any])
     frames = {str(client): _named(frame) for client, frame in data.items()} if several else {"": _named(data)}
     if not frames:
         raise FedskewError("no data frame is given: load({'a': frame, ...}, label=...)")
+    if several and ("" in frames or len(frames) < len(data)):
+        raise FedskewError(f"clients {', '.join(map(repr, data))}: give each a name of its own, as text")
     every = dict.fromkeys(column for frame in frames.values() for column in frame.columns)
     for column in drop:
         need_column("the data frame", column, every)

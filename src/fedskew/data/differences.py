@@ -1,9 +1,9 @@
 """Differences between clients' tables, in words, from what each tells about itself: found before any training."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from fedskew.data.cells import MISSING, text_of
+from fedskew.data.cells import MISSING, alike, text_of
 from fedskew.data.fitting import ColumnFacts, Description
 from fedskew.data.schema import Numeric, Schema
 
@@ -26,8 +26,8 @@ def _absent_columns(schema: Schema, described: Sequence[Description]) -> Iterato
         lacking = [one.name for one in described if column.name not in one.columns]
         if lacking:
             filled = f"the median {column.fill:.6g}" if isinstance(column, Numeric) else repr(MISSING)
-            alike = next((title for title in _own(schema, described, lacking) if _alike(title, column.name)), None)
-            hint = f"; is {alike!r} the same column? Then rename it" if alike else ""
+            same = next((title for title in _own(schema, described, lacking) if alike(title, column.name)), None)
+            hint = f"; is {same!r} the same column? Then rename it" if same else ""
             yield f"{_listed(lacking)} {_lack(lacking)} column {column.name!r}: filled with {filled}{hint}"
 
 
@@ -35,15 +35,6 @@ def _own(schema: Schema, described: Sequence[Description], names: Sequence[str])
     """Return the columns that some of the named silos have and others of all silos have not."""
     here = {title for one in described if one.name in names for title in one.columns}
     return [c.name for c in schema.columns if c.name in here and any(c.name not in one.columns for one in described)]
-
-
-def _alike(title: str, other: str) -> bool:
-    """Return whether two names differ in nothing but capitals, spaces and punctuation."""
-    return title != other and _letters(title) == _letters(other) != ""
-
-
-def _letters(title: str) -> str:
-    return "".join(sign for sign in title.casefold() if sign.isalnum())
 
 
 def _empty_columns(described: Sequence[Description]) -> Iterator[str]:
@@ -60,7 +51,8 @@ def _classes(schema: Schema, described: Sequence[Description]) -> Iterator[str]:
         present = {text_of(value) for value in one.classes}
         lacking = [repr(name) for name in schema.label.classes if name not in present]
         if lacking:
-            yield f"{one.name} has no row of class {_listed(lacking)} (column {schema.label.columns[0]!r})"
+            hint = _hint([name for name in schema.label.classes if name not in present], present)
+            yield f"{one.name} has no row of class {_listed(lacking)} (column {schema.label.columns[0]!r}){hint}"
 
 
 def _categories(schema: Schema, described: Sequence[Description]) -> Iterator[str]:
@@ -75,7 +67,19 @@ def _categories(schema: Schema, described: Sequence[Description]) -> Iterator[st
             alone = sorted(value for value, who in having.items() if who == [one])
             if alone:
                 shown = [f"{value!r} ({counts[value]} rows)" for value in alone]
-                yield f"only {one.name} has {_listed(shown)} in column {column.name!r}"
+                hint = _hint(alone, having.keys() - set(alone))
+                yield f"only {one.name} has {_listed(shown)} in column {column.name!r}{hint}"
+
+
+def _hint(texts: Iterable[str], others: Iterable[str]) -> str:
+    """Return a question about a text that differs from another in nothing but capitals and spaces."""
+    known = {_plain(other): other for other in sorted(others)}
+    same = next(((text, known[_plain(text)]) for text in texts if _plain(text) in known), None)
+    return f"; are {same[0]!r} and {same[1]!r} the same? Then write them alike" if same else ""
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 # -- units -------------------------------------------------------------------------------------------------------------

@@ -279,7 +279,8 @@ def _numeric(
         return Numeric(title, fill, 0.0, 1.0, optional)
     if not math.isfinite(moments.mean) or not math.isfinite(moments.squares):
         raise FedskewError(f"{name}: column {title!r} holds numbers too large to add up; drop={title}")
-    return Numeric(title, fill, moments.mean, 1.0 if found.low == found.high else moments.deviation, optional)
+    deviation = 0.0 if found.low == found.high else moments.deviation  # 0 also where its square is too small a number
+    return Numeric(title, fill, moments.mean, deviation or 1.0, optional)
 
 
 def keys_of(values: Floats) -> NDArray[np.uint64]:

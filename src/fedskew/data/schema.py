@@ -13,6 +13,7 @@ from fedskew.core.streams import Floats
 from fedskew.data.cells import (
     MISSING,
     OTHER,
+    alike,
     categories,
     distinct,
     finite,
@@ -168,14 +169,17 @@ class Schema:
 
     def check(self, name: str, frame: "Frame") -> None:
         """Raise an error, with the name of the column, for a new table that does not fit."""
+        there = [str(title) for title in frame.columns]
+        ours = {column.name for column in self.columns}
+        if twice := next((title for title in there if title in ours and there.count(title) > 1), None):
+            raise FedskewError(f"{name}: column {twice!r} is there twice: rename one or take it out")
         for column in self.columns:
-            if column.name not in frame.columns:
-                if column.optional:
+            if column.name not in there:
+                same = next((title for title in there if title not in ours and alike(title, column.name)), None)
+                if column.optional and same is None and not ours.isdisjoint(there):
                     continue
-                known = ", ".join(map(str, frame.columns))
-                raise FedskewError(
-                    f"{name} lacks column {column.name!r}, on which the model was trained; it has {known}"
-                )
+                hint = f"; is {same!r} the same column? Then rename it" if same else f"; it has {', '.join(there)}"
+                raise FedskewError(f"{name} lacks column {column.name!r}, on which the model was trained{hint}")
             cells = frame[column.name]
             if isinstance(column, Numeric):
                 try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedskew.core.drawing import as_written
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.federation import Federation
 from fedskew.export.findings_figure import draw_aucs, draw_effects
@@ -31,6 +32,7 @@ _VIEW_NAMES = {
 }
 
 
+@as_written
 def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = "png") -> bytes:
     """Draw the client x class matrix, the density of the most skewed feature by client, and the heterogeneity table.
 
@@ -54,6 +56,7 @@ def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = 
     return _content(figure, ending)
 
 
+@as_written
 def draw_sweep(
     feds: Mapping[str, Federation], found: Mapping[str, Heterogeneity], title: str, ending: str = "png"
 ) -> bytes:

@@ -27,7 +27,7 @@ from fedskew.data.dataset import Features
 from fedskew.data.schema import Categories, Numeric, Pipeline, Schema
 from fedskew.models.parameters import trainable
 from fedskew.runs.folder import write_atomically
-from fedskew.runs.prediction import Trained, outputs_of, probabilities
+from fedskew.runs.prediction import Trained, outputs_of, probabilities, threshold_for
 from fedskew.tasks.task import BuiltIn, Task
 
 Format: TypeAlias = Literal["torch", "onnx"]
@@ -63,6 +63,8 @@ def export_model(run: Trained, path: Path, format: Format, client: int | str | N
     model = run.model_in_use(client).cpu().eval()
     program = _program(pipeline, model, task)
     described = {"inputs": _inputs(pipeline), "output": program.output, "pipeline": pipeline.to_json()}
+    if (threshold := threshold_for(run, client)) is not None:
+        described["threshold"] = {"class": pipeline.label.classes[1], "probability": threshold.probability}
     write = _torch_program if format == "torch" else _onnx_program
     content, call = write(program, described)
     difference = max(_difference(call, pipeline, model, task, rows, run.threads) for rows in ROWS)

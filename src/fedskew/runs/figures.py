@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedskew.core.drawing import as_written
 from fedskew.data.federation import Federation
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
 _SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
+@as_written
 def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row, metric: str = "accuracy") -> bytes:
     """The task's headline metric over rounds, simulated time and traffic, loss, lost updates, who holds what, as a PNG.
 

@@ -128,6 +128,11 @@ class Record:
             load_weights(model, {**self.weights, **{name: own[name] for name in part.names}})
         return model.eval()
 
+    @property
+    def personalised(self) -> bool:
+        """Return whether clients have models, or parts of them, of their own."""
+        return bool(own_part(RunFolder(self.folder), 0).names)
+
     def model_in_use(self, client: "int | str | None") -> nn.Module:
         """Return the model of a client, or the global one, if clients share a whole one."""
         if client is not None:

@@ -52,6 +52,10 @@ class Trained(Protocol):
     def threshold(self) -> Threshold | None:
         """Return the threshold of the global model, if one was chosen."""
 
+    @property
+    def personalised(self) -> bool:
+        """Return whether clients have models, or parts of them, of their own."""
+
     def model_in_use(self, client: int | str | None) -> nn.Module:
         """Return the model of a client, or the global one."""
 
@@ -71,7 +75,7 @@ def predict(
     x = features(pipeline, name, data)
     outputs = outputs_of(run.model_in_use(client), x, run.threads)
     names = pipeline.label.classes
-    decided = decide(task, outputs, run.threshold if client is None else None)
+    decided = decide(task, outputs, threshold_for(run, client))
     columns: dict[str, Any]
     if task.target == "labels":
         columns = {name: decided[:, place] for place, name in enumerate(names)}
@@ -102,7 +106,11 @@ def features(pipeline: Pipeline, name: str, data: Any) -> Features:
     if isinstance(pipeline, Scaling):
         x: NDArray[Any] = pipeline.array(name, frame) if named else np.asarray(data)
         pipeline.check(name, x)
-        return pipeline.encode(x)
+        with np.errstate(over="ignore"):
+            scaled = pipeline.encode(x)
+        if not np.isfinite(scaled).all():
+            raise FedskewError(f"{name}: x holds numbers too large for single precision")
+        return scaled
     if not named:
         raise FedskewError(f"{name}: the model was trained on a table: give a data frame, got {type(data).__name__}")
     pipeline.check(name, frame)
@@ -148,6 +156,11 @@ def decide(task: Task, outputs: Tensor, threshold: Threshold | None = None) -> N
     """Return predictions from outputs: numbers of classes, numbers, or a matrix of 0 and 1."""
     decided: NDArray[Any] = task.predict(outputs).numpy() if threshold is None else threshold.predict(outputs.numpy())
     return decided
+
+
+def threshold_for(run: Trained, client: int | str | None) -> Threshold | None:
+    """Return the chosen threshold where the model of a client is the global one, for which it was chosen."""
+    return None if client is not None and run.personalised else run.threshold
 
 
 def refuse_probabilities(task: Task) -> None:

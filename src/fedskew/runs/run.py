@@ -67,9 +67,14 @@ class Run:
         """Return the model that a client uses: the global one, or its own where the method has such."""
         number = self.server.fed.client_number(client)
         model = copy.deepcopy(self.model)
-        if self.server.personalised:
+        if self.personalised:
             load_weights(model, self.server.client_model(number))
         return model.eval()
+
+    @property
+    def personalised(self) -> bool:
+        """Return whether clients have models, or parts of them, of their own."""
+        return self.server.personalised
 
     def model_in_use(self, client: "int | str | None") -> nn.Module:
         """Return the model of a client, or the global one, if clients share a whole one."""

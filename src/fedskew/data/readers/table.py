@@ -155,6 +155,8 @@ class _Parted:
 
     def rows(self, schema: Schema, groups: "list[Ints | None]") -> dict[str, Rows]:
         """Return the rows of each part."""
+        for frame in self.frames[1:]:
+            schema.check(f"{self.where}: the test table", frame)
         whole = [
             Rows(schema.encode(frame), schema.label.encode(self.where, frame), group)
             for frame, group in zip(self.frames, groups, strict=True)

@@ -151,7 +151,7 @@ def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma
     import pandas as pd
 
     sign = _SEPARATORS[separator]
-    _check_header(path, _csv_header(path, sign))
+    _check_header(path, _csv_header(path, separator))
     with reading(path), warnings.catch_warnings(), open_unpacked(path) as file:
         # More fields than the header has are otherwise cut away with a warning only.
         warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -167,16 +167,25 @@ def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma
     return frame.drop(columns=list(drop))
 
 
-def _csv_header(path: Path, sign: str) -> list[str]:
-    """Return the names in the first line that is not empty."""
+def _csv_header(path: Path, separator: Separator) -> list[str]:
+    """Return the names in the first line that is not empty; one name with other separators in it is refused."""
+    sign = _SEPARATORS[separator]
     with reading(path), open_unpacked(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         try:
-            return next((fields for fields in text_table.reader(text, delimiter=sign) if fields), [])
+            names = next((fields for fields in text_table.reader(text, delimiter=sign) if fields), [])
         except text_table.Error as error:
             raise FedskewError(
                 f"{path} has no header line that can be read ({error}): write the names of its columns"
             ) from None
+    if not names:
+        raise FedskewError(f"{path} is empty")
+    other = next((name for name in ("comma", "semicolon", "tab") if _SEPARATORS[name] in names[0]), None)
+    if len(names) == 1 and other:
+        raise FedskewError(
+            f"{path} has one column, as {names[0]!r} is one name: say separator={other}, or write {separator}s"
+        )
+    return names
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:
@@ -259,7 +268,7 @@ def column_names(path: Path, separator: Separator = "comma") -> list[str]:
     with reading(path), path.open("rb") as file:
         start = file.read(4)
     if start != b"PAR1":
-        return _csv_header(path, _SEPARATORS[separator])
+        return _csv_header(path, separator)
     with reading(path):
         return list(_parquet().ParquetFile(path).schema_arrow.names)
 
