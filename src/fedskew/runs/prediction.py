@@ -92,7 +92,7 @@ def predict_file(run: Trained, path: Path, client: int | str | None = None, prob
     """Return the predictions for the rows of a file as CSV, with the number of the row (of a window: its first)."""
     found = predict(run, read_rows(path, run.pipeline, run.separator), client, proba, str(path))
     step = (run.pipeline.stride or run.pipeline.window or 1) if isinstance(run.pipeline, Schema) else 1
-    found.insert(0, "row", np.arange(len(found)) * step)
+    found.insert(0, "row", np.arange(len(found)) * step, allow_duplicates=True)  # a label may have that name
     return found.to_csv(index=False, lineterminator="\n")
 
 
