@@ -54,7 +54,9 @@ def test_sums_equal_pooled_rows(parts: list[list[float]], offset: float) -> None
     filled = np.where(np.isnan(pooled), column.fill, pooled)
     spread = (filled - filled[0]).std()  # free of the offset's rounding
     assert column.mean == pytest.approx(filled.mean(), rel=1e-9, abs=1e-9)
-    assert column.deviation == pytest.approx(spread if filled.min() < filled.max() else 1.0, rel=1e-9)
+    vanishes = spread < 1e-150  # squares are too small numbers then, as where all numbers are equal
+    assert column.deviation == pytest.approx(spread, rel=1e-9) or (vanishes and column.deviation == 1.0)
+    assert filled.min() < filled.max() or column.deviation == 1.0
     other = fitted(silos[::-1]).columns
     assert other == (column,)
 

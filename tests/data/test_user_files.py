@@ -150,7 +150,7 @@ def test_gzip_separator_and_byte_order_mark(tmp_path: Path) -> None:
         ("a,b,y\n1,2,0\n2,3", "label=y", "the last line has 2 of 3 columns, so the file is cut off"),
         ("a,y\n1,0\n2,1,7\n3,0\n", "label=y", "is not a regular table"),
         ("a,y\n1,0,5\n2,1,7\n", "label=y", "is not a regular table"),
-        ("a,y\n1,0\n2,1\n", "label=y,test=0.1", r"test share of 0\.1 of 2 rows leaves one part empty"),
+        ("a,y\n1,0\n2,1\n", "label=y,test=0.1", r"test share of 0\.1 of 2 rows leaves one part empty: choose"),
         ("a,y\n1,0\n2,1\n", "label=y,test=1", r"test=1 is out of range, it must be > 0 and < 1"),
         ("a,y\n1,0\n2,1\n", "label=y,window=-1", "out of range"),
         ("a,y\n1,0\n2,1\n", "", "needs label=: column with the class"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedskew as fs
 from fedskew.core.errors import FedskewError
-from fedskew.runs.prediction import decide, features, outputs_of, probabilities
+from fedskew.runs.prediction import decide, features, outputs_of, predict_file, probabilities
 from fedskew.tasks.binary import Binary
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.thresholds import Threshold
@@ -121,6 +121,32 @@ def test_a_table_without_any_known_column_is_no_table_of_gaps(hospitals: Frames)
     assert len(run.predict(hospitals["hospital_A"])) == len(hospitals["hospital_A"])
     with pytest.raises(FedskewError, match=r"the data lacks column 'age', on which .* trained; it has height"):
         run.predict(pd.DataFrame({"height": [1.8]}))
+
+
+def test_columns_unlike_those_of_the_training_rows_are_warned_of(
+    data: fs.Dataset, hospitals: Frames, tmp_path: Path
+) -> None:
+    run = fs.train(fs.split(data), "logreg", rounds=1, folder=False)
+    usual, path = hospitals["hospital_A"], tmp_path / "new.csv"
+    usual.to_csv(path, index=False)
+    predict_file(run, path)  # without any warning
+    usual.assign(age=365 * usual["age"], sex=usual["sex"].str.upper()).to_csv(path, index=False)
+    with pytest.warns(UserWarning, match=r"column '(age|sex)'") as told:
+        predict_file(run, path)
+    age, sex = (str(one.message) for one in told)
+    assert f"new.csv: column 'age' has the median {365 * usual['age'].median():.4g}, and the training rows" in age
+    assert "column 'sex' has categories that no training row has" in sex
+    assert f"in {len(usual)} rows, which count as none of the known ones ('f', 'm')" in sex
+
+
+def test_a_label_may_be_called_row(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": np.arange(20.0), "row": np.arange(20) % 2, "sick": np.arange(20) // 10})
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    fed = fs.split(fs.load(frame, label="row+sick", target="labels"), "iid", clients=2)
+    run = fs.train(fed, "logreg", rounds=1, folder=False)
+    first, second = predict_file(run, tmp_path / "new.csv").splitlines()[:2]
+    assert first == "row,row,sick"
+    assert second.startswith("0,")
 
 
 def test_images_are_normalised_as_in_training(tmp_path: Path) -> None:

@@ -62,3 +62,10 @@ def test_by_hand() -> None:
 def test_outputs_without_a_number_leave_the_plain_prediction() -> None:
     assert choose_threshold(np.full((4, 2), np.nan), np.array([0, 1, 0, 1]), "macro_f1").logit == 0
     assert np.isnan(Threshold("accuracy", 0.0).scores(np.zeros((0, 2)), np.zeros(0, np.int64))["accuracy"])
+
+
+def test_a_threshold_separates_neighbouring_numbers():
+    for low in (1.0, np.nextafter(1.0, 2)):  # the middle of two neighbours is rounded to either of them
+        outputs = np.array([[low], [np.nextafter(low, 2)]])
+        chosen = choose_threshold(outputs, np.array([0, 1]), "accuracy")
+        assert chosen.predict(outputs).tolist() == [0, 1]

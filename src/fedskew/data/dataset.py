@@ -195,7 +195,8 @@ class Split:
         kept, held = stratified(strata, self.share, self.stream)
         if not len(kept) or not len(held):
             raise FedskewError(
-                f"{name}: a {self.part} share of {self.share:g} of {len(strata)} rows leaves one part empty"
+                f"{name}: a {self.part} share of {self.share:g} of {len(strata)} rows leaves one part empty: "
+                "choose another share, or add rows"
             )
         return kept, held
 

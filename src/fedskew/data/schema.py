@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Features: TypeAlias = NDArray[np.float32]
 FORMAT = 1  # of a schema in a file
+FAR = 10.0  # deviations from the mean, where the median of a new column is suspicious
 _CHUNK = 1 << 20  # numbers converted at a time: bounds the float64 copies of a large set
 
 
@@ -191,6 +192,29 @@ class Schema:
                     f"{name}: column {column.name!r} holds numbers ({text_of(cells.dropna().iloc[0])}), and the "
                     f"training rows have categories there ({', '.join(column.values[:5])}): correct it"
                 )
+
+    def doubts(self, frame: "Frame") -> Iterator[str]:
+        """Yield a sentence for each column of a new table that fits, and yet is unlike that of the training rows."""
+        for column in (column for column in self.columns if column.name in frame.columns):
+            if isinstance(column, Numeric):
+                values = finite(frame[column.name])
+                middle = float(np.median(values[~np.isnan(values)])) if np.isfinite(values).any() else column.mean
+                standardised = (column.mean, column.deviation) != (0.0, 1.0)
+                if standardised and abs(middle - column.mean) > FAR * column.deviation:
+                    yield (
+                        f"column {column.name!r} has the median {middle:.4g}, and the training rows a mean of "
+                        f"{column.mean:.4g} and a deviation of {column.deviation:.4g}: is it another unit?"
+                    )
+            elif not column.pooled:
+                codes, texts = categories(frame[column.name])
+                strange = [place for place, text in enumerate(texts) if text not in (*column.values, MISSING)]
+                rows = int(np.isin(codes, strange).sum())
+                if rows:
+                    new = ", ".join(repr(texts[place]) for place in strange[:5])
+                    yield (
+                        f"column {column.name!r} has categories that no training row has ({new}) in {rows} rows, which "
+                        f"count as none of the known ones ({', '.join(map(repr, column.values[:5]))})"
+                    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON's types."""

@@ -1,6 +1,7 @@
 """A trained model in use: new rows become features as the training rows did, and outputs become named predictions."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -89,10 +90,16 @@ def predict(
 
 
 def predict_file(run: Trained, path: Path, client: int | str | None = None, proba: bool = False) -> str:
-    """Return the predictions for the rows of a file as CSV, with the number of the row (of a window: its first)."""
-    found = predict(run, read_rows(path, run.pipeline, run.separator), client, proba, str(path))
+    """Return the predictions for the rows of a file as CSV, with the number of the row (of a window: its first).
+
+    Warns of columns that are unlike those of the training rows.
+    """
+    data = read_rows(path, run.pipeline, run.separator)
+    found = predict(run, data, client, proba, str(path))
+    for doubt in run.pipeline.doubts(data) if isinstance(run.pipeline, Schema) else ():
+        warnings.warn(f"{path}: {doubt}", stacklevel=2)
     step = (run.pipeline.stride or run.pipeline.window or 1) if isinstance(run.pipeline, Schema) else 1
-    found.insert(0, "row", np.arange(len(found)) * step)
+    found.insert(0, "row", np.arange(len(found)) * step, allow_duplicates=True)  # a label may have that name
     return found.to_csv(index=False, lineterminator="\n")
 
 

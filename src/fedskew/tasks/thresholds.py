@@ -66,7 +66,9 @@ def choose_threshold(outputs: NDArray[Any], targets: Ints, metric: ThresholdMetr
     values = np.unique(margin[np.isfinite(margin)])
     if not len(values):
         return Threshold(metric, 0.0)
-    tried = np.concatenate([[0.0, values[0] - 1, values[-1] + 1], (values[:-1] + values[1:]) / 2])
+    middle = (values[:-1] + values[1:]) / 2
+    middle = np.where(middle < values[1:], middle, values[:-1])  # there is none between neighbouring numbers
+    tried = np.concatenate([[0.0, values[0] - 1, values[-1] + 1], middle])
     above = [
         len(part) - np.searchsorted(part, tried, "right") for part in (_sorted(margin, targets == k) for k in (0, 1))
     ]

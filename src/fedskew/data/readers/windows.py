@@ -17,7 +17,10 @@ def split_series(name: str, rows: Ints, group: Ints | None, split: Split) -> tup
         return rows[~held], rows[held]
     cut = len(rows) - round(len(rows) * split.share)
     if not 0 < cut < len(rows):
-        raise FedskewError(f"{name}: a {split.part} share of {split.share:g} of {len(rows)} rows leaves one part empty")
+        raise FedskewError(
+            f"{name}: a {split.part} share of {split.share:g} of {len(rows)} rows leaves one part empty: choose "
+            "another share, or add rows"
+        )
     return rows[:cut], rows[cut:]
 
 
