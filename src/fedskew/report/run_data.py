@@ -242,10 +242,10 @@ class RunData:
                 found.append(f"{count:,} of {summary['updates']:,} updates {reason}.")
         for part in ("train", "test"):
             losses = [loss for loss in self.rounds.get(f"{part}_loss", []) if loss is not None]
-            if losses and not losses[-1] <= losses[0]:
+            if losses and not losses[-1] <= min(losses[0], 2 * min(losses)):
                 found.append(
-                    f"The loss on {part} rows diverges: {losses[0]:.4g} after the first round, {losses[-1]:.4g} after "
-                    "the last."
+                    f"The loss on {part} rows diverges: {losses[-1]:.4g} after the last round, {losses[0]:.4g} after "
+                    f"the first, {min(losses):.4g} at best."
                 )
         if self.has_batchnorm:
             found.append(f"The model has BatchNorm; the policy for its statistics is norm={config.get('norm')}.")
