@@ -12,15 +12,13 @@ import numpy as np
 
 from fedskew.core.streams import Floats, Ints
 from fedskew.heterogeneity.fairness import Numbers
-from fedskew.runs.figures import COLOURS, NAMES, SHARES
+from fedskew.runs.figures import COLOURS, FATES, NAMES, SHARES
 
 Option = dict[str, Any]
 MOST_BARS = 250  # one bar a client up to here, a histogram above
 MOST_CLASSES = 100  # columns of a matrix
 _POINTS = 200  # of a Lorenz curve
 _PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6BB1"]  # Okabe and Ito's
-_FATES = {"clients": ("answered", "#56B4E9"), "late": ("late", "#E69F00"), "dropped": ("dropped out", "#D55E00"),
-          "excluded": ("NaN or infinite", "#8C6BB1")}  # fmt: skip
 
 
 def _frame(x: str, y: str, *, x_type: str = "value", **more: Any) -> Option:
@@ -93,15 +91,15 @@ def overlaid(tables: Mapping[str, Mapping[str, Sequence[Any]]], column: str, met
 
 def fates(table: Mapping[str, Sequence[Any]]) -> Option:
     """The outcomes of the clients of each round."""
-    counts = {fate: np.array(table[fate]) for fate in _FATES}
-    counts["clients"] = counts["clients"] - sum(counts[fate] for fate in _FATES if fate != "clients")
+    counts = {fate: np.array(table[fate]) for fate in FATES if fate != "answered"}
+    counts["answered"] = np.array(table["clients"]) - sum(counts.values())
     option = _frame("round", "clients", x_type="category")
     option["xAxis"]["data"] = [str(number) for number in table["round"]]
     option["yAxis"] |= {"scale": False, "minInterval": 1}
     look: Option = {"type": "bar", "stack": "fates", "barCategoryGap": "0%"}
     option["series"] = [
         {**look, "name": name, "color": colour, "data": counts[fate].tolist()}
-        for fate, (name, colour) in _FATES.items()
+        for fate, (name, colour) in FATES.items()
         if counts[fate].any()
     ]
     return option

@@ -31,7 +31,7 @@ from fedskew.runs.runner import only_warned
 from fedskew.tasks.scores import class_table
 
 if TYPE_CHECKING:
-    from fedskew.report.comparison import Compared
+    from fedskew.report.several_runs import Compared
 
 _ROWS = 50  # of a table that says what a chart shows
 _MOST_OWN = 12  # charts of columns that only this method has
@@ -149,7 +149,7 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     place = out or folders[0] / on_disk.PAGE
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise FedskewError(f"--out {out} is no file in an existing folder: give another")
-    from fedskew.report.comparison import compared
+    from fedskew.report.several_runs import compared
     from fedskew.runs.sweep import GROUP
 
     if len(folders) == 1 and not (folders[0] / GROUP).is_file():

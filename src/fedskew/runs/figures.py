@@ -36,7 +36,7 @@ FATES = {  # columns of the table of rounds, likewise
     "answered": ("answered", "#56B4E9"),
     "late": ("late", "#E69F00"),
     "dropped": ("dropped out", "#D55E00"),
-    "excluded": ("NaN or infinite", "#000000"),
+    "excluded": ("NaN or infinite", "#CC79A7"),
 }
 SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision")  # metrics up to 1
 _MOST_CLIENTS = 250  # rows of the matrix; above that, clients at even steps
