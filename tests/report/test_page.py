@@ -296,13 +296,15 @@ def test_several_runs(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixtu
     assert tables["fedavg"]["test_accuracy high"] == pytest.approx(scores.mean(0) + scores.std(0, ddof=1))
     assert tables["fedavg"]["test_accuracy low"] == pytest.approx(scores.mean(0) - scores.std(0, ddof=1))
     assert "test_accuracy" in page.charts
+    assert "fedavg, fedprox:mu=1.0 on digits" in page.text
     assert "fedskew run group/fedprox-mu-1.0-s1/config.toml" in page.text
     assert fedskew(f"run {small} --lr 0.5 --folder other") == 0
     assert fedskew("report group/fedavg-s0 other --out both.html") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "report: both.html"
-    labels = Page(Path("both.html")).json["tables"].keys()
-    assert len(labels) == 2
-    assert "fedavg, lr=0.5" in labels
+    usual = fs.open_run("group/fedavg-s0").config["lr"]
+    assert Page(Path("both.html")).json["tables"].keys() == {f"fedavg, lr={usual}", "fedavg, lr=0.5"}
+    assert fedskew("report group other --out all.html") == 0
+    assert Page(Path("all.html")).json["tables"].keys() == {"fedavg", "fedprox:mu=1.0", "fedavg, lr=0.5"}
 
 
 def test_failed_runs_are_shown_as_failed(fedskew: Callable[[str], Any]) -> None:

@@ -160,11 +160,12 @@ def heat_map(down: Sequence[str], across: Sequence[str], shares: Floats, counts:
     }  # fmt: skip
     option["tooltip"] = {"confine": True, "cells": True}
     option["grid"] |= {"bottom": 40, "top": 10}
-    look = {"min": 0, "max": 1, "orient": "horizontal", "left": "center", "bottom": 0, "dimension": 2}
+    most = max(float(shares.max()), 1e-3)
+    look = {"min": 0, "max": most, "orient": "horizontal", "left": "center", "bottom": 0, "dimension": 2}
     option["visualMap"] = {
         **look,
         "precision": 2,
-        "text": ["all of the row", "none"],
+        "text": [f"{most:.3g} of the row", "0"],
         "itemHeight": 90,
         "itemWidth": 12,
     }

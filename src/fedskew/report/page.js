@@ -51,6 +51,7 @@ function prepared(name) {
     option.dataset = option.dataset.map((table) => ({ source: data.tables[table] }));
     option.xAxis.name = data.axes[axis];
     option.xAxis.scale = axis === "round";
+    option.xAxis.minInterval = axis === "round" ? 1 : 0;
     for (const series of option.series) {
       series.encode = { ...series.encode, x: axis };
       if (series.band) {

@@ -19,7 +19,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.report import charts
 from fedskew.report.charts import Option
 from fedskew.report.markup import Markup, escaped, joined, shown, table, tag
-from fedskew.report.run_data import PROFILE, RunData
+from fedskew.report.run_data import PROFILE, RunData, spelled
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.choices import from_python
@@ -340,7 +340,7 @@ def _setting(page: _Page, run: RunData) -> None:
     """What was run, on what, and how to run it again."""
     summary, config, environment = run.summary, run.record.config, run.environment
     kinds = ("data", "skew", "algorithm", "model", "task", "fleet")
-    facts = {kind: _spelled(config.get(kind, summary.get(kind))) for kind in kinds}
+    facts = {kind: spelled(config.get(kind, summary.get(kind))) for kind in kinds}
     facts |= {key: summary[key] for key in ("clients", "clients_per_round", "parameters", "weights", "metric")}
     facts |= {
         key: value for key, value in config.items() if key not in (*facts, *kinds) and not isinstance(value, dict)
@@ -352,14 +352,6 @@ def _setting(page: _Page, run: RunData) -> None:
         tag("h3", "Choices and settings"), _pairs(facts, "facts"),
         tag("h3", "Versions"), _pairs(versions, "facts"),
     )  # fmt: skip
-
-
-def _spelled(choice: Any) -> str:
-    """Return a choice with all its options."""
-    if not isinstance(choice, Mapping):
-        return str(choice)
-    options = ", ".join(f"{name}={value}" for name, value in choice.items() if name != "name")
-    return f"{choice.get('name')}: {options}" if options else str(choice.get("name"))
 
 
 def command(run: RunData) -> str | None:
@@ -384,7 +376,7 @@ def _again(run: RunData) -> list[Markup]:
 
 def _of_several(found: "Compared") -> bytes:
     """Return the page of several runs."""
-    page = _Page(f"{len(found.runs)} runs of {len(found.labels)} methods", dict(found.tables))
+    page = _Page(found.title, dict(found.tables))
     rows = found.summary_rows()
     text = "Mean ± standard deviation over the seeds of a method."
     page.section("results", "Results", tag("p", text), table("Methods", *rows))
@@ -392,7 +384,8 @@ def _of_several(found: "Compared") -> bytes:
     page.section("warnings", "Warnings", tag("ul", *warned) if warned else tag("p", "None."))
     figures = []
     for column, title in found.columns().items():
-        says = "Bands are one standard deviation over seeds. " + found.ends(column)
+        banded = any(f"{column} low" in curves for curves in found.tables.values())
+        says = ("Bands are one standard deviation over seeds. " if banded else "") + found.ends(column)
         figures.append(
             page.chart(
                 column,
@@ -404,7 +397,7 @@ def _of_several(found: "Compared") -> bytes:
             )
         )
     page.section("curves", "Curves", tag("div", *figures, class_="grid"))
-    same = {name: _spelled(value) for name, value in found.common().items()}
+    same = {name: spelled(value) for name, value in found.common().items()}
     commands = [
         [run.record.folder.name, found.label_of(run), run.summary["seed"], command(run) or "from Python only"]
         for run in found.runs

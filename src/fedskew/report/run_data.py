@@ -1,7 +1,7 @@
 """What the page of a run needs from its folder: small tables, whatever the number of clients and rounds."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -273,3 +273,11 @@ class Holdings:
         if self.title != "label":
             found[f"Cramér's V of client and {self.title}"] = f"{cramers_v(self.counts):.3f} (0: same shares, 1: apart)"
         return found
+
+
+def spelled(choice: Any) -> str:
+    """Return a choice with all its options."""
+    if not isinstance(choice, Mapping):
+        return str(choice)
+    options = ", ".join(f"{name}={value}" for name, value in choice.items() if name != "name")
+    return f"{choice.get('name')}: {options}" if options else str(choice.get("name"))

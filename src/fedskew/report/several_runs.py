@@ -1,5 +1,6 @@
 """Several runs side by side: their curves as means over seeds, and a table of their summaries."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,16 +11,18 @@ import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.report.markup import Markup, shown, table
-from fedskew.report.run_data import CELLS, Columns, RunData
+from fedskew.report.run_data import CELLS, Columns, RunData, spelled
 from fedskew.runs import sweep
 from fedskew.runs.figures import SIZES, TIMES, unit_for
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.open_run import open_run
 from fedskew.runs.summary import mean_and_std
 
-_NOT_NAMED = {  # settings that do not change what a run finds, or that seeds stand for
-    "seed", "split_seed", "threads", "workers", "device", "engine", "memory", "checkpoint_every", "tensorboard",
+_NOT_NAMED = {  # settings that are named otherwise, or do not change what a run finds
+    "algorithm", "seed", "split_seed", "threads", "workers", "device", "engine", "memory", "checkpoint_every",
+    "tensorboard",
 }  # fmt: skip
+_SAID = 6  # methods in the sentence about a chart
 _CHOICES = ("data", "skew", "model", "task", "fleet")
 _PARTS = {"test": "test", "own_test": "personal models, test", "validation": "validation", "train": "training"}
 _SHOWN = {  # of the summaries: title and factor
@@ -43,18 +46,28 @@ class Compared:
     failed: Mapping[str, str]
 
     @cached_property
-    def _different(self) -> list[str]:
-        """The settings and choices in which the runs differ, beside method and seed."""
-        settings = [{**run.record.config, **{kind: run.summary.get(kind) for kind in _CHOICES}} for run in self.runs]
-        names = dict.fromkeys(name for one in settings for name in one)
-        usual = {*_NOT_NAMED, "algorithm", "schedule"}
-        return [name for name in names if name not in usual and len({repr(one.get(name)) for one in settings}) > 1]
+    def _different(self) -> dict[str, str | None]:
+        """The settings and choices in which runs differ, beside method and seed, with the value of most runs."""
+        settings = [_settings(run) for run in self.runs]
+        result: dict[str, str | None] = {}
+        for name in dict.fromkeys(name for one in settings for name in one):
+            (value, count), *others = Counter(str(one.get(name)) for one in settings).most_common()
+            if others and name not in _NOT_NAMED:
+                result[name] = value if 2 * count > len(settings) else None
+        return result
 
     def label_of(self, run: RunData) -> str:
-        """Return the method of a run, with the settings in which it differs from other runs; seeds have one label."""
-        values = {name: run.summary.get(name, run.record.config.get(name)) for name in self._different}
-        values |= {name: run.record.config[name] for name in self._different if name not in _CHOICES}
-        return ", ".join([str(run.summary["algorithm"]), *(f"{name}={value}" for name, value in values.items())])
+        """Return the method of a run, with the settings in which it differs from most runs; seeds have one label."""
+        values = {name: str(_settings(run).get(name)) for name in self._different}
+        named = [f"{name}={value}" for name, value in values.items() if value != self._different[name]]
+        return ", ".join([str(run.summary["algorithm"]), *named])
+
+    @property
+    def title(self) -> str:
+        """Return which methods are compared, and on what data."""
+        methods = list(dict.fromkeys(str(run.summary["algorithm"]) for run in self.runs))
+        data = list(dict.fromkeys(str(run.summary["data"]) for run in self.runs))
+        return " on ".join(", ".join(names[:4]) + (", …" if len(names) > 4 else "") for names in (methods, data))
 
     @cached_property
     def labels(self) -> dict[str, list[RunData]]:
@@ -119,16 +132,13 @@ class Compared:
         return next(column.removeprefix(f"{part}_") for part in _PARTS if column.startswith(f"{part}_"))
 
     def ends(self, column: str) -> str:
-        """Say where the curves end."""
-        last = {
-            label: next((v for v in reversed(self.tables[label].get(column, [])) if v is not None), None)
-            for label in self.labels
+        """Say where the curves end, the first ones if there are many."""
+        known = {
+            label: [value for value in self.tables[label].get(column, []) if value is not None] for label in self.labels
         }
-        return (
-            "At the end: "
-            + "; ".join(f"{label} {value:.4g}" for label, value in last.items() if value is not None)
-            + "."
-        )
+        ends = [f"{label} {values[-1]:.4g}" for label, values in known.items() if values]
+        more = f"; and {len(ends) - _SAID} more" if len(ends) > _SAID else ""
+        return f"At the end: {'; '.join(ends[:_SAID])}{more}."
 
     def numbers(self, column: str) -> Markup:
         """Return the means of a column in up to 50 rounds, by label."""
@@ -181,6 +191,12 @@ class Compared:
             for name, value in first.items()
             if name not in skipped and all(run.record.config.get(name) == value for run in self.runs)
         }
+
+
+def _settings(run: RunData) -> dict[str, Any]:
+    """Return the settings of a run, with its choices in short."""
+    config = {name: spelled(value) for name, value in run.record.config.items()}
+    return {**config, **{kind: run.summary.get(kind) for kind in _CHOICES}}
 
 
 def _mean(values: Sequence[float | None], scale: float) -> str:
