@@ -16,16 +16,16 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get i
 # Appended to a copy of the page: what it may not say by itself. Its hash is not allowed, so the policy goes as well.
 PROBE = """<script>
 window.addEventListener("load", () => {
-  const canvases = [...document.querySelectorAll("[data-chart]")].filter((place) => {
-    const canvas = place.querySelector("canvas");
-    const pixels = canvas ? canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data : [];
-    return pixels.some((value) => value > 0);
-  });
+  const places = [...document.querySelectorAll("[data-chart]")];
+  const drawn_now = () => places.filter((place) => place.querySelectorAll("svg path").length > 4).length;
+  const drawn_first = drawn_now();
   document.querySelectorAll("input[name=axis]").forEach((choice) => choice.click());
   document.getElementById("theme").click();
+  const wide = document.documentElement.scrollWidth > innerWidth;
+  window.dispatchEvent(new Event("beforeprint"));
   const found = {
-    drawn: canvases.length, places: document.querySelectorAll("[data-chart]").length, theme: root.dataset.theme,
-    axis: axis, wide: document.documentElement.scrollWidth > innerWidth, now: Math.round(took),
+    drawn: drawn_first, printed: drawn_now(), places: places.length, theme: root.dataset.theme,
+    axis: axis, wide: wide, now: Math.round(took),
     requests: performance.getEntriesByType("resource").length,
   };
   document.body.innerHTML = Object.entries(found).map(([name, value]) => `${name}=${value};`).join(" ");
@@ -91,7 +91,7 @@ def test_pages_are_drawn(tmp_path: Path) -> None:
         assert f'data-drawn="{places}"' in dom
         (tmp_path / f"{name}-probe").mkdir()
         found = probed(page, tmp_path / f"{name}-probe", 500)
-        assert found["drawn"] == found["places"] == str(places), (name, found)
+        assert found["drawn"] == found["printed"] == found["places"] == str(places), (name, found)
         assert found["requests"] == "0"
         assert found["wide"] == "false"
         assert float(found["now"]) < 2000

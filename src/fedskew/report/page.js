@@ -64,12 +64,14 @@ function prepared(name) {
   return option;
 }
 
+// As SVG, which is sharp on paper and drawn at once: a canvas is finished frames later, and may be printed half drawn.
 function draw() {
-  for (const [place, chart] of drawn) chart.dispose();
+  for (const chart of drawn.values()) chart.dispose();
   drawn.clear();
   for (const place of document.querySelectorAll("[data-chart]")) {
-    const chart = echarts.init(place, dark() ? "dark" : null, { renderer: "canvas" });
+    const chart = echarts.init(place, dark() ? "dark" : null, { renderer: "svg" });
     chart.setOption(prepared(place.dataset.chart));
+    chart.getZr().flush();
     drawn.set(place, chart);
   }
   button.textContent = dark() ? "Light" : "Dark";
