@@ -15,6 +15,7 @@ SLOW_MODULES = frozenset(
     {
         "test_advise",
         "test_agree",
+        "test_browser",
         "test_hospitals",
         "test_can_fail",
         "test_ccvr",
@@ -53,6 +54,10 @@ SLOW_MODULES = frozenset(
 )
 SLOW_TESTS = frozenset(
     {
+        "test_a_diverging_loss_is_told",
+        "test_a_panel_is_there_where_its_columns_are",
+        "test_many_clients_are_aggregated",
+        "test_several_runs",
         "fedskew.testing.check",
         "test_a_clash_is_told_of_the_file_in_a_new_process",
         "test_a_comparison_is_resumed_with_the_same_import_alone",

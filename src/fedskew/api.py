@@ -12,7 +12,8 @@ from fedskew.core.config import Settings
 from fedskew.core.errors import unknown
 from fedskew.data.federation import Federation
 from fedskew.models.build import ModelSpec
-from fedskew.runs.callbacks import CallbackSpec
+from fedskew.report.page import PageWriter
+from fedskew.runs.callbacks import CallbackSpec, as_callbacks
 from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.execute import resuming, starting
 from fedskew.runs.federate import load, split
@@ -56,7 +57,8 @@ def train(
     own = None
     if isinstance(settings.get("task"), (Task, type)):
         own, settings["task"] = resolve_task(settings["task"]), FROM_PYTHON
-    return alone(starting(fed, model, resolve(algorithm), Settings(**settings), folder, callbacks, own))
+    watching = [PageWriter(), *as_callbacks(callbacks)]
+    return alone(starting(fed, model, resolve(algorithm), Settings(**settings), folder, watching, own))
 
 
 def _signature_with_settings() -> inspect.Signature:
@@ -97,5 +99,6 @@ def resume(
         force: use the last intact checkpoint, and accept a changed configuration, model or algorithm
         workers: how many, if the run began with another number of them
     """
-    steps = resuming(Path(folder), fed, model, algorithm, task, callbacks=callbacks, force=force, workers=workers)
+    watching = [PageWriter(), *as_callbacks(callbacks)]
+    steps = resuming(Path(folder), fed, model, algorithm, task, callbacks=watching, force=force, workers=workers)
     return alone(steps)

@@ -49,11 +49,14 @@ def test_a_run_without_any_option_has_a_folder_of_its_own(
         "fedavg-digits-dirichlet-s0-2",
     ]
     assert sorted(path.name for path in Path("runs/fedavg-digits-dirichlet-s0").iterdir()) == [
-        ".lock", "checkpoints", "classes.csv", "clients.csv", "clients_final.csv", "config.toml", "confusion.csv",
-        "environment.json", "final.json", "model.safetensors", "partition.npz", "picture.png", "pipeline.json",
-        "rounds.csv", "start.json", "summary.json", "timing.csv",
+        ".lock", "checkpoints", "classes.csv", "client_classes.csv", "clients.csv", "clients_final.csv", "config.toml",
+        "confusion.csv", "environment.json", "final.json", "model.safetensors", "partition.npz", "picture.png",
+        "pipeline.json", "report.html", "rounds.csv", "start.json", "summary.json", "timing.csv",
     ]  # fmt: skip
-    assert capsys.readouterr().out.splitlines()[-1] == "run folder: runs/fedavg-digits-dirichlet-s0-2"
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "run folder: runs/fedavg-digits-dirichlet-s0-2",
+        "report: runs/fedavg-digits-dirichlet-s0-2/report.html",
+    ]
 
 
 def test_a_file_with_overrides(fedskew: Callable[[str], Any]) -> None:

@@ -28,7 +28,7 @@ RUN = (
     "--data digits --skew dirichlet:alpha=0.3 --clients 10 --model mlp --rounds 4 --per-round 6 --threads 1 "
     "--device cpu --checkpoint-every 1"
 )
-TIMED = {".lock", "timing.csv", "summary.json", "final.json", "config.toml", "start.json", "picture.png"}
+TIMED = {".lock", "timing.csv", "summary.json", "final.json", "config.toml", "start.json", "picture.png", "report.html"}
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from fedskew.cli import (
     listing,
     paper_command,
     predict_command,
+    report_command,
     resume_command,
     run_command,
     split,
@@ -134,6 +135,7 @@ def options(
 for module in (
     run_command,
     resume_command,
+    report_command,
     predict_command,
     export_command,
     split,

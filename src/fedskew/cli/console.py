@@ -212,12 +212,12 @@ def print_summary(
     as_json: bool,
     varied: "Sequence[Mapping[str, float]] | None" = None,
 ) -> None:
-    """Print the table of results, failures and lost updates, the folder, and with ``as_json`` the result as JSON.
+    """Print the table of results, failures, lost updates, the folder and its page; with ``as_json`` the result as JSON.
 
     ``varied`` are the numbers in which the runs of a grid differ.
     """
     from fedskew.runs import sweep as several
-    from fedskew.runs.folder import to_json
+    from fedskew.runs.folder import PAGE, to_json
 
     console = console_for(stderr=as_json)
     failed = [row for row in summaries if "failed" in row]
@@ -234,6 +234,8 @@ def print_summary(
     if lost := _lost(summaries):
         console.print(f"\n{lost}", soft_wrap=True)
     console.print(f"\nrun folder: {escape(str(folder))}", soft_wrap=True)
+    if (folder / PAGE).is_file():
+        console.print(f"report: {escape(str(folder / PAGE))}", soft_wrap=True)
     if as_json:
         print(to_json({**result, "folder": str(folder)}))
 

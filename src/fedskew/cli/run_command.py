@@ -70,6 +70,7 @@ def run(
         raise FedskewError(f"{file}: algorithm = [] is empty: give one or several (fedskew list algorithms)")
     if seeds is not None and given.get("seed") is not None:
         raise FedskewError(f"--seed {given['seed']} clashes with --seeds {seeds}: give one of them")
+    from fedskew.report.page import PageWriter
     from fedskew.runs import sweep as several
     from fedskew.runs.choices import spell
     from fedskew.runs.experiment import run_experiment, run_or_resume
@@ -81,10 +82,11 @@ def run(
         experiment = Experiment(**{**values, "algorithm": algorithms[0]})
         name = spell("algorithm", experiment.algorithm)
         with show_progress([name], experiment.rounds) as callbacks_of:
+            callbacks = [PageWriter(), *callbacks_of(name)]
             if or_resume and folder:
-                done = run_or_resume(experiment, folder, callbacks_of(name))
+                done = run_or_resume(experiment, folder, callbacks)
             else:
-                done = run_experiment(experiment, folder=folder, callbacks=callbacks_of(name))
+                done = run_experiment(experiment, folder=folder, callbacks=callbacks)
         assert done.folder is not None
         print_summary([name], [done.summary], done.folder, done.summary, as_json)
         return
@@ -125,18 +127,23 @@ def _create_group(folder: Path | None, wanted: "list[Member]") -> Path:
 
 
 def run_group(place: Path, wanted: "list[Member]", as_json: bool, *, retry: bool = False, force: bool = False) -> None:
-    """Run the members of a group that are not finished yet, and print the summary of all."""
+    """Run the members of a group that are not finished yet, write their pages, and print the summary of all."""
+    from fedskew.report.page import PageWriter, report
     from fedskew.runs import sweep as several
-    from fedskew.runs.folder import resume_command
+    from fedskew.runs.folder import PAGE, resume_command
+    from fedskew.runs.runner import only_warned
 
     with show_progress([member.name for member in wanted], wanted[0].experiment().rounds) as callbacks_of:
         try:
             summaries = several.run_all(
-                place, wanted, lambda member: callbacks_of(member.name), retry=retry, force=force
+                place, wanted, lambda member: [PageWriter(), *callbacks_of(member.name)], retry=retry, force=force
             )
         except KeyboardInterrupt as stop:
             code = getattr(stop, "code", 130)
             raise Interrupted(f"interrupted; resume with: {resume_command(place)}", code) from None
+    if any("failed" not in row for row in summaries):
+        with only_warned(str(place / PAGE)):
+            report([place])
     methods, varied = [member.algorithm for member in wanted], [member.varied for member in wanted]
     print_summary(methods, summaries, place, several.overview(wanted, summaries), as_json, varied)
 

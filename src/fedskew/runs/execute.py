@@ -25,6 +25,7 @@ from fedskew.data.partition import Partition
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.parameters import load_weights, trainable
+from fedskew.runs import figures
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec, EarlyStopping, TensorBoard, as_callbacks, events, summary_writer
 from fedskew.runs.checkpoint import Checkpoints, to_bytes
@@ -333,14 +334,13 @@ def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Any]]
         weights = to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())})
         files = {on_disk.FINAL_CLIENTS: table, on_disk.MODEL: weights}
         files |= _class_files(fed.data.classes, {"global": matrix, "own": own_matrix})
+        files[on_disk.CLIENT_CLASSES] = _client_classes(fed)
         if threshold:
             chosen = {**vars(threshold[0]), "probability": threshold[0].probability, "class": fed.data.classes[1]}
             files[on_disk.THRESHOLDS] = (on_disk.to_json(chosen, indent=2) + "\n").encode()
         finished_files(disk, files, summary)
         with only_warned(str(disk.path / on_disk.PICTURE)):
-            from fedskew.runs.figures import draw_run
-
-            disk.write(on_disk.PICTURE, draw_run(tables["rounds"], fed, summary, server.headline.name))
+            disk.write(on_disk.PICTURE, figures.draw_run(tables["rounds"], fed, summary, server.headline.name))
     return Run(summary, _trained(server), disk.path if disk else None, {**tables, "final": final}, server)
 
 
@@ -357,6 +357,15 @@ def _class_files(names: Sequence[str], matrices: Mapping[str, Ints | None]) -> d
             for i, name in enumerate(names)
         ]
     return {**files, on_disk.CLASSES: on_disk.to_csv(rows, header=True)} if rows else {}
+
+
+def _client_classes(fed: Federation) -> bytes:
+    """Return how many training rows of each class the clients hold, of some at even steps where there are many."""
+    columns, clients, names = fed.label_columns, figures.shown_clients(fed.clients), fed.client_names
+    counts = columns.counts(fed.partition, clients)
+    return on_disk.counts_to_csv(
+        f"client/{columns.title}", [names[client] for client in clients], columns.names, counts
+    )
 
 
 def _facts(server: Server, config: Mapping[str, Any]) -> Row:

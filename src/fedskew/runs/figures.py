@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedskew.core.drawing import as_written
+from fedskew.core.streams import Ints
 from fedskew.data.federation import Federation
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 # Colours that colour-blind readers can distinguish (Okabe and Ito).
-_COLOURS = {
+COLOURS = {
     "train": "#999999",
     "validation": "#009E73",
     "test": "#0072B2",
@@ -24,7 +25,7 @@ _COLOURS = {
     "trained_test": "#CC79A7",
     "calibrated_test": "#E69F00",
 }
-_NAMES = {
+NAMES = {
     "train": "global model, training rows",
     "validation": "global model, validation rows",
     "test": "global model, test rows",
@@ -32,17 +33,17 @@ _NAMES = {
     "trained_test": "clients' models after local training, test rows",
     "calibrated_test": "global model with a new head, test rows",
 }
-_FATES = {  # columns of the table of rounds, likewise
+FATES = {  # columns of the table of rounds, likewise
     "answered": ("answered", "#56B4E9"),
     "late": ("late", "#E69F00"),
     "dropped": ("dropped out", "#D55E00"),
-    "excluded": ("NaN or infinite", "#000000"),
+    "excluded": ("NaN or infinite", "#CC79A7"),
 }
-_SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision")  # metrics up to 1
+SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision")  # metrics up to 1
 _MOST_CLIENTS = 250  # rows of the matrix; above that, clients at even steps
 # In ascending order; the largest unit with a value of at least two is used.
-_TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
-_SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
+SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 @as_written
@@ -67,9 +68,9 @@ def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row, metric: str =
         name = "most frequent class for all test rows"
         panels["metric"].axhline(rate, color="#000000", linestyle=":", linewidth=1.0, label=name)
     _draw_curves(panels["loss"], rounds, "loss")
-    _draw_cost(panels["time"], rounds, [row["clock"] for row in rounds], "simulated time", _TIMES, metric)
+    _draw_cost(panels["time"], rounds, [row["clock"] for row in rounds], "simulated time", TIMES, metric)
     if sent[-1]:
-        _draw_cost(panels["sent"], rounds, sent.tolist(), "sent so far, both ways", _SIZES, metric)
+        _draw_cost(panels["sent"], rounds, sent.tolist(), "sent so far, both ways", SIZES, metric)
     if lost:
         _draw_fates(panels["fates"], rounds)
     _draw_matrix(panels["matrix"], fed)
@@ -111,26 +112,35 @@ def _draw_cost(
     axes: "Axes", rounds: Sequence[Row], spent: Sequence[float], what: str, units: Mapping[str, float], metric: str
 ) -> None:
     """A metric over what had been spent by the end of each round."""
-    smallest, *larger = units
-    unit = [smallest, *(name for name in larger if 2 * units[name] <= spent[-1])][-1]
+    unit = unit_for(spent[-1], units)
     _draw_parts(axes, rounds, [value / units[unit] for value in spent], metric)
     axes.set_xlim(left=0)
     axes.locator_params(axis="x", nbins=6)
     axes.set_xlabel(f"{what} ({unit})")
 
 
+def unit_for(most: float, units: Mapping[str, float]) -> str:
+    """Return the largest unit in which this value is at least two.
+
+    >>> unit_for(90.0, TIMES), unit_for(1e7, SIZES)
+    ('s', 'MB')
+    """
+    smallest, *larger = units
+    return [smallest, *(name for name in larger if 2 * units[name] <= most)][-1]
+
+
 def _draw_parts(axes: "Axes", rounds: Sequence[Row], x: Sequence[float], what: str) -> None:
     lowest = 0.0
-    for part, name in _NAMES.items():
+    for part, name in NAMES.items():
         key = f"{part}_{what}"
         points = [(at, row[key]) for at, row in zip(x, rounds, strict=True) if row.get(key) is not None]
         if points:
             marker = "o" if len(points) == 1 else ""
             lowest = min([lowest, *(value for _, value in points if math.isfinite(value))])
-            axes.plot(*zip(*points, strict=True), color=_COLOURS[part], label=name, linewidth=1.6, marker=marker)
+            axes.plot(*zip(*points, strict=True), color=COLOURS[part], label=name, linewidth=1.6, marker=marker)
     axes.set_ylabel(what)
     axes.update_datalim([(x[0], 0)])  # or the room above a flat curve would be too small
-    axes.set_ylim(None if lowest < 0 else 0, 1.02 if what in _SHARES else None)
+    axes.set_ylim(None if lowest < 0 else 0, 1.02 if what in SHARES else None)
     _tidy(axes)
 
 
@@ -139,7 +149,7 @@ def _draw_fates(axes: "Axes", rounds: Sequence[Row]) -> None:
     counts = {fate: np.array([row[fate] for row in rounds]) for fate in ("late", "dropped", "excluded")}
     counts = {"answered": np.array([row["clients"] for row in rounds]) - sum(counts.values()), **counts}
     edges, base = np.arange(len(rounds) + 1) + 0.5, np.zeros(len(rounds))
-    for fate, (name, colour) in _FATES.items():
+    for fate, (name, colour) in FATES.items():
         if counts[fate].any():
             axes.stairs(base + counts[fate], edges, baseline=base, fill=True, color=colour, label=name)
             base = base + counts[fate]
@@ -162,11 +172,14 @@ def _tidy(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def shown_clients(clients: int) -> Ints:
+    """Return the clients that a picture of who holds what has: all, or some at even steps."""
+    return np.unique(np.linspace(0, clients - 1, min(clients, _MOST_CLIENTS)).astype(np.int64))
+
+
 def _draw_matrix(axes: "Axes", fed: Federation) -> None:
     """Draw the share of each class (column) at each client (row), with the clients' rows if there is space."""
-    columns, clients = fed.label_columns, np.arange(fed.clients)
-    if fed.clients > _MOST_CLIENTS:
-        clients = np.unique(np.linspace(0, fed.clients - 1, _MOST_CLIENTS).astype(np.int64))
+    columns, clients = fed.label_columns, shown_clients(fed.clients)
     sizes = fed.partition.sizes[clients]
     shares = columns.counts(fed.partition, clients) / sizes[:, None]
     image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")

@@ -18,14 +18,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import reading
 from fedskew.core.lock import locked
 from fedskew.core.plugins import imported
-from fedskew.core.streams import Ints
+from fedskew.core.streams import Floats, Ints
 from fedskew.data.partition import Partition
 from fedskew.topology.client_table import ClientTable
 
@@ -34,14 +37,16 @@ Row = dict[str, Any]
 CONFIG, ENVIRONMENT, PARTITION = "config.toml", "environment.json", "partition.npz"
 PIPELINE = "pipeline.json"  # how new data become features, the names of the classes and of the clients
 ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = "rounds.csv", "clients.csv", "timing.csv", "clients_final.csv"
-MODEL, SUMMARY, PICTURE = "model.safetensors", "summary.json", "picture.png"
+MODEL, SUMMARY, PICTURE, PAGE = "model.safetensors", "summary.json", "picture.png", "report.html"
 CONFUSION, OWN_CONFUSION, CLASSES = "confusion.csv", "confusion_own.csv", "classes.csv"
+CLIENT_CLASSES = "client_classes.csv"
 THRESHOLDS = "thresholds.json"
 START, FINAL = "start.json", "final.json"  # manifests of what was written at first and at last
 CHECKPOINTS = "checkpoints"  # a folder with two files for each of the last checkpoints, named by their round
 JOURNAL = "clients"  # a folder of numbered files that go with the checkpoints
 FORMAT = 3  # of a run folder; 1 had one checkpoint.safetensors and no checksums, 2 had other names in its checkpoints
 TABLES = (ROUNDS, CLIENTS, TIMING)
+_LINES = 100_000  # that are converted at a time
 NAME = "name"  # the only column of a table that holds text: the client's
 
 
@@ -184,7 +189,10 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 def to_json(content: Any, indent: int | None = None) -> str:
     """Return strict JSON: NaN and infinity become null."""
-    return json.dumps(_finite(content), indent=indent)
+    try:
+        return json.dumps(content, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(content), indent=indent)
 
 
 def _finite(content: Any) -> Any:
@@ -197,18 +205,29 @@ def _finite(content: Any) -> Any:
 
 def matrix_to_csv(matrix: Ints, names: Sequence[str]) -> bytes:
     """A confusion matrix with the names of the classes: true ones down, predicted ones across."""
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["true/predicted", *names])
-    lines.writerows([name, *counts] for name, counts in zip(names, matrix.tolist(), strict=True))
-    return text.getvalue().encode()
+    return counts_to_csv("true/predicted", names, names, matrix)
 
 
 def matrix_from_csv(path: Path) -> tuple[list[str], list[list[int]]]:
     """The names and the counts of a confusion matrix."""
+    _, _, names, counts = counts_from_csv(path)
+    return names, counts
+
+
+def counts_to_csv(corner: str, down: Sequence[str], across: Sequence[str], counts: Ints) -> bytes:
+    """A matrix of counts with the names of its rows and columns, and what both are."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow([corner, *across])
+    lines.writerows([name, *row] for name, row in zip(down, counts.tolist(), strict=True))
+    return text.getvalue().encode()
+
+
+def counts_from_csv(path: Path) -> tuple[str, list[str], list[str], list[list[int]]]:
+    """Return what ``counts_to_csv`` wrote."""
     with reading(path), path.open(encoding="utf-8", newline="") as file:
         first, *lines = csv.reader(file)
-        return first[1:], [[int(count) for count in line[1:]] for line in lines]
+        return first[0], [line[0] for line in lines], first[1:], [[int(count) for count in line[1:]] for line in lines]
 
 
 def to_csv(rows: Sequence[Row], header: bool) -> bytes:
@@ -320,6 +339,24 @@ class RunFolder:
             places = [(column, header.index(column)) for column in columns]
             for line in lines:
                 yield {column: _value(line[place]) for column, place in places}
+
+    def header(self, name: str) -> list[str]:
+        """Return the names of the columns of a table."""
+        path = self.path / name
+        with reading(path), path.open(encoding="utf-8", newline="") as file:
+            return next(csv.reader(file))
+
+    def columns(self, name: str, columns: Sequence[str]) -> dict[str, Floats]:
+        """Return columns of numbers, NaN where a cell is empty; faster than rows."""
+        path, places = self.path / name, [self.header(name).index(column) for column in columns]
+        parts: list[Floats] = []
+        with reading(path), path.open(encoding="utf-8", newline="") as file:
+            lines = csv.reader(file)
+            next(lines)
+            while some := [[line[place] or "nan" for place in places] for line in islice(lines, _LINES)]:
+                parts.append(np.array(some, dtype=np.float64))
+        whole = np.concatenate(parts) if parts else np.zeros((0, len(places)))
+        return {column: whole[:, i] for i, column in enumerate(columns)}
 
     def cut_back(self, lengths: Mapping[str, Digest]) -> None:
         """Truncate the tables to a checkpoint, incomplete last lines included."""

@@ -1,0 +1,176 @@
+"""Charts as options of ECharts: what is drawn, without colours that depend on the theme, which the page sets.
+
+Curves name the columns of a table of the page; a chart with ``axis`` can be drawn against any of its x columns.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from fedskew.core.streams import Floats, Ints
+from fedskew.heterogeneity.fairness import Numbers
+from fedskew.runs.figures import COLOURS, FATES, NAMES, SHARES
+
+Option = dict[str, Any]
+MOST_BARS = 250  # one bar a client up to here, a histogram above
+MOST_CLASSES = 100  # columns of a matrix
+_POINTS = 200  # of a Lorenz curve
+_PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6BB1"]  # Okabe and Ito's
+
+
+def _frame(x: str, y: str, *, x_type: str = "value", **more: Any) -> Option:
+    """Return the parts that all charts with two axes have."""
+    named: Option = {"nameLocation": "middle"}
+    return {
+        "color": _PALETTE,
+        "grid": {
+            "left": 8,
+            "right": 20,
+            "top": 36,
+            "bottom": 8,
+            "outerBoundsMode": "same",
+            "outerBoundsContain": "all",
+        },
+        "tooltip": {"trigger": "axis", "confine": True},
+        "legend": {"type": "scroll", "top": 0},
+        "xAxis": {"type": x_type, "name": x, **named, "nameGap": 26},
+        "yAxis": {"type": "value", "name": y, **named, "nameGap": 42, "scale": True},
+        **more,
+    }
+
+
+def _line(table: int, column: str, name: str, **more: Any) -> Option:
+    look = {"showSymbol": False, "connectNulls": True, "lineStyle": {"width": 2}, "emphasis": {"focus": "series"}}
+    return {"type": "line", "datasetIndex": table, "name": name, "encode": {"y": column}, **look, **more}
+
+
+def curves(table: Mapping[str, Sequence[Any]], metric: str, best: bool) -> Option:
+    """The metric of the global and of the clients' models, with the best round marked."""
+    option = _frame("", metric, axis=True, dataset=["rounds"])
+    few = sum(value is not None for value in next(iter(table.values()))) < 2
+    option["series"] = [
+        _line(0, f"{part}_{metric}", NAMES[part].removeprefix("global model, "), color=COLOURS[part], showSymbol=few)
+        for part in NAMES
+        if f"{part}_{metric}" in table
+    ]
+    if best:
+        mark = {"type": "scatter", "datasetIndex": 0, "name": "best round", "encode": {"y": "best round"}}
+        option["series"].append({**mark, "symbol": "diamond", "symbolSize": 13, "color": COLOURS["test"], "z": 5})
+    return _up_to_one(option, metric)
+
+
+def _up_to_one(option: Option, metric: str) -> Option:
+    if metric in SHARES:
+        option["yAxis"]["max"] = 1
+    return option
+
+
+def lines(columns: Mapping[str, str], title: str) -> Option:
+    """Columns of the table of rounds, by name, with what they are called."""
+    option = _frame("", title, axis=True, dataset=["rounds"])
+    return {**option, "series": [_line(0, column, name) for column, name in columns.items()]}
+
+
+def overlaid(tables: Mapping[str, Mapping[str, Sequence[Any]]], column: str, metric: str) -> Option:
+    """A metric of several methods: the mean over seeds, and a band of one standard deviation."""
+    option = _frame("", metric, axis=True, dataset=list(tables), series=[])
+    for number, (label, table) in enumerate(tables.items()):
+        if column not in table:
+            continue
+        colour = _PALETTE[number % len(_PALETTE)]
+        dashed = {"width": 2, "type": ["solid", "dashed", "dotted"][number // len(_PALETTE) % 3]}
+        option["series"].append(_line(number, column, label, color=colour, lineStyle=dashed))
+        if f"{column} low" in table:
+            band = {"type": "custom", "band": [f"{column} low", f"{column} high"], "clip": True, "silent": True}
+            option["series"].append({**band, "datasetIndex": number, "name": label, "color": colour, "z": 1})
+    return _up_to_one(option, metric)
+
+
+def fates(table: Mapping[str, Sequence[Any]]) -> Option:
+    """The outcomes of the clients of each round."""
+    counts = {fate: np.array(table[fate]) for fate in FATES if fate != "answered"}
+    counts["answered"] = np.array(table["clients"]) - sum(counts.values())
+    option = _frame("round", "clients", x_type="category")
+    option["xAxis"]["data"] = [str(number) for number in table["round"]]
+    option["yAxis"] |= {"scale": False, "minInterval": 1}
+    look: Option = {"type": "bar", "stack": "fates", "barCategoryGap": "0%"}
+    option["series"] = [
+        {**look, "name": name, "color": colour, "data": counts[fate].tolist()}
+        for fate, (name, colour) in FATES.items()
+        if counts[fate].any()
+    ]
+    return option
+
+
+def bars(names: Sequence[str], values: Sequence[float], x: str, y: str) -> Option:
+    """One bar for each name."""
+    option = _frame(x, y, x_type="category")
+    option["xAxis"]["data"] = list(names)
+    option["yAxis"] |= {"scale": False, "minInterval": 1}
+    option["grid"]["top"] = 12
+    series = {"type": "bar", "name": y, "data": list(values), "barMaxWidth": 60}
+    return {**option, "legend": {"show": False}, "series": [series]}
+
+
+def histogram(values: "Numbers", x: str) -> tuple[Option, list[tuple[str, int]]]:
+    """How many clients have values in each of some intervals, as a chart and as rows."""
+    numbers = np.asarray(values, np.float64)
+    whole = bool((numbers == np.round(numbers)).all())
+    if whole:
+        step = math.ceil((numbers.max() - numbers.min() + 1) / 20)
+        edges = np.arange(numbers.min(), numbers.max() + step + 1, step)
+        names = [f"{low:g}" if step == 1 else f"{low:g} – {high - 1:g}" for low, high in pairwise(edges)]
+    else:
+        edges = np.histogram_bin_edges(numbers, bins=min(max(math.ceil(math.sqrt(len(numbers))), 5), 20))
+        names = [f"{low:.3g} – {high:.3g}" for low, high in pairwise(edges)]
+    counts = np.histogram(numbers, edges)[0].tolist()
+    option = bars(names, counts, x, "clients")
+    option["series"][0]["barCategoryGap"] = "4%"
+    return option, list(zip(names, counts, strict=True))
+
+
+def lorenz(weights: Floats) -> Option:
+    """The share of all weights that the clients with the smallest ones have together."""
+    total = np.concatenate([[0.0], np.cumsum(np.sort(weights))])
+    at = np.unique(np.linspace(0, len(total) - 1, min(len(total), _POINTS + 1)).astype(np.int64))
+    share = total / total[-1] if total[-1] else np.linspace(0, 1, len(total))
+    option = _frame("share of the clients, smallest weights first", "share of the weights")
+    option["xAxis"] |= {"max": 1}
+    option["yAxis"] |= {"max": 1, "scale": False}
+    plain: Option = {"type": "line", "showSymbol": False}
+    points = np.stack([at / (len(total) - 1), share[at]], 1).tolist()
+    option["series"] = [
+        {**plain, "name": "weights of the clients", "areaStyle": {"opacity": 0.15}, "data": points},
+        {**plain, "name": "equal weights", "data": [[0, 0], [1, 1]], "lineStyle": {"type": "dashed", "width": 1}},
+    ]
+    return option
+
+
+def heat_map(down: Sequence[str], across: Sequence[str], shares: Floats, counts: Ints, y: str, x: str) -> Option:
+    """A matrix: its colours are the shares, and what a reader is told beside them are the counts."""
+    option = _frame(x, y, x_type="category", legend={"show": False})
+    option["xAxis"] |= {"data": list(across), "axisLabel": {"hideOverlap": True, "width": 90, "overflow": "truncate"}}
+    option["yAxis"] = {
+        "type": "category", "name": y, "data": list(down), "inverse": True, "nameLocation": "middle",
+        "nameGap": min(70, 7 * max(map(len, down))) + 14,
+        "axisLabel": {"interval": -(-len(down) // 25) - 1, "width": 70, "overflow": "truncate"},
+    }  # fmt: skip
+    option["tooltip"] = {"confine": True, "cells": True}
+    option["grid"] |= {"bottom": 40, "top": 10}
+    most = max(float(shares.max()), 1e-3)
+    look = {"min": 0, "max": most, "orient": "horizontal", "left": "center", "bottom": 0, "dimension": 2}
+    option["visualMap"] = {
+        **look,
+        "precision": 2,
+        "text": [f"{most:.3g} of the row", "0"],
+        "itemHeight": 90,
+        "itemWidth": 12,
+    }
+    cells = [
+        [j, i, round(float(shares[i, j]), 4), int(counts[i, j])] for i in range(len(down)) for j in range(len(across))
+    ]
+    option["series"] = [{"type": "heatmap", "name": "share of the row", "data": cells, "progressive": 0}]
+    return option

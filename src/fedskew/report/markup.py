@@ -1,0 +1,58 @@
+"""HTML from Python: every text is escaped, and what is escaped already is not escaped again."""
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class Markup(str):
+    """A text that is HTML already."""
+
+    __slots__ = ()
+
+
+def escaped(text: Any) -> Markup:
+    """Return a text as HTML.
+
+    >>> escaped("<b>"), escaped(Markup("<b>"))
+    ('&lt;b&gt;', '<b>')
+    """
+    return text if isinstance(text, Markup) else Markup(html.escape(str(text)))
+
+
+def tag(kind: str, *inside: Any, **attributes: Any) -> Markup:
+    """Return an element; names of attributes may end in ``_``, and other ``_`` stand for ``-``.
+
+    >>> tag("a", "x & y", href="#top", class_="plain")
+    '<a href="#top" class="plain">x &amp; y</a>'
+    """
+    words = [kind, *(f'{name.rstrip("_").replace("_", "-")}="{escaped(text)}"' for name, text in attributes.items())]
+    return Markup(f"<{' '.join(words)}>{joined(inside)}</{kind}>")
+
+
+def joined(parts: Iterable[Any]) -> Markup:
+    """Return parts one after the other."""
+    return Markup("".join(escaped(part) for part in parts))
+
+
+def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Markup:
+    """Return a table whose first column names the rows; it scrolls where it is too wide."""
+    lines = joined(
+        tag("tr", tag("th", first, scope="row"), *(tag("td", shown(cell)) for cell in cells)) for first, *cells in rows
+    )
+    titles = tag("thead", tag("tr", *(tag("th", title, scope="col") for title in head)))
+    whole = tag("table", tag("caption", caption), titles, tag("tbody", lines))
+    return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def shown(value: Any) -> Any:
+    """Return a number with four digits, and anything else as it is.
+
+    >>> shown(0.123456), shown(1234567), shown(None)
+    ('0.1235', '1,234,567', '–')
+    """
+    if value is None or value != value:  # NaN
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
