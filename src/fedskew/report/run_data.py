@@ -248,7 +248,10 @@ class RunData:
                     f"the first, {min(losses):.4g} at best."
                 )
         if self.has_batchnorm:
-            found.append(f"The model has BatchNorm; the policy for its statistics is norm={config.get('norm')}.")
+            found.append(
+                f"The model has BatchNorm. The setting is norm={config.get('norm')}; methods with a rule of their own "
+                "(fedbn, mfedbn, fedtan, stratify-batch) go by that."
+            )
         if "threshold" in summary:
             found.append(
                 f"The second class is predicted above a probability of {summary['threshold']:.4g}, chosen on the "
