@@ -190,7 +190,7 @@ def test_a_diverging_loss_is_told(tmp_path: Path, losses: list[float], told: boo
 def test_the_policy_for_batchnorm_is_told(tmp_path: Path) -> None:
     fed = fs.split((np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2), "iid", clients=3)
     fs.train(fed, "tabular:hidden=8", rounds=1, norm="local", folder=tmp_path / "run")
-    assert "policy for its statistics is norm=local" in Page(tmp_path / "run/report.html").text
+    assert "has BatchNorm. The setting is norm=local;" in Page(tmp_path / "run/report.html").text
 
 
 def test_regression_has_no_classes(tmp_path: Path) -> None:
