@@ -221,8 +221,10 @@ def test_many_rounds_are_thinned_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = trained(tmp_path / "run", rounds=40)
     monkeypatch.setattr("fedskew.report.run_data.CELLS", 100)
     report([folder])
-    numbers = Page(folder / "report.html").json["tables"]["rounds"]["round"]
+    page = Page(folder / "report.html")
+    numbers = page.json["tables"]["rounds"]["round"]
     assert len(numbers) < 15
+    assert f"{len(numbers)} of 40 rounds are drawn" in page.text
     assert {1, 40, fs.open_run(folder).summary["test_accuracy_best_round"]} <= set(numbers)
 
 

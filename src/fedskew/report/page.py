@@ -216,6 +216,8 @@ def _curves(page: _Page, run: RunData) -> None:
             says += (
                 f"; best {run.summary[f'test_{metric}_best']:.4g} in round {run.summary[f'test_{metric}_best_round']}"
             )
+        if len(run.curves["round"]) < len(run.rounds["round"]):
+            says += f"; {len(run.curves['round']):,} of {len(run.rounds['round']):,} rounds are drawn"
         option = charts.curves(run.curves, metric, best)
         figures.append(page.chart(metric, metric, option, says + ".", _numbers(run.curves, columns, metric)))
     fates = ("late", "dropped", "excluded")
