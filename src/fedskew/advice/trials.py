@@ -78,7 +78,7 @@ class Trials:
         took = {}
         for rounds in (1, 2, 6):  # the first one warms up
             began = time.monotonic()
-            self._run("fedavg", rounds, {}, self.feds)
+            self._run("fedavg", rounds, {})
             took[rounds] = time.monotonic() - began
         of_a_round = max((took[6] - took[2]) / 4, 1e-6)
         around = max(took[2] - 2 * of_a_round, 0.0)
@@ -88,7 +88,7 @@ class Trials:
     def score(self, method: str, **changed: Any) -> Scores | None:
         """Return the scores of a method; None if a run diverged or the time was up before the last round."""
         began = time.monotonic()
-        runs = self._run(method, self.rounds, changed, self.feds)
+        runs = self._run(method, self.rounds, changed)
         ended = [run for run in runs if isinstance(run, Run) and run.summary["rounds"] == self.rounds]
         if len(ended) < len(self.feds):
             return None
@@ -104,9 +104,7 @@ class Trials:
         found = [row[column] for row in run.tables["rounds"] if row.get(column) is not None]
         return float(found[0]), float(found[-1])
 
-    def _run(
-        self, method: str, rounds: int, changed: Mapping[str, Any], feds: Sequence[Federation]
-    ) -> "Sequence[Run | DivergedError]":
+    def _run(self, method: str, rounds: int, changed: Mapping[str, Any]) -> "Sequence[Run | DivergedError]":
         stop: Callable[..., bool] = lambda *_: self.left < 0  # noqa: E731
         settings = replace(self.settings, rounds=rounds, eval_every=max(rounds // 2, 1), metric=self.metric, **changed)
         with warnings.catch_warnings():
@@ -114,7 +112,7 @@ class Trials:
             return side_by_side(
                 [
                     starting(fed, self.model, resolve(method), replace(settings, seed=settings.seed + i), False, stop)
-                    for i, fed in enumerate(feds)
+                    for i, fed in enumerate(self.feds)
                 ]
             )
 
