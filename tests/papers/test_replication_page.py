@@ -10,11 +10,13 @@ import pytest
 
 from fedskew.papers import replication_page
 from fedskew.papers.paper_tables import Claim, Entry, Paper, PaperTable, Quick, Value
-from fedskew.papers.replication_page import page, write_page
+from fedskew.papers.replication_page import pages, write_page
 from fedskew.papers.results import Results
 
 Made, Record = Callable[..., PaperTable], Callable[..., Results]
-PAPER = Paper("made-up", "MadeUp", "A title", "An Author", "arXiv:0000.00000", "It adds a rule.", ("Is it us? No.",))
+PAPER = Paper(
+    "made-up", "MadeUp", "A title", "An Author", "arXiv:0000.00000", "It adds a rule.", "Run it.", ("Is it us? No.",)
+)
 CLAIM = Claim("new is better.", "better", "accuracy", "new", ("old",))
 RUNS = {
     ("a", "new"): (0.7123, 0.7251, 0.7019), ("a", "old"): (0.6, 0.6111, "NaN in round 3"),
@@ -31,6 +33,11 @@ def of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(replication_page, "tables_of", lambda name: list(tables))
 
     return only
+
+
+def page(folder: Path, quick: bool = False) -> str:
+    """Return the text of all pages."""
+    return "\n".join(pages(folder, quick).values())
 
 
 def cells(text: str, first: str) -> list[list[str]]:
@@ -69,10 +76,10 @@ def test_what_a_reader_needs(table: Made, record: Record, of: Callable[..., None
     record(made, RUNS)
     text = page(results.folder)
     for part in (
-        "| MadeUp | [Table 1](#made-up-table1) | new is better. | **held** |", "Of 1 claims: 1 held.",
-        "*A title*. An Author. arXiv:0000.00000.", "It adds a rule.", "### Table 1: made up",
+        "| MadeUp | [Table 1](replication/made-up.md#table-1-made-up) | new is better. | **held** |", "Of 1 claims: 1 held.",
+        "*A title*. An Author. arXiv:0000.00000.", "It adds a rule.", "## Table 1: made up", "Run it.",
         "- Batch size: 32.", "What was checked where a claim did not hold:", "- Is it us? No.",
-        "fedskew paper made-up\n", "`rounds=5 data=digits`", "(replication/made-up-table1.csv)",
+        "fedskew paper made-up\n", "`rounds=5 data=digits`", "(made-up-table1.csv)",
         "Made by `fedskew paper made-up`, fedskew 1, python 3, torch 2, numpy 2, x86_64 CPU: 20 s.",
         "- new is better: **held**\n  - against old +14.0", "left out: a)", "old: diverged in 1 of 6 runs (a seed 2)",
     ):  # fmt: skip
@@ -129,8 +136,12 @@ def test_written_twice_the_bytes_are_the_same(table: Made, record: Record, of: C
     first = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     write_page(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
-    text = (tmp_path / "replication.md").read_text()
-    links = re.findall(r"\]\((replication/[^)]+)\)", text)
-    assert "replication/made-up-table1.svg" in links
-    assert all((tmp_path / link).exists() for link in links)
+    folder = tmp_path / "replication"
+    links = {
+        path: re.findall(r"\]\(([^)#]+)", path.read_text())
+        for path in (tmp_path / "replication.md", folder / "made-up.md")
+    }
+    assert "replication/made-up.md" in links[tmp_path / "replication.md"]
+    assert "made-up-table1.svg" in links[folder / "made-up.md"]
+    assert all((path.parent / link).exists() for path, some in links.items() for link in some)
     assert not stale.exists()

@@ -17,7 +17,7 @@ Part = TypeVar("Part")
 class Paper:
     """A paper: the method by which it is known, its title, authors and identifier, and what it adds.
 
-    ``checks`` says what was looked at before a claim was called failed.
+    ``use`` says in Markdown how to run the method; ``checks`` says what was looked at before a claim was called failed.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Paper:
     authors: str
     identifier: str
     adds: str
+    use: str = ""
     checks: Sequence[str] = ()
 
 

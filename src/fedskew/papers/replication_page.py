@@ -1,4 +1,4 @@
-"""The page of all papers' tables: their numbers beside ours, what held, and how it was measured."""
+"""The pages of the papers' tables: their numbers beside ours, what held, and how it was measured."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def results_folder(out: Path, quick: bool = False) -> Path:
 
 
 def write_page(out: Path, quick: bool = False) -> Path:
-    """Draw the figures of all tables beside their results, write the page and return its path."""
+    """Draw the figures of all tables beside their results, write the pages and return the path of the first."""
     folder = results_folder(out, quick)
     for name in papers():
         for table in _tables(name, quick):
@@ -36,28 +36,47 @@ def write_page(out: Path, quick: bool = False) -> Path:
                     write_atomically(path, drawn[1])
                 else:
                     path.unlink(missing_ok=True)
-    path = out / f"{folder.name}.md"
-    write_atomically(path, page(folder, quick).encode())
-    return path
+    for name, text in pages(folder, quick).items():
+        write_atomically(out / name, text.encode())
+    return out / f"{folder.name}.md"
 
 
-def page(folder: Path, quick: bool = False) -> str:
-    """Return the page in Markdown; ``folder`` has the results and the figures, and is beside the page."""
-    summary, sections, outcomes = [["paper", "table", "claim", "verdict"]], [], []
+def pages(folder: Path, quick: bool = False) -> dict[str, str]:
+    """Return the pages in Markdown: one with all claims, and beside the results and the figures one for each paper.
+
+    They are named by their paths from the parent of ``folder``; the page with all claims is the first.
+    """
+    summary, details, outcomes = [["paper", "table", "claim", "verdict"]], {}, []
     for name, paper in papers().items():
-        sections.append(_about(paper))
+        path, sections, headings = f"{folder.name}/{name}.md", [_about(paper, quick)], []
         for table in _tables(name, quick):
             found = measured(table, Results(folder, table.label))
             judged = [verdict(found, claim) for claim in table.claims]
             claimed = [one for one in judged if one.claim.kind != "chosen"]
             outcomes += [one.outcome for one in claimed]
-            link = f"[{table.printed}](#{table.label})"
+            headings.append(f"{table.printed}: {table.title}")
+            link = f"[{table.printed}]({path}#{_anchor(headings)})"
             summary += [[paper.method, link, one.claim.text, f"**{one.outcome}**{_reason(one)}"] for one in claimed]
             sections.append(_section(found, judged, folder))
+        details[path] = "\n\n".join(sections) + "\n"
     counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in get_args(Outcome) if outcome in outcomes]
     counted = f"Of {len(outcomes)} claims: {'; '.join(counts)}." if counts else ""
-    parts = [_head(quick), counted, _markdown(summary), *sections]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    links = [f"[{paper.method}]({folder.name}/{name}.md)" for name, paper in papers().items()]
+    parts = [_head(quick), f"The pages of the papers: {', '.join(links)}.", counted, _markdown(summary)]
+    return {f"{folder.name}.md": "\n\n".join(filter(None, parts)) + "\n", **details}
+
+
+def _anchor(headings: Sequence[str]) -> str:
+    """Return the anchor of the last heading, as hosts of Markdown pages make it.
+
+    >>> _anchor(["Table I: MNIST, batches"])
+    'table-i-mnist-batches'
+    >>> _anchor(["Same", "Same"])
+    'same-1'
+    """
+    made = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    before = made[:-1].count(made[-1])
+    return f"{made[-1]}-{before}" if before else made[-1]
 
 
 def _tables(paper: str, quick: bool) -> list[PaperTable]:
@@ -78,28 +97,39 @@ them; with fewer than {FEWEST_SEEDS} seeds it can only point that way or another
 a plus is in favour of the paper's method, also where lower is better. Runs that diverged are counted where they occur:
 a claim of a method that diverged did not hold, and cases in which a rival diverged are left out of the mean, and named.
 
-```
+```sh
 {commands}
 ```"""
 
 
-def _about(paper: Paper) -> str:
-    about = f"## {paper.method}\n\n*{paper.title}*. {paper.authors}. {paper.identifier}.\n\n{paper.adds}"
-    checks = "\n".join(f"- {check}" for check in paper.checks)
-    return f"{about}\n\nWhat was checked where a claim did not hold:\n\n{checks}" if checks else about
+def _about(paper: Paper, quick: bool) -> str:
+    """Return the beginning of a paper's page: what it is, how it is used, how its tables are made, what was checked."""
+    command = f"fedskew paper {paper.name}{' --quick' * quick}"
+    parts = [
+        f"# {paper.method}",
+        f"*{paper.title}*. {paper.authors}. {paper.identifier}.",
+        paper.adds,
+        paper.use.strip(),
+        f"Below are its tables, measured again by `{command}`; [this page](../{results_folder(Path(), quick)}.md) says "
+        "how to read them, and has the claims of all papers.",
+    ]
+    if paper.checks:
+        checks = "\n".join(f"- {check}" for check in paper.checks)
+        parts.append(f"What was checked where a claim did not hold:\n\n{checks}")
+    return "\n\n".join(filter(None, parts))
 
 
 def _section(found: Measured, judged: Sequence[Verdict], folder: Path) -> str:
     """Return one table: notes, numbers, settings, how it was made, claims, figure."""
     table, results = found.table, Results(folder, found.table.label)
-    parts = [f'<a id="{table.label}"></a>\n\n### {table.printed}: {table.title}', _bullets(table.notes)]
+    parts = [f"## {table.printed}: {table.title}", _bullets(table.notes)]
     if found.cells:
         seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) > 1)} ({', '.join(map(str, found.seeds))})"
         for value in table.values:
             shown = f"*paper* / ours, {seeds} / difference" if value.paper else f"ours, {seeds}"
             parts += [f"{value.name}: {shown}", _markdown(value_table(found, value, "*"))]
         files = [f"{table.label}.csv", f"{table.label}-curves.csv"]
-        links = [f"[{name}]({folder.name}/{name})" for name in files if (folder / name).exists()]
+        links = [f"[{name}]({name})" for name in files if (folder / name).exists()]
         parts.append(f"Every run: {', '.join(links)}.")
     else:
         parts.append("Not measured yet.")
@@ -110,7 +140,7 @@ def _section(found: Measured, judged: Sequence[Verdict], folder: Path) -> str:
         tuned = all(one.claim.kind == "chosen" for one in judged)
         parts += ["" if tuned else "What is claimed:", "\n".join(_claim(one) for one in judged)]
     images = [f"{table.label}.{ending}" for ending in _ENDINGS if (folder / f"{table.label}.{ending}").exists()]
-    parts += [f"![{table.printed}: {table.title}]({folder.name}/{name})" for name in images]
+    parts += [f"![{table.printed}: {table.title}]({name})" for name in images]
     return "\n\n".join(filter(None, parts))
 
 
