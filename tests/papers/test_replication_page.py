@@ -76,7 +76,8 @@ def test_what_a_reader_needs(table: Made, record: Record, of: Callable[..., None
     record(made, RUNS)
     text = page(results.folder)
     for part in (
-        "| MadeUp | [Table 1](replication/made-up.md#table-1-made-up) | new is better. | **held** |", "Of 1 claims: 1 held.",
+        "| MadeUp | [Table 1](replication/made-up.md#table-1-made-up) | new is better. | **held** |",
+        "Of 1 claims: 1 held.",
         "*A title*. An Author. arXiv:0000.00000.", "It adds a rule.", "## Table 1: made up", "Run it.",
         "- Batch size: 32.", "What was checked where a claim did not hold:", "- Is it us? No.",
         "fedskew paper made-up\n", "`rounds=5 data=digits`", "(made-up-table1.csv)",
