@@ -77,7 +77,7 @@ def test_the_written_configuration_names_everything(fedskew: Callable[[str], Any
     assert fedskew("run --clients 4 --rounds 2 --folder run --skew quantity:min_size=5 --model mlp:hidden=8") == 0
     found = config("run")
     assert set(found) == set(options_of(Experiment))
-    defaults = {name: option.default for name, option in cli_list._registries()["skews"].options("quantity").items()}
+    defaults = {name: option.default for name, option in cli_list.registries()["skews"].options("quantity").items()}
     assert found["skew"] == {"name": "quantity", **defaults, "min_size": 5}
     assert found["data"] == {"name": "digits", "test": 0.2, "split_seed": 0, "scale": "standard"}
     assert found["model"] == {"name": "mlp", "hidden": [8], "activation": "relu", "dropout": 0.0}
@@ -306,7 +306,7 @@ def test_list_has_every_option_with_default_and_help(
     assert fedskew(f"list {kind}") == 0
     text = capsys.readouterr().out
     assert text.splitlines()[0] == kind
-    registry = cli_list._registries()[kind]
+    registry = cli_list.registries()[kind]
     for name in registry:
         block = re.split(r"\n  (?! )", text.split(f"\n  {name}  ", 1)[1], maxsplit=1)[0]
         assert block.splitlines()[0].strip(), name
@@ -328,7 +328,7 @@ def test_list_spells_defaults_as_they_are_typed(
     assert "hidden=  width of each hidden layer (a list of a whole number (a+b+c), >= 1; default 128+64)" in text
     assert "(true or false; default true)" in text
     assert "default none)" in text
-    assert [line for line in text.splitlines() if line and not line.startswith(" ")] == list(cli_list._registries())
+    assert [line for line in text.splitlines() if line and not line.startswith(" ")] == list(cli_list.registries())
 
 
 def test_data_list(
@@ -343,7 +343,7 @@ def test_data_list(
     assert states["mnist"] == "no, fetch"
     assert states["femnist"] == "no, by hand"
     assert states["csv"] == "your file"
-    assert set(cli_list._registries()["data"]) <= set(states)
+    assert set(cli_list.registries()["data"]) <= set(states)
     assert lines[-1] == "data folder: /nowhere/at/all (set FEDSKEW_DATA to change it)"
     assert any("CC BY 4.0" in line for line in lines)
 

@@ -1,4 +1,4 @@
-"""The example of four hospitals: its commands as they stand in its README, one after the other."""
+"""The example of four hospitals: its commands as they stand in the tutorial, one after the other."""
 
 import re
 import shlex
@@ -10,12 +10,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "hospitals"
+ROOT = Path(__file__).parents[2]
+EXAMPLE, PAGE = ROOT / "examples" / "hospitals", ROOT / "docs" / "tutorial-silos.md"
 
 
 def commands() -> list[str]:
-    """Return the lines of all blocks of code of the README."""
-    blocks = re.findall(r"```\n(.*?)```", (EXAMPLE / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    """Return the lines of all blocks of commands of the tutorial."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
 
 
@@ -40,7 +41,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_every_step_is_one_command():
     assert [line.split()[1] for line in commands() if line.startswith("fedskew")] == [
-        "measure", "measure", "advise", "run", "predict",
+        "measure", "measure", "advise", "compare", "predict", "export",
     ]  # fmt: skip
 
 

@@ -16,7 +16,8 @@ def add_to(app: typer.Typer) -> None:
     app.command("list", cls=Once)(list_things)
 
 
-def _registries() -> dict[str, Registry[Any]]:
+def registries() -> dict[str, Registry[Any]]:
+    """Return the registries of all components, by kind."""
     from fedskew.algorithms.contract import algorithms
     from fedskew.data.dataset import datasets
     from fedskew.engine.lr_schedule import schedules
@@ -49,11 +50,11 @@ def list_things(
 
     KIND is one of algorithms, skews, treatments, data, models, fleets, schedules; by default all are listed.
     """
-    registries = _registries()
-    if kind is not None and kind not in registries:
-        raise unknown("kind", kind, registries)
+    kinds = registries()
+    if kind is not None and kind not in kinds:
+        raise unknown("kind", kind, kinds)
     console = console_for()
-    for title, registry in registries.items():
+    for title, registry in kinds.items():
         if kind in (None, title) or (kind == "skews" and title == "treatments"):
             console.print(f"[bold]{title}[/bold]")
             for name in registry:
