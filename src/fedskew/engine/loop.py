@@ -173,22 +173,29 @@ def train_client(worker: nn.Module, job: Job, start: Start, kept: Tree, plan: Pl
 
 def _train_together(job: Job, start: Start, plan: Plan) -> list[Updates]:
     """Train all clients of the plan in parallel, each in its own model; they synchronise at BatchNorm layers."""
-    policy = job.algorithm.batchnorm
 
     def client(i: int, meet: Meet) -> Updates:
-        worker, mask = maskable(job.model)
-
-        def enter(step: int) -> None:
-            mask.agree = partial(settle_with, meet) if policy.shares_statistics(step) else None
-
-        return _Client(worker.train(), job, start, _kept(start, i), plan.only(np.array([i]))).train(enter)
-
-    def settle(given: dict[int, Tensor]) -> Tensor:
-        return mean_of_sound(torch.stack(list(given.values())))
+        return train_meeting(job, start, _kept(start, i), plan.only(np.array([i])), meet)
 
     # All of them share one stream of random numbers, in a fixed order of clients.
     with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0])):
-        return in_turn([partial(client, i) for i in range(len(plan.clients))], settle)
+        return in_turn([partial(client, i) for i in range(len(plan.clients))], lambda given: settled(list(given.values())))
+
+
+def train_meeting(job: Job, start: Start, kept: Tree, plan: Plan, meet: Meet) -> Updates:
+    """Train the plan's only client, which shares statistics of BatchNorm with others by ``meet``."""
+    policy = job.algorithm.batchnorm
+    worker, mask = maskable(job.model)
+
+    def enter(step: int) -> None:
+        mask.agree = partial(settle_with, meet) if policy.shares_statistics(step) else None
+
+    return _Client(worker.train(), job, start, kept, plan).train(enter)
+
+
+def settled(given: list[Tensor]) -> Tensor:
+    """Return what clients make of the statistics that each of them has brought."""
+    return mean_of_sound(torch.stack(given))
 
 
 class _Client:

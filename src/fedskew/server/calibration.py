@@ -49,20 +49,27 @@ def _ends_in_head(job: Job) -> bool:
     return features is not None and features.dim() == 2 and torch.allclose(head_module(worker)(features), logits)
 
 
-def new_head(job: Job, models: Iterable[tuple[Tensors, Ints]], round: int) -> tuple[Tensors, Tree]:
-    """Return the head after so many rounds, by its names in the model, and the statistics that it was made from.
+def statistics_of(job: Job, models: Iterable[tuple[Tensors, Ints]]) -> Tree:
+    """Return the class statistics of some rows.
 
     ``models`` are the weights and buffers under which features are computed, with the numbers of the rows. Statistics
     are sums over rows, so those of several clients may go in at once.
     """
-    calibrator = job.algorithm.calibrator
-    assert calibrator
     worker = copy.deepcopy(job.model).eval()
     worker = worker.to(memory_format=fastest_layout(worker, job.x))  # type: ignore[call-overload]
     total: Tree = {}
     for state, rows in models:
         load_weights(worker, state)
         _add_statistics(total, job, worker, torch.from_numpy(rows).to(job.y.device))
+    return total
+
+
+def new_head(job: Job, state: Tensors, statistics: Tree, round: int) -> Tensors:
+    """Return the head of a model after so many rounds, by its names in the model, from the statistics of all clients."""
+    calibrator = job.algorithm.calibrator
+    assert calibrator
+    worker = copy.deepcopy(job.model).eval()
+    load_weights(worker, state)
     layer, prefix = head_module(worker), _prefix(worker)
 
     def loss(weights: Tensors, features: Tensor, labels: Tensor) -> Tensor:
@@ -70,7 +77,7 @@ def new_head(job: Job, models: Iterable[tuple[Tensors, Ints]], round: int) -> tu
         return job.task.losses(outputs, labels)
 
     head = {name: value.detach().clone() for name, value in trainable(worker).items() if name in layout(worker).head}
-    return calibrator.calibrate(head, total, loss, Stream(job.seed, "finish", round)), total
+    return calibrator.calibrate(head, statistics, loss, Stream(job.seed, "finish", round))
 
 
 @torch.no_grad()

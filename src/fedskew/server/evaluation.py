@@ -1,7 +1,7 @@
 """Evaluation of the global model and of clients' own: loss and metrics on all rows, a sample or a client's rows."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -154,8 +154,14 @@ class Evaluator:
         return self._scored(found, self.task.metric_names)
 
     def _on_parts(self, state: Tensors) -> dict[str, Found]:
+        return self.found(state, {})
+
+    @torch.inference_mode()
+    def found(self, state: Tensors, shares: Mapping[str, Ints]) -> dict[str, Found]:
+        """Return what a model makes of each part of the data, or of a share of its rows."""
         train = self._found(state, self.x, self.y, self._train_rows)
-        return {"train": train} | {name: self._found(state, x, y) for name, (x, y) in self._parts.items()}
+        others = {name: self._found(state, x, y, shares.get(name)) for name, (x, y) in self._parts.items()}
+        return {"train": train, **others}
 
     def _scored(self, found: dict[str, Found], names: Iterable[str]) -> dict[str, Score]:
         return {part: rows.score(self.task, names) for part, rows in found.items()}

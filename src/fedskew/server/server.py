@@ -31,7 +31,7 @@ from fedskew.label_privacy.agreement import Agreement
 from fedskew.models.layout import layout
 from fedskew.models.parameters import trainable
 from fedskew.schedules.holdings import Holdings
-from fedskew.server.calibration import new_head
+from fedskew.server.calibration import new_head, statistics_of
 from fedskew.server.client_store import ClientStore, home_of
 from fedskew.server.evaluation import OWN_TESTED, Evaluator, FinalClients, OwnModel, Score, own_columns
 from fedskew.server.label_holders import label_holdings, packed, protocol_bytes, protocol_seconds, unpacked
@@ -108,7 +108,7 @@ class Server:
         self.server_state = algorithm.init_server_state(self.shared())
         self.fresh_client = fresh_client(self.job)
         self.store = self._store(self.fresh_client)
-        self.mirrored = frozenset(self.server_state) & {part.removeprefix(STATE) for part in self.store.fresh}
+        self.mirrored = frozenset(self.server_state) & {part.removeprefix(STATE) for part in self.fresh_client}
         own_job = jobs_of(self.job)[1:]
         self.personal = self._store(fresh_client(*own_job)) if own_job else None
         machines = fleets.get(fleet.name)(fed.clients, settings.seed, **fleet.options)
@@ -122,9 +122,14 @@ class Server:
         if not settings.secure:  # the protocol is slow, and a resumed run has its result in the checkpoint
             self.agree()
         self._trained: dict[int, Tensors] = {}
+        self.evaluator = self._evaluator()
+
+    def _evaluator(self) -> Evaluator:
+        """Return what evaluates models."""
+        settings = self.settings
         # A copy, because functional_call leaves its tensors behind in a layer that is used in two places.
-        self.evaluator = Evaluator(
-            fed,
+        return Evaluator(
+            self.fed,
             copy.deepcopy(self.model),
             self.job,
             settings.eval_rows,
@@ -420,7 +425,8 @@ class Server:
 
     def _calibrate(self) -> tuple[Tensors, Row, Row]:
         """Return a new head, the scores of the model with it, and the cost of collecting all clients' statistics."""
-        head, statistics = new_head(self.job, self._models_of_rows(), self.round)
+        statistics = self._statistics()
+        head = new_head(self.job, self.state(), statistics, self.round)
         scores = self.evaluator.scores({**self.state(), **head})
         row = {f"calibrated_{part}_{name}": value for part, score in scores.items() for name, value in score.items()}
         leaving = {name: value for name, value in self.state().items() if name not in self.job.local_names}
@@ -447,6 +453,10 @@ class Server:
                 row[name] += value
             row["clock"] += cost["simulated_seconds"]
             self.participation.clock = row["clock"]
+
+    def _statistics(self) -> Tree:
+        """Return the class statistics of all clients."""
+        return statistics_of(self.job, self._models_of_rows())
 
     def _models_of_rows(self) -> Iterator[tuple[Tensors, Ints]]:
         """Yield the rows of clients with the model they use: all at once, unless parts of it stay with clients."""

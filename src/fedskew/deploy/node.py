@@ -1,0 +1,306 @@
+"""A node: one client's rows and what it keeps, and the work that a server asks of it."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedskew.algorithms.contract import Algorithm
+from fedskew.batchnorm.exact import Party
+from fedskew.batchnorm.masked import maskable
+from fedskew.batchnorm.shared import settle_with
+from fedskew.core.config import Settings
+from fedskew.core.errors import FedskewError
+
+from fedskew.core.streams import Ints
+from fedskew.core.trees import Tensors, Tree, flat_names, from_flat
+from fedskew.data.dataset import Rows
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.deploy.requests import (
+    FRESH,
+    Evaluate,
+    Facts,
+    Measure,
+    Refusal,
+    Scored,
+    Statistics,
+    Step,
+    Tell,
+    Train,
+    Version,
+    Visit,
+    Waiting,
+    from_bytes,
+    one_client,
+    to_bytes,
+)
+from fedskew.engine.device import computing
+from fedskew.engine.job import LOCAL, STATE, Job, ScheduleResult, Start, Updates, fresh_client, make_job
+from fedskew.engine.loop import Loop, train_client, train_meeting
+from fedskew.engine.scheduled import run_schedule
+from fedskew.runs.checkpoint import to_bytes as tensor_file
+from fedskew.runs.folder import write_atomically
+from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.server.calibration import statistics_of
+from fedskew.server.evaluation import Evaluator
+from fedskew.server.server import jobs_of
+from fedskew.tasks.additive import Sums, sums_over
+from fedskew.tasks.task import Task
+
+
+class _Paused(BaseException):
+    """Ends a computation that needs an exchange; it begins anew when the result is there."""
+
+    def __init__(self, sent: Any) -> None:
+        super().__init__()
+        self.sent = sent
+
+
+class Replay:
+    """Stands for the other clients of an exchange: gives the results that are known, and pauses at the first other."""
+
+    def __init__(self, known: list[Any]) -> None:
+        self._known = iter(known)
+
+    def __call__(self, sent: Any) -> Any:
+        """Return what all clients made of what this one and the others sent."""
+        for found in self._known:
+            return found
+        raise _Paused(sent)
+
+
+class Files:
+    """What a client keeps, one file for each round that it took part in and each of its models."""
+
+    def __init__(self, folder: Path, fresh: list[Tree]) -> None:
+        self.folder, self.fresh = folder, fresh
+
+    def load(self, job: int, version: Version, mirrored: tuple[str, ...]) -> Tree:
+        """Return what the client kept in that version; ``mirrored`` parts are those of another round."""
+        kept = self._read(job, version.round)
+        if version.mirrored == version.round or not mirrored:
+            return kept
+        return {**kept, **{part: t for part, t in self._read(job, version.mirrored).items() if part in mirrored}}
+
+    def save(self, job: int, round: int, kept: Tree, oldest: int) -> None:
+        """Write what the client keeps after a round, and remove what no server will ask for again."""
+        if not kept:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path(job, round), tensor_file(flat_names(kept)))
+        rounds = sorted(int(path.stem.split("-")[1]) for path in self.folder.glob(f"{job}-*.safetensors"))
+        for number in [number for number in rounds if number <= oldest][:-1]:
+            self._path(job, number).unlink()
+
+    def _path(self, job: int, round: int) -> Path:
+        return self.folder / f"{job}-{round}.safetensors"
+
+    def _read(self, job: int, round: int) -> Tree:
+        fresh = self.fresh[job]
+        if round == FRESH or not fresh:
+            return fresh
+        path = self._path(job, round)
+        if not path.exists():
+            raise FedskewError(
+                f"{path} is gone: this client's state of round {round} was there or belongs to another run; start anew"
+            )
+        return from_flat(load_file(path), fresh)
+
+
+class Node:
+    """One client: ``fed`` has its rows alone, and ``number`` is its place among all clients.
+
+    Args:
+        fed: the rows of this client as a federation of one
+        number: the number of the client among all of them
+        model: the initial model, the same at all nodes
+        algorithm: the method
+        settings: the settings of the run
+        task: the task
+        classes: number of classes of all clients together
+        folder: where the client keeps its state
+        shares: rows of the test and validation parts that this node scores for the global model; all when left out
+        everything: whether the test rows are those of all clients, as only a simulation has them
+    """
+
+    def __init__(
+        self,
+        fed: Federation,
+        number: int,
+        model: nn.Module,
+        algorithm: Algorithm,
+        settings: Settings,
+        task: Task,
+        folder: Path,
+        shares: Mapping[str, Ints] | None = None,
+        everything: bool = False,
+    ) -> None:
+        self.fed, self.number, self.settings, self.everything = fed, number, settings, everything
+        self.classes, self.shares = len(fed.data.classes), dict(shares or {})
+        job = make_job(model, fed.train, fed.partition, algorithm, settings, number, task, self.classes)
+        self.jobs = jobs_of(job)
+        self.files = Files(folder, [fresh_client(one) for one in self.jobs])
+
+    def answer(self, content: bytes) -> bytes:
+        """Return the answer to a request, as bytes; whatever goes wrong is an answer too."""
+        try:
+            with computing(self.settings.threads or 1):
+                return to_bytes(self.do(from_bytes(content)))
+        except FedskewError as problem:
+            return to_bytes(Refusal(str(problem)))
+
+    def do(self, request: Any) -> Any:
+        """Return the answer to a request."""
+        try:
+            match request:
+                case Train():
+                    return self._train(request)
+                case Measure():
+                    return self._measure(request)
+                case Visit():
+                    return self._visit(request)
+                case Step():
+                    return self._step(request)
+                case Evaluate():
+                    return self._evaluate(request)
+                case Statistics():
+                    return statistics_of(self.jobs[0], [(self._model(request.state, [request.version]), self._rows)])
+                case Tell():
+                    return self._facts()
+        except _Paused as paused:
+            return Waiting(paused.sent)
+        raise FedskewError(f"a node cannot answer a {type(request).__name__}: use the same version of fedskew")
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def _train(self, request: Train) -> Updates:
+        job, plan = self.jobs[request.job], request.plan
+        self._check(plan.clients, plan.sizes)
+        kept = self.files.load(request.job, request.version, request.mirrored)
+        if request.together:
+            updates = train_meeting(job, request.start, kept, plan, Replay(request.met))
+        else:
+            updates = train_client(copy.deepcopy(job.model).train(), job, request.start, kept, plan)
+        self.files.save(request.job, plan.round + 1, one_client(updates.kept), request.version.oldest)
+        return replace(updates, kept={}, trained={})
+
+    def _measure(self, request: Measure) -> dict[str, Any]:
+        kept = {part: {name: value[None] for name, value in tensors.items()}
+                for part, tensors in self.files.load(0, request.version, request.mirrored).items()}  # fmt: skip
+        start: Start = replace(request.start, kept=kept)
+        return Loop().probe(self.jobs[0], start, request.plan, request.what)  # type: ignore[arg-type]
+
+    def _check(self, clients: Ints, sizes: Ints) -> None:
+        if clients.tolist() != [self.number] or sizes.tolist() != self.fed.partition.sizes.tolist():
+            raise FedskewError(
+                f"this is client {self.number} with {self.fed.partition.sizes[0]} rows, asked as client "
+                f"{clients.tolist()} with {sizes.tolist()}: its rows have changed since the run began"
+            )
+
+    def _visit(self, request: Visit) -> ScheduleResult:
+        rows = self._by_label[request.rows]
+        visits = request.ends[-1:] if len(request.ends) else request.ends
+        schedule = SampleSchedule(rows, np.full(len(rows), self.number), request.ends, visits)
+        return run_schedule(self.jobs[0], request.state, schedule, request.reset_optimizer)
+
+    def _step(self, request: Step) -> Tensor:
+        job, rows = self.jobs[0], torch.from_numpy(self._by_label[request.rows])
+        replay = Replay([_bytes(answer) for answer in request.answers])
+        party = Party(job.model, lambda message: replay(_tensor(message)), task=job.task)
+        with torch.autograd.set_multithreading_enabled(False):
+            return _tensor(party.step(_bytes(request.opening), job.x[rows], job.y[rows]))
+
+    @cached_property
+    def _by_label(self) -> Ints:
+        """The client's rows in the order of their labels, by which a server numbers rows that it does not see."""
+        rows = self._rows
+        if self.fed.data.target != "class":
+            return rows
+        return rows[np.argsort(self.fed.train.y[rows], kind="stable")]
+
+    @property
+    def _rows(self) -> Ints:
+        return self.fed.partition.rows
+
+    # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        settings, job = self.settings, self.jobs[0]
+        return Evaluator(self.fed, copy.deepcopy(job.model), job, None, settings.seed, settings.metrics, settings.metric)
+
+    def _evaluate(self, request: Evaluate) -> Scored:
+        evaluator, state = self._evaluator, request.state
+        mine = self._model(state, request.versions) if request.own else None
+        own = (lambda client: mine) if mine is not None else None
+        parts = {} if state is None else self._sums(state)
+        first = np.zeros(1, dtype=np.int64)
+        if request.final:
+            table, confusion = evaluator.final(state, own)
+            return Scored(parts, {}, None, table[0], confusion)
+        found = evaluator.on_own_rows(state, own, first, self.fed.held_out or self.fed.partition)
+        own_test = evaluator.mean_on_test(own, first) if own and self.everything else None
+        return Scored(parts, {name: float(values[0]) for name, values in found.items()}, own_test)
+
+    def _sums(self, state: Tensors) -> dict[str, Sums]:
+        """Return the sums of a model over this client's rows, by part of the data."""
+        evaluator, task = self._evaluator, self.jobs[0].task
+        return {
+            part: sums_over(task, found.outputs, found.targets, self.classes)
+            for part, found in evaluator.found(state, self.shares).items()
+        }
+
+    def _model(self, state: Tensors | None, versions: list[Version]) -> Tensors:
+        """Return the model that the client uses: the global one with its local parts, or one of its own."""
+        job = len(self.jobs) - 1
+        local = self.files.load(job, versions[min(job, len(versions) - 1)], ()).get(LOCAL, {})
+        return {**(state or {}), **local}
+
+    def _facts(self) -> Facts:
+        data, held = self.fed.data, self.fed.held_out
+        counts = lambda rows: _counts(rows, self.classes)  # noqa: E731
+        return Facts(
+            data.groups[0] if data.groups else str(self.number),
+            counts(self.fed.train.take(self._rows)),
+            counts(_share(self.fed.test, self.shares.get("test"))),
+            None if self.fed.validation is None else counts(_share(self.fed.validation, self.shares.get("validation"))),
+            None if held is None else counts(self.fed.train.take(held.rows)),
+        )
+
+
+def _share(rows: Rows, share: Ints | None) -> Rows:
+    return rows if share is None else rows.take(share)
+
+
+def _counts(rows: Rows, classes: int) -> Ints:
+    """Return the number of rows of each class; of other targets, the number of rows."""
+    return np.bincount(rows.y, minlength=classes) if rows.target == "class" else np.array([len(rows)])
+
+
+def _tensor(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+
+
+def _bytes(message: Tensor) -> bytes:
+    return message.numpy().tobytes()
+
+
+def alone(fed: Federation, client: int) -> Federation:
+    """Return one client of a federation as a federation of one, with the test rows of all."""
+    mine = fed.partition.of(client)
+    held = None if fed.held_out is None else fed.held_out.of(client)
+    rows = fed.train.take(mine if held is None else np.concatenate([mine, held]))
+    name = fed.client_names[client]
+    data = replace(fed.data, train=replace(rows, group=np.zeros(len(rows), dtype=np.int64)), groups=(name,),
+                   test=replace(fed.test, group=None), validation=None if fed.validation is None else replace(fed.validation, group=None),
+                   silos=(), recipe={})  # fmt: skip
+    partition = Partition.from_lists([np.arange(len(mine))])
+    return Federation(data, partition, None if held is None else Partition.from_lists([len(mine) + np.arange(len(held))]))

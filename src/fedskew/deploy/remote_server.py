@@ -1,0 +1,409 @@
+"""A server that has no rows: what the rounds need of clients is asked of nodes, everything else is as in simulation."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedskew.algorithms.contract import Algorithm
+from fedskew.algorithms.selection import Probe
+from fedskew.batchnorm.exact import Hub
+from fedskew.batchnorm.shared import clients_share
+from fedskew.core.config import Settings
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Floats, Ints
+from fedskew.core.trees import Tensors, Tree, copied
+from fedskew.data.dataset import Dataset, Rows
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.data.targets import Target, Targets
+from fedskew.deploy.requests import (
+    FRESH,
+    Evaluate,
+    Facts,
+    Measure,
+    Refusal,
+    Request,
+    Scored,
+    Statistics,
+    Step,
+    Train,
+    Version,
+    Visit,
+    Waiting,
+    from_bytes,
+    to_bytes,
+)
+from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
+from fedskew.engine.loop import settled
+from fedskew.engine.plan import Plan
+from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.server.client_store import ClientStore
+from fedskew.server.evaluation import Evaluator, FinalClients, OwnModel, Score, own_columns, round_metrics
+from fedskew.server.server import Server, jobs_of
+from fedskew.tasks.additive import additive_metrics, added, metrics_from
+from fedskew.tasks.task import Task
+from fedskew.topology.collector import Arrived
+
+
+class Transport(Protocol):
+    """Carries requests to nodes and their answers back."""
+
+    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Return the answers of clients by their numbers; one that does not answer in time has none."""
+        ...
+
+
+# -- what a server knows of rows that it does not have -----------------------------------------------------------------
+
+
+def federation_of(data: Dataset, clients: Sequence[Facts]) -> Federation:
+    """Return a federation with the numbers of rows that clients have told, and nothing of what is in them.
+
+    Rows are numbered client by client, and within a client by their labels; their features are zeros that take no
+    memory. ``data`` says what all clients agree about: classes, shape of a row, pipeline.
+    """
+    held = [one.held_out for one in clients]
+    parts = [one.train for one in clients] + [counts for counts in held if counts is not None]
+    owners = [*range(len(clients)), *(i for i, counts in enumerate(held) if counts is not None)]
+    train = _hollow(data, parts, owners)
+    ends = np.cumsum([0, *(int(counts.sum()) for counts in parts)])
+    ranges = [np.arange(first, last) for first, last in zip(ends[:-1], ends[1:], strict=True)]
+    own = Partition.from_lists(ranges[len(clients) :]) if len(ranges) > len(clients) else None
+    validation = [one.validation for one in clients if one.validation is not None]
+    hollow = replace(
+        data,
+        train=train,
+        test=_hollow(data, [one.test for one in clients], range(len(clients))),
+        validation=_hollow(data, validation, range(len(clients))) if validation else None,
+        groups=tuple(one.name for one in clients),
+    )
+    return Federation(hollow, Partition.from_lists(ranges[: len(clients)]), own)
+
+
+def _hollow(data: Dataset, counts: Sequence[Ints], owners: Sequence[int]) -> Rows:
+    sizes = [int(one.sum()) for one in counts]
+    x = np.lib.stride_tricks.as_strided(
+        np.zeros(1, dtype=np.float32), (sum(sizes), *data.shape), (0,) * (1 + len(data.shape)), writeable=True
+    )
+    labels = [np.repeat(np.arange(len(one)), one) for one in counts]
+    group = np.repeat(np.asarray(owners, dtype=np.int64), sizes)
+    return Rows(x, _targets(data.target, np.concatenate(labels), len(data.classes)), group)
+
+
+def _targets(kind: Target, labels: Ints, classes: int) -> Targets:
+    if kind == "class":
+        return labels.astype(np.int64)
+    return np.zeros(len(labels), np.float32) if kind == "number" else np.zeros((len(labels), classes), np.uint8)
+
+
+# -- what is asked of nodes --------------------------------------------------------------------------------------------
+
+
+class Versions:
+    """Which round's state each client goes on from; the state itself is with the clients."""
+
+    def __init__(self, clients: int) -> None:
+        self.round, self.mirrored = (np.full(clients, FRESH, dtype=np.int64) for _ in range(2))
+        self.oldest = FRESH
+
+    def of(self, client: int) -> Version:
+        """Return what a client is told."""
+        return Version(int(self.round[client]), int(self.mirrored[client]), self.oldest)
+
+
+class Nodes:
+    """The nodes of a run: asks them, and checks what they answer."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def ask(self, requests: Mapping[int, Request], kind: type[Any]) -> dict[int, Any]:
+        """Return the answers of this kind; a client that is silent or refuses has none, all of them are an error."""
+        answers, refusals = dict[int, Any](), list[str]()
+        for client, content in self.transport.ask({c: to_bytes(one) for c, one in requests.items()}).items():
+            try:
+                answer = from_bytes(content)
+            except FedskewError as problem:
+                answer = Refusal(str(problem))
+            if isinstance(answer, Refusal):
+                refusals.append(f"client {client}: {answer.reason}")
+            elif isinstance(answer, (kind, Waiting)):
+                answers[client] = answer
+            else:
+                refusals.append(f"client {client} answered with a {type(answer).__name__}")
+        if requests and not answers:
+            asked = f"none of {len(requests)} clients answered"
+            raise FedskewError(f"{asked}: {'; '.join(refusals)}" if refusals else f"{asked} in time")
+        self.refusals = refusals
+        return {client: answers[client] for client in sorted(answers)}
+
+    def one(self, client: int, request: Request, kind: type[Any]) -> Any:
+        """Return the answer of one client, without which there is no going on."""
+        return self.ask({client: request}, kind)[client]
+
+
+@dataclass
+class RemoteEngine:
+    """An engine whose clients are nodes; positions of rows are sent, and never rows."""
+
+    nodes: Nodes
+    versions: list[Versions]
+    mirrored: tuple[str, ...] = ()
+    jobs: tuple[Job, ...] = ()
+
+    def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
+        """Yield the updates of the clients that answer, in the order of the plan."""
+        number = 0 if not self.jobs or job is self.jobs[0] else 1
+        together = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
+        start = replace(start, kept={})
+        requests = {
+            int(client): Train(number, start, plan.only(np.array([i])), self.versions[number].of(int(client)),
+                               self.mirrored, [], together)
+            for i, client in enumerate(plan.clients)
+        }  # fmt: skip
+        answers = self.nodes.ask(requests, Updates)
+        while any(isinstance(answer, Waiting) for answer in answers.values()):
+            met = settled([answer.sent for answer in answers.values() if isinstance(answer, Waiting)])
+            waiting = [client for client, answer in answers.items() if isinstance(answer, Waiting)]
+            requests = {c: replace(requests[c], met=[*requests[c].met, met]) for c in waiting}
+            answers |= self.nodes.ask(requests, Updates)
+        for client in plan.clients.tolist():
+            if client in answers:
+                yield answers[client]
+
+    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+        """Return what each client measures; NaN for one that does not answer."""
+        start = replace(start, kept={})
+        requests = {
+            int(client): Measure(start, plan.only(np.array([i])), self.versions[0].of(int(client)), what, self.mirrored)
+            for i, client in enumerate(plan.clients)
+        }
+        answers = self.nodes.ask(requests, dict)
+        return {
+            name: np.array([float(answers[c][name][0]) if c in answers else np.nan for c in plan.clients.tolist()])
+            for name in what
+        }
+
+    def run_schedule(
+        self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
+    ) -> ScheduleResult:
+        """Train one model on a sample schedule: it travels from client to client, or clients meet at every step."""
+        ends = schedule.ends[:-1]
+        apart = np.flatnonzero(np.diff(schedule.clients)) + 1
+        if len(np.setdiff1d(apart, ends)):
+            return self._synchronous(job, state, schedule)
+        return self._sequential(job, state, schedule, reset_optimizer)
+
+    def _sequential(
+        self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
+    ) -> ScheduleResult:
+        losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
+        stops = sorted({0, *schedule.visits.tolist(), len(schedule.rows)})
+        for first, last in zip(stops[:-1], stops[1:], strict=True):
+            client = int(schedule.clients[first])
+            rows = schedule.rows[first:last] - job.partition.rows[job.partition.offsets[client]]
+            within = (schedule.ends > first) & (schedule.ends <= last)
+            request = Visit(state, rows, schedule.ends[within] - first, reset_optimizer)
+            result = self.nodes.one(client, request, ScheduleResult)
+            state = replace(state, params=result.params, buffers=result.buffers, optimizer=result.optimizer)
+            losses[first:last], scores[first:last] = result.losses, result.scores
+        return ScheduleResult(state.params, state.buffers, state.optimizer, losses, scores)
+
+    def _synchronous(self, job: Job, state: ModelState, schedule: SampleSchedule) -> ScheduleResult:
+        params = {name: value.clone() for name, value in state.params.items()}
+        buffers = {name: value.clone() for name, value in state.buffers.items()}
+        optimizer = copied(state.optimizer)
+        lr = torch.tensor(state.lr, dtype=job.x.dtype, device=job.x.device)
+        losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
+        firsts = [0, *schedule.ends[:-1].tolist()]
+        for number, (first, last) in enumerate(zip(firsts, schedule.ends.tolist(), strict=True)):
+            clients = schedule.clients[first:last]
+            rows = schedule.rows[first:last] - job.partition.rows[job.partition.offsets[clients]]
+            parties = np.unique(clients).tolist()
+            hub = Hub(job.model, {**params, **buffers}, len(parties), number)
+            opening = _tensor(hub.opening())
+            requests = {party: Step(opening, rows[clients == party], []) for party in parties}
+            answers = self._all(requests)
+            while any(isinstance(answer, Waiting) for answer in answers.values()):
+                reply = _tensor(hub.add([_bytes(answers[party].sent) for party in parties]))
+                requests = {party: replace(one, answers=[*one.answers, reply]) for party, one in requests.items()}
+                answers = self._all(requests)
+            step = hub.finish([_bytes(answers[party]) for party in parties])
+            buffers = step.buffers
+            job.optimizer.step_(params, step.grads, optimizer, lr)
+            for party, (loss, score) in zip(parties, step.scores, strict=True):
+                at = first + np.flatnonzero(clients == party)
+                losses[at], scores[at] = loss / len(at), score / len(at)
+        return ScheduleResult(params, buffers, optimizer, losses, scores)
+
+    def _all(self, requests: Mapping[int, Step]) -> dict[int, Any]:
+        """Return the answers of all parties of a step, without which there is no sum."""
+        answers = self.nodes.ask(requests, Tensor)
+        if missing := requests.keys() - answers.keys():
+            raise FedskewError(f"clients {sorted(missing)} do not answer in a step over all its clients: start again")
+        return answers
+
+
+class RemoteEvaluator:
+    """Evaluates models by asking nodes for sums over their rows, and for the scores of their own models."""
+
+    def __init__(self, server: "RemoteServer", settings: Settings) -> None:
+        self.server, self.task = server, server.job.task
+        first = () if settings.metric is None else (settings.metric,)
+        known = additive_metrics(self.task)
+        wanted = dict.fromkeys((*first, *round_metrics(self.task), *settings.metrics))
+        if missing := [name for name in wanted if name not in known]:
+            raise FedskewError(
+                f"metric {missing[0]} needs the predictions for all rows in one place, which no server has here: "
+                f"choose among {', '.join(known)}"
+            )
+        self.metrics = tuple(wanted)
+        self.names = ("loss", *self.metrics)
+        fed = server.fed
+        self._parts = [name for name, rows in (("validation", fed.validation), ("test", fed.test)) if rows is not None and len(rows)]
+        self._last: dict[int, Scored] = {}
+
+    holds_out = True
+
+    def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
+        """Return the parts of the data with scores."""
+        tested = ["own_test"] if personal and "test" in self._parts and self.server.everything else []
+        return [*(["train", *self._parts] if common else []), *tested]
+
+    def evaluate(
+        self, state: Tensors | None, own: OwnModel | None, clients: Ints, split: Partition
+    ) -> tuple[dict[str, Score], dict[str, Floats]]:
+        """Return the scores of the global model on each part, and those of the invited clients' models."""
+        self._last = self._ask(state, own is not None)
+        names = own_columns(own is not None, state is not None, self.task.row_metric)
+        found = {name: np.array([self._value(c, name) for c in clients.tolist()]) for name in names}
+        return self._scores(state), found
+
+    def _value(self, client: int, name: str) -> float:
+        scored = self._last.get(client)
+        return np.nan if scored is None else scored.own[name]
+
+    def mean_on_test(self, own: OwnModel, clients: Ints) -> Score | None:
+        """Return the mean score of clients' models on the test rows, where nodes have those of all."""
+        tested = [s.own_test for c in clients.tolist() if (s := self._last.get(c)) and s.own_test is not None]
+        return {name: float(np.mean([one[name] for one in tested])) for name in self.names} if tested else None
+
+    def scores(self, state: Tensors) -> dict[str, Score]:
+        """Return the scores of the global model on each part of the data."""
+        self._last = self._ask(state, False)
+        return self._scores(state)
+
+    def all_scores(self, state: Tensors) -> dict[str, Score]:
+        """Return all metrics of the global model that follow from sums, on validation and test rows."""
+        self._last = self._ask(state, False)
+        return {part: self._score(part) for part in self._parts}
+
+    def confusion(self, state: Tensors) -> Ints | None:
+        """Return the confusion matrix of the global model on the test rows."""
+        if "test" not in self._parts or self.task.target != "class":
+            return None
+        matrix: Ints = added([one.parts["test"] for one in self._ask(state, False).values()])["confusion"].astype(np.int64)
+        return matrix
+
+    def final(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
+        """Return one row for each client that answers, and the confusion matrix of clients' models."""
+        answers = self._ask(state, own is not None, final=True)
+        table = [{**(one.row or {}), "client": client} for client, one in answers.items()]
+        matrices = [one.confusion for one in answers.values() if one.confusion is not None]
+        return FinalClients(table, sum(matrices[1:], matrices[0]) if matrices else None)
+
+    def _ask(self, state: Tensors | None, own: bool, final: bool = False) -> dict[int, Scored]:
+        server = self.server
+        requests = {
+            client: Evaluate(state, [versions.of(client) for versions in server.remote.versions], final, own)
+            for client in range(server.fed.clients)
+        }
+        return server.remote.nodes.ask(requests, Scored)
+
+    def _scores(self, state: Tensors | None) -> dict[str, Score]:
+        if state is None:
+            return {}
+        return {part: {n: self._score(part)[n] for n in self.names} for part in ("train", *self._parts)}
+
+    def _score(self, part: str) -> Score:
+        return metrics_from(self.task, added([one.parts[part] for one in self._last.values()]))
+
+
+class RemoteServer(Server):
+    """A server whose clients are nodes: it sees sums, updates and numbers of rows."""
+
+    def __init__(
+        self,
+        fed: Federation,
+        model: nn.Module,
+        algorithm: Algorithm,
+        settings: Settings,
+        task: Task,
+        transport: Transport,
+        everything: bool = False,
+    ) -> None:
+        _refuse(algorithm, settings)
+        self.everything = everything
+        self.remote = RemoteEngine(Nodes(transport), [Versions(fed.clients) for _ in range(2)])
+        super().__init__(fed, model, algorithm, settings, self.remote, task)
+        self.remote.mirrored = tuple(f"state.{name}" for name in sorted(self.mirrored))
+        self.remote.jobs = (self.job,)
+
+    def _store(self, fresh: Tree) -> ClientStore:
+        return ClientStore({})  # with the clients
+
+    def _evaluator(self) -> Evaluator:
+        return RemoteEvaluator(self, self.settings)  # type: ignore[return-value]
+
+    def keep(self, arrived: Arrived, counted: Ints) -> None:
+        """Note whose new state counts."""
+        versions, now = self.remote.versions[0], self.round + 1
+        versions.round[arrived.valid] = now
+        versions.mirrored[np.intersect1d(arrived.valid, counted)] = now
+
+    def train_personal(self, start: Start, plan: Plan) -> None:
+        """Let clients train the models of their own, if the method has any, and note who did."""
+        if self.personal is None:
+            return
+        _, job = jobs_of(self.job)
+        for updates in self.engine.train(job, replace(start, server={"weights": self.shared()}), plan):
+            self.remote.versions[1].round[updates.report.clients] = self.round + 1
+
+    def _statistics(self) -> Tree:
+        requests = {
+            client: Statistics(self.state(), self.remote.versions[0].of(client)) for client in range(self.fed.clients)
+        }
+        total: Tree = {}
+        for answer in self.remote.nodes.ask(requests, dict).values():
+            for part, tensors in answer.items():
+                sums = total.setdefault(part, {})
+                for name, value in tensors.items():
+                    sums[name] = sums[name] + value if name in sums else value
+        return total
+
+
+def _refuse(algorithm: Algorithm, settings: Settings) -> None:
+    """Refuse what cannot be done where rows stay with their clients."""
+    reasons = {
+        f"{algorithm.label()} trains on all rows in one place": "pooled_rows" in algorithm.requires,
+        "hostile clients are simulated": algorithm.poison is not None,
+        "secure=true simulates the clients' side of the label protocol": settings.secure,
+        "test_trained=true evaluates clients' models on the server": settings.test_trained,
+        "thresholds need the predictions for all rows in one place": settings.thresholds is not None,
+        "workers are processes of a simulation": settings.workers is not None,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise FedskewError(f"{reason}, and here rows and models stay with their clients: leave it out")
+
+
+def _tensor(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+
+
+def _bytes(message: Tensor) -> bytes:
+    return message.numpy().tobytes()

@@ -1,0 +1,171 @@
+"""What a server asks its nodes, and what they answer: plain values, numbers and tensors, never code.
+
+A request is one message and an answer another. Nothing is kept in memory between two of them, because a node may start
+a new process for each: what a client keeps is in files, one for each round that it took part in.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from fedskew.algorithms.contract import Report
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints
+from fedskew.core.trees import Tensors, Tree
+from fedskew.engine.job import ModelState, ScheduleResult, Start, Updates
+from fedskew.engine.plan import Plan
+from fedskew.tasks.additive import Sums
+from fedskew.workers.messages import Message, packed, sendable, unpacked
+
+FRESH = -1  # the version of what a client keeps before its first round
+
+
+@dataclass(frozen=True)
+class Version:
+    """Which of a client's files it goes on from: the round of each; ``mirrored`` is that of what the server mirrors."""
+
+    round: int = FRESH
+    mirrored: int = FRESH
+    oldest: int = FRESH  # files of earlier rounds are not needed any more
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a client for one round.
+
+    Args:
+        job: 0 for the method, 1 for the model that a client trains for itself
+        start: where it starts, without what it kept
+        plan: its part of the plan
+        version: what it kept
+        mirrored: names of the parts of its state that the server has the mean of
+        met: what all clients of the round made of the statistics that were exchanged so far
+        together: whether statistics are exchanged
+    """
+
+    job: int
+    start: Start
+    plan: Plan
+    version: Version
+    mirrored: tuple[str, ...] = ()
+    met: list[torch.Tensor] = field(default_factory=list)
+    together: bool = False
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The answer of a client that needs an exchange before it can go on; it begins anew with the result."""
+
+    sent: Any
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measure a probe on the first batch of a plan."""
+
+    start: Start
+    plan: Plan
+    version: Version
+    what: tuple[str, ...]
+    mirrored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Train the model that has come to this client on some of its rows, numbered in the order of their labels."""
+
+    state: ModelState
+    rows: Ints
+    ends: Ints
+    reset_optimizer: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """Compute this client's part of a synchronous step; ``answers`` are the hub's so far."""
+
+    opening: torch.Tensor
+    rows: Ints
+    answers: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Sum up what a model makes of this client's rows, and score the model that the client uses."""
+
+    state: Tensors | None
+    versions: list[Version]
+    final: bool = False
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Sums by part of the data, the scores of the client's model on its rows and on the test rows, its last row."""
+
+    parts: dict[str, Sums]
+    own: dict[str, float]
+    own_test: dict[str, float] | None
+    row: dict[str, Any] | None = None
+    confusion: Ints | None = None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sum up the class statistics of this client's rows, for a calibrated head."""
+
+    state: Tensors
+    version: Version
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a client tells about its rows before the first round: how many there are of each class in each part."""
+
+    name: str
+    train: Ints
+    test: Ints
+    validation: Ints | None
+    held_out: Ints | None
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Tell the facts about this client's rows."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The answer of a node that cannot do what it was asked."""
+
+    reason: str
+
+
+Request: TypeAlias = Train | Measure | Visit | Step | Evaluate | Statistics | Tell
+sendable(
+    Start, Plan, Report, Updates, ModelState, ScheduleResult,
+    Version, Train, Waiting, Measure, Visit, Step, Evaluate, Scored, Statistics, Facts, Tell, Refusal,
+)  # fmt: skip
+
+
+def to_bytes(thing: Any) -> bytes:
+    """Return a request or an answer as bytes."""
+    message = packed(thing)
+    return int(message.text).to_bytes(8, "little") + message.host.numpy().tobytes()
+
+
+def from_bytes(content: bytes) -> Any:
+    """Return the request or answer that these bytes are; an error for anything else."""
+    try:
+        host = torch.frombuffer(bytearray(content[8:]), dtype=torch.uint8)
+        return unpacked(Message(int.from_bytes(content[:8], "little"), host, host[:0]))
+    except FedskewError:
+        raise
+    except Exception as problem:
+        raise FedskewError(f"a message of {len(content)} bytes is not one of fedskew's: {problem}") from None
+
+
+def one_client(tree: Tree) -> Tree:
+    """Return what one client keeps, of a stack of one."""
+    return {part: {name: value[0] for name, value in tensors.items()} for part, tensors in tree.items()}

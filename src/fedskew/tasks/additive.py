@@ -1,0 +1,117 @@
+"""Metrics from sums over rows: what several machines can report of their own rows, and what the sums amount to.
+
+Metrics that need all predictions side by side (the area under a curve) cannot be had in this way.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.core.streams import Floats
+from fedskew.tasks.regression import Regression
+from fedskew.tasks.task import Task
+
+Sums: TypeAlias = dict[str, Floats]
+
+
+@dataclass(frozen=True)
+class _Additive:
+    """How a kind of target is summed up, and the metrics that follow from the sums."""
+
+    sums: Callable[[Task, Tensor, Tensor, int], Sums]
+    metrics: Callable[[Sums], dict[str, float]]
+    names: tuple[str, ...]
+
+
+def additive_metrics(task: Task) -> tuple[str, ...]:
+    """Return the metrics of a task that follow from sums over rows.
+
+    >>> additive_metrics(Regression())
+    ('mae', 'rmse', 'r2')
+    """
+    return _KINDS[task.target].names
+
+
+def sums_over(task: Task, outputs: Tensor, targets: Tensor, classes: int) -> Sums:
+    """Return the number of rows, the sum of their losses and what the metrics need."""
+    losses = task.losses(outputs, targets, "none").double().sum()
+    counted = {"rows": np.array(float(len(targets))), "loss": np.array(float(losses))}
+    return counted | _KINDS[task.target].sums(task, outputs, targets, classes)
+
+
+def added(parts: "list[Sums]") -> Sums:
+    """Return the sums over the rows of all parts."""
+    return {name: sum((part[name] for part in parts[1:]), parts[0][name]) for name in parts[0]}
+
+
+def metrics_from(task: Task, sums: Mapping[str, Floats]) -> dict[str, float]:
+    """Return the mean loss and the metrics that follow from the sums; NaN without rows."""
+    kind = _KINDS[task.target]
+    if not sums["rows"]:
+        return dict.fromkeys(("loss", *kind.names), float("nan"))
+    return {"loss": float(sums["loss"] / sums["rows"]), **kind.metrics(dict(sums))}
+
+
+def _confused(task: Task, outputs: Tensor, targets: Tensor, classes: int) -> Sums:
+    cells = targets.long() * classes + task.predict(outputs).long()
+    return {"confusion": torch.bincount(cells, minlength=classes**2).view(classes, classes).double().cpu().numpy()}
+
+
+def _of_classes(sums: Sums) -> dict[str, float]:
+    matrix = sums["confusion"]
+    hits, true, predicted = np.diagonal(matrix), matrix.sum(1), matrix.sum(0)
+    both = true + predicted
+    return {
+        "accuracy": float(hits.sum() / matrix.sum()),
+        "balanced_accuracy": float((hits[true > 0] / true[true > 0]).mean()),
+        "macro_f1": float((2 * hits[both > 0] / both[both > 0]).mean()),
+    }
+
+
+def _missed(task: Task, outputs: Tensor, targets: Tensor, classes: int) -> Sums:
+    wanted, found = targets.double(), outputs.reshape(len(outputs)).double()
+    numbers = {"absolute": (found - wanted).abs(), "squared": (found - wanted).square()}
+    numbers |= {"targets": wanted, "squared_targets": wanted.square()}
+    return {name: np.array(float(values.sum())) for name, values in numbers.items()}
+
+
+def _of_numbers(sums: Sums) -> dict[str, float]:
+    rows = sums["rows"]
+    total = sums["squared_targets"] - sums["targets"] ** 2 / rows
+    squared, known = float(sums["squared"]), total > 0
+    return {
+        "mae": float(sums["absolute"] / rows),
+        "rmse": float(np.sqrt(squared / rows)),
+        "r2": float(1 - squared / total) if known else float("nan"),
+    }
+
+
+def _labelled(task: Task, outputs: Tensor, targets: Tensor, classes: int) -> Sums:
+    found, wanted = task.predict(outputs).bool(), targets.bool()
+    columns = {"hits": found & wanted, "missing": wanted & ~found, "extra": found & ~wanted}
+    counted = {name: values.double().sum(0).cpu().numpy() for name, values in columns.items()}
+    return counted | {"exact": np.array(float((found == wanted).all(1).sum()))}
+
+
+def _of_labels(sums: Sums) -> dict[str, float]:
+    hits, wrong = sums["hits"], sums["missing"] + sums["extra"]
+    with np.errstate(invalid="ignore"):
+        each = np.where(hits + wrong > 0, 2 * hits / (2 * hits + wrong), 0.0)
+        whole = 2 * hits.sum() / (2 * hits.sum() + wrong.sum())
+    return {
+        "accuracy": float(1 - wrong.sum() / (sums["rows"] * len(hits))),
+        "exact_match": float(sums["exact"] / sums["rows"]),
+        "macro_f1": float(each.mean()),
+        "micro_f1": 0.0 if np.isnan(whole) else float(whole),
+    }
+
+
+_KINDS = {
+    "class": _Additive(_confused, _of_classes, ("accuracy", "balanced_accuracy", "macro_f1")),
+    "number": _Additive(_missed, _of_numbers, ("mae", "rmse", "r2")),
+    "labels": _Additive(_labelled, _of_labels, ("accuracy", "exact_match", "macro_f1", "micro_f1")),
+}
