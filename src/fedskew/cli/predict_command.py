@@ -43,6 +43,6 @@ def predict(
     if out is None:
         print(content, end="")
         return
-    from fedskew.runs.folder import write_atomically
+    from fedskew.core.writing import write_atomically
 
     write_atomically(out, content.encode())

@@ -281,9 +281,10 @@ def _show(
     fed: "Federation", title: str, facts: Mapping[str, Any], convention: str, picture: Path | None, as_json: bool
 ) -> None:
     from fedskew.cli.console import few
+    from fedskew.core.writing import write_atomically
     from fedskew.export.split_figure import draw_split
     from fedskew.heterogeneity.heterogeneity import measure as measured
-    from fedskew.runs.folder import to_json, write_atomically
+    from fedskew.runs.folder import to_json
 
     # measure raises an error for an unknown convention
     found = measured(fed, convention=cast("Convention", convention), each=True)
@@ -309,11 +310,12 @@ def _measure_sweep(
 ) -> None:
     """Print one row per value of the option, and draw all matrices on one page."""
     from fedskew import api
+    from fedskew.core.writing import write_atomically
     from fedskew.export.split_figure import draw_sweep
     from fedskew.export.split_folder import read_origin
     from fedskew.heterogeneity.heterogeneity import measure as measured
     from fedskew.runs.choices import spell
-    from fedskew.runs.folder import to_json, write_atomically
+    from fedskew.runs.folder import to_json
 
     specs = _sweep(skew, sweep)
     for spec in specs.values():

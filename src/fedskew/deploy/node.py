@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from fedskew.algorithms.contract import Algorithm
 from fedskew.batchnorm.exact import Party
-from fedskew.batchnorm.masked import maskable
-from fedskew.batchnorm.shared import settle_with
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
-
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, Tree, flat_names, from_flat
+from fedskew.core.writing import write_atomically
 from fedskew.data.dataset import Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
@@ -43,11 +41,10 @@ from fedskew.deploy.requests import (
     to_bytes,
 )
 from fedskew.engine.device import computing
-from fedskew.engine.job import LOCAL, STATE, Job, ScheduleResult, Start, Updates, fresh_client, make_job
+from fedskew.engine.job import LOCAL, ScheduleResult, Start, Updates, fresh_client, make_job
 from fedskew.engine.loop import Loop, train_client, train_meeting
 from fedskew.engine.scheduled import run_schedule
 from fedskew.runs.checkpoint import to_bytes as tensor_file
-from fedskew.runs.folder import write_atomically
 from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.server.calibration import statistics_of
 from fedskew.server.evaluation import Evaluator
@@ -235,7 +232,9 @@ class Node:
     @cached_property
     def _evaluator(self) -> Evaluator:
         settings, job = self.settings, self.jobs[0]
-        return Evaluator(self.fed, copy.deepcopy(job.model), job, None, settings.seed, settings.metrics, settings.metric)
+        return Evaluator(
+            self.fed, copy.deepcopy(job.model), job, None, settings.seed, settings.metrics, settings.metric
+        )
 
     def _evaluate(self, request: Evaluate) -> Scored:
         evaluator, state = self._evaluator, request.state
@@ -303,4 +302,6 @@ def alone(fed: Federation, client: int) -> Federation:
                    test=replace(fed.test, group=None), validation=None if fed.validation is None else replace(fed.validation, group=None),
                    silos=(), recipe={})  # fmt: skip
     partition = Partition.from_lists([np.arange(len(mine))])
-    return Federation(data, partition, None if held is None else Partition.from_lists([len(mine) + np.arange(len(held))]))
+    return Federation(
+        data, partition, None if held is None else Partition.from_lists([len(mine) + np.arange(len(held))])
+    )

@@ -44,7 +44,7 @@ from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.server.client_store import ClientStore
 from fedskew.server.evaluation import Evaluator, FinalClients, OwnModel, Score, own_columns, round_metrics
 from fedskew.server.server import Server, jobs_of
-from fedskew.tasks.additive import additive_metrics, added, metrics_from
+from fedskew.tasks.additive import added, additive_metrics, metrics_from
 from fedskew.tasks.task import Task
 from fedskew.topology.collector import Arrived
 
@@ -264,7 +264,11 @@ class RemoteEvaluator:
         self.metrics = tuple(wanted)
         self.names = ("loss", *self.metrics)
         fed = server.fed
-        self._parts = [name for name, rows in (("validation", fed.validation), ("test", fed.test)) if rows is not None and len(rows)]
+        self._parts = [
+            name
+            for name, rows in (("validation", fed.validation), ("test", fed.test))
+            if rows is not None and len(rows)
+        ]
         self._last: dict[int, Scored] = {}
 
     holds_out = True
@@ -306,7 +310,9 @@ class RemoteEvaluator:
         """Return the confusion matrix of the global model on the test rows."""
         if "test" not in self._parts or self.task.target != "class":
             return None
-        matrix: Ints = added([one.parts["test"] for one in self._ask(state, False).values()])["confusion"].astype(np.int64)
+        matrix: Ints = added([one.parts["test"] for one in self._ask(state, False).values()])["confusion"].astype(
+            np.int64
+        )
         return matrix
 
     def final(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:

@@ -179,7 +179,9 @@ def _train_together(job: Job, start: Start, plan: Plan) -> list[Updates]:
 
     # All of them share one stream of random numbers, in a fixed order of clients.
     with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0])):
-        return in_turn([partial(client, i) for i in range(len(plan.clients))], lambda given: settled(list(given.values())))
+        return in_turn(
+            [partial(client, i) for i in range(len(plan.clients))], lambda given: settled(list(given.values()))
+        )
 
 
 def train_meeting(job: Job, start: Start, kept: Tree, plan: Plan, meet: Meet) -> Updates:

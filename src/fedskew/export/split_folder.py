@@ -16,6 +16,7 @@ from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.files import read_npz, reading
 from fedskew.core.registry import Choice
 from fedskew.core.streams import Ints
+from fedskew.core.writing import writing
 from fedskew.data import catalogue
 from fedskew.data.dataset import Dataset, Rows, Split, datasets
 from fedskew.data.federation import Federation
@@ -25,7 +26,7 @@ from fedskew.data.targets import Targets
 from fedskew.export.client_files import Columns, Lines, Numbers, Stack, Stored
 from fedskew.heterogeneity.heterogeneity import measure
 from fedskew.heterogeneity.result import Heterogeneity
-from fedskew.runs.folder import PARTITION, new_folder, to_json, writing
+from fedskew.runs.folder import PARTITION, new_folder, to_json
 
 Files: TypeAlias = Literal["same", "arrays", "index"]
 RECORD, HETEROGENEITY, PICTURE = "split.json", "heterogeneity.json", "picture"

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from fedskew.core.writing import write_atomically
 from fedskew.papers.comparison import Measured, measured, value_table
 from fedskew.papers.paper_tables import Entry, Paper, PaperTable, papers, tables_of
 from fedskew.papers.replication_figures import draw_table
 from fedskew.papers.results import Results
 from fedskew.papers.rivals import FEWEST_SEEDS
 from fedskew.papers.verdicts import Outcome, Verdict, verdict
-from fedskew.runs.folder import write_atomically
 
 FOLDER = "replication"  # of the results, beside the page of the same name
 _ENDINGS = ("svg", "png")

@@ -11,7 +11,7 @@ from typing import Any
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import reading
 from fedskew.core.lock import locked
-from fedskew.runs.folder import write_atomically
+from fedskew.core.writing import write_atomically
 
 KEYS = ("case", "method", "seed", "configuration", "failed")
 CURVE_KEYS = ("case", "method", "seed", "round")

@@ -16,6 +16,7 @@ import numpy as np
 from fedskew import __version__
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
+from fedskew.core.writing import write_atomically
 from fedskew.report import charts
 from fedskew.report.charts import Option
 from fedskew.report.markup import Markup, escaped, joined, shown, table, tag
@@ -24,7 +25,7 @@ from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.choices import from_python
 from fedskew.runs.figures import NAMES
-from fedskew.runs.folder import RunFolder, to_json, write_atomically
+from fedskew.runs.folder import RunFolder, to_json
 from fedskew.runs.open_run import Record, open_run
 from fedskew.runs.run import Run
 from fedskew.runs.runner import only_warned

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
+from fedskew.core.writing import write_atomically
 from fedskew.data.cells import MISSING
 from fedskew.data.dataset import Features
 from fedskew.data.schema import Categories, Numeric, Pipeline, Schema
 from fedskew.models.parameters import trainable
-from fedskew.runs.folder import write_atomically
 from fedskew.runs.prediction import Trained, outputs_of, probabilities, threshold_for
 from fedskew.tasks.task import BuiltIn, Task
 

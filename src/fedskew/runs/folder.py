@@ -5,7 +5,6 @@ folders, and then listed with size and checksum in a manifest that is written la
 """
 
 import csv
-import errno
 import hashlib
 import io
 import json
@@ -29,6 +28,7 @@ from fedskew.core.files import reading
 from fedskew.core.lock import locked
 from fedskew.core.plugins import imported
 from fedskew.core.streams import Floats, Ints
+from fedskew.core.writing import sync, write_atomically, writing
 from fedskew.data.partition import Partition
 from fedskew.topology.client_table import ClientTable
 
@@ -71,24 +71,6 @@ def must_be_new(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, then: str = "") -> Iterator[None]:
-    """Turn errors of the operating system into errors with a fix; ``then`` says what to do after it."""
-    try:
-        yield
-    except OSError as problem:
-        advice = {
-            errno.ENOSPC: "the disk is full: free some space",
-            errno.EDQUOT: "the disk quota is used up: free some space",
-            errno.EACCES: "permission denied: choose a folder you may write to with --folder",
-            errno.EPERM: "not permitted: choose a folder you may write to with --folder",
-            errno.EROFS: "the file system is read-only: choose another folder with --folder",
-            errno.ENOTDIR: "a part of the path is a file: choose another folder with --folder",
-            errno.EEXIST: "a part of the path is a file: choose another folder with --folder",
-        }.get(problem.errno or 0, problem.strerror or str(problem))
-        raise FedskewError(f"cannot write {path}: {advice}{then}") from problem
-
-
-@contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Create a folder that is complete when it appears: fill the one given, which is then renamed."""
     must_be_new(path)
@@ -107,33 +89,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    if path.is_dir() and os.name == "nt":  # Windows has no such call for folders
-        return
-    file = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def write_atomically(path: Path, content: bytes, then: str = "") -> None:
-    """Write a file completely or not at all, also on a power failure: a new file replaces the old one."""
-    part = path.with_name(path.name + ".part")
-    with writing(path, then):
-        try:
-            with part.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
-        sync(path.parent)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fedskew.core.errors import DivergedError, FedskewError, unknown
 from fedskew.core.files import reading
 from fedskew.core.lock import locked
 from fedskew.core.registry import Choice, compose, parts_of
+from fedskew.core.writing import write_atomically
 from fedskew.data.federation import Federation
 from fedskew.engine.together import numeric_options
 from fedskew.runs.callbacks import CallbackSpec
@@ -29,7 +30,7 @@ from fedskew.runs.environment import check_imports
 from fedskew.runs.execute import prepare, resuming, starting
 from fedskew.runs.experiment import check_choices
 from fedskew.runs.federate import federate
-from fedskew.runs.folder import ENVIRONMENT, SUMMARY, RunFolder, new_folder, resume_command, to_json, write_atomically
+from fedskew.runs.folder import ENVIRONMENT, SUMMARY, RunFolder, new_folder, resume_command, to_json
 from fedskew.runs.run import Run
 from fedskew.runs.runner import CheckpointInterval, Steps
 from fedskew.runs.side_by_side import side_by_side

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedskew.core.streams import Floats
-from fedskew.tasks.regression import Regression
 from fedskew.tasks.task import Task
 
 Sums: TypeAlias = dict[str, Floats]
