@@ -28,6 +28,8 @@ SLOW_MODULES = frozenset(
         "test_figures",
         "test_effects",
         "test_findings",
+        "test_flower_simulation",
+        "test_parity",
         "test_metrics",
         "test_pixels",
         "test_power",

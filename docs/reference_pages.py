@@ -62,7 +62,9 @@ def commands() -> str:
     from fedskew.cli.app import app
 
     group = typer.main.get_command(app)
-    text = get_docs_for_click(obj=group, ctx=typer.Context(group), name="fedskew").replace("# `fedskew`", "# Commands", 1)
+    text = get_docs_for_click(obj=group, ctx=typer.Context(group), name="fedskew").replace(
+        "# `fedskew`", "# Commands", 1
+    )
     for name, command in group.commands.items():  # in full: Typer shortens them
         text = re.sub(rf"^\* `{name}`: .*$", f"* `{name}`: {command.help.split(chr(10))[0]}", text, count=1, flags=re.M)
     examples = re.compile(r"(?:^fedskew .*\n)+", re.MULTILINE)
@@ -72,7 +74,10 @@ def commands() -> str:
 def python() -> str:
     """Return the public names of the package, as Sphinx reads them."""
     parts = ["# Python", "`import fedskew as fs`. Methods are classes of the package too: `fs.FedProx(mu=0.1)`."]
-    parts += ["## Functions", *(_automatic(f"autofunction:: fedskew.{name}") for name in FUNCTIONS if hasattr(fedskew, name))]
+    parts += [
+        "## Functions",
+        *(_automatic(f"autofunction:: fedskew.{name}") for name in FUNCTIONS if hasattr(fedskew, name)),
+    ]
     parts += ["## Classes", *(_automatic(f"autoclass:: fedskew.{name}\n   :members:") for name in SHOWN)]
     return "\n\n".join(parts) + "\n"
 

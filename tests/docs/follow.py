@@ -1,4 +1,4 @@
-"""Follow a page as a reader would, in the current folder: write the files that it shows, run its Python and its commands.
+"""Follow a page as a reader would, in the current folder: write the files it shows, run its Python and its commands.
 
 ``python follow.py PAGE`` ends with an error at the first block that fails. Trainings have one round: what is tested is
 that every command is one. Blocks of other languages (``text``, ``toml`` and the like) are not run.

@@ -53,7 +53,8 @@ class Settings:
             over the clients of a step (needs fedskew[he]); docs/secret-labels.md says what these disclose
         round_totals: with secure, clients round their rows of each label to a multiple of this before these are added
             up
-        engine: all clients of a round at once (stacked), or one by one, the plain reference (loop)
+        engine: all clients of a round at once (stacked), one by one, the plain reference (loop), or as nodes of
+            Flower's simulation, to try out a deployment (flower)
         device: cpu, cuda, cuda:1, ... or auto
         dtype: precision of everything
         workers: processes on this machine that train the clients of a round, with one thread each; any number gives the
@@ -95,7 +96,7 @@ class Settings:
     fleet: str | Mapping[str, Any] = "uniform"
     secure: bool = False
     round_totals: Annotated[int, AtLeastOne] = 1
-    engine: Literal["stacked", "loop"] = "stacked"
+    engine: Literal["stacked", "loop", "flower"] = "stacked"
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32", "bf16"] = "float32"

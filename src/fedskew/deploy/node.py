@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedskew.algorithms.contract import Algorithm
@@ -44,7 +44,6 @@ from fedskew.engine.device import computing
 from fedskew.engine.job import LOCAL, ScheduleResult, Start, Updates, fresh_client, make_job
 from fedskew.engine.loop import Loop, train_client, train_meeting
 from fedskew.engine.scheduled import run_schedule
-from fedskew.runs.checkpoint import to_bytes as tensor_file
 from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.server.calibration import statistics_of
 from fedskew.server.evaluation import Evaluator
@@ -92,10 +91,10 @@ class Files:
         if not kept:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(job, round), tensor_file(flat_names(kept)))
-        rounds = sorted(int(path.stem.split("-")[1]) for path in self.folder.glob(f"{job}-*.safetensors"))
-        for number in [number for number in rounds if number <= oldest][:-1]:
-            self._path(job, number).unlink()
+        write_atomically(self._path(job, round), save(flat_names(kept)))
+        for path in self.folder.glob(f"{job}-*.safetensors"):
+            if int(path.stem.split("-")[1]) < oldest:
+                path.unlink()
 
     def _path(self, job: int, round: int) -> Path:
         return self.folder / f"{job}-{round}.safetensors"
@@ -264,15 +263,15 @@ class Node:
         return {**(state or {}), **local}
 
     def _facts(self) -> Facts:
-        data, held = self.fed.data, self.fed.held_out
-        counts = lambda rows: _counts(rows, self.classes)  # noqa: E731
-        return Facts(
-            data.groups[0] if data.groups else str(self.number),
-            counts(self.fed.train.take(self._rows)),
-            counts(_share(self.fed.test, self.shares.get("test"))),
-            None if self.fed.validation is None else counts(_share(self.fed.validation, self.shares.get("validation"))),
-            None if held is None else counts(self.fed.train.take(held.rows)),
+        fed, held, name = self.fed, self.fed.held_out, self.fed.client_names[0]
+        test, validation = _share(fed.test, self.shares.get("test")), fed.validation
+        parts = (
+            fed.train.take(self._rows),
+            test,
+            None if validation is None else _share(validation, self.shares.get("validation")),
+            None if held is None else fed.train.take(held.rows),
         )
+        return Facts(name, *(None if rows is None else _counts(rows, self.classes) for rows in parts))  # type: ignore[arg-type]
 
 
 def _share(rows: Rows, share: Ints | None) -> Rows:
@@ -294,14 +293,15 @@ def _bytes(message: Tensor) -> bytes:
 
 def alone(fed: Federation, client: int) -> Federation:
     """Return one client of a federation as a federation of one, with the test rows of all."""
-    mine = fed.partition.of(client)
-    held = None if fed.held_out is None else fed.held_out.of(client)
+    mine, held = fed.partition.of(client), None if fed.held_out is None else fed.held_out.of(client)
     rows = fed.train.take(mine if held is None else np.concatenate([mine, held]))
-    name = fed.client_names[client]
-    data = replace(fed.data, train=replace(rows, group=np.zeros(len(rows), dtype=np.int64)), groups=(name,),
-                   test=replace(fed.test, group=None), validation=None if fed.validation is None else replace(fed.validation, group=None),
-                   silos=(), recipe={})  # fmt: skip
-    partition = Partition.from_lists([np.arange(len(mine))])
-    return Federation(
-        data, partition, None if held is None else Partition.from_lists([len(mine) + np.arange(len(held))])
+    data = replace(
+        fed.data,
+        train=replace(rows, group=np.zeros(len(rows), dtype=np.int64)),
+        test=replace(fed.test, group=None),
+        validation=None if fed.validation is None else replace(fed.validation, group=None),
+        groups=(fed.client_names[client],),
+        silos=(),
     )
+    own = None if held is None else Partition.from_lists([len(mine) + np.arange(len(held))])
+    return Federation(data, Partition.from_lists([np.arange(len(mine))]), own)

@@ -1,7 +1,9 @@
 """A server that has no rows: what the rounds need of clients is asked of nodes, everything else is as in simulation."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,6 +50,9 @@ from fedskew.tasks.additive import added, additive_metrics, metrics_from
 from fedskew.tasks.task import Task
 from fedskew.topology.collector import Arrived
 
+CHECKPOINTS = 2  # that stay on a server's disk
+VERSIONS = "versions"  # name of what stands for clients' state in a checkpoint
+
 
 class Transport(Protocol):
     """Carries requests to nodes and their answers back."""
@@ -71,7 +76,7 @@ def federation_of(data: Dataset, clients: Sequence[Facts]) -> Federation:
     owners = [*range(len(clients)), *(i for i, counts in enumerate(held) if counts is not None)]
     train = _hollow(data, parts, owners)
     ends = np.cumsum([0, *(int(counts.sum()) for counts in parts)])
-    ranges = [np.arange(first, last) for first, last in zip(ends[:-1], ends[1:], strict=True)]
+    ranges = [np.arange(first, last) for first, last in pairwise(ends)]
     own = Partition.from_lists(ranges[len(clients) :]) if len(ranges) > len(clients) else None
     validation = [one.validation for one in clients if one.validation is not None]
     hollow = replace(
@@ -82,6 +87,19 @@ def federation_of(data: Dataset, clients: Sequence[Facts]) -> Federation:
         groups=tuple(one.name for one in clients),
     )
     return Federation(hollow, Partition.from_lists(ranges[: len(clients)]), own)
+
+
+def positions_of(fed: Federation) -> Ints:
+    """Return the place of every row among those of its client, which a client numbers by their labels.
+
+    A server that has only seen how many rows of each label a client has can name a row in this way.
+    """
+    rows, sizes = fed.partition.rows, fed.partition.sizes
+    labels = fed.train.y[rows] if fed.data.target == "class" else np.zeros(len(rows), dtype=np.int64)
+    order = np.lexsort((labels, np.repeat(np.arange(fed.clients), sizes)))
+    positions = np.zeros(len(fed.train), dtype=np.int64)
+    positions[rows[order]] = np.arange(len(rows)) - np.repeat(fed.partition.offsets[:-1], sizes)
+    return positions
 
 
 def _hollow(data: Dataset, counts: Sequence[Ints], owners: Sequence[int]) -> Rows:
@@ -104,25 +122,41 @@ def _targets(kind: Target, labels: Ints, classes: int) -> Targets:
 
 
 class Versions:
-    """Which round's state each client goes on from; the state itself is with the clients."""
+    """Which round's state each client goes on from; the state itself is with the clients.
+
+    They keep what the checkpoints on the server's disk may ask for, and nothing older.
+    """
 
     def __init__(self, clients: int) -> None:
-        self.round, self.mirrored = (np.full(clients, FRESH, dtype=np.int64) for _ in range(2))
-        self.oldest = FRESH
+        self.rounds = np.full((2, clients), FRESH, dtype=np.int64)  # of the whole state, and of its mirrored parts
+        self._saved: list[Ints] = [self.rounds.copy()]
 
     def of(self, client: int) -> Version:
         """Return what a client is told."""
-        return Version(int(self.round[client]), int(self.mirrored[client]), self.oldest)
+        now, mirrored = self.rounds[:, client].tolist()
+        return Version(now, mirrored, min(int(saved[:, client].min()) for saved in self._saved))
+
+    def state(self) -> Tensor:
+        """Return all of it for a checkpoint, which may be asked for until two more were written."""
+        self._saved = [*self._saved, self.rounds.copy()][-1 - CHECKPOINTS :]
+        return torch.from_numpy(self.rounds.copy())
+
+    def restore(self, state: Tensor) -> None:
+        """Go back to what ``state`` returned."""
+        self.rounds = state.cpu().numpy().copy()
+        self._saved = [self.rounds.copy()]
 
 
 class Nodes:
     """The nodes of a run: asks them, and checks what they answer."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport | None) -> None:
         self.transport = transport
+        self.refusals: list[str] = []
 
     def ask(self, requests: Mapping[int, Request], kind: type[Any]) -> dict[int, Any]:
         """Return the answers of this kind; a client that is silent or refuses has none, all of them are an error."""
+        assert self.transport, "a run begins when its nodes are there"
         answers, refusals = dict[int, Any](), list[str]()
         for client, content in self.transport.ask({c: to_bytes(one) for c, one in requests.items()}).items():
             try:
@@ -153,11 +187,12 @@ class RemoteEngine:
     nodes: Nodes
     versions: list[Versions]
     mirrored: tuple[str, ...] = ()
-    jobs: tuple[Job, ...] = ()
+    job: Job | None = None  # of the method; another one is that of clients' own models
+    positions: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # see ``positions_of``
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the updates of the clients that answer, in the order of the plan."""
-        number = 0 if not self.jobs or job is self.jobs[0] else 1
+        number = int(job is not self.job)
         together = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
         start = replace(start, kept={})
         requests = {
@@ -203,9 +238,9 @@ class RemoteEngine:
     ) -> ScheduleResult:
         losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
         stops = sorted({0, *schedule.visits.tolist(), len(schedule.rows)})
-        for first, last in zip(stops[:-1], stops[1:], strict=True):
+        for first, last in pairwise(stops):
             client = int(schedule.clients[first])
-            rows = schedule.rows[first:last] - job.partition.rows[job.partition.offsets[client]]
+            rows = self.positions[schedule.rows[first:last]]
             within = (schedule.ends > first) & (schedule.ends <= last)
             request = Visit(state, rows, schedule.ends[within] - first, reset_optimizer)
             result = self.nodes.one(client, request, ScheduleResult)
@@ -222,7 +257,7 @@ class RemoteEngine:
         firsts = [0, *schedule.ends[:-1].tolist()]
         for number, (first, last) in enumerate(zip(firsts, schedule.ends.tolist(), strict=True)):
             clients = schedule.clients[first:last]
-            rows = schedule.rows[first:last] - job.partition.rows[job.partition.offsets[clients]]
+            rows = self.positions[schedule.rows[first:last]]
             parties = np.unique(clients).tolist()
             hub = Hub(job.model, {**params, **buffers}, len(parties), number)
             opening = _tensor(hub.opening())
@@ -340,7 +375,11 @@ class RemoteEvaluator:
 
 
 class RemoteServer(Server):
-    """A server whose clients are nodes: it sees sums, updates and numbers of rows."""
+    """A server whose clients are nodes: it sees sums, updates and numbers of rows.
+
+    ``transport`` may be set later, before the first round; ``everything`` says that nodes have the test rows of all
+    clients, as in a simulation.
+    """
 
     def __init__(
         self,
@@ -348,16 +387,18 @@ class RemoteServer(Server):
         model: nn.Module,
         algorithm: Algorithm,
         settings: Settings,
-        task: Task,
-        transport: Transport,
-        everything: bool = False,
+        task: Task | None = None,
+        transport: Transport | None = None,
+        everything: bool = True,
     ) -> None:
         _refuse(algorithm, settings)
-        self.everything = everything
+        self.everything, self.state_folder = everything, None
         self.remote = RemoteEngine(Nodes(transport), [Versions(fed.clients) for _ in range(2)])
         super().__init__(fed, model, algorithm, settings, self.remote, task)
         self.remote.mirrored = tuple(f"state.{name}" for name in sorted(self.mirrored))
-        self.remote.jobs = (self.job,)
+        self.remote.job, self.remote.positions = self.job, positions_of(fed)
+
+    state_folder: Path | None  # where simulated clients keep their state
 
     def _store(self, fresh: Tree) -> ClientStore:
         return ClientStore({})  # with the clients
@@ -368,8 +409,8 @@ class RemoteServer(Server):
     def keep(self, arrived: Arrived, counted: Ints) -> None:
         """Note whose new state counts."""
         versions, now = self.remote.versions[0], self.round + 1
-        versions.round[arrived.valid] = now
-        versions.mirrored[np.intersect1d(arrived.valid, counted)] = now
+        versions.rounds[0, arrived.valid] = now
+        versions.rounds[1, np.intersect1d(arrived.valid, counted)] = now
 
     def train_personal(self, start: Start, plan: Plan) -> None:
         """Let clients train the models of their own, if the method has any, and note who did."""
@@ -377,7 +418,18 @@ class RemoteServer(Server):
             return
         _, job = jobs_of(self.job)
         for updates in self.engine.train(job, replace(start, server={"weights": self.shared()}), plan):
-            self.remote.versions[1].round[updates.report.clients] = self.round + 1
+            self.remote.versions[1].rounds[:, updates.report.clients] = self.round + 1
+
+    def checkpoint_without_stores(self) -> Tensors:
+        """Return the checkpoint, in which the versions stand for what clients keep."""
+        kept = {f"{VERSIONS}/{i}": versions.state() for i, versions in enumerate(self.remote.versions)}
+        return {**super().checkpoint_without_stores(), **kept}
+
+    def restore(self, flat: Tensors) -> None:
+        """Restore what ``checkpoint`` returned; clients go back to the state that they had then."""
+        super().restore(flat)
+        for i, versions in enumerate(self.remote.versions):
+            versions.restore(flat[f"{VERSIONS}/{i}"])
 
     def _statistics(self) -> Tree:
         requests = {

@@ -15,14 +15,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fedskew.core.config import SHARDS, workers_of_torchrun
+from fedskew.core.config import SHARDS, to_toml, workers_of_torchrun
 from fedskew.core.errors import FedskewError
 from fedskew.core.plugins import Imported, import_again, imported
+from fedskew.deploy.flower_grid import simulated
+from fedskew.deploy.remote_server import RemoteServer
+from fedskew.runs.choices import from_python
+from fedskew.runs.simulated_node import answer
 from fedskew.server.server import Server
 from fedskew.server.worker import Inputs, Numbers, Recipe, enlisted, serve
 from fedskew.workers.group import LEADER, Group, on_this_machine
 from fedskew.workers.messages import packed
 
+_ANSWER = 600.0  # seconds in which a node of a simulation answers
 _END = 5.0  # seconds in which a worker that was told to end does so
 _joined: list[Group] = []  # the group of torchrun's processes, if this is one of them
 
@@ -34,7 +39,10 @@ def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
     ``config`` is the whole configuration of the run, of which workers of torchrun make it themselves.
     """
     workers = server.settings.workers
-    if workers is None:
+    if isinstance(server, RemoteServer):
+        with _as_nodes(server, config):
+            yield
+    elif workers is None:
         yield
     elif _joined:
         with enlisted(
@@ -50,6 +58,24 @@ def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
         )
     else:
         with _started(workers, server) as group, enlisted(server, group, Numbers.of(server)):
+            yield
+
+
+@contextmanager
+def _as_nodes(server: RemoteServer, config: Mapping[str, Any]) -> Iterator[None]:
+    """Let the clients of a server be nodes of Flower's simulation."""
+    if own := [name for name, value in config.items() if from_python(value)]:
+        raise FedskewError(
+            f"engine=flower makes clients in other processes from names, and {own[0]} is a Python object: give a name"
+        )
+    about = {"config": to_toml(config)}
+    with tempfile.TemporaryDirectory() as place:
+
+        def folder() -> dict[str, Any]:
+            return {**about, "folder": str(server.state_folder or place)}
+
+        with simulated(answer, server.fed.clients, folder, _ANSWER) as transport:
+            server.remote.nodes.transport = transport
             yield
 
 

@@ -22,6 +22,8 @@ from fedskew.core.registry import Choice
 from fedskew.core.streams import Ints
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
+from fedskew.deploy.node import Node, alone
+from fedskew.deploy.remote_server import RemoteServer
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.parameters import load_weights, trainable
@@ -200,6 +202,19 @@ def server_of(config: Mapping[str, Any]) -> Server:
     return prepare(_federation_of(config), config["model"], method, _settings_of(config))[0]
 
 
+def node_of(config: Mapping[str, Any], client: int, folder: Path) -> Node:
+    """Return one client of a configuration that names all parts of a run, which keeps its state in the folder."""
+    fed, settings = _federation_of(config), _settings_of(config)
+    task = _fitted(_task(fed, settings, None), fed)
+    model = build(config["model"], fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
+    shares = {
+        name: np.arange(client, len(rows), fed.clients)
+        for name, rows in (("test", fed.test), ("validation", fed.validation))
+        if rows is not None
+    }
+    return Node(alone(fed, client), client, model, resolve(config["algorithm"]), settings, task, folder, shares, True)
+
+
 def _federation_of(config: Mapping[str, Any]) -> Federation:
     return federate(Experiment(**{name: config[name] for name in PARTITION_SETTINGS if name in config}))
 
@@ -220,11 +235,11 @@ def prepare(
         summary_writer()
     task = _task(fed, settings, task)
     config_of_task = as_table("task", choice_of_task(task)) if tasks.name_of(type(task)) else FROM_PYTHON
-    if task.target == "class":
-        task = task.fitted(np.bincount(fed.train.y[fed.partition.rows], minlength=len(fed.data.classes)))
+    task = _fitted(task, fed)
     module = build(model, fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
     _check_model(module, fed, task)
-    server = Server(fed, module, algorithm, settings, task=task)
+    make = RemoteServer if settings.engine == "flower" else Server
+    server = make(fed, module, algorithm, settings, task=task)
     check_head(server.job, server.personal is not None)
     config: dict[str, Any] = {field.name: getattr(settings, field.name) for field in fields(Settings)}
     config["threads"] = server.threads  # what was used, or the same file on another machine would give other bits
@@ -238,6 +253,13 @@ def prepare(
         as_table("algorithm", choice_of(algorithm)) if registered else described(parts, algorithm.options())
     )
     return server, config
+
+
+def _fitted(task: Task, fed: Federation) -> Task:
+    """Return the task for the classes of a federation."""
+    if task.target != "class":
+        return task
+    return task.fitted(np.bincount(fed.train.y[fed.partition.rows], minlength=len(fed.data.classes)))
 
 
 def _task(fed: Federation, settings: Settings, given: Task | None) -> Task:
@@ -289,6 +311,8 @@ def _drive(
 ) -> "Steps[Run]":
     """Ask for all rounds, and write the last files of the run."""
     disk = checkpoints.disk if checkpoints else None
+    if disk and isinstance(server, RemoteServer):
+        server.state_folder = disk.path / on_disk.NODES
     own = as_callbacks(callbacks)
     with events(server, disk.path if disk else None) as writer:
         stopping = EarlyStopping(server, tables["rounds"])

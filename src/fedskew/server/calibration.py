@@ -65,7 +65,7 @@ def statistics_of(job: Job, models: Iterable[tuple[Tensors, Ints]]) -> Tree:
 
 
 def new_head(job: Job, state: Tensors, statistics: Tree, round: int) -> Tensors:
-    """Return the head of a model after so many rounds, by its names in the model, from the statistics of all clients."""
+    """Return the head of a model after so many rounds, by its names there, from the statistics of all clients."""
     calibrator = job.algorithm.calibrator
     assert calibrator
     worker = copy.deepcopy(job.model).eval()

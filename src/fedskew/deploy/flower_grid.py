@@ -1,0 +1,156 @@
+"""Flower as the way to nodes: requests are messages of a grid, on real machines and in Flower's simulation."""
+
+import logging
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from queue import Queue
+from typing import TYPE_CHECKING, Any
+
+from fedskew.core.errors import FedskewError
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
+
+Answer = Callable[[Mapping[str, Any], bytes], bytes]  # what a message says of the run, and the request -> the answer
+About = Callable[[], Mapping[str, Any]]  # what the messages say of the run
+RECORD, REQUEST, ANSWER = "fedskew", "request", "answer"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_POLL = 0.02  # seconds between two looks for answers
+
+
+def need_flower() -> None:
+    """Refuse to go on without Flower, and keep it from calling home."""
+    os.environ.update(QUIET)
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise FedskewError("this needs Flower: pip install 'fedskew[flower]'") from None
+
+
+class GridTransport:
+    """Carries requests over a grid.
+
+    Args:
+        grid: Flower's grid
+        nodes: the node of every client
+        about: what every message says of the run, beside the request
+        timeout: seconds to wait for answers
+    """
+
+    def __init__(self, grid: "Grid", nodes: Mapping[int, int], about: About, timeout: float) -> None:
+        self.grid, self.nodes, self.about, self.timeout = grid, nodes, about, timeout
+        self.errors: dict[int, str] = {}
+
+    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Return the answers that arrive in time, by client."""
+        from flwr.app import ConfigRecord, Message, RecordDict
+
+        self.errors, about = {}, self.about()
+        sent: dict[str, int] = {}
+        messages = [
+            Message(
+                RecordDict({RECORD: ConfigRecord({**about, "client": client, REQUEST: request})}),
+                dst_node_id=self.nodes[client],
+                message_type="query.work",
+            )
+            for client, request in requests.items()
+        ]
+        for client, number in zip(requests, self.grid.push_messages(messages), strict=True):
+            sent[number] = client
+        answers: dict[int, bytes] = {}
+        end = time.monotonic() + self.timeout
+        while sent and time.monotonic() < end:
+            for reply in self.grid.pull_messages(list(sent)):
+                client = sent.pop(reply.metadata.reply_to_message_id)
+                if reply.has_error():
+                    self.errors[client] = reply.error.reason or f"code {reply.error.code}"
+                else:
+                    answers[client] = _content(reply, ANSWER)
+            time.sleep(_POLL if sent else 0)
+        return answers
+
+
+def client_app(answer: Answer) -> "ClientApp":
+    """Return the app of a node: it answers requests, and nothing else."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.query("work")
+    def work(message: "Message", context: "Context") -> "Message":
+        record = message.content[RECORD]
+        about = {name: value for name, value in record.items() if name != REQUEST} | {"node": dict(context.node_config)}
+        found = answer(about, _content(message, REQUEST))
+        return Message(RecordDict({RECORD: ConfigRecord({ANSWER: found})}), reply_to=message)
+
+    return app
+
+
+def _content(message: "Message", name: str) -> bytes:
+    found = message.content[RECORD][name]
+    assert isinstance(found, bytes)
+    return found
+
+
+def nodes_of(grid: "Grid", count: int, timeout: float) -> list[int]:
+    """Return the nodes as soon as so many are there, in the order of their numbers."""
+    end = time.monotonic() + timeout
+    while len(found := sorted(grid.get_node_ids())) < count:
+        if time.monotonic() > end:
+            raise FedskewError(f"{len(found)} of {count} nodes are there after {timeout:g} s: start the others")
+        time.sleep(0.1)
+    return found
+
+
+@contextmanager
+def simulated(answer: Answer, clients: int, about: About, timeout: float) -> Iterator[GridTransport]:
+    """Start Flower's simulation with so many nodes, and stop it afterwards."""
+    need_flower()
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    app, given, done = ServerApp(), Queue[Any](), threading.Event()
+
+    @app.main()
+    def main(grid: "Grid", context: "Context") -> None:
+        given.put(grid)
+        done.wait()
+
+    def simulate() -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                run_simulation(app, client_app(answer), clients, backend_config=_BACKEND)
+        except BaseException as problem:
+            given.put(problem)
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    thread = threading.Thread(target=simulate, daemon=True)
+    thread.start()
+    grid = given.get()
+    try:
+        if isinstance(grid, BaseException):
+            raise FedskewError(f"Flower's simulation did not start: {grid}") from grid
+        nodes = nodes_of(grid, clients, timeout)
+        yield GridTransport(grid, dict(enumerate(nodes)), about, timeout)
+    finally:
+        done.set()
+        thread.join()
+
+
+_BACKEND: dict[str, Any] = {
+    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+    "init_args": {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False},
+}

@@ -1,0 +1,105 @@
+"""A server without rows, whose nodes answer, gives the numbers and the weights of a server with all rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.deploy.conftest import CLIENTS, Pair
+
+import fedskew as fs
+from fedskew.algorithms.contract import algorithms
+from fedskew.core.errors import FedskewError
+
+METHODS = [name for name in algorithms if not getattr(algorithms.get(name), "addition", False) and name != "central"]
+ALONE = {"stratify-single": "mlp:hidden=6", "stratify-hybrid": "mlp:hidden=6"}  # one row at a time, so no BatchNorm
+OF_ALL_ROWS = ("auc", "average_precision", "ece")  # metrics that do not follow from sums
+MORE = [
+    ("fedavg + ccvr", {}),
+    ("fedbn + ccvr", {}),
+    ("scaffold + krum:attackers=1", {"momentum": 0.9}),
+    ("fedavg + median", {}),
+    ("fedavg + topk", {}),
+    ("fedavg + quantize", {}),
+    ("scaffold", {"per_round": 2}),
+    ("ditto", {"per_round": 2}),
+    ("fedavg", {"optimizer": "adam"}),
+    ("fedavg", {"fleet": "mixed:slow=10,dropout=0.3,deadline=5"}),
+    ("fedbuff:buffer=2", {"fleet": "mixed:slow=10"}),
+    ("fedpbs:variant=section4", {"fleet": "mixed:slow=10"}),
+    ("fedavg", {"norm": "local"}),
+]
+
+
+def same(plain: dict[str, Any], remote: dict[str, Any]) -> None:
+    """Compare two rows of a table: numbers to the last digits, everything else exactly."""
+    assert plain.keys() <= remote.keys()
+    for name, value in plain.items():
+        if isinstance(value, float):
+            np.testing.assert_allclose(remote[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+        else:
+            assert remote[name] == value, name
+
+
+def compare(both: Pair) -> None:
+    for _ in range(both.plain.settings.rounds):
+        plain, remote = both.plain.advance(), both.remote.advance()
+        same(plain.round, remote.round)
+        for name, column in plain.clients.columns.items():
+            if name != "name":
+                np.testing.assert_allclose(
+                    remote.clients.columns[name].values.astype(float),
+                    column.values.astype(float),
+                    rtol=1e-9,
+                    atol=1e-12,
+                )
+    calibrated = both.plain.calibrate()
+    same({k: v for k, v in calibrated.items() if not k.endswith(OF_ALL_ROWS)}, both.remote.calibrate())
+    for name, value in both.plain.state().items():
+        np.testing.assert_allclose(
+            both.remote.state()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12, err_msg=name
+        )
+    plain, remote = both.plain.final_clients(), both.remote.final_clients()
+    for mine, theirs in zip(plain.table, remote.table, strict=True):
+        same({name: value for name, value in mine.items() if name != "name"}, theirs)
+    for mine, theirs in ((plain.confusion, remote.confusion), (both.plain.confusion(), both.remote.confusion())):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(pair: Callable[..., Pair], method: str):
+    compare(pair(method, **({"model": ALONE[method]} if method in ALONE else {})))
+
+
+@pytest.mark.parametrize(("method", "settings"), MORE, ids=[f"{spec} {settings}" for spec, settings in MORE])
+def test_additions_and_settings(pair: Callable[..., Pair], method: str, settings: dict[str, Any]):
+    compare(pair(method, **settings))
+
+
+def test_numbers_to_predict(pair: Callable[..., Pair]):
+    fed = fs.split(fs.load("diabetes"), "dirichlet:alpha=0.5", clients=CLIENTS, seed=0, bins=4)
+    compare(pair("scaffold", "logreg", fed, lr=0.1))
+
+
+def test_what_needs_all_rows_is_refused(pair: Callable[..., Pair]):
+    for spec, settings, reason in (
+        ("central", {}, "central trains on all rows in one place"),
+        ("fedavg + attack:kind=backdoor", {}, "hostile clients are simulated"),
+        ("fedavg", {"test_trained": True}, "test_trained=true evaluates clients' models on the server"),
+        ("fedavg", {"metric": "auc"}, "metric auc needs the predictions for all rows in one place"),
+    ):
+        with pytest.raises(FedskewError, match=reason):
+            pair(spec, **settings)
+
+
+def test_no_row_is_sent(pair: Callable[..., Pair]):
+    """Features and the order of labels stay with the nodes; what is sent is looked through for every row."""
+    both = pair("stratify-batch", rounds=1)
+    both.remote.advance()
+    sent = b"".join(both.transport.seen)
+    fed = both.plain.fed
+    for row in fed.train.x[fed.partition.rows[::7]]:
+        assert row.tobytes() not in sent
+        assert row.astype(np.float64).tobytes() not in sent
+    assert fed.train.y[fed.partition.of(0)].tobytes() not in sent
+    assert both.remote.shared()[next(iter(both.remote.shared()))].numpy().tobytes() != b""
