@@ -175,6 +175,7 @@ _PANELS = {
         "secure", "round_totals", "engine", "device", "dtype", "precision", "workers", "threads", "memory", "fleet",
         "eval_every",
         "eval_rows", "metric", "metrics", "thresholds", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
+        "mlflow", "wandb",
     ),
 }  # fmt: skip
 
