@@ -39,15 +39,6 @@ def escape(text: str) -> str:
     return text.replace("[", "\\[")
 
 
-def few(lines: Sequence[str], most: int = 50) -> list[str]:
-    """Return the first lines, and how many more there are.
-
-    >>> few(["a", "b", "c"], most=1)
-    ['a', '… and 2 more']
-    """
-    return [*lines[:most], *([f"… and {len(lines) - most} more"] if len(lines) > most else [])]
-
-
 @contextmanager
 def show_progress(names: Sequence[str], rounds: int) -> "Iterator[Any]":
     """Show progress bars, or lines without a terminal; yield a function from the name of a run to its callbacks."""
