@@ -49,7 +49,8 @@ def test_one_line_says_what_a_person_wants_to_know(fed: fs.Federation, tmp_path:
     assert repr(fed) == f"<Federation digits, dirichlet: 1,295 training rows at 12 clients, {each}>"
     run = fs.train(fed, "logreg", "fedprox:mu=0.5", rounds=2, folder=tmp_path / "run")
     last, best = run.summary["test_accuracy_last"], run.summary["test_accuracy_best"]
-    said = f"fedprox:mu=0.5 on digits, dirichlet:alpha=0.2: 2 rounds, test_accuracy {last:.4g} last, {best:.4g} best"
+    found = f"2 rounds, test_accuracy {last:.4g} last, {best:.4g} best"
+    said = f"fedprox:mu=0.5 on digits, dirichlet:alpha=0.2,min_size=10: {found}"
     assert repr(run) == f"<Run {said}; {tmp_path / 'run'}>"
     assert repr(fs.open_run(tmp_path / "run")) == f"<Record {said}; {tmp_path / 'run'}>"
     facts = dict(Cells(run._repr_html_()).rows)
