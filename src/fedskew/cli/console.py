@@ -52,7 +52,11 @@ def escape(text: str) -> str:
 def show_progress(names: Sequence[str], rounds: int) -> "Iterator[Any]":
     """Show progress bars, or lines without a terminal; yield a function from the name of a run to its callbacks."""
     console = Console(stderr=True)
-    with _bars(console, max(map(len, names))) if console.is_terminal else log_lines() as follow:
+    with (
+        _bars(console, max(map(len, names)), len(f"{rounds}/{rounds}"))
+        if console.is_terminal
+        else log_lines() as follow
+    ):
         yield lambda name: [_following(follow, Progress(name, rounds))]
 
 
@@ -175,8 +179,11 @@ def _following(follow: "Callable[[Progress], None]", progress: Progress) -> "Cal
 
 
 @contextmanager
-def _bars(console: Console, width: int) -> "Iterator[Callable[[Progress], None]]":
-    """Show one line a run, and below them what else is known of the one that has just ended a round."""
+def _bars(console: Console, width: int, least: int) -> "Iterator[Callable[[Progress], None]]":
+    """Show one line a run, and below them what else is known of the one that has just ended a round.
+
+    ``width`` is that of the names, and ``least`` that of the rounds, which are never cut.
+    """
     from rich import progress as bars
     from rich.table import Column
     from rich.text import Text
@@ -200,9 +207,9 @@ def _bars(console: Console, width: int) -> "Iterator[Callable[[Progress], None]]
     columns = [
         text(lambda one: one.name, width=min(width, max(8, console.width // 4))),
         *([bars.BarColumn(bar_width=console.width // 6)] if wide else []),
-        text(lambda one: f"{one.round}/{one.rounds}", justify="right"),
+        text(lambda one: f"{one.round}/{one.rounds}", justify="right", min_width=least),
         text(lambda one: " ".join([*one.score[:1], sparkline(one.curve, console.width // 8)])),
-        text(lambda one: f"{_duration(one.seconds_left)} left" if one.round < one.rounds else "", justify="right"),
+        text(lambda one: f"{_duration(one.seconds_left)} left" if one.round < one.rounds else "", min_width=9),
     ]
     with Bars(*columns, console=console) as shown:
         tasks: dict[Progress, bars.TaskID] = {}
