@@ -103,6 +103,11 @@ class Progress:
         return max(0.0, each * (self.rounds - self.round) - (self.clock() - self.ends[-1]))
 
     @property
+    def left(self) -> list[str]:
+        """Return the time left; nothing after the last round."""
+        return [f"{_duration(self.seconds_left)} left"] if self.round < self.rounds else []
+
+    @property
     def score(self) -> list[str]:
         """Return the metric after the last evaluation; empty before the first."""
         return [f"{title} {_shown(self.metric, values[-1])}" for title, values in self.scores.items()]
@@ -195,7 +200,7 @@ def _bars(console: Console, width: int, least: int) -> "Iterator[Callable[[Progr
         def get_renderables(self) -> "Iterable[Any]":
             yield self.make_tasks_table(self.tasks)
             for one in latest:
-                yield Text("   ".join([*one.score[1:], *one.details]), style="dim")
+                yield Text("   ".join([*([] if wide else one.left), *one.score[1:], *one.details]), style="dim")
 
     def text(of: "Callable[[Progress], str]", **look: Any) -> bars.ProgressColumn:
         class Words(bars.ProgressColumn):
@@ -209,7 +214,7 @@ def _bars(console: Console, width: int, least: int) -> "Iterator[Callable[[Progr
         *([bars.BarColumn(bar_width=console.width // 6)] if wide else []),
         text(lambda one: f"{one.round}/{one.rounds}", justify="right", min_width=least),
         text(lambda one: " ".join([*one.score[:1], sparkline(one.curve, console.width // 8)])),
-        text(lambda one: f"{_duration(one.seconds_left)} left" if one.round < one.rounds else "", min_width=9),
+        *([text(lambda one: " ".join(one.left), min_width=9)] if wide else []),
     ]
     with Bars(*columns, console=console) as shown:
         tasks: dict[Progress, bars.TaskID] = {}
@@ -240,8 +245,7 @@ def log_lines(
         nonlocal printed
         printed, told[one] = clock(), one.round
         words = [f"{one.name}: round {one.round}/{one.rounds}", *one.score, *one.details]
-        if one.round < one.rounds:
-            words.append(f"{_duration(one.seconds_left)} left")
+        words += one.left
         with suppress(OSError, ValueError):  # an error of stderr does not stop the training
             print("  ".join(words), file=sys.stderr, flush=True)
 
