@@ -18,7 +18,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedskew.runs.callbacks import CallbackSpec
+    from fedskew.runs.callbacks import Callback, CallbackSpec
     from fedskew.runs.summary import Row
 
 
@@ -58,6 +58,17 @@ def show_progress(names: Sequence[str], rounds: int) -> "Iterator[Any]":
         else log_lines() as follow
     ):
         yield lambda name: [_following(follow, Progress(name, rounds))]
+
+
+@contextmanager
+def live_page(wanted: bool) -> "Iterator[list[Callback]]":
+    """Serve the page of a run while it goes on, if that is wanted, and print its address; yield its callback."""
+    from fedskew.report.live import serving
+
+    with serving(wanted) as pages:
+        for page in pages:
+            print(f"live: {page.url}", file=sys.stderr, flush=True)
+        yield list(pages)
 
 
 class Progress:

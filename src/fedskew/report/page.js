@@ -1,6 +1,6 @@
 "use strict";
 // Hands the data of the page to ECharts, and redraws when the theme, the width or the x axis changes.
-const data = JSON.parse(document.getElementById("report-data").textContent);
+let data = JSON.parse(document.getElementById("report-data").textContent);
 const root = document.documentElement;
 const button = document.getElementById("theme");
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -66,11 +66,17 @@ function prepared(name) {
 
 // As SVG, which is sharp on paper and drawn at once: a canvas is finished frames later, and may be printed half drawn.
 function draw() {
-  for (const chart of drawn.values()) chart.dispose();
+  const chosen = new Map();
+  for (const [place, chart] of drawn) {
+    chosen.set(place.dataset.chart, chart.getOption().legend[0].selected);
+    chart.dispose();
+  }
   drawn.clear();
   for (const place of document.querySelectorAll("[data-chart]")) {
     const chart = echarts.init(place, dark() ? "dark" : null, { renderer: "svg" });
-    chart.setOption(prepared(place.dataset.chart));
+    const option = prepared(place.dataset.chart);
+    option.legend.selected = chosen.get(place.dataset.chart);
+    chart.setOption(option);
     chart.getZr().flush();
     drawn.set(place, chart);
   }
@@ -82,13 +88,11 @@ button.addEventListener("click", () => {
   root.dataset.theme = dark() ? "light" : "dark";
   draw();
 });
-for (const choice of document.querySelectorAll("input[name=axis]")) {
-  choice.checked = choice.value === axis;
-  choice.addEventListener("change", () => {
-    axis = choice.value;
-    draw();
-  });
-}
+const choices = () => document.querySelectorAll("input[name=axis]");
+document.getElementById("axes").addEventListener("change", (event) => {
+  axis = event.target.value;
+  draw();
+});
 system.addEventListener("change", draw);
 for (const [event, now] of [["beforeprint", true], ["afterprint", false]]) {
   window.addEventListener(event, () => {
@@ -97,5 +101,58 @@ for (const [event, now] of [["beforeprint", true], ["afterprint", false]]) {
   });
 }
 new ResizeObserver(() => drawn.forEach((chart) => chart.resize())).observe(document.getElementById("main"));
-draw();
-root.dataset.drawn = String(drawn.size);
+function show() {
+  if (!(axis in data.axes)) axis = "round";
+  for (const choice of choices()) choice.checked = choice.value === axis;
+  draw();
+  root.dataset.drawn = String(drawn.size);
+}
+show();
+
+// A live page: its server is asked for newer content. What a reader has opened, chosen and focused stays so.
+const live = document.getElementById("live");
+let version = 0;
+let missed = 0;
+
+function replace(fresh) {
+  const opened = [...document.querySelectorAll("details[open]")].map((details) => details.closest("[id]").id);
+  const focused = document.activeElement.closest("figure")?.id;
+  const place = scrollY;
+  data = fresh.data;
+  document.title = document.querySelector("h1").textContent = fresh.title;
+  document.querySelector("nav").innerHTML = fresh.links;
+  document.getElementById("axes").innerHTML = fresh.axes;
+  document.getElementById("sections").innerHTML = fresh.body;
+  for (const id of opened) {
+    const details = document.getElementById(id)?.querySelector("details");
+    if (details) details.open = true;
+  }
+  show();
+  scrollTo(0, place);
+  if (focused) document.getElementById(focused)?.querySelector("summary").focus({ preventScroll: true });
+}
+
+async function follow() {
+  try {
+    const answer = await fetch("data");
+    if (!answer.ok) throw new Error(answer.status);
+    const fresh = await answer.json();
+    if (fresh.version !== version) replace(fresh);
+    version = fresh.version;
+    missed = 0;
+    live.textContent = fresh.says;
+    if (fresh.ended) {
+      live.setAttribute("role", "status");
+      return;
+    }
+  } catch {
+    missed += 1;
+    if (missed === 3) {
+      live.setAttribute("role", "status");
+      live.textContent = "The server is gone: the run has ended or was stopped. This is what it showed last.";
+      return;
+    }
+  }
+  setTimeout(follow, 2000);
+}
+if (live) follow();

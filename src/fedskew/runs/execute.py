@@ -314,7 +314,7 @@ def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Any]]
     for name in ("bytes_down", "bytes_up", "simulated_seconds"):
         numbers[name] += calibrated.get(f"calibration_{name}", 0)
     seconds = float(sum(row["seconds"] for row in tables["timing"]))
-    summary = {**_facts(server, config), **numbers, **calibrated}
+    summary = {**facts(server, config), **numbers, **calibrated}
     if matrix is not None:
         summary["test_one_class_rate"] = one_class_rate(matrix)
         summary["test_one_class"] = fed.data.classes[int(matrix.sum(0).argmax())]
@@ -368,7 +368,7 @@ def _client_classes(fed: Federation) -> bytes:
     )
 
 
-def _facts(server: Server, config: Mapping[str, Any]) -> Row:
+def facts(server: Server, config: Mapping[str, Any]) -> Row:
     """Return the entries of the summary about the set-up."""
     fed, algorithm = server.fed, server.algorithm
     facts: Row = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "task", "fleet")}
