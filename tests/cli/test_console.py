@@ -43,11 +43,11 @@ def test_the_time_left_is_that_of_recent_rounds() -> None:
 
 def test_a_resumed_run_counts_its_earlier_rounds() -> None:
     one = Progress("fedavg", 4)
-    one.begin([row(1, dropped=2), row(2, late=1)])
+    one.begin([row(1, dropped=2, bytes_up=1_380_000), row(2, late=1)])
     one.add(row(3, test_accuracy=None, own_test_loss=1.0, own_test_accuracy=0.75), 4)
     assert one.score == ["test accuracy 50.2%", "personal models 75.0%"]
     assert one.curve == [0.501, 0.502]
-    assert one.details == ["local loss 0.250", "3 of 30 lost", "4.5 kB sent", "6 s simulated"]
+    assert one.details == ["local loss 0.250", "3 of 30 lost", "1,384 kB sent", "6 s simulated"]
 
 
 def test_fast_rounds_have_few_lines(capsys: pytest.CaptureFixture[str]) -> None:

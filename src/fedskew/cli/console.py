@@ -159,7 +159,8 @@ def _in_units(value: float, units: Mapping[str, float]) -> str:
     from fedskew.runs.figures import unit_for
 
     unit = unit_for(value, units)
-    return f"{value / units[unit]:.3g} {unit}"
+    number = value / units[unit]
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 
 
 def _shown(metric: str, value: float) -> str:
