@@ -154,11 +154,13 @@ class LivePage(Callback):
         if not self._ended:
             self._end(f"The run was stopped. {self._says}")
         until = min(time.monotonic() + _LAST, self._asked + _WATCHED)
-        while self._given < self._version and time.monotonic() < until:
-            time.sleep(0.05)
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        try:
+            while self._given < self._version and time.monotonic() < until:
+                time.sleep(0.05)
+        finally:  # also after a second Ctrl-C
+            self._http.shutdown()
+            self._http.server_close()
+            self._thread.join()
 
 
 class _Http(ThreadingHTTPServer):

@@ -88,7 +88,6 @@ button.addEventListener("click", () => {
   root.dataset.theme = dark() ? "light" : "dark";
   draw();
 });
-const choices = () => document.querySelectorAll("input[name=axis]");
 document.getElementById("axes").addEventListener("change", (event) => {
   axis = event.target.value;
   draw();
@@ -101,9 +100,11 @@ for (const [event, now] of [["beforeprint", true], ["afterprint", false]]) {
   });
 }
 new ResizeObserver(() => drawn.forEach((chart) => chart.resize())).observe(document.getElementById("main"));
+
+// The unit in the name of an axis may be another one later: MB, then GB.
 function show() {
-  if (!(axis in data.axes)) axis = "round";
-  for (const choice of choices()) choice.checked = choice.value === axis;
+  axis = Object.keys(data.axes).find((name) => name.split(" ")[0] === axis.split(" ")[0]) ?? "round";
+  for (const choice of document.querySelectorAll("input[name=axis]")) choice.checked = choice.value === axis;
   draw();
   root.dataset.drawn = String(drawn.size);
 }
@@ -111,48 +112,44 @@ show();
 
 // A live page: its server is asked for newer content. What a reader has opened, chosen and focused stays so.
 const live = document.getElementById("live");
+const placed = new Map();
 let version = 0;
 let missed = 0;
+
+function put(place, html) {
+  if (placed.get(place) !== html) place.innerHTML = html;
+  placed.set(place, html);
+}
 
 function replace(fresh) {
   const opened = [...document.querySelectorAll("details[open]")].map((details) => details.closest("[id]").id);
   const focused = document.activeElement.closest("figure")?.id;
-  const place = scrollY;
+  const scrolled = scrollY;
   data = fresh.data;
   document.title = document.querySelector("h1").textContent = fresh.title;
-  document.querySelector("nav").innerHTML = fresh.links;
-  document.getElementById("axes").innerHTML = fresh.axes;
-  document.getElementById("sections").innerHTML = fresh.body;
+  put(document.querySelector("nav"), fresh.links);
+  put(document.getElementById("axes"), fresh.axes);
+  put(document.getElementById("sections"), fresh.body);
   for (const id of opened) {
     const details = document.getElementById(id)?.querySelector("details");
     if (details) details.open = true;
   }
   show();
-  scrollTo(0, place);
+  scrollTo(0, scrolled);
   if (focused) document.getElementById(focused)?.querySelector("summary").focus({ preventScroll: true });
 }
 
 async function follow() {
-  try {
-    const answer = await fetch("data");
-    if (!answer.ok) throw new Error(answer.status);
-    const fresh = await answer.json();
+  const fresh = await fetch("data").then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
+  missed = fresh ? 0 : missed + 1;
+  if (fresh) {
     if (fresh.version !== version) replace(fresh);
     version = fresh.version;
-    missed = 0;
     live.textContent = fresh.says;
-    if (fresh.ended) {
-      live.setAttribute("role", "status");
-      return;
-    }
-  } catch {
-    missed += 1;
-    if (missed === 3) {
-      live.setAttribute("role", "status");
-      live.textContent = "The server is gone: the run has ended or was stopped. This is what it showed last.";
-      return;
-    }
+  } else if (missed === 3) {
+    live.textContent = "The server is gone: the run has ended or was stopped. This is what it showed last.";
   }
-  setTimeout(follow, 2000);
+  if (fresh?.ended || missed === 3) live.setAttribute("role", "status");
+  else setTimeout(follow, 2000);
 }
 if (live) follow();
