@@ -23,6 +23,7 @@ SLOW_MODULES = frozenset(
         "test_conformance",
         "test_crew",
         "test_download",
+        "test_live",
         "test_lock",
         "test_mishaps",
         "test_figures",

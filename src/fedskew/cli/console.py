@@ -1,9 +1,13 @@
 """What a command prints: consoles, the progress of a training, and the table of results at its end."""
 
+import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +18,13 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedskew.runs.callbacks import CallbackSpec
+    from fedskew.runs.callbacks import Callback, CallbackSpec
     from fedskew.runs.summary import Row
+
+
+_RECENT = 50  # rounds, from whose time the time left is told
+_WIDE = 70  # columns of a terminal with room for bars
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class _Console(Console):
@@ -39,64 +48,240 @@ def escape(text: str) -> str:
     return text.replace("[", "\\[")
 
 
-def few(lines: Sequence[str], most: int = 50) -> list[str]:
-    """Return the first lines, and how many more there are.
-
-    >>> few(["a", "b", "c"], most=1)
-    ['a', '… and 2 more']
-    """
-    return [*lines[:most], *([f"… and {len(lines) - most} more"] if len(lines) > most else [])]
-
-
 @contextmanager
 def show_progress(names: Sequence[str], rounds: int) -> "Iterator[Any]":
     """Show progress bars, or lines without a terminal; yield a function from the name of a run to its callbacks."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda name: [_plain_progress(name)]
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    width = max(map(len, names))
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bars:
-
-        def progress(name: str) -> "list[CallbackSpec]":
-            task = bars.add_task(name.ljust(width), total=rounds, state="")
-
-            def show(result: Any, rounds: int) -> None:
-                bars.update(task, completed=result.round["round"], total=rounds, state=_state(result.round))
-
-            return [show]
-
-        yield progress
+    with (
+        _bars(console, max(map(len, names)), len(f"{rounds}/{rounds}"))
+        if console.is_terminal
+        else log_lines() as follow
+    ):
+        yield lambda name: [_following(follow, Progress(name, rounds))]
 
 
-def _plain_progress(name: str) -> "CallbackSpec":
-    def show(result: Any, rounds: int) -> None:
-        number = result.round["round"]
-        if number == rounds or number % max(1, rounds // 10) == 0:
-            with suppress(OSError, ValueError):  # an error of stderr does not stop the training
-                print(f"{name}: round {number}/{rounds}  {_state(result.round)}", file=sys.stderr, flush=True)
+@contextmanager
+def live_page(wanted: bool) -> "Iterator[list[Callback]]":
+    """Serve the page of a run while it goes on, if that is wanted, and print its address; yield its callback."""
+    from fedskew.report.live import serving
 
-    return show
+    with serving(wanted) as pages:
+        for page in pages:
+            print(f"live: {page.url}", file=sys.stderr, flush=True)
+        yield list(pages)
 
 
-def _state(row: "Row") -> str:
-    words = ["no updates" if row["local_loss"] is None else f"local loss {row['local_loss']:.3f}"]
-    for part, name in (("test", "test {metric}"), ("own_test", "personal models")):
-        metric, value = _headline(row, part)
-        if value is not None:
-            words.append(f"{name.format(metric=metric)} {f'{value:.1%}' if metric == 'accuracy' else f'{value:.4g}'}")
-    if lost := sum(row[reason] for reason in _LOSSES):
-        words.append(f"{lost} of {row['clients']} lost")
-    return "  ".join(words)
+class Progress:
+    """What is known of a run while it goes on."""
+
+    def __init__(self, name: str, rounds: int, clock: "Callable[[], float]" = time.monotonic) -> None:
+        self.name, self.rounds, self.round, self.clock = name, rounds, 0, clock
+        self.ends: deque[float] = deque(maxlen=_RECENT)  # when the recent rounds ended
+        self.updates = self.lost = self.sent = 0
+        self.row: Row = {}
+        self.scores: dict[str, list[float]] = {}  # of the global and of personal models, where they were evaluated
+        self.metric = ""
+
+    def begin(self, rows: "Sequence[Row]") -> None:
+        """Count the earlier rounds of a resumed run."""
+        for row in rows:
+            self._count(row)
+        self.ends.append(self.clock())
+
+    def add(self, row: "Row", rounds: int) -> None:
+        """Count a round that has just ended."""
+        self.rounds = rounds
+        self._count(row)
+        self.ends.append(self.clock())
+
+    def _count(self, row: "Row") -> None:
+        self.row, self.round = row, row["round"]
+        self.updates += row["clients"]
+        self.lost += sum(row[reason] for reason in _LOSSES)
+        self.sent += row["bytes_down"] + row["bytes_up"]
+        for part, title in (("test", "test {}"), ("own_test", "personal models")):
+            metric, value = _headline(row, part)
+            if value is not None:
+                self.scores.setdefault(title.format(metric), []).append(value)
+                self.metric = metric
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return the seconds left, if rounds go on as the recent ones did; None before the first has ended."""
+        if len(self.ends) < 2:
+            return None
+        each = (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
+        return max(0.0, each * (self.rounds - self.round) - (self.clock() - self.ends[-1]))
+
+    @property
+    def left(self) -> list[str]:
+        """Return the time left; nothing after the last round."""
+        return [f"{_duration(self.seconds_left)} left"] if self.round < self.rounds else []
+
+    @property
+    def score(self) -> list[str]:
+        """Return the metric after the last evaluation; empty before the first."""
+        return [f"{title} {_shown(self.metric, values[-1])}" for title, values in self.scores.items()]
+
+    @property
+    def curve(self) -> list[float]:
+        """Return the metric of all evaluations."""
+        return next(iter(self.scores.values()), [])
+
+    @property
+    def details(self) -> list[str]:
+        """Return the local loss of the last round, and what was lost, sent and simulated so far."""
+        from fedskew.runs.figures import SIZES, TIMES
+
+        if not self.row:
+            return []
+        loss, clock = self.row["local_loss"], self.row["clock"]
+        words = ["no updates" if loss is None else f"local loss {loss:.3f}"]
+        words += [f"{self.lost:,} of {self.updates:,} lost"] if self.lost else []
+        words += [f"{_in_units(self.sent, SIZES)} sent"] if self.sent else []
+        return [*words, *([f"{_in_units(clock, TIMES)} simulated"] if clock else [])]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return a curve of block characters from the lowest to the highest value; with many, some at even steps.
+
+    >>> sparkline([0, 1, 2, 3], 10), sparkline(range(100), 3), sparkline([5, 5], 3)
+    ('▁▃▅█', '▁▄█', '▁▁')
+    """
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) > width:
+        known = [known[round(i * (len(known) - 1) / (width - 1))] for i in range(width)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    return "".join(_BLOCKS[int((value - low) / ((high - low) or 1) * (len(_BLOCKS) - 1))] for value in known)
+
+
+def _in_units(value: float, units: Mapping[str, float]) -> str:
+    from fedskew.runs.figures import unit_for
+
+    unit = unit_for(value, units)
+    number = value / units[unit]
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
+
+
+def _shown(metric: str, value: float) -> str:
+    return f"{value:.1%}" if metric == "accuracy" else f"{value:.4g}"
+
+
+def _duration(seconds: float | None) -> str:
+    """Return seconds as they are read on a clock.
+
+    >>> _duration(75), _duration(3700), _duration(None)
+    ('1:15', '1:01:40', '-:--')
+    """
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _following(follow: "Callable[[Progress], None]", progress: Progress) -> "CallbackSpec":
+    """Return a callback that counts the rounds of a run, and lets them be shown."""
+    from fedskew.runs.callbacks import Callback
+
+    class Following(Callback):
+        def on_run_start(self, server: Any, folder: Path | None, rows: "Sequence[Row]") -> None:
+            progress.begin(rows)
+
+        def on_round_end(self, result: Any, rounds: int) -> None:
+            progress.add(result.round, rounds)
+            follow(progress)
+
+    follow(progress)
+    return Following()
+
+
+@contextmanager
+def _bars(console: Console, width: int, least: int) -> "Iterator[Callable[[Progress], None]]":
+    """Show one line a run, and below them what else is known of the one that has just ended a round.
+
+    ``width`` is that of the names, and ``least`` that of the rounds, which are never cut.
+    """
+    from rich import progress as bars
+    from rich.table import Column
+    from rich.text import Text
+
+    wide = console.width >= _WIDE
+    latest: list[Progress] = []
+
+    class Bars(bars.Progress):
+        def get_renderables(self) -> "Iterable[Any]":
+            yield self.make_tasks_table(self.tasks)
+            for one in latest:
+                yield Text("   ".join([*([] if wide else one.left), *one.score[1:], *one.details]), style="dim")
+
+    def text(of: "Callable[[Progress], str]", **look: Any) -> bars.ProgressColumn:
+        class Words(bars.ProgressColumn):
+            def render(self, task: bars.Task) -> Text:
+                return Text(of(task.fields["progress"]), overflow="ellipsis")
+
+        return Words(table_column=Column(no_wrap=True, **look))
+
+    columns = [
+        text(lambda one: one.name, width=min(width, max(8, console.width // 4))),
+        *([bars.BarColumn(bar_width=console.width // 6)] if wide else []),
+        text(lambda one: f"{one.round}/{one.rounds}", justify="right", min_width=least),
+        text(lambda one: " ".join([*one.score[:1], sparkline(one.curve, console.width // 8)])),
+        *([text(lambda one: " ".join(one.left), min_width=9)] if wide else []),
+    ]
+    with Bars(*columns, console=console) as shown:
+        tasks: dict[Progress, bars.TaskID] = {}
+
+        def follow(progress: Progress) -> None:
+            if progress not in tasks:
+                tasks[progress] = shown.add_task("", total=progress.rounds, progress=progress)
+            latest[:] = [progress]
+            shown.update(tasks[progress], completed=progress.round, total=progress.rounds)
+
+        yield follow
+
+
+@contextmanager
+def log_lines(
+    least: float = 1.0, most: float = 10.0, clock: "Callable[[], float]" = time.monotonic
+) -> "Iterator[Callable[[Progress], None]]":
+    """Print a line for a tenth of the rounds, at most one in ``least`` seconds, and one after ``most`` seconds anyway.
+
+    The last round of a run always has its line.
+    """
+    lock, ended = threading.Lock(), threading.Event()
+    began, printed = clock(), -math.inf
+    latest: list[Progress] = []
+    told: dict[Progress, int] = {}  # the round of each run that was printed last
+
+    def tell(one: Progress) -> None:
+        nonlocal printed
+        printed, told[one] = clock(), one.round
+        words = [f"{one.name}: round {one.round}/{one.rounds}", *one.score, *one.details]
+        words += one.left
+        with suppress(OSError, ValueError):  # an error of stderr does not stop the training
+            print("  ".join(words), file=sys.stderr, flush=True)
+
+    def follow(one: Progress) -> None:
+        with lock:
+            latest[:] = [one]
+            step = max(1, one.rounds // 10)
+            due = one.round - told.get(one, 0) >= step and clock() - printed >= least
+            if one.round and (one.round == one.rounds or due):
+                tell(one)
+
+    def watch() -> None:
+        while not ended.wait(max(0.01, most - (clock() - max(began, printed)))):
+            with lock:
+                if latest and clock() - max(began, printed) >= most:
+                    tell(latest[0])
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield follow
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def _headline(row: "Row", part: str) -> "tuple[str, float | None]":

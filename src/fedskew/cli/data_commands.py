@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedskew.cli.command import Once
-from fedskew.cli.console import console_for, escape, few
+from fedskew.cli.console import console_for, escape
+from fedskew.core.notebook import few
 
 
 def add_to(app: typer.Typer) -> None:

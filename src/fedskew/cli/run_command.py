@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedskew.cli.command import Once
-from fedskew.cli.console import escape, print_summary, show_progress
+from fedskew.cli.console import escape, live_page, print_summary, show_progress
 from fedskew.core.config import AUTO, CHOICES, Experiment, read_file, workers_of_torchrun
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.core.registry import Option, options_of
@@ -37,6 +37,7 @@ def run(
     grid: list[str] | None,
     folder: Path | None,
     or_resume: bool,
+    live: bool,
     as_json: bool,
     **given: str | bool | None,
 ) -> None:
@@ -81,8 +82,8 @@ def run(
     if seeds is None and not grid and len(algorithms) == 1:
         experiment = Experiment(**{**values, "algorithm": algorithms[0]})
         name = spell("algorithm", experiment.algorithm)
-        with show_progress([name], experiment.rounds) as callbacks_of:
-            callbacks = [PageWriter(), *callbacks_of(name)]
+        with live_page(live) as watching, show_progress([name], experiment.rounds) as callbacks_of:
+            callbacks = [PageWriter(), *watching, *callbacks_of(name)]
             if or_resume and folder:
                 done = run_or_resume(experiment, folder, callbacks)
             else:
@@ -90,6 +91,8 @@ def run(
         assert done.folder is not None
         print_summary([name], [done.summary], done.folder, done.summary, as_json)
         return
+    if live:
+        raise FedskewError("--live shows one run, and these are several: leave it out, or run one of them")
     seed_list = [Experiment(**values).seed] if seeds is None else several.parse_seeds(seeds)
     spelled = [spell("algorithm", entry) for entry in algorithms]
     wanted = several.members(values, spelled, seed_list, several.parse_grid(grid or []))
@@ -175,6 +178,7 @@ _PANELS = {
         "secure", "round_totals", "engine", "device", "dtype", "precision", "workers", "threads", "memory", "fleet",
         "eval_every",
         "eval_rows", "metric", "metrics", "thresholds", "test_trained", "stop_after", "checkpoint_every", "tensorboard",
+        "mlflow", "wandb",
     ),
 }  # fmt: skip
 
@@ -250,6 +254,12 @@ _OWN_OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--or-resume", help="resume the folder if it holds the same run, so that a job can be started again"
             ),
+        ],
+        False,
+    ),
+    "live": (
+        Annotated[
+            bool, typer.Option("--live", help="show the page of the run in a browser on this machine while it goes on")
         ],
         False,
     ),

@@ -280,7 +280,7 @@ def _measure_folder(folder: Path, convention: str, picture: Path | None, as_json
 def _show(
     fed: "Federation", title: str, facts: Mapping[str, Any], convention: str, picture: Path | None, as_json: bool
 ) -> None:
-    from fedskew.cli.console import few
+    from fedskew.core.notebook import few
     from fedskew.core.writing import write_atomically
     from fedskew.export.split_figure import draw_split
     from fedskew.heterogeneity.heterogeneity import measure as measured

@@ -72,6 +72,8 @@ class Settings:
         stop_after: rounds without improvement on the validation rows after which the run stops; by default never
         checkpoint_every: rounds between two checkpoints; by default such that they take about 1 % of the time
         tensorboard: also write TensorBoard events into the run folder
+        mlflow: also write an MLflow database into the run folder
+        wandb: also write an offline run of Weights & Biases into the run folder
     """
 
     rounds: Annotated[int, AtLeastOne] = 50
@@ -110,6 +112,8 @@ class Settings:
     stop_after: Annotated[int | None, AtLeastOne] = None
     checkpoint_every: Annotated[int | None, AtLeastOne] = None
     tensorboard: bool = False
+    mlflow: bool = False
+    wandb: bool = False
 
     def __post_init__(self) -> None:
         checked(self, "settings")

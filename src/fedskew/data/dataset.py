@@ -7,12 +7,15 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from fedskew.core.errors import FedskewError
+from fedskew.core.notebook import facts_as_html, few, one_line
 from fedskew.core.registry import Registry, is_utf8
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.fitting import Description
 from fedskew.data.schema import Features as Features
 from fedskew.data.schema import Label, Pipeline, Scaling
 from fedskew.data.targets import DEFAULT_BINS, Bins, Target, Targets, bins_of, check_targets, kind_of
+
+_NAMED = 10  # classes in a notebook
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,32 @@ class Dataset:
                 )
         if len(self.train) == 0:
             raise FedskewError(f"{self.name}: there are no training rows")
+
+    def __repr__(self) -> str:
+        said = [f"{len(rows):,} {part}" for part, rows in self._parts.items() if rows is not None]
+        return one_line("Dataset", f"{self.name}: {', '.join(said)} rows, {self._features}, {self._targets}")
+
+    def _repr_html_(self) -> str:
+        facts: dict[str, Any] = {
+            f"{part} rows": None if rows is None else len(rows) for part, rows in self._parts.items()
+        }
+        facts |= {"features": self._features, "targets": self._targets, "groups": len(self.groups) or None}
+        facts |= {"classes" if self.target == "class" else "labels": ", ".join(few(self.classes, _NAMED)) or None}
+        return facts_as_html(self.name, {**facts, "notes": "; ".join(self.notes) or None})
+
+    @property
+    def _parts(self) -> "dict[str, Rows | None]":
+        return {"training": self.train, "validation": self.validation, "test": self.test}
+
+    @property
+    def _features(self) -> str:
+        return f"{' x '.join(map(str, self.shape))} {'columns' if self.features else 'features'}"
+
+    @property
+    def _targets(self) -> str:
+        return {"class": f"{len(self.classes)} classes", "number": "numbers"}.get(
+            self.target, f"{len(self.classes)} labels"
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

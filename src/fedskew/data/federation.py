@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.core.errors import unknown
+from fedskew.core.notebook import few, one_line, rows_as_html
 from fedskew.core.streams import Ints
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.partition import Partition
@@ -16,6 +17,7 @@ from fedskew.data.targets import DEFAULT_BINS, Targets, bins_of
 
 _SAMPLED_VALUES = 1 << 20
 MOST_LISTED = 50  # names of clients in an error
+_SHOWN = 10  # clients and classes in a notebook
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,30 @@ class Federation:
     held_out: Partition | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
     treated: Rows | None = None
+
+    def __repr__(self) -> str:
+        return one_line("Federation", self._said)
+
+    def _repr_html_(self) -> str:
+        columns, shown = self.label_columns, np.arange(min(self.clients, _SHOWN))
+        counts = columns.counts(self.partition, shown)
+        rows = [
+            [self.client_names[client], int(self.partition.sizes[client]), *counts[client, :_SHOWN].tolist()]
+            for client in shown.tolist()
+        ]
+        more = [[f"… and {self.clients - _SHOWN:,} more"]] if self.clients > _SHOWN else []
+        return rows_as_html(
+            f"{self._said}; rows by {columns.title}",
+            ["client", "rows", *few(columns.names, _SHOWN)],
+            [*rows, *more],
+        )
+
+    @property
+    def _said(self) -> str:
+        skew = self.recipe.get("skew")
+        name = skew["name"] if isinstance(skew, Mapping) else skew
+        rows = f"{len(self.partition.rows):,} training rows at {self.clients:,} clients, {self.partition.spread} each"
+        return f"{self.data.name}{f', {name}' if name else ''}: {rows}"
 
     @property
     def train(self) -> Rows:

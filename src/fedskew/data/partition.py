@@ -11,6 +11,7 @@ import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_npz
+from fedskew.core.notebook import facts_as_html, one_line
 from fedskew.core.streams import Ints
 
 
@@ -23,6 +24,8 @@ class Partition:
 
     >>> Partition.from_owner(np.array([1, 0, 1]), clients=2).of(1).tolist()
     [0, 2]
+    >>> Partition.from_owner(np.array([1, 0, 1]), clients=2)
+    <Partition 3 rows at 2 clients, 1 to 2 each>
     """
 
     rows: Ints
@@ -55,6 +58,18 @@ class Partition:
     def sizes(self) -> Ints:
         """Return the number of rows of each client."""
         return np.diff(self.offsets)
+
+    def __repr__(self) -> str:
+        return one_line("Partition", f"{len(self.rows):,} rows at {self.clients:,} clients, {self.spread} each")
+
+    def _repr_html_(self) -> str:
+        facts = {"clients": self.clients, "rows": len(self.rows), "rows of a client": self.spread}
+        return facts_as_html("Partition", {**facts, **self.settled})
+
+    @property
+    def spread(self) -> str:
+        """Return in words how many rows clients have."""
+        return f"{self.sizes.min():,} to {self.sizes.max():,}" if self.clients else "none"
 
     def of(self, client: int) -> Ints:
         """Return the rows of one client."""

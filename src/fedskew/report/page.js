@@ -1,6 +1,6 @@
 "use strict";
 // Hands the data of the page to ECharts, and redraws when the theme, the width or the x axis changes.
-const data = JSON.parse(document.getElementById("report-data").textContent);
+let data = JSON.parse(document.getElementById("report-data").textContent);
 const root = document.documentElement;
 const button = document.getElementById("theme");
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -66,11 +66,17 @@ function prepared(name) {
 
 // As SVG, which is sharp on paper and drawn at once: a canvas is finished frames later, and may be printed half drawn.
 function draw() {
-  for (const chart of drawn.values()) chart.dispose();
+  const chosen = new Map();
+  for (const [place, chart] of drawn) {
+    chosen.set(place.dataset.chart, chart.getOption().legend[0].selected);
+    chart.dispose();
+  }
   drawn.clear();
   for (const place of document.querySelectorAll("[data-chart]")) {
     const chart = echarts.init(place, dark() ? "dark" : null, { renderer: "svg" });
-    chart.setOption(prepared(place.dataset.chart));
+    const option = prepared(place.dataset.chart);
+    option.legend.selected = chosen.get(place.dataset.chart);
+    chart.setOption(option);
     chart.getZr().flush();
     drawn.set(place, chart);
   }
@@ -82,13 +88,10 @@ button.addEventListener("click", () => {
   root.dataset.theme = dark() ? "light" : "dark";
   draw();
 });
-for (const choice of document.querySelectorAll("input[name=axis]")) {
-  choice.checked = choice.value === axis;
-  choice.addEventListener("change", () => {
-    axis = choice.value;
-    draw();
-  });
-}
+document.getElementById("axes").addEventListener("change", (event) => {
+  axis = event.target.value;
+  draw();
+});
 system.addEventListener("change", draw);
 for (const [event, now] of [["beforeprint", true], ["afterprint", false]]) {
   window.addEventListener(event, () => {
@@ -97,5 +100,56 @@ for (const [event, now] of [["beforeprint", true], ["afterprint", false]]) {
   });
 }
 new ResizeObserver(() => drawn.forEach((chart) => chart.resize())).observe(document.getElementById("main"));
-draw();
-root.dataset.drawn = String(drawn.size);
+
+// The unit in the name of an axis may be another one later: MB, then GB.
+function show() {
+  axis = Object.keys(data.axes).find((name) => name.split(" ")[0] === axis.split(" ")[0]) ?? "round";
+  for (const choice of document.querySelectorAll("input[name=axis]")) choice.checked = choice.value === axis;
+  draw();
+  root.dataset.drawn = String(drawn.size);
+}
+show();
+
+// A live page: its server is asked for newer content. What a reader has opened, chosen and focused stays so.
+const live = document.getElementById("live");
+const placed = new Map();
+let version = 0;
+let missed = 0;
+
+function put(place, html) {
+  if (placed.get(place) !== html) place.innerHTML = html;
+  placed.set(place, html);
+}
+
+function replace(fresh) {
+  const opened = [...document.querySelectorAll("details[open]")].map((details) => details.closest("[id]").id);
+  const focused = document.activeElement.closest("figure")?.id;
+  const scrolled = scrollY;
+  data = fresh.data;
+  document.title = document.querySelector("h1").textContent = fresh.title;
+  put(document.querySelector("nav"), fresh.links);
+  put(document.getElementById("axes"), fresh.axes);
+  put(document.getElementById("sections"), fresh.body);
+  for (const id of opened) {
+    const details = document.getElementById(id)?.querySelector("details");
+    if (details) details.open = true;
+  }
+  show();
+  scrollTo(0, scrolled);
+  if (focused) document.getElementById(focused)?.querySelector("summary").focus({ preventScroll: true });
+}
+
+async function follow() {
+  const fresh = await fetch("data").then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
+  missed = fresh ? 0 : missed + 1;
+  if (fresh) {
+    if (fresh.version !== version) replace(fresh);
+    version = fresh.version;
+    live.textContent = fresh.says;
+  } else if (missed === 3) {
+    live.textContent = "The server is gone: the run has ended or was stopped. This is what it showed last.";
+  }
+  if (fresh?.ended || missed === 3) live.setAttribute("role", "status");
+  else setTimeout(follow, 2000);
+}
+if (live) follow();

@@ -83,10 +83,8 @@ class _Page:
         more = tag("details", tag("summary", "Numbers of this chart"), numbers)
         return tag("figure", tag("figcaption", tag("h3", title), tag("p", says)), place, more, id=f"chart-{name}")
 
-    def html(self, axes: Mapping[str, str]) -> bytes:
-        """Return the file."""
-        data = to_json({"tables": self.tables, "charts": self.charts, "axes": axes})
-        script, library = _asset("page.js"), _asset("vendor/echarts.min.js")
+    def content(self, axes: Mapping[str, str]) -> dict[str, Any]:
+        """Return what is particular to this page: its title, its parts as HTML, and its data."""
         links = joined(tag("a", title, href=f"#{name}") for name, title, _ in self.sections)
         body = joined(
             tag("section", tag("h2", title, id=f"{name}-title"), *parts, id=name, aria_labelledby=f"{name}-title")
@@ -96,19 +94,39 @@ class _Page:
             tag("label", Markup(f'<input type="radio" name="axis" value="{escaped(name)}">'), title)
             for name, title in axes.items()
         )
-        parts = {
-            "title": escaped(self.title),
-            "policy": " ".join(f"'sha256-{_digest(code)}'" for code in (library, script)),
-            "style": _asset("page.css"),
-            "links": links,
-            "axes": switch if len(axes) > 1 else "",
-            "body": body,
-            "version": escaped(__version__),
-            "data": data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
-            "library": library,
-            "script": script,
-        }
-        return Template(_asset("page.html")).substitute(parts).encode()
+        data = {"tables": self.tables, "charts": self.charts, "axes": axes}
+        legend = tag("legend", "Curves against")
+        parts = {"links": links, "axes": joined([legend, switch if len(axes) > 1 else ""]), "body": body}
+        return {"title": self.title, **parts, "data": data}
+
+
+def _html(content: Mapping[str, Any], live: bool = False) -> bytes:
+    """Return a page as a file; a live one asks its server for newer content."""
+    script, library = _asset("page.js"), _asset("vendor/echarts.min.js")
+    scripts = " ".join(f"'sha256-{_digest(code)}'" for code in (library, script))
+    data = to_json(content["data"])
+    parts = {
+        **content,
+        "title": escaped(content["title"]),
+        "policy": f"{scripts}; connect-src 'self'" if live else scripts,
+        "style": _asset("page.css"),
+        "live": tag("p", "", id="live") if live else "",
+        "version": escaped(__version__),
+        "data": data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
+        "library": library,
+        "script": script,
+    }
+    return Template(_asset("page.html")).substitute(parts).encode()
+
+
+def live_content() -> dict[str, Any]:
+    """Return what a live page shows before the first round has ended."""
+    return _Page("A run that has just begun", {}).content({})
+
+
+def live_page() -> bytes:
+    """Return a page that asks its server for its content."""
+    return _html(live_content(), live=True)
 
 
 @cache
@@ -163,6 +181,11 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 def _of_run(run: RunData) -> bytes:
     """Return the page of one run."""
+    return _html(run_content(run))
+
+
+def run_content(run: RunData) -> dict[str, Any]:
+    """Return what the page of one run shows."""
     summary = run.summary
     page = _Page(f"{summary['algorithm']} on {summary['data']}, {summary['skew']}", {"rounds": run.curves})
     _results(page, run)
@@ -174,7 +197,7 @@ def _of_run(run: RunData) -> bytes:
     _method(page, run)
     _classes(page, run)
     _setting(page, run)
-    return page.html(run.axes)
+    return page.content(run.axes)
 
 
 def _results(page: _Page, run: RunData) -> None:
@@ -410,4 +433,4 @@ def _of_several(found: "Compared") -> bytes:
         tag("h3", "Run it again"), table("Runs", ["folder", "method", "seed", "command"], commands),
         tag("h3", "Common to all runs"), _pairs(same, "facts"),
     )  # fmt: skip
-    return page.html(found.axes)
+    return _html(page.content(found.axes))

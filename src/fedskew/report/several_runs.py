@@ -20,7 +20,7 @@ from fedskew.runs.summary import mean_and_std
 
 _NOT_NAMED = {  # settings that are named otherwise, or do not change what a run finds
     "algorithm", "seed", "split_seed", "threads", "workers", "device", "engine", "memory", "checkpoint_every",
-    "tensorboard",
+    "tensorboard", "mlflow", "wandb",
 }  # fmt: skip
 _SAID = 6  # methods in the sentence about a chart
 _CHOICES = ("data", "skew", "model", "task", "fleet")

@@ -1,7 +1,6 @@
-"""Callbacks: they are called after every round and at the end of a run, and may stop it."""
+"""Callbacks: they are called before the first round, after every round and at the end of a run, and may stop it."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +12,9 @@ from fedskew.server.server import RoundResult, Server
 
 class Callback:
     """Base class of callbacks: override what is needed; a function is a callback with ``on_round_end`` alone."""
+
+    def on_run_start(self, server: Server, folder: Path | None, rows: Sequence[Row]) -> None:
+        """Called once before the first round, with the run's folder and the earlier rounds of a resumed run."""
 
     def on_round_end(self, result: RoundResult, rounds: int) -> bool | None:
         """Called after every round with its rows and the number of rounds; returning True stops the run."""
@@ -76,34 +78,3 @@ class EarlyStopping(Callback):
         if value is not None and self.sign * value > self.best:
             self.best, self.best_round = self.sign * value, row["round"]
         return bool(self.patience) and value is not None and row["round"] - self.best_round >= (self.patience or 0)
-
-
-class TensorBoard(Callback):
-    """A callback that writes every number of the table of rounds as a TensorBoard event."""
-
-    def __init__(self, writer: Any) -> None:
-        self.writer = writer
-
-    def on_round_end(self, result: RoundResult, rounds: int) -> None:
-        """Write the round's events."""
-        for name, value in result.round.items():
-            if name != "round" and value is not None:
-                self.writer.add_scalar(name, value, result.round["round"])
-        self.writer.flush()
-
-
-def summary_writer() -> Any:
-    """Return TensorBoard's writer class, or raise an error that says how to install it."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise FedskewError("tensorboard=true needs the package: pip install 'fedskew[tensorboard]'") from None
-    return SummaryWriter
-
-
-def events(server: Server, folder: Path | None) -> "AbstractContextManager[Any]":
-    """Return a writer of TensorBoard events, if they are wanted; events after a killed run's checkpoint are purged."""
-    if folder is None or not server.settings.tensorboard:
-        return nullcontext()
-    writer: AbstractContextManager[Any] = summary_writer()(str(folder / "tensorboard"), purge_step=server.round + 1)
-    return writer

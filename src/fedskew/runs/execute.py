@@ -29,7 +29,7 @@ from fedskew.models.build import ModelSpec, build
 from fedskew.models.parameters import load_weights, trainable
 from fedskew.runs import figures
 from fedskew.runs import folder as on_disk
-from fedskew.runs.callbacks import CallbackSpec, EarlyStopping, TensorBoard, as_callbacks, events, summary_writer
+from fedskew.runs.callbacks import CallbackSpec, EarlyStopping, as_callbacks
 from fedskew.runs.checkpoint import Checkpoints, to_bytes
 from fedskew.runs.choices import FROM_PYTHON, as_table, brief, described, from_python
 from fedskew.runs.crew import with_workers
@@ -47,6 +47,7 @@ from fedskew.runs.runner import (
     run_rounds,
 )
 from fedskew.runs.summary import predictions_of_one_class, summarise
+from fedskew.runs.trackers import check_trackers, tracking
 from fedskew.server.calibration import check_head
 from fedskew.server.evaluation import one_class_rate
 from fedskew.server.server import Server
@@ -76,8 +77,7 @@ def starting(
     """
     server, config = prepare(fed, model, algorithm, settings, task)
     _warn_of_differences(fed)
-    if folder is False and server.settings.tensorboard:
-        raise FedskewError("tensorboard=true needs a run folder: leave folder=False out")
+    check_trackers(server.settings, folder is not False)
     EarlyStopping(server, [])  # refuses what it cannot watch
     server.agree()  # it may refuse, so before anything is written
     with with_workers(server, config):
@@ -231,8 +231,7 @@ def prepare(
         raise FedskewError(
             f"train needs what fedskew.split returns, got {type(fed).__name__}: fedskew.split(data, skew) first"
         )
-    if settings.tensorboard:
-        summary_writer()
+    check_trackers(settings)
     task = _task(fed, settings, task)
     config_of_task = as_table("task", choice_of_task(task)) if tasks.name_of(type(task)) else FROM_PYTHON
     task = _fitted(task, fed)
@@ -313,16 +312,17 @@ def _drive(
     disk = checkpoints.disk if checkpoints else None
     if disk and isinstance(server, RemoteServer):
         server.state_folder = disk.path / on_disk.NODES
-    own = as_callbacks(callbacks)
-    with events(server, disk.path if disk else None) as writer:
-        stopping = EarlyStopping(server, tables["rounds"])
+    stopping = EarlyStopping(server, tables["rounds"])
+    with tracking() as trackers:
+        watching = [stopping, trackers, *as_callbacks(callbacks)]
+        for callback in watching:
+            callback.on_run_start(server, disk.path if disk else None, tables["rounds"])
         if not stopping.stopped:
-            watching = [stopping, *([TensorBoard(writer)] if writer else []), *own]
             yield from run_rounds(server, checkpoints, tables, watching, interval)
-    with resumable(server, disk):
-        run = _finish(server, disk, tables, config)
-    for callback in own:
-        callback.on_run_end(run)
+        with resumable(server, disk):
+            run = _finish(server, disk, tables, config)
+        for callback in watching:
+            callback.on_run_end(run)
     return run
 
 
@@ -338,7 +338,7 @@ def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Any]]
     for name in ("bytes_down", "bytes_up", "simulated_seconds"):
         numbers[name] += calibrated.get(f"calibration_{name}", 0)
     seconds = float(sum(row["seconds"] for row in tables["timing"]))
-    summary = {**_facts(server, config), **numbers, **calibrated}
+    summary = {**facts(server, config), **numbers, **calibrated}
     if matrix is not None:
         summary["test_one_class_rate"] = one_class_rate(matrix)
         summary["test_one_class"] = fed.data.classes[int(matrix.sum(0).argmax())]
@@ -392,7 +392,7 @@ def _client_classes(fed: Federation) -> bytes:
     )
 
 
-def _facts(server: Server, config: Mapping[str, Any]) -> Row:
+def facts(server: Server, config: Mapping[str, Any]) -> Row:
     """Return the entries of the summary about the set-up."""
     fed, algorithm = server.fed, server.algorithm
     facts: Row = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "task", "fleet")}

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.notebook import facts_as_html, one_line
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import MOST_LISTED
 from fedskew.data.partition import Partition
@@ -25,7 +26,7 @@ from fedskew.runs.checkpoint import own_part
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
 from fedskew.runs.prediction import predict, separator_of, threshold_in
-from fedskew.runs.run import class_frame, confusion_frame, no_global_model
+from fedskew.runs.run import class_frame, confusion_frame, facts_of, no_global_model, said_of
 from fedskew.tasks.task import Task, resolve
 from fedskew.tasks.thresholds import Threshold
 
@@ -41,6 +42,12 @@ class Record:
     format: int
     config: dict[str, Any]
     summary: Row
+
+    def __repr__(self) -> str:
+        return one_line("Record", said_of(self.summary, self.folder))
+
+    def _repr_html_(self) -> str:
+        return facts_as_html("Record", facts_of(self.summary, self.folder))
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":

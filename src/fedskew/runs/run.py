@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedskew.core.errors import FedskewError
+from fedskew.core.notebook import facts_as_html, one_line
 from fedskew.data.readers.user_files import Separator
 from fedskew.data.schema import Pipeline
 from fedskew.models.parameters import load_weights
@@ -35,6 +36,12 @@ class Run:
     folder: Path | None
     tables: Mapping[str, list[Any]]
     server: Server
+
+    def __repr__(self) -> str:
+        return one_line("Run", said_of(self.summary, self.folder))
+
+    def _repr_html_(self) -> str:
+        return facts_as_html("Run", facts_of(self.summary, self.folder))
 
     @property
     def rounds(self) -> "pd.DataFrame":
@@ -126,6 +133,25 @@ class Run:
     def classes(self) -> "pd.DataFrame | None":
         """Rows, predictions, precision, recall and F1 of every class, of the global model; None for other tasks."""
         return None if self.confusion is None else class_frame(self.confusion)
+
+
+def said_of(summary: Row, folder: Path | None) -> str:
+    """Return what a run found, in one line."""
+    metric = summary.get("metric", "accuracy")
+    column = next((f"{part}_{metric}" for part in ("test", "own_test") if f"{part}_{metric}_last" in summary), None)
+    score = f", {column} {summary[f'{column}_last']:.4g} last, {summary[f'{column}_best']:.4g} best" if column else ""
+    said = f"{summary['algorithm']} on {summary['data']}, {summary['skew']}: {summary['rounds']} rounds{score}"
+    return said + (f"; {folder}" if folder else "")
+
+
+def facts_of(summary: Row, folder: Path | None) -> Row:
+    """Return what a person wants to know of a run first."""
+    metric = summary.get("metric", "accuracy")
+    names = ["algorithm", "data", "skew", "model", "clients", "rounds"]
+    names += [f"{part}_{metric}_{which}" for part in ("test", "own_test") for which in ("last", "best", "best_round")]
+    names += [f"client_{metric}_mean", f"client_{metric}_worst_10_percent", "gini_of_client_weights"]
+    names += ["excluded_updates", "dropped_updates", "late_updates", "bytes_down", "bytes_up"]
+    return {**{name: summary.get(name) for name in [*names, "simulated_seconds", "seconds"]}, "folder": folder}
 
 
 def class_frame(confusion: "pd.DataFrame") -> "pd.DataFrame":

@@ -1,0 +1,231 @@
+"""The page of a run while it goes on, for a browser on this machine.
+
+The page is made between two rounds, by the process that trains; a thread hands out what was made last. It listens on
+the loopback address alone, answers two paths that contain a secret, and nothing else of the machine can be read.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import TCPServer
+from typing import Any
+
+from fedskew.core.config import read_file
+from fedskew.core.streams import Ints
+from fedskew.report.page import live_content, live_page, run_content
+from fedskew.report.run_data import Holdings, RunData
+from fedskew.runs import folder as on_disk
+from fedskew.runs.callbacks import Callback
+from fedskew.runs.execute import facts
+from fedskew.runs.figures import shown_clients
+from fedskew.runs.folder import Row, RunFolder, to_json
+from fedskew.runs.open_run import Record
+from fedskew.runs.run import Run
+from fedskew.runs.runner import client_weights, only_warned
+from fedskew.runs.summary import summarise
+from fedskew.server.server import RoundResult, Server
+
+_ADDRESS = "127.0.0.1"
+_EVERY = 2.0  # seconds between two versions, at least
+_SHARE = 0.05  # of the time of a run that it takes, at most
+_WATCHED = 5.0  # seconds after its last question for which a browser is thought to be there
+_LAST = 3.0  # seconds in which it is given the last version
+
+
+@dataclass(frozen=True)
+class LiveData(RunData):
+    """A run as the page shows it while it goes on: what is not known yet is left out."""
+
+    server: Server
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Return the rows of each client."""
+        return self.server.fed.partition.sizes
+
+    @cached_property
+    def holdings(self) -> Holdings:
+        """Return who holds what."""
+        fed = self.server.fed
+        columns, clients, names = fed.label_columns, shown_clients(fed.clients), fed.client_names
+        counts = columns.counts(fed.partition, clients)
+        return Holdings(columns.title, [names[client] for client in clients], list(columns.names), counts)
+
+    @property
+    def has_batchnorm(self) -> bool:
+        """Return whether the model has running statistics."""
+        return any(name.endswith("running_mean") for name, _ in self.server.model.named_buffers())
+
+
+def _so_far(server: Server, folder: Path) -> LiveData:
+    """Return what the tables of a run say until now."""
+    disk, config = RunFolder(folder), read_file(folder / on_disk.CONFIG)
+    tables: dict[str, list[Any]] = {"rounds": disk.table(on_disk.ROUNDS), "timing": disk.table(on_disk.TIMING)}
+    numbers = summarise(
+        tables["rounds"], client_weights(tables, disk), [], server.trained_on.clients, server.evaluator.holds_out,
+        server.job.task, server.headline.name,
+    )  # fmt: skip
+    seconds = sum(row["seconds"] for row in tables["timing"])
+    summary = {**facts(server, config), **numbers, "seconds": seconds}
+    return LiveData(Record(folder, on_disk.FORMAT, config, summary), server)
+
+
+class LivePage(Callback):
+    """A callback that serves the page of a run, and makes it again while the run goes on."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_urlsafe(9)
+        self._http = _Http(self)
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        self._page = live_page()
+        self._run: tuple[Server, Path | None] | None = None
+        self._made, self._cost, self._version = -float("inf"), 0.0, 0
+        self._asked, self._given = -float("inf"), 0  # when a browser asked last, and which version it got
+        self._says, self._ended, self._content = "No round has ended yet.", False, live_content()
+
+    @property
+    def url(self) -> str:
+        """Return the address to open in a browser."""
+        return f"http://{_ADDRESS}:{self._http.server_port}/{self._secret}/"
+
+    def on_run_start(self, server: Server, folder: Path | None, rows: Sequence[Row]) -> None:
+        """Remember what the page is about; a resumed run has rounds to show."""
+        self._run = server, folder
+        if rows:
+            self._make(f"Round {rows[-1]['round']} of {server.settings.rounds}.")
+
+    def on_round_end(self, result: RoundResult, rounds: int) -> None:
+        """Make the page again, if that is due."""
+        says = f"Round {result.round['round']} of {rounds}."
+        if time.monotonic() - self._made >= max(_EVERY, self._cost / _SHARE):
+            self._make(says)
+        else:
+            self._says = says
+
+    def _make(self, says: str) -> None:
+        assert self._run
+        server, folder = self._run
+        if folder is None:
+            return
+        began = time.monotonic()
+        with only_warned("the live page"):
+            self._content = run_content(_so_far(server, folder))
+            self._version += 1
+        self._made, self._says = time.monotonic(), says
+        self._cost = self._made - began
+
+    def on_run_end(self, run: Run) -> None:
+        """Make the page of the finished run."""
+        if run.folder is None:
+            return
+        with only_warned("the live page"):
+            config = read_file(run.folder / on_disk.CONFIG)
+            self._content = run_content(RunData(Record(run.folder, on_disk.FORMAT, config, run.summary)))
+        self._end(f"The run has ended. Its page is {run.folder / on_disk.PAGE}.")
+
+    def _end(self, says: str) -> None:
+        self._version, self._says, self._ended = self._version + 1, says, True
+
+    def answer(self, path: str) -> tuple[str, bytes] | None:
+        """Return type and content of what is served under a path; None where there is nothing."""
+        if path == f"/{self._secret}/":
+            return "text/html; charset=utf-8", self._page
+        if path != f"/{self._secret}/data":
+            return None
+        self._asked, version = time.monotonic(), self._version
+        state = {"version": version, "says": self._says, "ended": self._ended, **self._content}
+        content = to_json(state).encode()
+        self._given = version
+        return "application/json", content
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let a browser that is there have the last version, and free the port."""
+        if not self._ended:
+            self._end(f"The run was stopped. {self._says}")
+        until = min(time.monotonic() + _LAST, self._asked + _WATCHED)
+        try:
+            while self._given < self._version and time.monotonic() < until:
+                time.sleep(0.05)
+        finally:  # also after a second Ctrl-C
+            self._http.shutdown()
+            self._http.server_close()
+            self._thread.join()
+
+
+class _Http(ThreadingHTTPServer):
+    """A server that only this machine reaches."""
+
+    def __init__(self, page: LivePage) -> None:
+        self.page = page
+        super().__init__((_ADDRESS, 0), _Handler)
+        self.hosts = {f"{name}:{self.server_port}" for name in (_ADDRESS, "localhost")}
+
+    def server_bind(self) -> None:
+        """Take a free port; unlike the base class, without asking for the name of this machine."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that went away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET of the two known paths, if the browser was told to ask this machine."""
+
+    server: _Http
+    timeout = 10  # seconds for a request
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:  # a foreign name: DNS rebinding
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif found := self.server.page.answer(self.path):
+            kind, content = found
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def end_headers(self) -> None:
+        """Add to every answer what keeps other sites from using it."""
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
+        super().end_headers()
+
+    def version_string(self) -> str:
+        """Return the name of the server, without versions."""
+        return "fedskew"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: the terminal shows the progress."""
+
+
+@contextmanager
+def serving(wanted: bool) -> Iterator[list[LivePage]]:
+    """Yield the callback that serves a page, if one is wanted; whatever happens, the port is free afterwards."""
+    if not wanted:
+        yield []
+        return
+    page = LivePage()
+    page.start()
+    try:
+        yield [page]
+    finally:
+        page.stop()

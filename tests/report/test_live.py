@@ -1,0 +1,284 @@
+"""The live page: its numbers are those of the rounds so far, only this machine reads it, and it ends with the run."""
+
+import http.client
+import json
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+import fedskew as fs
+from fedskew.cli.app import main
+from fedskew.report import live
+from fedskew.report.live import LivePage, serving
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BITS = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors", "config.toml", "partition.npz")
+
+
+@pytest.fixture(autouse=True)
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr(live, "_EVERY", 0.0)
+    monkeypatch.setattr(live, "_SHARE", 1e9)  # a new version after every round
+    monkeypatch.setattr(live, "_LAST", 0.1)
+
+
+@pytest.fixture(scope="module")
+def fed() -> fs.Federation:
+    return fs.split(fs.load("digits"), "dirichlet:alpha=0.3", clients=5)
+
+
+def ask(url: str, path: str | None = None, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    """Return status, content and headers of the answer; without its own Host header, that of the address."""
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=10)
+    try:
+        connection.putrequest(method, place.path if path is None else path, skip_host=bool(headers))
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read(), dict(answer.getheaders())
+    finally:
+        connection.close()
+
+
+def data(page: LivePage) -> Any:
+    status, content, _ = ask(f"{page.url}data")
+    assert status == 200
+    return json.loads(content)
+
+
+def listens(page: LivePage) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", int(urlsplit(page.url).port or 0))) == 0
+
+
+def test_it_shows_the_rounds_so_far_and_the_run_has_the_same_bits(fed: fs.Federation, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    with serving(True) as (page,):
+        before = data(page)
+        settings: dict[str, Any] = {"rounds": 4, "eval_every": 2, "fleet": "mixed"}
+        callbacks = [page, lambda result, rounds: seen.append(data(page))]
+        run = fs.train(fed, "logreg", folder=tmp_path / "run", callbacks=callbacks, **settings)
+        after = data(page)
+    assert (before["version"], before["says"], before["ended"]) == (0, "No round has ended yet.", False)
+    assert [one["says"] for one in seen] == [f"Round {k} of 4." for k in (1, 2, 3, 4)]
+    assert [one["version"] for one in seen] == [1, 2, 3, 4]
+    table = seen[2]["data"]["tables"]["rounds"]
+    assert table["round"] == [1, 2, 3]
+    assert table["test_accuracy"] == [None, run.rounds["test_accuracy"][1], None]
+    cells = seen[0]["data"]["charts"]["matrix"]["series"][0]["data"]
+    assert [cell[3] for cell in cells] == fed.partition.counts(fed.train.y, 10).reshape(-1).tolist()
+    assert f"<dd>{run.summary['test_accuracy_best']:.4g}</dd>" in seen[3]["body"]
+    assert "confusion" not in seen[3]["data"]["charts"]
+    assert after["ended"]
+    assert after["says"] == f"The run has ended. Its page is {tmp_path / 'run/report.html'}."
+    same = fs.train(fed, "logreg", folder=tmp_path / "same", **settings)
+    for name in BITS:
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "same" / name).read_bytes(), name
+    plain, lively = ((tmp_path / name / "report.html").read_text() for name in ("same", "run"))
+    told = re.compile(r'<script type="application/json" id="report-data">(.*?)</script>')
+    assert told.findall(plain) == told.findall(lively)
+    assert json.loads(told.findall(lively)[0]) == after["data"]
+    assert 'id="live"' not in lively
+    assert "connect-src" not in lively.replace((Path(live.__file__).parent / "vendor/echarts.min.js").read_text(), "")
+    assert same.summary["test_accuracy_last"] == run.summary["test_accuracy_last"]
+
+
+def test_only_two_paths_of_this_machine_are_answered(tmp_path: Path) -> None:
+    with serving(True) as (page,):
+        place = urlsplit(page.url)
+        assert place.hostname == "127.0.0.1"
+        assert page._http.socket.getsockname()[0] == "127.0.0.1"
+        status, content, headers = ask(page.url)
+        assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+        assert b'<p id="live"></p>' in content
+        assert b"connect-src 'self'" in content
+        assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert "Python" not in headers["Server"]
+        for path in (
+            "/",
+            "/data",
+            f"{place.path}page.js",
+            f"{place.path}../../etc/passwd",
+            f"{place.path}data?x=1",
+            "//",
+        ):
+            assert ask(page.url, path)[0] == 404, path
+        for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
+            assert ask(page.url, method=method)[0] == 501
+        for host in ("evil.example", f"evil.example:{place.port}", "127.0.0.1", "", "localhost:1"):
+            assert ask(page.url, Host=host)[0] == 403, host
+        assert ask(page.url, Accept="*/*")[0] == 403  # without a host
+        assert ask(page.url, Host=f"localhost:{place.port}")[0] == 200
+    assert not listens(page)
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_run_frees_the_port(fed: fs.Federation, tmp_path: Path, problem: type[BaseException]) -> None:
+    def stop(result: Any, rounds: int) -> None:
+        raise problem
+
+    threads = threading.active_count()
+    pages: list[LivePage] = []
+
+    def interrupted() -> None:
+        with serving(True) as (page,):
+            pages.append(page)
+            fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run", callbacks=[page, stop])
+
+    with pytest.raises(problem):
+        interrupted()
+    assert not listens(pages[0])
+    assert threading.active_count() == threads
+    state = json.loads((pages[0].answer(f"{urlsplit(pages[0].url).path}data") or ("", b""))[1])
+    assert (state["says"], state["ended"]) == ("The run was stopped. Round 1 of 3.", True)
+
+
+def test_a_resumed_run_begins_with_its_earlier_rounds(fed: fs.Federation, tmp_path: Path) -> None:
+    def stop(result: Any, rounds: int) -> None:
+        if result.round["round"] == 2:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run", checkpoint_every=2, callbacks=stop)
+    seen: list[Any] = []
+
+    class Look(fs.Callback):
+        def on_run_start(self, server: Any, folder: Path | None, rows: Any) -> None:
+            seen.append(data(page))
+
+    with serving(True) as (page,):
+        fs.resume(tmp_path / "run", fed=fed, callbacks=[page, Look()])
+    assert seen[0]["says"] == "Round 2 of 3."
+    assert seen[0]["data"]["tables"]["rounds"]["round"] == [1, 2]
+
+
+def test_it_takes_a_small_share_of_the_time(
+    fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+    real = live.run_content
+
+    def slow(run: Any) -> Any:
+        made.append(time.monotonic())
+        time.sleep(0.05)
+        return real(run)
+
+    monkeypatch.setattr(live, "run_content", slow)
+    monkeypatch.setattr(live, "_SHARE", 0.05)
+    with serving(True) as (page,):
+        began = time.monotonic()
+        fs.train(fed, "logreg", rounds=40, folder=tmp_path / "run", callbacks=[page])
+        took = time.monotonic() - began
+    assert len(made) <= 2 + took / 1.0  # the first, the last, and one in 20 times the time that it takes
+
+
+def test_an_error_of_the_page_is_a_warning(fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: Any) -> Any:
+        raise ValueError("no chart")
+
+    monkeypatch.setattr(live, "run_content", broken)
+    with serving(True) as (page,), pytest.warns(UserWarning, match="the live page could not be made.*no chart"):
+        run = fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run", callbacks=[page])
+    assert run.summary["rounds"] == 2
+
+
+def test_names_are_text(tmp_path: Path) -> None:
+    nasty = "<script>alert(1)</script>"
+    labels = [[nasty, "$x_$"][k % 2] for k in range(60)]
+    fed = fs.split((np.random.default_rng(0).normal(size=(60, 2)), labels), "iid", clients=3)
+    seen: list[Any] = []
+    with serving(True) as (page,):
+        fs.train(
+            fed, "logreg", rounds=1, folder=tmp_path / "run",
+            callbacks=[page, lambda result, rounds: seen.append(data(page))],
+        )  # fmt: skip
+    assert nasty not in seen[0]["body"]
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in seen[0]["body"]
+
+
+def call(words: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.argv", ["fedskew", *words.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def test_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = "--clients 3 --rounds 2 --skew iid --model logreg"
+    assert call(f"run {small} --live --json --folder run", monkeypatch) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rounds"] == 2
+    found = re.match(r"live: http://127\.0\.0\.1:(\d+)/[\w-]{12}/\n", err)
+    assert found
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", int(found[1])))  # it is free again
+    assert call(f"run {small} --live --algorithm fedavg --algorithm fedprox --folder two", monkeypatch) == 2
+    assert not Path("two").exists()
+
+
+# -- in a browser ------------------------------------------------------------------------------------------------------
+
+
+def browse(page: LivePage, folder: Path, then: Callable[[], None]) -> str:
+    """Return what a browser has made of the page; ``then`` is done after it has asked for the first time."""
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+        "--enable-logging=stderr", f"--user-data-dir={folder}", "--window-size=1280,900", "--dump-dom",
+        "--virtual-time-budget=3000000", page.url,
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as browser:
+        until = time.monotonic() + 60
+        while page._asked < 0 and time.monotonic() < until:
+            time.sleep(0.02)
+        then()
+        dom, said = browser.communicate(timeout=120)
+    assert [line for line in said.splitlines() if "CONSOLE" in line and "ERR_CONNECTION_REFUSED" not in line] == []
+    return dom
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+def test_a_browser_follows_the_run_to_its_end(fed: fs.Federation, tmp_path: Path) -> None:
+    with serving(True) as (page,):
+
+        def train() -> None:
+            fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run", callbacks=[page])
+            until = time.monotonic() + 30
+            while page._given < page._version and time.monotonic() < until:
+                time.sleep(0.02)
+
+        dom = browse(page, tmp_path / "profile", train)
+    body = dom.split('id="report-data"')[0]
+    assert f">The run has ended. Its page is {tmp_path / 'run/report.html'}.</p>" in body
+    assert "<h1>fedavg on digits" in body
+    places = len(re.findall("data-chart=", body))
+    assert places >= 8  # the confusion matrix, too
+    assert f'data-drawn="{places}"' in body
+    assert body.count("<svg") >= places
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+def test_a_browser_tells_that_the_server_is_gone(
+    fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_LAST", 0.0)  # as after kill -9: there is no last version
+    page = LivePage()
+    page.start()
+    dom = browse(page, tmp_path / "profile", page.stop)
+    assert ">The server is gone: the run has ended or was stopped. This is what it showed last.</p>" in dom
