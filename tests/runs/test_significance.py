@@ -43,7 +43,7 @@ def test_critical_values_are_those_of_demsars_table_5(methods: int, q: float) ->
 
 
 def test_groups_of_neighbours() -> None:
-    found = ranks({name: {seed: -place for seed in range(30)} for place, name in enumerate("abcdef")})
+    found = ranks({name: dict.fromkeys(range(30), -place) for place, name in enumerate("abcdef")})
     assert found.distance == pytest.approx(1.377, abs=0.001)
     assert [list(group) for group in found.groups] == [list(pair) for pair in ("ab", "bc", "cd", "de", "ef")]
 
@@ -96,7 +96,7 @@ def test_too_few_blocks_say_nothing() -> None:
     found = verdict(blocks({"a": (0.9, 0.8), "b": (0.1, 0.2)}), {})
     assert found.winner is None
     assert found.says.startswith(
-        f"Nothing can be said about who is ahead: 2 blocks have a score of both a and b, and a "
+        "Nothing can be said about who is ahead: 2 blocks have a score of both a and b, and a "
     )
     assert f"needs {FEWEST_BLOCKS}" in found.says
     assert verdict(blocks({"a": (0.9,)}), {}).says == "There is nothing to compare: fewer than two methods."

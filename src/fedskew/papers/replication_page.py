@@ -10,9 +10,9 @@ from fedskew.papers.comparison import Measured, measured, value_table
 from fedskew.papers.paper_tables import Entry, Paper, PaperTable, papers, tables_of
 from fedskew.papers.replication_figures import draw_table
 from fedskew.papers.results import Results
-from fedskew.runs.significance import FEWEST_BLOCKS
 from fedskew.papers.verdicts import Outcome, Verdict, verdict
 from fedskew.runs.folder import write_atomically
+from fedskew.runs.significance import FEWEST_BLOCKS
 
 FOLDER = "replication"  # of the results, beside the page of the same name
 _ENDINGS = ("svg", "png")
