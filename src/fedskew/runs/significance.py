@@ -30,7 +30,7 @@ def paired_interval(differences: "Sequence[float] | Floats", share: float = 1 - 
     """
     from scipy.stats import t
 
-    mean, std = mean_and_std(differences)
+    mean, std = mean_and_std(np.asarray(differences).tolist())
     half = float(t.ppf(0.5 + share / 2, len(differences) - 1)) * (std or 0.0) / math.sqrt(len(differences))
     return mean - half, mean + half
 
@@ -102,7 +102,8 @@ def verdict(scores: Scores, failed: Mapping[str, int]) -> Verdict:
         )
         return Verdict(best, None, differences, p_values, says)
     level = [other for other in others if p_values[other] >= LEVEL or differences[other] <= 0]
-    over = f"paired t-tests over {min(map(len, shared.values()))} blocks, Holm's correction for {len(shared)} pairs"
+    pairs_said = f"{len(shared)} pairs" if len(shared) > 1 else "one pair"
+    over = f"paired t-tests over {min(map(len, shared.values()))} blocks, Holm's correction for {pairs_said}"
     if level:
         more = f" and {len(level) - 3} more" if len(level) > 3 else ""
         says = (
