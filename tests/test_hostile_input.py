@@ -278,7 +278,10 @@ KINDS = {
     "seeds without end": (f"compare --seeds 0-{10**20}", "at most 1,000 at a time"),
     "seed": (f"run --seed {2**64}", f"seed={2**64} is too large"),
     "seed of a split": (f"split --data digits --out new --seed {2**64}", f"seed={2**64} is too large"),
-    "skew twice": ("run --skew iid --skew vop", "--skew is given 2 times: give it once"),
+    "skew twice": (
+        "run --skew iid --skew vop",
+        "fedskew run is one run, not several (skew): use fedskew compare --skew iid --skew vop",
+    ),
     "skew twice in split": ("split --data digits --skew iid --skew vop --out new", "--skew is given 2 times"),
     "flag twice": ("run --secure --no-secure", "--secure is given 2 times"),
     "group elsewhere": ("resume group", "the run '../x' is no name of a folder in it"),

@@ -40,7 +40,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_every_step_is_one_command():
     assert [line.split()[1] for line in commands() if line.startswith("fedskew")] == [
-        "measure", "measure", "advise", "run", "predict",
+        "measure", "measure", "advise", "compare", "predict",
     ]  # fmt: skip
 
 

@@ -99,7 +99,9 @@ def test_too_few_blocks_say_nothing() -> None:
         "Nothing can be said about who is ahead: 2 blocks have a score of both a and b, and a "
     )
     assert f"needs {FEWEST_BLOCKS}" in found.says
-    assert verdict(blocks({"a": (0.9,)}), {}).says == "There is nothing to compare: fewer than two methods."
+    assert (
+        verdict(blocks({"a": (0.9,)}), {}).says == "There is nothing to compare: fewer than two methods have a score."
+    )
 
 
 def test_what_rounding_explains_is_no_difference() -> None:

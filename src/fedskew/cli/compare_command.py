@@ -141,12 +141,10 @@ def run_group(
     found = comparison([place])
     write_comparison(found, place)
     _print(found, place, result, as_json)
-    if found.runs.failed:
-        raise typer.Exit(SOME_FAILED)
 
 
 def _print(found: "Comparison", place: Path, result: "dict[str, Any]", as_json: bool) -> None:
-    """Print the table of all runs, who is ahead, and what was written."""
+    """Print the table of all runs, who is ahead, and what was written; exit with an error if a run failed."""
     from fedskew.report.comparison_files import files_of
 
     ran = [(one, row) for one in found.configurations for row in one.rows]
@@ -161,6 +159,8 @@ def _print(found: "Comparison", place: Path, result: "dict[str, Any]", as_json: 
     frame = found.frame()
     table = {"rows": frame.astype(object).where(frame.notna(), None).to_dict("records")}
     print_summary(methods, rows, place, {**result, "comparison": {**table, **frame.attrs}}, as_json, columns, notes)
+    if found.runs.failed:
+        raise typer.Exit(SOME_FAILED)
 
 
 _OWN: dict[str, tuple[Any, Any]] = {

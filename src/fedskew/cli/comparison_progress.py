@@ -20,21 +20,21 @@ _EVERY = 10.0  # seconds between two lines, where there is no terminal
 class Pace:
     """How many rounds are done and left, and how long those that are left will take at the pace of those done.
 
-    Runs that were finished earlier are never heard of, and a resumed run begins where it was: neither counts as done.
+    A resumed run begins where it was, and that does not count for the pace; nor does what was before the first round.
     """
 
     rounds: dict[str, int]  # of every run that was not finished
     clock: Callable[[], float] = time.monotonic
-    _began: float = field(init=False)
+    _began: float | None = None
     _first: dict[str, int] = field(default_factory=dict)
     _last: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._began = self.clock()
 
     def heard(self, name: str, round: int, rounds: int) -> None:
         """Record that a run has ended a round."""
         self.rounds[name] = rounds
+        if self._began is None:
+            self._began = self.clock()
+            self._first[name] = round
         self._first.setdefault(name, round - 1)
         self._last[name] = round
 
@@ -55,9 +55,9 @@ class Pace:
 
     @property
     def left(self) -> float | None:
-        """Return the seconds that the others will take; None before the first round."""
-        new = self.done - sum(self._first.values())
-        return (self.clock() - self._began) / new * (self.total - self.done) if new else None
+        """Return the seconds that the others will take; None in the first second, when there is no pace yet."""
+        new, spent = self.done - sum(self._first.values()), self.clock() - (self._began or 0.0)
+        return spent / new * (self.total - self.done) if new and self._began is not None and spent >= 1 else None
 
     def __str__(self) -> str:
         about = f", about {_duration(self.left)} left" if self.left else ""

@@ -193,6 +193,12 @@ _COLUMNS = {  # of the summary: title, factor, digits, meaning
     "seconds": ("s", 1, 1, "seconds of real time"),
 }
 
+# Titles of columns that are left out of a table that is too wide, the first ones first; the files have all.
+_DISPENSABLE = (
+    "clients majority", "clients balanced", "majority", "simulated s", "s", "balanced best", "balanced", "MB", "Gini",
+    "to target", "clients", "worst 10 %",
+)  # fmt: skip
+
 _OTHER_COLUMNS = {  # of the summary, about metrics other than accuracy: title, meaning
     r"test_(?!loss)(\w+)_last": ("{} last", "{} of the global model on the test rows after the last round"),
     r"test_(\w+)_best": ("{} best", "the same in the best round"),
@@ -256,14 +262,29 @@ def _table(console: Console, kinds: Sequence[tuple[str, Mapping[str, Any]]], row
         mine = [row for other, row in zip(kinds, rows, strict=True) if other == kind]
         cells = (_mean([row.get(key) for row in mine], scale, digits) for key, (_, scale, digits, _) in shown.items())
         lines.append([escape(kind[0]), *(_option(kind[1][name]) for name in numbers), *cells])
-    columns = [list(column) for column in zip(*lines, strict=True)]
-    too_wide = sum(max(map(len, column)) + 2 for column in columns) > console.width
+    upright = _transposed(lines)
+    if _width(lines) > console.width and _width(upright) <= console.width:
+        lines = upright
+    for title in _DISPENSABLE:  # where neither way fits
+        if _width(lines) > console.width and title in lines[0]:
+            lines = _transposed([column for column in _transposed(lines) if column[0] != title])
     console.print()
-    console.print(_grid(columns if too_wide else lines))
+    console.print(_grid(lines))
     console.print()
-    width = max(len(title) for title, *_ in shown.values())
-    for title, _, _, meaning in shown.values():
+    printed = {*lines[0], *(line[0] for line in lines)}
+    meanings = {title: meaning for title, _, _, meaning in shown.values() if title in printed}
+    width = max(map(len, meanings))
+    for title, meaning in meanings.items():
         console.print(f"[dim]{title:{width}}  {meaning}[/dim]")
+
+
+def _transposed(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [list(column) for column in zip(*lines, strict=True)]
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    """Return how many characters wide a table is."""
+    return sum(max(map(len, column)) + 2 for column in _transposed(lines))
 
 
 def _option(value: Any) -> str:

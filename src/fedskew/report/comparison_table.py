@@ -218,7 +218,9 @@ class Comparison:
             key.format(metric=self.metric): (title.format(metric=self.metric), meaning, factor)
             for key, (title, meaning, factor) in _COLUMNS.items()
         }
-        return {key: look for key, look in named.items() if any(one.values(key) for one in self.configurations)}
+        looked_for = ("rounds_to_target", "bytes_to_target") if self.target else ()
+        known = {key for key in named if any(one.values(key) for one in self.configurations)}
+        return {key: look for key, look in named.items() if key in known or key in looked_for}
 
     def frame(self) -> "pd.DataFrame":
         """Return one row a configuration; options, conditions, means and standard deviations are columns.

@@ -389,18 +389,14 @@ def comparison_page(table_of: "Comparison") -> bytes:
     _significance(page, table_of)
     figures = []
     for column, title in found.columns().items():
-        banded = any(f"{column} low" in curves for curves in found.tables.values())
-        says = ("Bands are one standard deviation over seeds. " if banded else "") + found.ends(column)
-        figures.append(
-            page.chart(
-                column,
-                title,
-                charts.overlaid(found.tables, column, found.metric_of(column)),
-                says,
-                found.numbers(column),
-                380,
-            )
-        )
+        for number, (where, labels) in enumerate(found.panels.items()):
+            tables = {label: found.tables[label] for label in labels}
+            banded = any(f"{column} low" in curves for curves in tables.values())
+            says = ("Bands are one standard deviation over seeds. " if banded else "") + found.ends(column, labels)
+            option = charts.overlaid(tables, column, found.metric_of(column))
+            name = f"{column}-{number}" if number else column
+            called = f"{title}, {where}" if where else title
+            figures.append(page.chart(name, called, option, says, found.numbers(column, labels), 380))
     page.section("curves", "Curves", tag("div", *figures, class_="grid"))
     same = {name: spelled(value) for name, value in found.common().items()}
     commands = [

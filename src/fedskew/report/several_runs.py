@@ -11,6 +11,7 @@ import numpy as np
 
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Choice
 from fedskew.report.markup import Markup, table
 from fedskew.report.run_data import CELLS, Columns, RunData
 from fedskew.report.setting import Setting
@@ -74,7 +75,22 @@ class Compared:
         """Return the method of a run, with the settings in which it differs from most runs; seeds have one label."""
         values = {name: str(one.values.get(name)) for name in self._different if conditions or name not in _CONDITIONS}
         named = [f"{name}={value}" for name, value in values.items() if value != self._different[name]]
-        return ", ".join([one.algorithm, *named])
+        return ", ".join([self._algorithm(one), *named])
+
+    def _algorithm(self, one: Setting) -> str:
+        """Return the method of a run with the options that some run of that method was given."""
+        options = [(name, one.options.get(name)) for name in self._options[one.method]]
+        if " + " in one.method or None in (value for _, value in options):
+            return one.algorithm
+        return str(Choice(one.method, dict(options)))
+
+    @cached_property
+    def _options(self) -> dict[str, list[str]]:
+        """The options of every method that some run was given."""
+        found: dict[str, dict[str, None]] = {}
+        for one in self.settings:
+            found.setdefault(one.method, {}).update(dict.fromkeys(one.given_options))
+        return {method: list(names) for method, names in found.items()}
 
     @property
     def title(self) -> str:
@@ -90,6 +106,15 @@ class Compared:
         for run, setting in zip(self.runs, self.settings, strict=False):
             result.setdefault(self.label_of(setting), []).append(run)
         return result
+
+    @cached_property
+    def panels(self) -> dict[str, list[str]]:
+        """Return the labels of the runs under the same conditions, by what these are."""
+        result: dict[str, dict[str, None]] = {}
+        for _, setting in zip(self.runs, self.settings, strict=False):
+            title = ", ".join(f"{name} {setting.values.get(name)}" for name in self.different_conditions)
+            result.setdefault(title, {})[self.label_of(setting)] = None
+        return {title: list(labels) for title, labels in result.items()}
 
     @cached_property
     def _units(self) -> tuple[str, str]:
@@ -145,21 +170,21 @@ class Compared:
         """Return the metric of a column."""
         return next(column.removeprefix(f"{part}_") for part in _PARTS if column.startswith(f"{part}_"))
 
-    def ends(self, column: str) -> str:
-        """Say where the curves end, the first ones if there are many."""
+    def ends(self, column: str, labels: Sequence[str]) -> str:
+        """Say where the curves of some labels end, the first ones if there are many."""
         known = {
-            label: [value for value in self.tables[label].get(column, []) if value is not None] for label in self.labels
+            label: [value for value in self.tables[label].get(column, []) if value is not None] for label in labels
         }
         ends = [f"{label} {values[-1]:.4g}" for label, values in known.items() if values]
         more = f"; and {len(ends) - _SAID} more" if len(ends) > _SAID else ""
         return f"At the end: {'; '.join(ends[:_SAID])}{more}."
 
-    def numbers(self, column: str) -> Markup:
+    def numbers(self, column: str, labels: Sequence[str]) -> Markup:
         """Return the means of a column in up to 50 rounds, by label."""
         by_round = {
-            label: dict(zip(columns["round"], columns[column], strict=True))
-            for label, columns in self.tables.items()
-            if column in columns
+            label: dict(zip(self.tables[label]["round"], self.tables[label][column], strict=True))
+            for label in labels
+            if column in self.tables[label]
         }
         rounds = sorted({number for one in by_round.values() for number in one})
         some = rounds[:: -(-len(rounds) // 50)]

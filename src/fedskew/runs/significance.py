@@ -84,7 +84,9 @@ def verdict(scores: Scores, failed: Mapping[str, int]) -> Verdict:
     """
     means = {name: fmean(blocks.values()) for name, blocks in scores.items() if blocks}
     if len(means) < 2:
-        return Verdict(next(iter(means), None), None, {}, {}, "There is nothing to compare: fewer than two methods.")
+        return Verdict(
+            next(iter(means), None), None, {}, {}, "There is nothing to compare: fewer than two methods have a score."
+        )
     best = max(means, key=means.__getitem__)
     shared = {pair: _differences(scores, *pair) for pair in combinations(means, 2)}
     tested = holm({pair: paired_p(some) for pair, some in shared.items() if len(some) >= FEWEST_BLOCKS})
