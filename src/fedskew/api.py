@@ -155,7 +155,7 @@ def compare(
         if place:
             place.mkdir(parents=True, exist_ok=True)
     else:
-        wanted = sweep.plan(values)
+        wanted, processes = sweep.plan(values), checked_jobs(jobs, values.get("workers"))
         if place and place.exists() and or_resume:
             sweep.must_be_the_same(place, wanted)
         else:
@@ -163,7 +163,7 @@ def compare(
                 must_be_new(place)
             sweep.check(wanted)
             place = sweep.create_somewhere(place, wanted, None if target is None else str(target))
-        sweep.run_all(place, wanted, lambda member: [], writers=[PageWriter()], jobs=checked_jobs(jobs))
+        sweep.run_all(place, wanted, lambda member: [], writers=[PageWriter()], jobs=processes)
         found = comparison([place], asked)
     if place:
         write_comparison(found, place)

@@ -265,6 +265,7 @@ def test_a_failure_in_another_process_is_told(fedskew: Callable[[str], Any]) -> 
         ("compare done e.toml", "e.toml: finished runs are compared as they are"),
         ("compare e.toml f.toml", "f.toml: give one experiment file"),
         ("compare --jobs 0", "jobs=0 is not a whole number from 1 to"),
+        ("compare --jobs 2 --workers 2", "jobs=2 clashes with workers=2"),
         ("compare --target high", "target 'high' is not a number"),
         ("compare --or-resume", "--or-resume needs --out"),
         ("compare nowhere.toml", "there is no experiment file nowhere.toml"),

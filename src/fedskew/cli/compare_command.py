@@ -53,6 +53,7 @@ def compare(
     from fedskew.report.comparison_table import Target
     from fedskew.runs import sweep
     from fedskew.runs.folder import must_be_new
+    from fedskew.runs.jobs import checked_jobs
 
     folders = [path for path in paths or [] if path.is_dir()]
     if folders:
@@ -71,11 +72,11 @@ def compare(
     if seeds is not None and given["seed"] is not None:
         raise FedskewError(f"--seed {given['seed']} clashes with --seeds {seeds}: give one of them")
     values |= {name: one for name, one in (("seeds", seeds), ("grid", grid)) if one is not None}
-    wish, processes = target if target is not None else values.pop("target", None), _jobs(jobs, values.pop("jobs", 1))
-    values.pop("target", None)
-    wish = None if wish is None else str(wish)
+    in_file = {name: values.pop(name, usual) for name, usual in (("target", None), ("jobs", 1))}
+    wish = in_file["target"] if target is None else target
     if wish is not None:
         Target.of(wish)
+    processes = checked_jobs(in_file["jobs"] if jobs is None else jobs, values.get("workers"))
     if or_resume and out is None:
         raise FedskewError("--or-resume needs --out: give the folder to resume")
     wanted = sweep.plan(values)
@@ -86,13 +87,7 @@ def compare(
     if out:
         must_be_new(out)
     sweep.check(wanted)
-    run_group(sweep.create_somewhere(out, wanted, wish), wanted, as_json, jobs=processes)
-
-
-def _jobs(given: int | None, in_file: Any) -> int:
-    from fedskew.runs.jobs import checked_jobs
-
-    return checked_jobs(in_file if given is None else given)
+    run_group(sweep.create_somewhere(out, wanted, None if wish is None else str(wish)), wanted, as_json, jobs=processes)
 
 
 def _compare_finished(folders: Sequence[Path], out: Path | None, target: str | None, as_json: bool) -> None:

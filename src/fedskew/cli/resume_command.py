@@ -39,8 +39,10 @@ def resume(
     workers = workers_of_torchrun() or workers
     if (folder / "group.json").is_file():
         from fedskew.runs import sweep as several
+        from fedskew.runs.jobs import checked_jobs
 
         wanted = several.read(folder)
+        checked_jobs(jobs, workers)
         wanted = several.with_workers(wanted, workers) if workers else wanted
         run_group(folder, wanted, as_json, jobs=jobs, retry=retry, force=force)
         return

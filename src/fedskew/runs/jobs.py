@@ -21,10 +21,12 @@ MOST_JOBS = 256
 _PATIENCE = 0.2  # seconds between two looks at whether a signal came
 
 
-def checked_jobs(given: Any) -> int:
-    """Return how many processes, if that is a number that can be."""
+def checked_jobs(given: Any, workers: Any) -> int:
+    """Return how many processes, if that is a number that can be, and the runs have no ``workers`` of their own."""
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_JOBS:
         raise FedskewError(f"jobs={given!r} is not a whole number from 1 to {MOST_JOBS}")
+    if given > 1 and workers is not None:
+        raise FedskewError(f"jobs={given} clashes with workers={workers}: give one of them")
     return given
 
 
