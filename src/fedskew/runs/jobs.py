@@ -72,9 +72,9 @@ def in_processes(work: Callable[[Task, Tell], Result], tasks: Sequence[Task], jo
         return [results[number] for number in range(len(tasks))]
     finally:
         for pipe, process in processes.items():
-            pipe.close()
             if pipe in doing:
                 process.terminate()
+            pipe.close()
         for process in processes.values():
             process.join()
 
@@ -94,14 +94,21 @@ def _serve(pipe: Connection, work: Callable[[Any, Tell], Any], threads: int, imp
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first one tells the others
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import_again(imports)
+
+    def tell(content: Any) -> None:
+        try:
+            pipe.send(("told", content))
+        except ConnectionError:  # the first process has ended, or wants to: end the round, and make a checkpoint
+            os.kill(os.getpid(), signal.SIGTERM)
+
     while True:
         try:
             task = pipe.recv()
         except (EOFError, ConnectionError):
             return
         try:
-            answer = ("done", work(task, lambda content: pipe.send(("told", content))))
-        except (KeyboardInterrupt, ConnectionError):
+            answer = ("done", work(task, tell))
+        except KeyboardInterrupt:
             return
         except FedskewError as problem:
             answer = ("refused", str(problem))
