@@ -1,4 +1,4 @@
-# fedskew: `make run` trains on the embedded data, `make test` runs every test, `make test-fast` those that take less than
+# fedskew: `make run` compares two methods on the embedded data, `make test` runs every test, `make test-fast` those that take less than
 # a minute together; all set themselves up.
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
 .PHONY: run test test-fast check bench lock dist-test clean
 
 run: $(VENV)/.core
-	$(BIN)/fedskew run --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
+	$(BIN)/fedskew compare --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
 	    --algorithm fedavg --algorithm fedprox:mu=0.1 --seed 0
 
 test: $(VENV)/.dev check

@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "unknown command": ("rum", "'rum'", "fedskew --help"),
     "unknown flag": ("run --learning-rate 1", "--learning-rate", "fedskew run --help"),
     "unknown kind of list": ("list algos", "'algos'", "did you mean 'algorithms'?"),
-    "second of two algorithms unknown": ("run --algorithm fedavg --algorithm fedporx", "'fedporx'", "'fedprox'"),
+    "second of two algorithms unknown": ("compare --algorithm fedavg --algorithm fedporx", "'fedporx'", "'fedprox'"),
     # options of a choice
     "unknown option": ("run --algorithm fedprox:mux=1", "'mux'", "did you mean 'mu'?"),
     "option where there are none": ("run --skew iid:alpha=1", "'alpha'", "takes no options"),
@@ -60,15 +60,15 @@ KINDS: dict[str, tuple[str, ...]] = {
     "no such GPU": ("run --device cuda:9", "device=cuda:9", "device=cpu"),
     "no such device": ("run --device tpu", "device=tpu", "cpu, cuda"),
     "seed no number, several algorithms": (
-        "run --seed abc --algorithm fedavg --algorithm fedprox",
+        "compare --seed abc --algorithm fedavg --algorithm fedprox",
         "seed=abc",
         "whole number",
     ),
-    "seeds backwards": ("run --seeds 4-0", "'4-0'", "such as 0-4"),
+    "seeds backwards": ("compare --seeds 4-0", "'4-0'", "such as 0-4"),
     # clashes
-    "seed and seeds": ("run --seed 1 --seeds 0-2", "--seed 1", "--seeds 0-2", "one of them"),
-    "same algorithm twice": ("run --algorithm fedavg --algorithm fedavg", "fedavg-s0", "once"),
-    "same seed twice": ("run --seeds 0-2,1", "fedavg-s1", "once"),
+    "seed and seeds": ("compare --seed 1 --seeds 0-2", "--seed 1", "--seeds 0-2", "one of them"),
+    "same algorithm twice": ("compare --algorithm fedavg --algorithm fedavg", "fedavg-s0", "once"),
+    "same seed twice": ("compare --seeds 0-2,1", "fedavg-s1", "once"),
     "nesterov without momentum": ("run --nesterov", "nesterov=true", "momentum above 0"),
     "adam with momentum": ("run --optimizer adam --momentum 0.9", "momentum=0.9", "leave momentum at 0"),
     "fednova with adam": ("run --algorithm fednova --optimizer adam", "optimizer=adam", "use optimizer=sgd"),
@@ -78,7 +78,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         "run --model tabular:hidden=8 --skew dirichlet:alpha=0.01,min_size=1 --clients 40", "has 1 row", "min_size=2",
     ),
     "one of several seeds cuts a client of one row": (
-        "run --data small.npz --model tabular:hidden=8 --skew quantity:alpha=1 --clients 4 --seeds 4-7",
+        "compare --data small.npz --model tabular:hidden=8 --skew quantity:alpha=1 --clients 4 --seeds 4-7",
         "fedavg-s4: client", "has 1 row", "min_size=2",
     ),
     "cnn on flat features": ("run --data small.npz --model cnn", "(3,)", "choose mlp"),
@@ -87,7 +87,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "more labels a client than there are": ("run --skew classes:k=11", "11 labels", "only 10"),
     "too few places for all labels": ("run --skew classes:k=1 --clients 5", "5 clients", "at least 10 clients"),
     "more clients than rows": ("run --clients 2000", "2000 clients", "at most 1438"),
-    "more clients than rows, several runs": ("run --clients 2000 --seeds 0-1", "2000 clients", "at most 1438"),
+    "more clients than rows, several runs": ("compare --clients 2000 --seeds 0-1", "2000 clients", "at most 1438"),
     "clients=0": ("run --clients 0", "clients=0", ">= 1"),
     "natural without groups": ("run --skew natural", "no groups", "another skew"),
     # files
@@ -117,7 +117,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "check of what does not exist": ("data check mnst", "'mnst'", "did you mean 'mnist'?"),
     # folders
     "folder exists": ("run --folder taken", "taken exists", "choose another"),
-    "folder exists, several runs": ("run --folder taken --seeds 0-1", "taken exists", "choose another"),
+    "folder exists, several runs": ("compare --out taken --seeds 0-1", "taken exists", "choose another"),
     "folder below a file": ("run --folder good.csv/below", "good.csv/below", "choose another folder with --folder"),
     "resume nowhere": ("resume nowhere", "nowhere", "not a run folder"),
     "resume of a folder that is no run": ("resume taken", "taken", "not a run folder"),
@@ -296,7 +296,7 @@ def test_the_real_script_says_the_same(kind: str, here: Path) -> None:
         (errno.EDQUOT, "the disk quota is used up: free some space"),
     ],
 )
-@pytest.mark.parametrize("command", ["run --folder new", "run --folder new --seeds 0-1"])
+@pytest.mark.parametrize("command", ["run --folder new", "compare --out new --seeds 0-1"])
 def test_a_folder_that_cannot_be_made(
     command: str,
     number: int,

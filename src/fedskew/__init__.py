@@ -7,6 +7,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.advice.advise import advise as advise
     from fedskew.algorithms.contract import Algorithm as Algorithm
     from fedskew.api import Run as Run
+    from fedskew.api import compare as compare
     from fedskew.api import load as load
     from fedskew.api import open_run as open_run
     from fedskew.api import resume as resume
@@ -49,6 +50,7 @@ _PUBLIC = {
     "Task": "fedskew.tasks.task",
     "advise": "fedskew.advice.advise",
     "check": "fedskew.testing",
+    "compare": "fedskew.api",
     "load": "fedskew.api",
     "load_split": "fedskew.export.split_folder",
     "measure": "fedskew.heterogeneity.heterogeneity",

@@ -1,15 +1,15 @@
-"""The Python interface: load, split, train, resume, open_run."""
+"""The Python interface: load, split, train, compare, resume, open_run."""
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedskew.algorithms.contract import Algorithm, resolve
-from fedskew.core.config import Settings
-from fedskew.core.errors import unknown
+from fedskew.core.config import Experiment, Settings
+from fedskew.core.errors import FedskewError, unknown
 from fedskew.data.federation import Federation
 from fedskew.models.build import ModelSpec
 from fedskew.report.page import PageWriter
@@ -23,7 +23,10 @@ from fedskew.runs.runner import alone
 from fedskew.tasks.task import Task
 from fedskew.tasks.task import resolve as resolve_task
 
-__all__ = ["Run", "load", "open_run", "resume", "split", "train"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Run", "compare", "load", "open_run", "resume", "split", "train"]
 
 
 def train(
@@ -102,3 +105,68 @@ def resume(
     watching = [PageWriter(), *as_callbacks(callbacks)]
     steps = resuming(Path(folder), fed, model, algorithm, task, callbacks=watching, force=force, workers=workers)
     return alone(steps)
+
+
+def compare(
+    *folders: "str | os.PathLike[str]",
+    algorithm: "str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None" = None,
+    skew: "str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None" = None,
+    seeds: "str | Iterable[int] | None" = None,
+    grid: "Mapping[str, Sequence[float]] | None" = None,
+    target: "str | float | None" = None,
+    jobs: int = 1,
+    out: "str | os.PathLike[str] | None" = None,
+    or_resume: bool = False,
+    **settings: Any,
+) -> "pd.DataFrame":
+    """Compare methods x hyper-parameters x skews x seeds; return one row a configuration, and write tables and figures.
+
+    Hyper-parameters, means and standard deviations are columns. ``attrs`` has the verdict, the number that methods are
+    compared by, the target and the folder.
+
+    Args:
+        folders: finished runs, or comparisons, that are compared as they are; nothing is trained then
+        algorithm: one or several methods, by name and options
+        skew: one or several skews
+        seeds: such as ``range(5)`` or ``"0-4"``; a test needs at least 3
+        grid: numbers of methods' options, or of lr, momentum, weight_decay and clip_norm: ``{"mu": [0.01, 0.1]}``
+        target: a score on test rows, such as 0.9 or ``"balanced_accuracy=0.9"``; by default 90 % of the best
+        jobs: processes for what cannot be trained in one stack
+        out: the folder; by default a new one under ``runs``, and none for finished runs
+        or_resume: continue the comparison in ``out``, if it is the same
+        settings: everything in ``fedskew.Experiment``, by name
+    """
+    from fedskew.report.comparison_files import write_comparison
+    from fedskew.report.comparison_table import Target, comparison
+    from fedskew.runs import sweep
+    from fedskew.runs.folder import must_be_new
+    from fedskew.runs.jobs import checked_jobs
+
+    for name in settings:
+        if name not in (known := {field.name for field in fields(Experiment)}):
+            raise unknown("setting", name, known)
+    chosen = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid}
+    values = {**settings, **{name: value for name, value in chosen.items() if value is not None}}
+    asked, place = None if target is None else Target.of(target), None if out is None else Path(out)
+    if folders and values:
+        raise FedskewError(f"{next(iter(values))}: finished runs are compared as they are, leave it out")
+    if folders:
+        found = comparison(map(Path, folders), asked)
+        if place:
+            place.mkdir(parents=True, exist_ok=True)
+    else:
+        wanted, processes = sweep.plan(values), checked_jobs(jobs, values.get("workers"))
+        if place and place.exists() and or_resume:
+            sweep.must_be_the_same(place, wanted)
+        else:
+            if place:
+                must_be_new(place)
+            sweep.check(wanted)
+            place = sweep.create_somewhere(place, wanted, None if target is None else str(target))
+        sweep.run_all(place, wanted, lambda member: [], writers=[PageWriter()], jobs=processes)
+        found = comparison([place], asked)
+    if place:
+        write_comparison(found, place)
+    frame = found.frame()
+    frame.attrs["folder"] = None if place is None else str(place)
+    return frame

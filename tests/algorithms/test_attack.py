@@ -143,7 +143,7 @@ def test_seeds_with_a_backdoor_run_as_on_their_own(fedskew: Any):
     fed = {seed: fs.split(fs.load("digits"), "iid", clients=5, seed=seed) for seed in (0, 1)}
     alone = {seed: fs.train(fed[seed], "logreg", spec, rounds=2, seed=seed, folder=False) for seed in (0, 1)}
     Path("e.toml").write_text(f'algorithm = "{spec}"\nskew = "iid"\nclients = 5\nmodel = "logreg"\nrounds = 2\n')
-    assert fedskew("run e.toml --seeds 0-1 --folder g") == 0
+    assert fedskew("compare e.toml --seeds 0-1 --out g") == 0
     for place in Path("g").glob("*-s?"):
         run = fs.open_run(place)
         due = alone[run.summary["seed"]].rounds["backdoor_success"].tolist()

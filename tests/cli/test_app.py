@@ -250,13 +250,14 @@ def test_lost_updates_are_told(fedskew: Callable[[str], Any], capsys: pytest.Cap
 
 def test_rounds_without_any_answer(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        fedskew(f"run {SMALL} --fleet uniform:deadline=0.01 --algorithm fedavg --algorithm fedprox --folder two --json")
+        fedskew(
+            f"compare {SMALL} --fleet uniform:deadline=0.01 --algorithm fedavg --algorithm fedprox --out two --json"
+        )
         == 0
     )
     out, err = capsys.readouterr()
     told = json.loads(out)
-    assert re.search(r"fedavg-s0: round 2/2  test accuracy [\d.]+%  no updates  8 of 8 lost  ", err)
-    assert err.count("  8 of 8 lost  ") == 2  # after the last round of each run
+    assert "4/4 rounds, 2 of 2 runs done; fedprox-s0\n" in err
     assert "16 of 16 updates were lost: 16 missed the deadline (late in rounds.csv)" in err
     assert [run["gini_of_client_weights"] for run in told["runs"]] == [0, 0]
     assert told["means"]["fedavg"]["simulated_seconds"]["mean"] == pytest.approx(0.02)
@@ -363,13 +364,18 @@ def test_data_check(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture
 
 
 def test_help_names_every_setting(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedskew("compare --help") == 0
+    compared = capsys.readouterr().out
     assert fedskew("run --help") == 0
     text = capsys.readouterr().out
-    assert {name for panel in run_command._PANELS.values() for name in panel} | {"algorithm", "data"} == set(
+    assert {name for panel in run_command._PANELS.values() for name in panel} | {"algorithm", "data", "skew"} == set(
         options_of(Experiment)
     )
     for name in options_of(Experiment):
         assert f"--{name.replace('_', '-')}" in text
+        assert f"--{name.replace('_', '-')}" in compared
+    assert "--seeds" in compared
+    assert "--seeds" not in text
     for command in ("--help", "resume --help", "list --help", "data --help", "data fetch --help"):
         assert fedskew(command) == 0
 

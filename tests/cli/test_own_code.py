@@ -195,7 +195,7 @@ def test_a_run_is_resumed_with_the_same_import_alone(
 
 
 def test_a_comparison_is_resumed_with_the_same_import_alone(own: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"--import own.py run {OWN} --algorithm fedavg --rounds 2 --folder"
+    words = f"--import own.py compare {OWN} --algorithm fedavg --rounds 2 --out"
     assert own(f"{words} group") == 0
     shutil.rmtree("group/mine-mu-0.25-s0")
     assert own("resume group") == 2

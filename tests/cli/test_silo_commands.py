@@ -62,7 +62,7 @@ def test_run_warns_first_and_keeps_the_names(files: Command, capsys: pytest.Capt
 def test_several_methods_and_a_resumed_run(files: Command) -> None:
     command = "--data hospital_*.csv:label=outcome --model logreg --rounds 1"
     with pytest.warns(UserWarning, match="hospital_D") as told:
-        assert files(f"run {command} --algorithm fedavg --algorithm fedprox --algorithm central") == 0
+        assert files(f"compare {command} --algorithm fedavg --algorithm fedprox --algorithm central") == 0
     assert sum("looks like another unit" in str(one.message) for one in told) == 1  # once for all methods
     assert [path.name for path in Path("runs").iterdir()] == ["compare-silos-natural"]
     assert files(f"run {command} --folder one") == 0

@@ -52,7 +52,7 @@ def test_the_written_configuration_gives_the_same_run(fedskew: Callable[[str], A
 
 
 def test_several_seeds_of_regression(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
-    command = f"run {DIABETES} --rounds 3 --algorithm fedavg --algorithm fedprox:mu=0.1 --seeds 0-1 --folder group"
+    command = f"compare {DIABETES} --rounds 3 --algorithm fedavg --algorithm fedprox:mu=0.1 --seeds 0-1 --out group"
     assert fedskew(command) == 0
     assert " ± " in capsys.readouterr().out
     found = json.loads(Path("group/summary.json").read_text())

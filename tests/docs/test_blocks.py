@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.docs.follow import ELSEWHERE, blocks, commands
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
-    not all(map(find_spec, ("sphinx", "furo", "myst_nb"))), reason="needs sphinx, furo and myst-nb: make test installs them"
+    not all(map(find_spec, ("sphinx", "furo", "myst_nb"))),
+    reason="needs sphinx, furo and myst-nb: make test installs them",
 )
 
 
@@ -22,7 +23,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(place / "trees"), "-b", "html"]
     ended = subprocess.run(
-        [*command, str(ROOT / "docs"), str(place / "html")], capture_output=True, text=True, check=False, env=environment
+        [*command, str(ROOT / "docs"), str(place / "html")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     assert ended.returncode == 0, ended.stderr[-5000:]
     return place / "html"

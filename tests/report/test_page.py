@@ -288,7 +288,7 @@ def test_a_page_that_cannot_be_made_does_not_fail_the_run(tmp_path: Path, monkey
 
 def test_several_runs(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     small = "--rounds 3 --clients 4 --model logreg"
-    assert fedskew(f"run {small} --algorithm fedavg --algorithm fedprox:mu=1.0 --seeds 0-1 --folder group") == 0
+    assert fedskew(f"compare {small} --algorithm fedavg --algorithm fedprox:mu=1.0 --seeds 0-1 --out group") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "report: group/report.html"
     page = Page(Path("group/report.html"))
     tables = page.json["tables"]
@@ -310,7 +310,7 @@ def test_several_runs(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixtu
 
 
 def test_failed_runs_are_shown_as_failed(fedskew: Callable[[str], Any]) -> None:
-    assert fedskew("run --rounds 2 --clients 4 --model logreg --algorithm fedavg --seeds 0-1 --folder group") == 0
+    assert fedskew("compare --rounds 2 --clients 4 --model logreg --algorithm fedavg --seeds 0-1 --out group") == 0
     Path("group/fedavg-s1/failed.json").write_text('{"algorithm": "fedavg", "seed": 1, "failed": "it <b>diverged</b>"}')
     assert fedskew("report group") == 0
     page = Page(Path("group/report.html"))

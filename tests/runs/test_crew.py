@@ -200,7 +200,7 @@ def test_torchrun_starts_the_same_run(tmp_path):
 
 
 def test_torchrun_compares_methods_and_resumes_what_is_not_finished(tmp_path, fedskew):
-    words = ["run", *RUN.split(), "--algorithm", "fedavg", "--algorithm", "scaffold", "--folder"]
+    words = ["compare", *RUN.split(), "--algorithm", "fedavg", "--algorithm", "scaffold", "--out"]
     two, one = tmp_path / "two", tmp_path / "one"
     done = subprocess.run([*TORCHRUN, *words, str(two)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -248,8 +248,9 @@ def test_a_run_without_workers_is_resumed_without(fed, tmp_path):
 
 
 def test_several_seeds_have_workers_one_run_after_the_other(fedskew):
-    assert fedskew(f"run {RUN} --seeds 0-1 --workers 2 --folder both") == 0
+    assert fedskew(f"compare {RUN} --seeds 0-1 --workers 2 --out both") == 0
     assert fedskew(f"run {RUN} --seed 1 --workers 1 --folder one") == 0
+    Path("one/picture.png").unlink()  # runs of a comparison have none
     assert content(Path("both/fedavg-s1")) == content(Path("one"))
     assert fedskew("resume both --workers 1") == 0
 

@@ -306,11 +306,15 @@ def test_a_comparison_warns_once_a_method():
 
 
 def test_baselines_stand_beside_in_the_same_columns(
-    rare: fs.Federation, fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+    rare: fs.Federation,
+    fedskew: Callable[[str], Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setenv("COLUMNS", "300")
     methods = "--algorithm fedavg --algorithm local --algorithm central"
     data = "--data rare.csv:label=y,group=site --skew natural --client-test 0.25 --model logreg"
-    assert fedskew(f"run {data} {methods} --rounds 2 --metric balanced_accuracy --device cpu --folder g") == 0
+    assert fedskew(f"compare {data} {methods} --rounds 2 --metric balanced_accuracy --device cpu --out g") == 0
     shown = capsys.readouterr().out
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     assert lines["method"].split()[1:4] == ["balanced", "balanced", "best"]

@@ -138,17 +138,17 @@ def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):
 
 
 def test_the_table_names_what_failed(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
-    options = "--rounds 4 --model mlp:hidden=8 --clients 3 --folder group"
-    assert fedskew(f"run {options} --algorithm fedavg --algorithm fedavgm:server_lr=9e18") == 0
+    options = "--rounds 4 --model mlp:hidden=8 --clients 3 --out group"
+    assert fedskew(f"compare {options} --algorithm fedavg --algorithm fedavgm:server_lr=9e18") == 1
     out = capsys.readouterr().out
     assert re.search(r"failed: fedavgm-server-lr-9e.*18-s0: round \d", out)
-    assert fedskew("resume group --retry") == 0
+    assert fedskew("resume group --retry") == 1
     assert (
         fedskew(
-            "run --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm:server_lr=9e18 --seeds 0-1 --folder "
+            "compare --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm:server_lr=9e18 --seeds 0-1 --out "
             "all"
         )
-        == 0
+        == 1
     )
     assert capsys.readouterr().out.count("failed: ") == 3
 
@@ -177,7 +177,9 @@ def test_or_resume_runs_goes_on_and_tells(fedskew: Callable[[str], Any], capsys:
 
 
 def test_or_resume_of_several(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
-    line = "run --rounds 2 --model logreg --clients 3 --algorithm fedavg --algorithm fedprox --folder group --or-resume"
+    line = (
+        "compare --rounds 2 --model logreg --clients 3 --algorithm fedavg --algorithm fedprox --out group --or-resume"
+    )
     assert fedskew(line) == 0
     assert fedskew(line) == 0
     capsys.readouterr()

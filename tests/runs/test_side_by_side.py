@@ -15,7 +15,7 @@ from fedskew.engine.together import Together
 from fedskew.runs import sweep as several
 from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import RunFolder
-from fedskew.runs.side_by_side import _fits
+from fedskew.runs.side_by_side import fits
 from fedskew.server.server import Server
 
 TABLES = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors")
@@ -49,13 +49,15 @@ def same_files(one: Path, other: Path) -> None:
             assert (one / name / table).read_bytes() == (other / name / table).read_bytes(), (name, table)
 
 
-GRID = "run --rounds 3 --model logreg --clients 4 --algorithm fedprox --seeds 0-1 --grid mu=0,0.5 --grid lr=0.1,0.05"
+GRID = (
+    "compare --rounds 3 --model logreg --clients 4 --algorithm fedprox --seeds 0-1 --grid mu=0,0.5 --grid lr=0.1,0.05"
+)
 
 
 def test_a_grid_has_a_run_for_every_combination(
     fedskew: Callable[[str], Any], together: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fedskew(GRID + " --folder group --json") == 0
+    assert fedskew(GRID + " --out group --json") == 0
     assert together == [8, 8, 8]
     out, err = capsys.readouterr()
     told = json.loads(out)
@@ -78,7 +80,7 @@ def test_a_run_of_a_grid_has_the_numbers_of_a_run_on_its_own(
     which: tuple[str, str, int], fedskew: Callable[[str], Any]
 ) -> None:
     mu, lr, seed = which
-    assert fedskew(GRID + " --folder group") == 0
+    assert fedskew(GRID + " --out group") == 0
     single = f"run --rounds 3 --model logreg --clients 4 --algorithm fedprox:mu={mu} --lr {lr} --seed {seed}"
     assert fedskew(single + " --folder alone") == 0
     member = Path(f"group/fedprox-mu-{mu}-lr-{lr}-s{seed}")
@@ -95,7 +97,7 @@ def test_a_run_of_a_grid_has_the_numbers_of_a_run_on_its_own(
         ("--algorithm fedprox --grid mu=1,x", "grid 'mu=1,x': 'x' is not a number"),
         ("--algorithm fedprox --grid mu=", "grid 'mu=': '' is not a number"),
         ("--algorithm fedprox --grid nu=1", "unknown number of fedprox or of its training in --grid 'nu'"),
-        ("--algorithm fedprox --algorithm fedavg --grid mu=1", "unknown number of fedavg or of its training"),
+        ("--algorithm fedprox --algorithm fedavg --grid nu=1", "unknown number of fedprox or fedavg or of its"),
         ("--algorithm fedprox --grid weights=1", "unknown number of fedprox or of its training in --grid 'weights'"),
         ("--algorithm fedprox --grid rounds=1,2", "unknown number of fedprox or of its training in --grid 'rounds'"),
         ("--algorithm fedprox --grid mu=1 --grid mu=2", "grid: mu is given twice"),
@@ -109,7 +111,7 @@ def test_a_run_of_a_grid_has_the_numbers_of_a_run_on_its_own(
 def test_bad_grids(
     command: str, problem: str, fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fedskew(f"run {command}") == 2
+    assert fedskew(f"compare {command}") == 2
     assert problem in " ".join(capsys.readouterr().err.split())
     assert not Path("runs").exists()
 
@@ -136,11 +138,14 @@ def test_a_grid_of_a_composition_and_whole_numbers() -> None:
 def test_what_cannot_be_stacked_runs_one_by_one(
     settings: str, fedskew: Callable[[str], Any], together: list[int]
 ) -> None:
-    few = f"run --rounds 2 --clients 4 --seeds 0-1 {settings}"
-    assert fedskew(few + " --folder group") == 0
+    few = f"compare --rounds 2 --clients 4 --seeds 0-1 {settings}"
+    assert fedskew(few + " --out group") == 0
     assert not any(together)
     for seed in (0, 1):
-        assert fedskew(few.replace("--seeds 0-1", f"--seed {seed}") + f" --folder alone{seed}") == 0
+        assert (
+            fedskew(few.replace("compare", "run").replace("--seeds 0-1", f"--seed {seed}") + f" --folder alone{seed}")
+            == 0
+        )
         member = next(path for path in Path("group").iterdir() if path.name.endswith(f"-s{seed}"))
         for table in TABLES:
             assert (member / table).read_bytes() == Path(f"alone{seed}", table).read_bytes()
@@ -150,7 +155,7 @@ class Crash(BaseException):
     """An exception that no code catches."""
 
 
-FIVE = "run --rounds 5 --model logreg --clients 4 --algorithm scaffold --seeds 0-2 --grid server_lr=0.5,1"
+FIVE = "compare --rounds 5 --model logreg --clients 4 --algorithm scaffold --seeds 0-2 --grid server_lr=0.5,1"
 
 
 @pytest.mark.parametrize("call", [1, 8, 15, 26, 30])
@@ -158,7 +163,7 @@ FIVE = "run --rounds 5 --model logreg --clients 4 --algorithm scaffold --seeds 0
 def test_a_killed_group_continues_with_the_same_bits(
     call: int, every: int, fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, together: list[int]
 ) -> None:
-    assert fedskew(FIVE + f" --checkpoint-every {every} --folder expected") == 0
+    assert fedskew(FIVE + f" --checkpoint-every {every} --out expected") == 0
     assert together == [6] * 5
     complete, calls = Server.complete, 0
 
@@ -171,7 +176,7 @@ def test_a_killed_group_continues_with_the_same_bits(
 
     monkeypatch.setattr(Server, "complete", crash)
     with pytest.raises(Crash):
-        fedskew(FIVE + f" --checkpoint-every {every} --folder group")
+        fedskew(FIVE + f" --checkpoint-every {every} --out group")
     assert fedskew("resume group") == 0
     same_files(Path("expected"), Path("group"))
 
@@ -180,7 +185,7 @@ def test_a_killed_group_continues_with_the_same_bits(
 def test_runs_go_on_from_the_last_round_that_all_have_saved(
     call: int, fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, together: list[int]
 ) -> None:
-    assert fedskew(FIVE + " --checkpoint-every 1 --folder expected") == 0
+    assert fedskew(FIVE + " --checkpoint-every 1 --out expected") == 0
     save, calls = Checkpoints.save, 0
 
     def crash(*args: Any) -> Any:
@@ -193,7 +198,7 @@ def test_runs_go_on_from_the_last_round_that_all_have_saved(
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoints, "save", crash)
         with pytest.raises(Crash):
-            fedskew(FIVE + " --checkpoint-every 1 --folder group")
+            fedskew(FIVE + " --checkpoint-every 1 --out group")
     places = [path for path in Path("group").iterdir() if path.is_dir()]
     last = [max(RunFolder(place).checkpoints()) for place in places]
     assert max(last) == min(last) + 1
@@ -206,7 +211,7 @@ def test_runs_go_on_from_the_last_round_that_all_have_saved(
 def test_a_signal_ends_the_round_of_all_and_they_continue(
     fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fedskew(FIVE + " --folder expected") == 0
+    assert fedskew(FIVE + " --out expected") == 0
     complete, calls = Server.complete, 0
 
     def stop(training: Server, *args: Any) -> Any:
@@ -218,7 +223,7 @@ def test_a_signal_ends_the_round_of_all_and_they_continue(
 
     with monkeypatch.context() as patched:
         patched.setattr(Server, "complete", stop)
-        assert fedskew(FIVE + " --folder group --checkpoint-every 100") == 143
+        assert fedskew(FIVE + " --out group --checkpoint-every 100") == 143
     assert "resume with: fedskew resume group" in capsys.readouterr().err
     places = [path for path in Path("group").iterdir() if path.is_dir()]
     assert [RunFolder(place).checkpoints() for place in places] == [[2]] * 6
@@ -230,8 +235,8 @@ def test_a_signal_ends_the_round_of_all_and_they_continue(
 def test_a_run_that_diverges_ends_and_the_others_go_on(
     fedskew: Callable[[str], Any], together: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = "run --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm --grid server_lr=1,9e18,0.5"
-    assert fedskew(few + " --folder group") == 0
+    few = "compare --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm --grid server_lr=1,9e18,0.5"
+    assert fedskew(few + " --out group") == 1
     assert together[0] == 3
     assert together[-1] == 2
     assert "failed: fedavgm-server-lr-9e+18-s0: round" in capsys.readouterr().out
@@ -241,8 +246,8 @@ def test_a_run_that_diverges_ends_and_the_others_go_on(
 
 
 def test_runs_that_stop_early_end_alone(fedskew: Callable[[str], Any], together: list[int]) -> None:
-    few = "run --rounds 30 --model logreg --clients 4 --seeds 0-2 --split-seed 1 --validation 0.2 --stop-after 1"
-    assert fedskew(few + " --folder group") == 0
+    few = "compare --rounds 30 --model logreg --clients 4 --seeds 0-2 --split-seed 1 --validation 0.2 --stop-after 1"
+    assert fedskew(few + " --out group") == 0
     rounds = sorted(len(RunFolder(Path(f"group/fedavg-s{seed}")).table("rounds.csv")) for seed in range(3))
     assert together == [3] * rounds[0] + [2] * (rounds[1] - rounds[0]) + [0] * (rounds[2] - rounds[1])
 
@@ -250,12 +255,12 @@ def test_runs_that_stop_early_end_alone(fedskew: Callable[[str], Any], together:
 def test_no_more_runs_at_once_than_memory_has_room_for(
     fedskew: Callable[[str], Any], together: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = "run --rounds 2 --model logreg --clients 4 --seeds 0-4 --algorithm scaffold"
-    assert fedskew(few + " --folder expected") == 0
+    few = "compare --rounds 2 --model logreg --clients 4 --seeds 0-4 --algorithm scaffold"
+    assert fedskew(few + " --out expected") == 0
     states = (5 * 64 * 10 + 5 * 10 + 10) * 4 + 5 * 8  # of scaffold: the weights and four controls of clients
     monkeypatch.setattr("fedskew.runs.side_by_side._MEMORY", 2 * states + states // 2)
     together.clear()
-    assert fedskew(few + " --folder group") == 0
+    assert fedskew(few + " --out group") == 0
     assert together == [2, 2, 2, 2, 0, 0]
     assert sorted(path.name for path in Path("group").iterdir()) == sorted(p.name for p in Path("expected").iterdir())
 
@@ -291,7 +296,7 @@ def test_checkpoints_are_due_for_all_or_none() -> None:
 def test_only_runs_of_one_kind_fit_in_one_stack(lab: Any, method: str, model: str, fit: bool) -> None:
     fed, engine = lab.federation(), Stacked(mode="stack")
     first = lab.training(fed, "fedavg", "tabular:hidden=5", engine)
-    assert _fits(lab.training(fed, method, model, engine), first) is fit
+    assert fits(lab.training(fed, method, model, engine), first) is fit
 
 
 def test_groups_differ_in_numbers_only() -> None:

@@ -25,7 +25,7 @@ def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
 
 
-RUN = "run --rounds 2 --model logreg --clients 4 --algorithm fedavg --algorithm fedprox:mu=1 --seeds 0-2"
+RUN = "compare --rounds 2 --model logreg --clients 4 --algorithm fedavg --algorithm fedprox:mu=1 --seeds 0-2"
 
 
 def test_means_and_deviations_by_hand(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,16 +33,24 @@ def test_means_and_deviations_by_hand(fedskew: Callable[[str], Any], capsys: pyt
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert told["folder"] == "runs/compare-digits-dirichlet"
-    for method, spelled in (("fedavg", "fedavg"), ("fedprox:mu=1.0", "fedprox:mu=1.0")):
-        mine = [run for run in told["runs"] if run["algorithm"] == spelled]
+    for method, mu in (("fedavg", None), ("fedprox:mu=1.0", 1.0)):
+        mine = [run for run in told["runs"] if run["algorithm"] == method]
         assert [run["seed"] for run in mine] == [0, 1, 2]
         for key in ("test_accuracy_last", "test_accuracy_best", "gini_of_client_weights", "bytes_up"):
             values = [run[key] for run in mine]
             assert told["means"][method][key]["mean"] == pytest.approx(statistics.mean(values))
             assert told["means"][method][key]["std"] == pytest.approx(statistics.stdev(values))
         last = [100 * run["test_accuracy_last"] for run in mine]
-        shown = next(line for line in err.splitlines() if line.startswith(f"{method} "))
-        assert re.split(r"  +", shown)[1] == f"{statistics.mean(last):.1f} ± {statistics.stdev(last):.1f}"
+        shown = next(line for line in err.splitlines() if line.startswith(f"{method.partition(':')[0]} "))
+        cells = [f"{mu:g}"] if mu else []
+        assert re.split(r"  +", shown)[1:][: len(cells) + 1] == [
+            *cells,
+            f"{statistics.mean(last):.1f} ± {statistics.stdev(last):.1f}",
+        ]
+        row = next(row for row in told["comparison"]["rows"] if row["method"] == method.partition(":")[0])
+        assert (row["mu"], row["seeds"], row["failed"]) == (mu, 3, 0)
+        assert row["test_accuracy_last"] == pytest.approx(statistics.mean(last) / 100)
+        assert row["test_accuracy_last_std"] == pytest.approx(statistics.stdev(last) / 100)
     assert "seed" not in told["means"]["fedavg"]
     assert "data" not in told["means"]["fedavg"]
     stored = json.loads(Path("runs/compare-digits-dirichlet/summary.json").read_text())
@@ -52,10 +60,10 @@ def test_means_and_deviations_by_hand(fedskew: Callable[[str], Any], capsys: pyt
 def test_a_table_in_which_clients_count_unlike_is_warned_of(
     fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = "run --rounds 1 --model logreg --clients 4 --algorithm fedavg --algorithm scaffold --algorithm afl-cp"
-    assert fedskew(few + " --folder same") == 0
+    few = "compare --rounds 1 --model logreg --clients 4 --algorithm fedavg --algorithm scaffold --algorithm afl-cp"
+    assert fedskew(few + " --out same") == 0
     assert "aggregation weights differ" not in capsys.readouterr().out
-    assert fedskew(few + " --weights paper --folder apart") == 0
+    assert fedskew(few + " --weights paper --out apart") == 0
     words = "the aggregation weights differ, size in fedavg, afl-cp but uniform in scaffold"
     assert words in " ".join(capsys.readouterr().out.split())
     assert words in json.loads(Path("apart/summary.json").read_text())["warnings"][0]
@@ -76,7 +84,7 @@ def test_what_only_some_runs_have_has_no_mean() -> None:
 
 
 def test_methods_meet_on_the_same_cuts(fedskew: Callable[[str], Any]) -> None:
-    assert fedskew(RUN + " --folder group") == 0
+    assert fedskew(RUN + " --out group") == 0
     cuts = {
         path.name: Partition.load(path / "partition.npz").digest for path in Path("group").iterdir() if path.is_dir()
     }
@@ -90,17 +98,18 @@ ALONE = "run --rounds 2 --model logreg --clients 4 --algorithm fedprox:mu=1 --se
 
 
 def test_a_member_is_the_same_as_a_run_on_its_own(fedskew: Callable[[str], Any]) -> None:
-    assert fedskew(RUN + " --engine loop --folder group") == 0
+    assert fedskew(RUN + " --engine loop --out group") == 0
     assert fedskew(ALONE + " --engine loop") == 0
     for name in ("rounds.csv", "clients.csv", "model.safetensors", "config.toml"):
         assert Path("alone", name).read_bytes() == Path("group/fedprox-mu-1.0-s2", name).read_bytes()
 
 
 def test_a_member_of_a_stack_has_the_numbers_of_a_run_on_its_own(fedskew: Callable[[str], Any]) -> None:
-    assert fedskew(RUN + " --folder group") == 0
+    assert fedskew(RUN + " --out group") == 0
     assert fedskew(ALONE) == 0
     alone, member = RunFolder(Path("alone")), RunFolder(Path("group/fedprox-mu-1.0-s2"))
-    assert sorted(path.name for path in alone.path.iterdir()) == sorted(path.name for path in member.path.iterdir())
+    files = {path.name for path in alone.path.iterdir()}
+    assert {path.name for path in member.path.iterdir()} == files - {"picture.png"}  # the page has all of it
     for name in ("rounds.csv", "clients.csv", "clients_final.csv"):
         one, other = alone.table(name), member.table(name)
         assert len(one) == len(other) > 0
@@ -112,7 +121,7 @@ def test_a_member_of_a_stack_has_the_numbers_of_a_run_on_its_own(fedskew: Callab
 
 def test_split_seed_holds_the_cut_still(fedskew: Callable[[str], Any]) -> None:
     assert (
-        fedskew("run --rounds 1 --model logreg --clients 4 --seeds 0-1 --split-seed 7 --validation 0.1 --folder group")
+        fedskew("compare --rounds 1 --model logreg --clients 4 --seeds 0-1 --split-seed 7 --validation 0.1 --out group")
         == 0
     )
     cuts = {Partition.load(path / "partition.npz").digest for path in Path("group").iterdir() if path.is_dir()}
@@ -140,7 +149,7 @@ class Crash(BaseException):
 def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
     fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fedskew(RUN + " --folder expected") == 0
+    assert fedskew(RUN + " --out expected") == 0
     complete, rounds = Server.complete, 0
 
     def crash_in_the_second_round_of_the_second_group(training: Server, *args: Any) -> Any:
@@ -152,7 +161,7 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
 
     with monkeypatch.context() as patched:
         patched.setattr(Server, "complete", crash_in_the_second_round_of_the_second_group)
-        patched.setattr(sys, "argv", ["fedskew", *RUN.split(), "--folder", "group"])
+        patched.setattr(sys, "argv", ["fedskew", *RUN.split(), "--out", "group"])
         with pytest.raises(Crash):
             cli.main()
     group = Path("group")
@@ -186,7 +195,7 @@ def test_ctrl_c_names_the_group_to_resume(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(moment, stop)
-    assert fedskew(RUN + " --folder group") == 130
+    assert fedskew(RUN + " --out group") == 130
     assert capsys.readouterr().err == "fedskew: interrupted; resume with: fedskew resume group\n"
     assert Path("group/group.json").exists()
 
@@ -202,14 +211,14 @@ def test_an_error_says_which_run_it_is_about(
         return complete(training, *args)
 
     monkeypatch.setattr(Server, "complete", diverge)
-    assert fedskew(RUN + " --folder group") == 2
+    assert fedskew(RUN + " --out group") == 2
     assert capsys.readouterr().err.splitlines()[-1] == "fedskew: fedprox-mu-1.0-s0: round 1: all 4 clients sent NaN"
 
 
 def test_algorithms_in_a_file(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     text = 'algorithm = ["fedavg", {name = "fedprox", mu = 0.5}]\nrounds = 1\nmodel = "logreg"\nseed = 4\n'
     Path("both.toml").write_text(text)
-    assert fedskew("run both.toml --json --clients 3") == 0
+    assert fedskew("compare both.toml --json --clients 3") == 0
     told = json.loads(capsys.readouterr().out)
     assert [(run["algorithm"], run["seed"], run["clients"]) for run in told["runs"]] == [
         ("fedavg", 4, 3),
@@ -219,7 +228,7 @@ def test_algorithms_in_a_file(fedskew: Callable[[str], Any], capsys: pytest.Capt
 
 def test_folders_never_meet(fedskew: Callable[[str], Any]) -> None:
     for _ in range(2):
-        assert fedskew("run --rounds 1 --model logreg --seeds 0-1") == 0
+        assert fedskew("compare --rounds 1 --model logreg --seeds 0-1") == 0
     assert sorted(path.name for path in Path("runs").iterdir()) == [
         "compare-digits-dirichlet",
         "compare-digits-dirichlet-2",

@@ -18,6 +18,7 @@ from fedskew.heterogeneity.heterogeneity import measure
 from fedskew.heterogeneity.result import Heterogeneity
 from fedskew.models.build import ModelSpec
 from fedskew.runs.execute import prepare
+from fedskew.runs.significance import paired_interval
 
 WORTH = 0.01  # of FedAvg's score: a smaller gain counts as none
 DISTANCE = "hellinger"
@@ -56,11 +57,7 @@ class Gain:
     @staticmethod
     def of(differences: Floats, share: float) -> "Gain":
         """Return the interval that holds ``share`` of Student's t over the seeds."""
-        from scipy.stats import t
-
-        count, mean = len(differences), float(np.mean(differences))
-        half = float(t.ppf(0.5 + share / 2, count - 1)) * float(np.std(differences, ddof=1)) / math.sqrt(count)
-        return Gain(mean, mean - half, mean + half)
+        return Gain(float(np.mean(differences)), *paired_interval(differences, share))
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"

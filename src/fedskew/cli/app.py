@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from fedskew import __version__
 from fedskew.cli import (
     advise_command,
+    compare_command,
     data_commands,
     export_command,
     listing,
@@ -134,6 +135,7 @@ def options(
 
 for module in (
     run_command,
+    compare_command,
     resume_command,
     report_command,
     predict_command,

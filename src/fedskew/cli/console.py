@@ -370,12 +370,19 @@ _COLUMNS = {  # of the summary: title, factor, digits, meaning
         "mean balanced accuracy of the worst 10 % of the clients on their own rows, in %",
     ),
     "rounds_to_90_percent_of_last_test_accuracy": ("to 90 %", 1, 0, "rounds until 90 % of the last test accuracy"),
+    "rounds_to_target": ("to target", 1, 0, "rounds until the target is reached, of the seeds that reach it"),
     "weights": ("weights", 0, 0, "aggregation weights of the clients (--weights)"),
     "gini_of_client_weights": ("Gini", 1, 3, "Gini coefficient of the clients' total weights over all rounds"),
     "bytes": ("MB", 1e-6, 2, "megabytes sent, both ways"),
     "simulated_seconds": ("simulated s", 1, 1, "simulated seconds on the fleet (--fleet)"),
     "seconds": ("s", 1, 1, "seconds of real time"),
 }
+
+# Titles of columns that are left out of a table that is too wide, the first ones first; the files have all.
+_DISPENSABLE = (
+    "clients majority", "clients balanced", "majority", "simulated s", "s", "balanced best", "balanced", "MB", "Gini",
+    "to target", "clients", "worst 10 %",
+)  # fmt: skip
 
 _OTHER_COLUMNS = {  # of the summary, about metrics other than accuracy: title, meaning
     r"test_(?!loss)(\w+)_last": ("{} last", "{} of the global model on the test rows after the last round"),
@@ -395,11 +402,13 @@ def print_summary(
     folder: Path,
     result: Mapping[str, Any],
     as_json: bool,
-    varied: "Sequence[Mapping[str, float]] | None" = None,
+    varied: "Sequence[Mapping[str, Any]] | None" = None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Print the table of results, failures, lost updates, the folder and its page; with ``as_json`` the result as JSON.
 
-    ``varied`` are the numbers in which the runs of a grid differ.
+    ``varied`` are the hyper-parameters and conditions that have a column, in which the runs of a comparison differ,
+    and ``notes`` are sentences about the table.
     """
     from fedskew.runs import sweep as several
     from fedskew.runs.folder import PAGE, to_json
@@ -412,6 +421,8 @@ def print_summary(
     rows = [{**row, "bytes": row["bytes_down"] + row["bytes_up"]} for row in summaries]
     if rows:
         _table(console, kinds, rows)
+    for note in notes:
+        console.print(f"\n{escape(note)}", soft_wrap=True)
     for row in failed:
         console.print(f"\nfailed: {escape(row['failed'])}", soft_wrap=True)
     for warned in several.warnings_of([method for method, _ in kinds], summaries):
@@ -425,23 +436,45 @@ def print_summary(
         print(to_json({**result, "folder": str(folder)}))
 
 
-def _table(console: Console, kinds: Sequence[tuple[str, Mapping[str, float]]], rows: "Sequence[Row]") -> None:
-    """Print one row per method and its numbers of a grid, and the meaning of the columns."""
+def _table(console: Console, kinds: Sequence[tuple[str, Mapping[str, Any]]], rows: "Sequence[Row]") -> None:
+    """Print one row per method and its hyper-parameters, and the meaning of the columns."""
     shown = {key: look for key, look in _columns(rows).items() if any(row.get(key) is not None for row in rows)}
+    if len(rows) > 1 and len({row.get("weights") for row in rows}) == 1:
+        shown.pop("weights", None)
     numbers = list(kinds[0][1])
     lines = [["method", *numbers, *(title for title, *_ in shown.values())]]
     for kind in [kind for i, kind in enumerate(kinds) if kind not in kinds[:i]]:
         mine = [row for other, row in zip(kinds, rows, strict=True) if other == kind]
         cells = (_mean([row.get(key) for row in mine], scale, digits) for key, (_, scale, digits, _) in shown.items())
-        lines.append([escape(kind[0]), *(f"{kind[1][name]:g}" for name in numbers), *cells])
-    columns = [list(column) for column in zip(*lines, strict=True)]
-    too_wide = sum(max(map(len, column)) + 2 for column in columns) > console.width
+        lines.append([escape(kind[0]), *(_option(kind[1][name]) for name in numbers), *cells])
+    upright = _transposed(lines)
+    if _width(lines) > console.width and _width(upright) <= console.width:
+        lines = upright
+    for title in _DISPENSABLE:  # where neither way fits
+        if _width(lines) > console.width and title in lines[0]:
+            lines = _transposed([column for column in _transposed(lines) if column[0] != title])
     console.print()
-    console.print(_grid(columns if too_wide else lines))
+    console.print(_grid(lines))
     console.print()
-    width = max(len(title) for title, *_ in shown.values())
-    for title, _, _, meaning in shown.values():
+    printed = {*lines[0], *(line[0] for line in lines)}
+    meanings = {title: meaning for title, _, _, meaning in shown.values() if title in printed}
+    width = max(map(len, meanings))
+    for title, meaning in meanings.items():
         console.print(f"[dim]{title:{width}}  {meaning}[/dim]")
+
+
+def _transposed(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [list(column) for column in zip(*lines, strict=True)]
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    """Return how many characters wide a table is."""
+    return sum(max(map(len, column)) + 2 for column in _transposed(lines))
+
+
+def _option(value: Any) -> str:
+    """Return a hyper-parameter; empty where a method has no such one."""
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else escape(str(value))
 
 
 def _columns(rows: "Sequence[Row]") -> dict[str, tuple[str, float, int, str]]:

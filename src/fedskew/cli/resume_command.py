@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from fedskew.cli.command import Once
+from fedskew.cli.compare_command import run_group
 from fedskew.cli.console import print_summary, show_progress
-from fedskew.cli.run_command import run_group
 from fedskew.core.config import workers_of_torchrun
 
 
@@ -28,6 +28,7 @@ def resume(
         int | None,
         typer.Option("--workers", help="processes that train, if the run began with another number of them"),
     ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="of a comparison, processes that train")] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="print the summary as JSON in the last line of stdout")
     ] = False,
@@ -38,10 +39,12 @@ def resume(
     workers = workers_of_torchrun() or workers
     if (folder / "group.json").is_file():
         from fedskew.runs import sweep as several
+        from fedskew.runs.jobs import checked_jobs
 
         wanted = several.read(folder)
+        checked_jobs(jobs, workers)
         wanted = several.with_workers(wanted, workers) if workers else wanted
-        run_group(folder, wanted, as_json, retry=retry, force=force)
+        run_group(folder, wanted, as_json, jobs=jobs, retry=retry, force=force)
         return
     disk = RunFolder.open(folder)
     if disk.finished:

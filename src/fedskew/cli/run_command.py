@@ -1,47 +1,64 @@
-"""The command ``fedskew run``: train one method, or several, with every setting of an experiment as an option."""
+"""The command ``fedskew run``: train one method, with every setting of an experiment as an option."""
 
 import inspect
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedskew.cli.command import Once
 from fedskew.cli.console import escape, live_page, print_summary, show_progress
-from fedskew.core.config import AUTO, CHOICES, Experiment, read_file, workers_of_torchrun
-from fedskew.core.errors import FedskewError, Interrupted
+from fedskew.core.config import CHOICES, Experiment, read_file, workers_of_torchrun
+from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Option, options_of
 
-if TYPE_CHECKING:
-    from fedskew.runs.sweep import Member
+COMPARED = ("seeds", "grid", "target", "jobs")  # settings of a comparison, in a file beside those of an experiment
 
 
 def add_to(app: typer.Typer) -> None:
     """Add ``run`` to the command line, with one option for each setting of an experiment."""
-    own = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
-        for name, (kind, default) in _OWN_OPTIONS.items()
-    ]
-    parameters = [*own, *options_as_parameters(_PANELS)]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    folder = Annotated[Path | None, typer.Option("--folder", help="run folder; by default a new one under runs/")]
+    file = Annotated[Path | None, typer.Argument(help="experiment in TOML", show_default=False)]
+    page = typer.Option("--live", help="show the page of the run in a browser on this machine while it goes on")
+    hidden = {name: (_hidden(name), None) for name in COMPARED}
+    own = {"folder": (folder, None), "live": (Annotated[bool, page], False)}
+    with_settings(run, {"file": (file, None), **CHOSEN, **hidden, **own, **ENDING})
     app.command(cls=Once)(run)
+
+
+def _hidden(name: str) -> Any:
+    """Return an option that is only there to be refused with what to use instead."""
+    return Annotated[list[str] | None, typer.Option(f"--{name}", hidden=True)]
+
+
+def with_settings(command: Any, own: Mapping[str, tuple[Any, Any]]) -> None:
+    """Give a command options of its own, and then one for each setting of an experiment."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind, default=usual, annotation=note) for name, (note, usual) in own.items()]
+    parameters += options_as_parameters(_PANELS)
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def run(
     file: Path | None,
     data: list[str] | None,
     algorithm: list[str] | None,
-    seeds: str | None,
+    skew: list[str] | None,
+    seeds: list[str] | None,
     grid: list[str] | None,
+    target: list[str] | None,
+    jobs: list[str] | None,
     folder: Path | None,
     or_resume: bool,
     live: bool,
     as_json: bool,
     **given: str | bool | None,
 ) -> None:
-    """Train one method, or compare several, on a partitioned data set.
+    """Train one method on a partitioned data set. To compare several: fedskew compare.
 
     FILE is an experiment in TOML, such as the config.toml of an earlier run; options override it.
 
@@ -49,13 +66,49 @@ def run(
 
     \b
     fedskew run --algorithm fedprox:mu=0.1 --clients 20
-    fedskew run --algorithm fedavg --algorithm fedprox --seeds 0-4
-    fedskew run --algorithm fedprox --seeds 0-4 --grid mu=0,0.01,0.1
     fedskew run --algorithm "fedprox:mu=0.1 + median"
     fedskew run --data "hospital_*.csv:label=outcome" --algorithm fedbn
     fedskew run experiment.toml --rounds 20
     """
-    values = read_file(file) if file else {}
+    from fedskew.report.page import PageWriter
+    from fedskew.runs.choices import spell
+    from fedskew.runs.experiment import run_experiment, run_or_resume
+    from fedskew.runs.sweep import choices_of
+
+    values = settings_from(file, data, {**given, "algorithm": algorithm, "skew": skew})
+    values |= {name: some for name, some in zip(COMPARED, (seeds, grid, target, jobs), strict=True) if some is not None}
+    chosen = {name: choices_of(values, name, "") for name in ("algorithm", "skew") if name in values}
+    many = [name for name in chosen if len(chosen[name]) > 1] + [name for name in COMPARED if name in values]
+    if many:
+        raise FedskewError(f"fedskew run is one run, not several ({', '.join(many)}): use {_instead()}")
+    if or_resume and folder is None:
+        raise FedskewError("--or-resume needs --folder: give the folder to resume")
+    single: dict[str, Any] = {name: some[0] for name, some in chosen.items()}
+    experiment = Experiment(**{**values, **single})
+    name = spell("algorithm", experiment.algorithm)
+    with live_page(live) as watching, show_progress([name], experiment.rounds) as callbacks_of:
+        callbacks = [PageWriter(), *watching, *callbacks_of(name)]
+        if or_resume and folder:
+            done = run_or_resume(experiment, folder, callbacks)
+        else:
+            done = run_experiment(experiment, folder=folder, callbacks=callbacks)
+    assert done.folder is not None
+    print_summary([name], [done.summary], done.folder, done.summary, as_json)
+
+
+def _instead() -> str:
+    """Return the command that was given, as a comparison."""
+    words = sys.argv[1:]
+    place = words.index("run")
+    renamed = [
+        word.replace("--folder", "--out") if word.startswith("--folder") else word for word in words[place + 1 :]
+    ]
+    return shlex.join(["fedskew", *words[:place], "compare", *renamed])
+
+
+def settings_from(file: Path | None, data: list[str] | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file, and over them those of the command line that were given."""
+    values = read_file(file, COMPARED) if file else {}
     values |= {name: value for name, value in given.items() if value is not None}
     if data:
         from fedskew.data.catalogue import together
@@ -65,90 +118,7 @@ def run(
         if given["workers"] is not None:
             raise FedskewError(f"--workers {given['workers']}: torchrun has started {started} processes, leave it out")
         values["workers"] = started
-    asked = algorithm or values.pop("algorithm", "fedavg")
-    algorithms: list[Any] = list(asked) if isinstance(asked, (list, tuple)) else [asked]
-    if not algorithms:
-        raise FedskewError(f"{file}: algorithm = [] is empty: give one or several (fedskew list algorithms)")
-    if seeds is not None and given.get("seed") is not None:
-        raise FedskewError(f"--seed {given['seed']} clashes with --seeds {seeds}: give one of them")
-    from fedskew.report.page import PageWriter
-    from fedskew.runs import sweep as several
-    from fedskew.runs.choices import spell
-    from fedskew.runs.experiment import run_experiment, run_or_resume
-    from fedskew.runs.folder import must_be_new
-
-    if or_resume and folder is None:
-        raise FedskewError("--or-resume needs --folder: give the folder to resume")
-    if seeds is None and not grid and len(algorithms) == 1:
-        experiment = Experiment(**{**values, "algorithm": algorithms[0]})
-        name = spell("algorithm", experiment.algorithm)
-        with live_page(live) as watching, show_progress([name], experiment.rounds) as callbacks_of:
-            callbacks = [PageWriter(), *watching, *callbacks_of(name)]
-            if or_resume and folder:
-                done = run_or_resume(experiment, folder, callbacks)
-            else:
-                done = run_experiment(experiment, folder=folder, callbacks=callbacks)
-        assert done.folder is not None
-        print_summary([name], [done.summary], done.folder, done.summary, as_json)
-        return
-    if live:
-        raise FedskewError("--live shows one run, and these are several: leave it out, or run one of them")
-    seed_list = [Experiment(**values).seed] if seeds is None else several.parse_seeds(seeds)
-    spelled = [spell("algorithm", entry) for entry in algorithms]
-    wanted = several.members(values, spelled, seed_list, several.parse_grid(grid or []))
-    if or_resume and folder and folder.exists():
-        several.must_be_the_same(folder, wanted)
-        run_group(folder, wanted, as_json)
-        return
-    if folder:
-        must_be_new(folder)
-    several.check(wanted)
-    run_group(_create_group(folder, wanted), wanted, as_json)
-
-
-def _create_group(folder: Path | None, wanted: "list[Member]") -> Path:
-    """Create and return the folder of a group; without a given folder, names are tried until one is free."""
-    from fedskew.runs import sweep as several
-    from fedskew.runs.choices import spell
-    from fedskew.runs.execute import fresh_folder
-    from fedskew.runs.federate import DEFAULT_SKEW
-    from fedskew.runs.folder import TakenError
-
-    experiment = wanted[0].experiment()
-    data, skew = spell("data", experiment.data), experiment.skew
-    if skew == AUTO:
-        skew = "natural" if data.startswith("silos:") else DEFAULT_SKEW
-    while True:
-        place = folder or fresh_folder("compare", data, spell("skew", skew))
-        try:
-            several.create(place, wanted)
-        except TakenError:
-            if folder:
-                raise
-        else:
-            return place
-
-
-def run_group(place: Path, wanted: "list[Member]", as_json: bool, *, retry: bool = False, force: bool = False) -> None:
-    """Run the members of a group that are not finished yet, write their pages, and print the summary of all."""
-    from fedskew.report.page import PageWriter, report
-    from fedskew.runs import sweep as several
-    from fedskew.runs.folder import PAGE, resume_command
-    from fedskew.runs.runner import only_warned
-
-    with show_progress([member.name for member in wanted], wanted[0].experiment().rounds) as callbacks_of:
-        try:
-            summaries = several.run_all(
-                place, wanted, lambda member: [PageWriter(), *callbacks_of(member.name)], retry=retry, force=force
-            )
-        except KeyboardInterrupt as stop:
-            code = getattr(stop, "code", 130)
-            raise Interrupted(f"interrupted; resume with: {resume_command(place)}", code) from None
-    if any("failed" not in row for row in summaries):
-        with only_warned(str(place / PAGE)):
-            report([place])
-    methods, varied = [member.algorithm for member in wanted], [member.varied for member in wanted]
-    print_summary(methods, summaries, place, several.overview(wanted, summaries), as_json, varied)
+    return values
 
 
 def options_as_parameters(panels: Mapping[str, Sequence[str]]) -> list[inspect.Parameter]:
@@ -169,7 +139,7 @@ def options_as_parameters(panels: Mapping[str, Sequence[str]]) -> list[inspect.P
 
 
 _PANELS = {
-    "Data and clients": ("skew", "clients", "bins", "validation", "client_test", "split_seed"),
+    "Data and clients": ("clients", "bins", "validation", "client_test", "split_seed"),
     "Training": (
         "model", "task", "rounds", "per_round", "sampling", "epochs", "batch_size", "lr", "schedule", "optimizer",
         "momentum", "weight_decay", "nesterov", "clip_norm", "augment", "weights", "norm", "seed",
@@ -197,8 +167,7 @@ def _help(option: Option) -> str:
     return f"{escape(option.help)}{choices}{default}"
 
 
-_OWN_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "file": (Annotated[Path | None, typer.Argument(help="experiment in TOML", show_default=False)], None),
+CHOSEN: dict[str, tuple[Any, Any]] = {  # options that may be repeated, of run and compare
     "data": (
         Annotated[
             list[str] | None,
@@ -215,51 +184,30 @@ _OWN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "algorithm": (
         Annotated[
             list[str] | None,
-            typer.Option(
-                "--algorithm",
-                metavar="SPEC",
-                help="method (fedskew list algorithms); repeat the option to compare several",
-            ),
+            typer.Option("--algorithm", metavar="SPEC", help="method (fedskew list algorithms) \\[fedavg]"),
         ],
         None,
     ),
-    "seeds": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--seeds", metavar="0-4", help="several seeds, such as 0-4 or 0,3,7: mean ± standard deviation"
-            ),
-        ],
-        None,
-    ),
-    "grid": (
+    "skew": (
         Annotated[
             list[str] | None,
             typer.Option(
-                "--grid",
-                metavar="NAME=X,Y",
-                help="several numbers of an option of the method or of lr, momentum, weight_decay, clip_norm, such as "
-                "mu=0,0.01,0.1; repeat the option for all combinations",
+                "--skew",
+                metavar="SPEC",
+                help=f"{escape(options_of(Experiment)['skew'].help)} \\[auto]",
+                rich_help_panel="Data and clients",
             ),
         ],
         None,
     ),
-    "folder": (
-        Annotated[Path | None, typer.Option("--folder", help="run folder; by default a new one under runs/")],
-        None,
-    ),
+}
+ENDING: dict[str, tuple[Any, Any]] = {
     "or_resume": (
         Annotated[
             bool,
             typer.Option(
                 "--or-resume", help="resume the folder if it holds the same run, so that a job can be started again"
             ),
-        ],
-        False,
-    ),
-    "live": (
-        Annotated[
-            bool, typer.Option("--live", help="show the page of the run in a browser on this machine while it goes on")
         ],
         False,
     ),

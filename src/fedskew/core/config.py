@@ -3,7 +3,7 @@
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -178,8 +178,11 @@ def workers_of_torchrun() -> int | None:
     return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Return the settings in a TOML file; dashes are underscores, choices may be text or a table with ``name``."""
+def read_file(path: Path, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the settings in a TOML file; dashes are underscores, choices may be text or a table with ``name``.
+
+    ``more`` are names that it may have beside those of an experiment, with any value.
+    """
     if path.is_dir():
         raise FedskewError(f"{path} is a folder, not an experiment file; to resume a run: fedskew resume {path}")
     if not path.exists():
@@ -189,7 +192,7 @@ def read_file(path: Path) -> dict[str, Any]:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise FedskewError(f"{path} is not a TOML file: {problem}") from None
-    known = {field.name for field in fields(Experiment)}
+    known = {*(field.name for field in fields(Experiment)), *more}
     result: dict[str, Any] = {}
     for written, value in content.items():
         key = written.replace("-", "_")
@@ -197,7 +200,7 @@ def read_file(path: Path) -> dict[str, Any]:
             raise FedskewError(f"{path}: {key} is given twice")
         if key not in known:
             raise unknown(f"setting in {path}", key, known)
-        if isinstance(value, dict) and key not in CHOICES:
+        if isinstance(value, dict) and key not in (*CHOICES, *more):
             raise FedskewError(f"{path}: {key} takes a single value, not a table")
         result[key] = value
     return result

@@ -11,8 +11,8 @@ from fedskew.papers.comparison import Measured, measured, value_table
 from fedskew.papers.paper_tables import Entry, Paper, PaperTable, papers, tables_of
 from fedskew.papers.replication_figures import draw_table
 from fedskew.papers.results import Results
-from fedskew.papers.rivals import FEWEST_SEEDS
 from fedskew.papers.verdicts import Outcome, Verdict, verdict
+from fedskew.runs.significance import FEWEST_BLOCKS
 
 FOLDER = "replication"  # of the results, beside the page of the same name
 _ENDINGS = ("svg", "png")
@@ -93,7 +93,7 @@ def _head(quick: bool) -> str:
 numbers in *italics* are the paper's, then come ours (mean ± standard deviation over seeds) and the difference, ours
 minus the paper's. A claim that one method is better than others **held** if the 95 % interval of the mean difference
 (Student's t over seeds, each seed's difference being the mean over the cases) is in its favour against every one of
-them; with fewer than {FEWEST_SEEDS} seeds it can only point that way or another. In such comparisons a difference with
+them; with fewer than {FEWEST_BLOCKS} seeds it can only point that way or another. In such comparisons a difference with
 a plus is in favour of the paper's method, also where lower is better. Runs that diverged are counted where they occur:
 a claim of a method that diverged did not hold, and cases in which a rival diverged are left out of the mean, and named.
 

@@ -1,15 +1,12 @@
 """A method against a rival: the differences in the same cases and seeds, and their interval."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from fedskew.papers.comparison import Measured
 from fedskew.papers.paper_tables import Claim, Value
-from fedskew.runs.summary import mean_and_std
-
-FEWEST_SEEDS = 3  # for an interval
+from fedskew.runs.significance import FEWEST_BLOCKS, paired_interval
 
 
 @dataclass(frozen=True)
@@ -26,11 +23,7 @@ class Rival:
     @property
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of the mean difference (Student's t over seeds)."""
-        from scipy.stats import t
-
-        mean, std = mean_and_std(self.seeds)
-        half = float(t.ppf(0.975, len(self.seeds) - 1)) * (std or 0.0) / math.sqrt(len(self.seeds))
-        return mean - half, mean + half
+        return paired_interval(self.seeds)
 
     def text(self, digits: int) -> str:
         """Return the numbers in words."""
@@ -39,7 +32,7 @@ class Rival:
         if not self.seeds:
             return f"against {self.name}: no seed with a number of both{without}"
         over = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
-        if len(self.seeds) >= FEWEST_SEEDS:
+        if len(self.seeds) >= FEWEST_BLOCKS:
             low, high = self.interval
             over = f"95 % interval {low:+z.{digits}f} to {high:+z.{digits}f}, {over}"
         wins = f"better in {self.wins} of {self.cases} case{'s' * (self.cases > 1)}"

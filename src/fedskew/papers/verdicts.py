@@ -9,7 +9,8 @@ from fedskew.core.errors import FedskewError
 from fedskew.papers.comparison import Measured, measured
 from fedskew.papers.paper_tables import Claim, PaperTable, Value
 from fedskew.papers.results import Result, Results
-from fedskew.papers.rivals import FEWEST_SEEDS, against, cases_of
+from fedskew.papers.rivals import against, cases_of
+from fedskew.runs.significance import FEWEST_BLOCKS
 
 _ROUNDING = 1e-9  # below which a difference is none
 Outcome = Literal[
@@ -94,7 +95,7 @@ def _better(found: Measured, claim: Claim, value: Value) -> Verdict:
     if own:
         return Verdict(claim, "not held", own[0], numbers)
     compared = [rival for rival in rivals if rival.seeds]
-    whole = [rival for rival in compared if len(rival.seeds) >= FEWEST_SEEDS and not rival.unmeasured]
+    whole = [rival for rival in compared if len(rival.seeds) >= FEWEST_BLOCKS and not rival.unmeasured]
     slack = claim.tolerance
     above = [rival.name for rival in whole if rival.interval[0] > _ROUNDING - slack]
     below = [rival.name for rival in whole if rival.interval[1] < -_ROUNDING - slack]
@@ -114,8 +115,8 @@ def _better(found: Measured, claim: Claim, value: Value) -> Verdict:
         outcome = "no results yet"
     elif len(whole) < len(claim.others) or set(claim.cases) - {case.name for case in found.table.cases}:
         outcome = "points that way" if ahead else "points another way"
-        few = any(len(rival.seeds) < FEWEST_SEEDS for rival in compared)
-        why = f"fewer than {FEWEST_SEEDS} seeds" if few else "not everything is measured"
+        few = any(len(rival.seeds) < FEWEST_BLOCKS for rival in compared)
+        why = f"fewer than {FEWEST_BLOCKS} seeds" if few else "not everything is measured"
     return Verdict(claim, outcome, why, numbers)
 
 

@@ -18,14 +18,14 @@ Option = dict[str, Any]
 MOST_BARS = 250  # one bar a client up to here, a histogram above
 MOST_CLASSES = 100  # columns of a matrix
 _POINTS = 200  # of a Lorenz curve
-_PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6BB1"]  # Okabe and Ito's
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6BB1"]  # Okabe and Ito's
 
 
 def _frame(x: str, y: str, *, x_type: str = "value", **more: Any) -> Option:
     """Return the parts that all charts with two axes have."""
     named: Option = {"nameLocation": "middle"}
     return {
-        "color": _PALETTE,
+        "color": PALETTE,
         "grid": {
             "left": 8,
             "right": 20,
@@ -80,13 +80,40 @@ def overlaid(tables: Mapping[str, Mapping[str, Sequence[Any]]], column: str, met
     for number, (label, table) in enumerate(tables.items()):
         if column not in table:
             continue
-        colour = _PALETTE[number % len(_PALETTE)]
-        dashed = {"width": 2, "type": ["solid", "dashed", "dotted"][number // len(_PALETTE) % 3]}
+        colour = PALETTE[number % len(PALETTE)]
+        dashed = {"width": 2, "type": ["solid", "dashed", "dotted"][number // len(PALETTE) % 3]}
         option["series"].append(_line(number, column, label, color=colour, lineStyle=dashed))
         if f"{column} low" in table:
             band = {"type": "custom", "band": [f"{column} low", f"{column} high"], "clip": True, "silent": True}
             option["series"].append({**band, "datasetIndex": number, "name": label, "color": colour, "z": 1})
     return _up_to_one(option, metric)
+
+
+def mean_ranks(means: Mapping[str, float], distance: float) -> Option:
+    """Mean ranks of methods, each with a line of half the critical difference to either side."""
+    option = _frame("mean rank, 1 is best; lines that do not overlap differ", "", legend={"show": False})
+    option["xAxis"] |= {"scale": True}
+    option["yAxis"] = {
+        "type": "category", "data": list(means), "inverse": True,
+        "axisLabel": {"width": 150, "overflow": "truncate", "interval": 0},
+    }  # fmt: skip
+    option["tooltip"] = {"trigger": "item", "confine": True}
+    option["grid"] |= {"top": 12}
+    plain: Option = {
+        "type": "line",
+        "showSymbol": False,
+        "color": PALETTE[0],
+        "silent": True,
+        "lineStyle": {"width": 4},
+    }
+    option["series"] = [
+        {**plain, "data": [[rank - distance / 2, place], [rank + distance / 2, place]]}
+        for place, rank in enumerate(means.values())
+    ]
+    points = [[round(rank, 4), place] for place, rank in enumerate(means.values())]
+    mark = {"type": "scatter", "name": "mean rank", "symbolSize": 11, "color": PALETTE[1], "data": points, "z": 5}
+    option["series"].append(mark)
+    return option
 
 
 def fates(table: Mapping[str, Sequence[Any]]) -> Option:

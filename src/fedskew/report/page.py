@@ -32,7 +32,7 @@ from fedskew.runs.runner import only_warned
 from fedskew.tasks.scores import class_table
 
 if TYPE_CHECKING:
-    from fedskew.report.several_runs import Compared
+    from fedskew.report.comparison_table import Comparison
 
 _ROWS = 50  # of a table that says what a chart shows
 _MOST_OWN = 12  # charts of columns that only this method has
@@ -168,13 +168,13 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     place = out or folders[0] / on_disk.PAGE
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise FedskewError(f"--out {out} is no file in an existing folder: give another")
-    from fedskew.report.several_runs import compared
+    from fedskew.report.comparison_table import comparison
     from fedskew.runs.sweep import GROUP
 
     if len(folders) == 1 and not (folders[0] / GROUP).is_file():
         content = _of_run(RunData(open_run(folders[0])))
     else:
-        content = _of_several(compared(folders))
+        content = comparison_page(comparison(folders))
     write_atomically(place, content)
     return place
 
@@ -400,33 +400,32 @@ def _again(run: RunData) -> list[Markup]:
     return [first, tag("details", tag("summary", "config.toml"), tag("pre", tag("code", text), tabindex="0"))]
 
 
-def _of_several(found: "Compared") -> bytes:
+def comparison_page(table_of: "Comparison") -> bytes:
     """Return the page of several runs."""
+    found = table_of.runs
     page = _Page(found.title, dict(found.tables))
-    rows = found.summary_rows()
-    text = "Mean ± standard deviation over the seeds of a method."
-    page.section("results", "Results", tag("p", text), table("Methods", *rows))
+    notes = [tag("li", text) for text in table_of.notes()]
+    meanings = tag("details", tag("summary", "What the columns are"), _pairs(table_of.meanings(), "facts"))
+    rows = table("Methods", table_of.head(), table_of.lines())
+    page.section("results", "Results", tag("p", table_of.verdict.says), rows, tag("ul", *notes[1:]), meanings)
     warned = [tag("li", text) for text in found.warnings()]
     page.section("warnings", "Warnings", tag("ul", *warned) if warned else tag("p", "None."))
+    _significance(page, table_of)
     figures = []
     for column, title in found.columns().items():
-        banded = any(f"{column} low" in curves for curves in found.tables.values())
-        says = ("Bands are one standard deviation over seeds. " if banded else "") + found.ends(column)
-        figures.append(
-            page.chart(
-                column,
-                title,
-                charts.overlaid(found.tables, column, found.metric_of(column)),
-                says,
-                found.numbers(column),
-                380,
-            )
-        )
+        for number, (where, labels) in enumerate(found.panels.items()):
+            tables = {label: found.tables[label] for label in labels}
+            banded = any(f"{column} low" in curves for curves in tables.values())
+            says = ("Bands are one standard deviation over seeds. " if banded else "") + found.ends(column, labels)
+            option = charts.overlaid(tables, column, found.metric_of(column))
+            name = f"{column}-{number}" if number else column
+            called = f"{title}, {where}" if where else title
+            figures.append(page.chart(name, called, option, says, found.numbers(column, labels), 380))
     page.section("curves", "Curves", tag("div", *figures, class_="grid"))
     same = {name: spelled(value) for name, value in found.common().items()}
     commands = [
-        [run.record.folder.name, found.label_of(run), run.summary["seed"], command(run) or "from Python only"]
-        for run in found.runs
+        [run.record.folder.name, found.label_of(setting), run.summary["seed"], command(run) or "from Python only"]
+        for run, setting in zip(found.runs, found.settings, strict=False)
     ]
     page.section(
         "setting", "What was run",
@@ -434,3 +433,26 @@ def _of_several(found: "Compared") -> bytes:
         tag("h3", "Common to all runs"), _pairs(same, "facts"),
     )  # fmt: skip
     return _html(page.content(found.axes))
+
+
+def _significance(page: _Page, found: "Comparison") -> None:
+    """Whether methods differ beyond noise."""
+    by = tag("p", f"{found.verdict.says} Methods are compared by {found.score}, paired over seeds and conditions.")
+    pairs = [
+        [label, f"{-found.sign * found.verdict.differences[label]:+.4g}", found.verdict.p_values.get(label)]
+        for label in found.scores
+        if label in found.verdict.differences
+    ]
+    numbers = table(f"Difference to {found.verdict.best}", ["method", "difference", "p, corrected"], pairs)
+    if found.ranks is None:
+        page.section("significance", "Significance", by, numbers, tag("p", found.no_ranks))
+        return
+    ranks = found.ranks
+    says = (
+        f"Mean ranks over {ranks.blocks} blocks (seeds and conditions). Friedman's test: p = {ranks.p:.2g}. Two "
+        f"methods differ if their mean ranks are more than {ranks.distance:.2f} apart (Nemenyi's test, 5 %)."
+    )
+    option = charts.mean_ranks(ranks.means, ranks.distance)
+    listed = table("Mean ranks", ["method", "mean rank"], ranks.means.items())
+    figure = page.chart("ranks", "Critical differences", option, says, listed, 90 + 32 * len(ranks.means))
+    page.section("significance", "Significance", by, tag("div", figure, numbers, class_="grid"))

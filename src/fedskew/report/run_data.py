@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -190,16 +191,22 @@ class RunData:
     def left_behind(self) -> list[Row]:
         """Return the quarter of the clients with the worst metric, at most ten, the worst first."""
         metric = str(self.client_metric)
-        low_is_good = metric == "loss" or (metric == self.metric and self._lower_is_better)
+        low_is_good = metric == "loss" or (metric == self.metric and self.sign < 0)
         ordered = sorted(self._scored(metric), key=lambda row: row[metric], reverse=low_is_good)
         return ordered[: min(-(-len(ordered) // 4), LISTED)]
 
-    @property
-    def _lower_is_better(self) -> bool:
-        """Whether the best round of the metric that decides has its lowest value."""
-        best, scores = self.summary.get(f"test_{self.metric}_best"), self.rounds.get(f"test_{self.metric}", [])
+    @cached_property
+    def sign(self) -> int:
+        """Return -1 where low values of the metric that decides are good."""
+        return self.sign_of(self.metric)
+
+    def sign_of(self, metric: str) -> int:
+        """Return -1 where low values are good: as the task has it or, of a task that is not here, as the curve has."""
+        with suppress(FedskewError):
+            return -1 if metric == "loss" else self.record.task.headline(metric).sign
+        best, scores = self.summary.get(f"test_{metric}_best"), self.rounds.get(f"test_{metric}", [])
         known = [score for score in scores if score is not None]
-        return bool(known) and best == min(known) and best != max(known)
+        return -1 if known and best == min(known) and best != max(known) else 1
 
     @cached_property
     def confusion(self) -> tuple[list[str], list[list[int]]] | None:

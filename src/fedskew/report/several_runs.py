@@ -1,7 +1,7 @@
-"""Several runs side by side: their curves as means over seeds, and a table of their summaries."""
+"""Several runs side by side: what they do not share, and their curves as means over seeds."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
-from fedskew.report.markup import Markup, shown, table
-from fedskew.report.run_data import CELLS, Columns, RunData, spelled
+from fedskew.core.registry import Choice
+from fedskew.report.markup import Markup, table
+from fedskew.report.run_data import CELLS, Columns, RunData
+from fedskew.report.setting import Setting
 from fedskew.runs import sweep
 from fedskew.runs.figures import SIZES, TIMES, unit_for
-from fedskew.runs.folder import RunFolder
+from fedskew.runs.folder import CONFIG, RunFolder
 from fedskew.runs.open_run import open_run
 from fedskew.runs.summary import mean_and_std
 
@@ -22,20 +25,18 @@ _NOT_NAMED = {  # settings that are named otherwise, or do not change what a run
     "algorithm", "seed", "split_seed", "threads", "workers", "device", "engine", "memory", "checkpoint_every",
     "tensorboard", "mlflow", "wandb",
 }  # fmt: skip
+_CONDITIONS = {"data", "skew", "clients", "validation", "client_test", "bins", "task", "fleet"}  # not the method's
 _SAID = 6  # methods in the sentence about a chart
-_CHOICES = ("data", "skew", "model", "task", "fleet")
 _PARTS = {"test": "test", "own_test": "personal models, test", "validation": "validation", "train": "training"}
-_SHOWN = {  # of the summaries: title and factor
-    "test_{metric}_last": ("test {metric}", 1),
-    "test_{metric}_best": ("best", 1),
-    "own_test_{metric}_mean": ("personal models", 1),
-    "client_{metric}_mean": ("clients", 1),
-    "client_{metric}_worst_10_percent": ("worst 10 %", 1),
-    "gini_of_client_weights": ("Gini", 1),
-    "bytes": ("MB", 1e-6),
-    "simulated_seconds": ("simulated s", 1),
-    "seconds": ("s", 1),
-}
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A run that diverged: its name, why, and what it was."""
+
+    name: str
+    reason: str
+    setting: Setting
 
 
 @dataclass(frozen=True)
@@ -43,24 +44,53 @@ class Compared:
     """Runs that are shown together; those that ``failed`` have no curves, but a reason."""
 
     runs: Sequence[RunData]
-    failed: Mapping[str, str]
+    failed: Sequence[FailedRun]
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """Return what every run was, and then every failed one."""
+        return [*map(Setting.of_run, self.runs), *(run.setting for run in self.failed)]
 
     @cached_property
     def _different(self) -> dict[str, str | None]:
-        """The settings and choices in which runs differ, beside method and seed, with the value of most runs."""
-        settings = [_settings(run) for run in self.runs]
+        """The settings in which runs differ, beside method and seed, with the value of most runs."""
         result: dict[str, str | None] = {}
-        for name in dict.fromkeys(name for one in settings for name in one):
-            (value, count), *others = Counter(str(one.get(name)) for one in settings).most_common()
+        for name in dict.fromkeys(name for one in self.settings for name in one.values):
+            (value, count), *others = Counter(str(one.values.get(name)) for one in self.settings).most_common()
             if others and name not in _NOT_NAMED:
-                result[name] = value if 2 * count > len(settings) else None
+                result[name] = value if 2 * count > len(self.settings) else None
         return result
 
-    def label_of(self, run: RunData) -> str:
+    @property
+    def different_settings(self) -> list[str]:
+        """Return the settings of the training in which runs differ."""
+        return [name for name in self._different if name not in _CONDITIONS]
+
+    @property
+    def different_conditions(self) -> list[str]:
+        """Return the conditions in which runs differ, such as the skew."""
+        return [name for name in self._different if name in _CONDITIONS]
+
+    def label_of(self, one: Setting, conditions: bool = True) -> str:
         """Return the method of a run, with the settings in which it differs from most runs; seeds have one label."""
-        values = {name: str(_settings(run).get(name)) for name in self._different}
+        values = {name: str(one.values.get(name)) for name in self._different if conditions or name not in _CONDITIONS}
         named = [f"{name}={value}" for name, value in values.items() if value != self._different[name]]
-        return ", ".join([str(run.summary["algorithm"]), *named])
+        return ", ".join([self._algorithm(one), *named])
+
+    def _algorithm(self, one: Setting) -> str:
+        """Return the method of a run with the options that some run of that method was given."""
+        options = [(name, one.options.get(name)) for name in self._options[one.method]]
+        if " + " in one.method or None in (value for _, value in options):
+            return one.algorithm
+        return str(Choice(one.method, dict(options)))
+
+    @cached_property
+    def _options(self) -> dict[str, list[str]]:
+        """The options of every method that some run was given."""
+        found: dict[str, dict[str, None]] = {}
+        for one in self.settings:
+            found.setdefault(one.method, {}).update(dict.fromkeys(one.given_options))
+        return {method: list(names) for method, names in found.items()}
 
     @property
     def title(self) -> str:
@@ -73,9 +103,18 @@ class Compared:
     def labels(self) -> dict[str, list[RunData]]:
         """Return the runs of every label."""
         result: dict[str, list[RunData]] = {}
-        for run in self.runs:
-            result.setdefault(self.label_of(run), []).append(run)
+        for run, setting in zip(self.runs, self.settings, strict=False):
+            result.setdefault(self.label_of(setting), []).append(run)
         return result
+
+    @cached_property
+    def panels(self) -> dict[str, list[str]]:
+        """Return the labels of the runs under the same conditions, by what these are."""
+        result: dict[str, dict[str, None]] = {}
+        for _, setting in zip(self.runs, self.settings, strict=False):
+            title = ", ".join(f"{name} {setting.values.get(name)}" for name in self.different_conditions)
+            result.setdefault(title, {})[self.label_of(setting)] = None
+        return {title: list(labels) for title, labels in result.items()}
 
     @cached_property
     def _units(self) -> tuple[str, str]:
@@ -131,50 +170,32 @@ class Compared:
         """Return the metric of a column."""
         return next(column.removeprefix(f"{part}_") for part in _PARTS if column.startswith(f"{part}_"))
 
-    def ends(self, column: str) -> str:
-        """Say where the curves end, the first ones if there are many."""
+    def ends(self, column: str, labels: Sequence[str]) -> str:
+        """Say where the curves of some labels end, the first ones if there are many."""
         known = {
-            label: [value for value in self.tables[label].get(column, []) if value is not None] for label in self.labels
+            label: [value for value in self.tables[label].get(column, []) if value is not None] for label in labels
         }
         ends = [f"{label} {values[-1]:.4g}" for label, values in known.items() if values]
         more = f"; and {len(ends) - _SAID} more" if len(ends) > _SAID else ""
         return f"At the end: {'; '.join(ends[:_SAID])}{more}."
 
-    def numbers(self, column: str) -> Markup:
+    def numbers(self, column: str, labels: Sequence[str]) -> Markup:
         """Return the means of a column in up to 50 rounds, by label."""
         by_round = {
-            label: dict(zip(columns["round"], columns[column], strict=True))
-            for label, columns in self.tables.items()
-            if column in columns
+            label: dict(zip(self.tables[label]["round"], self.tables[label][column], strict=True))
+            for label in labels
+            if column in self.tables[label]
         }
         rounds = sorted({number for one in by_round.values() for number in one})
         some = rounds[:: -(-len(rounds) // 50)]
         rows = [[number, *(one.get(number) for one in by_round.values())] for number in some]
         return table(column, ["round", *by_round], rows)
 
-    def summary_rows(self) -> tuple[list[str], list[list[Any]]]:
-        """Return the titles and the rows of the table of summaries."""
-        metric = self.runs[0].metric
-        keys = {
-            key.format(metric=metric): (title.format(metric=metric), scale) for key, (title, scale) in _SHOWN.items()
-        }
-        known = {
-            label: [{**run.summary, "bytes": run.summary["bytes_down"] + run.summary["bytes_up"]} for run in runs]
-            for label, runs in self.labels.items()
-        }
-        kept = [key for key in keys if any(row.get(key) is not None for rows in known.values() for row in rows)]
-        lines = []
-        for label, rows in known.items():
-            cells = [_mean([row.get(key) for row in rows], keys[key][1]) for key in kept]
-            lines.append([label, ", ".join(str(row["seed"]) for row in rows), *cells])
-        lines += [[name, "failed", reason, *[""] * (len(kept) - 1)] for name, reason in self.failed.items()]
-        return ["method", "seeds", *(keys[key][0] for key in kept)], lines
-
     def warnings(self) -> list[str]:
         """Return warnings about the comparison and about its runs."""
         summaries = [run.summary for run in self.runs]
         found = sweep.warnings_of([str(row["algorithm"]) for row in summaries], summaries)
-        found += [f"{name} failed: {reason}" for name, reason in self.failed.items()]
+        found += [f"{run.name} failed: {run.reason}" for run in self.failed]
         if len({run.metric for run in self.runs}) > 1:
             found.append("The runs go by different metrics; the table has that of the first.")
         for run in self.runs:
@@ -193,30 +214,17 @@ class Compared:
         }
 
 
-def _settings(run: RunData) -> dict[str, Any]:
-    """Return the settings of a run, with its choices in short."""
-    config = {name: spelled(value) for name, value in run.record.config.items()}
-    return {**config, **{kind: run.summary.get(kind) for kind in _CHOICES}}
-
-
-def _mean(values: Sequence[float | None], scale: float) -> str:
-    known = [scale * value for value in values if value is not None]
-    if not known:
-        return "–"
-    mean, std = mean_and_std(known)
-    return str(shown(mean)) if std is None else f"{mean:.4g} ± {std:.2g}"
-
-
 def compared(folders: Sequence[Path]) -> Compared:
     """Return the runs of these folders; the folder of a comparison stands for all its runs."""
-    runs, failed = [], {}
+    runs, failed = [], []
     for folder in folders:
         inside = (
             [folder / member.name for member in sweep.read(folder)] if (folder / sweep.GROUP).is_file() else [folder]
         )
         for place in inside:
             if (place / sweep.FAILED).is_file():
-                failed[place.name] = str(RunFolder(place).read_json(sweep.FAILED).get("failed"))
+                reason = str(RunFolder(place).read_json(sweep.FAILED).get("failed"))
+                failed.append(FailedRun(place.name, reason, Setting.of_config(read_file(place / CONFIG))))
             else:
                 runs.append(RunData(open_run(place)))
     if not runs:

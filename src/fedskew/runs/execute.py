@@ -70,10 +70,12 @@ def starting(
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
     task: Task | None = None,
     interval: CheckpointInterval | None = None,
+    picture: bool = True,
 ) -> "Steps[Run]":
     """Train one method on one federation and record it: in a fresh folder under ``runs`` when None, nowhere when False.
 
-    ``task`` is a task that was made in Python; without one the settings say which.
+    ``task`` is a task that was made in Python; without one the settings say which. Drawing the ``picture`` takes longer
+    than some runs: those of a comparison have none.
     """
     server, config = prepare(fed, model, algorithm, settings, task)
     _warn_of_differences(fed)
@@ -83,12 +85,12 @@ def starting(
     with with_workers(server, config):
         if folder is False:
             tables: dict[str, list[Any]] = {"rounds": [], "clients": [], "timing": []}
-            return (yield from _drive(server, None, tables, config, callbacks, interval))
+            return (yield from _drive(server, None, tables, config, callbacks, interval, picture))
         place = Path(folder) if isinstance(folder, (str, os.PathLike)) else None
         disk = _create(place, config, server)
         with locked(disk.path):
             tables = {"rounds": [], "timing": []}
-            return (yield from _drive(server, Checkpoints(disk), tables, config, callbacks, interval))
+            return (yield from _drive(server, Checkpoints(disk), tables, config, callbacks, interval, picture))
 
 
 def _warn_of_differences(fed: Federation) -> None:
@@ -128,10 +130,11 @@ def resuming(
     workers: int | None = None,
     interval: CheckpointInterval | None = None,
     latest: int | None = None,
+    picture: bool = True,
 ) -> "Steps[Run]":
     """Continue a run from its last checkpoint, or from one of at most the round ``latest`` if it is still there.
 
-    The others are those of ``fedskew.resume``, and ``interval`` that of ``starting``.
+    The others are those of ``fedskew.resume``, ``interval`` and ``picture`` those of ``starting``.
     """
     disk = RunFolder.open(folder)
     with nullcontext() if disk.finished else locked(disk.path):
@@ -161,7 +164,7 @@ def resuming(
             return Run(disk.read_json(on_disk.SUMMARY), _trained(server), disk.path, tables, server)
         tables = {name: disk.table(file) for name, file in files.items()}
         with with_workers(server, config):
-            return (yield from _drive(server, checkpoints, tables, config, callbacks, interval))
+            return (yield from _drive(server, checkpoints, tables, config, callbacks, interval, picture))
 
 
 def _check_given(disk: RunFolder, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -307,6 +310,7 @@ def _drive(
     config: Mapping[str, Any],
     callbacks: "CallbackSpec | Iterable[CallbackSpec]",
     interval: CheckpointInterval | None,
+    picture: bool,
 ) -> "Steps[Run]":
     """Ask for all rounds, and write the last files of the run."""
     disk = checkpoints.disk if checkpoints else None
@@ -320,13 +324,15 @@ def _drive(
         if not stopping.stopped:
             yield from run_rounds(server, checkpoints, tables, watching, interval)
         with resumable(server, disk):
-            run = _finish(server, disk, tables, config)
+            run = _finish(server, disk, tables, config, picture)
         for callback in watching:
             callback.on_run_end(run)
     return run
 
 
-def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Any]], config: Mapping[str, Any]) -> Run:
+def _finish(
+    server: Server, disk: RunFolder | None, tables: dict[str, list[Any]], config: Mapping[str, Any], picture: bool
+) -> Run:
     last = server.last_scores()  # before a new head: what the rounds are about
     calibrated = server.calibrate()
     final, own_matrix = server.final_clients()
@@ -363,8 +369,9 @@ def _finish(server: Server, disk: RunFolder | None, tables: dict[str, list[Any]]
             chosen = {**vars(threshold[0]), "probability": threshold[0].probability, "class": fed.data.classes[1]}
             files[on_disk.THRESHOLDS] = (on_disk.to_json(chosen, indent=2) + "\n").encode()
         finished_files(disk, files, summary)
-        with only_warned(str(disk.path / on_disk.PICTURE)):
-            disk.write(on_disk.PICTURE, figures.draw_run(tables["rounds"], fed, summary, server.headline.name))
+        if picture:
+            with only_warned(str(disk.path / on_disk.PICTURE)):
+                disk.write(on_disk.PICTURE, figures.draw_run(tables["rounds"], fed, summary, server.headline.name))
     return Run(summary, _trained(server), disk.path if disk else None, {**tables, "final": final}, server)
 
 

@@ -124,6 +124,8 @@ def run_rounds(
                     checkpoints.save(server)
                 return
             if stopped and server.round < settings.rounds:
+                if checkpoints and not due:  # the signal came while the callbacks were called
+                    checkpoints.save(server)
                 raise Interrupted(_how_to_resume(server, disk), code=STOPS[stopped[0]])
 
 

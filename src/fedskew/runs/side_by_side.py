@@ -55,7 +55,7 @@ class _Group:
             if stopped := self._go_on(number, partial(next, steps)):
                 raise stopped
             server = self.servers.get(number)
-            if server and not _fits(server, next(iter(self.servers.values()))):
+            if server and not fits(server, next(iter(self.servers.values()))):
                 del self.servers[number]
                 try:
                     self.ended[number] = alone(steps, server)
@@ -108,8 +108,9 @@ def _most(server: Server) -> int:
     return max(1, _MEMORY // (stores + size_in_bytes({"": server.state()})))
 
 
-def _fits(server: Server, first: Server) -> bool:
+def fits(server: Server, first: Server | None = None) -> bool:
     """Return whether the clients of a run can be trained in one stack with those of the first, and gain from it."""
+    first = first or server
     if type(server.rounds) is not ParallelRounds or not isinstance(server.engine, Stacked) or server.algorithm.poison:
         return False  # with poison, runs of other seeds have other rows
     method, job = server.algorithm, server.job

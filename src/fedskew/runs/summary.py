@@ -26,7 +26,8 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     >>> mean_and_std([1.0, 3.0, 5.0]), mean_and_std([7.0])
     ((3.0, 2.0), (7.0, None))
     """
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+    with np.errstate(invalid="ignore"):  # of numbers that are not finite there is none either
+        return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def summarise(

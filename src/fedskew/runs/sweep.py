@@ -1,4 +1,4 @@
-"""Several runs in one folder: methods x numbers x seeds on the same partitions, which can be resumed as a whole.
+"""Several runs in one folder: methods x numbers x skews x seeds on the same partitions; it is resumed as a whole.
 
 Runs of one method that differ in their seed, learning rate and numeric options are trained side by side, where a stack
 of the clients of all of them is faster than one run after the other.
@@ -7,7 +7,7 @@ of the clients of all of them is faster than one run after the other.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
@@ -16,7 +16,7 @@ from typing import Any
 
 from fedskew.algorithms.contract import algorithms as methods
 from fedskew.algorithms.contract import resolve
-from fedskew.core.config import Experiment
+from fedskew.core.config import AUTO, Experiment
 from fedskew.core.errors import DivergedError, FedskewError, unknown
 from fedskew.core.files import reading
 from fedskew.core.lock import locked
@@ -24,19 +24,29 @@ from fedskew.core.registry import Choice, compose, parts_of
 from fedskew.core.writing import write_atomically
 from fedskew.data.federation import Federation
 from fedskew.engine.together import numeric_options
-from fedskew.runs.callbacks import CallbackSpec
+from fedskew.runs.callbacks import Callback, CallbackSpec, as_callbacks
 from fedskew.runs.choices import spell
 from fedskew.runs.environment import check_imports
-from fedskew.runs.execute import prepare, resuming, starting
+from fedskew.runs.execute import fresh_folder, prepare, resuming, starting
 from fedskew.runs.experiment import check_choices
-from fedskew.runs.federate import federate
-from fedskew.runs.folder import ENVIRONMENT, SUMMARY, RunFolder, new_folder, resume_command, to_json
+from fedskew.runs.federate import DEFAULT_SKEW, federate
+from fedskew.runs.folder import (
+    ENVIRONMENT,
+    SUMMARY,
+    RunFolder,
+    TakenError,
+    new_folder,
+    resume_command,
+    to_json,
+)
+from fedskew.runs.jobs import Tell, in_processes
 from fedskew.runs.run import Run
 from fedskew.runs.runner import CheckpointInterval, Steps
-from fedskew.runs.side_by_side import side_by_side
+from fedskew.runs.side_by_side import fits, side_by_side
 from fedskew.runs.summary import Row, mean_and_std
+from fedskew.server.server import RoundResult
 
-GROUP, FAILED = "group.json", "failed.json"
+GROUP, FAILED, TARGET = "group.json", "failed.json", "target.txt"
 MOST_SEEDS = 1_000  # of one group: all are partitioned and checked before the first run
 MOST_TOGETHER = 16  # runs that are trained side by side: all of them are in memory
 _MEMORY = 4 << 30  # bytes of data sets that depend on the seed
@@ -45,17 +55,22 @@ GRID_SETTINGS = ("lr", "momentum", "weight_decay", "clip_norm")  # beside the me
 
 @dataclass(frozen=True)
 class Member:
-    """One of several runs: the method as it was written, all settings, and the numbers of the grid among them."""
+    """One of several runs: the method as it was written, all settings, and the numbers of the grid among them.
+
+    ``skew`` is that of the run where a comparison has several.
+    """
 
     name: str
     algorithm: str
     values: Mapping[str, Any]
     varied: Mapping[str, float] = field(default_factory=dict)
+    skew: str = ""
 
     @property
     def label(self) -> str:
-        """Return the method and its numbers of the grid: the same for all seeds."""
-        return " ".join([self.algorithm, *(f"{name}={value:g}" for name, value in self.varied.items())])
+        """Return the method, its numbers of the grid and its skew: the same for all seeds."""
+        numbers = (f"{name}={value:g}" for name, value in self.varied.items())
+        return " ".join([self.algorithm, *numbers, *([f"on {self.skew}"] if self.skew else [])])
 
     def experiment(self) -> Experiment:
         """Return the validated experiment."""
@@ -67,26 +82,74 @@ def members(
     algorithms: Sequence[str],
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[float]] | None = None,
+    skews: Sequence[str] = (),
 ) -> list[Member]:
-    """Return all methods with all numbers of the grid and all seeds; bad choices are errors.
+    """Return all methods with all numbers of the grid, all seeds and all skews; bad choices are errors.
 
-    A name of the grid is an option of the method, or a setting of the training that is a number.
+    A name of the grid is a setting of the training that is a number, or an option of a method: methods without it have
+    their runs once. Without several skews they are part of the values.
     """
     if len(seeds) > MOST_SEEDS:
         raise FedskewError(f"{len(seeds):,} seeds are more than a group holds: give at most {MOST_SEEDS:,} at a time")
-    result = []
-    for seed in seeds:
-        for algorithm, numbers in product(algorithms, _combinations(grid or {})):
-            words = [algorithm, *(f"{name}={value:g}" for name, value in numbers.items())]
+    result, applied = [], _applied(algorithms, grid or {})
+    for skew, seed in product(skews or [""], seeds):
+        for algorithm, numbers in ((one, some) for one in algorithms for some in _combinations(applied[one])):
+            words = [algorithm, *(f"{name}={value:g}" for name, value in numbers.items()), *([skew] if skew else [])]
             name = re.sub(r"[^A-Za-z0-9.+-]+", "-", "-".join(words)).strip("-") + f"-s{seed}"
             chosen = {**values, **_with_numbers(algorithm, numbers, values), "seed": seed}
-            result.append(Member(name, algorithm, chosen, numbers))
+            result.append(Member(name, algorithm, {**chosen, "skew": skew} if skew else chosen, numbers, skew))
     twice = next((name for name, count in Counter(member.name for member in result).items() if count > 1), None)
     if twice:
-        raise FedskewError(f"{twice} is given twice: give every algorithm, number and seed once")
+        raise FedskewError(f"{twice} is given twice: give every algorithm, number, skew and seed once")
     for member in result:
         check_choices(member.experiment())
     return result
+
+
+def plan(values: Mapping[str, Any]) -> list[Member]:
+    """Return the runs of a comparison from its settings, of which ``algorithm`` and ``skew`` may be lists.
+
+    ``seeds`` are whole numbers or a text such as ``0-4``, ``grid`` has numbers by name, or texts such as
+    ``mu=0,0.01,0.1``.
+    """
+    seeds, grid = values.get("seeds"), values.get("grid") or {}
+    rest = {name: value for name, value in values.items() if name not in ("algorithm", "skew", "seeds", "grid")}
+    if seeds is not None and "seed" in rest:
+        raise FedskewError(f"--seed {rest['seed']} clashes with --seeds {seeds}: give one of them")
+    some = [Experiment(**rest).seed] if seeds is None else _whole_numbers(seeds)
+    algorithms = [spell("algorithm", one) for one in choices_of(values, "algorithm", "fedavg")]
+    skews = [one if one == AUTO else spell("skew", one) for one in choices_of(values, "skew", AUTO)]
+    rest = rest if len(skews) > 1 else {**rest, **({"skew": skews[0]} if "skew" in values else {})}
+    numbers = parse_grid(grid) if not isinstance(grid, Mapping) else _numbers(grid)
+    return members(rest, algorithms, some, numbers, skews if len(skews) > 1 else ())
+
+
+def choices_of(values: Mapping[str, Any], name: str, usual: str) -> list[Any]:
+    """Return the choices of a setting that may be one or a list of them."""
+    asked = values.get(name, usual)
+    found = list(asked) if isinstance(asked, (list, tuple)) else [asked]
+    if not found:
+        raise FedskewError(f"{name} = [] is empty: give one or several (fedskew list {name}s)")
+    return found
+
+
+def _whole_numbers(seeds: Any) -> list[int]:
+    """Return the seeds of a text, or of a list or a range of whole numbers."""
+    if isinstance(seeds, str):
+        return parse_seeds(seeds)
+    found = list(seeds) if isinstance(seeds, Iterable) else [seeds]
+    if not found or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in found):
+        raise FedskewError(f"seeds={seeds!r} are not whole numbers, such as [0, 1, 2] or '0-4'")
+    return found
+
+
+def _numbers(grid: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the numbers of a table of lists."""
+    found = {name.replace("-", "_"): choices_of({name: numbers}, name, "") for name, numbers in grid.items()}
+    for name, numbers in found.items():
+        if not all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers):
+            raise FedskewError(f"grid: {name} = {numbers} are not numbers, such as mu = [0, 0.01, 0.1]")
+    return {name: [float(number) for number in numbers] for name, numbers in found.items()}
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -111,20 +174,35 @@ def _combinations(grid: Mapping[str, Sequence[float]]) -> list[dict[str, float]]
     return [dict(zip(grid, numbers, strict=True)) for numbers in product(*grid.values())]
 
 
+def _applied(algorithms: Sequence[str], grid: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Sequence[float]]]:
+    """Return which numbers of the grid apply to every method; a name that applies to none is an error."""
+    options = {algorithm: set[str]().union(*_numeric_options(algorithm)) for algorithm in algorithms}
+    known = set(GRID_SETTINGS).union(*options.values())
+    for name in grid:
+        if name not in known:
+            raise unknown(f"number of {' or '.join(algorithms)} or of its training in --grid", name, known)
+    return {
+        algorithm: {name: grid[name] for name in grid if name in (*mine, *GRID_SETTINGS)}
+        for algorithm, mine in options.items()
+    }
+
+
+def _numeric_options(algorithm: str) -> list[set[str]]:
+    """Return the names of the numeric options of every part of a method."""
+    return [
+        {option.name for option in methods.home(part).options(part.name).values() if option.numeric}
+        for part in parts_of(methods.choose(algorithm), methods.kind)
+    ]
+
+
 def _with_numbers(algorithm: str, numbers: Mapping[str, float], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the method and the settings with these numbers."""
     parts = parts_of(methods.choose(algorithm), methods.kind)
-    options = [
-        {option.name for option in methods.home(part).options(part.name).values() if option.numeric} for part in parts
-    ]
+    options = _numeric_options(algorithm)
     settings: dict[str, Any] = {}
     for name, number in numbers.items():
         value = int(number) if number.is_integer() else number
         at = next((i for i, known in enumerate(options) if name in known), None)
-        if at is None and name not in GRID_SETTINGS:
-            raise unknown(
-                f"number of {algorithm} or of its training in --grid", name, set(GRID_SETTINGS).union(*options)
-            )
         if name in (values if at is None else parts[at].options):
             raise FedskewError(f"{name} is given twice: in --grid, and as {'a setting' if at is None else algorithm}")
         if at is None:
@@ -163,18 +241,19 @@ class Partitions:
     """The federations of a group; the data is read once, or once for every seed if rows are set aside by it."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Federation] = {}
+        self._known: dict[tuple[str, int], Federation] = {}
 
     def of(self, experiment: Experiment) -> Federation:
         """Return the federation of this experiment."""
         seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
-        if seed not in self._known:
+        key = str(experiment.skew), seed
+        if key not in self._known:
             last = next(reversed(self._known.values()), None)
             apart = experiment.validation and sum(fed.data.train.x.nbytes for fed in self._known.values()) > _MEMORY
             if apart or len(self._known) >= MOST_TOGETHER:
                 self._known.clear()
-            self._known[seed] = federate(experiment, None if last is None or experiment.validation else last.data)
-        return self._known[seed]
+            self._known[key] = federate(experiment, None if last is None or experiment.validation else last.data)
+        return self._known[key]
 
 
 def check(wanted: Sequence[Member], partitions: Partitions | None = None) -> None:
@@ -195,10 +274,38 @@ def _named(member: Member) -> Iterator[None]:
         raise type(problem)(f"{member.name}: {problem}") from problem
 
 
-def create(folder: Path, wanted: Sequence[Member]) -> None:
-    """Create the folder of a group, with the list of its runs."""
+def create(folder: Path, wanted: Sequence[Member], target: str | None = None) -> None:
+    """Create the folder of a group, with the list of its runs and the target that they are to reach."""
     with new_folder(folder) as part:
         (part / GROUP).write_text(_listed(wanted), encoding="utf-8")
+        if target is not None:
+            (part / TARGET).write_text(target + "\n", encoding="utf-8")
+
+
+def create_somewhere(folder: Path | None, wanted: Sequence[Member], target: str | None) -> Path:
+    """Create and return the folder of a group; without a given folder, names are tried until one is free."""
+    experiment = wanted[0].experiment()
+    data, skew = spell("data", experiment.data), experiment.skew
+    if skew == AUTO:
+        skew = "natural" if data.startswith("silos:") else DEFAULT_SKEW
+    while True:
+        place = folder or fresh_folder("compare", data, spell("skew", skew))
+        try:
+            create(place, wanted, target)
+        except TakenError:
+            if folder:
+                raise
+        else:
+            return place
+
+
+def target_of(folder: Path) -> str | None:
+    """Return the target that the runs of a group are to reach, if one was given."""
+    path = folder / TARGET
+    if not path.is_file():
+        return None
+    with reading(path):
+        return path.read_text(encoding="utf-8").strip()
 
 
 def _listed(wanted: Sequence[Member]) -> str:
@@ -237,6 +344,8 @@ def read(folder: Path) -> list[Member]:
         for member in found:
             if not isinstance(member.algorithm, str) or not isinstance(member.values, dict):
                 raise FedskewError(f"{path} is damaged: {member.name!r} needs an algorithm and values")
+            if not isinstance(member.skew, str):
+                raise FedskewError(f"{path} is damaged: the skew of {member.name!r} is no text")
             if not isinstance(member.varied, dict) or not all(isinstance(n, float) for n in member.varied.values()):
                 raise FedskewError(f"{path} is damaged: what {member.name!r} varies are no numbers")
             if not re.fullmatch(r"[A-Za-z0-9.+-]+", member.name) or not member.name.strip("."):
@@ -255,22 +364,30 @@ def run_all(
     wanted: Sequence[Member],
     callbacks: Callable[[Member], list[CallbackSpec]],
     *,
+    writers: Sequence[Callback] = (),
     retry: bool = False,
     force: bool = False,
     partitions: Partitions | None = None,
+    jobs: int = 1,
 ) -> list[Row]:
     """Run, resume or skip every member; return their summaries, and write them with means to the folder.
 
     A run that diverges is recorded as failed, with its reason, and the others continue; it is run again only with
-    ``retry``. ``partitions`` spares several groups on the same partitions from making them again.
+    ``retry``. ``partitions`` spares several groups on the same partitions from making them again. With several ``jobs``
+    what cannot be trained in one stack is trained in as many processes; ``callbacks`` are called in this process, and
+    ``writers`` where a run ends.
     """
     with locked(folder):
         for begun in (RunFolder(folder / member.name) for member in wanted if (folder / member.name).exists()):
             check_imports(begun.path, begun.read_json(ENVIRONMENT), force)
         partitions, found = partitions or Partitions(), dict[str, Row]()
-        for group in _groups(wanted):
-            left = [member for member in group if _runs(folder / member.name, retry)]
-            found |= _run(folder, left, partitions, callbacks, force)
+        groups = [[member for member in group if _runs(folder / member.name, retry)] for group in _groups(wanted)]
+        groups = [group for group in groups if group]
+        if jobs > 1:
+            found = _run_in_processes(folder, groups, partitions, callbacks, writers, force, jobs)
+        else:
+            for group in groups:
+                found |= _run(folder, group, partitions, lambda member: [*writers, *callbacks(member)], force)
         summaries = [found.get(member.name) or _recorded(folder / member.name) for member in wanted]
         content = to_json(overview(wanted, summaries), indent=2) + "\n"
         write_atomically(folder / SUMMARY, content.encode())
@@ -289,6 +406,62 @@ def _groups(wanted: Sequence[Member]) -> list[list[Member]]:
             some.append([])
         some[-1].append(member)
     return [group for some in groups.values() for group in some]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What one process is given: some runs, trained in one stack where they can be."""
+
+    folder: Path
+    group: Sequence[Member]
+    writers: Sequence[Callback]
+    force: bool
+
+
+def _run_in_processes(
+    folder: Path,
+    groups: Sequence[Sequence[Member]],
+    partitions: Partitions,
+    callbacks: Callable[[Member], list[CallbackSpec]],
+    writers: Sequence[Callback],
+    force: bool,
+    jobs: int,
+) -> dict[str, Row]:
+    """Run groups in several processes; those that gain nothing from one stack are single runs."""
+    apart = [part for group in groups for part in ([group] if _stacks(group[0], partitions) else [[m] for m in group])]
+    tasks = [_Work(folder, group, writers, force) for group in apart]
+    members = {member.name: member for group in groups for member in group}
+    watching: dict[str, list[Callback]] = {}
+
+    def told(message: tuple[str, RoundResult, int]) -> None:
+        name, result, rounds = message
+        if name not in watching:
+            watching[name] = as_callbacks(callbacks(members[name]))
+        for callback in watching[name]:
+            callback.on_round_end(result, rounds)
+
+    found = in_processes(_run_one, tasks, jobs, told)
+    return {name: row for some in found for name, row in some.items()}
+
+
+def _stacks(member: Member, partitions: Partitions) -> bool:
+    """Return whether runs like this one gain from one stack."""
+    experiment = member.experiment()
+    with _named(member):
+        method, settings = resolve(experiment.algorithm), experiment.settings()
+        return fits(prepare(partitions.of(experiment), experiment.model, method, settings)[0])
+
+
+def _run_one(work: _Work, tell: Tell) -> dict[str, Row]:
+    """Run some members in a process of its own, which tells after every round."""
+
+    def callbacks(member: Member) -> list[CallbackSpec]:
+        def show(result: RoundResult, rounds: int) -> None:
+            tell((member.name, result, rounds))
+
+        return [*work.writers, show]
+
+    return _run(work.folder, work.group, Partitions(), callbacks, work.force)
 
 
 def _runs(place: Path, retry: bool) -> bool:
@@ -314,8 +487,6 @@ def _run(
 
     They make checkpoints after the same rounds, and go on from the last one that all of them have.
     """
-    if not group:
-        return {}
     one = group[0].experiment()
     interval = CheckpointInterval(one.checkpoint_every, one.rounds)
     begun = [RunFolder(place) for place in (folder / member.name for member in group) if place.exists()]
@@ -350,10 +521,13 @@ def _steps(
                         workers=experiment.workers,
                         interval=interval,
                         latest=latest,
+                        picture=False,
                     )
                 )
             settings = experiment.settings()
-            return (yield from starting(fed, experiment.model, method, settings, place, watching, None, interval))
+            return (
+                yield from starting(fed, experiment.model, method, settings, place, watching, None, interval, False)
+            )
     except DivergedError as problem:
         row = {"algorithm": member.algorithm, "seed": experiment.seed, "failed": str(problem)}
         RunFolder(place).write_json(FAILED, row)

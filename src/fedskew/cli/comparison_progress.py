@@ -1,0 +1,115 @@
+"""The progress of a comparison: rounds of all its runs, and about how long the others will take."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from fedskew.runs.callbacks import CallbackSpec
+    from fedskew.runs.sweep import Member
+
+_EVERY = 10.0  # seconds between two lines, where there is no terminal
+
+
+@dataclass
+class Pace:
+    """How many rounds are done and left, and how long those that are left will take at the pace of those done.
+
+    A resumed run begins where it was, and that does not count for the pace; nor does what was before the first round.
+    """
+
+    rounds: dict[str, int]  # of every run that was not finished
+    clock: Callable[[], float] = time.monotonic
+    _began: float | None = None
+    _first: dict[str, int] = field(default_factory=dict)
+    _last: dict[str, int] = field(default_factory=dict)
+
+    def heard(self, name: str, round: int, rounds: int) -> None:
+        """Record that a run has ended a round."""
+        self.rounds[name] = rounds
+        if self._began is None:
+            self._began = self.clock()
+            self._first[name] = round
+        self._first.setdefault(name, round - 1)
+        self._last[name] = round
+
+    @property
+    def total(self) -> int:
+        """Return the rounds of all runs."""
+        return sum(self.rounds.values())
+
+    @property
+    def done(self) -> int:
+        """Return the rounds that are behind."""
+        return sum(self._last.values())
+
+    @property
+    def ended(self) -> int:
+        """Return how many runs have had their last round."""
+        return sum(self._last[name] >= self.rounds[name] for name in self._last)
+
+    @property
+    def left(self) -> float | None:
+        """Return the seconds that the others will take; None in the first second, when there is no pace yet."""
+        new, spent = self.done - sum(self._first.values()), self.clock() - (self._began or 0.0)
+        return spent / new * (self.total - self.done) if new and self._began is not None and spent >= 1 else None
+
+    def __str__(self) -> str:
+        about = f", about {_duration(self.left)} left" if self.left else ""
+        return f"{self.done}/{self.total} rounds, {self.ended} of {len(self.rounds)} runs done{about}"
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as people say it.
+
+    >>> _duration(7.2), _duration(300), _duration(9000)
+    ('8 s', '5 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{int(seconds) + 1} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def show_comparison(wanted: "Sequence[Member]") -> "Iterator[Callable[[Member], list[CallbackSpec]]]":
+    """Show a bar, or a line every ten seconds without a terminal; yield a function from a run to its callbacks."""
+    console = Console(stderr=True)
+    pace = Pace({member.name: member.experiment().rounds for member in wanted})
+    if not console.is_terminal:
+        yield _lines(pace)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with Progress(BarColumn(), TextColumn("{task.fields[state]}", markup=False), console=console) as bars:
+        bar = bars.add_task("", total=pace.total, state=str(pace))
+
+        def watch(member: "Member") -> "list[CallbackSpec]":
+            def show(result: Any, rounds: int) -> None:
+                pace.heard(member.name, result.round["round"], rounds)
+                bars.update(bar, completed=pace.done, total=pace.total, state=f"{pace}  {member.name}")
+
+            return [show]
+
+        yield watch
+
+
+def _lines(pace: Pace) -> "Callable[[Member], list[CallbackSpec]]":
+    said = -_EVERY
+
+    def watch(member: "Member") -> "list[CallbackSpec]":
+        def show(result: Any, rounds: int) -> None:
+            nonlocal said
+            pace.heard(member.name, result.round["round"], rounds)
+            if pace.clock() - said >= _EVERY or pace.done == pace.total:
+                said = pace.clock()
+                with suppress(OSError, ValueError):  # an error of stderr does not stop the training
+                    print(f"{pace}; {member.name}", file=sys.stderr, flush=True)
+
+        return [show]
+
+    return watch

@@ -1,0 +1,110 @@
+"""What a comparison leaves in its folder: the table as CSV, Markdown and LaTeX, the figures, and the page."""
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedskew.core.writing import write_atomically
+from fedskew.report.comparison_figures import draw_curves, draw_ranks
+from fedskew.report.comparison_table import Comparison
+from fedskew.report.page import comparison_page
+from fedskew.runs.folder import PAGE
+from fedskew.runs.runner import only_warned
+
+CSV, MARKDOWN, LATEX = "comparison.csv", "comparison.md", "comparison.tex"
+CURVES, RANKS = "curves", "critical_difference"
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "±": r"$\pm$", "–": "--", "≤": r"$\leq$", "★": r"$\star$", "…": r"\ldots{}",
+}  # fmt: skip
+
+
+def write_comparison(found: Comparison, folder: Path) -> None:
+    """Write all files of a comparison; one that cannot be made is only a warning, as the runs are whole."""
+    write_atomically(folder / CSV, found.frame().to_csv(index=False).encode())
+    write_atomically(folder / MARKDOWN, markdown(found).encode())
+    write_atomically(folder / LATEX, latex(found).encode())
+    with only_warned(str(folder / PAGE)):
+        write_atomically(folder / PAGE, comparison_page(found))
+    with only_warned(f"the figures in {folder}"):
+        drawn = {CURVES: draw_curves(found), RANKS: draw_ranks(found.ranks) if found.ranks else {}}
+        for name, files in drawn.items():
+            for ending in ("svg", "pdf"):
+                if ending in files:
+                    write_atomically(folder / f"{name}.{ending}", files[ending])
+                else:
+                    (folder / f"{name}.{ending}").unlink(missing_ok=True)  # of a time with other runs
+
+
+def markdown(found: Comparison) -> str:
+    """Return the table with its notes; names are text, whatever they contain."""
+    lines = [[in_markdown(cell) for cell in line] for line in (found.head(), *found.lines())]
+    for line, one in zip(lines[1:], found.configurations, strict=True):
+        if one.label == found.verdict.winner:
+            line[0] = f"**{line[0]}**"
+    rule = ["---", *["---:"] * (len(lines[0]) - 1)]
+    rows = ["| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:])]
+    meanings = [f"{title}: {meaning}" for title, meaning in found.meanings().items()]
+    notes = [f"- {in_markdown(text)}" for text in (*_notes(found), *meanings)]
+    return "\n".join([f"# {in_markdown(found.runs.title)}", "", *rows, "", *notes, ""])
+
+
+def _notes(found: Comparison) -> list[str]:
+    said = "" if found.ranks is None else _ranks(found)
+    return [*found.notes(), said or found.no_ranks]
+
+
+def _ranks(found: Comparison) -> str:
+    """Return the mean ranks in words."""
+    assert found.ranks
+    means = ", ".join(f"{name} {mean:.2f}" for name, mean in found.ranks.means.items())
+    return (
+        f"Mean ranks over {found.ranks.blocks} blocks: {means}; Friedman's test p = {found.ranks.p:.2g}, critical "
+        f"difference {found.ranks.distance:.2f} (Nemenyi)."
+    )
+
+
+def latex(found: Comparison) -> str:
+    """Return the table for LaTeX with the package booktabs, with its notes as comments."""
+    head, rows = [in_latex(title) for title in found.head()], [list(map(in_latex, line)) for line in found.lines()]
+    for row, one in zip(rows, found.configurations, strict=True):
+        if one.label == found.verdict.winner:
+            row[0] = rf"\textbf{{{row[0]}}}"
+    comments = [f"% {' '.join(text.split())}" for text in (found.runs.title, *_notes(found))]
+    form = "l" + "r" * (len(head) - 1)
+    return "\n".join(
+        [
+            r"% \usepackage{booktabs}", *comments, rf"\begin{{tabular}}{{{form}}}", r"\toprule", _latex_row(head),
+            r"\midrule", *map(_latex_row, rows), r"\bottomrule", r"\end{tabular}", "",
+        ]
+    )  # fmt: skip
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def in_latex(text: str) -> str:
+    r"""Return a text so that LaTeX prints it as it is.
+
+    >>> in_latex("$x_$")
+    '\\$x\\_\\$'
+    """
+    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def in_markdown(text: str) -> str:
+    r"""Return a text so that Markdown shows it as it is.
+
+    >>> in_markdown("a|b <script> $x_$")
+    'a\\|b &lt;script&gt; \\$x\\_\\$'
+    """
+    return re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
+def files_of(folder: Path) -> Iterable[Path]:
+    """Return the files of a comparison that are in a folder."""
+    names = (CSV, MARKDOWN, LATEX, *(f"{name}.{ending}" for name in (CURVES, RANKS) for ending in ("svg", "pdf")))
+    return [folder / name for name in names if (folder / name).is_file()]

@@ -1,0 +1,321 @@
+"""The table of a comparison: one row a configuration, with what its runs scored, and what follows from that."""
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedskew.core.errors import FedskewError
+from fedskew.report.run_data import RunData
+from fedskew.report.setting import Setting
+from fedskew.report.several_runs import Compared, compared
+from fedskew.runs import sweep
+from fedskew.runs.folder import Row
+from fedskew.runs.significance import Ranks, Scores, Verdict, no_ranks, ranks, verdict
+from fedskew.runs.summary import mean_and_std
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHARE = 0.9  # of the best mean, the target of a comparison that was given none
+_COLUMNS = {  # of the summaries: title, meaning and factor in tables for readers
+    "test_{metric}_last": ("test {metric}", "the global model on the test rows after the last round", 1),
+    "test_{metric}_at_best_validation": ("at best validation", "the same in the round that is best on validation", 1),
+    "test_{metric}_best": ("best", "the same in the best round on the test rows themselves", 1),
+    "own_test_{metric}_mean": ("personal models", "mean over the clients of their own models on the test rows", 1),
+    "client_{metric}_mean": ("clients", "mean over the clients of the model that each uses, on its own rows", 1),
+    "client_{metric}_worst_10_percent": ("worst 10 %", "mean over the worst tenth of the clients", 1),
+    "gini_of_client_weights": ("Gini", "Gini coefficient of the clients' weights over all rounds", 1),
+    "rounds_to_target": ("rounds to target", "rounds until the target was reached, of the seeds that did", 1),
+    "bytes_to_target": ("MB to target", "megabytes sent until then, both ways", 1e-6),
+    "bytes": ("MB", "megabytes sent, both ways", 1e-6),
+    "simulated_seconds": ("simulated s", "simulated seconds on the fleet", 1),
+    "seconds": ("s", "seconds of real time", 1),
+}
+_SCORES = ("test_{metric}_last", "own_test_{metric}_mean", "client_{metric}_mean")  # what methods are compared by
+
+
+@dataclass(frozen=True)
+class Target:
+    """A score to reach; without a metric it is one of that which decides."""
+
+    value: float
+    metric: str | None = None
+
+    @staticmethod
+    def of(given: "str | float") -> "Target":
+        """Return the target of a number, or of a text such as ``0.9`` or ``accuracy=0.9``.
+
+        >>> Target.of("balanced-accuracy=0.9")
+        Target(value=0.9, metric='balanced_accuracy')
+        """
+        metric, _, number = str(given).rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise FedskewError(f"target {given!r} is not a number such as 0.9, or a metric with one: accuracy=0.9")
+        return Target(value, metric.strip().replace("-", "_") or None)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A row of the table: a method with its options, under some conditions, and its runs, of which some may be failed.
+
+    ``label`` is the same for all conditions.
+    """
+
+    label: str
+    method: str
+    options: Mapping[str, Any]
+    conditions: Mapping[str, Any]
+    rows: Sequence[Row]
+    failed: Sequence[str]
+
+    def values(self, key: str) -> list[float]:
+        """Return what the runs have of this number."""
+        return [row[key] for row in self.rows if row.get(key) is not None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs as a table; ``asked`` is the target, by default 90 % of the best mean, where high is good."""
+
+    runs: Compared
+    asked: Target | None = None
+
+    @property
+    def metric(self) -> str:
+        """Return the metric that decides, that of the first run."""
+        return self.runs.runs[0].metric
+
+    @cached_property
+    def sign(self) -> int:
+        """Return -1 where low is good."""
+        return self.runs.runs[0].sign
+
+    @cached_property
+    def target(self) -> Target | None:
+        """Return the target that is looked for in the curves on test rows."""
+        metric = (self.asked.metric if self.asked else None) or self.metric
+        if self.asked:
+            if not any(_curve(run, metric) for run in self.runs.runs):
+                raise FedskewError(
+                    f"target {metric}: no run followed it on test rows: choose another, or add --metrics"
+                )
+            return Target(self.asked.value, metric)
+        by_label: dict[str, list[float]] = {}
+        for run in self.runs.runs:
+            if (last := run.summary.get(f"test_{metric}_last")) is not None and math.isfinite(last):
+                by_label.setdefault(run.summary["algorithm"], []).append(last)
+        best = max(map(fmean, by_label.values()), default=0.0)
+        return Target(float(f"{_SHARE * best:.4g}"), metric) if self.sign > 0 and best > 0 else None
+
+    @cached_property
+    def configurations(self) -> list[Configuration]:
+        """Return the rows of the table, in the order of the runs."""
+        found: dict[tuple[str, ...], tuple[Setting, list[Row], list[str]]] = {}
+        ends = [*map(self._numbers, self.runs.runs, self.runs.settings), *(run.reason for run in self.runs.failed)]
+        for one, end in zip(self.runs.settings, ends, strict=True):
+            key = (self.runs.label_of(one, False), *(str(one.values.get(name)) for name in self.conditions))
+            _, rows, failed = found.setdefault(key, (one, [], []))
+            (failed if isinstance(end, str) else rows).append(end)  # type: ignore[arg-type]
+        return [
+            Configuration(
+                key[0],
+                one.method,
+                {name: one.options.get(name, one.values.get(name)) for name in self.options},
+                {name: one.values.get(name) for name in self.conditions},
+                rows,
+                failed,
+            )
+            for key, (one, rows, failed) in found.items()
+        ]
+
+    @cached_property
+    def options(self) -> list[str]:
+        """Return the names of the hyper-parameters that have a column: given to a method, or not the same in all."""
+        given = dict.fromkeys(name for one in self.runs.settings for name in one.given_options)
+        return [*given, *(name for name in self.runs.different_settings if name not in given)]
+
+    @cached_property
+    def conditions(self) -> list[str]:
+        """Return the names of the conditions that are not the same in all runs, such as the skew."""
+        return self.runs.different_conditions
+
+    def _numbers(self, run: RunData, setting: Setting) -> Row:
+        """Return the summary of a run with what the table has beside it."""
+        summary, metric = run.summary, self.metric
+        row = {**summary, "bytes": summary["bytes_down"] + summary["bytes_up"]}
+        row["block"] = (
+            summary["seed"],
+            setting.values.get("split_seed"),
+            *(str(setting.values.get(name)) for name in self.conditions),
+        )
+        followed, scores = run.rounds.get(f"validation_{metric}", []), run.rounds.get(f"test_{metric}", [])
+        chosen = [(self.sign * v, t) for v, t in zip(followed, scores, strict=False) if None not in (v, t)]
+        row[f"test_{metric}_at_best_validation"] = max(chosen, key=lambda pair: pair[0])[1] if chosen else None
+        if self.target:
+            row |= dict(zip(("rounds_to_target", "bytes_to_target"), self._reached(run, self.target), strict=True))
+        return row
+
+    def _reached(self, run: RunData, target: Target) -> tuple[int | None, int | None]:
+        """Return the first round in which a run reached the target, and the bytes that had been sent by then."""
+        sign = run.sign_of(str(target.metric))
+        scores, sent = _curve(run, str(target.metric)), 0
+        for place, score in enumerate(scores):
+            sent += run.rounds["bytes_down"][place] + run.rounds["bytes_up"][place]
+            if score is not None and sign * score >= sign * target.value:
+                return run.rounds["round"][place], sent
+        return None, None
+
+    @cached_property
+    def score(self) -> str:
+        """Return the number that methods are compared by: the first of some that every method has."""
+        names = [name.format(metric=self.metric) for name in _SCORES]
+        ran = [one for one in self.configurations if one.rows]
+        return next((name for name in names if all(len(one.values(name)) == len(one.rows) for one in ran)), names[0])
+
+    @cached_property
+    def scores(self) -> Scores:
+        """Return the scores of every method by block, with the sign by which more is better."""
+        found: dict[str, dict[Hashable, float]] = {}
+        for one in self.configurations:
+            mine = found.setdefault(one.label, {})
+            mine |= {
+                row["block"]: self.sign * row[self.score]
+                for row in one.rows
+                if row.get(self.score) is not None and math.isfinite(row[self.score])
+            }
+        return {label: mine for label, mine in found.items() if mine}
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Return which method is ahead, if any is."""
+        failed: dict[str, int] = {}
+        for one in self.configurations:
+            failed[one.label] = failed.get(one.label, 0) + len(one.failed)
+        return verdict(self.scores, failed)
+
+    @cached_property
+    def ranks(self) -> Ranks | None:
+        """Return the mean ranks of the methods, where there are enough of them and of blocks."""
+        return None if self.no_ranks else ranks(self.scores)
+
+    @cached_property
+    def no_ranks(self) -> str:
+        """Return why there are no mean ranks; empty if there are."""
+        return no_ranks(self.scores)
+
+    @cached_property
+    def columns(self) -> dict[str, tuple[str, str, float]]:
+        """Return the numbers that at least one run has: title, meaning, and factor in tables for readers."""
+        named = {
+            key.format(metric=self.metric): (title.format(metric=self.metric), meaning, factor)
+            for key, (title, meaning, factor) in _COLUMNS.items()
+        }
+        looked_for = ("rounds_to_target", "bytes_to_target") if self.target else ()
+        known = {key for key in named if any(one.values(key) for one in self.configurations)}
+        return {key: look for key, look in named.items() if key in known or key in looked_for}
+
+    def frame(self) -> "pd.DataFrame":
+        """Return one row a configuration; options, conditions, means and standard deviations are columns.
+
+        ``attrs`` has the target, the number that methods are compared by, and the verdict in words.
+        """
+        import pandas as pd
+
+        lines = []
+        for one in self.configurations:
+            line: Row = {"method": one.method, **one.options, **one.conditions}
+            line |= {"seeds": len(one.rows), "failed": len(one.failed)}
+            for key in self.columns:
+                mean, std = mean_and_std(one.values(key)) if one.values(key) else (None, None)
+                line |= {key: mean, f"{key}_std": std}
+            if self.target:
+                line["reached_target"] = len(one.values("rounds_to_target"))
+            is_best = one.label == self.verdict.best
+            line["difference_to_best"] = 0.0 if is_best else self._difference(one.label)
+            line["p_value"] = self.verdict.p_values.get(one.label)
+            line["winner"] = one.label == self.verdict.winner
+            lines.append(line)
+        frame = pd.DataFrame(lines)
+        target = f"{self.target.metric}={self.target.value:g}" if self.target else None
+        frame.attrs = {"target": target, "compared_by": self.score, "verdict": self.verdict.says}
+        return frame
+
+    def _difference(self, label: str) -> float | None:
+        """Return by how much the score of a method is above that of the best."""
+        found = self.verdict.differences.get(label)
+        return None if found is None else -self.sign * found
+
+    def head(self) -> list[str]:
+        """Return the titles of the columns for readers."""
+        return ["method", *self.options, *self.conditions, "seeds", *(look[0] for look in self.columns.values()), "p"]
+
+    def lines(self) -> list[list[str]]:
+        """Return the rows for readers: mean ± standard deviation; who is ahead has a star."""
+        result = []
+        for one in self.configurations:
+            star = " ★" if one.label == self.verdict.winner else ""
+            cells = [_cell(one, key, factor) for key, (_, _, factor) in self.columns.items()]
+            seeds = str(len(one.rows)) + (f" ({len(one.failed)} failed)" if one.failed else "")
+            p = self.verdict.p_values.get(one.label)
+            named = [_spelled(value) for value in (*one.options.values(), *one.conditions.values())]
+            ending = "best" if one.label == self.verdict.best else "" if p is None else f"{p:.2g}"
+            result.append([one.method + star, *named, seeds, *cells, ending])
+        return result
+
+    def notes(self) -> list[str]:
+        """Return what a reader needs to know of the table."""
+        found = [f"{self.verdict.says} Methods are compared by {self.score}."]
+        if self.target:
+            how = "" if self.asked else f", which is {_SHARE:.0%} of the best mean"
+            found.append(f"The target is {self.target.metric} = {self.target.value:g} on test rows{how}.")
+        found.append(
+            "Mean ± standard deviation over seeds; p is that of the difference to the best method, corrected for all "
+            "pairs of methods; ★ is a method that is ahead of all others."
+        )
+        found += [f"failed: {broken.name}: {broken.reason}" for broken in self.runs.failed]
+        return found
+
+    def meanings(self) -> dict[str, str]:
+        """Return the meaning of every column of numbers, by its title."""
+        return {title: meaning for title, meaning, _ in self.columns.values()}
+
+
+def _curve(run: RunData, metric: str) -> list[float | None]:
+    """Return a metric on the test rows in every round: of the global model, or the mean of the clients' own."""
+    columns = (run.rounds.get(f"{part}_{metric}", []) for part in ("test", "own_test"))
+    return next((column for column in columns if any(value is not None for value in column)), [])
+
+
+def _spelled(value: Any) -> str:
+    """Return an option in a table for readers; empty where a method has no such option."""
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cell(one: Configuration, key: str, factor: float) -> str:
+    values = [factor * value for value in one.values(key)]
+    if not one.rows:
+        return "failed"
+    if not values:
+        return "not reached" if key.endswith("_to_target") else "–"
+    mean, std = mean_and_std(values)
+    some = f" ({len(values)} of {len(one.rows)})" if key == "rounds_to_target" and len(values) < len(one.rows) else ""
+    return f"{mean:.4g}" + ("" if std is None else f" ± {std:.2g}") + some
+
+
+def comparison(folders: Iterable[Path], target: "Target | str | float | None" = None) -> Comparison:
+    """Return the comparison of these runs; the folder of a comparison stands for all its runs, and has its target."""
+    places = list(folders)
+    stored = (sweep.target_of(place) for place in places)
+    chosen = target if target is not None else next(filter(None, stored), None)
+    asked = chosen if isinstance(chosen, Target) or chosen is None else Target.of(chosen)
+    return Comparison(compared(places), asked)

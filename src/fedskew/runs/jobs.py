@@ -1,0 +1,120 @@
+"""Several tasks at once in processes of this machine, which tell how far they are and end when this one does."""
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+from fedskew.core.errors import FedskewError, Interrupted
+from fedskew.core.plugins import Imported, import_again, imported
+from fedskew.engine.device import usable_cores
+from fedskew.runs.runner import STOPS, stopping
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Tell = Callable[[Any], None]
+MOST_JOBS = 256
+_PATIENCE = 0.2  # seconds between two looks at whether a signal came
+
+
+def checked_jobs(given: Any, workers: Any) -> int:
+    """Return how many processes, if that is a number that can be, and the runs have no ``workers`` of their own."""
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_JOBS:
+        raise FedskewError(f"jobs={given!r} is not a whole number from 1 to {MOST_JOBS}")
+    if given > 1 and workers is not None:
+        raise FedskewError(f"jobs={given} clashes with workers={workers}: give one of them")
+    return given
+
+
+def in_processes(work: Callable[[Task, Tell], Result], tasks: Sequence[Task], jobs: int, told: Tell) -> list[Result]:
+    """Return ``work(task, tell)`` of every task, from up to ``jobs`` processes with an equal share of the cores.
+
+    What a task tells is given to ``told`` in this process. An error ends all, and so does a signal; runs end their
+    round first and make a checkpoint. ``work`` is a function of a module, so that a new process finds it.
+    """
+    context = multiprocessing.get_context("spawn")
+    count = min(jobs, len(tasks))
+    waiting, results = list(range(len(tasks)))[::-1], dict[int, Result]()
+    processes: dict[Connection, BaseProcess] = {}
+    doing: dict[Connection, int] = {}
+    try:
+        with stopping() as came:
+            for _ in range(count):
+                mine, theirs = context.Pipe()
+                threads = max(1, usable_cores() // count)
+                new = context.Process(target=_serve, args=(theirs, work, threads, imported()))
+                with theirs:
+                    new.start()
+                processes[mine] = new
+                doing[mine] = waiting.pop()
+                mine.send(tasks[doing[mine]])
+            while doing:
+                for pipe in wait(list(doing), _PATIENCE):
+                    assert isinstance(pipe, Connection)
+                    kind, content = _received(pipe)
+                    if kind == "told":
+                        told(content)
+                    elif kind == "refused":
+                        raise FedskewError(content)
+                    elif kind == "error":
+                        raise RuntimeError(content)
+                    else:
+                        results[doing.pop(pipe)] = content
+                        if waiting:
+                            doing[pipe] = waiting.pop()
+                            pipe.send(tasks[doing[pipe]])
+                if came:
+                    raise Interrupted("interrupted", STOPS[came[0]])
+        return [results[number] for number in range(len(tasks))]
+    finally:
+        for pipe, process in processes.items():
+            if pipe in doing:
+                process.terminate()
+            pipe.close()
+        for process in processes.values():
+            process.join()
+
+
+def _received(pipe: Connection) -> tuple[str, Any]:
+    try:
+        kind, content = pipe.recv()
+    except (EOFError, ConnectionError):
+        raise FedskewError(
+            "a process of --jobs ended before its run did, perhaps for want of memory: take fewer jobs, and resume"
+        ) from None
+    return kind, content
+
+
+def _serve(pipe: Connection, work: Callable[[Any, Tell], Any], threads: int, imports: Sequence[Imported]) -> None:
+    """Do one task after the other, until the first process closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first one tells the others
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    import_again(imports)
+
+    def tell(content: Any) -> None:
+        try:
+            pipe.send(("told", content))
+        except ConnectionError:  # the first process has ended, or wants to: end the round, and make a checkpoint
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    while True:
+        try:
+            task = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer = ("done", work(task, tell))
+        except KeyboardInterrupt:
+            return
+        except FedskewError as problem:
+            answer = ("refused", str(problem))
+        except Exception:  # the first process raises it again, in words
+            answer = ("error", traceback.format_exc())
+        try:
+            pipe.send(answer)
+        except ConnectionError:
+            return

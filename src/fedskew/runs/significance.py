@@ -1,0 +1,185 @@
+"""Whether methods differ beyond noise: paired differences over blocks, corrected for many methods, and mean ranks.
+
+A block is what methods are compared under: a seed, or a seed and a skew. Everything here is paired over blocks.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+from typing import TypeVar
+
+import numpy as np
+
+from fedskew.core.streams import Floats
+from fedskew.runs.summary import mean_and_std
+
+FEWEST_BLOCKS = 3  # for an interval or a test
+LEVEL = 0.05
+_ROUNDING = 1e-6  # share of the larger score below which a difference is none: float32 is no more exact
+Key = TypeVar("Key", bound=Hashable)
+Scores = Mapping[str, Mapping[Hashable, float]]  # of every method, by block
+
+
+def paired_interval(differences: "Sequence[float] | Floats", share: float = 1 - LEVEL) -> tuple[float, float]:
+    """Return the interval of the mean difference that holds ``share`` of Student's t.
+
+    >>> [round(end, 3) for end in paired_interval([1.0, 2.0, 3.0])]
+    [-0.484, 4.484]
+    """
+    from scipy.stats import t
+
+    mean, std = mean_and_std(np.asarray(differences).tolist())
+    half = float(t.ppf(0.5 + share / 2, len(differences) - 1)) * (std or 0.0) / math.sqrt(len(differences))
+    return mean - half, mean + half
+
+
+def paired_p(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of Student's paired t-test; differences that are all 0 have 1.
+
+    >>> round(paired_p([1.0, 2.0, 3.0]), 4)
+    0.0742
+    """
+    from scipy.stats import t
+
+    mean, std = mean_and_std(differences)
+    if not std:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * t.sf(abs(mean) / (std / math.sqrt(len(differences))), len(differences) - 1))
+
+
+def holm(found: Mapping[Key, float]) -> dict[Key, float]:
+    """Return p-values corrected for how many there are (Holm 1979): an error anywhere is as rare as in one test alone.
+
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    {'a': 0.03, 'c': 0.06, 'b': 0.06}
+    """
+    result, least = dict[Key, float](), 0.0
+    for place, (key, p) in enumerate(sorted(found.items(), key=lambda item: item[1])):
+        least = max(least, min(1.0, (len(found) - place) * p))
+        result[key] = least
+    return result
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which method has the best mean, its difference to every other with the corrected p-value, and what follows.
+
+    ``winner`` is None unless the best one is better than every other beyond noise. ``says`` has that in words.
+    """
+
+    best: str | None
+    winner: str | None
+    differences: Mapping[str, float]
+    p_values: Mapping[str, float]
+    says: str
+
+
+def verdict(scores: Scores, failed: Mapping[str, int]) -> Verdict:
+    """Compare all pairs of methods over the blocks that they share; scores are better the higher they are.
+
+    The p-values are corrected for all pairs, and not only for those with the best method, as the data choose that one.
+    A method of which runs ``failed`` is never the winner.
+    """
+    means = {name: fmean(blocks.values()) for name, blocks in scores.items() if blocks}
+    if len(means) < 2:
+        return Verdict(
+            next(iter(means), None), None, {}, {}, "There is nothing to compare: fewer than two methods have a score."
+        )
+    best = max(means, key=means.__getitem__)
+    shared = {pair: _differences(scores, *pair) for pair in combinations(means, 2)}
+    tested = holm({pair: paired_p(some) for pair, some in shared.items() if len(some) >= FEWEST_BLOCKS})
+    others = [name for name in means if name != best]
+    pairs = {other: (best, other) if (best, other) in shared else (other, best) for other in others}
+    signs = {other: 1 if pair[0] == best else -1 for other, pair in pairs.items()}
+    differences = {other: signs[other] * fmean(shared[pair]) for other, pair in pairs.items() if shared[pair]}
+    p_values = {other: tested[pair] for other, pair in pairs.items() if pair in tested}
+    untested = [other for other in others if other not in p_values]
+    if untested:
+        fewest = min(len(shared[pairs[other]]) for other in untested)
+        says = (
+            f"Nothing can be said about who is ahead: {fewest} {'block has' if fewest == 1 else 'blocks have'} a score "
+            f"of both {best} and {untested[0]}, and a test needs {FEWEST_BLOCKS} (blocks are seeds, times skews)."
+        )
+        return Verdict(best, None, differences, p_values, says)
+    level = [other for other in others if p_values[other] >= LEVEL or differences[other] <= 0]
+    pairs_said = f"{len(shared)} pairs" if len(shared) > 1 else "one pair"
+    over = f"paired t-tests over {min(map(len, shared.values()))} blocks, Holm's correction for {pairs_said}"
+    if level:
+        more = f" and {len(level) - 3} more" if len(level) > 3 else ""
+        says = (
+            f"No method is ahead: {best} has the best mean, without a difference beyond noise to "
+            f"{', '.join(level[:3])}{more} ({over})."
+        )
+    elif failed.get(best):
+        says = f"No method is ahead: {best} is better than all others, but {failed[best]} of its runs failed ({over})."
+    else:
+        worst = max(p_values.values())
+        return Verdict(best, best, differences, p_values, f"{best} is ahead of all others (p ≤ {worst:.2g}; {over}).")
+    return Verdict(best, None, differences, p_values, says)
+
+
+def _differences(scores: Scores, one: str, other: str) -> list[float]:
+    """Return the differences of two methods in the blocks that both have; what rounding explains is 0."""
+    pairs = [(scores[one][block], scores[other][block]) for block in scores[one] if block in scores[other]]
+    return [a - b if abs(a - b) > _ROUNDING * max(abs(a), abs(b)) else 0.0 for a, b in pairs]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Mean ranks of methods over blocks, 1 is best, and how far apart two must be to differ (Demšar 2006).
+
+    ``p`` is that of Friedman's test in the form of Iman and Davenport, ``distance`` the critical difference of
+    Nemenyi's test, and ``groups`` are the methods, best first, among which no two differ by more.
+    """
+
+    means: Mapping[str, float]
+    blocks: int
+    p: float
+    distance: float
+    groups: Sequence[Sequence[str]]
+
+
+def no_ranks(scores: Scores) -> str:
+    """Return why there is no critical-difference diagram; empty if there is one."""
+    if len(scores) < 3:
+        return f"A critical-difference diagram needs at least 3 methods, and there are {len(scores)}."
+    if (count := len(_complete(scores))) < FEWEST_BLOCKS:
+        return (
+            f"A critical-difference diagram needs at least {FEWEST_BLOCKS} blocks (seeds, times skews) in which every "
+            f"method has a score, and there are {count}."
+        )
+    return ""
+
+
+def _complete(scores: Scores) -> list[Hashable]:
+    """Return the blocks in which every method has a score."""
+    first, *others = scores.values()
+    return [block for block in first if all(block in other for other in others)]
+
+
+def ranks(scores: Scores) -> Ranks:
+    """Rank the methods in every block in which all have a score, higher scores first; equal ones share their ranks."""
+    from scipy.stats import f, rankdata, studentized_range
+
+    names, blocks = list(scores), _complete(scores)
+    table = np.array([[scores[name][block] for name in names] for block in blocks])
+    count, k = table.shape
+    mean = rankdata(-table, axis=1).mean(0)
+    chi2 = 12 * count / (k * (k + 1)) * float((mean**2).sum() - k * (k + 1) ** 2 / 4)
+    left = count * (k - 1) - chi2
+    p = float(f.sf((count - 1) * chi2 / left, k - 1, (k - 1) * (count - 1))) if left > 1e-9 else 0.0
+    distance = float(studentized_range.ppf(1 - LEVEL, k, np.inf)) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * count))
+    means = dict(sorted(zip(names, mean.tolist(), strict=True), key=lambda item: item[1]))
+    return Ranks(means, count, p, distance, _groups(means, distance))
+
+
+def _groups(means: Mapping[str, float], distance: float) -> list[list[str]]:
+    """Return the largest groups of neighbours whose first and last differ by at most the distance."""
+    names, result = list(means), list[list[str]]()
+    for at, first in enumerate(names):
+        group = [name for name in names[at:] if means[name] - means[first] <= distance]
+        if len(group) > 1 and not (result and set(group) <= set(result[-1])):
+            result.append(group)
+    return result
