@@ -17,7 +17,7 @@ import pandas as pd
 from fedskew.cli import app
 from fedskew.data.source import root
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(\{?\w*\}?)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ELSEWHERE = ("make ", "pip ", "torchrun ")  # by the tests of packaging and workers, or by `make test` itself
 LESS = {"run": ("--rounds", "1"), "compare": ("--rounds", "1"), "advise": ("--minutes", "0.03")}
 LARGE = {"mnist": "mnist", "cifar10": "cifar-10-batches-bin"}  # few of their rows are enough; skipped without them

@@ -342,3 +342,13 @@ def test_every_command_of_the_page(fedskew: Callable[[str], Any]) -> None:
     assert len(wanted) == 2 * 5 * (2 + 3)
     exec(compile(blocks("python")[0], "compare.md", "exec"), {})
     assert len(list(Path("runs").iterdir())) == 1
+
+
+def test_a_bound_takes_no_part_in_the_tests(tmp_path: Path):
+    methods = ["fedavg", "fedprox:mu=1.0", "central"]
+    frame = fs.compare(algorithm=methods, seeds="0-2", rounds=2, model="logreg", out=tmp_path / "bound")
+    assert list(frame["method"]) == ["fedavg", "fedprox", "central"]
+    assert "central" not in frame.attrs["verdict"]
+    text = (tmp_path / "bound" / "comparison.md").read_text(encoding="utf-8")
+    assert text.count("| bound |") == 1
+    assert "central trains on all rows in one place: a bound, which takes no part in the tests." in text

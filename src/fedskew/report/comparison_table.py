@@ -35,6 +35,7 @@ _COLUMNS = {  # of the summaries: title, meaning and factor in tables for reader
     "simulated_seconds": ("simulated s", "simulated seconds on the fleet", 1),
     "seconds": ("s", "seconds of real time", 1),
 }
+BOUND = "central"  # what is shown beside methods and is none of them
 _SCORES = ("test_{metric}_last", "own_test_{metric}_mean", "client_{metric}_mean")  # what methods are compared by
 
 
@@ -110,7 +111,8 @@ class Comparison:
             return Target(self.asked.value, metric)
         by_label: dict[str, list[float]] = {}
         for run in self.runs.runs:
-            if (last := run.summary.get(f"test_{metric}_last")) is not None and math.isfinite(last):
+            last = run.summary.get(f"test_{metric}_last")
+            if last is not None and math.isfinite(last) and run.summary["algorithm"] != BOUND:
                 by_label.setdefault(run.summary["algorithm"], []).append(last)
         best = max(map(fmean, by_label.values()), default=0.0)
         return Target(float(f"{_SHARE * best:.4g}"), metric) if self.sign > 0 and best > 0 else None
@@ -174,17 +176,22 @@ class Comparison:
         return None, None
 
     @cached_property
+    def competing(self) -> list[Configuration]:
+        """Return the configurations that may win: with all rows in one place it is no federated method, but a bound."""
+        return [one for one in self.configurations if one.method != BOUND] or self.configurations
+
+    @cached_property
     def score(self) -> str:
         """Return the number that methods are compared by: the first of some that every method has."""
         names = [name.format(metric=self.metric) for name in _SCORES]
-        ran = [one for one in self.configurations if one.rows]
+        ran = [one for one in self.competing if one.rows]
         return next((name for name in names if all(len(one.values(name)) == len(one.rows) for one in ran)), names[0])
 
     @cached_property
     def scores(self) -> Scores:
         """Return the scores of every method by block, with the sign by which more is better."""
         found: dict[str, dict[Hashable, float]] = {}
-        for one in self.configurations:
+        for one in self.competing:
             mine = found.setdefault(one.label, {})
             mine |= {
                 row["block"]: self.sign * row[self.score]
@@ -267,6 +274,7 @@ class Comparison:
             p = self.verdict.p_values.get(one.label)
             named = [_spelled(value) for value in (*one.options.values(), *one.conditions.values())]
             ending = "best" if one.label == self.verdict.best else "" if p is None else f"{p:.2g}"
+            ending = ending if one in self.competing else "bound"
             result.append([one.method + star, *named, seeds, *cells, ending])
         return result
 
@@ -280,6 +288,8 @@ class Comparison:
             "Mean ± standard deviation over seeds; p is that of the difference to the best method, corrected for all "
             "pairs of methods; ★ is a method that is ahead of all others."
         )
+        if len(self.competing) < len(self.configurations):
+            found.append(f"{BOUND} trains on all rows in one place: a bound, which takes no part in the tests.")
         found += [f"failed: {broken.name}: {broken.reason}" for broken in self.runs.failed]
         return found
 
