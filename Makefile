@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAGED := ../shared/data
 DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
 
-.PHONY: run test test-fast check bench lock dist-test clean
+.PHONY: run test test-fast check docs bench lock dist-test clean
 
 run: $(VENV)/.core
 	$(BIN)/fedskew compare --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
@@ -24,6 +24,11 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site; its notebooks are executed, and a warning is an error.
+docs: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W -q -b html docs docs/_build
+	@echo "documentation: docs/_build/index.html"
 
 bench: $(VENV)/.dev
 	FEDSKEW_DATA="$(DATA)" $(BIN)/python -m benchmarks
