@@ -9,19 +9,18 @@ import runpy
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from fedskew.cli import app
-from fedskew.data.source import root
 
 FENCE = re.compile(r"^```(\{?\w*\}?)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ELSEWHERE = ("make ", "pip ", "torchrun ")  # by the tests of packaging and workers, or by `make test` itself
-LESS = {"run": ("--rounds", "1"), "compare": ("--rounds", "1"), "advise": ("--minutes", "0.03")}
-LARGE = {"mnist": "mnist", "cifar10": "cifar-10-batches-bin"}  # few of their rows are enough; skipped without them
-ROOT = Path(__file__).parents[2]
+LESS = {"run": ("--rounds", "1"), "compare": ("--rounds", "1"), "advise": ("--rounds", "2")}
+TRACKERS = ("--mlflow", "--wandb")  # left out where they are not installed
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -62,14 +61,9 @@ def run(words: list[str]) -> None:
     finished = command == "compare" and any(Path(word).is_dir() for word in words)
     if command and not finished:
         give(words, *LESS[command])
+    words = [word for word in words if word not in TRACKERS or find_spec(word[2:])]
     if "--seeds" in words:
         give(words, "--seeds", "0-1")
-    data = words[words.index("--data") + 1] if "--data" in words else ""
-    if data in LARGE:
-        if not (root() / LARGE[data]).exists():
-            return
-        give(words, "--clients", "500")
-        give(words, "--per-round", "2")
     print("$", shlex.join(words), flush=True)
     if "--import" in words:  # what the page has registered here is registered anew by the file
         subprocess.run([sys.executable, "-m", *words], check=True)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE_RUN = {"tutorial-silos.md"}  # with its scripts and its numbers, by tests/examples
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "docs" / "replication").glob("*.md"))
-KNOWN = {"sh", "python", "toml", "text", "{toctree}", "csv"}
+KNOWN = {"sh", "python", "toml", "text", "{toctree}", "csv", "py"}  # py: a part of a file, which is not run
 
 
 def _languages(page: Path) -> set[str]:
