@@ -1,4 +1,4 @@
-"""The pages of the reference: components from their registries, commands from the command line, names from docstrings."""
+"""The pages of the reference: components from registries, commands from the command line, names from docstrings."""
 
 import html
 import re
