@@ -13,7 +13,7 @@ from fedskew.algorithms.contract import resolve
 from fedskew.core.config import Settings
 from fedskew.data.federation import Federation
 from fedskew.deploy.node import Node, alone
-from fedskew.deploy.remote_server import RemoteServer, federation_of
+from fedskew.deploy.remote_server import Nodes, RemoteServer, federation_of
 from fedskew.deploy.requests import Tell, from_bytes, to_bytes
 from fedskew.models.build import build
 from fedskew.server.server import Server
@@ -31,7 +31,7 @@ class InProcess:
     changed: Callable[[int, bytes], bytes] = lambda client, content: content
     seen: list[bytes] = field(default_factory=list)
 
-    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
         self.seen += requests.values()
         there = {client: content for client, content in requests.items() if client not in self.silent}
         answers = {client: self.nodes[client].answer(content) for client, content in there.items()}
@@ -83,7 +83,7 @@ def pair(tmp_path: Path) -> Callable[..., Pair]:
         facts = [from_bytes(node.answer(to_bytes(Tell()))) for node in nodes]
 
         def remote() -> RemoteServer:
-            return RemoteServer(federation_of(fed.data, facts), network(), algorithm, chosen, task, transport)
+            return RemoteServer(federation_of(fed.data, facts), network(), algorithm, chosen, task, Nodes(transport))
 
         return Pair(Server(fed, network(), algorithm, chosen, task=task), remote(), transport, remote)
 

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import Queue
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 Answer = Callable[[Mapping[str, Any], bytes], bytes]  # what a message says of the run, and the request -> the answer
-About = Callable[[], Mapping[str, Any]]  # what the messages say of the run
 RECORD, REQUEST, ANSWER = "fedskew", "request", "answer"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -44,19 +43,22 @@ class GridTransport:
     Args:
         grid: Flower's grid
         nodes: the node of every client
-        about: what every message says of the run, beside the request
         timeout: seconds to wait for answers
     """
 
-    def __init__(self, grid: "Grid", nodes: Mapping[int, int], about: About, timeout: float) -> None:
-        self.grid, self.nodes, self.about, self.timeout = grid, nodes, about, timeout
+    def __init__(self, grid: "Grid", nodes: Mapping[int, int], timeout: float) -> None:
+        self.grid, self.nodes, self.timeout = grid, nodes, timeout
         self.errors: dict[int, str] = {}
 
-    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+    def renumber(self, clients: Sequence[int]) -> None:
+        """Give clients other numbers: the first of these is the old number of the new client 0."""
+        self.nodes = {new: self.nodes[old] for new, old in enumerate(clients)}
+
+    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
         """Return the answers that arrive in time, by client."""
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        self.errors, about = {}, self.about()
+        self.errors = {}
         sent: dict[str, int] = {}
         messages = [
             Message(
@@ -115,7 +117,7 @@ def nodes_of(grid: "Grid", count: int, timeout: float) -> list[int]:
 
 
 @contextmanager
-def simulated(answer: Answer, clients: int, about: About, timeout: float) -> Iterator[GridTransport]:
+def simulated(answer: Answer, clients: int, timeout: float) -> Iterator[GridTransport]:
     """Start Flower's simulation with so many nodes, and stop it afterwards."""
     need_flower()
     from flwr.serverapp import ServerApp
@@ -144,7 +146,7 @@ def simulated(answer: Answer, clients: int, about: About, timeout: float) -> Ite
         if isinstance(grid, BaseException):
             raise FedskewError(f"Flower's simulation did not start: {grid}") from grid
         nodes = nodes_of(grid, clients, timeout)
-        yield GridTransport(grid, dict(enumerate(nodes)), about, timeout)
+        yield GridTransport(grid, dict(enumerate(nodes)), timeout)
     finally:
         done.set()
         thread.join()

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, copied
+from fedskew.data import fitting
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
@@ -27,6 +27,7 @@ from fedskew.deploy.requests import (
     Evaluate,
     Facts,
     Measure,
+    Question,
     Refusal,
     Request,
     Scored,
@@ -57,8 +58,15 @@ VERSIONS = "versions"  # name of what stands for clients' state in a checkpoint
 class Transport(Protocol):
     """Carries requests to nodes and their answers back."""
 
-    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Return the answers of clients by their numbers; one that does not answer in time has none."""
+    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
+        """Return the answers of clients by their numbers; one that does not answer in time has none.
+
+        ``about`` is what every message says of the run.
+        """
+        ...
+
+    def renumber(self, clients: Sequence[int]) -> None:
+        """Give clients other numbers: the first of these is the old number of the new client 0."""
         ...
 
 
@@ -109,10 +117,11 @@ def _hollow(data: Dataset, counts: Sequence[Ints], owners: Sequence[int]) -> Row
     )
     labels = [np.repeat(np.arange(len(one)), one) for one in counts]
     group = np.repeat(np.asarray(owners, dtype=np.int64), sizes)
-    return Rows(x, _targets(data.target, np.concatenate(labels), len(data.classes)), group)
+    return Rows(x, hollow_targets(data.target, np.concatenate(labels), len(data.classes)), group)
 
 
-def _targets(kind: Target, labels: Ints, classes: int) -> Targets:
+def hollow_targets(kind: Target, labels: Ints, classes: int) -> Targets:
+    """Return targets of a kind for rows of which at most the class is known."""
     if kind == "class":
         return labels.astype(np.int64)
     return np.zeros(len(labels), np.float32) if kind == "number" else np.zeros((len(labels), classes), np.uint8)
@@ -152,13 +161,15 @@ class Nodes:
 
     def __init__(self, transport: Transport | None) -> None:
         self.transport = transport
+        self.about: dict[str, Any] = {}
         self.refusals: list[str] = []
 
     def ask(self, requests: Mapping[int, Request], kind: type[Any]) -> dict[int, Any]:
         """Return the answers of this kind; a client that is silent or refuses has none, all of them are an error."""
         assert self.transport, "a run begins when its nodes are there"
         answers, refusals = dict[int, Any](), list[str]()
-        for client, content in self.transport.ask({c: to_bytes(one) for c, one in requests.items()}).items():
+        sent = {client: to_bytes(request) for client, request in requests.items()}
+        for client, content in self.transport.ask(sent, self.about).items():
             try:
                 answer = from_bytes(content)
             except FedskewError as problem:
@@ -174,6 +185,14 @@ class Nodes:
             raise FedskewError(f"{asked}: {'; '.join(refusals)}" if refusals else f"{asked} in time")
         self.refusals = refusals
         return {client: answers[client] for client in sorted(answers)}
+
+    def everybody(self, requests: Mapping[int, Request], kind: type[Any]) -> list[Any]:
+        """Return the answers of all clients, in the order of their numbers; an error if one is missing."""
+        answers = self.ask(requests, kind)
+        if missing := sorted(requests.keys() - answers.keys()):
+            why = f": {'; '.join(self.refusals)}" if self.refusals else " in time"
+            raise FedskewError(f"{len(missing)} of {len(requests)} clients did not answer{why}")
+        return list(answers.values())
 
     def one(self, client: int, request: Request, kind: type[Any]) -> Any:
         """Return the answer of one client, without which there is no going on."""
@@ -283,6 +302,28 @@ class RemoteEngine:
         return answers
 
 
+class RemoteSilos:
+    """The tables of all clients on their own machines."""
+
+    def __init__(self, nodes: Nodes, clients: int) -> None:
+        self._nodes, self._clients = nodes, clients
+
+    def describe(self, request: fitting.Request) -> list[fitting.Description]:
+        """Say what the tables have."""
+        return self._ask("describe", request, fitting.Description)
+
+    def count(self, intervals: Mapping[str, Sequence[fitting.Interval]]) -> list[dict[str, list[Ints]]]:
+        """Count the numbers of some columns in the bins of intervals."""
+        return self._ask("count", {title: list(each) for title, each in intervals.items()}, dict)
+
+    def add_up(self, fills: Mapping[str, float]) -> list[dict[str, fitting.Moments]]:
+        """Return the moments of some columns."""
+        return self._ask("add_up", dict(fills), dict)
+
+    def _ask(self, what: Literal["describe", "count", "add_up"], content: Any, kind: type[Any]) -> list[Any]:
+        return self._nodes.everybody(dict.fromkeys(range(self._clients), Question(what, content)), kind)
+
+
 class RemoteEvaluator:
     """Evaluates models by asking nodes for sums over their rows, and for the scores of their own models."""
 
@@ -377,8 +418,8 @@ class RemoteEvaluator:
 class RemoteServer(Server):
     """A server whose clients are nodes: it sees sums, updates and numbers of rows.
 
-    ``transport`` may be set later, before the first round; ``everything`` says that nodes have the test rows of all
-    clients, as in a simulation.
+    The transport of the nodes may be set later, before the first round; ``everything`` says that nodes have the test
+    rows of all clients, as in a simulation.
     """
 
     def __init__(
@@ -388,17 +429,15 @@ class RemoteServer(Server):
         algorithm: Algorithm,
         settings: Settings,
         task: Task | None = None,
-        transport: Transport | None = None,
+        nodes: Nodes | None = None,
         everything: bool = True,
     ) -> None:
         _refuse(algorithm, settings)
-        self.everything, self.state_folder = everything, None
-        self.remote = RemoteEngine(Nodes(transport), [Versions(fed.clients) for _ in range(2)])
+        self.everything = everything
+        self.remote = RemoteEngine(nodes or Nodes(None), [Versions(fed.clients) for _ in range(2)])
         super().__init__(fed, model, algorithm, settings, self.remote, task)
         self.remote.mirrored = tuple(f"state.{name}" for name in sorted(self.mirrored))
         self.remote.job, self.remote.positions = self.job, positions_of(fed)
-
-    state_folder: Path | None  # where simulated clients keep their state
 
     def _store(self, fresh: Tree) -> ClientStore:
         return ClientStore({})  # with the clients

@@ -1,0 +1,94 @@
+"""A node on a silo's own file: it answers the questions of a fit, and then trains on its rows."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew import __version__
+from fedskew.algorithms.contract import resolve
+from fedskew.core.errors import FedskewError
+from fedskew.data.catalogue import choose
+from fedskew.data.dataset import Split, datasets
+from fedskew.data.federation import Federation
+from fedskew.data.fitting import Fitted
+from fedskew.data.partition import Partition
+from fedskew.data.readers.table import Parted, SiloTables, converted
+from fedskew.data.schema import Schema
+from fedskew.deploy.node import Node, facts_of
+from fedskew.deploy.requests import Hello, Introduction, Question, Refusal, Tell, from_bytes, to_bytes
+from fedskew.models.build import build
+from fedskew.runs.execute import settings_of
+from fedskew.tasks.task import BY_TARGET
+from fedskew.tasks.task import resolve as resolve_task
+
+
+def answer(about: Mapping[str, Any], request: bytes) -> bytes:
+    """Return the answer of a silo to a request; whatever goes wrong with its file is an answer too."""
+    try:
+        return SiloNode(about).answer(request)
+    except FedskewError as problem:
+        return to_bytes(Refusal(str(problem)))
+
+
+class SiloNode:
+    """A silo in one message.
+
+    ``about`` is what the message says of the run (how tables are read, the schema, the configuration), and under
+    ``node`` what the silo's owner says: ``data``, its file; ``state``, a folder for what it keeps; ``name``.
+    """
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self.about, self.own = about, about["node"]
+        self.path = Path(str(self.own["data"]))
+        self.name = str(self.own.get("name") or self.path.name.split(".")[0])
+
+    def answer(self, content: bytes) -> bytes:
+        """Return the answer to a request."""
+        request = from_bytes(content)
+        match request:
+            case Hello():
+                return to_bytes(Introduction(self.name, __version__))
+            case Question():
+                return to_bytes(getattr(self.part.silo, request.what)(request.content))
+            case Tell():
+                return to_bytes(facts_of(self.fed, {}))
+            case _:
+                return self.node.answer(content)
+
+    @cached_property
+    def part(self) -> Parted:
+        """The table of the silo, its rows divided as the run wants it."""
+        options = json.loads(str(self.about["options"]))
+        choice = choose({"name": "silos", **options, "paths": (str(self.path),)})
+        read = datasets.get(choice.name)(**choice.options)
+        if not isinstance(read, SiloTables) or len(read.tables) != 1:
+            raise FedskewError(f"{self.path} is not one table: a node has one CSV or Parquet file")
+        share, seed = float(self.about["validation"]), int(self.about["seed"])
+        (table,) = read.tables.values()
+        return table.parted(self.name, self.name, Split("validation", share, seed) if share else None)
+
+    @cached_property
+    def fed(self) -> Federation:
+        """The rows of the silo as a federation of one client, by the schema of all."""
+        schema = Schema.from_json(json.loads(str(self.about["schema"])))
+        described = self.part.silo.describe(self.part.table.request(compared=True))
+        data = converted(self.part, Fitted(schema, (described,)))
+        return Federation(data, Partition.from_lists([np.arange(len(data.train))]))
+
+    @property
+    def node(self) -> Node:
+        """The client of the run."""
+        config = tomllib.loads(str(self.about["config"]))
+        settings, data = settings_of(config), self.fed.data
+        task = resolve_task(BY_TARGET[data.target] if settings.task == "auto" else settings.task)
+        if task.target == "class":
+            task = task.fitted(np.array(json.loads(str(self.about["counts"]))))
+        model = build(config["model"], data.shape, task.width(len(data.classes)), settings.seed)
+        folder = Path(str(self.own["state"])) / str(self.about["run"])
+        client = int(self.about["client"])
+        return Node(self.fed, client, model, resolve(config["algorithm"]), settings, task, folder)
