@@ -303,14 +303,14 @@ class RemoteEngine:
 
 
 class RemoteSilos:
-    """The tables of all clients on their own machines."""
+    """The tables of all clients on their own machines, which have described themselves."""
 
-    def __init__(self, nodes: Nodes, clients: int) -> None:
-        self._nodes, self._clients = nodes, clients
+    def __init__(self, nodes: Nodes, described: Sequence[fitting.Description]) -> None:
+        self._nodes, self._described = nodes, described
 
-    def describe(self, request: fitting.Request) -> list[fitting.Description]:
+    def describe(self, request: fitting.Request) -> Sequence[fitting.Description]:
         """Say what the tables have."""
-        return self._ask("describe", request, fitting.Description)
+        return self._described
 
     def count(self, intervals: Mapping[str, Sequence[fitting.Interval]]) -> list[dict[str, list[Ints]]]:
         """Count the numbers of some columns in the bins of intervals."""
@@ -320,8 +320,8 @@ class RemoteSilos:
         """Return the moments of some columns."""
         return self._ask("add_up", dict(fills), dict)
 
-    def _ask(self, what: Literal["describe", "count", "add_up"], content: Any, kind: type[Any]) -> list[Any]:
-        return self._nodes.everybody(dict.fromkeys(range(self._clients), Question(what, content)), kind)
+    def _ask(self, what: Literal["count", "add_up"], content: Any, kind: type[Any]) -> list[Any]:
+        return self._nodes.everybody(dict.fromkeys(range(len(self._described)), Question(what, content)), kind)
 
 
 class RemoteEvaluator:
@@ -346,6 +346,7 @@ class RemoteEvaluator:
             if rows is not None and len(rows)
         ]
         self._last: dict[int, Scored] = {}
+        self._state: Tensors | None = None  # of which the last answers are
 
     holds_out = True
 
@@ -358,7 +359,7 @@ class RemoteEvaluator:
         self, state: Tensors | None, own: OwnModel | None, clients: Ints, split: Partition
     ) -> tuple[dict[str, Score], dict[str, Floats]]:
         """Return the scores of the global model on each part, and those of the invited clients' models."""
-        self._last = self._ask(state, own is not None)
+        self._ask(state, own is not None)
         names = own_columns(own is not None, state is not None, self.task.row_metric)
         found = {name: np.array([self._value(c, name) for c in clients.tolist()]) for name in names}
         return self._scores(state), found
@@ -374,37 +375,42 @@ class RemoteEvaluator:
 
     def scores(self, state: Tensors) -> dict[str, Score]:
         """Return the scores of the global model on each part of the data."""
-        self._last = self._ask(state, False)
+        self._need(state)
         return self._scores(state)
 
     def all_scores(self, state: Tensors) -> dict[str, Score]:
         """Return all metrics of the global model that follow from sums, on validation and test rows."""
-        self._last = self._ask(state, False)
+        self._need(state)
         return {part: self._score(part) for part in self._parts}
 
     def confusion(self, state: Tensors) -> Ints | None:
         """Return the confusion matrix of the global model on the test rows."""
         if "test" not in self._parts or self.task.target != "class":
             return None
-        matrix: Ints = added([one.parts["test"] for one in self._ask(state, False).values()])["confusion"].astype(
-            np.int64
-        )
+        self._need(state)
+        matrix: Ints = added([one.parts["test"] for one in self._last.values()])["confusion"].astype(np.int64)
         return matrix
 
     def final(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
         """Return one row for each client that answers, and the confusion matrix of clients' models."""
-        answers = self._ask(state, own is not None, final=True)
-        table = [{**(one.row or {}), "client": client} for client, one in answers.items()]
-        matrices = [one.confusion for one in answers.values() if one.confusion is not None]
+        self._ask(state, own is not None, final=True)
+        table = [{**(one.row or {}), "client": client} for client, one in self._last.items()]
+        matrices = [one.confusion for one in self._last.values() if one.confusion is not None]
         return FinalClients(table, sum(matrices[1:], matrices[0]) if matrices else None)
 
-    def _ask(self, state: Tensors | None, own: bool, final: bool = False) -> dict[int, Scored]:
+    def _need(self, state: Tensors) -> None:
+        """Ask nodes for the sums of a model, unless the last answers are those: the very same tensors."""
+        known = self._state
+        if known is None or known.keys() != state.keys() or any(known[name] is not state[name] for name in known):
+            self._ask(state, False)
+
+    def _ask(self, state: Tensors | None, own: bool, final: bool = False) -> None:
         server = self.server
         requests = {
             client: Evaluate(state, [versions.of(client) for versions in server.remote.versions], final, own)
             for client in range(server.fed.clients)
         }
-        return server.remote.nodes.ask(requests, Scored)
+        self._last, self._state = server.remote.nodes.ask(requests, Scored), state
 
     def _scores(self, state: Tensors | None) -> dict[str, Score]:
         if state is None:

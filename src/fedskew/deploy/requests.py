@@ -137,19 +137,6 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class Hello:
-    """Say who this is."""
-
-
-@dataclass(frozen=True)
-class Introduction:
-    """Who a node is: the name of its client, and the version of fedskew that it runs."""
-
-    name: str
-    version: str
-
-
-@dataclass(frozen=True)
 class Question:
     """A question of a fit: one of those that every silo answers, see ``fedskew.data.fitting``."""
 
@@ -164,11 +151,11 @@ class Refusal:
     reason: str
 
 
-Request: TypeAlias = Train | Measure | Visit | Step | Evaluate | Statistics | Tell | Hello | Question
+Request: TypeAlias = Train | Measure | Visit | Step | Evaluate | Statistics | Tell | Question
 sendable(
     Start, Plan, Report, Updates, ModelState, ScheduleResult,
     Version, Train, Waiting, Measure, Visit, Step, Evaluate, Scored, Statistics, Facts, Tell, Refusal,
-    Hello, Introduction, Question, fitting.Request, fitting.ColumnFacts, fitting.Description, fitting.Moments,
+    Question, fitting.Request, fitting.ColumnFacts, fitting.Description, fitting.Moments,
 )  # fmt: skip
 
 

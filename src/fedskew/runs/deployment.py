@@ -19,9 +19,9 @@ from fedskew.data.catalogue import choose
 from fedskew.data.dataset import Dataset, Rows, datasets
 from fedskew.data.differences import differences
 from fedskew.data.federation import Federation
-from fedskew.data.fitting import Fitted, Request, fit
+from fedskew.data.fitting import Description, Fitted, Request, fit
 from fedskew.deploy.remote_server import Nodes, RemoteSilos, federation_of, hollow_targets
-from fedskew.deploy.requests import Facts, Hello, Introduction, Tell
+from fedskew.deploy.requests import Facts, Question, Tell
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
 from fedskew.runs.choices import as_table
@@ -29,6 +29,8 @@ from fedskew.runs.execute import resuming, starting
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.run import Run
 from fedskew.runs.runner import alone
+
+_ASKED = ("label", "target", "categorical", "max_categories", "standardize", "window", "stride")  # options of a fit
 
 
 def run_on_nodes(
@@ -39,17 +41,20 @@ def run_on_nodes(
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
 ) -> Run:
     """Run an experiment with the silos of so many nodes, or go on with it if the folder holds it already."""
-    names, known = _meet(nodes, count), _recorded(folder)
+    known, choice = _recorded(folder), silo_options(experiment.data)
+    seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
+    options = {name: value for name, value in choice.options.items() if name != "paths"}
+    nodes.about |= {"run": known["run"] if known else uuid.uuid4().hex, "options": json.dumps(options)}
+    nodes.about |= {"validation": experiment.validation, "seed": seed, "version": __version__}
+    request = Request(**{name: options[name] for name in _ASKED}, compared=True)
+    described = _meet(nodes, count, request)
+    names = [one.name for one in described]
     if known and known["clients"] != names:
         raise FedskewError(
             f"{folder} is a run of {', '.join(known['clients'])}, and there are {', '.join(names)}: start the same"
         )
-    choice = silo_options(experiment.data)
-    seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
-    options = {name: value for name, value in choice.options.items() if name != "paths"}
-    nodes.about |= {"run": known["run"] if known else uuid.uuid4().hex, "options": json.dumps(options)}
-    nodes.about |= {"validation": experiment.validation, "seed": seed}
-    fed = _federation(nodes, names, choice, experiment, seed)
+    fitted = fit("nodes", RemoteSilos(nodes, described), request)
+    fed = _federation(nodes, fitted, choice, experiment, seed)
     settings, method = replace(experiment.settings(), engine="flower"), resolve(experiment.algorithm)
     if known:
         return alone(resuming(folder, fed, callbacks=callbacks, nodes=nodes))
@@ -70,20 +75,15 @@ def silo_options(data: str | Mapping[str, Any]) -> Choice:
     return choice
 
 
-def _meet(nodes: Nodes, count: int) -> list[str]:
-    """Return the names of the nodes, in the order by which clients are numbered from now on."""
-    met: list[Introduction] = nodes.everybody(dict.fromkeys(range(count), Hello()), Introduction)
-    for one in met:
-        if one.version != __version__:
-            raise FedskewError(
-                f"node {one.name} runs fedskew {one.version}, and the server {__version__}: install the same version"
-            )
+def _meet(nodes: Nodes, count: int, request: Request) -> list[Description]:
+    """Return what the nodes tell of themselves, in the order by which clients are numbered from now on."""
+    met: list[Description] = nodes.everybody(dict.fromkeys(range(count), Question("describe", request)), Description)
     names = [one.name for one in met]
     if twice := {name for name in names if names.count(name) > 1}:
         raise FedskewError(f"several nodes are named {min(twice)}: start them with names of their own")
     assert nodes.transport
     nodes.transport.renumber([names.index(name) for name in sorted(names)])
-    return sorted(names)
+    return sorted(met, key=lambda one: one.name)
 
 
 def _recorded(folder: Path) -> dict[str, Any] | None:
@@ -99,26 +99,15 @@ def _recorded(folder: Path) -> dict[str, Any] | None:
         return found
 
 
-def _federation(nodes: Nodes, names: list[str], choice: Choice, experiment: Experiment, seed: int) -> Federation:
-    """Return the federation of the nodes: one schema, fitted on what they tell, and the numbers of their rows."""
-    options = choice.options
-    request = Request(
-        label=options["label"],
-        target=options["target"],
-        categorical=options["categorical"],
-        max_categories=options["max_categories"],
-        standardize=options["standardize"],
-        window=options["window"],
-        stride=options["stride"],
-        compared=True,
-    )
-    fitted = fit("nodes", RemoteSilos(nodes, len(names)), request)
+def _federation(nodes: Nodes, fitted: Fitted, choice: Choice, experiment: Experiment, seed: int) -> Federation:
+    """Return the federation of the nodes: the schema of what they told, and the numbers of their rows."""
+    names = [one.name for one in fitted.described]
     nodes.about["schema"] = json.dumps(fitted.schema.to_json())
     facts: list[Facts] = nodes.everybody(dict.fromkeys(range(len(names)), Tell()), Facts)
     nodes.about["counts"] = json.dumps(np.sum([one.train for one in facts], axis=0).tolist())
     fed = federation_of(_described(fitted), facts)
     recipe = {
-        "data": as_table("data", Choice("silos", {**options, "paths": tuple(names)})),
+        "data": as_table("data", Choice("silos", {**choice.options, "paths": tuple(names)})),
         "validation": experiment.validation,
         "skew": "natural",
         "clients": len(names),

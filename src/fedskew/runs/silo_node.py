@@ -20,7 +20,7 @@ from fedskew.data.partition import Partition
 from fedskew.data.readers.table import Parted, SiloTables, converted
 from fedskew.data.schema import Schema
 from fedskew.deploy.node import Node, facts_of
-from fedskew.deploy.requests import Hello, Introduction, Question, Refusal, Tell, from_bytes, to_bytes
+from fedskew.deploy.requests import Question, Refusal, Tell, from_bytes, to_bytes
 from fedskew.models.build import build
 from fedskew.runs.execute import settings_of
 from fedskew.tasks.task import BY_TARGET
@@ -46,13 +46,15 @@ class SiloNode:
         self.about, self.own = about, about["node"]
         self.path = Path(str(self.own["data"]))
         self.name = str(self.own.get("name") or self.path.name.split(".")[0])
+        if about["version"] != __version__:
+            raise FedskewError(
+                f"node {self.name} runs fedskew {__version__}, and the server {about['version']}: install the same"
+            )
 
     def answer(self, content: bytes) -> bytes:
         """Return the answer to a request."""
         request = from_bytes(content)
         match request:
-            case Hello():
-                return to_bytes(Introduction(self.name, __version__))
             case Question():
                 return to_bytes(getattr(self.part.silo, request.what)(request.content))
             case Tell():
