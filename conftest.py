@@ -28,6 +28,7 @@ SLOW_MODULES = frozenset(
         "test_figures",
         "test_effects",
         "test_findings",
+        "test_faults",
         "test_flower_simulation",
         "test_parity",
         "test_metrics",

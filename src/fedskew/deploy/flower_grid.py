@@ -11,6 +11,7 @@ from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 from fedskew.core.errors import FedskewError
+from fedskew.deploy.requests import Refusal, to_bytes
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -48,7 +49,6 @@ class GridTransport:
 
     def __init__(self, grid: "Grid", nodes: Mapping[int, int], timeout: float) -> None:
         self.grid, self.nodes, self.timeout = grid, nodes, timeout
-        self.errors: dict[int, str] = {}
 
     def renumber(self, clients: Sequence[int]) -> None:
         """Give clients other numbers: the first of these is the old number of the new client 0."""
@@ -58,8 +58,6 @@ class GridTransport:
         """Return the answers that arrive in time, by client."""
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        self.errors = {}
-        sent: dict[str, int] = {}
         messages = [
             Message(
                 RecordDict({RECORD: ConfigRecord({**about, "client": client, REQUEST: request})}),
@@ -68,15 +66,17 @@ class GridTransport:
             )
             for client, request in requests.items()
         ]
-        for client, number in zip(requests, self.grid.push_messages(messages), strict=True):
-            sent[number] = client
+        numbers = list(self.grid.push_messages(messages))
+        if len(numbers) < len(messages):
+            raise FedskewError(f"the messages of {_size(requests)} bytes are too large for the SuperLink")
+        sent = {number: client for client, number in zip(requests, numbers, strict=True) if number}
         answers: dict[int, bytes] = {}
         end = time.monotonic() + self.timeout
         while sent and time.monotonic() < end:
             for reply in self.grid.pull_messages(list(sent)):
                 client = sent.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error():
-                    self.errors[client] = reply.error.reason or f"code {reply.error.code}"
+                    answers[client] = to_bytes(Refusal(reply.error.reason or f"code {reply.error.code}"))
                 else:
                     answers[client] = _content(reply, ANSWER)
             time.sleep(_POLL if sent else 0)
@@ -101,9 +101,14 @@ def client_app(answer: Answer) -> "ClientApp":
 
 
 def _content(message: "Message", name: str) -> bytes:
-    found = message.content[RECORD][name]
-    assert isinstance(found, bytes)
-    return found
+    """Return the bytes of a message; none where somebody has sent another kind of message."""
+    record: Any = message.content.get(RECORD, {})
+    found = record.get(name)
+    return found if isinstance(found, bytes) else b""
+
+
+def _size(requests: Mapping[int, bytes]) -> str:
+    return f"{max(map(len, requests.values())):,}"
 
 
 def nodes_of(grid: "Grid", count: int, timeout: float) -> list[int]:

@@ -1,9 +1,11 @@
 """A server that has no rows: what the rounds need of clients is asked of nodes, everything else is as in simulation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.data.targets import Target, Targets
+from fedskew.deploy.checks import LARGEST, checked_update, expected_update, finite, fits, most_bytes
 from fedskew.deploy.requests import (
     FRESH,
     Evaluate,
@@ -44,13 +47,17 @@ from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.loop import settled
 from fedskew.engine.plan import Plan
 from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.server.calibration import statistics_of
 from fedskew.server.client_store import ClientStore
 from fedskew.server.evaluation import Evaluator, FinalClients, OwnModel, Score, own_columns, round_metrics
 from fedskew.server.server import Server, jobs_of
-from fedskew.tasks.additive import added, additive_metrics, metrics_from
+from fedskew.tasks.additive import Sums, added, additive_metrics, metrics_from, sums_over
 from fedskew.tasks.task import Task
-from fedskew.topology.collector import Arrived
+from fedskew.topology.collector import BUFFERS, Arrived
+from fedskew.topology.parallel import ParallelRounds
 
+Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
+Check: TypeAlias = Callable[[int, Any], Any]  # a client and its answer -> the answer to use; an error refuses it
 CHECKPOINTS = 2  # that stay on a server's disk
 VERSIONS = "versions"  # name of what stands for clients' state in a checkpoint
 
@@ -157,46 +164,67 @@ class Versions:
 
 
 class Nodes:
-    """The nodes of a run: asks them, and checks what they answer."""
+    """The nodes of a run: asks them, and checks what they answer. ``names`` are those of the clients, once known."""
 
     def __init__(self, transport: Transport | None) -> None:
         self.transport = transport
         self.about: dict[str, Any] = {}
-        self.refusals: list[str] = []
+        self.names: Sequence[str] = ()
 
-    def ask(self, requests: Mapping[int, Request], kind: type[Any]) -> dict[int, Any]:
-        """Return the answers of this kind; a client that is silent or refuses has none, all of them are an error."""
-        assert self.transport, "a run begins when its nodes are there"
-        answers, refusals = dict[int, Any](), list[str]()
-        sent = {client: to_bytes(request) for client, request in requests.items()}
-        for client, content in self.transport.ask(sent, self.about).items():
-            try:
-                answer = from_bytes(content)
-            except FedskewError as problem:
-                answer = Refusal(str(problem))
-            if isinstance(answer, Refusal):
-                refusals.append(f"client {client}: {answer.reason}")
-            elif isinstance(answer, (kind, Waiting)):
-                answers[client] = answer
-            else:
-                refusals.append(f"client {client} answered with a {type(answer).__name__}")
+    def ask(
+        self, requests: Mapping[int, Request], kind: Kinds, check: Check | None = None, most: int = LARGEST
+    ) -> dict[int, Any]:
+        """Return the answers of this kind; one that is missing or not as it should be gives a warning, all an error.
+
+        ``check`` returns the answer of a client, or raises an error; one of more than ``most`` bytes is not even read.
+        """
+        answers, refusals = self._ask(requests, kind, check, most)
         if requests and not answers:
-            asked = f"none of {len(requests)} clients answered"
-            raise FedskewError(f"{asked}: {'; '.join(refusals)}" if refusals else f"{asked} in time")
-        self.refusals = refusals
-        return {client: answers[client] for client in sorted(answers)}
-
-    def everybody(self, requests: Mapping[int, Request], kind: type[Any]) -> list[Any]:
-        """Return the answers of all clients, in the order of their numbers; an error if one is missing."""
-        answers = self.ask(requests, kind)
+            why = f": {self._reasons(refusals)}" if refusals else " in time"
+            raise FedskewError(f"none of {len(requests)} clients answered{why}")
         if missing := sorted(requests.keys() - answers.keys()):
-            why = f": {'; '.join(self.refusals)}" if self.refusals else " in time"
+            reasons = self._reasons({client: refusals.get(client, "no answer in time") for client in missing})
+            warnings.warn(f"{len(missing)} of {len(requests)} clients are left out: {reasons}", stacklevel=2)
+        return answers
+
+    def everybody(self, requests: Mapping[int, Request], kind: Kinds) -> list[Any]:
+        """Return the answers of all clients, in the order of their numbers; an error if one is missing."""
+        answers, refusals = self._ask(requests, kind, None, LARGEST)
+        if missing := sorted(requests.keys() - answers.keys()):
+            why = f": {self._reasons(refusals)}" if refusals else " in time"
             raise FedskewError(f"{len(missing)} of {len(requests)} clients did not answer{why}")
         return list(answers.values())
 
-    def one(self, client: int, request: Request, kind: type[Any]) -> Any:
+    def one(self, client: int, request: Request, kind: Kinds, check: Check, most: int) -> Any:
         """Return the answer of one client, without which there is no going on."""
-        return self.ask({client: request}, kind)[client]
+        return self.ask({client: request}, kind, check, most)[client]
+
+    def _ask(
+        self, requests: Mapping[int, Request], kind: Kinds, check: Check | None, most: int
+    ) -> tuple[dict[int, Any], dict[int, str]]:
+        """Return answers, and why others are none."""
+        assert self.transport, "a run begins when its nodes are there"
+        answers, refusals = dict[int, Any](), dict[int, str]()
+        sent = {client: to_bytes(request) for client, request in requests.items()}
+        for client, content in sorted(self.transport.ask(sent, self.about).items()):
+            try:
+                if len(content) > most:
+                    raise FedskewError(f"an answer of {len(content):,} bytes, expected at most {most:,}")
+                answer = from_bytes(content)
+                if isinstance(answer, Refusal):
+                    raise FedskewError(answer.reason)
+                if not isinstance(answer, kind):
+                    raise FedskewError(f"it answered with a {type(answer).__name__}")
+                answers[client] = check(client, answer) if check else answer
+            except FedskewError as problem:
+                refusals[client] = str(problem)
+        return answers, refusals
+
+    def _reasons(self, refusals: Mapping[int, str]) -> str:
+        return "; ".join(f"client {self._name(client)}: {reason}" for client, reason in refusals.items())
+
+    def _name(self, client: int) -> str:
+        return self.names[client] if self.names else str(client)
 
 
 @dataclass
@@ -208,6 +236,8 @@ class RemoteEngine:
     mirrored: tuple[str, ...] = ()
     job: Job | None = None  # of the method; another one is that of clients' own models
     positions: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # see ``positions_of``
+    sent: Tree = field(default_factory=dict)  # what the method lets a client send, and the buffers
+    reported: tuple[str, ...] = ()  # numbers that it has clients report
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the updates of the clients that answer, in the order of the plan."""
@@ -219,15 +249,26 @@ class RemoteEngine:
                                self.mirrored, [], together)
             for i, client in enumerate(plan.clients)
         }  # fmt: skip
-        answers = self.nodes.ask(requests, Updates)
-        while any(isinstance(answer, Waiting) for answer in answers.values()):
-            met = settled([answer.sent for answer in answers.values() if isinstance(answer, Waiting)])
-            waiting = [client for client, answer in answers.items() if isinstance(answer, Waiting)]
+        like = {client: self._expected(number, request.plan) for client, request in requests.items()}
+
+        def check(client: int, answer: Any) -> Any:
+            return answer if isinstance(answer, Waiting) else checked_update(answer, like[client])
+
+        most = max(map(most_bytes, like.values()), default=0)
+        kinds = (Updates, Waiting) if together else Updates
+        answers = _alike(self.nodes.ask(requests, kinds, check, most))
+        while waiting := {client: answer for client, answer in answers.items() if isinstance(answer, Waiting)}:
+            met = settled([answer.sent for answer in waiting.values()])
             requests = {c: replace(requests[c], met=[*requests[c].met, met]) for c in waiting}
-            answers |= self.nodes.ask(requests, Updates)
+            done = {client: answer for client, answer in answers.items() if client not in waiting}
+            answers = done | _alike(self.nodes.ask(requests, kinds, check, most))
         for client in plan.clients.tolist():
             if client in answers:
                 yield answers[client]
+
+    def _expected(self, number: int, plan: Plan) -> Updates:
+        """Return what a client answers; a model that it trains for itself does not leave it."""
+        return expected_update(plan, self.sent, self.reported) if number == 0 else expected_update(plan, _KEPT, ())
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
         """Return what each client measures; NaN for one that does not answer."""
@@ -236,7 +277,8 @@ class RemoteEngine:
             int(client): Measure(start, plan.only(np.array([i])), self.versions[0].of(int(client)), what, self.mirrored)
             for i, client in enumerate(plan.clients)
         }
-        answers = self.nodes.ask(requests, dict)
+        like = {name: np.zeros(1) for name in what}
+        answers = self.nodes.ask(requests, dict, _like(like, "measurement"), most_bytes(like))
         return {
             name: np.array([float(answers[c][name][0]) if c in answers else np.nan for c in plan.clients.tolist()])
             for name in what
@@ -262,7 +304,9 @@ class RemoteEngine:
             rows = self.positions[schedule.rows[first:last]]
             within = (schedule.ends > first) & (schedule.ends <= last)
             request = Visit(state, rows, schedule.ends[within] - first, reset_optimizer)
-            result = self.nodes.one(client, request, ScheduleResult)
+            seen = np.zeros(last - first)
+            like = ScheduleResult(state.params, state.buffers, state.optimizer, seen, seen)
+            result = self.nodes.one(client, request, ScheduleResult, _like(like, "model"), most_bytes(like))
             state = replace(state, params=result.params, buffers=result.buffers, optimizer=result.optimizer)
             losses[first:last], scores[first:last] = result.losses, result.scores
         return ScheduleResult(state.params, state.buffers, state.optimizer, losses, scores)
@@ -296,10 +340,35 @@ class RemoteEngine:
 
     def _all(self, requests: Mapping[int, Step]) -> dict[int, Any]:
         """Return the answers of all parties of a step, without which there is no sum."""
-        answers = self.nodes.ask(requests, Tensor)
+        answers = self.nodes.ask(requests, (Tensor, Waiting))
         if missing := requests.keys() - answers.keys():
             raise FedskewError(f"clients {sorted(missing)} do not answer in a step over all its clients: start again")
         return answers
+
+
+def _like(like: Any, where: str) -> Check:
+    """Return a check for answers that are all like this one."""
+
+    def check(client: int, answer: Any) -> Any:
+        fits(answer, like, where)
+        return answer
+
+    return check
+
+
+def _alike(answers: dict[int, Any]) -> dict[int, Any]:
+    """Return the answers without those who wait with statistics of another shape or dtype than most others."""
+    kinds = {client: (tuple(a.sent.shape), a.sent.dtype) if isinstance(a.sent, Tensor) else None
+             for client, a in answers.items() if isinstance(a, Waiting)}  # fmt: skip
+    if len(set(kinds.values())) < 2:
+        return answers
+    usual, _ = Counter(kinds.values()).most_common(1)[0]
+    odd = [client for client, kind in kinds.items() if kind != usual]
+    warnings.warn(f"clients {odd} are left out: they exchange statistics of another shape than others", stacklevel=2)
+    return {client: answer for client, answer in answers.items() if client not in odd}
+
+
+_KEPT: Tree = {"delta": {}, BUFFERS: {}}  # what a client sends of a model that it trains for itself
 
 
 class RemoteSilos:
@@ -345,6 +414,8 @@ class RemoteEvaluator:
             for name, rows in (("validation", fed.validation), ("test", fed.test))
             if rows is not None and len(rows)
         ]
+        job, classes = server.job, len(fed.data.classes)
+        self._none = sums_over(self.task, job.x.new_zeros(0, self.task.width(classes)), job.y[:0], classes)
         self._last: dict[int, Scored] = {}
         self._state: Tensors | None = None  # of which the last answers are
 
@@ -388,7 +459,7 @@ class RemoteEvaluator:
         if "test" not in self._parts or self.task.target != "class":
             return None
         self._need(state)
-        matrix: Ints = added([one.parts["test"] for one in self._last.values()])["confusion"].astype(np.int64)
+        matrix: Ints = self._sums("test")["confusion"].astype(np.int64)
         return matrix
 
     def final(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
@@ -410,7 +481,19 @@ class RemoteEvaluator:
             client: Evaluate(state, [versions.of(client) for versions in server.remote.versions], final, own)
             for client in range(server.fed.clients)
         }
-        self._last, self._state = server.remote.nodes.ask(requests, Scored), state
+        names = () if final else own_columns(own, state is not None, self.task.row_metric)
+
+        def check(client: int, answer: Scored) -> Scored:
+            fits(answer.parts, dict.fromkeys(answer.parts, self._none), "sums")  # one without test rows has none
+            fits(answer.own, dict.fromkeys(names, 0.0), "scores")
+            if answer.row is not None and not all(type(value) in (int, float) for value in answer.row.values()):
+                raise FedskewError("its last row has something else than numbers")
+            if answer.confusion is not None:
+                fits(answer.confusion, self._none.get("confusion", np.zeros(0)).astype(np.int64), "confusion matrix")
+            return answer
+
+        most = (2 + len(self._parts)) * most_bytes(self._none)  # training rows, other parts, clients' own models
+        self._last, self._state = server.remote.nodes.ask(requests, Scored, check, most), state
 
     def _scores(self, state: Tensors | None) -> dict[str, Score]:
         if state is None:
@@ -418,7 +501,11 @@ class RemoteEvaluator:
         return {part: {n: self._score(part)[n] for n in self.names} for part in ("train", *self._parts)}
 
     def _score(self, part: str) -> Score:
-        return metrics_from(self.task, added([one.parts[part] for one in self._last.values()]))
+        return metrics_from(self.task, self._sums(part))
+
+    def _sums(self, part: str) -> Sums:
+        """Return the sums over the rows of all clients that have such rows."""
+        return added([self._none, *(one.parts[part] for one in self._last.values() if part in one.parts)])
 
 
 class RemoteServer(Server):
@@ -444,6 +531,9 @@ class RemoteServer(Server):
         super().__init__(fed, model, algorithm, settings, self.remote, task)
         self.remote.mirrored = tuple(f"state.{name}" for name in sorted(self.mirrored))
         self.remote.job, self.remote.positions = self.job, positions_of(fed)
+        self.remote.nodes.names = fed.client_names if fed.named else ()
+        if isinstance(self.rounds, ParallelRounds):
+            self.remote.sent, self.remote.reported = self.rounds.sample_payload(), tuple(self.rounds.reported())
 
     def _store(self, fresh: Tree) -> ClientStore:
         return ClientStore({})  # with the clients
@@ -480,8 +570,15 @@ class RemoteServer(Server):
         requests = {
             client: Statistics(self.state(), self.remote.versions[0].of(client)) for client in range(self.fed.clients)
         }
+        like = statistics_of(self.job, [(self.state(), self.fed.partition.rows[:1])])
+
+        def check(client: int, answer: Tree) -> Tree:
+            fits(answer, like, "statistics")
+            finite(answer, "statistics")
+            return answer
+
         total: Tree = {}
-        for answer in self.remote.nodes.ask(requests, dict).values():
+        for answer in self.remote.nodes.ask(requests, dict, check, most_bytes(like)).values():
             for part, tensors in answer.items():
                 sums = total.setdefault(part, {})
                 for name, value in tensors.items():
