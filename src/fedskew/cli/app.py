@@ -13,13 +13,17 @@ from fedskew import __version__
 from fedskew.cli import (
     advise_command,
     data_commands,
+    deploy_command,
     export_command,
+    keys_command,
     listing,
+    node_command,
     paper_command,
     predict_command,
     report_command,
     resume_command,
     run_command,
+    server_command,
     split,
 )
 from fedskew.core.config import workers_of_torchrun
@@ -143,5 +147,9 @@ for module in (
     paper_command,
     listing,
     data_commands,
+    deploy_command,
+    keys_command,
+    server_command,
+    node_command,
 ):
     module.add_to(app)

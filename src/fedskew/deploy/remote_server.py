@@ -525,7 +525,7 @@ class RemoteServer(Server):
         nodes: Nodes | None = None,
         everything: bool = True,
     ) -> None:
-        _refuse(algorithm, settings)
+        refuse(algorithm, settings)
         self.everything = everything
         self.remote = RemoteEngine(nodes or Nodes(None), [Versions(fed.clients) for _ in range(2)])
         super().__init__(fed, model, algorithm, settings, self.remote, task)
@@ -586,7 +586,7 @@ class RemoteServer(Server):
         return total
 
 
-def _refuse(algorithm: Algorithm, settings: Settings) -> None:
+def refuse(algorithm: Algorithm, settings: Settings) -> None:
     """Refuse what cannot be done where rows stay with their clients."""
     reasons = {
         f"{algorithm.label()} trains on all rows in one place": "pooled_rows" in algorithm.requires,

@@ -20,7 +20,7 @@ from fedskew.data.dataset import Dataset, Rows, datasets
 from fedskew.data.differences import differences
 from fedskew.data.federation import Federation
 from fedskew.data.fitting import Description, Fitted, Request, fit
-from fedskew.deploy.remote_server import Nodes, RemoteSilos, federation_of, hollow_targets
+from fedskew.deploy.remote_server import Nodes, RemoteSilos, federation_of, hollow_targets, refuse
 from fedskew.deploy.requests import Facts, Question, Tell
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
@@ -59,6 +59,16 @@ def run_on_nodes(
     if known:
         return alone(resuming(folder, fed, callbacks=callbacks, nodes=nodes))
     return alone(starting(fed, experiment.model, method, settings, folder, callbacks, nodes=nodes))
+
+
+def check_experiment(values: Mapping[str, Any]) -> None:
+    """Refuse settings with which no run on nodes could begin."""
+    experiment = Experiment(**values)
+    silo_options(experiment.data)
+    for name in ("skew", "clients", "client_test", "bins"):
+        if name in values:
+            raise FedskewError(f"{name}={values[name]}: clients are nodes, with the rows that they have: leave it out")
+    refuse(resolve(experiment.algorithm), experiment.settings())
 
 
 def silo_options(data: str | Mapping[str, Any]) -> Choice:
