@@ -47,7 +47,8 @@ def assert_same_run(found: Run, expected: Run) -> None:
     for name, value in expected.model.state_dict().items():
         np.testing.assert_allclose(found.model.state_dict()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12)
     for name in EQUAL:
-        np.testing.assert_allclose(found.rounds[name], expected.rounds[name], rtol=1e-9, err_msg=name)
+        mine, theirs = (run.rounds[name].astype(float) for run in (found, expected))
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, err_msg=name)
 
 
 @dataclass

@@ -26,7 +26,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_POLL = 0.02  # seconds between two looks for answers
+_POLL, _PATIENCE = 0.02, 0.1  # seconds between two looks for answers: at least, and as a share of the time so far
 
 
 def need_flower() -> None:
@@ -71,15 +71,15 @@ class GridTransport:
             raise FedskewError(f"the messages of {_size(requests)} bytes are too large for the SuperLink")
         sent = {number: client for client, number in zip(requests, numbers, strict=True) if number}
         answers: dict[int, bytes] = {}
-        end = time.monotonic() + self.timeout
-        while sent and time.monotonic() < end:
+        began = time.monotonic()
+        while sent and (waited := time.monotonic() - began) < self.timeout:
             for reply in self.grid.pull_messages(list(sent)):
                 client = sent.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error():
                     answers[client] = to_bytes(Refusal(reply.error.reason or f"code {reply.error.code}"))
                 else:
                     answers[client] = _content(reply, ANSWER)
-            time.sleep(_POLL if sent else 0)
+            time.sleep(min(1.0, max(_POLL, _PATIENCE * waited)) if sent else 0)
         return answers
 
 
