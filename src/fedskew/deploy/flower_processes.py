@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,19 +26,18 @@ DATABASE, FLOWER = "superlink.db", "flower"  # in the folder of a process
 
 @dataclass(frozen=True)
 class Process:
-    """A command of Flower, its arguments, and what its environment has in addition."""
+    """A Python program, its arguments, and what its environment has in addition."""
 
-    program: str
+    program: list[str]
     arguments: list[str]
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def become(self) -> None:
         """Replace this process by it: signals then reach it, and nothing else is left behind."""
-        scripts = sysconfig.get_path("scripts")
-        path = Path(scripts) / self.program
         # Flower starts its other programs by their names.
-        around = {**os.environ, **self.environment, "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")])}
-        os.execve(path, [str(path), *self.arguments], around)
+        path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+        around = {**os.environ, **self.environment, "PATH": path}
+        os.execve(sys.executable, [sys.executable, *self.program, *self.arguments], around)
 
 
 def server_process(keys: Path | None, state: Path, host: str, port: int) -> Process:
@@ -52,7 +52,8 @@ def server_process(keys: Path | None, state: Path, host: str, port: int) -> Proc
         secure += ["--ssl-keyfile", str(keys / SERVER_KEY), "--enable-supernode-auth"]
     _check_port(host, port)
     where = ["--host", host, "--port", str(port), "--database", str(_folder(state) / DATABASE)]
-    return Process("flower-superlink", [*secure, *where, "--disable-runtime-dependency-installation"], _around(state))
+    program = ["-m", "fedskew.deploy.guarded_link"]
+    return Process(program, [*secure, *where, "--disable-runtime-dependency-installation"], _around(state))
 
 
 def node_process(
@@ -82,7 +83,7 @@ def node_process(
             raise FedskewError(f"--{option} {value!r}: Flower does not take such a name, choose another")
     told = " ".join(f"{option}='{value}'" for option, value in own.items())
     where = ["--superlink", server, "--port", str(port), "--node-config", told]
-    return Process("flower-supernode", [*secure, *where], _around(state))
+    return Process([str(Path(sysconfig.get_path("scripts")) / "flower-supernode")], [*secure, *where], _around(state))
 
 
 def _around(state: Path) -> dict[str, str]:
