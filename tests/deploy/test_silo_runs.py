@@ -29,9 +29,8 @@ def silos(tmp_path: Path) -> SilosInProcess:
 @pytest.fixture
 def started(silos: SilosInProcess, tmp_path: Path) -> Callable[..., Run]:
     def start(algorithm: str, **settings: Any) -> Run:
-        experiment = Experiment(
-            data="silos:label=outcome", model="logreg", algorithm=algorithm, **{**SETTINGS, **settings}
-        )
+        chosen = {"model": "logreg", **SETTINGS, **settings}
+        experiment = Experiment(data="silos:label=outcome", algorithm=algorithm, **chosen)
         return run_on_nodes(Nodes(silos), len(silos.paths), experiment, tmp_path / "run")
 
     return start
@@ -48,6 +47,27 @@ def test_predictions_and_the_names_of_silos_are_there(started: Callable[..., Run
     assert list(run.final_clients["name"]) == list(NAMES)
     new = pd.read_csv(silos.paths[0]).drop(columns="outcome")
     assert set(fs.open_run(run.folder).predict(new)["prediction"]) <= {"sick", "well"}
+
+
+@pytest.mark.parametrize("method", ["fedbn", "ditto"])
+def test_models_of_clients_are_with_them(started: Callable[..., Run], silos: SilosInProcess, method: str):
+    run = started(method, rounds=1, model="tabular")
+    new = pd.read_csv(silos.paths[0]).drop(columns="outcome")
+    for one in (run, fs.open_run(run.folder)):
+        assert one.personalised
+        with pytest.raises(FedskewError, match="the model of hospital_B stays with the client, on its own machine"):
+            one.predict(new, client="hospital_B")
+        if method == "ditto":
+            assert len(one.predict(new)) == len(new)
+            continue
+        with pytest.raises(FedskewError, match="every client of this run keeps a part of the model"):
+            one.predict(new)
+
+
+def test_a_run_on_nodes_is_gone_on_with_where_they_are(started: Callable[..., Run]):
+    run = started("fedavg", rounds=1)
+    with pytest.raises(FedskewError, match="its rows are with its nodes: go on with it by flwr run"):
+        fs.resume(run.folder)
 
 
 MESSAGES = {

@@ -50,7 +50,7 @@ from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.server.calibration import statistics_of
 from fedskew.server.client_store import ClientStore
 from fedskew.server.evaluation import Evaluator, FinalClients, OwnModel, Score, own_columns, round_metrics
-from fedskew.server.server import Server, jobs_of
+from fedskew.server.server import AWAY, OWN, PERSONAL, Server, jobs_of, models_away
 from fedskew.tasks.additive import Sums, added, additive_metrics, metrics_from, sums_over
 from fedskew.tasks.task import Task
 from fedskew.topology.collector import BUFFERS, Arrived
@@ -555,10 +555,16 @@ class RemoteServer(Server):
         for updates in self.engine.train(job, replace(start, server={"weights": self.shared()}), plan):
             self.remote.versions[1].rounds[:, updates.report.clients] = self.round + 1
 
+    def client_model(self, client: int) -> Tensors:
+        """Refuse to return what is not here."""
+        raise models_away(self.fed.client_names[client])
+
     def checkpoint_without_stores(self) -> Tensors:
         """Return the checkpoint, in which the versions stand for what clients keep."""
         kept = {f"{VERSIONS}/{i}": versions.state() for i, versions in enumerate(self.remote.versions)}
-        return {**super().checkpoint_without_stores(), **kept}
+        store, names = (PERSONAL, self.state().keys()) if self.personal is not None else (OWN, self.job.local_names)
+        away = {f"{AWAY}/{store}/{name}": torch.zeros(0) for name in sorted(names)}
+        return {**super().checkpoint_without_stores(), **kept, **away}
 
     def restore(self, flat: Tensors) -> None:
         """Restore what ``checkpoint`` returned; clients go back to the state that they had then."""

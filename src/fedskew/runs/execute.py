@@ -145,6 +145,8 @@ def resuming(
         disk.verify_start(force)
         check_imports(disk.path, began, force)
         config = read_config(disk)
+        if fed is None and (disk.path / on_disk.OF_NODES).exists():
+            raise FedskewError(f"{disk.path}: its rows are with its nodes: go on with it by flwr run APP")
         _check_given(disk, config, {"data": fed, "skew": fed, "model": model, "algorithm": algorithm, "task": task})
         fed = _federation_of(config) if fed is None else fed
         same_rows = fed.partition == Partition.load(disk.path / on_disk.PARTITION)
