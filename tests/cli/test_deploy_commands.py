@@ -238,6 +238,9 @@ def test_an_app_is_configuration_and_says_how_to_run_it(keys: Command, capsys: p
     }
     assert keys("deploy e.toml --nodes 3 --keys keys --out out") == 2
     assert "--out out exists already" in complaint(capsys)
+    assert keys("deploy e.toml --nodes 3 --keys keys --out other --server fl.example.org") == 2
+    assert "--server fl.example.org: give HOST:PORT" in complaint(capsys)
+    assert not Path("other").exists()
 
 
 def test_an_experiment_that_cannot_run_on_nodes_is_refused(keys: Command, capsys: pytest.CaptureFixture[str]):

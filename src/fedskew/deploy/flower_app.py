@@ -10,7 +10,7 @@ from fedskew.core.config import to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.writing import write_atomically, writing
 from fedskew.deploy.certificates import CA, check_certificate
-from fedskew.deploy.flower_processes import FLOWER
+from fedskew.deploy.flower_processes import FLOWER, check_address
 
 APP, RUN = "app", "run"  # in the folder of a deployment
 _PROJECT = """# Written by fedskew deploy: nothing but configuration, the two apps are in the installed package.
@@ -52,6 +52,7 @@ class Deployment:
         """Write the app, and the connection to its server."""
         if self.folder.exists():
             raise FedskewError(f"--out {self.folder} exists already: choose another folder")
+        check_address(self.server)
         if self.keys is not None:
             check_certificate(self.keys / CA, f"--keys, a folder with {CA}")
         config = {"nodes": self.nodes, "timeout": self.timeout, "folder": str(self.folder.absolute() / RUN)}

@@ -65,7 +65,7 @@ def node_process(
     alone, on this machine.
     """
     need_flower()
-    _check_address(server)
+    check_address(server)
     secure = ["--insecure"]
     if security is not None:
         key, authority = security
@@ -98,7 +98,8 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _check_address(address: str) -> None:
+def check_address(address: str) -> None:
+    """Refuse what is no address of a server."""
     host, _, port = address.rpartition(":")
     if not host or "/" in address or not port.isdigit() or not 0 < int(port) < 2**16:
         raise FedskewError(f"--server {address}: give HOST:PORT")

@@ -2,7 +2,9 @@
 
 import json
 import tomllib
+import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.data.catalogue import choose
 from fedskew.data.dataset import Split, datasets
 from fedskew.data.federation import Federation
-from fedskew.data.fitting import Fitted
+from fedskew.data.fitting import Description, Fitted
 from fedskew.data.partition import Partition
 from fedskew.data.readers.table import Parted, SiloTables, converted
 from fedskew.data.schema import Schema
@@ -28,11 +30,17 @@ from fedskew.tasks.task import resolve as resolve_task
 
 
 def answer(about: Mapping[str, Any], request: bytes) -> bytes:
-    """Return the answer of a silo to a request; whatever goes wrong with its file is an answer too."""
+    """Return the answer of a silo to a request; whatever goes wrong is an answer too.
+
+    The text of an unexpected error stays here, in the log of the node: it might quote rows.
+    """
     try:
         return SiloNode(about).answer(request)
     except FedskewError as problem:
         return to_bytes(Refusal(str(problem)))
+    except Exception as problem:
+        traceback.print_exc()
+        return to_bytes(Refusal(f"a {type(problem).__name__}, which is told in the log of the node"))
 
 
 class SiloNode:
@@ -55,6 +63,8 @@ class SiloNode:
         """Return the answer to a request."""
         request = from_bytes(content)
         match request:
+            case Question(what="describe"):
+                return to_bytes(_without_examples(self.part.silo.describe(request.content)))
             case Question():
                 return to_bytes(getattr(self.part.silo, request.what)(request.content))
             case Tell():
@@ -94,3 +104,9 @@ class SiloNode:
         folder = Path(str(self.own["state"])) / str(self.about["run"])
         client = int(self.about["client"])
         return Node(self.fed, client, model, resolve(config["algorithm"]), settings, task, folder)
+
+
+def _without_examples(described: Description) -> Description:
+    """Return what a silo tells of itself without the values of single rows, which only errors would show."""
+    columns = {title: replace(facts, example="not told") for title, facts in described.columns.items()}
+    return replace(described, columns=columns)
