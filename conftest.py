@@ -16,6 +16,7 @@ SLOW_MODULES = frozenset(
         "test_advise",
         "test_agree",
         "test_browser",
+        "test_grid",
         "test_hospitals",
         "test_can_fail",
         "test_ccvr",
