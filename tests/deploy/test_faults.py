@@ -135,6 +135,7 @@ WRONG: dict[str, tuple[Callable[[Updates], Any], str]] = {
     "report": (lambda u: replace(u, report=None), "update/report is a NoneType, expected a Report"),
     "losses": (lambda u: replace(u, report=replace(u.report, loss=np.zeros(3))), "update/report/loss is float64 of"),
     "kind": (lambda u: {"delta": 1}, "it answered with a dict"),
+    "nothing": (lambda u: Updates(None, None, None, None), "update/report is a NoneType"),  # type: ignore[arg-type]
     "waiting": (lambda u: Waiting(torch.zeros(1)), "it answered with a Waiting"),
 }  # fmt: skip
 
@@ -193,6 +194,12 @@ def test_scores_of_another_form_are_left_out(pair: Callable[..., Pair]):
         "sums/train/confusion": lambda s: replace(s, parts={"train": {**s.parts["train"], **matrix}}),
         "sums/train has other names": lambda s: replace(s, parts={"train": {}}),
         "scores has other names": lambda s: replace(s, own={}),
+        "sums has other names than expected: elsewhere": lambda s: replace(s, parts={"elsewhere": s.parts["train"]}),
+        "sums has other names than expected: $": lambda s: replace(s, parts=None),
+        "scores is a NoneType": lambda s: replace(s, own=None),
+        "scores on test rows has other names": lambda s: replace(s, own_test={"loss": 1.0}),
+        "its last row has something else than numbers": lambda s: replace(s, row={"loss": "low"}),
+        "confusion matrix is ": lambda s: replace(s, confusion=np.zeros((2, 2), np.int64)),
     }
     for reason, change in wrong.items():
         both = pair("fedavg", rounds=1)
@@ -229,13 +236,15 @@ def test_clients_still_training_survive_a_checkpoint_when_one_is_gone(pair: Call
 
 
 def test_clients_that_exchange_statistics_go_on_without_one(pair: Callable[..., Pair]):
-    """One has other statistics than the others, another leaves in the middle of the exchange."""
+    """One has other statistics than the others, one has none, another leaves in the middle of the exchange."""
     both, asked = pair("fedtan", rounds=1), list[int]()
 
     def changed(client: int, content: bytes) -> bytes:
         answer = from_bytes(content)
         if client == BAD and isinstance(answer, Waiting):
             return to_bytes(Waiting(answer.sent[..., :1]))
+        if client == 4 and isinstance(answer, Waiting):
+            return to_bytes(Waiting(None))
         if client == 0 and isinstance(answer, Waiting):
             asked.append(client)
             both.transport.silent = {0} if len(asked) == 3 else set()
@@ -247,7 +256,8 @@ def test_clients_that_exchange_statistics_go_on_without_one(pair: Callable[..., 
     told = [str(one.message) for one in warned]
     assert any(f"clients [{BAD}] are left out: they exchange statistics of another shape" in one for one in told)
     assert any("client 0: no answer in time" in one for one in told)
-    assert column(result, "dropped") == [1, 0, 1, 0, 0]
+    assert any("client 4: it exchanges a NoneType, expected a tensor" in one for one in told)
+    assert column(result, "dropped") == [1, 0, 1, 0, 1]
 
 
 @pytest.mark.filterwarnings(f"ignore:.*client {BAD}. no answer in time:UserWarning")
@@ -270,6 +280,14 @@ def test_one_model_for_all_stops_with_the_reason_and_nothing_is_lost(pair: Calla
         both.plain.advance()
     for name, value in both.plain.state().items():
         np.testing.assert_allclose(again.state()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_of_all_is_not_made_of_other_things(pair: Callable[..., Pair]):
+    for change in (lambda w: Waiting(None), lambda w: Waiting(torch.zeros(3)), lambda w: torch.zeros(3)):
+        both = pair("stratify-batch")
+        both.transport.changed = answering(Waiting, change)
+        with left_out("(it exchanges a NoneType|its part of the step is no message)"), pytest.raises(FedskewError):
+            both.remote.advance()
 
 
 def test_statistics_with_nan_do_not_reach_the_head(pair: Callable[..., Pair]):

@@ -252,7 +252,7 @@ class RemoteEngine:
         like = {client: self._expected(number, request.plan) for client, request in requests.items()}
 
         def check(client: int, answer: Any) -> Any:
-            return answer if isinstance(answer, Waiting) else checked_update(answer, like[client])
+            return _waits(answer) if isinstance(answer, Waiting) else checked_update(answer, like[client])
 
         most = max(map(most_bytes, like.values()), default=0)
         kinds = (Updates, Waiting) if together else Updates
@@ -340,9 +340,18 @@ class RemoteEngine:
 
     def _all(self, requests: Mapping[int, Step]) -> dict[int, Any]:
         """Return the answers of all parties of a step, without which there is no sum."""
-        answers = self.nodes.ask(requests, (Tensor, Waiting))
+
+        def check(client: int, answer: Any) -> Any:
+            message = _waits(answer).sent if isinstance(answer, Waiting) else answer
+            if message.dtype != torch.uint8 or message.dim() != 1:
+                raise FedskewError("its part of the step is no message")
+            return answer
+
+        answers = self.nodes.ask(requests, (Tensor, Waiting), check)
         if missing := requests.keys() - answers.keys():
             raise FedskewError(f"clients {sorted(missing)} do not answer in a step over all its clients: start again")
+        if len({type(answer) for answer in answers.values()}) > 1:
+            raise FedskewError("some clients have ended a step in which others wait for them: start again")
         return answers
 
 
@@ -356,10 +365,16 @@ def _like(like: Any, where: str) -> Check:
     return check
 
 
+def _waits(answer: Waiting) -> Waiting:
+    """Return the answer of a client that waits for an exchange of tensors."""
+    if not isinstance(answer.sent, Tensor):
+        raise FedskewError(f"it exchanges a {type(answer.sent).__name__}, expected a tensor")
+    return answer
+
+
 def _alike(answers: dict[int, Any]) -> dict[int, Any]:
     """Return the answers without those who wait with statistics of another shape or dtype than most others."""
-    kinds = {client: (tuple(a.sent.shape), a.sent.dtype) if isinstance(a.sent, Tensor) else None
-             for client, a in answers.items() if isinstance(a, Waiting)}  # fmt: skip
+    kinds = {client: (tuple(a.sent.shape), a.sent.dtype) for client, a in answers.items() if isinstance(a, Waiting)}
     if len(set(kinds.values())) < 2:
         return answers
     usual, _ = Counter(kinds.values()).most_common(1)[0]
@@ -482,11 +497,17 @@ class RemoteEvaluator:
             for client in range(server.fed.clients)
         }
         names = () if final else own_columns(own, state is not None, self.task.row_metric)
+        parts = {"train", *self._parts}
 
         def check(client: int, answer: Scored) -> Scored:
-            fits(answer.parts, dict.fromkeys(answer.parts, self._none), "sums")  # one without test rows has none
+            told = answer.parts if isinstance(answer.parts, dict) else {"": answer.parts}
+            here = parts & told.keys() if state is not None else set()  # one without test rows has no such sums
+            fits(told, dict.fromkeys(here, self._none), "sums")
             fits(answer.own, dict.fromkeys(names, 0.0), "scores")
-            if answer.row is not None and not all(type(value) in (int, float) for value in answer.row.values()):
+            if answer.own_test is not None:
+                fits(answer.own_test, dict.fromkeys(self.names, 0.0), "scores on test rows")
+            row = answer.row if isinstance(answer.row, dict) else {"": answer.row or 0}
+            if not all(type(value) in (int, float) for value in row.values()):
                 raise FedskewError("its last row has something else than numbers")
             if answer.confusion is not None:
                 fits(answer.confusion, self._none.get("confusion", np.zeros(0)).astype(np.int64), "confusion matrix")
