@@ -17,7 +17,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.data.differences import factor_between
 from fedskew.data.fitting import BINS, Moments, Request, fit, keys_of
 from fedskew.data.schema import Categories, Label, Numeric, Schema
-from fedskew.data.silo import TableSilo
+from fedskew.data.silo import LocalSilos, TableSilo
 
 numbers = st.one_of(
     st.floats(-1e6, 1e6, allow_subnormal=False),
@@ -35,7 +35,7 @@ def silo(name: str, columns: Mapping[str, Sequence[Any]], rows: int | None = Non
 
 
 def fitted(silos: Sequence[TableSilo], **request: Any) -> Schema:
-    return fit("made", silos, Request("y", **request)).schema
+    return fit("made", LocalSilos(silos), Request("y", **request)).schema
 
 
 @settings(deadline=None, max_examples=150)
@@ -70,7 +70,7 @@ def test_one_silo_has_the_bits_of_numpy() -> None:
 def test_as_scikit_learn_on_pooled_rows(hospitals: dict[str, pd.DataFrame]) -> None:
     frames = list(hospitals.values())
     silos = [TableSilo(name, frame, np.arange(len(frame)), ("outcome",)) for name, frame in hospitals.items()]
-    schema = fit("made", silos, Request("outcome")).schema
+    schema = fit("made", LocalSilos(silos), Request("outcome")).schema
     pooled = pd.concat(frames, ignore_index=True)
     found = np.concatenate([schema.encode(frame) for frame in frames])
     titles = {name: place for place, name in enumerate(schema.features)}
@@ -116,7 +116,7 @@ class Counting:
 def test_medians_take_few_messages() -> None:
     rng = np.random.default_rng(1)
     silos = [Counting(silo(f"s{place}", {f"c{k}": rng.normal(10**k, 1, 501) for k in range(6)})) for place in range(3)]
-    fit("made", silos, Request("y"))
+    fit("made", LocalSilos(silos), Request("y"))
     assert silos[0].asked <= 6
     assert silos[0].sent <= 2 * 6 * BINS
 

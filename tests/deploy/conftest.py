@@ -13,7 +13,7 @@ from fedskew.algorithms.contract import resolve
 from fedskew.core.config import Settings
 from fedskew.data.federation import Federation
 from fedskew.deploy.node import Node, alone
-from fedskew.deploy.remote_server import RemoteServer, federation_of
+from fedskew.deploy.remote_server import Nodes, RemoteServer, federation_of
 from fedskew.deploy.requests import Tell, from_bytes, to_bytes
 from fedskew.models.build import build
 from fedskew.server.server import Server
@@ -24,19 +24,20 @@ CLIENTS = 5
 
 @dataclass
 class InProcess:
-    """Carries requests to nodes in this process; some of them may be silent, or have what they say changed."""
+    """Carries requests to nodes in this process; some of them may be silent, late, or have what they say changed."""
 
     nodes: list[Node]
     silent: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)  # they do what they are asked, and nobody waits for the answer
     changed: Callable[[int, bytes], bytes] = lambda client, content: content
     seen: list[bytes] = field(default_factory=list)
 
-    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
         self.seen += requests.values()
         there = {client: content for client, content in requests.items() if client not in self.silent}
         answers = {client: self.nodes[client].answer(content) for client, content in there.items()}
         self.seen += answers.values()
-        return {client: self.changed(client, content) for client, content in answers.items()}
+        return {client: self.changed(client, content) for client, content in answers.items() if client not in self.late}
 
 
 @dataclass
@@ -53,7 +54,13 @@ class Pair:
 def pair(tmp_path: Path) -> Callable[..., Pair]:
     """Return a function that makes both servers of a method."""
 
-    def made(spec: str, model: str = "tabular:hidden=6", fed: Federation | None = None, **settings: Any) -> Pair:
+    def made(
+        spec: str,
+        model: str = "tabular:hidden=6",
+        fed: Federation | None = None,
+        folder: Path = tmp_path,
+        **settings: Any,
+    ) -> Pair:
         algorithm = resolve(spec)
         fed = fed or fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=CLIENTS, seed=0, client_test=0.1)
         defaults = {"rounds": 3, "batch_size": 64, "engine": "loop", "dtype": "float64", "lr": 0.05, "threads": 1}
@@ -73,7 +80,7 @@ def pair(tmp_path: Path) -> Callable[..., Pair]:
                 algorithm,
                 chosen,
                 task,
-                tmp_path / str(client),
+                folder / str(client),
                 {"test": np.arange(client, len(fed.test), fed.clients)},
                 everything=True,
             )
@@ -83,7 +90,7 @@ def pair(tmp_path: Path) -> Callable[..., Pair]:
         facts = [from_bytes(node.answer(to_bytes(Tell()))) for node in nodes]
 
         def remote() -> RemoteServer:
-            return RemoteServer(federation_of(fed.data, facts), network(), algorithm, chosen, task, transport)
+            return RemoteServer(federation_of(fed.data, facts), network(), algorithm, chosen, task, Nodes(transport))
 
         return Pair(Server(fed, network(), algorithm, chosen, task=task), remote(), transport, remote)
 

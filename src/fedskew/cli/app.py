@@ -14,13 +14,17 @@ from fedskew.cli import (
     advise_command,
     compare_command,
     data_commands,
+    deploy_command,
     export_command,
+    keys_command,
     listing,
+    node_command,
     paper_command,
     predict_command,
     report_command,
     resume_command,
     run_command,
+    server_command,
     split,
 )
 from fedskew.core.config import workers_of_torchrun
@@ -145,5 +149,9 @@ for module in (
     paper_command,
     listing,
     data_commands,
+    deploy_command,
+    keys_command,
+    server_command,
+    node_command,
 ):
     module.add_to(app)

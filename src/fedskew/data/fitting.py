@@ -118,20 +118,19 @@ class Moments:
         return math.sqrt(self.squares / self.count)
 
 
-class Silo(Protocol):
-    """One client's table, here or on another machine; what it answers is about its training rows."""
+class Silos(Protocol):
+    """The tables of all clients, here or on other machines; what each answers is about its training rows.
 
-    @property
-    def name(self) -> str:
-        """Return the name of the client."""
+    Every question goes to all of them, and the answers are in the order of the clients.
+    """
 
-    def describe(self, request: Request) -> Description:
-        """Say what the table has."""
+    def describe(self, request: Request) -> Sequence[Description]:
+        """Say what the tables have."""
 
-    def count(self, intervals: Mapping[str, Sequence[Interval]]) -> Mapping[str, Sequence[Ints]]:
+    def count(self, intervals: Mapping[str, Sequence[Interval]]) -> Sequence[Mapping[str, Sequence[Ints]]]:
         """Count the numbers of some columns in the bins of intervals, see ``in_bins``."""
 
-    def add_up(self, fills: Mapping[str, float]) -> Mapping[str, Moments]:
+    def add_up(self, fills: Mapping[str, float]) -> Sequence[Mapping[str, Moments]]:
         """Return the moments of some columns, with missing numbers filled."""
 
 
@@ -143,16 +142,16 @@ class Fitted:
     described: tuple[Description, ...]
 
 
-def fit(name: str, silos: Sequence[Silo], request: Request) -> Fitted:
+def fit(name: str, silos: Silos, request: Request) -> Fitted:
     """Fit one schema for all silos."""
-    described = tuple(silo.describe(request) for silo in silos)
+    described = tuple(silos.describe(request))
     titles = list(dict.fromkeys(title for one in described for title in one.columns))
     for column in request.categorical:
         need_column(name, column, titles)
     kinds = {title: _kind(name, title, described) for title in titles}
     numeric = {title: _column(title, described) for title, kind in kinds.items() if kind == "number"}
     fills = medians(silos, numeric)
-    parts = [silo.add_up(fills) for silo in silos] if request.standardize and fills else []
+    parts = silos.add_up(fills) if request.standardize and fills else []
     columns: list[Numeric | Categories] = []
     for title in titles:
         optional = any(title not in one.columns for one in described)
@@ -327,7 +326,7 @@ class _Search:
         self.interval = first, last
 
 
-def medians(silos: Sequence[Silo], numeric: Mapping[str, _Numbers]) -> dict[str, float]:
+def medians(silos: Silos, numeric: Mapping[str, _Numbers]) -> dict[str, float]:
     """Return the median of each column that has numbers, exactly, from counts."""
     searches = {}
     for title, found in numeric.items():
@@ -340,7 +339,7 @@ def medians(silos: Sequence[Silo], numeric: Mapping[str, _Numbers]) -> dict[str,
         for title, each in searches.items()
         if not all(search.done for search in each)
     }:
-        answers = [silo.count(asked) for silo in silos]
+        answers = silos.count(asked)
         for title, intervals in asked.items():
             total = {
                 interval: np.sum([answer[title][place] for answer in answers if title in answer], axis=0)

@@ -121,3 +121,22 @@ class TableSilo:
             else:
                 result[title] = Moments(len(self._rows), fill, 0.0, 0.0)
         return result
+
+
+class LocalSilos:
+    """The tables of all clients in this process."""
+
+    def __init__(self, silos: "Sequence[TableSilo]") -> None:
+        self._silos = silos
+
+    def describe(self, request: Request) -> list[Description]:
+        """Say what the tables have."""
+        return [silo.describe(request) for silo in self._silos]
+
+    def count(self, intervals: Mapping[str, Sequence[Interval]]) -> list[dict[str, list[Ints]]]:
+        """Count the numbers of some columns in the bins of intervals."""
+        return [silo.count(intervals) for silo in self._silos]
+
+    def add_up(self, fills: Mapping[str, float]) -> list[dict[str, Moments]]:
+        """Return the moments of some columns."""
+        return [silo.add_up(fills) for silo in self._silos]

@@ -5,12 +5,13 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 from fedskew.core.errors import FedskewError
+from fedskew.deploy.requests import Refusal, to_bytes
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 Answer = Callable[[Mapping[str, Any], bytes], bytes]  # what a message says of the run, and the request -> the answer
-About = Callable[[], Mapping[str, Any]]  # what the messages say of the run
 RECORD, REQUEST, ANSWER = "fedskew", "request", "answer"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -26,7 +26,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_POLL = 0.02  # seconds between two looks for answers
+_POLL, _PATIENCE = 0.02, 0.1  # seconds between two looks for answers: at least, and as a share of the time so far
 
 
 def need_flower() -> None:
@@ -44,20 +44,20 @@ class GridTransport:
     Args:
         grid: Flower's grid
         nodes: the node of every client
-        about: what every message says of the run, beside the request
         timeout: seconds to wait for answers
     """
 
-    def __init__(self, grid: "Grid", nodes: Mapping[int, int], about: About, timeout: float) -> None:
-        self.grid, self.nodes, self.about, self.timeout = grid, nodes, about, timeout
-        self.errors: dict[int, str] = {}
+    def __init__(self, grid: "Grid", nodes: Mapping[int, int], timeout: float) -> None:
+        self.grid, self.nodes, self.timeout = grid, nodes, timeout
 
-    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+    def renumber(self, clients: Sequence[int]) -> None:
+        """Give clients other numbers: the first of these is the old number of the new client 0."""
+        self.nodes = {new: self.nodes[old] for new, old in enumerate(clients)}
+
+    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
         """Return the answers that arrive in time, by client."""
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        self.errors, about = {}, self.about()
-        sent: dict[str, int] = {}
         messages = [
             Message(
                 RecordDict({RECORD: ConfigRecord({**about, "client": client, REQUEST: request})}),
@@ -66,18 +66,20 @@ class GridTransport:
             )
             for client, request in requests.items()
         ]
-        for client, number in zip(requests, self.grid.push_messages(messages), strict=True):
-            sent[number] = client
+        numbers = list(self.grid.push_messages(messages))
+        if len(numbers) < len(messages):
+            raise FedskewError(f"the messages of {_size(requests)} bytes are too large for the SuperLink")
+        sent = {number: client for client, number in zip(requests, numbers, strict=True) if number}
         answers: dict[int, bytes] = {}
-        end = time.monotonic() + self.timeout
-        while sent and time.monotonic() < end:
+        began = time.monotonic()
+        while sent and (waited := time.monotonic() - began) < self.timeout:
             for reply in self.grid.pull_messages(list(sent)):
                 client = sent.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error():
-                    self.errors[client] = reply.error.reason or f"code {reply.error.code}"
+                    answers[client] = to_bytes(Refusal(reply.error.reason or f"code {reply.error.code}"))
                 else:
                     answers[client] = _content(reply, ANSWER)
-            time.sleep(_POLL if sent else 0)
+            time.sleep(min(1.0, max(_POLL, _PATIENCE * waited)) if sent else 0)
         return answers
 
 
@@ -99,9 +101,14 @@ def client_app(answer: Answer) -> "ClientApp":
 
 
 def _content(message: "Message", name: str) -> bytes:
-    found = message.content[RECORD][name]
-    assert isinstance(found, bytes)
-    return found
+    """Return the bytes of a message; none where somebody has sent another kind of message."""
+    record: Any = message.content.get(RECORD, {})
+    found = record.get(name)
+    return found if isinstance(found, bytes) else b""
+
+
+def _size(requests: Mapping[int, bytes]) -> str:
+    return f"{max(map(len, requests.values())):,}"
 
 
 def nodes_of(grid: "Grid", count: int, timeout: float) -> list[int]:
@@ -115,7 +122,7 @@ def nodes_of(grid: "Grid", count: int, timeout: float) -> list[int]:
 
 
 @contextmanager
-def simulated(answer: Answer, clients: int, about: About, timeout: float) -> Iterator[GridTransport]:
+def simulated(answer: Answer, clients: int, timeout: float) -> Iterator[GridTransport]:
     """Start Flower's simulation with so many nodes, and stop it afterwards."""
     need_flower()
     from flwr.serverapp import ServerApp
@@ -144,7 +151,7 @@ def simulated(answer: Answer, clients: int, about: About, timeout: float) -> Ite
         if isinstance(grid, BaseException):
             raise FedskewError(f"Flower's simulation did not start: {grid}") from grid
         nodes = nodes_of(grid, clients, timeout)
-        yield GridTransport(grid, dict(enumerate(nodes)), about, timeout)
+        yield GridTransport(grid, dict(enumerate(nodes)), timeout)
     finally:
         done.set()
         thread.join()

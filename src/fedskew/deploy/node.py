@@ -170,7 +170,7 @@ class Node:
                 case Statistics():
                     return statistics_of(self.jobs[0], [(self._model(request.state, [request.version]), self._rows)])
                 case Tell():
-                    return self._facts()
+                    return facts_of(self.fed, self.shares)
         except _Paused as paused:
             return Waiting(paused.sent)
         raise FedskewError(f"a node cannot answer a {type(request).__name__}: use the same version of fedskew")
@@ -262,16 +262,20 @@ class Node:
         local = self.files.load(job, versions[min(job, len(versions) - 1)], ()).get(LOCAL, {})
         return {**(state or {}), **local}
 
-    def _facts(self) -> Facts:
-        fed, held, name = self.fed, self.fed.held_out, self.fed.client_names[0]
-        test, validation = _share(fed.test, self.shares.get("test")), fed.validation
-        parts = (
-            fed.train.take(self._rows),
-            test,
-            None if validation is None else _share(validation, self.shares.get("validation")),
-            None if held is None else fed.train.take(held.rows),
-        )
-        return Facts(name, *(None if rows is None else _counts(rows, self.classes) for rows in parts))  # type: ignore[arg-type]
+
+def facts_of(fed: Federation, shares: Mapping[str, Ints]) -> Facts:
+    """Return what a client, here as a federation of one, tells about its rows before the first round."""
+    held, validation, classes = fed.held_out, fed.validation, len(fed.data.classes)
+    parts = (
+        fed.train.take(fed.partition.rows),
+        _share(fed.test, shares.get("test")),
+        None if validation is None else _share(validation, shares.get("validation")),
+        None if held is None else fed.train.take(held.rows),
+    )
+    train, test, *others = (None if rows is None else _counts(rows, classes) for rows in parts)
+    assert train is not None
+    assert test is not None
+    return Facts(fed.client_names[0], train, test, *others)
 
 
 def _share(rows: Rows, share: Ints | None) -> Rows:

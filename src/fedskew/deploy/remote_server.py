@@ -1,10 +1,11 @@
 """A server that has no rows: what the rounds need of clients is asked of nodes, everything else is as in simulation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,15 +19,18 @@ from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, copied
+from fedskew.data import fitting
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.data.targets import Target, Targets
+from fedskew.deploy.checks import LARGEST, checked_update, expected_update, finite, fits, most_bytes
 from fedskew.deploy.requests import (
     FRESH,
     Evaluate,
     Facts,
     Measure,
+    Question,
     Refusal,
     Request,
     Scored,
@@ -43,13 +47,17 @@ from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.loop import settled
 from fedskew.engine.plan import Plan
 from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.server.calibration import statistics_of
 from fedskew.server.client_store import ClientStore
 from fedskew.server.evaluation import Evaluator, FinalClients, OwnModel, Score, own_columns, round_metrics
-from fedskew.server.server import Server, jobs_of
-from fedskew.tasks.additive import added, additive_metrics, metrics_from
+from fedskew.server.server import AWAY, OWN, PERSONAL, Server, jobs_of, models_away
+from fedskew.tasks.additive import Sums, added, additive_metrics, metrics_from, sums_over
 from fedskew.tasks.task import Task
-from fedskew.topology.collector import Arrived
+from fedskew.topology.collector import BUFFERS, Arrived
+from fedskew.topology.parallel import ParallelRounds
 
+Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
+Check: TypeAlias = Callable[[int, Any], Any]  # a client and its answer -> the answer to use; an error refuses it
 CHECKPOINTS = 2  # that stay on a server's disk
 VERSIONS = "versions"  # name of what stands for clients' state in a checkpoint
 
@@ -57,8 +65,15 @@ VERSIONS = "versions"  # name of what stands for clients' state in a checkpoint
 class Transport(Protocol):
     """Carries requests to nodes and their answers back."""
 
-    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Return the answers of clients by their numbers; one that does not answer in time has none."""
+    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
+        """Return the answers of clients by their numbers; one that does not answer in time has none.
+
+        ``about`` is what every message says of the run.
+        """
+        ...
+
+    def renumber(self, clients: Sequence[int]) -> None:
+        """Give clients other numbers: the first of these is the old number of the new client 0."""
         ...
 
 
@@ -109,10 +124,11 @@ def _hollow(data: Dataset, counts: Sequence[Ints], owners: Sequence[int]) -> Row
     )
     labels = [np.repeat(np.arange(len(one)), one) for one in counts]
     group = np.repeat(np.asarray(owners, dtype=np.int64), sizes)
-    return Rows(x, _targets(data.target, np.concatenate(labels), len(data.classes)), group)
+    return Rows(x, hollow_targets(data.target, np.concatenate(labels), len(data.classes)), group)
 
 
-def _targets(kind: Target, labels: Ints, classes: int) -> Targets:
+def hollow_targets(kind: Target, labels: Ints, classes: int) -> Targets:
+    """Return targets of a kind for rows of which at most the class is known."""
     if kind == "class":
         return labels.astype(np.int64)
     return np.zeros(len(labels), np.float32) if kind == "number" else np.zeros((len(labels), classes), np.uint8)
@@ -148,36 +164,67 @@ class Versions:
 
 
 class Nodes:
-    """The nodes of a run: asks them, and checks what they answer."""
+    """The nodes of a run: asks them, and checks what they answer. ``names`` are those of the clients, once known."""
 
     def __init__(self, transport: Transport | None) -> None:
         self.transport = transport
-        self.refusals: list[str] = []
+        self.about: dict[str, Any] = {}
+        self.names: Sequence[str] = ()
 
-    def ask(self, requests: Mapping[int, Request], kind: type[Any]) -> dict[int, Any]:
-        """Return the answers of this kind; a client that is silent or refuses has none, all of them are an error."""
-        assert self.transport, "a run begins when its nodes are there"
-        answers, refusals = dict[int, Any](), list[str]()
-        for client, content in self.transport.ask({c: to_bytes(one) for c, one in requests.items()}).items():
-            try:
-                answer = from_bytes(content)
-            except FedskewError as problem:
-                answer = Refusal(str(problem))
-            if isinstance(answer, Refusal):
-                refusals.append(f"client {client}: {answer.reason}")
-            elif isinstance(answer, (kind, Waiting)):
-                answers[client] = answer
-            else:
-                refusals.append(f"client {client} answered with a {type(answer).__name__}")
+    def ask(
+        self, requests: Mapping[int, Request], kind: Kinds, check: Check | None = None, most: int = LARGEST
+    ) -> dict[int, Any]:
+        """Return the answers of this kind; one that is missing or not as it should be gives a warning, all an error.
+
+        ``check`` returns the answer of a client, or raises an error; one of more than ``most`` bytes is not even read.
+        """
+        answers, refusals = self._ask(requests, kind, check, most)
         if requests and not answers:
-            asked = f"none of {len(requests)} clients answered"
-            raise FedskewError(f"{asked}: {'; '.join(refusals)}" if refusals else f"{asked} in time")
-        self.refusals = refusals
-        return {client: answers[client] for client in sorted(answers)}
+            why = f": {self._reasons(refusals)}" if refusals else " in time"
+            raise FedskewError(f"none of {len(requests)} clients answered{why}")
+        if missing := sorted(requests.keys() - answers.keys()):
+            reasons = self._reasons({client: refusals.get(client, "no answer in time") for client in missing})
+            warnings.warn(f"{len(missing)} of {len(requests)} clients are left out: {reasons}", stacklevel=2)
+        return answers
 
-    def one(self, client: int, request: Request, kind: type[Any]) -> Any:
+    def everybody(self, requests: Mapping[int, Request], kind: Kinds) -> list[Any]:
+        """Return the answers of all clients, in the order of their numbers; an error if one is missing."""
+        answers, refusals = self._ask(requests, kind, None, LARGEST)
+        if missing := sorted(requests.keys() - answers.keys()):
+            why = f": {self._reasons(refusals)}" if refusals else " in time"
+            raise FedskewError(f"{len(missing)} of {len(requests)} clients did not answer{why}")
+        return list(answers.values())
+
+    def one(self, client: int, request: Request, kind: Kinds, check: Check, most: int) -> Any:
         """Return the answer of one client, without which there is no going on."""
-        return self.ask({client: request}, kind)[client]
+        return self.ask({client: request}, kind, check, most)[client]
+
+    def _ask(
+        self, requests: Mapping[int, Request], kind: Kinds, check: Check | None, most: int
+    ) -> tuple[dict[int, Any], dict[int, str]]:
+        """Return answers, and why others are none."""
+        assert self.transport, "a run begins when its nodes are there"
+        answers, refusals = dict[int, Any](), dict[int, str]()
+        sent = {client: to_bytes(request) for client, request in requests.items()}
+        for client, content in sorted(self.transport.ask(sent, self.about).items()):
+            try:
+                if len(content) > most:
+                    raise FedskewError(f"an answer of {len(content):,} bytes, expected at most {most:,}")
+                answer = from_bytes(content)
+                if isinstance(answer, Refusal):
+                    raise FedskewError(answer.reason)
+                if not isinstance(answer, kind):
+                    raise FedskewError(f"it answered with a {type(answer).__name__}")
+                answers[client] = check(client, answer) if check else answer
+            except FedskewError as problem:
+                refusals[client] = str(problem)
+        return answers, refusals
+
+    def _reasons(self, refusals: Mapping[int, str]) -> str:
+        return "; ".join(f"client {self._name(client)}: {reason}" for client, reason in refusals.items())
+
+    def _name(self, client: int) -> str:
+        return self.names[client] if self.names else str(client)
 
 
 @dataclass
@@ -189,6 +236,8 @@ class RemoteEngine:
     mirrored: tuple[str, ...] = ()
     job: Job | None = None  # of the method; another one is that of clients' own models
     positions: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # see ``positions_of``
+    sent: Tree = field(default_factory=dict)  # what the method lets a client send, and the buffers
+    reported: tuple[str, ...] = ()  # numbers that it has clients report
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the updates of the clients that answer, in the order of the plan."""
@@ -200,15 +249,26 @@ class RemoteEngine:
                                self.mirrored, [], together)
             for i, client in enumerate(plan.clients)
         }  # fmt: skip
-        answers = self.nodes.ask(requests, Updates)
-        while any(isinstance(answer, Waiting) for answer in answers.values()):
-            met = settled([answer.sent for answer in answers.values() if isinstance(answer, Waiting)])
-            waiting = [client for client, answer in answers.items() if isinstance(answer, Waiting)]
+        like = {client: self._expected(number, request.plan) for client, request in requests.items()}
+
+        def check(client: int, answer: Any) -> Any:
+            return _waits(answer) if isinstance(answer, Waiting) else checked_update(answer, like[client])
+
+        most = max(map(most_bytes, like.values()), default=0)
+        kinds = (Updates, Waiting) if together else Updates
+        answers = _alike(self.nodes.ask(requests, kinds, check, most))
+        while waiting := {client: answer for client, answer in answers.items() if isinstance(answer, Waiting)}:
+            met = settled([answer.sent for answer in waiting.values()])
             requests = {c: replace(requests[c], met=[*requests[c].met, met]) for c in waiting}
-            answers |= self.nodes.ask(requests, Updates)
+            done = {client: answer for client, answer in answers.items() if client not in waiting}
+            answers = done | _alike(self.nodes.ask(requests, kinds, check, most))
         for client in plan.clients.tolist():
             if client in answers:
                 yield answers[client]
+
+    def _expected(self, number: int, plan: Plan) -> Updates:
+        """Return what a client answers; a model that it trains for itself does not leave it."""
+        return expected_update(plan, self.sent, self.reported) if number == 0 else expected_update(plan, _KEPT, ())
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
         """Return what each client measures; NaN for one that does not answer."""
@@ -217,7 +277,8 @@ class RemoteEngine:
             int(client): Measure(start, plan.only(np.array([i])), self.versions[0].of(int(client)), what, self.mirrored)
             for i, client in enumerate(plan.clients)
         }
-        answers = self.nodes.ask(requests, dict)
+        like = {name: np.zeros(1) for name in what}
+        answers = self.nodes.ask(requests, dict, _like(like, "measurement"), most_bytes(like))
         return {
             name: np.array([float(answers[c][name][0]) if c in answers else np.nan for c in plan.clients.tolist()])
             for name in what
@@ -243,7 +304,9 @@ class RemoteEngine:
             rows = self.positions[schedule.rows[first:last]]
             within = (schedule.ends > first) & (schedule.ends <= last)
             request = Visit(state, rows, schedule.ends[within] - first, reset_optimizer)
-            result = self.nodes.one(client, request, ScheduleResult)
+            seen = np.zeros(last - first)
+            like = ScheduleResult(state.params, state.buffers, state.optimizer, seen, seen)
+            result = self.nodes.one(client, request, ScheduleResult, _like(like, "model"), most_bytes(like))
             state = replace(state, params=result.params, buffers=result.buffers, optimizer=result.optimizer)
             losses[first:last], scores[first:last] = result.losses, result.scores
         return ScheduleResult(state.params, state.buffers, state.optimizer, losses, scores)
@@ -277,10 +340,72 @@ class RemoteEngine:
 
     def _all(self, requests: Mapping[int, Step]) -> dict[int, Any]:
         """Return the answers of all parties of a step, without which there is no sum."""
-        answers = self.nodes.ask(requests, Tensor)
+
+        def check(client: int, answer: Any) -> Any:
+            message = _waits(answer).sent if isinstance(answer, Waiting) else answer
+            if message.dtype != torch.uint8 or message.dim() != 1:
+                raise FedskewError("its part of the step is no message")
+            return answer
+
+        answers = self.nodes.ask(requests, (Tensor, Waiting), check)
         if missing := requests.keys() - answers.keys():
             raise FedskewError(f"clients {sorted(missing)} do not answer in a step over all its clients: start again")
+        if len({type(answer) for answer in answers.values()}) > 1:
+            raise FedskewError("some clients have ended a step in which others wait for them: start again")
         return answers
+
+
+def _like(like: Any, where: str) -> Check:
+    """Return a check for answers that are all like this one."""
+
+    def check(client: int, answer: Any) -> Any:
+        fits(answer, like, where)
+        return answer
+
+    return check
+
+
+def _waits(answer: Waiting) -> Waiting:
+    """Return the answer of a client that waits for an exchange of tensors."""
+    if not isinstance(answer.sent, Tensor):
+        raise FedskewError(f"it exchanges a {type(answer.sent).__name__}, expected a tensor")
+    return answer
+
+
+def _alike(answers: dict[int, Any]) -> dict[int, Any]:
+    """Return the answers without those who wait with statistics of another shape or dtype than most others."""
+    kinds = {client: (tuple(a.sent.shape), a.sent.dtype) for client, a in answers.items() if isinstance(a, Waiting)}
+    if len(set(kinds.values())) < 2:
+        return answers
+    usual, _ = Counter(kinds.values()).most_common(1)[0]
+    odd = [client for client, kind in kinds.items() if kind != usual]
+    warnings.warn(f"clients {odd} are left out: they exchange statistics of another shape than others", stacklevel=2)
+    return {client: answer for client, answer in answers.items() if client not in odd}
+
+
+_KEPT: Tree = {"delta": {}, BUFFERS: {}}  # what a client sends of a model that it trains for itself
+
+
+class RemoteSilos:
+    """The tables of all clients on their own machines, which have described themselves."""
+
+    def __init__(self, nodes: Nodes, described: Sequence[fitting.Description]) -> None:
+        self._nodes, self._described = nodes, described
+
+    def describe(self, request: fitting.Request) -> Sequence[fitting.Description]:
+        """Say what the tables have."""
+        return self._described
+
+    def count(self, intervals: Mapping[str, Sequence[fitting.Interval]]) -> list[dict[str, list[Ints]]]:
+        """Count the numbers of some columns in the bins of intervals."""
+        return self._ask("count", {title: list(each) for title, each in intervals.items()}, dict)
+
+    def add_up(self, fills: Mapping[str, float]) -> list[dict[str, fitting.Moments]]:
+        """Return the moments of some columns."""
+        return self._ask("add_up", dict(fills), dict)
+
+    def _ask(self, what: Literal["count", "add_up"], content: Any, kind: type[Any]) -> list[Any]:
+        return self._nodes.everybody(dict.fromkeys(range(len(self._described)), Question(what, content)), kind)
 
 
 class RemoteEvaluator:
@@ -304,7 +429,10 @@ class RemoteEvaluator:
             for name, rows in (("validation", fed.validation), ("test", fed.test))
             if rows is not None and len(rows)
         ]
+        job, classes = server.job, len(fed.data.classes)
+        self._none = sums_over(self.task, job.x.new_zeros(0, self.task.width(classes)), job.y[:0], classes)
         self._last: dict[int, Scored] = {}
+        self._state: Tensors | None = None  # of which the last answers are
 
     holds_out = True
 
@@ -317,7 +445,7 @@ class RemoteEvaluator:
         self, state: Tensors | None, own: OwnModel | None, clients: Ints, split: Partition
     ) -> tuple[dict[str, Score], dict[str, Floats]]:
         """Return the scores of the global model on each part, and those of the invited clients' models."""
-        self._last = self._ask(state, own is not None)
+        self._ask(state, own is not None)
         names = own_columns(own is not None, state is not None, self.task.row_metric)
         found = {name: np.array([self._value(c, name) for c in clients.tolist()]) for name in names}
         return self._scores(state), found
@@ -333,37 +461,60 @@ class RemoteEvaluator:
 
     def scores(self, state: Tensors) -> dict[str, Score]:
         """Return the scores of the global model on each part of the data."""
-        self._last = self._ask(state, False)
+        self._need(state)
         return self._scores(state)
 
     def all_scores(self, state: Tensors) -> dict[str, Score]:
         """Return all metrics of the global model that follow from sums, on validation and test rows."""
-        self._last = self._ask(state, False)
+        self._need(state)
         return {part: self._score(part) for part in self._parts}
 
     def confusion(self, state: Tensors) -> Ints | None:
         """Return the confusion matrix of the global model on the test rows."""
         if "test" not in self._parts or self.task.target != "class":
             return None
-        matrix: Ints = added([one.parts["test"] for one in self._ask(state, False).values()])["confusion"].astype(
-            np.int64
-        )
+        self._need(state)
+        matrix: Ints = self._sums("test")["confusion"].astype(np.int64)
         return matrix
 
     def final(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
         """Return one row for each client that answers, and the confusion matrix of clients' models."""
-        answers = self._ask(state, own is not None, final=True)
-        table = [{**(one.row or {}), "client": client} for client, one in answers.items()]
-        matrices = [one.confusion for one in answers.values() if one.confusion is not None]
+        self._ask(state, own is not None, final=True)
+        table = [{**(one.row or {}), "client": client} for client, one in self._last.items()]
+        matrices = [one.confusion for one in self._last.values() if one.confusion is not None]
         return FinalClients(table, sum(matrices[1:], matrices[0]) if matrices else None)
 
-    def _ask(self, state: Tensors | None, own: bool, final: bool = False) -> dict[int, Scored]:
+    def _need(self, state: Tensors) -> None:
+        """Ask nodes for the sums of a model, unless the last answers are those: the very same tensors."""
+        known = self._state
+        if known is None or known.keys() != state.keys() or any(known[name] is not state[name] for name in known):
+            self._ask(state, False)
+
+    def _ask(self, state: Tensors | None, own: bool, final: bool = False) -> None:
         server = self.server
         requests = {
             client: Evaluate(state, [versions.of(client) for versions in server.remote.versions], final, own)
             for client in range(server.fed.clients)
         }
-        return server.remote.nodes.ask(requests, Scored)
+        names = () if final else own_columns(own, state is not None, self.task.row_metric)
+        parts = {"train", *self._parts}
+
+        def check(client: int, answer: Scored) -> Scored:
+            told = answer.parts if isinstance(answer.parts, dict) else {"": answer.parts}
+            here = parts & told.keys() if state is not None else set()  # one without test rows has no such sums
+            fits(told, dict.fromkeys(here, self._none), "sums")
+            fits(answer.own, dict.fromkeys(names, 0.0), "scores")
+            if answer.own_test is not None:
+                fits(answer.own_test, dict.fromkeys(self.names, 0.0), "scores on test rows")
+            row = answer.row if isinstance(answer.row, dict) else {"": answer.row or 0}
+            if not all(type(value) in (int, float) for value in row.values()):
+                raise FedskewError("its last row has something else than numbers")
+            if answer.confusion is not None:
+                fits(answer.confusion, self._none.get("confusion", np.zeros(0)).astype(np.int64), "confusion matrix")
+            return answer
+
+        most = (2 + len(self._parts)) * most_bytes(self._none)  # training rows, other parts, clients' own models
+        self._last, self._state = server.remote.nodes.ask(requests, Scored, check, most), state
 
     def _scores(self, state: Tensors | None) -> dict[str, Score]:
         if state is None:
@@ -371,14 +522,18 @@ class RemoteEvaluator:
         return {part: {n: self._score(part)[n] for n in self.names} for part in ("train", *self._parts)}
 
     def _score(self, part: str) -> Score:
-        return metrics_from(self.task, added([one.parts[part] for one in self._last.values()]))
+        return metrics_from(self.task, self._sums(part))
+
+    def _sums(self, part: str) -> Sums:
+        """Return the sums over the rows of all clients that have such rows."""
+        return added([self._none, *(one.parts[part] for one in self._last.values() if part in one.parts)])
 
 
 class RemoteServer(Server):
     """A server whose clients are nodes: it sees sums, updates and numbers of rows.
 
-    ``transport`` may be set later, before the first round; ``everything`` says that nodes have the test rows of all
-    clients, as in a simulation.
+    The transport of the nodes may be set later, before the first round; ``everything`` says that nodes have the test
+    rows of all clients, as in a simulation.
     """
 
     def __init__(
@@ -388,17 +543,18 @@ class RemoteServer(Server):
         algorithm: Algorithm,
         settings: Settings,
         task: Task | None = None,
-        transport: Transport | None = None,
+        nodes: Nodes | None = None,
         everything: bool = True,
     ) -> None:
-        _refuse(algorithm, settings)
-        self.everything, self.state_folder = everything, None
-        self.remote = RemoteEngine(Nodes(transport), [Versions(fed.clients) for _ in range(2)])
+        refuse(algorithm, settings)
+        self.everything = everything
+        self.remote = RemoteEngine(nodes or Nodes(None), [Versions(fed.clients) for _ in range(2)])
         super().__init__(fed, model, algorithm, settings, self.remote, task)
         self.remote.mirrored = tuple(f"state.{name}" for name in sorted(self.mirrored))
         self.remote.job, self.remote.positions = self.job, positions_of(fed)
-
-    state_folder: Path | None  # where simulated clients keep their state
+        self.remote.nodes.names = fed.client_names if fed.named else ()
+        if isinstance(self.rounds, ParallelRounds):
+            self.remote.sent, self.remote.reported = self.rounds.sample_payload(), tuple(self.rounds.reported())
 
     def _store(self, fresh: Tree) -> ClientStore:
         return ClientStore({})  # with the clients
@@ -420,10 +576,16 @@ class RemoteServer(Server):
         for updates in self.engine.train(job, replace(start, server={"weights": self.shared()}), plan):
             self.remote.versions[1].rounds[:, updates.report.clients] = self.round + 1
 
+    def client_model(self, client: int) -> Tensors:
+        """Refuse to return what is not here."""
+        raise models_away(self.fed.client_names[client])
+
     def checkpoint_without_stores(self) -> Tensors:
         """Return the checkpoint, in which the versions stand for what clients keep."""
         kept = {f"{VERSIONS}/{i}": versions.state() for i, versions in enumerate(self.remote.versions)}
-        return {**super().checkpoint_without_stores(), **kept}
+        store, names = (PERSONAL, self.state().keys()) if self.personal is not None else (OWN, self.job.local_names)
+        away = {f"{AWAY}/{store}/{name}": torch.zeros(0) for name in sorted(names)}
+        return {**super().checkpoint_without_stores(), **kept, **away}
 
     def restore(self, flat: Tensors) -> None:
         """Restore what ``checkpoint`` returned; clients go back to the state that they had then."""
@@ -435,8 +597,15 @@ class RemoteServer(Server):
         requests = {
             client: Statistics(self.state(), self.remote.versions[0].of(client)) for client in range(self.fed.clients)
         }
+        like = statistics_of(self.job, [(self.state(), self.fed.partition.rows[:1])])
+
+        def check(client: int, answer: Tree) -> Tree:
+            fits(answer, like, "statistics")
+            finite(answer, "statistics")
+            return answer
+
         total: Tree = {}
-        for answer in self.remote.nodes.ask(requests, dict).values():
+        for answer in self.remote.nodes.ask(requests, dict, check, most_bytes(like)).values():
             for part, tensors in answer.items():
                 sums = total.setdefault(part, {})
                 for name, value in tensors.items():
@@ -444,7 +613,7 @@ class RemoteServer(Server):
         return total
 
 
-def _refuse(algorithm: Algorithm, settings: Settings) -> None:
+def refuse(algorithm: Algorithm, settings: Settings) -> None:
     """Refuse what cannot be done where rows stay with their clients."""
     reasons = {
         f"{algorithm.label()} trains on all rows in one place": "pooled_rows" in algorithm.requires,

@@ -5,7 +5,7 @@ a new process for each: what a client keeps is in files, one for each round that
 """
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -13,6 +13,7 @@ from fedskew.algorithms.contract import Report
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.core.trees import Tensors, Tree
+from fedskew.data import fitting
 from fedskew.engine.job import ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.plan import Plan
 from fedskew.tasks.additive import Sums
@@ -136,16 +137,25 @@ class Tell:
 
 
 @dataclass(frozen=True)
+class Question:
+    """A question of a fit: one of those that every silo answers, see ``fedskew.data.fitting``."""
+
+    what: Literal["describe", "count", "add_up"]
+    content: Any
+
+
+@dataclass(frozen=True)
 class Refusal:
     """The answer of a node that cannot do what it was asked."""
 
     reason: str
 
 
-Request: TypeAlias = Train | Measure | Visit | Step | Evaluate | Statistics | Tell
+Request: TypeAlias = Train | Measure | Visit | Step | Evaluate | Statistics | Tell | Question
 sendable(
     Start, Plan, Report, Updates, ModelState, ScheduleResult,
     Version, Train, Waiting, Measure, Visit, Step, Evaluate, Scored, Statistics, Facts, Tell, Refusal,
+    Question, fitting.Request, fitting.ColumnFacts, fitting.Description, fitting.Moments,
 )  # fmt: skip
 
 

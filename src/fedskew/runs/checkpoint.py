@@ -34,7 +34,7 @@ from fedskew.runs.folder import (
     resume_command,
 )
 from fedskew.server.client_store import ClientStore
-from fedskew.server.server import OWN, PERSONAL, Server
+from fedskew.server.server import AWAY, OWN, PERSONAL, Server
 
 PIECE = 2**25  # bytes of rows in one file of the journal, so that writing and reading it takes no more memory than that
 LEAST = 2**16  # bytes that a journal may always have
@@ -190,12 +190,14 @@ class Checkpoints:
 class OwnPart:
     """What a client has of its model for itself: the names, and its tensors (None: those of the initial model).
 
-    ``whole`` says that it is a second model, beside the client's copy of the global one.
+    ``whole`` says that it is a second model, beside the client's copy of the global one, and ``away`` that it is on the
+    client's own machine.
     """
 
     names: frozenset[str]
     tensors: Tensors | None
     whole: bool
+    away: bool = False
 
 
 def own_part(disk: RunFolder, client: int) -> OwnPart:
@@ -217,8 +219,11 @@ def own_part(disk: RunFolder, client: int) -> OwnPart:
         place = (rows[f"{store}/clients"] == client).nonzero().flatten().tolist()
         if place:
             found[store] = {name: value[place[-1]] for name, value in own.items()}
+    away = [name.split("/", 2)[1:] for name in flat if name.startswith(f"{AWAY}/")]
+    for store, name in away:
+        names[store] = names.get(store, frozenset()) | {name}
     store = PERSONAL if PERSONAL in names else OWN
-    return OwnPart(names.get(store, frozenset()), found.get(store), store == PERSONAL)
+    return OwnPart(names.get(store, frozenset()), found.get(store), store == PERSONAL, bool(away))
 
 
 def _named(name: str, rows: Tensors) -> Tensors:

@@ -63,20 +63,20 @@ def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _as_nodes(server: RemoteServer, config: Mapping[str, Any]) -> Iterator[None]:
-    """Let the clients of a server be nodes of Flower's simulation."""
+    """Let the clients of a server be nodes: those that it has, or else of Flower's simulation."""
     if own := [name for name, value in config.items() if from_python(value)]:
         raise FedskewError(
             f"engine=flower makes clients in other processes from names, and {own[0]} is a Python object: give a name"
         )
-    about = {"config": to_toml(config)}
-    with tempfile.TemporaryDirectory() as place:
-
-        def folder() -> dict[str, Any]:
-            return {**about, "folder": str(server.state_folder or place)}
-
-        with simulated(answer, server.fed.clients, folder, _ANSWER) as transport:
-            server.remote.nodes.transport = transport
-            yield
+    nodes = server.remote.nodes
+    nodes.about["config"] = to_toml(config)
+    if nodes.transport:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as place, simulated(answer, server.fed.clients, _ANSWER) as transport:
+        nodes.transport = transport
+        nodes.about["folder"] = place
+        yield
 
 
 @contextmanager

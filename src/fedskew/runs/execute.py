@@ -23,7 +23,7 @@ from fedskew.core.streams import Ints
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.deploy.node import Node, alone
-from fedskew.deploy.remote_server import RemoteServer
+from fedskew.deploy.remote_server import Nodes, RemoteServer
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.parameters import load_weights, trainable
@@ -71,13 +71,14 @@ def starting(
     task: Task | None = None,
     interval: CheckpointInterval | None = None,
     picture: bool = True,
+    nodes: Nodes | None = None,
 ) -> "Steps[Run]":
     """Train one method on one federation and record it: in a fresh folder under ``runs`` when None, nowhere when False.
 
     ``task`` is a task that was made in Python; without one the settings say which. Drawing the ``picture`` takes longer
-    than some runs: those of a comparison have none.
+    than some runs: those of a comparison have none. ``nodes`` are clients on machines of their own.
     """
-    server, config = prepare(fed, model, algorithm, settings, task)
+    server, config = prepare(fed, model, algorithm, settings, task, nodes)
     _warn_of_differences(fed)
     check_trackers(server.settings, folder is not False)
     EarlyStopping(server, [])  # refuses what it cannot watch
@@ -88,6 +89,9 @@ def starting(
             return (yield from _drive(server, None, tables, config, callbacks, interval, picture))
         place = Path(folder) if isinstance(folder, (str, os.PathLike)) else None
         disk = _create(place, config, server)
+        if nodes:
+            met = {"run": nodes.about["run"], "clients": list(fed.client_names)}
+            disk.write(on_disk.OF_NODES, (on_disk.to_json(met, indent=2) + "\n").encode())
         with locked(disk.path):
             tables = {"rounds": [], "timing": []}
             return (yield from _drive(server, Checkpoints(disk), tables, config, callbacks, interval, picture))
@@ -131,6 +135,7 @@ def resuming(
     interval: CheckpointInterval | None = None,
     latest: int | None = None,
     picture: bool = True,
+    nodes: Nodes | None = None,
 ) -> "Steps[Run]":
     """Continue a run from its last checkpoint, or from one of at most the round ``latest`` if it is still there.
 
@@ -142,6 +147,8 @@ def resuming(
         disk.verify_start(force)
         check_imports(disk.path, began, force)
         config = read_config(disk)
+        if fed is None and (disk.path / on_disk.OF_NODES).exists():
+            raise FedskewError(f"{disk.path}: its rows are with its nodes: go on with it by flwr run APP")
         _check_given(disk, config, {"data": fed, "skew": fed, "model": model, "algorithm": algorithm, "task": task})
         fed = _federation_of(config) if fed is None else fed
         same_rows = fed.partition == Partition.load(disk.path / on_disk.PARTITION)
@@ -152,7 +159,7 @@ def resuming(
             )
         settings = _settings_to_resume(disk, config, began, workers)
         method = algorithm or resolve(config["algorithm"])
-        server, resolved = prepare(fed, config["model"] if model is None else model, method, settings, task)
+        server, resolved = prepare(fed, config["model"] if model is None else model, method, settings, task, nodes)
         config.setdefault("task", resolved["task"])  # a run of an older version learnt classes, and does not say so
         check_same(disk, began, environment(server), force)
         checkpoints = Checkpoints(disk)
@@ -180,7 +187,7 @@ def _check_given(disk: RunFolder, config: Mapping[str, Any], given: Mapping[str,
 
 def _settings_to_resume(disk: RunFolder, config: Mapping[str, Any], began: Row, workers: int | None) -> Settings:
     """Return the settings of a run, with as many threads as it had and perhaps another number of workers."""
-    settings = _settings_of(config)
+    settings = settings_of(config)
     if workers and settings.workers is None:
         raise FedskewError(
             f"{disk.path}: the run began without workers, which add up clients in another order: resume it without"
@@ -202,12 +209,12 @@ def read_config(disk: RunFolder) -> dict[str, Any]:
 def server_of(config: Mapping[str, Any]) -> Server:
     """Return the server of a configuration that names all parts of a run."""
     method = resolve(config["algorithm"])
-    return prepare(_federation_of(config), config["model"], method, _settings_of(config))[0]
+    return prepare(_federation_of(config), config["model"], method, settings_of(config))[0]
 
 
 def node_of(config: Mapping[str, Any], client: int, folder: Path) -> Node:
     """Return one client of a configuration that names all parts of a run, which keeps its state in the folder."""
-    fed, settings = _federation_of(config), _settings_of(config)
+    fed, settings = _federation_of(config), settings_of(config)
     task = _fitted(_task(fed, settings, None), fed)
     model = build(config["model"], fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
     shares = {
@@ -222,14 +229,23 @@ def _federation_of(config: Mapping[str, Any]) -> Federation:
     return federate(Experiment(**{name: config[name] for name in PARTITION_SETTINGS if name in config}))
 
 
-def _settings_of(config: Mapping[str, Any]) -> Settings:
+def settings_of(config: Mapping[str, Any]) -> Settings:
+    """Return the settings of a configuration."""
     return Settings(**{field.name: config[field.name] for field in fields(Settings) if field.name in config})
 
 
 def prepare(
-    fed: Federation, model: ModelSpec, algorithm: Algorithm, settings: Settings, task: Task | None = None
+    fed: Federation,
+    model: ModelSpec,
+    algorithm: Algorithm,
+    settings: Settings,
+    task: Task | None = None,
+    nodes: Nodes | None = None,
 ) -> tuple[Server, dict[str, Any]]:
-    """Return a server and its whole configuration; bad choices raise an error here, before anything is written."""
+    """Return a server and its whole configuration; bad choices raise an error here, before anything is written.
+
+    ``nodes`` are the clients on their own machines, whose rows the federation does not have.
+    """
     if not isinstance(fed, Federation):
         raise FedskewError(
             f"train needs what fedskew.split returns, got {type(fed).__name__}: fedskew.split(data, skew) first"
@@ -240,8 +256,10 @@ def prepare(
     task = _fitted(task, fed)
     module = build(model, fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
     _check_model(module, fed, task)
-    make = RemoteServer if settings.engine == "flower" else Server
-    server = make(fed, module, algorithm, settings, task=task)
+    if settings.engine == "flower":
+        server: Server = RemoteServer(fed, module, algorithm, settings, task, nodes, everything=nodes is None)
+    else:
+        server = Server(fed, module, algorithm, settings, task=task)
     check_head(server.job, server.personal is not None)
     config: dict[str, Any] = {field.name: getattr(settings, field.name) for field in fields(Settings)}
     config["threads"] = server.threads  # what was used, or the same file on another machine would give other bits
@@ -315,7 +333,7 @@ def _drive(
     """Ask for all rounds, and write the last files of the run."""
     disk = checkpoints.disk if checkpoints else None
     if disk and isinstance(server, RemoteServer):
-        server.state_folder = disk.path / on_disk.NODES
+        server.remote.nodes.about["folder"] = str(disk.path.absolute() / on_disk.NODES)
     stopping = EarlyStopping(server, tables["rounds"])
     with tracking() as trackers:
         watching = [stopping, trackers, *as_callbacks(callbacks)]

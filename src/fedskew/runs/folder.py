@@ -36,6 +36,7 @@ Row = dict[str, Any]
 
 CONFIG, ENVIRONMENT, PARTITION = "config.toml", "environment.json", "partition.npz"
 NODES = "nodes"  # folder in which simulated nodes keep the state of their clients
+OF_NODES = "nodes.json"  # the number of a run among nodes on other machines, and the names of these
 PIPELINE = "pipeline.json"  # how new data become features, the names of the classes and of the clients
 ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = "rounds.csv", "clients.csv", "timing.csv", "clients_final.csv"
 MODEL, SUMMARY, PICTURE, PAGE = "model.safetensors", "summary.json", "picture.png", "report.html"

@@ -27,6 +27,7 @@ from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
 from fedskew.runs.prediction import predict, separator_of, threshold_in
 from fedskew.runs.run import class_frame, confusion_frame, facts_of, no_global_model, said_of
+from fedskew.server.server import models_away
 from fedskew.tasks.task import Task, resolve
 from fedskew.tasks.thresholds import Threshold
 
@@ -127,6 +128,8 @@ class Record:
     def model_of(self, client: "int | str") -> nn.Module:
         """Return the model that a client uses: the global one, or its own where the method has such."""
         part, model = own_part(RunFolder(self.folder), self._client_number(client)), copy.deepcopy(self.model)
+        if part.away:
+            raise models_away(self.client_names[self._client_number(client)])
         if part.names:
             own = part.tensors
             if own is None:  # it never took part

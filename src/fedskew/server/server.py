@@ -14,6 +14,7 @@ from torch import nn
 from fedskew.algorithms.contract import Algorithm, base_weights
 from fedskew.algorithms.topologies import Buffered, Scheduled
 from fedskew.core.config import Settings
+from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, flat_names, from_flat, rows_of, size_in_bytes
 from fedskew.data.federation import Federation
@@ -57,6 +58,7 @@ from fedskew.topology.shards import Sharded, ShardTrainer
 
 _SHARD_MEMORY = 2.0  # gigabytes
 OWN, PERSONAL = "own", "personal"  # names of what clients keep, and of the models they train for themselves
+AWAY = "away"  # under which a checkpoint names what clients on machines of their own keep there
 PROTOCOL = "protocol"  # name of the label protocol's result in a checkpoint
 
 
@@ -504,6 +506,11 @@ class Server:
         self.round = int(flat["round"])
         if PROTOCOL in flat:
             self.agree(unpacked(flat[PROTOCOL]))
+
+
+def models_away(client: str) -> FedskewError:
+    """Return the error for a model that is on the machine of its client."""
+    return FedskewError(f"the model of {client} stays with the client, on its own machine: only the global one is here")
 
 
 def jobs_of(job: Job) -> list[Job]:

@@ -55,13 +55,18 @@ class BufferedRounds(ParallelRounds):
             plan = Plan.together(fresh)
             for updates in server.engine.train(server.job, server.start(plan, lr), plan):
                 answers |= {int(one.report.clients[0]): one for one in each(updates)}
+        asked = {int(number) for one in fresh for number in one.clients}
         done = [
-            replace(client, update=answers[client.number]) if client.number in answers else client
+            replace(client, update=answers[client.number])
+            if client.number in answers
+            else client.dropped()
+            if client.number in asked
+            else client
             for client in everyone
         ]
-        self.pending.clients = done[len(arrived) :]
+        self.pending.clients, arrived = done[len(arrived) :], done[: len(arrived)]
         stacks = []
-        for client in done[: len(arrived)]:
+        for client in arrived:
             if client.update:
                 staleness = {"staleness": np.array([float(server.round - client.plan.round)])}
                 report = replace(client.update.report, numbers={**client.update.report.numbers, **staleness})

@@ -61,6 +61,7 @@ class ParallelRounds:
             server.observe(learnt)
         elif len(plan.clients):
             arrived = train_and_add(server.engine, server.job, start, plan, collector, server.observe)
+        assignment = invited.assignment.without(_silent(plan, arrived))
         if len(plan.clients) and collector.total <= 0:
             raise DivergedError(
                 f"round {server.round + 1}: all {len(plan.clients)} clients sent NaN or infinite updates; "
@@ -68,7 +69,7 @@ class ParallelRounds:
             )
         if len(plan.clients):
             server.train_personal(start, plan)
-        return self._aggregate(collector, invited.assignment, arrived)
+        return self._aggregate(collector, assignment, arrived)
 
     def _collector(self) -> UpdateCollector:
         return UpdateCollector(self.server.algorithm, self.server.weights, self.server.mirrored)
@@ -149,12 +150,12 @@ class ParallelRounds:
         payload = without(server.algorithm.payload(view), job.unsent)
         return {**payload, BUFFERS: buffers}
 
-    def _reported(self) -> list[str]:
+    def reported(self) -> list[str]:
         """Return the numbers that the method requires clients to report with their updates."""
         return [name for name in ("loss_before", "loss_after") if name in self.server.algorithm.requires]
 
     def _reported_bytes(self) -> int:
-        return len(self._reported()) * NUMBER
+        return len(self.reported()) * NUMBER
 
     def _record_participation(self, assignment: Assignment, arrived: list[Arrived], combined: Combined | None) -> None:
         if rest := assignment.only_measured():
@@ -167,7 +168,7 @@ class ParallelRounds:
             self.server.participation.record_agreement(combined.clients, combined.agreement)
 
     def _outcome(self, assignment: Assignment, arrived: list[Arrived], combined: Combined | None) -> RoundOutcome:
-        extra = [*self._reported(), *self.extra_columns]
+        extra = [*self.reported(), *self.extra_columns]
         outcome, rest = assignment.outcome, assignment.only_measured()
         missed = int(rest.late.sum()) if rest else 0
         metrics = {}
@@ -186,6 +187,12 @@ class ParallelRounds:
             bytes_up=assignment.others_up,
             metrics=metrics,
         )
+
+
+def _silent(plan: Plan, arrived: list[Arrived]) -> Ints:
+    """Return the clients of a plan that did not answer, as only clients on machines of their own may do."""
+    answered = [stack.report.clients for stack in arrived]
+    return np.setdiff1d(plan.clients, np.concatenate(answered) if answered else plan.clients)
 
 
 class _Ones(dict[str, torch.Tensor]):

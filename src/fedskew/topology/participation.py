@@ -82,6 +82,13 @@ class Assignment:
         arrived = self.outcome.arrived
         return self.plan if arrived.all() else self.plan.only(np.flatnonzero(arrived))
 
+    def without(self, silent: Ints) -> "Assignment":
+        """Return the assignment with these clients dropped out."""
+        if not len(silent):
+            return self
+        dropped = self.outcome.dropped | np.isin(self.plan.clients, silent)
+        return replace(self, outcome=replace(self.outcome, dropped=dropped))
+
     def only_measured(self) -> Measured | None:
         """Return the clients that measured and do not train, or None if no client measured."""
         if self.measured is None:
@@ -159,6 +166,12 @@ class Participation:
             in_time = np.flatnonzero(~measured.late)
             chosen = chosen[in_time]
             probed = probe(plan.only(in_time)) if len(in_time) else {str(name): np.zeros(0) for name in selection.probe}
+            silent = np.all([np.isnan(values) for values in probed.values()], axis=0)
+            if silent.any() and not silent.all():  # they have measured nothing, so they do not train
+                late = measured.late.copy()
+                late[in_time[silent]] = True
+                measured, chosen = replace(measured, late=late), chosen[~silent]
+                probed = {name: values[~silent] for name, values in probed.items()}
         config = selection.configure_training(pool, chosen, probed, count)
         plan = self._plan(round, free, config)
         down = NUMBER * len(config.numbers) + (0 if measured else traffic.down)  # a probe has sent the model already

@@ -40,6 +40,10 @@ class PendingClient:
         """Return whether its update arrives."""
         return bool(self.outcome.arrived[0])
 
+    def dropped(self) -> "PendingClient":
+        """Return the client as one that did not answer."""
+        return replace(self, outcome=replace(self.outcome, dropped=np.ones(1, dtype=bool)))
+
 
 class PendingClients:
     """The clients that currently train, at most ``room``; a client is invited at most once on the same weights."""

@@ -20,11 +20,11 @@ from fedskew.data.cells import (
 )
 from fedskew.data.dataset import Dataset, Features, Rows, Split
 from fedskew.data.differences import differences
-from fedskew.data.fitting import Request, fit
+from fedskew.data.fitting import Fitted, Request, fit
 from fedskew.data.readers.arrays import split_note
 from fedskew.data.readers.windows import cut_windows, split_series
 from fedskew.data.schema import Categories, Numeric, Schema
-from fedskew.data.silo import TableSilo
+from fedskew.data.silo import LocalSilos, TableSilo
 from fedskew.data.targets import Target, Targets
 
 if TYPE_CHECKING:
@@ -69,7 +69,20 @@ class Table:
         """Return the columns of the label."""
         return label_columns(self.label, self.target)
 
-    def parted(self, where: str, client: str, validation: Split | None) -> "_Parted":
+    def request(self, compared: bool) -> Request:
+        """Return what is to be fitted; ``compared``: on the tables of several clients, which are compared."""
+        return Request(
+            label=self.label,
+            target=self.target,
+            categorical=self.categorical,
+            max_categories=self.max_categories,
+            standardize=self.standardize,
+            window=self.window,
+            stride=self.stride,
+            compared=compared,
+        )
+
+    def parted(self, where: str, client: str, validation: Split | None) -> "Parted":
         """Check the table, and draw which of its rows are for training, validation and test."""
         for column in (*self.targets, *((self.group,) if self.group else ())):
             need_column(where, column, self.train.columns)
@@ -96,7 +109,7 @@ class Table:
             kept, tested = self._set_aside(where, kept, y, group, self.test)
         if validation is not None:
             kept, held = self._set_aside(where, kept, y, group, validation)
-        return _Parted(where, client, self, frames, kept, held, tested)
+        return Parted(where, client, self, frames, kept, held, tested)
 
     def _own_targets(self, where: str, frames: "tuple[Frame, ...]", alone: bool) -> Targets:
         """Return the training table's targets for a fair split; classes are numbered for this client alone."""
@@ -135,8 +148,14 @@ class SiloTables:
         return replace(data, notes=self.notes + data.notes)
 
 
+def converted(part: "Parted", fitted: Fitted) -> Dataset:
+    """Return the rows of one client, by a schema that was fitted on the rows of all."""
+    groups: list[Ints | None] = [np.zeros(len(frame), dtype=np.int64) for frame in part.frames]
+    return _converted(part.client, [part], [groups], (part.client,), fitted)
+
+
 @dataclass(frozen=True)
-class _Parted:
+class Parted:
     """A table whose rows are divided: training, validation and test (None where it has no such part)."""
 
     where: str
@@ -169,25 +188,27 @@ class _Parted:
 
 def _build(
     name: str,
-    parts: Sequence[_Parted],
+    parts: Sequence[Parted],
     groups: "Sequence[list[Ints | None]]",
     group_names: tuple[str, ...],
     test: "Frame | None" = None,
 ) -> Dataset:
     """Fit one schema on the training rows of all tables, and convert all rows."""
     table, several = parts[0].table, bool(parts[0].client)
-    request = Request(
-        label=table.label,
-        target=table.target,
-        categorical=table.categorical,
-        max_categories=table.max_categories,
-        standardize=table.standardize,
-        window=table.window,
-        stride=table.stride,
-        compared=several,
-    )
-    fitted = fit(name, [part.silo for part in parts], request)
-    schema = fitted.schema
+    fitted = fit(name, LocalSilos([part.silo for part in parts]), table.request(several))
+    return _converted(name, parts, groups, group_names, fitted, test)
+
+
+def _converted(
+    name: str,
+    parts: "Sequence[Parted]",
+    groups: "Sequence[list[Ints | None]]",
+    group_names: tuple[str, ...],
+    fitted: Fitted,
+    test: "Frame | None" = None,
+) -> Dataset:
+    """Convert all rows by a schema that has been fitted."""
+    table, several, schema = parts[0].table, bool(parts[0].client), fitted.schema
     found = [part.rows(schema, own) for part, own in zip(parts, groups, strict=True)]
     rows = {part: Rows.joined([one[part] for one in found]) for part in found[0]}
     if test is not None:
@@ -218,7 +239,7 @@ def _windows(where: str, rows: Rows, table: Table, schema: Schema) -> Rows:
     return result
 
 
-def _notes(schema: Schema, parts: Sequence[_Parted], groups: int) -> tuple[str, ...]:
+def _notes(schema: Schema, parts: Sequence[Parted], groups: int) -> tuple[str, ...]:
     notes, table = [], parts[0].table
     if isinstance(table.test, Split):
         notes.append(_split_note(table, table.test, groups, bool(parts[0].client)))

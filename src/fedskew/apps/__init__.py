@@ -1,0 +1,1 @@
+"""The two apps that Flower runs: on the server, and on every node."""

@@ -1,0 +1,85 @@
+"""The Flower app of a deployment: configuration only, for the two apps that are in the installed package."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedskew import __version__
+from fedskew.core.config import to_toml
+from fedskew.core.errors import FedskewError
+from fedskew.core.writing import write_atomically, writing
+from fedskew.deploy.certificates import CA, check_certificate
+from fedskew.deploy.flower_processes import FLOWER, check_address
+
+APP, RUN = "app", "run"  # in the folder of a deployment
+_PROJECT = """# Written by fedskew deploy: nothing but configuration, the two apps are in the installed package.
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedskew-run"
+description = "A run of fedskew over Flower"
+license = "Apache-2.0"
+dependencies = []
+{project}
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedskew"
+
+[tool.flwr.app.components]
+serverapp = "fedskew.apps.server_app:app"
+clientapp = "fedskew.apps.client_app:app"
+
+[tool.flwr.app.config]
+{config}"""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A folder with a Flower app, and how its server is reached; ``keys`` is None where nothing is encrypted."""
+
+    folder: Path
+    server: str
+    keys: Path | None
+    nodes: int
+    timeout: float
+
+    def write(self, experiment: Mapping[str, Any]) -> None:
+        """Write the app, and the connection to its server."""
+        if self.folder.exists():
+            raise FedskewError(f"--out {self.folder} exists already: choose another folder")
+        check_address(self.server)
+        if self.keys is not None:
+            check_certificate(self.keys / CA, f"--keys, a folder with {CA}")
+        config = {"nodes": self.nodes, "timeout": self.timeout, "folder": str(self.folder.absolute() / RUN)}
+        content = _PROJECT.format(
+            project=to_toml({"version": __version__}), config=to_toml({**config, "experiment": to_toml(experiment)})
+        )
+        link: dict[str, Any] = {"address": self.server}
+        link |= {"root-certificates": str((self.keys / CA).absolute())} if self.keys else {"insecure": True}
+        connection = f'[superlink]\ndefault = "fedskew"\n\n[superlink.fedskew]\n{to_toml(link)}'
+        with writing(self.folder):
+            for inside in (APP, FLOWER):
+                (self.folder / inside).mkdir(parents=True)
+        write_atomically(self.folder / APP / "pyproject.toml", content.encode())
+        write_atomically(self.folder / FLOWER / "config.toml", connection.encode())
+
+    def commands(self) -> list[tuple[str, str]]:
+        """Return what is to be done, in order, and by which command."""
+        host, _, port = self.server.rpartition(":")
+        where = "" if host in ("127.0.0.1", "localhost") else " --host 0.0.0.0"
+        flwr = f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={self.folder.absolute() / FLOWER} flwr"
+        secure = f"--keys {self.keys}" if self.keys else "--insecure"
+        start = ("on the server, which stays", f"fedskew server {secure}{where} --port {port} --state STATE")
+        own = "--key nodes/NAME --ca ca.crt" if self.keys else "--insecure"
+        join = (
+            f"on each of the {self.nodes} nodes, which stay",
+            f"fedskew node --data FILE.csv --server {self.server} {own} --state STATE",
+        )
+        run = ("then, here", f"{flwr} run {self.folder.absolute() / APP} --stream")
+        register = [("once for each node, before it joins", f"{flwr} supernode register {self.keys}/nodes/NAME.pub")]
+        return [start, *(register if self.keys else []), join, run]

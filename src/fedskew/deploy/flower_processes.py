@@ -1,0 +1,124 @@
+"""Flower's long-running processes, a server's SuperLink and a silo's SuperNode: checked first, then started."""
+
+import os
+import socket
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.writing import writing
+from fedskew.data.readers.user_files import read_table
+from fedskew.deploy.certificates import (
+    CA,
+    SERVER,
+    SERVER_KEY,
+    check_certificate,
+    check_node_key,
+    check_private,
+)
+from fedskew.deploy.flower_grid import QUIET, need_flower
+
+DATABASE, FLOWER = "superlink.db", "flower"  # in the folder of a process
+
+
+@dataclass(frozen=True)
+class Process:
+    """A Python program, its arguments, and what its environment has in addition."""
+
+    program: list[str]
+    arguments: list[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def become(self) -> None:
+        """Replace this process by it: signals then reach it, and nothing else is left behind."""
+        # Flower starts its other programs by their names.
+        path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+        around = {**os.environ, **self.environment, "PATH": path}
+        os.execve(sys.executable, [sys.executable, *self.program, *self.arguments], around)
+
+
+def server_process(keys: Path | None, state: Path, host: str, port: int) -> Process:
+    """Return the SuperLink of a server; without keys, it is neither encrypted nor asks who a node is."""
+    need_flower()
+    secure = ["--insecure"]
+    if keys is not None:
+        check_certificate(keys / CA, f"--keys, a folder with {CA}")
+        check_certificate(keys / SERVER, f"--keys, a folder with {SERVER}")
+        check_private(keys / SERVER_KEY, f"--keys, a folder with {SERVER_KEY}")
+        secure = ["--ssl-ca-certfile", str(keys / CA), "--ssl-certfile", str(keys / SERVER)]
+        secure += ["--ssl-keyfile", str(keys / SERVER_KEY), "--enable-supernode-auth"]
+    _check_port(host, port)
+    where = ["--host", host, "--port", str(port), "--database", str(_folder(state) / DATABASE)]
+    program = ["-m", "fedskew.deploy.guarded_link"]
+    return Process(program, [*secure, *where, "--disable-runtime-dependency-installation"], _around(state))
+
+
+def node_process(
+    data: Path, server: str, state: Path, name: str | None, security: tuple[Path, Path] | None, port: int | None
+) -> Process:
+    """Return the SuperNode of a silo, whose file is read once to see that it can be.
+
+    ``security`` is the node's private key and the certificate of the authority; ``port`` is for its own processes
+    alone, on this machine.
+    """
+    need_flower()
+    check_address(server)
+    secure = ["--insecure"]
+    if security is not None:
+        key, authority = security
+        check_node_key(key, "--key, the node's private key")
+        check_certificate(authority, f"--ca, the file {CA}")
+        secure = ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
+    if not data.is_file():
+        raise FedskewError(f"{data} is not there: give --data FILE, the CSV or Parquet file of this silo")
+    read_table(data)
+    port = _free_port() if port is None else port
+    _check_port("127.0.0.1", port)
+    own = {"data": str(data.absolute()), "state": str(_folder(state).absolute()), **({"name": name} if name else {})}
+    for option, value in own.items():
+        if "'" in value or not value.isprintable():
+            raise FedskewError(f"--{option} {value!r}: Flower does not take such a name, choose another")
+    told = " ".join(f"{option}='{value}'" for option, value in own.items())
+    where = ["--superlink", server, "--port", str(port), "--node-config", told]
+    return Process([str(Path(sysconfig.get_path("scripts")) / "flower-supernode")], [*secure, *where], _around(state))
+
+
+def _around(state: Path) -> dict[str, str]:
+    """Return what the environment of a process says: where Flower keeps its files, and how often it looks for work."""
+    return {"FLWR_HOME": str(state.absolute() / FLOWER), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **QUIET}
+
+
+def _folder(path: Path) -> Path:
+    """Return a folder that only its owner may read, made if it is not there."""
+    with writing(path):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no address of a server."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise FedskewError(f"--server {address}: give HOST:PORT")
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuse a port that something else listens on, or that cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, port))
+    except (OSError, OverflowError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise FedskewError(f"port {port} of {host} cannot be used ({why}): give another --port") from None
+
+
+def _free_port() -> int:
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        port: int = tried.getsockname()[1]
+        return port

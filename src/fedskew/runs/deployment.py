@@ -1,0 +1,149 @@
+"""A run whose clients are silos on their own machines: one schema for all of them, then rounds as in simulation."""
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew import __version__
+from fedskew.algorithms.contract import resolve
+from fedskew.core.config import Experiment
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import reading
+from fedskew.core.registry import Choice, parse
+from fedskew.data.catalogue import choose
+from fedskew.data.dataset import Dataset, Rows, datasets
+from fedskew.data.differences import differences
+from fedskew.data.federation import Federation
+from fedskew.data.fitting import Description, Fitted, Request, fit
+from fedskew.deploy.remote_server import Nodes, RemoteSilos, federation_of, hollow_targets, refuse
+from fedskew.deploy.requests import Facts, Question, Tell
+from fedskew.runs import folder as on_disk
+from fedskew.runs.callbacks import CallbackSpec
+from fedskew.runs.choices import as_table
+from fedskew.runs.execute import resuming, starting
+from fedskew.runs.folder import RunFolder
+from fedskew.runs.run import Run
+from fedskew.runs.runner import alone
+
+_ASKED = ("label", "target", "categorical", "max_categories", "standardize", "window", "stride")  # options of a fit
+
+
+def run_on_nodes(
+    nodes: Nodes,
+    count: int,
+    experiment: Experiment,
+    folder: Path,
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
+) -> Run:
+    """Run an experiment with the silos of so many nodes, or go on with it if the folder holds it already."""
+    known, choice = _recorded(folder), silo_options(experiment.data)
+    seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
+    options = {name: value for name, value in choice.options.items() if name != "paths"}
+    nodes.about |= {"run": known["run"] if known else uuid.uuid4().hex, "options": json.dumps(options)}
+    nodes.about |= {"validation": experiment.validation, "seed": seed, "version": __version__}
+    request = Request(**{name: options[name] for name in _ASKED}, compared=True)
+    described = _meet(nodes, count, request)
+    names = [one.name for one in described]
+    if known and known["clients"] != names:
+        raise FedskewError(
+            f"{folder} is a run of {', '.join(known['clients'])}, and there are {', '.join(names)}: start the same"
+        )
+    fitted = fit("nodes", RemoteSilos(nodes, described), request)
+    fed = _federation(nodes, fitted, choice, experiment, seed)
+    settings, method = replace(experiment.settings(), engine="flower"), resolve(experiment.algorithm)
+    if known:
+        return alone(resuming(folder, fed, callbacks=callbacks, nodes=nodes))
+    return alone(starting(fed, experiment.model, method, settings, folder, callbacks, nodes=nodes))
+
+
+def check_experiment(values: Mapping[str, Any]) -> None:
+    """Refuse settings with which no run on nodes could begin."""
+    experiment = Experiment(**values)
+    silo_options(experiment.data)
+    for name in ("skew", "clients", "client_test", "bins"):
+        if name in values:
+            raise FedskewError(f"{name}={values[name]}: clients are nodes, with the rows that they have: leave it out")
+    refuse(resolve(experiment.algorithm), experiment.settings())
+
+
+def silo_options(data: str | Mapping[str, Any]) -> Choice:
+    """Return how the tables of silos are read: ``silos:label=outcome``, without the paths, which each node has."""
+    if isinstance(data, str):
+        given = parse(data, "data set")
+    else:
+        given = Choice(str(data.get("name")), {name: value for name, value in data.items() if name != "name"})
+    if given.name != "silos":
+        raise FedskewError(f"data={data}: every node has its own file, so say how to read it: data=silos:label=COLUMN")
+    choice = datasets.full(choose({"name": "silos", **given.options, "paths": ("a file each",)}))
+    if choice.options.get("label") is None:
+        raise FedskewError(f"data={data}: label= is missing: the column with the class, data=silos:label=COLUMN")
+    return choice
+
+
+def _meet(nodes: Nodes, count: int, request: Request) -> list[Description]:
+    """Return what the nodes tell of themselves, in the order by which clients are numbered from now on."""
+    met: list[Description] = nodes.everybody(dict.fromkeys(range(count), Question("describe", request)), Description)
+    names = [one.name for one in met]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise FedskewError(f"several nodes are named {min(twice)}: start them with names of their own")
+    assert nodes.transport
+    nodes.transport.renumber([names.index(name) for name in sorted(names)])
+    return sorted(met, key=lambda one: one.name)
+
+
+def _recorded(folder: Path) -> dict[str, Any] | None:
+    """Return what a run folder says of its nodes; None if there is no such folder."""
+    if not folder.exists():
+        return None
+    RunFolder.open(folder)
+    path = folder / on_disk.OF_NODES
+    if not path.exists():
+        raise FedskewError(f"{folder} is a run without nodes: choose another folder")
+    with reading(path):
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+
+def _federation(nodes: Nodes, fitted: Fitted, choice: Choice, experiment: Experiment, seed: int) -> Federation:
+    """Return the federation of the nodes: the schema of what they told, and the numbers of their rows."""
+    names = [one.name for one in fitted.described]
+    nodes.about["schema"] = json.dumps(fitted.schema.to_json())
+    facts: list[Facts] = nodes.everybody(dict.fromkeys(range(len(names)), Tell()), Facts)
+    nodes.about["counts"] = json.dumps(np.sum([one.train for one in facts], axis=0).tolist())
+    fed = federation_of(_described(fitted), facts)
+    recipe = {
+        "data": as_table("data", Choice("silos", {**choice.options, "paths": tuple(names)})),
+        "validation": experiment.validation,
+        "skew": "natural",
+        "clients": len(names),
+        "split_seed": seed,
+        "client_test": 0.0,
+        "bins": None,
+    }
+    return replace(fed, recipe=recipe)
+
+
+def _described(fitted: Fitted) -> Dataset:
+    """Return a data set of no more than what all silos agree about."""
+    schema = fitted.schema
+    classes, target = schema.label.classes, schema.label.target
+    shape = (len(schema.features), schema.window) if schema.window else (len(schema.features),)
+    one, none = (
+        Rows(np.zeros((rows, *shape), np.float32), hollow_targets(target, np.zeros(rows, np.int64), len(classes)))
+        for rows in (1, 0)
+    )
+    return Dataset(
+        name="nodes",
+        train=one,
+        test=none,
+        classes=classes,
+        features=schema.features,
+        differences=differences(schema, fitted.described),
+        silos=fitted.described,
+        schema=schema,
+    )

@@ -1,0 +1,262 @@
+"""A real SuperLink and real SuperNodes on this machine, with TLS and keys: runs, faults, and who is refused.
+
+All tests use the same processes, because each takes seconds to start, and so does every message.
+"""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.deploy.silos import NAMES, SETTINGS, assert_same_run, in_one_place, write_silos
+
+import fedskew as fs
+from fedskew.core.config import to_toml
+
+pytest.importorskip("flwr", reason="needs fedskew[flower]")
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are found in /proc")
+PATIENCE = 600  # seconds for anything to happen
+
+
+def until(what: str, happened: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """Return what happened, as soon as it did."""
+    end = time.monotonic() + seconds
+    while not (found := happened()):
+        assert time.monotonic() < end, f"{what} did not happen in {seconds} s"
+        time.sleep(0.1)
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return int(tried.getsockname()[1])
+
+
+@dataclass
+class Machines:
+    """The server and the nodes of a deployment, all on this machine."""
+
+    folder: Path
+    paths: list[Path]
+    port: int = field(default_factory=free_port)
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        scripts, source = Path(sys.executable).parent, Path(fs.__file__).parents[1]
+        self.around = {
+            **os.environ,
+            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(source),
+            "OMP_NUM_THREADS": "1",
+            "FLWR_HOME": str(self.folder / "flower"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+
+    def do(self, *command: str) -> str:
+        """Run a command to its end and return all that it says."""
+        done = subprocess.run(
+            command, env=self.around, cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE
+        )
+        return done.stdout + done.stderr
+
+    def fedskew(self, *arguments: str) -> str:
+        return self.do(sys.executable, "-m", "fedskew", *arguments)
+
+    def start(self, name: str, *arguments: str, **around: str) -> None:
+        """Start a command that stays; what it says is in a file."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "fedskew", *arguments],
+                env={**self.around, **around},
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def start_server(self) -> None:
+        self.start("server", "server", "--keys", "keys", "--state", "link", "--port", str(self.port))
+        until("a healthy server", self.healthy)
+
+    def healthy(self) -> bool:
+        trusted = ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.crt"))
+        try:
+            with urllib.request.urlopen(f"https://127.0.0.1:{self.port}/health", context=trusted) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def start_node(self, number: int, key: str, ca: str = "keys/ca.crt", name: str = "", **around: str) -> None:
+        name = name or key
+        path, server = str(self.paths[number]), f"127.0.0.1:{self.port}"
+        own = ["--key", f"keys/nodes/{key}", "--ca", ca, "--state", f"state_{name}", "--name", name]
+        self.start(name, "node", "--data", path, "--server", server, *own, **around)
+
+    def register(self, key: str) -> None:
+        assert "registered" in self.do("flwr", "supernode", "register", f"keys/nodes/{key}.pub")
+
+    def deploy(self, name: str, nodes: int = 3, timeout: float = 120, **settings: Any) -> None:
+        """Write the app of an experiment; the connection is that of the first."""
+        values = {"data": "silos:label=outcome", "model": "logreg", **SETTINGS, "checkpoint_every": 1, "eval_every": 3}
+        (self.folder / f"{name}.toml").write_text(to_toml(values | settings))
+        told = self.fedskew(
+            *f"deploy {name}.toml --nodes {nodes} --out {name} --keys keys --timeout {timeout}".split(),
+            *f"--server 127.0.0.1:{self.port}".split(),
+        )
+        assert "4. then, here:" in told, told
+        shutil.copytree(self.folder / name / "flower", self.folder / "flower", dirs_exist_ok=True)
+
+    def begin(self, name: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["flwr", "run", f"{name}/app", "--stream"],
+            env=self.around,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, name: str) -> str:
+        """Run the app to its end and return what it says."""
+        began = self.begin(name)
+        try:
+            return began.communicate(timeout=PATIENCE)[0]
+        finally:
+            began.kill()
+
+    def finished(self, name: str) -> Any:
+        return fs.open_run(self.folder / name / "run")
+
+    def rounds(self, name: str) -> int:
+        """Return how many rounds are recorded."""
+        path = self.folder / name / "run" / "rounds.csv"
+        return max(0, len(path.read_text().splitlines()) - 1) if path.exists() else 0
+
+    def kill(self, name: str) -> None:
+        """Kill a process and all that it has started, at once, as a power failure would."""
+        process = self.running.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self, name: str) -> None:
+        """Ask a process to stop, as a person would."""
+        self.running[name].terminate()
+        self.running.pop(name).wait(PATIENCE)
+
+    def left(self) -> list[str]:
+        """Return the commands of all processes of these machines that still run."""
+        mine, found = str(self.folder).encode(), []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                around, words = (process / "environ").read_bytes(), (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if words and mine in around and int(process.name) != os.getpid():
+                found.append(words.replace(b"\0", b" ").decode())
+        return found
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    folder = tmp_path_factory.mktemp("machines")
+    made = Machines(folder, write_silos(folder, numbers=False))
+    keys = ",".join([*NAMES, "stranger", "other"])
+    assert "server.key" in made.fedskew("keys", "keys", "--host", "127.0.0.1", "--nodes", keys)
+    assert "ca.crt" in made.fedskew("keys", "elsewhere", "--host", "127.0.0.1")
+    try:
+        made.start_server()
+        made.deploy("fedavg", algorithm="fedavg")
+        for number, name in enumerate(NAMES):
+            made.register(name)
+            made.start_node(number, name)
+        yield made
+    finally:
+        for name in [*made.running]:
+            if name != "server":
+                made.stop(name)
+        made.stop("server")
+        until("the end of all processes", lambda: not made.left(), 30)
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", made.port))
+
+
+def test_methods_are_those_of_the_loop_engine_and_strangers_are_not_let_in(machines: Machines):
+    """Three runs at the same time on the same nodes, while others knock."""
+    methods = ("fedavg", "fedpbs", "afl-cp")
+    for method in methods[1:]:
+        machines.deploy(method, algorithm=method)
+    began = [machines.begin(method) for method in methods]
+    machines.start_node(0, "stranger")
+    machines.start_node(0, NAMES[0], ca="elsewhere/ca.crt", name="deceived")
+    told = [one.communicate(timeout=PATIENCE)[0] for one in began]
+    for method, said in zip(methods, told, strict=True):
+        assert (machines.folder / method / "run" / "summary.json").exists(), said
+        found = machines.finished(method)
+        assert_same_run(found, in_one_place(machines.paths, method, eval_every=3))
+        assert list(found.final_clients["name"]) == list(NAMES)
+    for name, reason in (("stranger", "Failed to activate SuperNode"), ("deceived", "CERTIFICATE_VERIFY_FAILED")):
+        assert machines.running[name].wait(PATIENCE) != 0
+        assert reason in machines.said(name)
+        machines.kill(name)  # with what Flower leaves behind of a node that was not let in
+
+
+def test_a_server_killed_at_a_random_moment_goes_on_to_the_result_of_scaffold(machines: Machines):
+    machines.deploy("scaffold", algorithm="scaffold")
+    began = machines.begin("scaffold")
+    until("the first round", lambda: machines.rounds("scaffold"))
+    time.sleep(random.uniform(0, 10))
+    done = machines.rounds("scaffold")
+    machines.kill("server")
+    began.kill()
+    began.communicate()
+    assert 1 <= done < 3
+    machines.start_server()
+    told = machines.run("scaffold")
+    assert (machines.folder / "scaffold" / "run" / "summary.json").exists(), told
+    assert_same_run(machines.finished("scaffold"), in_one_place(machines.paths, "scaffold", eval_every=3))
+
+
+def test_a_node_of_another_version_is_refused(machines: Machines):
+    """It has a copy of the package that says that it is another version."""
+    other = machines.folder / "other_version"
+    shutil.copytree(Path(fs.__file__).parent, other / "fedskew", ignore=shutil.ignore_patterns("__pycache__"))
+    init = other / "fedskew" / "__init__.py"
+    init.write_text(init.read_text().replace(f'__version__ = "{fs.__version__}"', '__version__ = "0.0.1"'))
+    machines.register("other")
+    machines.start_node(0, "other", PYTHONPATH=str(other))
+    machines.deploy("versions", nodes=4)
+    told = machines.run("versions")
+    machines.stop("other")
+    assert f"node other runs fedskew 0.0.1, and the server {fs.__version__}: install the same" in told
+    assert not (machines.folder / "versions" / "run").exists()
+
+
+def test_a_node_killed_in_a_round_is_left_out(machines: Machines):
+    machines.deploy("killed", algorithm="fedavg", rounds=2, eval_every=2, timeout=25)
+    began = machines.begin("killed")
+    until("the first round", lambda: machines.rounds("killed"))
+    machines.kill(NAMES[2])
+    told, _ = began.communicate(timeout=PATIENCE)
+    run = machines.finished("killed")
+    assert f"1 of 3 clients are left out: client {NAMES[2]}: no answer in time" in told
+    assert run.rounds["dropped"].tolist() == [0, 1]
+    assert set(run.clients.query("dropped == 1")["name"]) == {NAMES[2]}
+    assert list(run.final_clients["name"]) == list(NAMES[:2])

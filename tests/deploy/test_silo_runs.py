@@ -1,0 +1,190 @@
+"""Runs on silos' own files: the numbers of a simulation, few messages, no values, clear errors, and going on again."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.deploy.silos import NAMES, SETTINGS, SilosInProcess, assert_same_run, in_one_place, write_silos
+
+import fedskew as fs
+from fedskew.core.config import Experiment
+from fedskew.core.errors import FedskewError
+from fedskew.deploy.remote_server import Nodes
+from fedskew.runs.deployment import run_on_nodes
+from fedskew.runs.run import Run
+
+PLANTED = 31337.4242
+
+
+@pytest.fixture
+def silos(tmp_path: Path) -> SilosInProcess:
+    (tmp_path / "data").mkdir()
+    return SilosInProcess(write_silos(tmp_path / "data"), tmp_path / "state")
+
+
+@pytest.fixture
+def started(silos: SilosInProcess, tmp_path: Path) -> Callable[..., Run]:
+    def start(algorithm: str, **settings: Any) -> Run:
+        chosen = {"model": "logreg", **SETTINGS, **settings}
+        experiment = Experiment(data="silos:label=outcome", algorithm=algorithm, **chosen)
+        return run_on_nodes(Nodes(silos), len(silos.paths), experiment, tmp_path / "run")
+
+    return start
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpbs", "scaffold", "afl-cp", "fedbn", "sfl"])
+def test_a_run_is_that_of_all_rows_in_one_place(started: Callable[..., Run], silos: SilosInProcess, method: str):
+    paths = list(silos.paths)
+    assert_same_run(started(method), in_one_place(paths, method))
+
+
+def test_predictions_and_the_names_of_silos_are_there(started: Callable[..., Run], silos: SilosInProcess):
+    run = started("fedavg")
+    assert list(run.final_clients["name"]) == list(NAMES)
+    new = pd.read_csv(silos.paths[0]).drop(columns="outcome")
+    assert set(fs.open_run(run.folder).predict(new)["prediction"]) <= {"sick", "well"}
+
+
+@pytest.mark.parametrize("method", ["fedbn", "ditto"])
+def test_models_of_clients_are_with_them(started: Callable[..., Run], silos: SilosInProcess, method: str):
+    run = started(method, rounds=1, model="tabular")
+    new = pd.read_csv(silos.paths[0]).drop(columns="outcome")
+    for one in (run, fs.open_run(run.folder)):
+        assert one.personalised
+        with pytest.raises(FedskewError, match="the model of hospital_B stays with the client, on its own machine"):
+            one.predict(new, client="hospital_B")
+        if method == "ditto":
+            assert len(one.predict(new)) == len(new)
+            continue
+        with pytest.raises(FedskewError, match="every client of this run keeps a part of the model"):
+            one.predict(new)
+
+
+def test_a_run_on_nodes_is_gone_on_with_where_they_are(started: Callable[..., Run]):
+    run = started("fedavg", rounds=1)
+    with pytest.raises(FedskewError, match="its rows are with its nodes: go on with it by flwr run"):
+        fs.resume(run.folder)
+
+
+MESSAGES = {
+    "fedavg": ["Train", "Evaluate"],
+    "scaffold": ["Train", "Evaluate"],
+    "afl-cp": ["Train", "Evaluate"],
+    "fedpbs": ["Measure", "Train", "Evaluate"],
+    "ditto": ["Train", "Train", "Evaluate"],
+}
+
+
+@pytest.mark.parametrize("method", MESSAGES)
+def test_rounds_of_messages(started: Callable[..., Run], silos: SilosInProcess, method: str):
+    """A round costs two rounds of messages, before it the schema, and after it one."""
+    started(method, rounds=2)
+    first = silos.rounds.index("Tell") + 1
+    assert silos.rounds[:first] == ["Question"] * (first - 1) + ["Tell"]
+    assert first <= 9  # describe, six counts for medians, one for moments, facts
+    assert silos.rounds[first:] == [*MESSAGES[method] * 2, "Evaluate"]
+
+
+def test_without_numbers_a_schema_is_there_after_two_messages(tmp_path: Path):
+    silos = SilosInProcess(write_silos(tmp_path, numbers=False), tmp_path / "state")
+    run_on_nodes(
+        Nodes(silos),
+        3,
+        Experiment(data="silos:label=outcome", model="logreg", **SETTINGS),
+        tmp_path / "run",
+    )
+    assert silos.rounds[:3] == ["Question", "Tell", "Train"]
+
+
+def forms(value: float) -> list[bytes]:
+    """Return how a number may be written."""
+    binary = [struct.pack("<d", value), struct.pack("<f", value), struct.pack(">d", value), struct.pack(">f", value)]
+    return [*binary, *(one.hex().encode() for one in binary), repr(value).encode()]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpbs", "scaffold", "stratify-batch"])
+def test_no_value_of_a_row_is_in_any_message(started: Callable[..., Run], silos: SilosInProcess, method: str):
+    """A planted value, as in the file and as the model gets it; the largest value of a column shows that one is found.
+
+    The ends, the quartiles and the median of a column are told by design.
+    """
+    frame = pd.read_csv(silos.paths[1])
+    frame.loc[0, "income"] = PLANTED
+    assert PLANTED not in frame["income"].quantile([0, 0.25, 0.5, 0.75, 1]).tolist()
+    frame.to_csv(silos.paths[1], index=False)
+    run = started(method, rounds=1)
+    everything = b"".join(silos.sent)
+    assert any(form in everything for form in forms(float(frame["income"].max())))
+    column = next(one for one in run.server.fed.data.schema.columns if getattr(one, "name", "") == "income")
+    inside = (PLANTED - column.mean) / column.deviation
+    for value in (PLANTED, inside, float(np.float32(inside))):
+        assert not any(form in everything for form in forms(value))
+
+
+def test_a_silo_that_fails_is_named(started: Callable[..., Run], silos: SilosInProcess):
+    silos.silent = {1}
+    with pytest.raises(FedskewError, match="1 of 3 clients did not answer in time"):
+        started("fedavg")
+
+
+def test_an_unexpected_error_is_named_and_its_text_stays_with_the_silo(
+    started: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def broken(*about: Any) -> None:
+        raise ValueError(f"could not convert {PLANTED}")
+
+    monkeypatch.setattr("fedskew.runs.silo_node.facts_of", broken)
+    with pytest.raises(FedskewError, match="a ValueError, which is told in the log of the node") as stopped:
+        started("fedavg")
+    assert str(PLANTED) not in str(stopped.value)
+    assert str(PLANTED) in capsys.readouterr().err
+
+
+def test_another_version_is_refused(
+    started: Callable[..., Run], silos: SilosInProcess, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fedskew.runs.silo_node.__version__", "0.0.1")
+    with pytest.raises(FedskewError, match=r"node hospital_A runs fedskew 0.0.1, and the server .*: install the same"):
+        started("fedavg")
+
+
+def test_two_silos_of_one_name(started: Callable[..., Run], silos: SilosInProcess):
+    silos.own = {"name": "hospital_B"}
+    with pytest.raises(FedskewError, match="several nodes are named hospital_B: start them with names of their own"):
+        started("fedavg")
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedbuff:buffer=2"])
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(silos: SilosInProcess, tmp_path: Path, method: str):
+    """The server is killed in the middle of a round, at every message of the run; nodes keep what they did."""
+
+    class Killed(BaseException):
+        pass
+
+    def go(folder: Path, transport: SilosInProcess) -> Run:
+        settings = {**SETTINGS, "rounds": 2, "checkpoint_every": 1}
+        experiment = Experiment(data="silos:label=outcome", model="logreg", algorithm=method, **settings)
+        return run_on_nodes(Nodes(transport), 3, experiment, folder)
+
+    expected = go(tmp_path / "whole", silos)
+    first = silos.rounds.index("Train") + 1
+    for last in range(first, len(silos.rounds) + 1):
+
+        class Mortal(SilosInProcess):
+            def ask(self, requests: Any, about: Any, last: int = last) -> dict[int, bytes]:
+                answers = super().ask(requests, about)
+                if len(self.rounds) == last:
+                    raise Killed
+                return answers
+
+        folder, state = tmp_path / f"run{last}", tmp_path / f"state{last}"
+        with pytest.raises(Killed):
+            go(folder, Mortal(sorted(silos.paths), state))
+        found = go(folder, SilosInProcess(sorted(silos.paths), state))
+        for name, value in expected.model.state_dict().items():
+            assert (found.model.state_dict()[name] == value).all(), f"killed after {last} rounds of messages"
+        assert found.summary["test_accuracy_last"] == expected.summary["test_accuracy_last"]
