@@ -26,7 +26,10 @@ import fedskew as fs
 from fedskew.core.config import to_toml
 
 pytest.importorskip("flwr", reason="needs fedskew[flower]")
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are found in /proc")
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="processes are found in /proc"),
+    pytest.mark.skipif(not os.environ.get("FEDSKEW_NODES"), reason="starts servers for minutes: make test-nodes"),
+]
 PATIENCE = 600  # seconds for anything to happen
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 from fedskew.cli import app
 
 FENCE = re.compile(r"^```(\{?\w*\}?)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-ELSEWHERE = ("make ", "pip ", "torchrun ")  # by the tests of packaging and workers, or by `make test` itself
+ELSEWHERE = ("make ", "pip ", "torchrun ", "flwr ", "export ", "fedskew server ", "fedskew node ")  # by other tests
 LESS = {"run": ("--rounds", "1"), "compare": ("--rounds", "1"), "advise": ("--rounds", "2")}
 TRACKERS = ("--mlflow", "--wandb")  # left out where they are not installed
 
