@@ -13,6 +13,7 @@ run: $(VENV)/.core
 	    --algorithm fedavg --algorithm fedprox:mu=0.1 --seed 0
 
 test: $(VENV)/.dev check
+	@tools/browser
 	@if [ -z "$(FEDSKEW_DATA)" ] && [ -x $(STAGED)/unpack ]; then $(BIN)/python $(STAGED)/unpack "$(DATA)"; fi
 	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -rs --cov --cov-report=term --cov-fail-under=90
 

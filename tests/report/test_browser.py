@@ -115,3 +115,36 @@ def test_a_script_that_is_not_the_pages_own_is_refused(tmp_path: Path) -> None:
     assert "data-drawn=" in dom
     assert "Content Security Policy" in console
     assert "it ran" not in console
+
+
+def test_a_reader_uses_the_page_of_a_comparison(tmp_path: Path) -> None:
+    """Legends hide and show a method, the axis changes, keys reach the switches, and the page prints."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which make test installs")
+    methods = ["fedavg", "fedprox:mu=1.0", "scaffold"]
+    fs.compare(algorithm=methods, seeds="0-2", rounds=3, model="logreg", out=tmp_path / "compared")
+    said: list[str] = []
+    asked: list[str] = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda problem: said.append(str(problem)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((tmp_path / "compared" / "report.html").as_uri())
+        page.wait_for_selector("[data-drawn]")
+        chart = page.locator("[data-chart]", has=page.locator("svg text", has_text="scaffold")).last
+        lines = chart.locator("svg path[stroke]:not([stroke=none])")
+        before = lines.count()
+        chart.locator("svg text", has_text="scaffold").first.click()
+        page.wait_for_timeout(600)
+        assert lines.count() < before
+        chart.locator("svg text", has_text="scaffold").first.click()
+        page.wait_for_timeout(600)
+        assert lines.count() == before
+        page.locator("input[name=axis]").first.focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator("input[name=axis]:checked").get_attribute("value") != "round"
+        assert page.pdf()[:5] == b"%PDF-"
+        browser.close()
+    assert said == []
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in asked), asked
