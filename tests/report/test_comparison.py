@@ -275,6 +275,7 @@ def test_a_failure_in_another_process_is_told(fedskew: Callable[[str], Any]) -> 
         ("compare s.toml", "seeds=[0.5] are not whole numbers"),
         ("compare g.toml", "grid: mu = ['x'] are not numbers"),
         ("compare a.toml", "skew = [] is empty"),
+        ("compare --grid lr=0.1,1e30", "lr=1e+30 is too large"),
         ("compare done nothere", "nothere: there is no such folder or file"),
         ("compare t.toml", "grid='mu=0.1,1' is no table of numbers"),
         ("compare one.toml", "seeds=3 may be one seed or so many: give [3]"),
@@ -456,9 +457,10 @@ def test_columns_of_text_are_aligned_to_the_left(folder: Path) -> None:
 
 def test_the_page_shows_scores_first_and_skews_once(folder: Path) -> None:
     page = (folder / "report.html").read_text()
-    head = re.findall(r'<th scope="col">(.*?)</th>', page)
+    head = re.findall(r'<th scope="col".*?>(.*?)</th>', page)
     assert head[:6] == ["method", "test accuracy", "p", "mu", "skew", "seeds"]
     assert '<div class="whole">' in page
+    assert '<td class="text">classes:k=3</td>' in page
     charts = json.loads(re.search(r'id="report-data">(.*?)</script>', page, re.DOTALL)[1])["charts"]  # type: ignore[index]
     assert {series["name"] for series in charts["test_accuracy-1"]["series"]} == {
         "fedavg", "fedprox:mu=0.01", "fedprox:mu=10.0"

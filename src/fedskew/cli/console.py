@@ -214,7 +214,8 @@ def _bars(console: Console, width: int, least: int) -> "Iterator[Callable[[Progr
         def get_renderables(self) -> "Iterable[Any]":
             yield self.make_tasks_table(self.tasks)
             for one in latest:
-                yield Text("   ".join([*([] if wide else one.left), *one.score[1:], *one.details]), style="dim")
+                words = "   ".join([*([] if wide else one.left), *one.score[1:], *one.details])
+                yield Text(words, style="dim", no_wrap=True, overflow="ellipsis")
 
     def text(of: "Callable[[Progress], str]", **look: Any) -> bars.ProgressColumn:
         class Words(bars.ProgressColumn):

@@ -20,7 +20,7 @@ from fedskew.core.writing import write_atomically
 from fedskew.report import charts
 from fedskew.report.charts import Option
 from fedskew.report.markup import Markup, escaped, joined, shown, table, tag
-from fedskew.report.run_data import PROFILE, RunData, spelled
+from fedskew.report.run_data import PROFILE, RunData, name_of, spelled
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.choices import from_python
@@ -188,7 +188,7 @@ def _of_run(run: RunData) -> bytes:
 def run_content(run: RunData) -> dict[str, Any]:
     """Return what the page of one run shows."""
     summary = run.summary
-    page = _Page(f"{summary['algorithm']} on {summary['data']}, {summary['skew']}", {"rounds": run.curves})
+    page = _Page(f"{summary['algorithm']} on {name_of(summary['data'])}, {summary['skew']}", {"rounds": run.curves})
     _results(page, run)
     warned = [tag("li", text) for text in run.warnings()]
     page.section("warnings", "Warnings", tag("ul", *warned) if warned else tag("p", "None."))
@@ -408,7 +408,8 @@ def comparison_page(table_of: "Comparison") -> bytes:
     notes = [tag("li", text) for text in table_of.notes()]
     meanings = tag("details", tag("summary", "What the columns are"), _pairs(table_of.meanings(), "facts"))
     head, *lines = (_score_first(table_of, line) for line in (table_of.head(), *table_of.lines()))
-    rows = tag("div", table("Methods", head, lines), class_="whole" if len(lines) <= _WHOLE else "long")
+    texts = [title for title, text in zip(table_of.head()[1:], table_of.texts()[1:], strict=True) if text]
+    rows = tag("div", table("Methods", head, lines, texts), class_="whole" if len(lines) <= _WHOLE else "long")
     page.section("results", "Results", tag("p", table_of.notes()[0]), rows, tag("ul", *notes[1:]), meanings)
     warned = [tag("li", text) for text in found.warnings()]
     page.section("warnings", "Warnings", tag("ul", *warned) if warned else tag("p", "None."))

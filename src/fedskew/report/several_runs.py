@@ -13,7 +13,7 @@ from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice
 from fedskew.report.markup import Markup, table
-from fedskew.report.run_data import CELLS, Columns, RunData
+from fedskew.report.run_data import CELLS, Columns, RunData, name_of
 from fedskew.report.setting import Setting
 from fedskew.runs import sweep
 from fedskew.runs.choices import from_python
@@ -98,7 +98,7 @@ class Compared:
     def title(self) -> str:
         """Return which methods are compared, and on what data."""
         methods = list(dict.fromkeys(str(run.summary["algorithm"]) for run in self.runs))
-        data = list(dict.fromkeys(str(run.summary["data"]) for run in self.runs))
+        data = list(dict.fromkeys(name_of(run.summary["data"]) for run in self.runs))
         return " on ".join(", ".join(names[:4]) + (", …" if len(names) > 4 else "") for names in (methods, data))
 
     @cached_property

@@ -50,6 +50,7 @@ from fedskew.server.server import RoundResult
 FAILED, TARGET = "failed.json", "target.txt"
 MOST_SEEDS = 1_000  # of one group: all are partitioned and checked before the first run
 MOST_TOGETHER = 16  # runs that are trained side by side: all of them are in memory
+_EXACT = 2**53  # whole numbers below are exact, and written in digits
 _MEMORY = 4 << 30  # bytes of data sets that depend on the seed
 GRID_SETTINGS = ("lr", "momentum", "weight_decay", "clip_norm")  # beside the method's own options
 
@@ -218,7 +219,7 @@ def _with_numbers(algorithm: str, numbers: Mapping[str, float], values: Mapping[
     options = _numeric_options(algorithm)
     settings: dict[str, Any] = {}
     for name, number in numbers.items():
-        value = int(number) if number.is_integer() else number
+        value = int(number) if number.is_integer() and abs(number) < _EXACT else number
         at = next((i for i, known in enumerate(options) if name in known), None)
         if name in (values if at is None else parts[at].options):
             raise FedskewError(f"{name} is given twice: in --grid, and as {'a setting' if at is None else algorithm}")
