@@ -181,10 +181,10 @@ def lorenz(weights: Floats) -> Option:
 
 def _labels(names: Sequence[str]) -> Option:
     """Return how names stand below an axis: all of them where they are few, and aslant where they are long."""
-    cut = {"width": 90, "overflow": "truncate"}
     if len(names) > _MOST_NAMES:
-        return {"hideOverlap": True, **cut}
-    return {"interval": 0, "rotate": 45 if sum(map(len, names)) > _MOST_CHARACTERS else 0, **cut}
+        return {"hideOverlap": True, "width": 90, "overflow": "truncate"}
+    aslant = sum(map(len, names)) > _MOST_CHARACTERS
+    return {"interval": 0, "rotate": 45 if aslant else 0, "width": 130, "overflow": "truncate"}
 
 
 def heat_map(down: Sequence[str], across: Sequence[str], shares: Floats, counts: Ints, y: str, x: str) -> Option:
