@@ -118,7 +118,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     # folders
     "folder exists": ("run --folder taken", "taken exists", "choose another"),
     "folder exists, several runs": ("compare --out taken --seeds 0-1", "taken exists", "choose another"),
-    "folder below a file": ("run --folder good.csv/below", "good.csv/below", "choose another folder with --folder"),
+    "folder below a file": ("run --folder good.csv/below", "good.csv/below", "choose another folder"),
     "resume nowhere": ("resume nowhere", "nowhere", "not a run folder"),
     "resume of a folder that is no run": ("resume taken", "taken", "not a run folder"),
     "resume when the rows changed owner": ("resume moved", "moved", "put the data back"),
@@ -290,8 +290,8 @@ def test_the_real_script_says_the_same(kind: str, here: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.EACCES, "permission denied: choose a folder you may write to with --folder"),
-        (errno.EROFS, "the file system is read-only: choose another folder with --folder"),
+        (errno.EACCES, "permission denied: choose a folder you may write to"),
+        (errno.EROFS, "the file system is read-only: choose another folder"),
         (errno.ENOSPC, "the disk is full: free some space"),
         (errno.EDQUOT, "the disk quota is used up: free some space"),
     ],

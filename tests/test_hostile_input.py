@@ -319,7 +319,7 @@ def test_settings_that_no_machine_can_do(
 def test_a_list_of_runs_that_makes_no_sense(here: Path, content: str) -> None:
     from fedskew.runs import sweep as several
 
-    (here / several.GROUP).write_text(content)
+    (here / "group.json").write_text(content)
     refused(lambda: several.read(here), "group.json")
 
 

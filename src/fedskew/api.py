@@ -17,7 +17,7 @@ from fedskew.runs.callbacks import CallbackSpec, as_callbacks
 from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.execute import resuming, starting
 from fedskew.runs.federate import load, split
-from fedskew.runs.open_run import open_run
+from fedskew.runs.open_run import Record, open_run
 from fedskew.runs.run import Run
 from fedskew.runs.runner import alone
 from fedskew.tasks.task import Task
@@ -108,7 +108,7 @@ def resume(
 
 
 def compare(
-    *folders: "str | os.PathLike[str]",
+    *folders: "str | os.PathLike[str] | Run | Record | Sequence[str | os.PathLike[str] | Run | Record]",
     algorithm: "str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None" = None,
     skew: "str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None" = None,
     seeds: "str | Iterable[int] | None" = None,
@@ -122,10 +122,11 @@ def compare(
     """Compare methods x hyper-parameters x skews x seeds; return one row a configuration, and write tables and figures.
 
     Hyper-parameters, means and standard deviations are columns. ``attrs`` has the verdict, the number that methods are
-    compared by, the target and the folder.
+    compared by, the target, warnings and the folder.
 
     Args:
-        folders: finished runs, or comparisons, that are compared as they are; nothing is trained then
+        folders: finished runs, or comparisons, that are compared as they are; nothing is trained then. Each is a
+            folder, or what ``train`` or ``open_run`` returned
         algorithm: one or several methods, by name and options
         skew: one or several skews
         seeds: such as ``range(5)`` or ``"0-4"``; a test needs at least 3
@@ -139,7 +140,7 @@ def compare(
     from fedskew.report.comparison_files import write_comparison
     from fedskew.report.comparison_table import Target, comparison
     from fedskew.runs import sweep
-    from fedskew.runs.folder import must_be_new
+    from fedskew.runs.folder import GROUP, must_be_new
     from fedskew.runs.jobs import checked_jobs
 
     for name in settings:
@@ -150,8 +151,12 @@ def compare(
     asked, place = None if target is None else Target.of(target), None if out is None else Path(out)
     if folders and values:
         raise FedskewError(f"{next(iter(values))}: finished runs are compared as they are, leave it out")
+    places: list[Path] = []
     if folders:
-        found = comparison(map(Path, folders), asked)
+        places = [_folder_of(one) for some in folders for one in (some if isinstance(some, (list, tuple)) else [some])]
+        if not places:
+            raise FedskewError("compare([]) has no run: give folders of finished runs, or settings by name")
+        found = comparison(places, asked)
         if place:
             place.mkdir(parents=True, exist_ok=True)
     else:
@@ -161,12 +166,25 @@ def compare(
         else:
             if place:
                 must_be_new(place)
-            sweep.check(wanted)
+            sweep.check(wanted, target=asked.metric if asked else None)
             place = sweep.create_somewhere(place, wanted, None if target is None else str(target))
         sweep.run_all(place, wanted, lambda member: [], writers=[PageWriter()], jobs=processes)
         found = comparison([place], asked)
     if place:
         write_comparison(found, place)
     frame = found.frame()
+    if place is None and len(places) == 1 and (places[0] / GROUP).is_file():
+        place = places[0]
     frame.attrs["folder"] = None if place is None else str(place)
     return frame
+
+
+def _folder_of(given: Any) -> Path:
+    """Return the folder of a run, given as such or as the run."""
+    folder = given.folder if isinstance(given, (Run, Record)) else given
+    if not isinstance(folder, (str, os.PathLike)):
+        raise FedskewError(
+            f"compare needs folders of finished runs, got {type(given).__name__}"
+            + (" without a folder" if isinstance(given, Run) else ": methods are given as algorithm=[...]")
+        )
+    return Path(folder)

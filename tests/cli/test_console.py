@@ -1,10 +1,13 @@
 """The progress of a training: what is counted, the time left, and lines in a log, neither too few nor too many."""
 
+import io
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fedskew.cli.console import Progress, log_lines, show_progress
 
@@ -109,3 +112,16 @@ def test_an_error_of_the_log_does_not_stop_a_training(monkeypatch: pytest.Monkey
         (callback,) = callbacks_of("fedavg")
         callback.on_run_start(None, None, [])
         assert callback.on_round_end(type("Result", (), {"round": row(1)}), 1) is None
+
+
+def test_a_narrow_terminal_has_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=50, height=20)
+    monkeypatch.setattr("fedskew.cli.console.Console", lambda **look: screen)
+    with show_progress(["fedavg"], 10) as callbacks_of:
+        (callback,) = callbacks_of("fedavg")
+        callback.on_run_start(None, None, [])
+        callback.on_round_end(SimpleNamespace(round=row(1, dropped=3, bytes_up=123_456_789, clock=98765.0)), 10)
+    assert isinstance(screen.file, io.StringIO)
+    last = [line for line in screen.file.getvalue().splitlines() if " left " in line][-1]
+    assert "…" in last
+    assert "simulated" not in screen.file.getvalue().replace("\n", "")

@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedskew as fs
@@ -88,3 +89,10 @@ def test_numbers_as_targets() -> None:
     fed = fs.split(rows, "iid", clients=3, task="regression")
     assert repr(fed.data).endswith("2 features, numbers>")
     assert "bin of the target" in fed._repr_html_()
+
+
+def test_one_is_not_many() -> None:
+    frame = pd.DataFrame({"age": range(20), "y": [0, 1] * 10})
+    fed = fs.split(fs.load(frame, label="y", test=0.2), "iid", clients=2)
+    assert repr(fed.partition) == "<Partition 16 rows at 2 clients, 8 each>"
+    assert ", 1 column, " in repr(fed.data)

@@ -12,8 +12,10 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+import torch
 
 import fedskew as fs
+from fedskew.cli.console import _mean
 from fedskew.cli.run_command import COMPARED
 from fedskew.core.config import read_file
 from fedskew.report.comparison_figures import COLUMN, PAGE, draw_ranks
@@ -21,6 +23,7 @@ from fedskew.report.comparison_files import in_latex, in_markdown
 from fedskew.report.comparison_table import Target, comparison
 from fedskew.report.page import report
 from fedskew.runs import sweep
+from fedskew.runs.folder import resume_command
 from fedskew.runs.significance import ranks
 
 SMALL = {"rounds": 3, "clients": 4, "model": "logreg", "threads": 1}
@@ -268,10 +271,14 @@ def test_a_failure_in_another_process_is_told(fedskew: Callable[[str], Any]) -> 
         ("compare --jobs 2 --workers 2", "jobs=2 clashes with workers=2"),
         ("compare --target high", "target 'high' is not a number"),
         ("compare --or-resume", "--or-resume needs --out"),
-        ("compare nowhere.toml", "there is no experiment file nowhere.toml"),
+        ("compare nowhere.toml", "nowhere.toml: there is no such folder or file"),
         ("compare s.toml", "seeds=[0.5] are not whole numbers"),
         ("compare g.toml", "grid: mu = ['x'] are not numbers"),
         ("compare a.toml", "skew = [] is empty"),
+        ("compare --grid lr=0.1,1e30", "lr=1e+30 is too large"),
+        ("compare done nothere", "nothere: there is no such folder or file"),
+        ("compare t.toml", "grid='mu=0.1,1' is no table of numbers"),
+        ("compare one.toml", "seeds=3 may be one seed or so many: give [3]"),
     ],
 )
 def test_what_cannot_be_compared(
@@ -281,6 +288,10 @@ def test_what_cannot_be_compared(
     Path("s.toml").write_text("seeds = [0.5]\n")
     Path("g.toml").write_text('algorithm = "fedprox"\n[grid]\nmu = ["x"]\n')
     Path("a.toml").write_text("skew = []\n")
+    Path("t.toml").write_text('grid = "mu=0.1,1"\n')
+    Path("one.toml").write_text("seeds = 3\n")
+    for name in ("e.toml", "f.toml"):
+        Path(name).touch()
     assert fedskew(command) == 2
     assert said in capsys.readouterr().err
     assert not Path("runs").exists()
@@ -352,3 +363,187 @@ def test_a_bound_takes_no_part_in_the_tests(tmp_path: Path):
     text = (tmp_path / "bound" / "comparison.md").read_text(encoding="utf-8")
     assert text.count("| bound |") == 1
     assert "central trains on all rows in one place: a bound, which takes no part in the tests." in text
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [("fedprox", "fedprox:mu=0.01", "algorithm"), ("dirichlet", "dirichlet:alpha=0.5", "skew")],
+)
+def test_two_spellings_of_one_choice_are_given_twice(first: str, second: str, kind: str, tmp_path: Path) -> None:
+    with pytest.raises(fs.FedskewError, match=f"{first} is given twice, also as .*{second}: give every"):
+        fs.compare(**{kind: [first, second]}, seeds="0-1", out=tmp_path / "x", **SMALL)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run_that_is_given_twice_is_counted_once(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "fedavg-iid-s0", tmp_path / "copy")
+    frame = fs.compare(folder, folder / "fedavg-iid-s0", tmp_path / "copy", out=tmp_path / "out")
+    pd.testing.assert_frame_equal(frame, fs.compare(folder))
+    said = f"{folder / 'fedavg-iid-s0'}, {tmp_path / 'copy'}: the same method, settings and seed as another run"
+    assert frame.attrs["warnings"] == [f"{said}, counted once"]
+    for name in ("comparison.tex", "report.html"):
+        assert "as another run, counted once" in (tmp_path / "out" / name).read_text()
+
+
+def test_python_objects_are_the_same_only_with_the_same_curves(tmp_path: Path) -> None:
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+    for name, seed in (("a", 0), ("b", 1), ("c", 1)):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        fs.train(fed, model, rounds=2, folder=tmp_path / name)
+    frame = fs.compare(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    assert frame["seeds"].sum() == 2
+
+
+def test_tasks_are_not_mixed(tmp_path: Path) -> None:
+    for name, data in (("a", "digits"), ("b", "diabetes")):
+        fs.train(fs.split(fs.load(data), "iid", clients=3), "logreg", rounds=2, folder=tmp_path / name)
+    said = rf"{tmp_path}/a \(classification\) and {tmp_path}/b \(regression\) have different tasks"
+    with pytest.raises(fs.FedskewError, match=said):
+        fs.compare(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(fs.FedskewError, match=said):
+        report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html")
+
+
+def test_a_curve_that_some_conditions_lack(tmp_path: Path) -> None:
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+    fs.train(fed, "logreg", rounds=2, folder=tmp_path / "a")
+    fed = fs.split(fs.load("digits", validation=0.2), "iid", clients=3)
+    fs.train(fed, "logreg", rounds=2, folder=tmp_path / "b")
+    page = report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html").read_text()
+    assert "validation accuracy, validation 0.2" in page
+    assert "validation accuracy, validation 0<" not in page
+
+
+def test_scores_on_training_rows_are_called_so(tmp_path: Path) -> None:
+    frame = fs.compare(algorithm=["fedavg", "local"], seeds="0-2", out=tmp_path / "x", **SMALL)
+    assert frame.attrs["compared_by"] == "client_accuracy_mean"
+    assert "--client-test 0.2" in frame.attrs["warnings"][0]
+    for name in ("comparison.md", "comparison.tex", "report.html"):
+        text = (tmp_path / "x" / name).read_text().replace("\\_", "_")
+        assert "compared by client_accuracy_mean (on training rows of each client)" in text
+        assert "methods are compared on training rows, which say little of other rows" in text
+    assert "the model that each uses, on training rows of each client" in (tmp_path / "x/comparison.md").read_text()
+    held = fs.compare(algorithm=["fedavg", "local"], client_test=0.2, out=tmp_path / "y", **SMALL)
+    assert held.attrs["warnings"] == []
+    assert "(on held-out rows of each client)" in (tmp_path / "y/report.html").read_text()
+
+
+def test_a_target_that_no_run_follows_is_refused_before_training(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedskew("compare --rounds 1 --model logreg --target auc=0.3 --out x") == 2
+    assert "unknown metric of the target 'auc'" in capsys.readouterr().err
+    assert not Path("x").exists()
+    with pytest.raises(fs.FedskewError, match="unknown metric of the target 'auc'"):
+        fs.compare(rounds=1, model="logreg", target="auc=0.3", out="x")
+    assert fedskew("compare --rounds 1 --model logreg --metrics auc --target auc=2 --out x") == 0
+    assert "not reached" in Path("x/comparison.md").read_text()
+
+
+def test_the_notes_say_that_skews_are_taken_together(folder: Path) -> None:
+    fs.compare(folder, out=folder)
+    for name in ("comparison.md", "comparison.tex", "report.html"):
+        assert "best, p and ★ are over all conditions together (skew)" in (folder / name).read_text()
+    assert "over all conditions" not in "".join(comparison([folder / "fedavg-iid-s0"]).notes())
+
+
+def test_columns_of_text_are_aligned_to_the_left(folder: Path) -> None:
+    head, rule = (folder / "comparison.md").read_text().splitlines()[2:4]
+    ways = dict(zip(head.strip("| ").split(" | "), rule.strip("| ").split(" | "), strict=True))
+    assert (ways["method"], ways["mu"], ways["skew"], ways["seeds"]) == ("---", "---:", "---", "---:")
+    assert r"\begin{tabular}{lrlr" in (folder / "comparison.tex").read_text()
+
+
+def test_the_page_shows_scores_first_and_skews_once(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    head = re.findall(r'<th scope="col".*?>(.*?)</th>', page)
+    assert head[:6] == ["method", "test accuracy", "p", "mu", "skew", "seeds"]
+    assert '<div class="whole">' in page
+    assert '<td class="text">classes:k=3</td>' in page
+    charts = json.loads(re.search(r'id="report-data">(.*?)</script>', page, re.DOTALL)[1])["charts"]  # type: ignore[index]
+    assert {series["name"] for series in charts["test_accuracy-1"]["series"]} == {
+        "fedavg", "fedprox:mu=0.01", "fedprox:mu=10.0"
+    }  # fmt: skip
+    assert (charts["ranks"]["xAxis"]["min"], charts["ranks"]["xAxis"]["max"]) == (1, 3)
+    ends = [x for series in charts["ranks"]["series"] for x, _ in series["data"]]
+    assert min(ends) >= 1
+    assert max(ends) <= 3
+
+
+def test_what_stands_for_runs_in_python(folder: Path, tmp_path: Path) -> None:
+    names = [folder / "fedavg-iid-s0", folder / "fedprox-mu-10-iid-s0"]
+    expected = fs.compare(*names)
+    pd.testing.assert_frame_equal(fs.compare(names), expected)
+    pd.testing.assert_frame_equal(fs.compare([fs.open_run(name) for name in names]), expected)
+    assert expected.attrs["folder"] is None
+    assert fs.compare(folder).attrs["folder"] == str(folder)
+    for given, said in (
+        ([], r"compare\(\[\]\) has no run"),
+        (3, "compare needs folders of finished runs, got int: methods are given as algorithm="),
+    ):
+        with pytest.raises(fs.FedskewError, match=said):
+            fs.compare(given)  # type: ignore[arg-type]
+    with pytest.raises(fs.FedskewError, match=r"give \[3\], or range\(3\)"):
+        fs.compare(seeds=3, out=tmp_path / "x", **SMALL)  # type: ignore[arg-type]
+    with pytest.raises(fs.FedskewError, match="is no table of numbers"):
+        fs.compare(grid="mu=0.1,1", out=tmp_path / "x", **SMALL)  # type: ignore[arg-type]
+
+
+def test_another_target_is_recorded(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    few = "compare --rounds 2 --model logreg --clients 4 --algorithm fedavg --algorithm fedprox:mu=10 --out two"
+    assert fedskew(few) == 0
+    assert "which is 90% of the best mean" in capsys.readouterr().out
+    assert fedskew("compare two --target 0.55") == 0
+    assert "The target is accuracy = 0.55 on test rows (as given)." in capsys.readouterr().out
+    assert fedskew("resume two") == 0
+    assert "The target is accuracy = 0.55 on test rows (from target.txt)." in capsys.readouterr().out
+    assert fedskew(f"{few} --or-resume --target 0.6") == 0
+    assert "accuracy = 0.6 on test rows" in Path("two/comparison.md").read_text()
+    assert fedskew(f"{few} --or-resume --target auc=0.6") == 2
+    assert Path("two/target.txt").read_text() == "0.6\n"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_unfinished_comparison_is_resumed_as_a_whole(
+    there: bool, folder: Path, fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, "part")
+    shutil.rmtree("part/fedavg-iid-s1")
+    if there:
+        shutil.copytree(folder / "fedavg-iid-s1", "part/fedavg-iid-s1", ignore=shutil.ignore_patterns("summary.json"))
+    assert fedskew("compare part") == 2
+    assert "is not finished: resume it (fedskew resume part)" in capsys.readouterr().err
+    assert resume_command(Path("part/fedavg-iid-s1")) == "fedskew resume part"
+
+
+def test_the_help_names_the_table_of_the_grid(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedskew("compare --help") == 0
+    assert "jobs and [grid]." in " ".join(capsys.readouterr().out.split())
+
+
+def test_ctrl_c_while_the_choices_are_checked(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*args: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "check", stopped)
+    assert fedskew("compare --rounds 1") == 130
+    assert "interrupted before the first run: nothing was written" in capsys.readouterr().err
+
+
+def test_the_table_of_the_terminal(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    few = "compare --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm --grid server_lr=1,9e18 --seeds 0-2"
+    assert fedskew(f"{few} --out group") == 1
+    lines = capsys.readouterr().out.splitlines()
+    head = next(line for line in lines if line.startswith("method"))
+    assert head.split()[-2:] == ["seeds", "p"]
+    assert any(re.match(r"fedavgm +9e\+18 +failed +failed", line) for line in lines)
+    assert "(1 of 3)" in _mean([4, None, None], 1, 0)
+    assert _mean([2e25, 4e25], 1, 1) == "3e+25 ± 1.4e+25"

@@ -20,6 +20,7 @@ import fedskew as fs
 from fedskew.cli.app import main
 from fedskew.report import live
 from fedskew.report.live import LivePage, serving
+from fedskew.report.page import live_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 BITS = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors", "config.toml", "partition.npz")
@@ -282,3 +283,10 @@ def test_a_browser_tells_that_the_server_is_gone(
     page.start()
     dom = browse(page, tmp_path / "profile", page.stop)
     assert ">The server is gone: the run has ended or was stopped. This is what it showed last.</p>" in dom
+
+
+def test_before_the_first_round(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert b"<h1>Waiting for the first round</h1>" in live_page()
+    assert fedskew("run --help") == 0
+    said = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    assert "print an address on this machine; open it in a browser" in said

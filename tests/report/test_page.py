@@ -17,7 +17,7 @@ import pytest
 
 import fedskew as fs
 from fedskew.core.errors import FedskewError
-from fedskew.report.charts import histogram, lorenz
+from fedskew.report.charts import heat_map, histogram, lorenz
 from fedskew.report.page import report
 from fedskew.report.run_data import RunData
 
@@ -331,3 +331,12 @@ def test_a_lorenz_curve_of_equal_weights_is_the_diagonal() -> None:
     assert lorenz(np.ones(4))["series"][0]["data"] == [[k / 4, k / 4] for k in range(5)]
     assert lorenz(np.array([0.0, 1.0]))["series"][0]["data"] == [[0, 0], [0.5, 0], [1, 1]]
     assert lorenz(np.zeros(2))["series"][0]["data"][-1] == [1, 1]
+
+
+def test_all_names_of_few_classes_are_drawn() -> None:
+    ones = np.ones((2, 8), np.int64)
+    names = [f"a long name of class {number}" for number in range(8)]
+    few = heat_map(["a", "b"], names, ones / 8, ones, "client", "class")["xAxis"]["axisLabel"]
+    assert (few["interval"], few["rotate"]) == (0, 45)
+    short = heat_map(["a", "b"], list("abcdefgh"), ones / 8, ones, "client", "class")["xAxis"]["axisLabel"]
+    assert (short["interval"], short["rotate"]) == (0, 0)

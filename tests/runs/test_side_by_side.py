@@ -55,8 +55,12 @@ GRID = (
 
 
 def test_a_grid_has_a_run_for_every_combination(
-    fedskew: Callable[[str], Any], together: list[int], capsys: pytest.CaptureFixture[str]
+    fedskew: Callable[[str], Any],
+    together: list[int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     assert fedskew(GRID + " --out group --json") == 0
     assert together == [8, 8, 8]
     out, err = capsys.readouterr()

@@ -3,8 +3,9 @@
 import math
 
 import pytest
+from scipy import stats
 
-from fedskew.runs.significance import FEWEST_BLOCKS, holm, no_ranks, paired_interval, paired_p, ranks, verdict
+from fedskew.runs.significance import FEWEST_BLOCKS, holm, no_ranks, paired_interval, paired_p, ranks, said_p, verdict
 
 # Demšar (2006), table 6: the AUC of C4.5 with four ways of choosing its parameters, on 14 data sets. The
 # 0.9751 is a 0.975 there that is ranked before another one.
@@ -115,3 +116,20 @@ def test_where_there_is_no_diagram() -> None:
     lacking = {**two, "c": {0: 1.0, 1: 1.0}}
     assert "in which every method has a score, and there are 2" in no_ranks(lacking)
     assert no_ranks({**two, "c": {0: 1.0, 1: 1.0, 2: 0.0}}) == ""
+
+
+def test_friedmans_test_is_corrected_for_ties() -> None:
+    scores = {"a": (0.9, 0.9, 0.8, 0.9, 0.7), "b": (0.9, 0.8, 0.8, 0.7, 0.7), "c": (0.5, 0.8, 0.6, 0.7, 0.6)}
+    chi2 = stats.friedmanchisquare(*scores.values()).statistic
+    expected = stats.f.sf(4 * chi2 / (5 * 2 - chi2), 2, 8)
+    assert ranks(blocks(scores)).p == pytest.approx(expected)
+    assert ranks(blocks(dict.fromkeys("abc", (0.5, 0.6, 0.7)))).p == 1
+
+
+def test_a_tie_is_not_the_best_mean() -> None:
+    found = verdict(blocks({"a": (0.9, 0.8, 0.7), "b": (0.7, 0.8, 0.9), "c": (0.1, 0.1, 0.1)}), {})
+    assert found.says.startswith("No method is ahead: a and b share the best mean, without a difference beyond noise")
+
+
+def test_a_p_value_below_the_level_is_shown_below_it() -> None:
+    assert [said_p(p) for p in (0.05, 0.0499, 0.0497, 0.0312, 0.2)] == ["0.05", "0.0499", "0.0497", "0.031", "0.2"]

@@ -28,7 +28,10 @@ def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 RUN = "compare --rounds 2 --model logreg --clients 4 --algorithm fedavg --algorithm fedprox:mu=1 --seeds 0-2"
 
 
-def test_means_and_deviations_by_hand(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_means_and_deviations_by_hand(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     assert fedskew(RUN + " --json") == 0
     out, err = capsys.readouterr()
     told = json.loads(out)
@@ -42,6 +45,9 @@ def test_means_and_deviations_by_hand(fedskew: Callable[[str], Any], capsys: pyt
             assert told["means"][method][key]["std"] == pytest.approx(statistics.stdev(values))
         last = [100 * run["test_accuracy_last"] for run in mine]
         shown = next(line for line in err.splitlines() if line.startswith(f"{method.partition(':')[0]} "))
+        seeds, p = re.split(r"  +", shown.strip())[-2:]
+        assert seeds == "3"
+        assert p == "best" or 0 < float(p) <= 1
         cells = [f"{mu:g}"] if mu else []
         assert re.split(r"  +", shown)[1:][: len(cells) + 1] == [
             *cells,
@@ -189,7 +195,7 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
 def test_ctrl_c_names_the_group_to_resume(
     moment: str, fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(several, "check", lambda wanted: None)
+    monkeypatch.setattr(several, "check", lambda wanted, **more: None)
 
     def stop(*args: Any) -> Any:
         raise KeyboardInterrupt

@@ -41,7 +41,7 @@ def compare(
 ) -> None:
     """Compare methods x hyper-parameters x skews x seeds: a table, who is ahead beyond noise, figures and a page.
 
-    FILE is an experiment in TOML, in which algorithm and skew may be lists, with seeds, target, jobs and [grid].
+    FILE is an experiment in TOML, in which algorithm and skew may be lists, with seeds, target, jobs and \\[grid].
     Or give folders of finished runs, or of a comparison: nothing is trained then.
 
     \b
@@ -55,6 +55,9 @@ def compare(
     from fedskew.runs.folder import must_be_new
     from fedskew.runs.jobs import checked_jobs
 
+    for path in paths or []:
+        if not path.exists():
+            raise FedskewError(f"{path}: there is no such folder or file")
     folders = [path for path in paths or [] if path.is_dir()]
     if folders:
         more = {"data": data, "algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid, "jobs": jobs}
@@ -74,19 +77,24 @@ def compare(
     values |= {name: one for name, one in (("seeds", seeds), ("grid", grid)) if one is not None}
     in_file = {name: values.pop(name, usual) for name, usual in (("target", None), ("jobs", 1))}
     wish = in_file["target"] if target is None else target
-    if wish is not None:
-        Target.of(wish)
+    metric = None if wish is None else Target.of(wish).metric
     processes = checked_jobs(in_file["jobs"] if jobs is None else jobs, values.get("workers"))
     if or_resume and out is None:
         raise FedskewError("--or-resume needs --out: give the folder to resume")
     wanted = sweep.plan(values)
     if or_resume and out and out.exists():
         sweep.must_be_the_same(out, wanted)
+        if wish is not None:
+            sweep.check(wanted[:1], target=metric)
+            sweep.record_target(out, str(wish))
         run_group(out, wanted, as_json, jobs=processes)
         return
     if out:
         must_be_new(out)
-    sweep.check(wanted)
+    try:
+        sweep.check(wanted, target=metric)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted before the first run: nothing was written, give the command again") from None
     run_group(sweep.create_somewhere(out, wanted, None if wish is None else str(wish)), wanted, as_json, jobs=processes)
 
 
@@ -95,12 +103,15 @@ def _compare_finished(folders: Sequence[Path], out: Path | None, target: str | N
     from fedskew.report.comparison_files import write_comparison
     from fedskew.report.comparison_table import comparison
     from fedskew.runs.execute import fresh_folder
-    from fedskew.runs.sweep import GROUP
+    from fedskew.runs.folder import GROUP
+    from fedskew.runs.sweep import record_target
 
     found = comparison(folders, target)
     own = folders[0] if len(folders) == 1 and (folders[0] / GROUP).is_file() else None
     place = out or own or fresh_folder("compare")
     place.mkdir(parents=True, exist_ok=True)
+    if target is not None and place == own:
+        record_target(place, target)
     write_comparison(found, place)
     _print(found, place, {}, as_json)
 
@@ -142,14 +153,16 @@ def _print(found: "Comparison", place: Path, result: "dict[str, Any]", as_json: 
     """Print the table of all runs, who is ahead, and what was written; exit with an error if a run failed."""
     from fedskew.report.comparison_files import files_of
 
-    ran = [(one, row) for one in found.configurations for row in one.rows]
-    methods = [one.method + (" ★" if one.label == found.verdict.winner else "") for one, _ in ran]
+    methods, rows, columns = list[str](), list[dict[str, Any]](), list[dict[str, Any]]()
     left_out = "rounds_to_90_percent_of_last_test_accuracy" if found.target else ""  # the target is there instead
-    rows = [{name: value for name, value in row.items() if name != left_out} for _, row in ran]
-    columns: list[dict[str, Any]] = [{**one.options, **one.conditions} for one, _ in ran]
-    for run in found.runs.failed:
-        methods, rows, columns = [*methods, ""], [*rows, {"failed": run.reason}], [*columns, {}]
-    notes = [text for text in (*found.notes()[:2], found.no_ranks) if text]
+    for one, line in zip(found.configurations, found.lines(), strict=True):
+        seeds = line[len(found.head()) - len(found.columns) - 2]
+        kept = [{name: value for name, value in row.items() if name != left_out} for row in one.rows]
+        for row in (*kept, *({"failed": reason} for reason in one.failed)):
+            methods.append(line[0])
+            columns.append({**one.options, **one.conditions, "seeds": seeds, "p": line[-1]})
+            rows.append(row)
+    notes = [text for text in (*found.notes()[: 2 + len(found.cautions())], found.no_ranks) if text]
     notes.append(f"tables and figures: {', '.join(path.name for path in files_of(place))}")
     frame = found.frame()
     table = {"rows": frame.astype(object).where(frame.notna(), None).to_dict("records")}

@@ -84,8 +84,10 @@ def show_comparison(wanted: "Sequence[Member]") -> "Iterator[Callable[[Member], 
         yield _lines(pace)
         return
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    with Progress(BarColumn(), TextColumn("{task.fields[state]}", markup=False), console=console) as bars:
+    words = TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+    with Progress(BarColumn(console.width // 6), words, console=console) as bars:
         bar = bars.add_task("", total=pace.total, state=str(pace))
 
         def watch(member: "Member") -> "list[CallbackSpec]":

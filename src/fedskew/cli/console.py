@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _RECENT = 50  # rounds, from whose time the time left is told
+_LARGE = 1e6  # from here on numbers are in powers of ten
+_ENDING = ("seeds", "p")  # columns at the end of the table of a comparison
 _WIDE = 70  # columns of a terminal with room for bars
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -212,7 +214,8 @@ def _bars(console: Console, width: int, least: int) -> "Iterator[Callable[[Progr
         def get_renderables(self) -> "Iterable[Any]":
             yield self.make_tasks_table(self.tasks)
             for one in latest:
-                yield Text("   ".join([*([] if wide else one.left), *one.score[1:], *one.details]), style="dim")
+                words = "   ".join([*([] if wide else one.left), *one.score[1:], *one.details])
+                yield Text(words, style="dim", no_wrap=True, overflow="ellipsis")
 
     def text(of: "Callable[[Progress], str]", **look: Any) -> bars.ProgressColumn:
         class Words(bars.ProgressColumn):
@@ -415,12 +418,13 @@ def print_summary(
 
     console = console_for(stderr=as_json)
     failed = [row for row in summaries if "failed" in row]
-    kinds = list(zip(methods, varied or [{}] * len(methods), strict=True))
-    kinds = [kind for kind, row in zip(kinds, summaries, strict=True) if "failed" not in row]
+    every = list(zip(methods, varied or [{}] * len(methods), strict=True))
+    kinds = [kind for kind, row in zip(every, summaries, strict=True) if "failed" not in row]
+    lost_kinds = [kind for i, kind in enumerate(every) if varied and kind not in kinds and kind not in every[:i]]
     summaries = [row for row in summaries if "failed" not in row]
     rows = [{**row, "bytes": row["bytes_down"] + row["bytes_up"]} for row in summaries]
     if rows:
-        _table(console, kinds, rows)
+        _table(console, kinds, rows, lost_kinds)
     for note in notes:
         console.print(f"\n{escape(note)}", soft_wrap=True)
     for row in failed:
@@ -436,17 +440,26 @@ def print_summary(
         print(to_json({**result, "folder": str(folder)}))
 
 
-def _table(console: Console, kinds: Sequence[tuple[str, Mapping[str, Any]]], rows: "Sequence[Row]") -> None:
-    """Print one row per method and its hyper-parameters, and the meaning of the columns."""
+def _table(
+    console: Console,
+    kinds: Sequence[tuple[str, Mapping[str, Any]]],
+    rows: "Sequence[Row]",
+    failed: Sequence[tuple[str, Mapping[str, Any]]],
+) -> None:
+    """Print one row per method and its hyper-parameters, those that failed last, and the meaning of the columns."""
     shown = {key: look for key, look in _columns(rows).items() if any(row.get(key) is not None for row in rows)}
     if len(rows) > 1 and len({row.get("weights") for row in rows}) == 1:
         shown.pop("weights", None)
-    numbers = list(kinds[0][1])
-    lines = [["method", *numbers, *(title for title, *_ in shown.values())]]
+    numbers, ending = ([name for name in kinds[0][1] if (name in _ENDING) == last] for last in (False, True))
+    lines = [["method", *numbers, *(title for title, *_ in shown.values()), *ending]]
     for kind in [kind for i, kind in enumerate(kinds) if kind not in kinds[:i]]:
         mine = [row for other, row in zip(kinds, rows, strict=True) if other == kind]
         cells = (_mean([row.get(key) for row in mine], scale, digits) for key, (_, scale, digits, _) in shown.items())
         lines.append([escape(kind[0]), *(_option(kind[1][name]) for name in numbers), *cells])
+        lines[-1] += [_option(kind[1][name]) for name in ending]
+    for method, options in failed:
+        lines.append([escape(method), *(_option(options[name]) for name in numbers), *["failed"] * len(shown)])
+        lines[-1] += [_option(options[name]) for name in ending]
     upright = _transposed(lines)
     if _width(lines) > console.width and _width(upright) <= console.width:
         lines = upright
@@ -530,4 +543,6 @@ def _mean(values: Sequence[Any], scale: float, digits: int) -> str:
     from fedskew.runs.summary import mean_and_std
 
     mean, std = mean_and_std(numbers)
-    return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
+    form, form_of_std = (f".{digits}f",) * 2 if abs(mean) < _LARGE else (".3g", ".2g")
+    some = f" ({len(numbers)} of {len(values)})" if len(numbers) < len(values) else ""
+    return (f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{form_of_std}}") + some

@@ -34,10 +34,10 @@ def resume(
     ] = False,
 ) -> None:
     """Resume a run, or a comparison, after a crash, Ctrl-C or kill -9; the results are the same, bit for bit."""
-    from fedskew.runs.folder import SUMMARY, RunFolder
+    from fedskew.runs.folder import GROUP, SUMMARY, RunFolder
 
     workers = workers_of_torchrun() or workers
-    if (folder / "group.json").is_file():
+    if (folder / GROUP).is_file():
         from fedskew.runs import sweep as several
         from fedskew.runs.jobs import checked_jobs
 

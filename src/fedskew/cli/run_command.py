@@ -22,7 +22,7 @@ def add_to(app: typer.Typer) -> None:
     """Add ``run`` to the command line, with one option for each setting of an experiment."""
     folder = Annotated[Path | None, typer.Option("--folder", help="run folder; by default a new one under runs/")]
     file = Annotated[Path | None, typer.Argument(help="experiment in TOML", show_default=False)]
-    page = typer.Option("--live", help="show the page of the run in a browser on this machine while it goes on")
+    page = typer.Option("--live", help="print an address on this machine; open it in a browser to follow the run")
     hidden = {name: (_hidden(name), None) for name in COMPARED}
     own = {"folder": (folder, None), "live": (Annotated[bool, page], False)}
     with_settings(run, {"file": (file, None), **CHOSEN, **hidden, **own, **ENDING})

@@ -18,11 +18,11 @@ def writing(path: Path, then: str = "") -> Iterator[None]:
         advice = {
             errno.ENOSPC: "the disk is full: free some space",
             errno.EDQUOT: "the disk quota is used up: free some space",
-            errno.EACCES: "permission denied: choose a folder you may write to with --folder",
-            errno.EPERM: "not permitted: choose a folder you may write to with --folder",
-            errno.EROFS: "the file system is read-only: choose another folder with --folder",
-            errno.ENOTDIR: "a part of the path is a file: choose another folder with --folder",
-            errno.EEXIST: "a part of the path is a file: choose another folder with --folder",
+            errno.EACCES: "permission denied: choose a folder you may write to",
+            errno.EPERM: "not permitted: choose a folder you may write to",
+            errno.EROFS: "the file system is read-only: choose another folder",
+            errno.ENOTDIR: "a part of the path is a file: choose another folder",
+            errno.EEXIST: "a part of the path is a file: choose another folder",
         }.get(problem.errno or 0, problem.strerror or str(problem))
         raise FedskewError(f"cannot write {path}: {advice}{then}") from problem
 

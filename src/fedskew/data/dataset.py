@@ -150,7 +150,8 @@ class Dataset:
 
     @property
     def _features(self) -> str:
-        return f"{' x '.join(map(str, self.shape))} {'columns' if self.features else 'features'}"
+        what = "column" if self.features else "feature"
+        return f"{' x '.join(map(str, self.shape))} {what}{'' if self.shape == (1,) else 's'}"
 
     @property
     def _targets(self) -> str:

@@ -69,7 +69,10 @@ class Partition:
     @property
     def spread(self) -> str:
         """Return in words how many rows clients have."""
-        return f"{self.sizes.min():,} to {self.sizes.max():,}" if self.clients else "none"
+        if not self.clients:
+            return "none"
+        least, most = self.sizes.min(), self.sizes.max()
+        return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
     def of(self, client: int) -> Ints:
         """Return the rows of one client."""

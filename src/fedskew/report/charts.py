@@ -17,6 +17,7 @@ from fedskew.runs.figures import COLOURS, FATES, NAMES, SHARES
 Option = dict[str, Any]
 MOST_BARS = 250  # one bar a client up to here, a histogram above
 MOST_CLASSES = 100  # columns of a matrix
+_MOST_NAMES, _MOST_CHARACTERS = 20, 40  # below an axis: that are all shown, and that have room beside each other
 _POINTS = 200  # of a Lorenz curve
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6BB1"]  # Okabe and Ito's
 
@@ -74,25 +75,27 @@ def lines(columns: Mapping[str, str], title: str) -> Option:
     return {**option, "series": [_line(0, column, name) for column, name in columns.items()]}
 
 
-def overlaid(tables: Mapping[str, Mapping[str, Sequence[Any]]], column: str, metric: str) -> Option:
-    """A metric of several methods: the mean over seeds, and a band of one standard deviation."""
+def overlaid(
+    tables: Mapping[str, Mapping[str, Sequence[Any]]], names: Mapping[str, str], column: str, metric: str
+) -> Option:
+    """A metric of several methods, by their names: the mean over seeds, and a band of one standard deviation."""
     option = _frame("", metric, axis=True, dataset=list(tables), series=[])
     for number, (label, table) in enumerate(tables.items()):
         if column not in table:
             continue
         colour = PALETTE[number % len(PALETTE)]
         dashed = {"width": 2, "type": ["solid", "dashed", "dotted"][number // len(PALETTE) % 3]}
-        option["series"].append(_line(number, column, label, color=colour, lineStyle=dashed))
+        option["series"].append(_line(number, column, names[label], color=colour, lineStyle=dashed))
         if f"{column} low" in table:
             band = {"type": "custom", "band": [f"{column} low", f"{column} high"], "clip": True, "silent": True}
-            option["series"].append({**band, "datasetIndex": number, "name": label, "color": colour, "z": 1})
+            option["series"].append({**band, "datasetIndex": number, "name": names[label], "color": colour, "z": 1})
     return _up_to_one(option, metric)
 
 
 def mean_ranks(means: Mapping[str, float], distance: float) -> Option:
     """Mean ranks of methods, each with a line of half the critical difference to either side."""
     option = _frame("mean rank, 1 is best; lines that do not overlap differ", "", legend={"show": False})
-    option["xAxis"] |= {"scale": True}
+    option["xAxis"] |= {"min": 1, "max": len(means), "minInterval": 1}
     option["yAxis"] = {
         "type": "category", "data": list(means), "inverse": True,
         "axisLabel": {"width": 150, "overflow": "truncate", "interval": 0},
@@ -107,7 +110,7 @@ def mean_ranks(means: Mapping[str, float], distance: float) -> Option:
         "lineStyle": {"width": 4},
     }
     option["series"] = [
-        {**plain, "data": [[rank - distance / 2, place], [rank + distance / 2, place]]}
+        {**plain, "data": [[max(1, rank - distance / 2), place], [min(len(means), rank + distance / 2), place]]}
         for place, rank in enumerate(means.values())
     ]
     points = [[round(rank, 4), place] for place, rank in enumerate(means.values())]
@@ -176,10 +179,18 @@ def lorenz(weights: Floats) -> Option:
     return option
 
 
+def _labels(names: Sequence[str]) -> Option:
+    """Return how names stand below an axis: all of them where they are few, and aslant where they are long."""
+    if len(names) > _MOST_NAMES:
+        return {"hideOverlap": True, "width": 90, "overflow": "truncate"}
+    aslant = sum(map(len, names)) > _MOST_CHARACTERS
+    return {"interval": 0, "rotate": 45 if aslant else 0, "width": 130, "overflow": "truncate"}
+
+
 def heat_map(down: Sequence[str], across: Sequence[str], shares: Floats, counts: Ints, y: str, x: str) -> Option:
     """A matrix: its colours are the shares, and what a reader is told beside them are the counts."""
     option = _frame(x, y, x_type="category", legend={"show": False})
-    option["xAxis"] |= {"data": list(across), "axisLabel": {"hideOverlap": True, "width": 90, "overflow": "truncate"}}
+    option["xAxis"] |= {"data": list(across), "axisLabel": _labels(across)}
     option["yAxis"] = {
         "type": "category", "name": y, "data": list(down), "inverse": True, "nameLocation": "middle",
         "nameGap": min(70, 7 * max(map(len, down))) + 14,

@@ -11,6 +11,7 @@ from fedskew.report.comparison_table import Comparison
 from fedskew.report.page import comparison_page
 from fedskew.runs.folder import PAGE
 from fedskew.runs.runner import only_warned
+from fedskew.runs.significance import said_p
 
 CSV, MARKDOWN, LATEX = "comparison.csv", "comparison.md", "comparison.tex"
 CURVES, RANKS = "curves", "critical_difference"
@@ -44,7 +45,7 @@ def markdown(found: Comparison) -> str:
     for line, one in zip(lines[1:], found.configurations, strict=True):
         if one.label == found.verdict.winner:
             line[0] = f"**{line[0]}**"
-    rule = ["---", *["---:"] * (len(lines[0]) - 1)]
+    rule = ["---" if text else "---:" for text in found.texts()]
     rows = ["| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:])]
     meanings = [f"{title}: {meaning}" for title, meaning in found.meanings().items()]
     notes = [f"- {in_markdown(text)}" for text in (*_notes(found), *meanings)]
@@ -61,7 +62,7 @@ def _ranks(found: Comparison) -> str:
     assert found.ranks
     means = ", ".join(f"{name} {mean:.2f}" for name, mean in found.ranks.means.items())
     return (
-        f"Mean ranks over {found.ranks.blocks} blocks: {means}; Friedman's test p = {found.ranks.p:.2g}, critical "
+        f"Mean ranks over {found.ranks.blocks} blocks: {means}; Friedman's test p = {said_p(found.ranks.p)}, critical "
         f"difference {found.ranks.distance:.2f} (Nemenyi)."
     )
 
@@ -73,7 +74,7 @@ def latex(found: Comparison) -> str:
         if one.label == found.verdict.winner:
             row[0] = rf"\textbf{{{row[0]}}}"
     comments = [f"% {' '.join(text.split())}" for text in (found.runs.title, *_notes(found))]
-    form = "l" + "r" * (len(head) - 1)
+    form = "".join("l" if text else "r" for text in found.texts())
     return "\n".join(
         [
             r"% \usepackage{booktabs}", *comments, rf"\begin{{tabular}}{{{form}}}", r"\toprule", _latex_row(head),

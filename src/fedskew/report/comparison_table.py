@@ -14,7 +14,7 @@ from fedskew.report.setting import Setting
 from fedskew.report.several_runs import Compared, compared
 from fedskew.runs import sweep
 from fedskew.runs.folder import Row
-from fedskew.runs.significance import Ranks, Scores, Verdict, no_ranks, ranks, verdict
+from fedskew.runs.significance import Ranks, Scores, Verdict, no_ranks, ranks, said_p, verdict
 from fedskew.runs.summary import mean_and_std
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ _COLUMNS = {  # of the summaries: title, meaning and factor in tables for reader
     "test_{metric}_at_best_validation": ("at best validation", "the same in the round that is best on validation", 1),
     "test_{metric}_best": ("best", "the same in the best round on the test rows themselves", 1),
     "own_test_{metric}_mean": ("personal models", "mean over the clients of their own models on the test rows", 1),
-    "client_{metric}_mean": ("clients", "mean over the clients of the model that each uses, on its own rows", 1),
-    "client_{metric}_worst_10_percent": ("worst 10 %", "mean over the worst tenth of the clients", 1),
+    "client_{metric}_mean": ("clients", "mean over the clients of the model that each uses, on {rows}", 1),
+    "client_{metric}_worst_10_percent": ("worst 10 %", "likewise, over the worst tenth of the clients", 1),
     "gini_of_client_weights": ("Gini", "Gini coefficient of the clients' weights over all rounds", 1),
     "rounds_to_target": ("rounds to target", "rounds until the target was reached, of the seeds that did", 1),
     "bytes_to_target": ("MB to target", "megabytes sent until then, both ways", 1e-6),
@@ -35,6 +35,7 @@ _COLUMNS = {  # of the summaries: title, meaning and factor in tables for reader
     "simulated_seconds": ("simulated s", "simulated seconds on the fleet", 1),
     "seconds": ("s", "seconds of real time", 1),
 }
+_MOST_DECIMALS, _LARGE = 8, 1e6  # beyond these, numbers are in powers of ten
 BOUND = "central"  # what is shown beside methods and is none of them
 _SCORES = ("test_{metric}_last", "own_test_{metric}_mean", "client_{metric}_mean")  # what methods are compared by
 
@@ -88,6 +89,7 @@ class Comparison:
 
     runs: Compared
     asked: Target | None = None
+    asked_by: str = ""  # where the target is from
 
     @property
     def metric(self) -> str:
@@ -187,6 +189,29 @@ class Comparison:
         ran = [one for one in self.competing if one.rows]
         return next((name for name in names if all(len(one.values(name)) == len(one.rows) for one in ran)), names[0])
 
+    @property
+    def score_said(self) -> str:
+        """Return that number, and the rows that it is of where these are the clients' own."""
+        return self.score + (f" (on {self.client_rows})" if self.score.startswith("client_") else "")
+
+    @cached_property
+    def client_rows(self) -> str:
+        """Return the rows on which clients were scored, training ones if that is so in any run."""
+        summaries = [run.summary for run in self.runs.runs]
+        names = (f"client_{self.metric}_rows", "client_accuracy_rows")
+        found = {str(row[name]) for row in summaries for name in names if name in row}
+        return max(found, default="its own rows")
+
+    def cautions(self) -> list[str]:
+        """Return what is to be known before anything is made of the table."""
+        found = self.runs.counted_once()
+        if self.score.startswith("client_") and self.client_rows.startswith("training"):
+            found.append(
+                "methods are compared on training rows, which say little of other rows: hold some out at every client "
+                "(--client-test 0.2)"
+            )
+        return found
+
     @cached_property
     def scores(self) -> Scores:
         """Return the scores of every method by block, with the sign by which more is better."""
@@ -222,7 +247,11 @@ class Comparison:
     def columns(self) -> dict[str, tuple[str, str, float]]:
         """Return the numbers that at least one run has: title, meaning, and factor in tables for readers."""
         named = {
-            key.format(metric=self.metric): (title.format(metric=self.metric), meaning, factor)
+            key.format(metric=self.metric): (
+                title.format(metric=self.metric),
+                meaning.format(rows=self.client_rows),
+                factor,
+            )
             for key, (title, meaning, factor) in _COLUMNS.items()
         }
         looked_for = ("rounds_to_target", "bytes_to_target") if self.target else ()
@@ -232,7 +261,7 @@ class Comparison:
     def frame(self) -> "pd.DataFrame":
         """Return one row a configuration; options, conditions, means and standard deviations are columns.
 
-        ``attrs`` has the target, the number that methods are compared by, and the verdict in words.
+        ``attrs`` has the target, the number that methods are compared by, the verdict in words, and warnings.
         """
         import pandas as pd
 
@@ -252,17 +281,28 @@ class Comparison:
             lines.append(line)
         frame = pd.DataFrame(lines)
         target = f"{self.target.metric}={self.target.value:g}" if self.target else None
-        frame.attrs = {"target": target, "compared_by": self.score, "verdict": self.verdict.says}
+        frame.attrs = {
+            "target": target,
+            "compared_by": self.score,
+            "verdict": self.verdict.says,
+            "warnings": self.cautions(),
+        }
         return frame
 
     def _difference(self, label: str) -> float | None:
         """Return by how much the score of a method is above that of the best."""
         found = self.verdict.differences.get(label)
-        return None if found is None else -self.sign * found
+        return None if found is None else -self.sign * found + 0.0  # never -0.0
 
     def head(self) -> list[str]:
         """Return the titles of the columns for readers."""
         return ["method", *self.options, *self.conditions, "seeds", *(look[0] for look in self.columns.values()), "p"]
+
+    def texts(self) -> list[bool]:
+        """Return which columns for readers are text: the method, and options and conditions that are no numbers."""
+        named = [{**one.options, **one.conditions} for one in self.configurations]
+        plain = [any(isinstance(one[name], str) for one in named) for name in (*self.options, *self.conditions)]
+        return [True, *plain, False, *[False] * len(self.columns), False]
 
     def lines(self) -> list[list[str]]:
         """Return the rows for readers: mean ± standard deviation; who is ahead has a star."""
@@ -273,21 +313,26 @@ class Comparison:
             seeds = str(len(one.rows)) + (f" ({len(one.failed)} failed)" if one.failed else "")
             p = self.verdict.p_values.get(one.label)
             named = [_spelled(value) for value in (*one.options.values(), *one.conditions.values())]
-            ending = "best" if one.label == self.verdict.best else "" if p is None else f"{p:.2g}"
+            ending = "best" if one.label == self.verdict.best else "" if p is None else said_p(p)
             ending = ending if one in self.competing else "bound"
             result.append([one.method + star, *named, seeds, *cells, ending])
         return result
 
     def notes(self) -> list[str]:
         """Return what a reader needs to know of the table."""
-        found = [f"{self.verdict.says} Methods are compared by {self.score}."]
+        found = [f"{self.verdict.says} Methods are compared by {self.score_said}.", *self.cautions()]
         if self.target:
-            how = "" if self.asked else f", which is {_SHARE:.0%} of the best mean"
+            how = f" ({self.asked_by})" if self.asked else f", which is {_SHARE:.0%} of the best mean"
             found.append(f"The target is {self.target.metric} = {self.target.value:g} on test rows{how}.")
         found.append(
             "Mean ± standard deviation over seeds; p is that of the difference to the best method, corrected for all "
             "pairs of methods; ★ is a method that is ahead of all others."
         )
+        if self.conditions:
+            found.append(
+                f"best, p and ★ are over all conditions together ({', '.join(self.conditions)}), and so they are the "
+                "same in every row of a method."
+            )
         if len(self.competing) < len(self.configurations):
             found.append(f"{BOUND} trains on all rows in one place: a bound, which takes no part in the tests.")
         found += [f"failed: {broken.name}: {broken.reason}" for broken in self.runs.failed]
@@ -319,7 +364,21 @@ def _cell(one: Configuration, key: str, factor: float) -> str:
         return "not reached" if key.endswith("_to_target") else "–"
     mean, std = mean_and_std(values)
     some = f" ({len(values)} of {len(one.rows)})" if key == "rounds_to_target" and len(values) < len(one.rows) else ""
-    return f"{mean:.4g}" + ("" if std is None else f" ± {std:.2g}") + some
+    return mean_with_std(mean, std) + some
+
+
+def mean_with_std(mean: float, std: float | None) -> str:
+    """Return a mean with as many decimals as two digits of its standard deviation have.
+
+    >>> mean_with_std(0.888, 0.00721), mean_with_std(12.3, 0.0), mean_with_std(4e20, 3e19)
+    ('0.8880 ± 0.0072', '12.3 ± 0', '4e+20 ± 3e+19')
+    """
+    if std is None:
+        return f"{mean:.4g}"
+    decimals = max(0, 1 - math.floor(math.log10(std))) if std and math.isfinite(std) else _MOST_DECIMALS + 1
+    if decimals > _MOST_DECIMALS or abs(mean) >= _LARGE:
+        return f"{mean:.4g} ± {std:.2g}"
+    return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
 def comparison(folders: Iterable[Path], target: "Target | str | float | None" = None) -> Comparison:
@@ -328,4 +387,4 @@ def comparison(folders: Iterable[Path], target: "Target | str | float | None" = 
     stored = (sweep.target_of(place) for place in places)
     chosen = target if target is not None else next(filter(None, stored), None)
     asked = chosen if isinstance(chosen, Target) or chosen is None else Target.of(chosen)
-    return Comparison(compared(places), asked)
+    return Comparison(compared(places), asked, f"from {sweep.TARGET}" if target is None else "as given")

@@ -1,7 +1,7 @@
 """HTML from Python: every text is escaped, and what is escaped already is not escaped again."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 
@@ -35,12 +35,21 @@ def joined(parts: Iterable[Any]) -> Markup:
     return Markup("".join(escaped(part) for part in parts))
 
 
-def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Markup:
-    """Return a table whose first column names the rows; it scrolls where it is too wide."""
+def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], texts: Container[str] = ()) -> Markup:
+    """Return a table whose first column names the rows; it scrolls where it is too wide.
+
+    ``texts`` are the titles of other columns that are text, which begin at the left.
+    """
+    looks: list[dict[str, str]] = [{"class_": "text"} if title in texts else {} for title in head]
     lines = joined(
-        tag("tr", tag("th", first, scope="row"), *(tag("td", shown(cell)) for cell in cells)) for first, *cells in rows
+        tag(
+            "tr",
+            tag("th", first, scope="row"),
+            *(tag("td", shown(cell), **look) for cell, look in zip(cells, looks[1:], strict=True)),
+        )
+        for first, *cells in rows
     )
-    titles = tag("thead", tag("tr", *(tag("th", title, scope="col") for title in head)))
+    titles = tag("thead", tag("tr", *(tag("th", t, scope="col", **look) for t, look in zip(head, looks, strict=True))))
     whole = tag("table", tag("caption", caption), titles, tag("tbody", lines))
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
 

@@ -20,7 +20,7 @@ from fedskew.core.writing import write_atomically
 from fedskew.report import charts
 from fedskew.report.charts import Option
 from fedskew.report.markup import Markup, escaped, joined, shown, table, tag
-from fedskew.report.run_data import PROFILE, RunData, spelled
+from fedskew.report.run_data import PROFILE, RunData, name_of, spelled
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.choices import from_python
@@ -29,12 +29,14 @@ from fedskew.runs.folder import RunFolder, to_json
 from fedskew.runs.open_run import Record, open_run
 from fedskew.runs.run import Run
 from fedskew.runs.runner import only_warned
+from fedskew.runs.significance import said_p
 from fedskew.tasks.scores import class_table
 
 if TYPE_CHECKING:
     from fedskew.report.comparison_table import Comparison
 
 _ROWS = 50  # of a table that says what a chart shows
+_WHOLE = 60  # rows of a comparison that are shown at once
 _MOST_OWN = 12  # charts of columns that only this method has
 _ROUND_PANELS = {  # of a method's own columns: how they begin, and the title
     "mu_": "Proximal coefficient of each layer",
@@ -121,7 +123,7 @@ def _html(content: Mapping[str, Any], live: bool = False) -> bytes:
 
 def live_content() -> dict[str, Any]:
     """Return what a live page shows before the first round has ended."""
-    return _Page("A run that has just begun", {}).content({})
+    return _Page("Waiting for the first round", {}).content({})
 
 
 def live_page() -> bytes:
@@ -169,9 +171,8 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise FedskewError(f"--out {out} is no file in an existing folder: give another")
     from fedskew.report.comparison_table import comparison
-    from fedskew.runs.sweep import GROUP
 
-    if len(folders) == 1 and not (folders[0] / GROUP).is_file():
+    if len(folders) == 1 and not (folders[0] / on_disk.GROUP).is_file():
         content = _of_run(RunData(open_run(folders[0])))
     else:
         content = comparison_page(comparison(folders))
@@ -187,7 +188,7 @@ def _of_run(run: RunData) -> bytes:
 def run_content(run: RunData) -> dict[str, Any]:
     """Return what the page of one run shows."""
     summary = run.summary
-    page = _Page(f"{summary['algorithm']} on {summary['data']}, {summary['skew']}", {"rounds": run.curves})
+    page = _Page(f"{summary['algorithm']} on {name_of(summary['data'])}, {summary['skew']}", {"rounds": run.curves})
     _results(page, run)
     warned = [tag("li", text) for text in run.warnings()]
     page.section("warnings", "Warnings", tag("ul", *warned) if warned else tag("p", "None."))
@@ -406,8 +407,10 @@ def comparison_page(table_of: "Comparison") -> bytes:
     page = _Page(found.title, dict(found.tables))
     notes = [tag("li", text) for text in table_of.notes()]
     meanings = tag("details", tag("summary", "What the columns are"), _pairs(table_of.meanings(), "facts"))
-    rows = table("Methods", table_of.head(), table_of.lines())
-    page.section("results", "Results", tag("p", table_of.verdict.says), rows, tag("ul", *notes[1:]), meanings)
+    head, *lines = (_score_first(table_of, line) for line in (table_of.head(), *table_of.lines()))
+    texts = [title for title, text in zip(table_of.head()[1:], table_of.texts()[1:], strict=True) if text]
+    rows = tag("div", table("Methods", head, lines, texts), class_="whole" if len(lines) <= _WHOLE else "long")
+    page.section("results", "Results", tag("p", table_of.notes()[0]), rows, tag("ul", *notes[1:]), meanings)
     warned = [tag("li", text) for text in found.warnings()]
     page.section("warnings", "Warnings", tag("ul", *warned) if warned else tag("p", "None."))
     _significance(page, table_of)
@@ -415,9 +418,11 @@ def comparison_page(table_of: "Comparison") -> bytes:
     for column, title in found.columns().items():
         for number, (where, labels) in enumerate(found.panels.items()):
             tables = {label: found.tables[label] for label in labels}
+            if not any(column in curves for curves in tables.values()):
+                continue
             banded = any(f"{column} low" in curves for curves in tables.values())
             says = ("Bands are one standard deviation over seeds. " if banded else "") + found.ends(column, labels)
-            option = charts.overlaid(tables, column, found.metric_of(column))
+            option = charts.overlaid(tables, labels, column, found.metric_of(column))
             name = f"{column}-{number}" if number else column
             called = f"{title}, {where}" if where else title
             figures.append(page.chart(name, called, option, says, found.numbers(column, labels), 380))
@@ -435,11 +440,20 @@ def comparison_page(table_of: "Comparison") -> bytes:
     return _html(page.content(found.axes))
 
 
+def _score_first(found: "Comparison", line: list[str]) -> list[str]:
+    """Return a row of the table with the score that decides and p right after the method, for narrow screens."""
+    if found.score not in found.columns:
+        return line
+    method, *cells, p = line
+    place = len(cells) - len(found.columns) + list(found.columns).index(found.score)
+    return [method, cells.pop(place), p, *cells]
+
+
 def _significance(page: _Page, found: "Comparison") -> None:
     """Whether methods differ beyond noise."""
-    by = tag("p", f"{found.verdict.says} Methods are compared by {found.score}, paired over seeds and conditions.")
+    by = tag("p", f"{found.verdict.says} Methods are compared by {found.score_said}, paired over seeds and conditions.")
     pairs = [
-        [label, f"{-found.sign * found.verdict.differences[label]:+.4g}", found.verdict.p_values.get(label)]
+        [label, f"{0.0 - found.sign * found.verdict.differences[label]:+.4g}", found.verdict.p_values.get(label)]
         for label in found.scores
         if label in found.verdict.differences
     ]
@@ -449,7 +463,7 @@ def _significance(page: _Page, found: "Comparison") -> None:
         return
     ranks = found.ranks
     says = (
-        f"Mean ranks over {ranks.blocks} blocks (seeds and conditions). Friedman's test: p = {ranks.p:.2g}. Two "
+        f"Mean ranks over {ranks.blocks} blocks (seeds and conditions). Friedman's test: p = {said_p(ranks.p)}. Two "
         f"methods differ if their mean ranks are more than {ranks.distance:.2f} apart (Nemenyi's test, 5 %)."
     )
     option = charts.mean_ranks(ranks.means, ranks.distance)

@@ -291,3 +291,13 @@ def spelled(choice: Any) -> str:
         return str(choice)
     options = ", ".join(f"{name}={value}" for name, value in choice.items() if name != "name")
     return f"{choice.get('name')}: {options}" if options else str(choice.get("name"))
+
+
+def name_of(data: Any) -> str:
+    """Return the name of a data set in a title: of files their path alone.
+
+    >>> name_of("silos:paths=hospital_*.csv,label=outcome"), name_of("digits"), name_of("csv:path=my.csv,label=y")
+    ('hospital_*.csv', 'digits', 'my.csv')
+    """
+    found = re.search(r":(?:.*,)?paths?=([^,]+)", str(data))
+    return found[1] if found else str(data)

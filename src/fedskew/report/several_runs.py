@@ -1,7 +1,7 @@
 """Several runs side by side: what they do not share, and their curves as means over seeds."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,12 @@ from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice
 from fedskew.report.markup import Markup, table
-from fedskew.report.run_data import CELLS, Columns, RunData
+from fedskew.report.run_data import CELLS, Columns, RunData, name_of
 from fedskew.report.setting import Setting
 from fedskew.runs import sweep
+from fedskew.runs.choices import from_python
 from fedskew.runs.figures import SIZES, TIMES, unit_for
-from fedskew.runs.folder import CONFIG, RunFolder
+from fedskew.runs.folder import CONFIG, GROUP, RunFolder, resume_command
 from fedskew.runs.open_run import open_run
 from fedskew.runs.summary import mean_and_std
 
@@ -45,6 +46,7 @@ class Compared:
 
     runs: Sequence[RunData]
     failed: Sequence[FailedRun]
+    twice: Sequence[str] = ()  # folders of runs that are here already
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -96,7 +98,7 @@ class Compared:
     def title(self) -> str:
         """Return which methods are compared, and on what data."""
         methods = list(dict.fromkeys(str(run.summary["algorithm"]) for run in self.runs))
-        data = list(dict.fromkeys(str(run.summary["data"]) for run in self.runs))
+        data = list(dict.fromkeys(name_of(run.summary["data"]) for run in self.runs))
         return " on ".join(", ".join(names[:4]) + (", …" if len(names) > 4 else "") for names in (methods, data))
 
     @cached_property
@@ -108,13 +110,13 @@ class Compared:
         return result
 
     @cached_property
-    def panels(self) -> dict[str, list[str]]:
-        """Return the labels of the runs under the same conditions, by what these are."""
-        result: dict[str, dict[str, None]] = {}
+    def panels(self) -> dict[str, dict[str, str]]:
+        """Return the labels of the runs under the same conditions, with what they are called beside these."""
+        result: dict[str, dict[str, str]] = {}
         for _, setting in zip(self.runs, self.settings, strict=False):
             title = ", ".join(f"{name} {setting.values.get(name)}" for name in self.different_conditions)
-            result.setdefault(title, {})[self.label_of(setting)] = None
-        return {title: list(labels) for title, labels in result.items()}
+            result.setdefault(title, {})[self.label_of(setting)] = self.label_of(setting, False)
+        return result
 
     @cached_property
     def _units(self) -> tuple[str, str]:
@@ -170,20 +172,21 @@ class Compared:
         """Return the metric of a column."""
         return next(column.removeprefix(f"{part}_") for part in _PARTS if column.startswith(f"{part}_"))
 
-    def ends(self, column: str, labels: Sequence[str]) -> str:
+    def ends(self, column: str, labels: Mapping[str, str]) -> str:
         """Say where the curves of some labels end, the first ones if there are many."""
         known = {
-            label: [value for value in self.tables[label].get(column, []) if value is not None] for label in labels
+            name: [value for value in self.tables[label].get(column, []) if value is not None]
+            for label, name in labels.items()
         }
-        ends = [f"{label} {values[-1]:.4g}" for label, values in known.items() if values]
+        ends = [f"{name} {values[-1]:.4g}" for name, values in known.items() if values]
         more = f"; and {len(ends) - _SAID} more" if len(ends) > _SAID else ""
         return f"At the end: {'; '.join(ends[:_SAID])}{more}."
 
-    def numbers(self, column: str, labels: Sequence[str]) -> Markup:
+    def numbers(self, column: str, labels: Mapping[str, str]) -> Markup:
         """Return the means of a column in up to 50 rounds, by label."""
         by_round = {
-            label: dict(zip(self.tables[label]["round"], self.tables[label][column], strict=True))
-            for label in labels
+            name: dict(zip(self.tables[label]["round"], self.tables[label][column], strict=True))
+            for label, name in labels.items()
             if column in self.tables[label]
         }
         rounds = sorted({number for one in by_round.values() for number in one})
@@ -196,12 +199,19 @@ class Compared:
         summaries = [run.summary for run in self.runs]
         found = sweep.warnings_of([str(row["algorithm"]) for row in summaries], summaries)
         found += [f"{run.name} failed: {run.reason}" for run in self.failed]
+        found += self.counted_once()
         if len({run.metric for run in self.runs}) > 1:
             found.append("The runs go by different metrics; the table has that of the first.")
         for run in self.runs:
             own = run.summary.get("warnings", [])
             found += [f"{run.record.folder.name}: {text}" for text in run.warnings() if text not in own]
         return found
+
+    def counted_once(self) -> list[str]:
+        """Return a warning about runs that were given twice, if any was."""
+        more = f" and {len(self.twice) - _SAID} more" if len(self.twice) > _SAID else ""
+        names = ", ".join(self.twice[:_SAID]) + more
+        return [f"{names}: the same method, settings and seed as another run, counted once"] if self.twice else []
 
     def common(self) -> dict[str, Any]:
         """Return the settings that all runs share."""
@@ -216,17 +226,36 @@ class Compared:
 
 def compared(folders: Sequence[Path]) -> Compared:
     """Return the runs of these folders; the folder of a comparison stands for all its runs."""
-    runs, failed = [], []
+    runs, failed = dict[str, RunData](), dict[str, FailedRun]()
+    twice = []
     for folder in folders:
-        inside = (
-            [folder / member.name for member in sweep.read(folder)] if (folder / sweep.GROUP).is_file() else [folder]
-        )
+        inside = [folder / member.name for member in sweep.read(folder)] if (folder / GROUP).is_file() else [folder]
+        if folder not in inside and not all(map(Path.exists, inside)):
+            raise FedskewError(f"{folder} is not finished: resume it ({resume_command(folder)})")
         for place in inside:
             if (place / sweep.FAILED).is_file():
                 reason = str(RunFolder(place).read_json(sweep.FAILED).get("failed"))
-                failed.append(FailedRun(place.name, reason, Setting.of_config(read_file(place / CONFIG))))
+                broken = FailedRun(place.name, reason, Setting.of_config(read_file(place / CONFIG)))
+                if failed.setdefault(_identity(broken.setting), broken) is not broken:
+                    twice.append(str(place))
             else:
-                runs.append(RunData(open_run(place)))
+                run = RunData(open_run(place))
+                if runs.setdefault(_identity(Setting.of_run(run), run), run) is not run:
+                    twice.append(str(place))
     if not runs:
         raise FedskewError("no run has finished: nothing to report")
-    return Compared(runs, failed)
+    tasks = {str(run.summary.get("task", "classification")).partition(":")[0]: run for run in runs.values()}
+    if len(tasks) > 1:
+        names = " and ".join(f"{run.record.folder} ({task})" for task, run in tasks.items())
+        raise FedskewError(f"{names} have different tasks and no score in common: compare runs of one task")
+    return Compared(list(runs.values()), list(failed.values()), twice)
+
+
+def _identity(setting: Setting, run: RunData | None = None) -> str:
+    """Return what is the same of two runs only if one of them tells nothing new.
+
+    Python objects are not written down whole, so that runs with one of them must have the same curves as well.
+    """
+    values = {name: value for name, value in setting.values.items() if name not in _NOT_NAMED - {"seed", "split_seed"}}
+    python = run is not None and any(map(from_python, setting.config.values()))
+    return repr((setting.method, setting.options, sorted(values.items()), run.rounds if run and python else None))

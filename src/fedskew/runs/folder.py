@@ -40,6 +40,7 @@ OF_NODES = "nodes.json"  # the number of a run among nodes on other machines, an
 PIPELINE = "pipeline.json"  # how new data become features, the names of the classes and of the clients
 ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = "rounds.csv", "clients.csv", "timing.csv", "clients_final.csv"
 MODEL, SUMMARY, PICTURE, PAGE = "model.safetensors", "summary.json", "picture.png", "report.html"
+GROUP = "group.json"  # the runs of a comparison, in the folder around them
 CONFUSION, OWN_CONFUSION, CLASSES = "confusion.csv", "confusion_own.csv", "classes.csv"
 CLIENT_CLASSES = "client_classes.csv"
 THRESHOLDS = "thresholds.json"
@@ -53,7 +54,11 @@ NAME = "name"  # the only column of a table that holds text: the client's
 
 
 def resume_command(path: Path, imports: Sequence[str] | None = None) -> str:
-    """Return the command that resumes a run, with what it is to import; by default what was imported here."""
+    """Return the command that resumes a run, with what it is to import; by default what was imported here.
+
+    A run of a comparison is resumed with all others of it.
+    """
+    path = path.parent if (path.parent / GROUP).is_file() else path
     sources = [one.source for one in imported()] if imports is None else imports
     return " ".join(
         ["fedskew", *(f"--import {shlex.quote(source)}" for source in sources), "resume", shlex.quote(str(path))]

@@ -62,6 +62,16 @@ def holm(found: Mapping[Key, float]) -> dict[Key, float]:
     return result
 
 
+def said_p(p: float) -> str:
+    """Return a p-value with two digits, or with as many as show on which side of the level it is.
+
+    >>> said_p(0.0123), said_p(0.0497), said_p(0.04996)
+    ('0.012', '0.0497', '0.04996')
+    """
+    texts = (f"{p:.{digits}g}" for digits in range(2, 17))
+    return next((text for text in texts if (float(text) < LEVEL) == (p < LEVEL)), repr(p))
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Which method has the best mean, its difference to every other with the corrected p-value, and what follows.
@@ -108,15 +118,18 @@ def verdict(scores: Scores, failed: Mapping[str, int]) -> Verdict:
     over = f"paired t-tests over {min(map(len, shared.values()))} blocks, Holm's correction for {pairs_said}"
     if level:
         more = f" and {len(level) - 3} more" if len(level) > 3 else ""
+        equal = [other for other in others if means[best] - means[other] <= _ROUNDING * abs(means[best])]
+        which = f"{' and '.join([best, *equal])} share the best mean" if equal else f"{best} has the best mean"
         says = (
-            f"No method is ahead: {best} has the best mean, without a difference beyond noise to "
-            f"{', '.join(level[:3])}{more} ({over})."
+            f"No method is ahead: {which}, without a difference beyond noise to {', '.join(level[:3])}{more} ({over})."
         )
     elif failed.get(best):
         says = f"No method is ahead: {best} is better than all others, but {failed[best]} of its runs failed ({over})."
     else:
         worst = max(p_values.values())
-        return Verdict(best, best, differences, p_values, f"{best} is ahead of all others (p ≤ {worst:.2g}; {over}).")
+        return Verdict(
+            best, best, differences, p_values, f"{best} is ahead of all others (p ≤ {said_p(worst)}; {over})."
+        )
     return Verdict(best, None, differences, p_values, says)
 
 
@@ -130,8 +143,8 @@ def _differences(scores: Scores, one: str, other: str) -> list[float]:
 class Ranks:
     """Mean ranks of methods over blocks, 1 is best, and how far apart two must be to differ (Demšar 2006).
 
-    ``p`` is that of Friedman's test in the form of Iman and Davenport, ``distance`` the critical difference of
-    Nemenyi's test, and ``groups`` are the methods, best first, among which no two differ by more.
+    ``p`` is that of Friedman's test, corrected for ties, in the form of Iman and Davenport, ``distance`` the critical
+    difference of Nemenyi's test, and ``groups`` are the methods, best first, among which no two differ by more.
     """
 
     means: Mapping[str, float]
@@ -161,13 +174,14 @@ def _complete(scores: Scores) -> list[Hashable]:
 
 def ranks(scores: Scores) -> Ranks:
     """Rank the methods in every block in which all have a score, higher scores first; equal ones share their ranks."""
-    from scipy.stats import f, rankdata, studentized_range
+    from scipy.stats import f, friedmanchisquare, rankdata, studentized_range
 
     names, blocks = list(scores), _complete(scores)
     table = np.array([[scores[name][block] for name in names] for block in blocks])
     count, k = table.shape
     mean = rankdata(-table, axis=1).mean(0)
-    chi2 = 12 * count / (k * (k + 1)) * float((mean**2).sum() - k * (k + 1) ** 2 / 4)
+    tied = bool((table == table[:, :1]).all())  # in every block: there is nothing to test
+    chi2 = 0.0 if tied else float(friedmanchisquare(*table.T).statistic)  # corrected for ties
     left = count * (k - 1) - chi2
     p = float(f.sf((count - 1) * chi2 / left, k - 1, (k - 1) * (count - 1))) if left > 1e-9 else 0.0
     distance = float(studentized_range.ppf(1 - LEVEL, k, np.inf)) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * count))

@@ -17,17 +17,21 @@ from fedskew.tasks.task import Headline, Task
 Row = dict[str, Any]
 
 ONE_CLASS = 0.99  # share of the rows from which on a model is said to predict one class
+_NOISE = 1e-14  # share of a mean below which a deviation is that of the last bits
 LATE_ROUNDS = 15  # over which late oscillation is measured
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and the standard deviation (n - 1) of some numbers; of a single one there is no deviation.
 
-    >>> mean_and_std([1.0, 3.0, 5.0]), mean_and_std([7.0])
-    ((3.0, 2.0), (7.0, None))
+    What the rounding of the mean explains is none either.
+
+    >>> mean_and_std([1.0, 3.0, 5.0]), mean_and_std([7.0]), mean_and_std([0.1, 0.1, 0.1])[1]
+    ((3.0, 2.0), (7.0, None), 0.0)
     """
     with np.errstate(invalid="ignore"):  # of numbers that are not finite there is none either
-        return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+        mean, std = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return mean, 0.0 if std is not None and std <= _NOISE * abs(mean) else std
 
 
 def summarise(

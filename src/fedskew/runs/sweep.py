@@ -25,13 +25,14 @@ from fedskew.core.writing import write_atomically
 from fedskew.data.federation import Federation
 from fedskew.engine.together import numeric_options
 from fedskew.runs.callbacks import Callback, CallbackSpec, as_callbacks
-from fedskew.runs.choices import spell
+from fedskew.runs.choices import brief, spell
 from fedskew.runs.environment import check_imports
 from fedskew.runs.execute import fresh_folder, prepare, resuming, starting
 from fedskew.runs.experiment import check_choices
 from fedskew.runs.federate import DEFAULT_SKEW, federate
 from fedskew.runs.folder import (
     ENVIRONMENT,
+    GROUP,
     SUMMARY,
     RunFolder,
     TakenError,
@@ -46,9 +47,10 @@ from fedskew.runs.side_by_side import fits, side_by_side
 from fedskew.runs.summary import Row, mean_and_std
 from fedskew.server.server import RoundResult
 
-GROUP, FAILED, TARGET = "group.json", "failed.json", "target.txt"
+FAILED, TARGET = "failed.json", "target.txt"
 MOST_SEEDS = 1_000  # of one group: all are partitioned and checked before the first run
 MOST_TOGETHER = 16  # runs that are trained side by side: all of them are in memory
+_EXACT = 2**53  # whole numbers below are exact, and written in digits
 _MEMORY = 4 << 30  # bytes of data sets that depend on the seed
 GRID_SETTINGS = ("lr", "momentum", "weight_decay", "clip_norm")  # beside the method's own options
 
@@ -101,9 +103,21 @@ def members(
     twice = next((name for name, count in Counter(member.name for member in result).items() if count > 1), None)
     if twice:
         raise FedskewError(f"{twice} is given twice: give every algorithm, number, skew and seed once")
+    known: dict[str, Member] = {}
     for member in result:
         check_choices(member.experiment())
+        same = known.setdefault(repr(_in_short(member.experiment())), member)
+        if same is not member:
+            raise FedskewError(
+                f"{same.label} is given twice, also as {member.label}: give every algorithm, number, skew and seed once"
+            )
     return result
+
+
+def _in_short(experiment: Experiment) -> Experiment:
+    """Return an experiment that is the same in all spellings of its method and skew."""
+    skew = AUTO if experiment.skew == AUTO else brief("skew", experiment.skew)
+    return replace(experiment, algorithm=brief("algorithm", experiment.algorithm), skew=skew)
 
 
 def plan(values: Mapping[str, Any]) -> list[Member]:
@@ -113,6 +127,8 @@ def plan(values: Mapping[str, Any]) -> list[Member]:
     ``mu=0,0.01,0.1``.
     """
     seeds, grid = values.get("seeds"), values.get("grid") or {}
+    if isinstance(grid, str):
+        raise FedskewError(f"grid={grid!r} is no table of numbers, such as mu = [0, 0.01, 0.1] or {{'mu': [0, 0.1]}}")
     rest = {name: value for name, value in values.items() if name not in ("algorithm", "skew", "seeds", "grid")}
     if seeds is not None and "seed" in rest:
         raise FedskewError(f"--seed {rest['seed']} clashes with --seeds {seeds}: give one of them")
@@ -137,7 +153,9 @@ def _whole_numbers(seeds: Any) -> list[int]:
     """Return the seeds of a text, or of a list or a range of whole numbers."""
     if isinstance(seeds, str):
         return parse_seeds(seeds)
-    found = list(seeds) if isinstance(seeds, Iterable) else [seeds]
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        raise FedskewError(f"seeds={seeds} may be one seed or so many: give [{seeds}], or range({seeds}) in Python")
+    found = list(seeds) if isinstance(seeds, Iterable) else []
     if not found or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in found):
         raise FedskewError(f"seeds={seeds!r} are not whole numbers, such as [0, 1, 2] or '0-4'")
     return found
@@ -201,7 +219,7 @@ def _with_numbers(algorithm: str, numbers: Mapping[str, float], values: Mapping[
     options = _numeric_options(algorithm)
     settings: dict[str, Any] = {}
     for name, number in numbers.items():
-        value = int(number) if number.is_integer() else number
+        value = int(number) if number.is_integer() and abs(number) < _EXACT else number
         at = next((i for i, known in enumerate(options) if name in known), None)
         if name in (values if at is None else parts[at].options):
             raise FedskewError(f"{name} is given twice: in --grid, and as {'a setting' if at is None else algorithm}")
@@ -256,13 +274,19 @@ class Partitions:
         return self._known[key]
 
 
-def check(wanted: Sequence[Member], partitions: Partitions | None = None) -> None:
-    """Raise before the first run the errors that would stop a later one; every partition and model is made once."""
+def check(wanted: Sequence[Member], partitions: Partitions | None = None, target: str | None = None) -> None:
+    """Raise before the first run the errors that would stop a later one; every partition and model is made once.
+
+    ``target`` is the metric of a score to reach, which the runs must follow.
+    """
     partitions = partitions or Partitions()
     for member in wanted:
-        experiment = member.experiment()
+        experiment, method = member.experiment(), resolve(member.experiment().algorithm)
         with _named(member):
-            prepare(partitions.of(experiment), experiment.model, resolve(experiment.algorithm), experiment.settings())
+            server, _ = prepare(partitions.of(experiment), experiment.model, method, experiment.settings())
+            if target is not None and target not in server.evaluator.names:
+                more = "; others are followed with --metrics"
+                raise unknown("metric of the target", target, server.evaluator.names, more)
 
 
 @contextmanager
@@ -306,6 +330,11 @@ def target_of(folder: Path) -> str | None:
         return None
     with reading(path):
         return path.read_text(encoding="utf-8").strip()
+
+
+def record_target(folder: Path, target: str) -> None:
+    """Record another target that the runs of a group are to reach."""
+    write_atomically(folder / TARGET, f"{target}\n".encode())
 
 
 def _listed(wanted: Sequence[Member]) -> str:
