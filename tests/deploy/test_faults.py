@@ -161,7 +161,7 @@ def test_an_answer_of_10_times_the_size_is_not_unpacked(pair: Callable[..., Pair
         unpacked.append(len(content))
         return from_bytes(content)
 
-    monkeypatch.setattr("fedskew.deploy.remote_server.from_bytes", counted)
+    monkeypatch.setattr("fedskew.deploy.remote_clients.from_bytes", counted)
     both.transport.changed = answering(Updates, lambda update: payload(update, lambda value: value.repeat(1, 10, 1)))
     with left_out(r"an answer of [\d,]+ bytes"):
         both.remote.advance()

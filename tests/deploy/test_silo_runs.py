@@ -13,7 +13,7 @@ from tests.deploy.silos import NAMES, SETTINGS, SilosInProcess, assert_same_run,
 import fedskew as fs
 from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
-from fedskew.deploy.remote_server import Nodes
+from fedskew.deploy.remote_clients import Nodes
 from fedskew.runs.deployment import run_on_nodes
 from fedskew.runs.run import Run
 

@@ -8,7 +8,7 @@ from flwr.serverapp import ServerApp
 
 from fedskew.core.config import Experiment
 from fedskew.deploy.flower_grid import GridTransport, nodes_of
-from fedskew.deploy.remote_server import Nodes
+from fedskew.deploy.remote_clients import Nodes
 from fedskew.report.page import PageWriter
 from fedskew.runs.deployment import run_on_nodes
 

@@ -20,7 +20,9 @@ from fedskew.data.dataset import Dataset, Rows, datasets
 from fedskew.data.differences import differences
 from fedskew.data.federation import Federation
 from fedskew.data.fitting import Description, Fitted, Request, fit
-from fedskew.deploy.remote_server import Nodes, RemoteSilos, federation_of, hollow_targets, refuse
+from fedskew.deploy.hollow import federation_of, hollow_targets
+from fedskew.deploy.remote_clients import Nodes, RemoteSilos
+from fedskew.deploy.remote_server import refuse
 from fedskew.deploy.requests import Facts, Question, Tell
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec

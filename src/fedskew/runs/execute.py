@@ -23,7 +23,8 @@ from fedskew.core.streams import Ints
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.deploy.node import Node, alone
-from fedskew.deploy.remote_server import Nodes, RemoteServer
+from fedskew.deploy.remote_clients import Nodes
+from fedskew.deploy.remote_server import RemoteServer
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.parameters import load_weights, trainable

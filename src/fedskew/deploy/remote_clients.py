@@ -1,0 +1,154 @@
+"""Clients on other machines: they are asked, what they answer is checked, and their state has a version."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints
+from fedskew.data import fitting
+from fedskew.deploy.checks import LARGEST
+from fedskew.deploy.requests import (
+    FRESH,
+    Question,
+    Refusal,
+    Request,
+    Version,
+    from_bytes,
+    to_bytes,
+)
+
+Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
+Check: TypeAlias = Callable[[int, Any], Any]  # a client and its answer -> the answer to use; an error refuses it
+CHECKPOINTS = 2  # that stay on a server's disk
+
+
+class Transport(Protocol):
+    """Carries requests to nodes and their answers back."""
+
+    def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
+        """Return the answers of clients by their numbers; one that does not answer in time has none.
+
+        ``about`` is what every message says of the run.
+        """
+        ...
+
+    def renumber(self, clients: Sequence[int]) -> None:
+        """Give clients other numbers: the first of these is the old number of the new client 0."""
+        ...
+
+
+class Versions:
+    """Which round's state each client goes on from; the state itself is with the clients.
+
+    They keep what the checkpoints on the server's disk may ask for, and nothing older.
+    """
+
+    def __init__(self, clients: int) -> None:
+        self.rounds = np.full((2, clients), FRESH, dtype=np.int64)  # of the whole state, and of its mirrored parts
+        self._saved: list[Ints] = [self.rounds.copy()]
+
+    def of(self, client: int) -> Version:
+        """Return what a client is told."""
+        now, mirrored = self.rounds[:, client].tolist()
+        return Version(now, mirrored, min(int(saved[:, client].min()) for saved in self._saved))
+
+    def state(self) -> Tensor:
+        """Return all of it for a checkpoint, which may be asked for until two more were written."""
+        self._saved = [*self._saved, self.rounds.copy()][-1 - CHECKPOINTS :]
+        return torch.from_numpy(self.rounds.copy())
+
+    def restore(self, state: Tensor) -> None:
+        """Go back to what ``state`` returned."""
+        self.rounds = state.cpu().numpy().copy()
+        self._saved = [self.rounds.copy()]
+
+
+class Nodes:
+    """The nodes of a run: asks them, and checks what they answer. ``names`` are those of the clients, once known."""
+
+    def __init__(self, transport: Transport | None) -> None:
+        self.transport = transport
+        self.about: dict[str, Any] = {}
+        self.names: Sequence[str] = ()
+
+    def ask(
+        self, requests: Mapping[int, Request], kind: Kinds, check: Check | None = None, most: int = LARGEST
+    ) -> dict[int, Any]:
+        """Return the answers of this kind; one that is missing or not as it should be gives a warning, all an error.
+
+        ``check`` returns the answer of a client, or raises an error; one of more than ``most`` bytes is not even read.
+        """
+        answers, refusals = self._ask(requests, kind, check, most)
+        if requests and not answers:
+            why = f": {self._reasons(refusals)}" if refusals else " in time"
+            raise FedskewError(f"none of {len(requests)} clients answered{why}")
+        if missing := sorted(requests.keys() - answers.keys()):
+            reasons = self._reasons({client: refusals.get(client, "no answer in time") for client in missing})
+            warnings.warn(f"{len(missing)} of {len(requests)} clients are left out: {reasons}", stacklevel=2)
+        return answers
+
+    def everybody(self, requests: Mapping[int, Request], kind: Kinds) -> list[Any]:
+        """Return the answers of all clients, in the order of their numbers; an error if one is missing."""
+        answers, refusals = self._ask(requests, kind, None, LARGEST)
+        if missing := sorted(requests.keys() - answers.keys()):
+            why = f": {self._reasons(refusals)}" if refusals else " in time"
+            raise FedskewError(f"{len(missing)} of {len(requests)} clients did not answer{why}")
+        return list(answers.values())
+
+    def one(self, client: int, request: Request, kind: Kinds, check: Check, most: int) -> Any:
+        """Return the answer of one client, without which there is no going on."""
+        return self.ask({client: request}, kind, check, most)[client]
+
+    def _ask(
+        self, requests: Mapping[int, Request], kind: Kinds, check: Check | None, most: int
+    ) -> tuple[dict[int, Any], dict[int, str]]:
+        """Return answers, and why others are none."""
+        assert self.transport, "a run begins when its nodes are there"
+        answers, refusals = dict[int, Any](), dict[int, str]()
+        sent = {client: to_bytes(request) for client, request in requests.items()}
+        for client, content in sorted(self.transport.ask(sent, self.about).items()):
+            try:
+                if len(content) > most:
+                    raise FedskewError(f"an answer of {len(content):,} bytes, expected at most {most:,}")
+                answer = from_bytes(content)
+                if isinstance(answer, Refusal):
+                    raise FedskewError(answer.reason)
+                if not isinstance(answer, kind):
+                    raise FedskewError(f"it answered with a {type(answer).__name__}")
+                answers[client] = check(client, answer) if check else answer
+            except FedskewError as problem:
+                refusals[client] = str(problem)
+        return answers, refusals
+
+    def _reasons(self, refusals: Mapping[int, str]) -> str:
+        return "; ".join(f"client {self._name(client)}: {reason}" for client, reason in refusals.items())
+
+    def _name(self, client: int) -> str:
+        return self.names[client] if self.names else str(client)
+
+
+class RemoteSilos:
+    """The tables of all clients on their own machines, which have described themselves."""
+
+    def __init__(self, nodes: Nodes, described: Sequence[fitting.Description]) -> None:
+        self._nodes, self._described = nodes, described
+
+    def describe(self, request: fitting.Request) -> Sequence[fitting.Description]:
+        """Say what the tables have."""
+        return self._described
+
+    def count(self, intervals: Mapping[str, Sequence[fitting.Interval]]) -> list[dict[str, list[Ints]]]:
+        """Count the numbers of some columns in the bins of intervals."""
+        return self._ask("count", {title: list(each) for title, each in intervals.items()}, dict)
+
+    def add_up(self, fills: Mapping[str, float]) -> list[dict[str, fitting.Moments]]:
+        """Return the moments of some columns."""
+        return self._ask("add_up", dict(fills), dict)
+
+    def _ask(self, what: Literal["count", "add_up"], content: Any, kind: type[Any]) -> list[Any]:
+        return self._nodes.everybody(dict.fromkeys(range(len(self._described)), Question(what, content)), kind)

@@ -1,0 +1,200 @@
+"""An engine whose clients are nodes: requests instead of rows."""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.algorithms.selection import Probe
+from fedskew.batchnorm.exact import Hub
+from fedskew.batchnorm.shared import clients_share
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Floats, Ints
+from fedskew.core.trees import Tree, copied
+from fedskew.deploy.checks import checked_update, expected_update, fits, most_bytes
+from fedskew.deploy.remote_clients import Check, Nodes, Versions
+from fedskew.deploy.requests import (
+    Measure,
+    Step,
+    Train,
+    Visit,
+    Waiting,
+)
+from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
+from fedskew.engine.loop import settled
+from fedskew.engine.plan import Plan
+from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.topology.collector import BUFFERS
+
+
+@dataclass
+class RemoteEngine:
+    """An engine whose clients are nodes; positions of rows are sent, and never rows."""
+
+    nodes: Nodes
+    versions: list[Versions]
+    mirrored: tuple[str, ...] = ()
+    job: Job | None = None  # of the method; another one is that of clients' own models
+    positions: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # see ``positions_of``
+    sent: Tree = field(default_factory=dict)  # what the method lets a client send, and the buffers
+    reported: tuple[str, ...] = ()  # numbers that it has clients report
+
+    def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
+        """Yield the updates of the clients that answer, in the order of the plan."""
+        number = int(job is not self.job)
+        together = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
+        start = replace(start, kept={})
+        requests = {
+            int(client): Train(number, start, plan.only(np.array([i])), self.versions[number].of(int(client)),
+                               self.mirrored, [], together)
+            for i, client in enumerate(plan.clients)
+        }  # fmt: skip
+        like = {client: self._expected(number, request.plan) for client, request in requests.items()}
+
+        def check(client: int, answer: Any) -> Any:
+            return _waits(answer) if isinstance(answer, Waiting) else checked_update(answer, like[client])
+
+        most = max(map(most_bytes, like.values()), default=0)
+        kinds = (Updates, Waiting) if together else Updates
+        answers = _alike(self.nodes.ask(requests, kinds, check, most))
+        while waiting := {client: answer for client, answer in answers.items() if isinstance(answer, Waiting)}:
+            met = settled([answer.sent for answer in waiting.values()])
+            requests = {c: replace(requests[c], met=[*requests[c].met, met]) for c in waiting}
+            done = {client: answer for client, answer in answers.items() if client not in waiting}
+            answers = done | _alike(self.nodes.ask(requests, kinds, check, most))
+        for client in plan.clients.tolist():
+            if client in answers:
+                yield answers[client]
+
+    def _expected(self, number: int, plan: Plan) -> Updates:
+        """Return what a client answers; a model that it trains for itself does not leave it."""
+        return expected_update(plan, self.sent, self.reported) if number == 0 else expected_update(plan, _KEPT, ())
+
+    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+        """Return what each client measures; NaN for one that does not answer."""
+        start = replace(start, kept={})
+        requests = {
+            int(client): Measure(start, plan.only(np.array([i])), self.versions[0].of(int(client)), what, self.mirrored)
+            for i, client in enumerate(plan.clients)
+        }
+        like = {name: np.zeros(1) for name in what}
+        answers = self.nodes.ask(requests, dict, _like(like, "measurement"), most_bytes(like))
+        return {
+            name: np.array([float(answers[c][name][0]) if c in answers else np.nan for c in plan.clients.tolist()])
+            for name in what
+        }
+
+    def run_schedule(
+        self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
+    ) -> ScheduleResult:
+        """Train one model on a sample schedule: it travels from client to client, or clients meet at every step."""
+        ends = schedule.ends[:-1]
+        apart = np.flatnonzero(np.diff(schedule.clients)) + 1
+        if len(np.setdiff1d(apart, ends)):
+            return self._synchronous(job, state, schedule)
+        return self._sequential(job, state, schedule, reset_optimizer)
+
+    def _sequential(
+        self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
+    ) -> ScheduleResult:
+        losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
+        stops = sorted({0, *schedule.visits.tolist(), len(schedule.rows)})
+        for first, last in pairwise(stops):
+            client = int(schedule.clients[first])
+            rows = self.positions[schedule.rows[first:last]]
+            within = (schedule.ends > first) & (schedule.ends <= last)
+            request = Visit(state, rows, schedule.ends[within] - first, reset_optimizer)
+            seen = np.zeros(last - first)
+            like = ScheduleResult(state.params, state.buffers, state.optimizer, seen, seen)
+            result = self.nodes.one(client, request, ScheduleResult, _like(like, "model"), most_bytes(like))
+            state = replace(state, params=result.params, buffers=result.buffers, optimizer=result.optimizer)
+            losses[first:last], scores[first:last] = result.losses, result.scores
+        return ScheduleResult(state.params, state.buffers, state.optimizer, losses, scores)
+
+    def _synchronous(self, job: Job, state: ModelState, schedule: SampleSchedule) -> ScheduleResult:
+        params = {name: value.clone() for name, value in state.params.items()}
+        buffers = {name: value.clone() for name, value in state.buffers.items()}
+        optimizer = copied(state.optimizer)
+        lr = torch.tensor(state.lr, dtype=job.x.dtype, device=job.x.device)
+        losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
+        firsts = [0, *schedule.ends[:-1].tolist()]
+        for number, (first, last) in enumerate(zip(firsts, schedule.ends.tolist(), strict=True)):
+            clients = schedule.clients[first:last]
+            rows = self.positions[schedule.rows[first:last]]
+            parties = np.unique(clients).tolist()
+            hub = Hub(job.model, {**params, **buffers}, len(parties), number)
+            opening = _tensor(hub.opening())
+            requests = {party: Step(opening, rows[clients == party], []) for party in parties}
+            answers = self._all(requests)
+            while any(isinstance(answer, Waiting) for answer in answers.values()):
+                reply = _tensor(hub.add([_bytes(answers[party].sent) for party in parties]))
+                requests = {party: replace(one, answers=[*one.answers, reply]) for party, one in requests.items()}
+                answers = self._all(requests)
+            step = hub.finish([_bytes(answers[party]) for party in parties])
+            buffers = step.buffers
+            job.optimizer.step_(params, step.grads, optimizer, lr)
+            for party, (loss, score) in zip(parties, step.scores, strict=True):
+                at = first + np.flatnonzero(clients == party)
+                losses[at], scores[at] = loss / len(at), score / len(at)
+        return ScheduleResult(params, buffers, optimizer, losses, scores)
+
+    def _all(self, requests: Mapping[int, Step]) -> dict[int, Any]:
+        """Return the answers of all parties of a step, without which there is no sum."""
+
+        def check(client: int, answer: Any) -> Any:
+            message = _waits(answer).sent if isinstance(answer, Waiting) else answer
+            if message.dtype != torch.uint8 or message.dim() != 1:
+                raise FedskewError("its part of the step is no message")
+            return answer
+
+        answers = self.nodes.ask(requests, (Tensor, Waiting), check)
+        if missing := requests.keys() - answers.keys():
+            raise FedskewError(f"clients {sorted(missing)} do not answer in a step over all its clients: start again")
+        if len({type(answer) for answer in answers.values()}) > 1:
+            raise FedskewError("some clients have ended a step in which others wait for them: start again")
+        return answers
+
+
+def _like(like: Any, where: str) -> Check:
+    """Return a check for answers that are all like this one."""
+
+    def check(client: int, answer: Any) -> Any:
+        fits(answer, like, where)
+        return answer
+
+    return check
+
+
+def _waits(answer: Waiting) -> Waiting:
+    """Return the answer of a client that waits for an exchange of tensors."""
+    if not isinstance(answer.sent, Tensor):
+        raise FedskewError(f"it exchanges a {type(answer.sent).__name__}, expected a tensor")
+    return answer
+
+
+def _alike(answers: dict[int, Any]) -> dict[int, Any]:
+    """Return the answers without those who wait with statistics of another shape or dtype than most others."""
+    kinds = {client: (tuple(a.sent.shape), a.sent.dtype) for client, a in answers.items() if isinstance(a, Waiting)}
+    if len(set(kinds.values())) < 2:
+        return answers
+    usual, _ = Counter(kinds.values()).most_common(1)[0]
+    odd = [client for client, kind in kinds.items() if kind != usual]
+    warnings.warn(f"clients {odd} are left out: they exchange statistics of another shape than others", stacklevel=2)
+    return {client: answer for client, answer in answers.items() if client not in odd}
+
+
+_KEPT: Tree = {"delta": {}, BUFFERS: {}}  # what a client sends of a model that it trains for itself
+
+
+def _tensor(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+
+
+def _bytes(message: Tensor) -> bytes:
+    return message.numpy().tobytes()
