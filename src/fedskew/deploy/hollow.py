@@ -11,9 +11,7 @@ from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.data.targets import Target, Targets
-from fedskew.deploy.requests import (
-    Facts,
-)
+from fedskew.deploy.requests import Facts
 
 
 def federation_of(data: Dataset, clients: Sequence[Facts]) -> Federation:

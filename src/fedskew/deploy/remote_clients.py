@@ -12,15 +12,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.data import fitting
 from fedskew.deploy.checks import LARGEST
-from fedskew.deploy.requests import (
-    FRESH,
-    Question,
-    Refusal,
-    Request,
-    Version,
-    from_bytes,
-    to_bytes,
-)
+from fedskew.deploy.requests import FRESH, Question, Refusal, Request, Version, from_bytes, to_bytes
 
 Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
 Check: TypeAlias = Callable[[int, Any], Any]  # a client and its answer -> the answer to use; an error refuses it

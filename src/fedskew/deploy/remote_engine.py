@@ -19,13 +19,7 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tree, copied
 from fedskew.deploy.checks import checked_update, expected_update, fits, most_bytes
 from fedskew.deploy.remote_clients import Check, Nodes, Versions
-from fedskew.deploy.requests import (
-    Measure,
-    Step,
-    Train,
-    Visit,
-    Waiting,
-)
+from fedskew.deploy.requests import Measure, Step, Train, Visit, Waiting
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.loop import settled
 from fedskew.engine.plan import Plan
