@@ -259,7 +259,7 @@ def test_the_command_line(call: Callable[..., Any], capsys: pytest.CaptureFixtur
     assert call(SMALL, "fedavg + krum:attackers=1") == 0
     assert Path("runs/fedavg+krum-digits-dirichlet-s0").is_dir()
     assert "fedavg + krum:attackers=1" in capsys.readouterr().out
-    assert call(SMALL + " --folder several", "fedavg + median", "fedavg") == 0
+    assert call(SMALL.replace("run", "compare") + " --out several", "fedavg + median", "fedavg") == 0
     assert {entry.name for entry in Path("several").iterdir() if entry.is_dir()} == {"fedavg-+-median-s0", "fedavg-s0"}
     assert call(SMALL, "fedavg + krum:attackers=x") == 2
     assert "fedskew: algorithm krum: attackers=x is not a whole number" in capsys.readouterr().err
@@ -271,7 +271,7 @@ def test_a_file_may_name_a_composition(call: Callable[..., Any]):
     Path("experiment.toml").write_text(
         'algorithm = ["fedprox:mu=0.5 + clip:norm=1", "median"]\nrounds = 1\nmodel = "logreg"\n'
     )
-    assert call("run experiment.toml --clients 3 --folder done --device cpu") == 0
+    assert call("compare experiment.toml --clients 3 --out done --device cpu") == 0
     assert [member.algorithm for member in several.read(Path("done"))] == ["fedprox:mu=0.5 + clip:norm=1.0", "median"]
 
 
