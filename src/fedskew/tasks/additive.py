@@ -29,6 +29,7 @@ class _Additive:
 def additive_metrics(task: Task) -> tuple[str, ...]:
     """Return the metrics of a task that follow from sums over rows.
 
+    >>> from fedskew.tasks.regression import Regression
     >>> additive_metrics(Regression())
     ('mae', 'rmse', 'r2')
     """
