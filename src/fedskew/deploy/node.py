@@ -37,7 +37,9 @@ from fedskew.deploy.requests import (
     Visit,
     Waiting,
     from_bytes,
+    in_tensor,
     one_client,
+    out_of_tensor,
     to_bytes,
 )
 from fedskew.engine.device import computing
@@ -209,10 +211,10 @@ class Node:
 
     def _step(self, request: Step) -> Tensor:
         job, rows = self.jobs[0], torch.from_numpy(self._by_label[request.rows])
-        replay = Replay([_bytes(answer) for answer in request.answers])
-        party = Party(job.model, lambda message: replay(_tensor(message)), task=job.task)
+        replay = Replay([out_of_tensor(answer) for answer in request.answers])
+        party = Party(job.model, lambda message: replay(in_tensor(message)), task=job.task)
         with torch.autograd.set_multithreading_enabled(False):
-            return _tensor(party.step(_bytes(request.opening), job.x[rows], job.y[rows]))
+            return in_tensor(party.step(out_of_tensor(request.opening), job.x[rows], job.y[rows]))
 
     @cached_property
     def _by_label(self) -> Ints:
@@ -285,14 +287,6 @@ def _share(rows: Rows, share: Ints | None) -> Rows:
 def _counts(rows: Rows, classes: int) -> Ints:
     """Return the number of rows of each class; of other targets, the number of rows."""
     return np.bincount(rows.y, minlength=classes) if rows.target == "class" else np.array([len(rows)])
-
-
-def _tensor(message: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
-
-
-def _bytes(message: Tensor) -> bytes:
-    return message.numpy().tobytes()
 
 
 def alone(fed: Federation, client: int) -> Federation:

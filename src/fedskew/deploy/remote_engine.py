@@ -19,7 +19,7 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tree, copied
 from fedskew.deploy.checks import checked_update, expected_update, fits, most_bytes
 from fedskew.deploy.remote_clients import Check, Nodes, Versions
-from fedskew.deploy.requests import Measure, Step, Train, Visit, Waiting
+from fedskew.deploy.requests import Measure, Step, Train, Visit, Waiting, in_tensor, out_of_tensor
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.loop import settled
 from fedskew.engine.plan import Plan
@@ -123,14 +123,14 @@ class RemoteEngine:
             rows = self.positions[schedule.rows[first:last]]
             parties = np.unique(clients).tolist()
             hub = Hub(job.model, {**params, **buffers}, len(parties), number)
-            opening = _tensor(hub.opening())
+            opening = in_tensor(hub.opening())
             requests = {party: Step(opening, rows[clients == party], []) for party in parties}
             answers = self._all(requests)
             while any(isinstance(answer, Waiting) for answer in answers.values()):
-                reply = _tensor(hub.add([_bytes(answers[party].sent) for party in parties]))
+                reply = in_tensor(hub.add([out_of_tensor(answers[party].sent) for party in parties]))
                 requests = {party: replace(one, answers=[*one.answers, reply]) for party, one in requests.items()}
                 answers = self._all(requests)
-            step = hub.finish([_bytes(answers[party]) for party in parties])
+            step = hub.finish([out_of_tensor(answers[party]) for party in parties])
             buffers = step.buffers
             job.optimizer.step_(params, step.grads, optimizer, lr)
             for party, (loss, score) in zip(parties, step.scores, strict=True):
@@ -184,11 +184,3 @@ def _alike(answers: dict[int, Any]) -> dict[int, Any]:
 
 
 _KEPT: Tree = {"delta": {}, BUFFERS: {}}  # what a client sends of a model that it trains for itself
-
-
-def _tensor(message: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
-
-
-def _bytes(message: Tensor) -> bytes:
-    return message.numpy().tobytes()

@@ -179,3 +179,13 @@ def from_bytes(content: bytes) -> Any:
 def one_client(tree: Tree) -> Tree:
     """Return what one client keeps, of a stack of one."""
     return {part: {name: value[0] for name, value in tensors.items()} for part, tensors in tree.items()}
+
+
+def in_tensor(message: bytes) -> torch.Tensor:
+    """Return bytes as a tensor, which a request can carry."""
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+
+
+def out_of_tensor(message: torch.Tensor) -> bytes:
+    """Return the bytes that ``in_tensor`` put into a tensor."""
+    return message.numpy().tobytes()
