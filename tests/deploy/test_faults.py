@@ -125,6 +125,24 @@ def test_nan_is_left_out_of_the_mean(pair: Callable[..., Pair]):
     assert all(bool(value.isfinite().all()) for value in both.remote.state().values())
 
 
+def test_a_client_that_measures_nothing_does_not_train(pair: Callable[..., Pair]):
+    both = pair("fedbs")
+    both.remote.advance()
+    both.transport.silent = {BAD}
+    with left_out("no answer in time"):
+        result = both.remote.advance()
+    assert (result.round["late"], result.round["excluded"], result.round["dropped"]) == (1, 0, 0)
+    assert [row["client"] for row in result.clients if row["weight"] > 0] == [c for c in range(CLIENTS) if c != BAD]
+
+
+def test_a_client_that_measures_nan_trains(pair: Callable[..., Pair]):
+    both = pair("fedbs")
+    both.transport.changed = answering(dict, lambda measured: {name: value * np.nan for name, value in measured.items()})
+    result = both.remote.advance()
+    assert (result.round["late"], result.round["excluded"], result.round["dropped"]) == (0, 0, 0)
+    assert [row["client"] for row in result.clients] == list(range(CLIENTS))
+
+
 WRONG: dict[str, tuple[Callable[[Updates], Any], str]] = {
     "shape": (lambda u: payload(u, lambda v: v[..., :1]), r"update/payload/delta/.* is float64 of shape .*, expected"),
     "dtype": (lambda u: payload(u, torch.Tensor.float), r"update/payload/delta/.* is float32 of shape"),

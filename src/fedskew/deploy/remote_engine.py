@@ -71,7 +71,7 @@ class RemoteEngine:
         return expected_update(plan, self.sent, self.reported) if number == 0 else expected_update(plan, _KEPT, ())
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
-        """Return what each client measures; NaN for one that does not answer."""
+        """Return what each client measures; masked for one that does not answer."""
         start = replace(start, kept={})
         requests = {
             int(client): Measure(start, plan.only(np.array([i])), self.versions[0].of(int(client)), what, self.mirrored)
@@ -79,8 +79,11 @@ class RemoteEngine:
         }
         like = {name: np.zeros(1) for name in what}
         answers = self.nodes.ask(requests, dict, _like(like, "measurement"), most_bytes(like))
+        silent = np.array([client not in answers for client in requests])
         return {
-            name: np.array([float(answers[c][name][0]) if c in answers else np.nan for c in plan.clients.tolist()])
+            name: np.ma.array(
+                [answers[client][name][0] if client in answers else 0.0 for client in requests], mask=silent
+            )
             for name in what
         }
 

@@ -237,5 +237,8 @@ class Engine(Protocol):
         ...
 
     def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
-        """Return what each client measures on the first batch of its plan with its start model, in evaluation mode."""
+        """Return what each client measures on the first batch of its plan with its start model, in evaluation mode.
+
+        The number of a client that does not answer is masked.
+        """
         ...

@@ -34,7 +34,7 @@ NUMBER = 8  # bytes of a number that is sent alone
 # Share of the deadline after which a client that has not finished its probe does not train.
 PROBE_SHARE = 0.5
 
-Probed: TypeAlias = Mapping[str, Floats]  # what clients measured, one number each
+Probed: TypeAlias = Mapping[str, Floats]  # what clients measured, one number each; masked if a client did not answer
 Prober: TypeAlias = Callable[[Plan], Probed]
 
 
@@ -166,12 +166,12 @@ class Participation:
             in_time = np.flatnonzero(~measured.late)
             chosen = chosen[in_time]
             probed = probe(plan.only(in_time)) if len(in_time) else {str(name): np.zeros(0) for name in selection.probe}
-            silent = np.all([np.isnan(values) for values in probed.values()], axis=0)
-            if silent.any() and not silent.all():  # they have measured nothing, so they do not train
-                late = measured.late.copy()
-                late[in_time[silent]] = True
-                measured, chosen = replace(measured, late=late), chosen[~silent]
-                probed = {name: values[~silent] for name, values in probed.items()}
+            # A client that does not answer does not train either; one that measures NaN has answered.
+            silent = np.any([np.ma.getmaskarray(values) for values in probed.values()], axis=0)
+            late = measured.late.copy()
+            late[in_time[silent]] = True
+            measured, chosen = replace(measured, late=late), chosen[~silent]
+            probed = {name: np.ma.getdata(values)[~silent] for name, values in probed.items()}
         config = selection.configure_training(pool, chosen, probed, count)
         plan = self._plan(round, free, config)
         down = NUMBER * len(config.numbers) + (0 if measured else traffic.down)  # a probe has sent the model already
