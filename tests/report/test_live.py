@@ -5,10 +5,10 @@ import json
 import re
 import shutil
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -237,52 +237,54 @@ def test_on_the_command_line(
 # -- in a browser ------------------------------------------------------------------------------------------------------
 
 
-def browse(page: LivePage, folder: Path, then: Callable[[], None]) -> str:
-    """Return what a browser has made of the page; ``then`` is done after it has asked for the first time."""
-    command = [
-        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-        "--enable-logging=stderr", f"--user-data-dir={folder}", "--window-size=1280,900", "--dump-dom",
-        "--virtual-time-budget=3000000", page.url,
-    ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as browser:
-        until = time.monotonic() + 60
-        while page._asked < 0 and time.monotonic() < until:
-            time.sleep(0.02)
-        then()
-        dom, said = browser.communicate(timeout=120)
-    assert [line for line in said.splitlines() if "CONSOLE" in line and "ERR_CONNECTION_REFUSED" not in line] == []
-    return dom
+@contextmanager
+def browser_on(page: LivePage) -> Iterator[Any]:
+    """Yield a browser's page that has asked for content; its console may only say that the server is gone."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which make test installs")
+    said: list[str] = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        shown = browser.new_page(viewport={"width": 1280, "height": 900})
+        shown.set_default_timeout(60_000)
+        shown.on("console", lambda message: said.append(message.text))
+        shown.on("pageerror", lambda problem: said.append(str(problem)))
+        with shown.expect_response("**/data"):
+            shown.goto(page.url)
+        yield shown
+        browser.close()
+    assert [text for text in said if "ERR_CONNECTION_REFUSED" not in text] == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
-def test_a_browser_follows_the_run_to_its_end(fed: fs.Federation, tmp_path: Path) -> None:
-    with serving(True) as (page,):
-
-        def train() -> None:
-            fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run", callbacks=[page])
-            until = time.monotonic() + 30
-            while page._given < page._version and time.monotonic() < until:
-                time.sleep(0.02)
-
-        dom = browse(page, tmp_path / "profile", train)
-    body = dom.split('id="report-data"')[0]
-    assert f">The run has ended. Its page is {tmp_path / 'run/report.html'}.</p>" in body
-    assert "<h1>fedavg on digits" in body
-    places = len(re.findall("data-chart=", body))
-    assert places >= 8  # the confusion matrix, too
-    assert f'data-drawn="{places}"' in body
-    assert body.count("<svg") >= places
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
-def test_a_browser_tells_that_the_server_is_gone(
+def test_a_browser_follows_the_run_to_its_end(
     fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(live, "_LAST", 30.0)  # it waits until the browser has the last version
+    with serving(True) as (page,), browser_on(page) as shown:
+        training = threading.Thread(
+            target=fs.train, args=(fed, "logreg"), kwargs={"rounds": 3, "folder": tmp_path / "run", "callbacks": [page]}
+        )
+        training.start()
+        shown.wait_for_selector("#live[role=status]")
+        training.join()
+        assert shown.inner_text("#live") == f"The run has ended. Its page is {tmp_path / 'run/report.html'}."
+        assert shown.inner_text("h1").startswith("fedavg on digits")
+        places = shown.locator("[data-chart]").count()
+        assert places >= 8  # the confusion matrix, too
+        assert shown.get_attribute("html", "data-drawn") == str(places)
+        assert shown.locator("[data-chart] svg").count() >= places
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+def test_a_browser_tells_that_the_server_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_LAST", 0.0)  # as after kill -9: there is no last version
     page = LivePage()
     page.start()
-    dom = browse(page, tmp_path / "profile", page.stop)
-    assert ">The server is gone: the run has ended or was stopped. This is what it showed last.</p>" in dom
+    with browser_on(page) as shown:
+        page.stop()
+        shown.wait_for_selector("#live[role=status]")
+        gone = "The server is gone: the run has ended or was stopped. This is what it showed last."
+        assert shown.inner_text("#live") == gone
 
 
 def test_before_the_first_round(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
