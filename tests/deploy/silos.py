@@ -1,5 +1,6 @@
 """Three small silos for tests of runs on nodes, and the same run with all of them in one place."""
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +10,11 @@ import numpy as np
 import pandas as pd
 
 import fedskew as fs
+from fedskew.data.schema import Schema
 from fedskew.runs import silo_node
 from fedskew.runs.run import Run
 
+PLANTED = 31337.4242
 NAMES = ("hospital_A", "hospital_B", "hospital_C")
 SETTINGS: dict[str, Any] = {"rounds": 3, "batch_size": 16, "dtype": "float64", "lr": 0.1, "threads": 1}
 EQUAL = ("train_loss", "test_loss", "test_accuracy", "bytes_up", "bytes_down", "clock", "clients", "dropped")
@@ -49,6 +52,33 @@ def assert_same_run(found: Run, expected: Run) -> None:
     for name in EQUAL:
         mine, theirs = (run.rounds[name].astype(float) for run in (found, expected))
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, err_msg=name)
+
+
+def plant(path: Path) -> float:
+    """Write a value into a silo's table that is nowhere else, and return the largest one of its column."""
+    frame = pd.read_csv(path)
+    frame.loc[0, "income"] = PLANTED
+    assert PLANTED not in frame["income"].quantile([0, 0.25, 0.5, 0.75, 1]).tolist()
+    frame.to_csv(path, index=False)
+    return float(frame["income"].max())
+
+
+def assert_hidden(sent: bytes, largest: float, schema: Schema) -> None:
+    """Look for the planted value, as in the file and as the model gets it; the largest one shows that it is found.
+
+    The ends, the quartiles and the median of a column are told by design.
+    """
+    assert any(form in sent for form in _forms(largest))
+    column: Any = next(one for one in schema.columns if getattr(one, "name", "") == "income")
+    inside = (PLANTED - column.mean) / column.deviation
+    for value in (PLANTED, inside, float(np.float32(inside))):
+        assert not any(form in sent for form in _forms(value))
+
+
+def _forms(value: float) -> list[bytes]:
+    """Return how a number may be written."""
+    binary = [struct.pack("<d", value), struct.pack("<f", value), struct.pack(">d", value), struct.pack(">f", value)]
+    return [*binary, *(one.hex().encode() for one in binary), repr(value).encode()]
 
 
 @dataclass

@@ -21,6 +21,7 @@ MORE = [
     ("fedavg + median", {}),
     ("fedavg + topk", {}),
     ("fedavg + quantize", {}),
+    ("fedavg + dp:noise=0.5,clip=1.0", {"per_round": 3, "norm": "local"}),
     ("scaffold", {"per_round": 2}),
     ("ditto", {"per_round": 2}),
     ("fedavg", {"optimizer": "adam"}),

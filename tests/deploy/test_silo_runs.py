@@ -1,14 +1,22 @@
 """Runs on silos' own files: the numbers of a simulation, few messages, no values, clear errors, and going on again."""
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-from tests.deploy.silos import NAMES, SETTINGS, SilosInProcess, assert_same_run, in_one_place, write_silos
+from tests.deploy.silos import (
+    NAMES,
+    PLANTED,
+    SETTINGS,
+    SilosInProcess,
+    assert_hidden,
+    assert_same_run,
+    in_one_place,
+    plant,
+    write_silos,
+)
 
 import fedskew as fs
 from fedskew.core.config import Experiment
@@ -16,8 +24,6 @@ from fedskew.core.errors import FedskewError
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.runs.deployment import run_on_nodes
 from fedskew.runs.run import Run
-
-PLANTED = 31337.4242
 
 
 @pytest.fixture
@@ -100,29 +106,11 @@ def test_without_numbers_a_schema_is_there_after_two_messages(tmp_path: Path):
     assert silos.rounds[:3] == ["Question", "Tell", "Train"]
 
 
-def forms(value: float) -> list[bytes]:
-    """Return how a number may be written."""
-    binary = [struct.pack("<d", value), struct.pack("<f", value), struct.pack(">d", value), struct.pack(">f", value)]
-    return [*binary, *(one.hex().encode() for one in binary), repr(value).encode()]
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedpbs", "scaffold", "stratify-batch"])
 def test_no_value_of_a_row_is_in_any_message(started: Callable[..., Run], silos: SilosInProcess, method: str):
-    """A planted value, as in the file and as the model gets it; the largest value of a column shows that one is found.
-
-    The ends, the quartiles and the median of a column are told by design.
-    """
-    frame = pd.read_csv(silos.paths[1])
-    frame.loc[0, "income"] = PLANTED
-    assert PLANTED not in frame["income"].quantile([0, 0.25, 0.5, 0.75, 1]).tolist()
-    frame.to_csv(silos.paths[1], index=False)
+    largest = plant(silos.paths[1])
     run = started(method, rounds=1)
-    everything = b"".join(silos.sent)
-    assert any(form in everything for form in forms(float(frame["income"].max())))
-    column = next(one for one in run.server.fed.data.schema.columns if getattr(one, "name", "") == "income")
-    inside = (PLANTED - column.mean) / column.deviation
-    for value in (PLANTED, inside, float(np.float32(inside))):
-        assert not any(form in everything for form in forms(value))
+    assert_hidden(b"".join(silos.sent), largest, run.server.fed.data.schema)
 
 
 def test_a_silo_that_fails_is_named(started: Callable[..., Run], silos: SilosInProcess):

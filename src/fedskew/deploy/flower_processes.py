@@ -1,7 +1,9 @@
 """Flower's long-running processes, a server's SuperLink and a silo's SuperNode: checked first, then started."""
 
 import os
+import secrets
 import socket
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -26,17 +28,23 @@ DATABASE, FLOWER = "superlink.db", "flower"  # in the folder of a process
 
 @dataclass(frozen=True)
 class Process:
-    """A Python program, its arguments, and what its environment has in addition."""
+    """A Python program, its arguments, and what its environment has in addition.
+
+    ``beside`` is a program that runs as long as it; it is told the number of its process.
+    """
 
     program: list[str]
     arguments: list[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    beside: list[str] = field(default_factory=list)
 
     def become(self) -> None:
         """Replace this process by it: signals then reach it, and nothing else is left behind."""
         # Flower starts its other programs by their names.
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
         around = {**os.environ, **self.environment, "PATH": path}
+        if self.beside:
+            subprocess.Popen([sys.executable, *self.beside, "--parent-pid", str(os.getpid())], env=around)
         os.execve(sys.executable, [sys.executable, *self.program, *self.arguments], around)
 
 
@@ -83,7 +91,23 @@ def node_process(
             raise FedskewError(f"--{option} {value!r}: Flower does not take such a name, choose another")
     told = " ".join(f"{option}='{value}'" for option, value in own.items())
     where = ["--superlink", server, "--port", str(port), "--node-config", told]
-    return Process([str(Path(sysconfig.get_path("scripts")) / "flower-supernode")], [*secure, *where], _around(state))
+    shared = ["--superexec-auth-secret-file", str(_secret(state))]
+    return Process(
+        ["-m", "fedskew.deploy.prompt_node"],
+        [*secure, *where, "--isolation", "process", *shared],
+        _around(state),
+        ["-m", "fedskew.apps.message_processes", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}", *shared],
+    )
+
+
+def _secret(state: Path) -> Path:
+    """Return a file that only the processes of this node know: others on this machine do not get its messages."""
+    path = state.absolute() / "messages.secret"
+    with writing(path):
+        path.unlink(missing_ok=True)
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(secrets.token_bytes(32))
+    return path
 
 
 def _around(state: Path) -> dict[str, str]:

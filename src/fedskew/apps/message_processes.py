@@ -1,0 +1,54 @@
+"""Flower's SuperExec of a node, with one difference: the process of a message is forked, with everything imported.
+
+Flower starts Python for every message, which imports PyTorch again: seconds of computing for what takes milliseconds.
+Here every message still has a process of its own, which ends with it.
+"""
+
+import multiprocessing
+import sys
+from multiprocessing import forkserver
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+
+_AGAIN = 0.05  # seconds after which a process asks again for its message, which may still be on its way to the node
+
+
+def main() -> None:
+    """Run ``flower-superexec`` with processes that are forked."""
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supercore.superexec import run_superexec
+    from flwr.supercore.superexec.executor import LaunchResult
+    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+
+    context = multiprocessing.get_context("forkserver")
+    if sys.platform == "linux":  # on macOS, libraries of the system do not survive a fork
+        context.set_forkserver_preload(["fedskew.apps.message_imports"])
+    forkserver.ensure_running()
+
+    class Forked(SubprocessExecutor):
+        def launch(self, spec: "ExecutionSpec") -> "LaunchResult":
+            context.Process(target=_answer, args=(spec,)).start()
+            return LaunchResult.accepted()
+
+    run_superexec.get_executor = lambda *given, **named: Forked()  # type: ignore[attr-defined]
+    flower_superexec()
+
+
+def _answer(spec: "ExecutionSpec") -> None:
+    """Run ``flwr-clientapp`` for one message."""
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    pull_and_inflate_object_from_tree.__kwdefaults__["initial_backoff"] = _AGAIN  # type: ignore[index]
+    run_clientapp(
+        runtime_api_address=spec.runtime_api_address,
+        token=spec.token,
+        insecure=spec.insecure,
+        parent_pid=spec.parent_pid,
+    )
+
+
+if __name__ == "__main__":
+    main()
