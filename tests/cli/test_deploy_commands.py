@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedskew.core.config import Experiment
-from fedskew.deploy import flower_processes
 
 Command = Callable[[str], Any]
 TABLE = "age,colour,outcome\n1,red,sick\n2,blue,well\n"
@@ -27,15 +26,7 @@ EXPERIMENT = 'data = "silos:label=outcome"\nmodel = "logreg"\nalgorithm = "scaff
 
 
 @pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return what is started beside a process, instead of starting it."""
-    found: list[list[str]] = []
-    monkeypatch.setattr(flower_processes.subprocess, "Popen", lambda words, env: found.append(words))
-    return found
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, beside: list[list[str]]) -> list[tuple[str, list[str], dict[str, str]]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[str, str]]]:
     """Return what is started, instead of starting it."""
     found: list[tuple[str, list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "execve", lambda path, words, around: found.append((path, words[1:], around)))
@@ -125,7 +116,7 @@ def test_a_server_is_started_with_tls_and_keys(keys: Command, started: list[Any]
     assert Path("link").stat().st_mode & 0o077 == 0
 
 
-def test_a_node_is_started_on_its_file(keys: Command, started: list[Any], beside: list[list[str]]):
+def test_a_node_is_started_on_its_file(keys: Command, started: list[Any]):
     assert (
         keys("node --data a.csv --server fl.example.org:8000 --key keys/nodes/a --ca keys/ca.crt --state s --name A")
         == 0
@@ -133,10 +124,7 @@ def test_a_node_is_started_on_its_file(keys: Command, started: list[Any], beside
     ((program, words, around),) = started
     assert (program, words[:2]) == (sys.executable, ["-m", "fedskew.deploy.prompt_node"])
     given = " ".join(words)
-    ((_, *messages),) = beside
-    assert messages[:2] == ["-m", "fedskew.apps.message_processes"]
-    assert messages[messages.index("--runtime-api-address") + 1] == f"127.0.0.1:{words[words.index('--port') + 1]}"
-    assert messages[-2:] == ["--parent-pid", str(os.getpid())]
+    assert f"--isolation process --superexec-auth-secret-file {Path('s/messages.secret').absolute()}" in given
     assert "--root-certificates keys/ca.crt --auth-supernode-private-key keys/nodes/a" in given
     assert "--superlink fl.example.org:8000" in given
     here = Path.cwd()

@@ -170,6 +170,13 @@ class Machines:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def kill_answering(self, name: str) -> None:
+        """Kill the process of a node that answers messages, and wait for the end of the node."""
+        node = self.running.pop(name)
+        (child,) = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        assert node.wait(PATIENCE) is not None
+
     def stop(self, name: str) -> None:
         """Ask a process to stop, as a person would."""
         self.running[name].terminate()
@@ -295,6 +302,8 @@ def test_a_node_killed_in_a_round_is_left_out(machines: Machines):
     assert run.rounds["dropped"].tolist() == [0, 1]
     assert run.clients.query("dropped == 1")["name"].tolist() == [NAMES[2]]
     assert list(run.final_clients["name"]) == list(NAMES[:2])
+    machines.kill_answering(NAMES[1])
+    assert "what answers messages has ended" in machines.said(NAMES[1])
 
 
 class Recorder(socketserver.ThreadingTCPServer):

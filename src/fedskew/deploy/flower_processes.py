@@ -3,7 +3,6 @@
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -28,23 +27,17 @@ DATABASE, FLOWER = "superlink.db", "flower"  # in the folder of a process
 
 @dataclass(frozen=True)
 class Process:
-    """A Python program, its arguments, and what its environment has in addition.
-
-    ``beside`` is a program that runs as long as it; it is told the number of its process.
-    """
+    """A Python program, its arguments, and what its environment has in addition."""
 
     program: list[str]
     arguments: list[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    beside: list[str] = field(default_factory=list)
 
     def become(self) -> None:
         """Replace this process by it: signals then reach it, and nothing else is left behind."""
         # Flower starts its other programs by their names.
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
         around = {**os.environ, **self.environment, "PATH": path}
-        if self.beside:
-            subprocess.Popen([sys.executable, *self.beside, "--parent-pid", str(os.getpid())], env=around)
         os.execve(sys.executable, [sys.executable, *self.program, *self.arguments], around)
 
 
@@ -91,13 +84,8 @@ def node_process(
             raise FedskewError(f"--{option} {value!r}: Flower does not take such a name, choose another")
     told = " ".join(f"{option}='{value}'" for option, value in own.items())
     where = ["--superlink", server, "--port", str(port), "--node-config", told]
-    shared = ["--superexec-auth-secret-file", str(_secret(state))]
-    return Process(
-        ["-m", "fedskew.deploy.prompt_node"],
-        [*secure, *where, "--isolation", "process", *shared],
-        _around(state),
-        ["-m", "fedskew.apps.message_processes", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}", *shared],
-    )
+    where += ["--isolation", "process", "--superexec-auth-secret-file", str(_secret(state))]
+    return Process(["-m", "fedskew.deploy.prompt_node"], [*secure, *where], _around(state))
 
 
 def _secret(state: Path) -> Path:

@@ -1,9 +1,15 @@
-"""Flower's SuperNode, with one difference: it looks for the next message soon after it has answered one.
+"""Flower's SuperNode, with two differences: what answers messages starts with it, and it looks for the next one soon.
 
 Flower looks every three seconds, which is most of a round where training takes less. A node that has had nothing to do
 for half a minute looks as seldom as that.
 """
 
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 
 _LEAST, _SHARE = 0.1, 0.1  # seconds between two looks: at least, and as a share of the time since the last message
@@ -23,11 +29,29 @@ class Pace:
         time.sleep(min(seconds, max(_LEAST, _SHARE * (now - self.busy))))
 
 
+def _answering() -> "subprocess.Popen[bytes]":
+    """Start what answers messages; it ends with this process."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--port")
+    options.add_argument("--superexec-auth-secret-file", dest="secret")
+    given, _ = options.parse_known_args()
+    told = ["--runtime-api-address", f"127.0.0.1:{given.port}", "--superexec-auth-secret-file", given.secret]
+    command = ["-m", "fedskew.apps.message_processes", "--insecure", *told, "--parent-pid", str(os.getpid())]
+    return subprocess.Popen([sys.executable, *command])
+
+
+def _end_with(answering: "subprocess.Popen[bytes]") -> None:
+    """End this process if the one that answers messages has ended: whoever restarts nodes shall notice."""
+    print(f"what answers messages has ended (status {answering.wait()}), and so does this node", file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main() -> None:
     """Run ``flower-supernode`` at that pace."""
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
+    threading.Thread(target=_end_with, args=(_answering(),), daemon=True).start()
     start_client_internal.time = Pace()  # type: ignore[assignment, attr-defined]
     flower_supernode()
 
