@@ -24,7 +24,7 @@ from fedskew.report.prometheus import PATH, serving_metrics
 from fedskew.runs.event_log import EventLog, append_line, read_events, recording
 from fedskew.runs.status import status
 
-PLANTED = "31337.4242"
+PLANTED, GONE = "31337.4242", "Error: Node Unavailable"
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="[a-z_]+",?)+)\})? ([-+.\w]+)')
 
 
@@ -37,12 +37,14 @@ class Watched(SilosInProcess):
 
     watch: Callable[[str], None] = staticmethod(lambda asked: None)
     refuse: frozenset[int] = frozenset()
+    gone: frozenset[int] = frozenset()  # Flower says so
 
     def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
         answers = super().ask(requests, about)
         self.watch(self.rounds[-1])
         refused = to_bytes(Refusal(f"hospital_B.csv: {PLANTED} is no number"))
-        return {client: refused if client in self.refuse else content for client, content in answers.items()}
+        changed = {**dict.fromkeys(self.refuse, refused), **dict.fromkeys(self.gone, to_bytes(Refusal(GONE, True)))}
+        return {client: changed.get(client, content) for client, content in answers.items()}
 
 
 @pytest.fixture
@@ -105,10 +107,13 @@ def test_who_does_not_answer_is_named_and_no_words_of_a_node_are_written(go: Cal
     def watch(asked: str) -> None:
         if asked == "Train" and silos.rounds.count("Train") == 2:
             silos.silent, silos.refuse = {0}, frozenset({1})
+        if asked == "Evaluate" and silos.rounds.count("Evaluate") == 3:
+            silos.refuse, silos.gone = frozenset(), frozenset({1})
 
     silos.watch = watch
-    with pytest.warns(UserWarning, match=PLANTED):
+    with pytest.warns(UserWarning, match="clients are left out") as warned:
         folder = go(3)
+    assert any(PLANTED in str(one.message) for one in warned)
     told = [event for event in lines(folder) if event["event"] == "unanswered"]
     silent = {"client": "hospital_A", "reason": "no answer in time"}
     refused = {"client": "hospital_B", "reason": "the node refused: the output of the run has its words"}
@@ -118,7 +123,10 @@ def test_who_does_not_answer_is_named_and_no_words_of_a_node_are_written(go: Cal
         ("train", 3, silent["client"], silent["reason"]),
         ("train", 3, refused["client"], refused["reason"]),
     ]
-    assert {one[0] for one in found} == {"train", "evaluate"}
+    assert [one for one in found if one[:2] == ("evaluate", 3)][:2] == [
+        ("evaluate", 3, silent["client"], silent["reason"]),
+        ("evaluate", 3, "hospital_B", GONE),
+    ]
     assert PLANTED not in (folder / "events.jsonl").read_text()
     now = status(folder)
     assert (now.state, now.round, now.nodes, now.clients) == ("finished", 3, list(NAMES), 3)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 import fedskew as fs
 from fedskew.core.errors import FedskewError
-from fedskew.core.lock import holder, locked
+from fedskew.core.lock import holder, locked, seize
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.status import Status, status
@@ -173,6 +174,9 @@ def test_a_failed_run_and_what_is_no_run(
 def test_looking_does_not_keep_a_process_from_beginning(tmp_path: Path):
     assert holder(tmp_path) is None
     assert not (tmp_path / ".lock").exists()
+    looking = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
+    assert seize(looking)
+    threading.Timer(0.02, os.close, [looking]).start()
     with locked(tmp_path):
         assert (holder(tmp_path) or "").startswith(f"process {os.getpid()} on ")
     assert holder(tmp_path) is None

@@ -120,7 +120,7 @@ class Nodes:
                     raise FedskewError(f"an answer of {len(content):,} bytes, expected at most {most:,}")
                 answer = from_bytes(content)
                 if isinstance(answer, Refusal):
-                    plain[client] = REFUSED
+                    plain |= {} if answer.of_flower else {client: REFUSED}
                     raise FedskewError(answer.reason)
                 if not isinstance(answer, kind):
                     raise FedskewError(f"it answered with a {type(answer).__name__}")
