@@ -157,6 +157,11 @@ def test_a_run_that_stops_says_why_and_goes_on_in_the_same_file(
         go()
     second = lines(folder)[len(first) :]
     assert named(second) == ["start", "unanswered", "unanswered", "unanswered", "error"]
+    now = status(folder)
+    assert now.error == second[-1]["reason"] == "3 of 3 clients did not answer"
+    assert [(one["round"], one["client"], one["asked"]) for one in now.unanswered] == [
+        (None, client, "question") for client in "012"
+    ]
 
     def kill(asked: str) -> None:
         if asked == "Train":
@@ -174,6 +179,7 @@ def test_a_run_that_stops_says_why_and_goes_on_in_the_same_file(
         "start", "nodes 1", "round 2", "checkpoint 2", "round 3", "checkpoint 3", "end 3",
     ]  # fmt: skip
     assert lines(folder)[: len(first)] == first
+    assert (status(folder).error, status(folder).unanswered) == (None, [])
 
 
 def test_a_line_that_is_cut_anywhere_breaks_nothing(tmp_path: Path):

@@ -159,7 +159,9 @@ def test_a_failed_run_and_what_is_no_run(
     run: Path, tmp_path: Path, fedskew: Command, capsys: pytest.CaptureFixture[str]
 ):
     RunFolder(run).write_json("failed.json", {"failed": "round 5: NaN; lower lr"})
-    assert (status(run).state, status(run).then) == ("failed", "it failed: round 5: NaN; lower lr")
+    now = status(run)
+    assert (now.state, now.error) == ("failed", "round 5: NaN; lower lr")
+    assert now.then == f"run it again: fedskew resume {run} --retry"
     (tmp_path / "file").write_text("")
     for name in (".", "nowhere", "file"):
         assert fedskew(f"status {name}") == 2

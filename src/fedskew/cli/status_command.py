@@ -10,6 +10,7 @@ from fedskew.cli.console import console_for, duration, escape, headline, shown
 from fedskew.core.notebook import few
 
 if TYPE_CHECKING:
+    from fedskew.runs.folder import Row
     from fedskew.runs.status import Status
 
 _NAMED = 10  # clients
@@ -57,7 +58,8 @@ def _lines(now: "Status") -> dict[str, str]:
         lines["scores"] = f"{', '.join(scores)} (round {now.evaluated})"
     if now.seconds_per_round is not None:
         left = f", about {duration(now.seconds_left)} left" if now.seconds_left is not None else ""
-        lines["a round"] = f"{now.seconds_per_round:.3g} s{left}"
+        each = now.seconds_per_round
+        lines["a round"] = (f"{each:.3g} s" if each < 60 else duration(each)) + left
     lines["last written"] = f"{duration(now.seconds_since_write)} ago"
     if now.nodes:
         lines["nodes"] = _names(now.nodes)
@@ -67,11 +69,18 @@ def _lines(now: "Status") -> dict[str, str]:
         words += [f"{now.excluded} NaN or infinite"] if now.excluded else []
         lines["last round"] = "; ".join([f"{now.clients} clients", *words])
     if now.unanswered:
-        events = (f"{one['client']} to {one['asked']}, round {one['round']}: {one['reason']}" for one in now.unanswered)
-        lines["no answer"] = "; ".join(few(list(events), _NAMED))
+        lines["no answer"] = "; ".join(few([_silence(one) for one in now.unanswered], _NAMED))
+    if now.error:
+        lines["error"] = now.error
     if now.then:
         lines["then"] = now.then
     return lines
+
+
+def _silence(one: "Row") -> str:
+    """Return who did not answer what, and why."""
+    when = f"round {one['round']}" if one["round"] else "before the rounds"
+    return f"{one['client']} to {one['asked']}, {when}: {one['reason']}"
 
 
 def _names(names: list[str]) -> str:

@@ -145,4 +145,4 @@ def read_events(folder: Path) -> list[Row]:
     for line in lines:
         with suppress(ValueError):
             found.append(json.loads(line))
-    return [event for event in found if isinstance(event, dict)]
+    return [event for event in found if isinstance(event, dict) and "event" in event]

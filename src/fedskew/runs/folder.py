@@ -299,13 +299,13 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return []
-        names, size, length = self.header(name), _END, path.stat().st_size
+        size, length = _END, path.stat().st_size
         while size < length:
             with path.open("rb") as file:
                 file.seek(-size, os.SEEK_END)
                 _, _, tail = file.read().partition(b"\n")
             with suppress(ValueError, TypeError):  # a name of several lines may be cut in two
-                rows = _rows(_complete(tail), names)
+                rows = _rows(_complete(tail), self.header(name))
                 if rows and rows[0]["round"] < round:
                     return [row for row in rows if row["round"] >= round]
             size *= 8

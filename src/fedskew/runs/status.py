@@ -41,7 +41,8 @@ class Status:
         late: likewise, those that came after the deadline
         excluded: how many updates of the last round were NaN or infinite
         nodes: names of the nodes of a run on machines of their own
-        unanswered: of these, in the last round and in the one in progress: who did not answer what, and why
+        unanswered: of these, in the last round and since then: who did not answer what, and why
+        error: why it has stopped, where that is known
         then: what to do next; None while it runs
     """
 
@@ -62,6 +63,7 @@ class Status:
     excluded: int
     nodes: list[str]
     unanswered: list[Row]
+    error: str | None
     then: str | None
 
 
@@ -84,6 +86,7 @@ def status(folder: Path) -> Status:
     evaluated, metrics = _scores(rows)
     nodes = disk.read_json(on_disk.OF_NODES)["clients"] if (folder / on_disk.OF_NODES).exists() else []
     last = disk.last_rows(on_disk.CLIENTS, round) if rows else []
+    events = read_events(folder)
     return Status(
         folder=str(folder),
         state=state,
@@ -101,11 +104,8 @@ def status(folder: Path) -> Status:
         late=_whose(last, "late", round),
         excluded=(rows[-1].get("excluded") or 0) if rows else 0,
         nodes=nodes,
-        unanswered=[
-            {name: event.get(name) for name in ("round", "client", "asked", "reason")}
-            for event in read_events(folder)
-            if event.get("event") == "unanswered" and (event.get("round") or 0) >= max(1, round)
-        ],
+        unanswered=_unanswered(events, round),
+        error=_error(disk, state, events),
         then=_then(disk, state, bool(nodes)),
     )
 
@@ -123,11 +123,29 @@ def _then(disk: RunFolder, state: str, nodes: bool) -> str | None:
     match state:
         case "finished":
             return f"its page is {disk.path / on_disk.PAGE}" if (disk.path / on_disk.PAGE).exists() else None
-        case "failed":
-            return f"it failed: {disk.read_json(FAILED).get('failed')}"
         case "stopped":
             return "go on with it: " + ("flwr run APP --stream" if nodes else on_disk.resume_command(disk.path))
+        case "failed":
+            return f"run it again: {on_disk.resume_command(disk.path)} --retry"
     return None
+
+
+def _error(disk: RunFolder, state: str, events: Sequence[Row]) -> str | None:
+    """Return why a run has stopped, if a comparison or the log of its events says so."""
+    if state == "failed":
+        return str(disk.read_json(FAILED).get("failed"))
+    return str(events[-1].get("reason")) if events and state == "stopped" and events[-1]["event"] == "error" else None
+
+
+def _unanswered(events: Sequence[Row], round: int) -> list[Row]:
+    """Return what was not answered in this round and later, or before the first, since the run was started last."""
+    found: list[Row] = []
+    for event in events:
+        if event["event"] == "start":
+            found = []
+        elif event["event"] == "unanswered" and event.get("round", round) >= round:
+            found.append({name: event.get(name) for name in ("round", "client", "asked", "reason")})
+    return found
 
 
 def _written(folder: Path) -> float:
