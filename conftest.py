@@ -36,6 +36,7 @@ SLOW_MODULES = frozenset(
         "test_flower_simulation",
         "test_parity",
         "test_metrics",
+        "test_operations",
         "test_pixels",
         "test_power",
         "test_real",

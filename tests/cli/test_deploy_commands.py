@@ -244,6 +244,15 @@ def test_an_app_is_configuration_and_says_how_to_run_it(keys: Command, capsys: p
     assert not Path("other").exists()
 
 
+def test_metrics_are_served_where_a_port_is_given(keys: Command, capsys: pytest.CaptureFixture[str]):
+    Path("e.toml").write_text(EXPERIMENT)
+    assert keys("deploy e.toml --nodes 3 --keys keys --out out --metrics-port 9464") == 0
+    app = tomllib.loads(Path("out/app/pyproject.toml").read_text())
+    assert app["tool"]["flwr"]["app"]["config"]["metrics_port"] == 9464
+    assert keys("deploy e.toml --nodes 3 --keys keys --out other --metrics-port 70000") == 2
+    assert "1<=x<=65535" in complaint(capsys)
+
+
 def test_an_experiment_that_cannot_run_on_nodes_is_refused(keys: Command, capsys: pytest.CaptureFixture[str]):
     for change, message in [
         ('data = "digits"', "data=digits: every node has its own file, so say how to read it"),

@@ -63,6 +63,13 @@ def test_answers_errors_and_silence():
     assert found[4] == found[5] == b""  # nothing of ours, which is refused when it is read
 
 
+@pytest.mark.parametrize(("code", "of_flower"), [(0, False), (1, False), (2, False), (5, True), (6, False), (8, True)])
+def test_errors_in_words_of_flower_are_known(code: int, of_flower: bool):
+    """Only these are fit for a log: other errors may quote what is in a node's file."""
+    found = asked(Grid(lambda message: flwr.Message(flwr.Error(code=code, reason="gone"), reply_to=message)))
+    assert from_bytes(found[0]) == Refusal("gone", of_flower)
+
+
 def test_looks_for_answers_become_rarer():
     grid = Grid("silent")
     assert asked(grid, timeout=2.0) == {}

@@ -10,7 +10,9 @@ from fedskew.core.config import Experiment
 from fedskew.deploy.flower_grid import GridTransport, nodes_of
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.report.page import PageWriter
+from fedskew.report.prometheus import serving_metrics
 from fedskew.runs.deployment import run_on_nodes
+from fedskew.runs.event_log import recording
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -23,8 +25,10 @@ app = ServerApp()
 def main(grid: "Grid", context: "Context") -> None:
     """Wait for the nodes, then run the experiment of the app's configuration, or go on with it."""
     config = context.run_config
-    count, timeout = int(str(config["nodes"])), float(str(config["timeout"]))
-    found = nodes_of(grid, count, timeout)
-    nodes = Nodes(GridTransport(grid, dict(enumerate(found)), timeout))
-    experiment = Experiment(**tomllib.loads(str(config["experiment"])))
-    run_on_nodes(nodes, len(found), experiment, Path(str(config["folder"])), [PageWriter()])
+    count, timeout, folder = int(str(config["nodes"])), float(str(config["timeout"])), Path(str(config["folder"]))
+    port = int(str(config["metrics_port"])) if "metrics_port" in config else None
+    with recording(folder) as log, serving_metrics(port) as metrics:
+        found = nodes_of(grid, count, timeout)
+        nodes = Nodes(GridTransport(grid, dict(enumerate(found)), timeout), log.unanswered)
+        experiment = Experiment(**tomllib.loads(str(config["experiment"])))
+        run_on_nodes(nodes, len(found), experiment, folder, [PageWriter(), log, *metrics])

@@ -26,6 +26,7 @@ from fedskew.cli import (
     run_command,
     server_command,
     split,
+    status_command,
 )
 from fedskew.core.config import workers_of_torchrun
 from fedskew.core.errors import FedskewError
@@ -141,6 +142,7 @@ for module in (
     run_command,
     compare_command,
     resume_command,
+    status_command,
     report_command,
     predict_command,
     export_command,

@@ -102,7 +102,7 @@ class Progress:
         self.lost += sum(row[reason] for reason in _LOSSES)
         self.sent += row["bytes_down"] + row["bytes_up"]
         for part, title in (("test", "test {}"), ("own_test", "personal models")):
-            metric, value = _headline(row, part)
+            metric, value = headline(row, part)
             if value is not None:
                 self.scores.setdefault(title.format(metric), []).append(value)
                 self.metric = metric
@@ -118,12 +118,12 @@ class Progress:
     @property
     def left(self) -> list[str]:
         """Return the time left; nothing after the last round."""
-        return [f"{_duration(self.seconds_left)} left"] if self.round < self.rounds else []
+        return [f"{duration(self.seconds_left)} left"] if self.round < self.rounds else []
 
     @property
     def score(self) -> list[str]:
         """Return the metric after the last evaluation; empty before the first."""
-        return [f"{title} {_shown(self.metric, values[-1])}" for title, values in self.scores.items()]
+        return [f"{title} {shown(self.metric, values[-1])}" for title, values in self.scores.items()]
 
     @property
     def curve(self) -> list[float]:
@@ -165,14 +165,15 @@ def _in_units(value: float, units: Mapping[str, float]) -> str:
     return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 
 
-def _shown(metric: str, value: float) -> str:
+def shown(metric: str, value: float) -> str:
+    """Return the value of a metric: an accuracy in per cent."""
     return f"{value:.1%}" if metric == "accuracy" else f"{value:.4g}"
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
     """Return seconds as they are read on a clock.
 
-    >>> _duration(75), _duration(3700), _duration(None)
+    >>> duration(75), duration(3700), duration(None)
     ('1:15', '1:01:40', '-:--')
     """
     if seconds is None:
@@ -287,7 +288,7 @@ def log_lines(
         watcher.join()
 
 
-def _headline(row: "Row", part: str) -> "tuple[str, float | None]":
+def headline(row: "Row", part: str) -> "tuple[str, float | None]":
     """Return the task's first metric on this part: the column after that of the loss."""
     names = [name.removeprefix(f"{part}_") for name in row if name.startswith(f"{part}_")]
     metric = next((name for name in names if name != "loss"), "")

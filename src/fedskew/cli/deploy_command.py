@@ -28,6 +28,16 @@ def deploy(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="seconds to wait for the answers of nodes")
     ] = 600.0,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=1,
+            max=65535,
+            help="port of 127.0.0.1 at which a run has metrics for Prometheus; none by default",
+            show_default=False,
+        ),
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Write a Flower app for an experiment whose clients are nodes with files of their own, and say how to run it.
@@ -48,7 +58,7 @@ def deploy(
     need_flower()
     values = read_file(experiment)
     check_experiment(values)
-    deployment = Deployment(out, server, keys, nodes, timeout)
+    deployment = Deployment(out, server, keys, nodes, timeout, metrics_port)
     deployment.write(values)
     for number, (when, command) in enumerate(deployment.commands(), 1):
         print(f"{number}. {when}:\n   {command}")

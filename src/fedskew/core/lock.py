@@ -39,11 +39,11 @@ except ImportError:  # Windows
 
 
 @contextmanager
-def locked(folder: Path, at: Path | None = None, patience: float = 0) -> Iterator[None]:
+def locked(folder: Path, at: Path | None = None, patience: float = 0.1) -> Iterator[None]:
     """Hold the lock of a folder; a second process gets an error, and a process that died holds no lock.
 
-    The lock is a file in the folder, or ``at`` another place while there is no folder yet. With ``patience`` the error
-    comes only after so many seconds.
+    The lock is a file in the folder, or ``at`` another place while there is no folder yet. The error comes only after
+    ``patience`` seconds, because ``holder`` has the lock for a moment.
     """
     place = at or folder / LOCK
     file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
@@ -52,7 +52,7 @@ def locked(folder: Path, at: Path | None = None, patience: float = 0) -> Iterato
         while not (mine := seize(file)) and time.monotonic() < until:
             time.sleep(0.05)
         if not mine:
-            raise FedskewError(f"{folder} is being written by {_holder(place)}: wait for it to end, or stop it")
+            raise FedskewError(f"{folder} is being written by {_noted(place)}: wait for it to end, or stop it")
         os.ftruncate(file, 0)
         os.write(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
         try:
@@ -64,8 +64,23 @@ def locked(folder: Path, at: Path | None = None, patience: float = 0) -> Iterato
         os.close(file)
 
 
-def _holder(place: Path) -> str:
-    """Return the process that holds the lock, as noted in the lock file."""
+def holder(folder: Path) -> str | None:
+    """Return the process that holds the lock of a folder; None if there is none."""
+    place = folder / LOCK
+    try:
+        file = os.open(place, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    except OSError:  # it may be read and not written
+        file = os.open(place, os.O_RDONLY)
+    try:
+        return None if seize(file) else _noted(place)
+    finally:
+        os.close(file)
+
+
+def _noted(place: Path) -> str:
+    """Return the process that is noted in a lock file."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         note = json.loads(place.read_text(encoding="utf-8"))
         return f"process {int(note['pid'])} on {note['host']}"

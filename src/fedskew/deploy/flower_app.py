@@ -40,13 +40,17 @@ clientapp = "fedskew.apps.client_app:app"
 
 @dataclass(frozen=True)
 class Deployment:
-    """A folder with a Flower app, and how its server is reached; ``keys`` is None where nothing is encrypted."""
+    """A folder with a Flower app, and how its server is reached; ``keys`` is None where nothing is encrypted.
+
+    ``metrics_port`` is where a run has its metrics, for collectors on the machine of the server; None for nowhere.
+    """
 
     folder: Path
     server: str
     keys: Path | None
     nodes: int
     timeout: float
+    metrics_port: int | None = None
 
     def write(self, experiment: Mapping[str, Any]) -> None:
         """Write the app, and the connection to its server."""
@@ -55,7 +59,9 @@ class Deployment:
         check_address(self.server)
         if self.keys is not None:
             check_certificate(self.keys / CA, f"--keys, a folder with {CA}")
-        config = {"nodes": self.nodes, "timeout": self.timeout, "folder": str(self.folder.absolute() / RUN)}
+        config: dict[str, Any] = {"nodes": self.nodes, "timeout": self.timeout}
+        config |= {"folder": str(self.folder.absolute() / RUN)}
+        config |= {"metrics_port": self.metrics_port} if self.metrics_port else {}
         content = _PROJECT.format(
             project=to_toml({"version": __version__}), config=to_toml({**config, "experiment": to_toml(experiment)})
         )

@@ -26,6 +26,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+_OF_FLOWER = (3, 4, 5, 7, 8)  # codes of errors with Flower's own words: no message, node gone, app not sound or ended
 _POLL, _PATIENCE = 0.02, 0.1  # seconds between two looks for answers: at least, and as a share of the time so far
 
 
@@ -76,7 +77,8 @@ class GridTransport:
             for reply in self.grid.pull_messages(list(sent)):
                 client = sent.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error():
-                    answers[client] = to_bytes(Refusal(reply.error.reason or f"code {reply.error.code}"))
+                    reason, code = reply.error.reason, reply.error.code
+                    answers[client] = to_bytes(Refusal(reason or f"code {code}", code in _OF_FLOWER))
                 else:
                     answers[client] = _content(reply, ANSWER)
             time.sleep(min(1.0, max(_POLL, _PATIENCE * waited)) if sent else 0)

@@ -16,7 +16,17 @@ from fedskew.deploy.requests import FRESH, Question, Refusal, Request, Version, 
 
 Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
 Check: TypeAlias = Callable[[int, Any], Any]  # a client and its answer -> the answer to use; an error refuses it
+Unanswered: TypeAlias = Callable[[str, Mapping[str, str]], None]  # what was asked; why each client did not answer it
 CHECKPOINTS = 2  # that stay on a server's disk
+SILENT, REFUSED = "no answer in time", "the node refused: the output of the run has its words"
+
+
+class UnansweredError(FedskewError):
+    """Raised where a run cannot go on without answers; ``plain`` is the message without the words of nodes."""
+
+    def __init__(self, plain: str, reasons: str) -> None:
+        super().__init__(f"{plain}: {reasons}" if reasons else f"{plain} in time")
+        self.plain = plain
 
 
 class Transport(Protocol):
@@ -61,10 +71,13 @@ class Versions:
 
 
 class Nodes:
-    """The nodes of a run: asks them, and checks what they answer. ``names`` are those of the clients, once known."""
+    """The nodes of a run: asks them, and checks what they answer. ``names`` are those of the clients, once known.
 
-    def __init__(self, transport: Transport | None) -> None:
-        self.transport = transport
+    ``unanswered`` is told of clients that do not answer; not in the words of nodes, which may quote their files.
+    """
+
+    def __init__(self, transport: Transport | None, unanswered: Unanswered = lambda asked, reasons: None) -> None:
+        self.transport, self.unanswered = transport, unanswered
         self.about: dict[str, Any] = {}
         self.names: Sequence[str] = ()
 
@@ -77,10 +90,9 @@ class Nodes:
         """
         answers, refusals = self._ask(requests, kind, check, most)
         if requests and not answers:
-            why = f": {self._reasons(refusals)}" if refusals else " in time"
-            raise FedskewError(f"none of {len(requests)} clients answered{why}")
+            raise UnansweredError(f"none of {len(requests)} clients answered", self._reasons(refusals))
         if missing := sorted(requests.keys() - answers.keys()):
-            reasons = self._reasons({client: refusals.get(client, "no answer in time") for client in missing})
+            reasons = self._reasons({client: refusals.get(client, SILENT) for client in missing})
             warnings.warn(f"{len(missing)} of {len(requests)} clients are left out: {reasons}", stacklevel=2)
         return answers
 
@@ -88,8 +100,7 @@ class Nodes:
         """Return the answers of all clients, in the order of their numbers; an error if one is missing."""
         answers, refusals = self._ask(requests, kind, None, LARGEST)
         if missing := sorted(requests.keys() - answers.keys()):
-            why = f": {self._reasons(refusals)}" if refusals else " in time"
-            raise FedskewError(f"{len(missing)} of {len(requests)} clients did not answer{why}")
+            raise UnansweredError(f"{len(missing)} of {len(requests)} clients did not answer", self._reasons(refusals))
         return list(answers.values())
 
     def one(self, client: int, request: Request, kind: Kinds, check: Check, most: int) -> Any:
@@ -101,7 +112,7 @@ class Nodes:
     ) -> tuple[dict[int, Any], dict[int, str]]:
         """Return answers, and why others are none."""
         assert self.transport, "a run begins when its nodes are there"
-        answers, refusals = dict[int, Any](), dict[int, str]()
+        answers, refusals, plain = dict[int, Any](), dict[int, str](), dict[int, str]()
         sent = {client: to_bytes(request) for client, request in requests.items()}
         for client, content in sorted(self.transport.ask(sent, self.about).items()):
             try:
@@ -109,12 +120,17 @@ class Nodes:
                     raise FedskewError(f"an answer of {len(content):,} bytes, expected at most {most:,}")
                 answer = from_bytes(content)
                 if isinstance(answer, Refusal):
+                    plain |= {} if answer.of_flower else {client: REFUSED}
                     raise FedskewError(answer.reason)
                 if not isinstance(answer, kind):
                     raise FedskewError(f"it answered with a {type(answer).__name__}")
                 answers[client] = check(client, answer) if check else answer
             except FedskewError as problem:
                 refusals[client] = str(problem)
+        if missing := sorted(requests.keys() - answers.keys()):
+            why = {client: plain.get(client) or refusals.get(client, SILENT) for client in missing}
+            asked = type(requests[missing[0]]).__name__.lower()
+            self.unanswered(asked, {self._name(client): reason for client, reason in why.items()})
         return answers, refusals
 
     def _reasons(self, refusals: Mapping[int, str]) -> str:

@@ -146,9 +146,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The answer of a node that cannot do what it was asked."""
+    """The answer of a node that cannot do what it was asked, or Flower's (``of_flower``) in its place."""
 
     reason: str
+    of_flower: bool = False
 
 
 Request: TypeAlias = Train | Measure | Visit | Step | Evaluate | Statistics | Tell | Question

@@ -5,20 +5,17 @@ the loopback address alone, answers two paths that contain a secret, and nothing
 """
 
 import secrets
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import TCPServer
 from typing import Any
 
 from fedskew.core.config import read_file
 from fedskew.core.streams import Ints
+from fedskew.report.loopback import ADDRESS, LoopbackServer
 from fedskew.report.page import live_content, live_page, run_content
 from fedskew.report.run_data import Holdings, RunData
 from fedskew.runs import folder as on_disk
@@ -32,7 +29,6 @@ from fedskew.runs.runner import client_weights, only_warned
 from fedskew.runs.summary import summarise
 from fedskew.server.server import RoundResult, Server
 
-_ADDRESS = "127.0.0.1"
 _EVERY = 2.0  # seconds between two versions, at least
 _SHARE = 0.05  # of the time of a run that it takes, at most
 _WATCHED = 5.0  # seconds after its last question for which a browser is thought to be there
@@ -82,8 +78,7 @@ class LivePage(Callback):
 
     def __init__(self) -> None:
         self._secret = secrets.token_urlsafe(9)
-        self._http = _Http(self)
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        self._http = LoopbackServer(self.answer)
         self._page = live_page()
         self._run: tuple[Server, Path | None] | None = None
         self._made, self._cost, self._version = -float("inf"), 0.0, 0
@@ -93,7 +88,7 @@ class LivePage(Callback):
     @property
     def url(self) -> str:
         """Return the address to open in a browser."""
-        return f"http://{_ADDRESS}:{self._http.server_port}/{self._secret}/"
+        return f"http://{ADDRESS}:{self._http.server_port}/{self._secret}/"
 
     def on_run_start(self, server: Server, folder: Path | None, rows: Sequence[Row]) -> None:
         """Remember what the page is about; a resumed run has rounds to show."""
@@ -147,7 +142,7 @@ class LivePage(Callback):
 
     def start(self) -> None:
         """Begin to answer."""
-        self._thread.start()
+        self._http.start()
 
     def stop(self) -> None:
         """Let a browser that is there have the last version, and free the port."""
@@ -158,63 +153,7 @@ class LivePage(Callback):
             while self._given < self._version and time.monotonic() < until:
                 time.sleep(0.05)
         finally:  # also after a second Ctrl-C
-            self._http.shutdown()
-            self._http.server_close()
-            self._thread.join()
-
-
-class _Http(ThreadingHTTPServer):
-    """A server that only this machine reaches."""
-
-    def __init__(self, page: LivePage) -> None:
-        self.page = page
-        super().__init__((_ADDRESS, 0), _Handler)
-        self.hosts = {f"{name}:{self.server_port}" for name in (_ADDRESS, "localhost")}
-
-    def server_bind(self) -> None:
-        """Take a free port; unlike the base class, without asking for the name of this machine."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that went away."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers GET of the two known paths, if the browser was told to ask this machine."""
-
-    server: _Http
-    timeout = 10  # seconds for a request
-
-    def do_GET(self) -> None:
-        """Answer a request."""
-        if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:  # a foreign name: DNS rebinding
-            self.send_error(HTTPStatus.FORBIDDEN)
-        elif found := self.server.page.answer(self.path):
-            kind, content = found
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-        else:
-            self.send_error(HTTPStatus.NOT_FOUND)
-
-    def end_headers(self) -> None:
-        """Add to every answer what keeps other sites from using it."""
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
-        super().end_headers()
-
-    def version_string(self) -> str:
-        """Return the name of the server, without versions."""
-        return "fedskew"
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: the terminal shows the progress."""
+            self._http.stop()
 
 
 @contextmanager

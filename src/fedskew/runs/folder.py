@@ -15,7 +15,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -40,6 +40,7 @@ OF_NODES = "nodes.json"  # the number of a run among nodes on other machines, an
 PIPELINE = "pipeline.json"  # how new data become features, the names of the classes and of the clients
 ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = "rounds.csv", "clients.csv", "timing.csv", "clients_final.csv"
 MODEL, SUMMARY, PICTURE, PAGE = "model.safetensors", "summary.json", "picture.png", "report.html"
+EVENTS = "events.jsonl"  # what happened in a run on nodes, one line an event
 GROUP = "group.json"  # the runs of a comparison, in the folder around them
 CONFUSION, OWN_CONFUSION, CLASSES = "confusion.csv", "confusion_own.csv", "classes.csv"
 CLIENT_CLASSES = "client_classes.csv"
@@ -50,6 +51,7 @@ JOURNAL = "clients"  # a folder of numbered files that go with the checkpoints
 FORMAT = 3  # of a run folder; 1 had one checkpoint.safetensors and no checksums, 2 had other names in its checkpoints
 TABLES = (ROUNDS, CLIENTS, TIMING)
 _LINES = 100_000  # that are converted at a time
+_END = 2**16  # bytes of a table that are read first for its last rows
 NAME = "name"  # the only column of a table that holds text: the client's
 
 
@@ -286,12 +288,28 @@ class RunFolder:
         if not path.exists():
             return []
         try:
-            lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
-            return [{key: value if key == NAME else _value(value) for key, value in row.items()} for row in lines]
+            return _rows(_complete(path.read_bytes()))
         except ValueError as problem:
             raise FedskewError(
                 f"{path} is damaged: {problem}; the run must be started again in another folder"
             ) from None
+
+    def last_rows(self, name: str, round: int) -> list[Row]:
+        """Return the rows of a table from this round on; of a long table only the end is read."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        size, length = _END, path.stat().st_size
+        while size < length:
+            with path.open("rb") as file:
+                file.seek(-size, os.SEEK_END)
+                _, _, tail = file.read().partition(b"\n")
+            with suppress(ValueError, TypeError):  # a name of several lines may be cut in two
+                rows = _rows(_complete(tail), self.header(name))
+                if rows and rows[0]["round"] < round:
+                    return [row for row in rows if row["round"] >= round]
+            size *= 8
+        return [row for row in self.table(name) if row["round"] >= round]
 
     def stream(self, name: str, columns: Sequence[str]) -> Iterator[Row]:
         """Yield the rows of a table with these columns only, for tables larger than memory."""
@@ -401,6 +419,17 @@ class RunFolder:
         except (OSError, ValueError) as problem:
             raise FedskewError(f"{self.path / name} cannot be read: {problem}") from None
         return content
+
+
+def _complete(content: bytes) -> str:
+    """Return the lines of a growing file: the last one may have been written in part only."""
+    return content[: content.rfind(b"\n") + 1].decode()
+
+
+def _rows(text: str, names: Sequence[str] | None = None) -> list[Row]:
+    """Return the rows of a table, the first of which has the names of its columns, unless they are given."""
+    lines = csv.DictReader(io.StringIO(text, newline=""), fieldnames=names)
+    return [{key: value if key == NAME else _value(value) for key, value in row.items()} for row in lines]
 
 
 def _value(text: str | None) -> Any:

@@ -1,0 +1,87 @@
+"""The command ``fedskew status``: how a run stands, from its folder."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedskew.cli.command import Once
+from fedskew.cli.console import console_for, duration, escape, headline, shown
+from fedskew.core.notebook import few
+
+if TYPE_CHECKING:
+    from fedskew.runs.folder import Row
+    from fedskew.runs.status import Status
+
+_NAMED = 10  # clients
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add ``status`` to the command line."""
+    app.command(cls=Once)(status)
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of a run", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="print it as JSON")] = False,
+) -> None:
+    """Say how a run stands: one that goes on, was stopped or has ended. It reads the folder, and connects to nothing.
+
+    \b
+    fedskew status runs/NAME
+    """
+    from fedskew.runs.folder import to_json
+    from fedskew.runs.status import status as found
+
+    now = found(folder)
+    if as_json:
+        print(to_json(vars(now)))
+        return
+    console = console_for()
+    for title, text in _lines(now).items():
+        line = "".join(sign if sign.isprintable() else "\ufffd" for sign in text)  # names may have anything
+        console.print(f"[bold]{title:14}[/bold]{escape(line)}", soft_wrap=True)
+
+
+def _lines(now: "Status") -> dict[str, str]:
+    """Return what is known, by title."""
+    by = f", by {now.process}" if now.process else ""
+    lines = {"run": f"{now.folder}: {now.algorithm}", "state": f"{now.state}{by}"}
+    lines["round"] = f"{now.round} of {now.rounds}"
+    if now.metrics:
+        scores = [
+            f"{part} {metric} {shown(metric, value)}"
+            for part in ("validation", "test", "own_test")
+            for metric, value in [headline(now.metrics, part)]
+            if value is not None
+        ]
+        lines["scores"] = f"{', '.join(scores)} (round {now.evaluated})"
+    if now.seconds_per_round is not None:
+        left = f", about {duration(now.seconds_left)} left" if now.seconds_left is not None else ""
+        each = now.seconds_per_round
+        lines["a round"] = (f"{each:.3g} s" if each < 60 else duration(each)) + left
+    lines["last written"] = f"{duration(now.seconds_since_write)} ago"
+    if now.nodes:
+        lines["nodes"] = _names(now.nodes)
+    if now.clients is not None:
+        lost = {"dropped out": now.dropped, "late": now.late}
+        words = [f"{len(names)} {fate} ({_names(names)})" for fate, names in lost.items() if names]
+        words += [f"{now.excluded} NaN or infinite"] if now.excluded else []
+        lines["last round"] = "; ".join([f"{now.clients} clients", *words])
+    if now.unanswered:
+        lines["no answer"] = "; ".join(few([_silence(one) for one in now.unanswered], _NAMED))
+    if now.error:
+        lines["error"] = now.error
+    if now.then:
+        lines["then"] = now.then
+    return lines
+
+
+def _silence(one: "Row") -> str:
+    """Return who did not answer what, and why."""
+    when = f"round {one['round']}" if one["round"] else "before the rounds"
+    return f"{one['client']} to {one['asked']}, {when}: {one['reason']}"
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(few(names, _NAMED))
