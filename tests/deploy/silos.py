@@ -1,5 +1,6 @@
 """Three small silos for tests of runs on nodes, and the same run with all of them in one place."""
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,12 @@ def in_one_place(paths: Sequence[Path], algorithm: str, **settings: Any) -> Run:
     """Run a method in the loop engine, with the rows of all silos."""
     fed = fs.split(fs.load({"name": "silos", "paths": tuple(map(str, paths)), "label": "outcome"}), "natural")
     return fs.train(fed, "logreg", algorithm, engine="loop", folder=False, **{**SETTINGS, **settings})
+
+
+def forms(value: float) -> list[bytes]:
+    """Return how a number may be written."""
+    binary = [struct.pack("<d", value), struct.pack("<f", value), struct.pack(">d", value), struct.pack(">f", value)]
+    return [*binary, *(one.hex().encode() for one in binary), repr(value).encode()]
 
 
 def assert_same_run(found: Run, expected: Run) -> None:

@@ -137,7 +137,9 @@ def test_a_client_that_measures_nothing_does_not_train(pair: Callable[..., Pair]
 
 def test_a_client_that_measures_nan_trains(pair: Callable[..., Pair]):
     both = pair("fedbs")
-    both.transport.changed = answering(dict, lambda measured: {name: value * np.nan for name, value in measured.items()})
+    both.transport.changed = answering(
+        dict, lambda measured: {name: value * np.nan for name, value in measured.items()}
+    )
     result = both.remote.advance()
     assert (result.round["late"], result.round["excluded"], result.round["dropped"]) == (0, 0, 0)
     assert [row["client"] for row in result.clients] == list(range(CLIENTS))

@@ -1,6 +1,5 @@
 """Runs on silos' own files: the numbers of a simulation, few messages, no values, clear errors, and going on again."""
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from tests.deploy.silos import NAMES, SETTINGS, SilosInProcess, assert_same_run, in_one_place, write_silos
+from tests.deploy.silos import NAMES, SETTINGS, SilosInProcess, assert_same_run, forms, in_one_place, write_silos
 
 import fedskew as fs
 from fedskew.core.config import Experiment
@@ -98,12 +97,6 @@ def test_without_numbers_a_schema_is_there_after_two_messages(tmp_path: Path):
         tmp_path / "run",
     )
     assert silos.rounds[:3] == ["Question", "Tell", "Train"]
-
-
-def forms(value: float) -> list[bytes]:
-    """Return how a number may be written."""
-    binary = [struct.pack("<d", value), struct.pack("<f", value), struct.pack(">d", value), struct.pack(">f", value)]
-    return [*binary, *(one.hex().encode() for one in binary), repr(value).encode()]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpbs", "scaffold", "stratify-batch"])
