@@ -56,6 +56,8 @@ SLOW_MODULES = frozenset(
         "test_prediction",
         "test_silo_commands",
         "test_silo_runs",
+        "test_array_silos",
+        "test_three_silos",
         "test_identities",
         "test_hostile_input",
         "test_bad_input",
