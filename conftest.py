@@ -57,6 +57,7 @@ SLOW_MODULES = frozenset(
         "test_silo_commands",
         "test_silo_runs",
         "test_array_silos",
+        "test_lies",
         "test_three_silos",
         "test_identities",
         "test_hostile_input",
