@@ -22,6 +22,7 @@ from stop import MARK, folder_of, stop
 
 PATIENCE = 120  # seconds for the server to start, for nodes to join and for their answers
 PROGRAMS = {"fedskew": [sys.executable, "-m", "fedskew"], "flwr": [str(Path(sysconfig.get_path("scripts")) / "flwr")]}
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}  # Flower calls nobody
 Process = subprocess.Popen[bytes]
 
 
@@ -29,7 +30,7 @@ def main(folder: Path, silos: list[Path]) -> None:
     """Do all that docs/deploy.md does by hand, on several machines."""
     keys, deployment, port = folder / "keys", folder / "deployment", free_port()
     server, authority, names = f"127.0.0.1:{port}", keys / "ca.crt", [path.stem for path in silos]
-    os.environ["FLWR_HOME"] = str(deployment / "flower")
+    os.environ |= {"FLWR_HOME": str(deployment / "flower"), **QUIET}
     do(folder / "keys.log", "fedskew", "keys", keys, "--host", "127.0.0.1", "--nodes", ",".join(names))
     state = folder / "server"
     link = begin(folder / "server.log", "fedskew", "server", "--keys", keys, "--state", state, "--port", port)

@@ -175,6 +175,9 @@ def test_labels_of_other_width_and_a_wrong_name_of_the_label(written: Callable[.
     paths = written(arrays(0, kind="labels"), {"x": arrays(1)["x"], "y": np.ones((50, 3), int)})
     with pytest.raises(FedskewError, match="hospital_B has 3 labels a row, and hospital_A has 2"):
         started(paths, ",target=labels,test=0.5")
+    tested = {"x_test": arrays(1)["x"], "y_test": np.ones((50, 3), int)}
+    with pytest.raises(FedskewError, match="hospital_A: y and y_test have other numbers of labels"):
+        started(written(arrays(0, kind="labels") | tested), ",target=labels")
     experiment = Experiment(data="silos:label=outcome", model="logreg")
     nodes = Nodes(SilosInProcess(list(paths), paths[0].parent))
     with pytest.raises(FedskewError, match="holds arrays, with the targets in y: say label=y"):

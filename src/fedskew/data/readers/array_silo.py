@@ -10,14 +10,12 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_npz
 from fedskew.data.cells import (
-    distinct,
+    class_counts,
     label_matrix,
     names_in_order,
     number_groups,
     numbers,
-    refuse_fractions,
     refuse_one_class,
-    text_of,
 )
 from fedskew.data.convert import Loose
 from fedskew.data.dataset import Dataset, Rows, Split
@@ -94,19 +92,14 @@ class ArraySilo:
 def _targets(name: str, parts: list[Loose], target: Target) -> tuple[list[Targets], dict[Any, int]]:
     """Return the targets of all parts, and how many rows there are of each class or label."""
     if target == "labels":
+        if len({len(part.y) for part in parts}) > 1:
+            raise FedskewError(f"{name}: y and y_test have other numbers of labels: give files of one kind")
         matrices = [label_matrix(name, part.y) for part in parts]
         return [*matrices], dict(zip(parts[0].y, np.concatenate(matrices).sum(axis=0).tolist(), strict=True))
     columns = [part.y["0"] for part in parts]
     if target == "number":
         return [numbers(name, LABEL, column) for column in columns], {}
-    counts: dict[Any, int] = {}
-    for column in columns:
-        refuse_fractions(name, LABEL, column)
-        codes, values = distinct(name, LABEL, column)
-        for value, count in zip(values, np.bincount(codes, minlength=len(values)).tolist(), strict=True):
-            plain = value if isinstance(value, (int, float)) else text_of(value)
-            counts[plain] = counts.get(plain, 0) + count
-    return [*number_groups(name, LABEL, columns)[0]], counts
+    return [*number_groups(name, LABEL, columns)[0]], class_counts(name, LABEL, columns)
 
 
 def fit_arrays(name: str, silos: Silos, request: Request) -> Scaling:
