@@ -45,6 +45,12 @@ def in_one_place(paths: Sequence[Path], algorithm: str, **settings: Any) -> Run:
     return fs.train(fed, "logreg", algorithm, engine="loop", folder=False, **{**SETTINGS, **settings})
 
 
+def forms(value: float) -> list[bytes]:
+    """Return how a number may be written."""
+    binary = [struct.pack("<d", value), struct.pack("<f", value), struct.pack(">d", value), struct.pack(">f", value)]
+    return [*binary, *(one.hex().encode() for one in binary), repr(value).encode()]
+
+
 def assert_same_run(found: Run, expected: Run) -> None:
     """Compare two runs: weights and what the tables say."""
     for name, value in expected.model.state_dict().items():
@@ -68,17 +74,11 @@ def assert_hidden(sent: bytes, largest: float, schema: Schema) -> None:
 
     The ends, the quartiles and the median of a column are told by design.
     """
-    assert any(form in sent for form in _forms(largest))
+    assert any(form in sent for form in forms(largest))
     column: Any = next(one for one in schema.columns if getattr(one, "name", "") == "income")
     inside = (PLANTED - column.mean) / column.deviation
     for value in (PLANTED, inside, float(np.float32(inside))):
-        assert not any(form in sent for form in _forms(value))
-
-
-def _forms(value: float) -> list[bytes]:
-    """Return how a number may be written."""
-    binary = [struct.pack("<d", value), struct.pack("<f", value), struct.pack(">d", value), struct.pack(">f", value)]
-    return [*binary, *(one.hex().encode() for one in binary), repr(value).encode()]
+        assert not any(form in sent for form in forms(value))
 
 
 @dataclass

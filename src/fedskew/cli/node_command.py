@@ -17,7 +17,7 @@ def add_to(app: typer.Typer) -> None:
 
 def node(
     data: Annotated[
-        Path, typer.Option("--data", metavar="FILE", help="CSV or Parquet file of this silo", show_default=False)
+        Path, typer.Option("--data", metavar="FILE", help="CSV, Parquet or NPZ file of this silo", show_default=False)
     ],
     server: Annotated[
         str, typer.Option("--server", metavar="HOST:PORT", help="where the server listens", show_default=False)

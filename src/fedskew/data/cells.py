@@ -183,6 +183,18 @@ def distinct(name: str, what: str, part: "Column") -> tuple[Ints, list[Any]]:
     return np.asarray(codes, dtype=np.int64), values.tolist()
 
 
+def class_counts(name: str, what: str, parts: "Iterable[Column]") -> dict[Any, int]:
+    """Return the rows of each class over all parts; classes are whole numbers or text."""
+    result: dict[Any, int] = {}
+    for part in parts:
+        refuse_fractions(name, what, part)
+        codes, values = distinct(name, what, part)
+        plain = [value if isinstance(value, (int, float)) else text_of(value) for value in values]
+        for value, count in zip(plain, np.bincount(codes, minlength=len(plain)).tolist(), strict=True):
+            result[value] = result.get(value, 0) + count
+    return result
+
+
 def names_in_order(parts: Iterable[Iterable[Any]]) -> tuple[str, ...]:
     """Return the values of all parts as text, in sorted order: numbers by size, text and mixtures by the alphabet.
 

@@ -65,12 +65,16 @@ class ColumnFacts:
 
 @dataclass(frozen=True)
 class Description:
-    """What a silo tells about itself: its training rows, its columns, and its rows of each class (test rows too)."""
+    """What a silo tells about itself: its training rows, its columns, and its rows of each class (test rows too).
+
+    ``shape`` is that of a row of arrays, of which those of one dimension have columns by number; None for tables.
+    """
 
     name: str
     rows: int
     columns: Mapping[str, ColumnFacts]
     classes: Mapping[Any, int]
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.core.streams import Floats, Ints
-from fedskew.data.cells import MISSING, categories, distinct, finite, is_numeric, odd_one, refuse_fractions, text_of
+from fedskew.data.cells import MISSING, categories, class_counts, finite, is_numeric, odd_one, text_of
 from fedskew.data.fitting import ColumnFacts, Description, Interval, Moments, Request, in_bins, keys_of
 
 if TYPE_CHECKING:
@@ -47,15 +47,8 @@ class TableSilo:
 
     def _classes(self, label: str) -> dict[Any, int]:
         """Return the rows of each class, as numbers or text."""
-        result: dict[Any, int] = {}
-        what = f"column {label!r}"
-        for frame in (self._frame, *self._more):
-            refuse_fractions(self._where, what, frame[label])
-            codes, values = distinct(self._where, what, frame[label])
-            plain = [value if isinstance(value, (int, float)) else text_of(value) for value in values]
-            for value, count in zip(plain, np.bincount(codes, minlength=len(plain)).tolist(), strict=True):
-                result[value] = result.get(value, 0) + count
-        return result
+        columns = [frame[label] for frame in (self._frame, *self._more)]
+        return class_counts(self._where, f"column {label!r}", columns)
 
     def _facts(self, column: "Column", request: Request) -> ColumnFacts:
         import pandas as pd

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedskew.core.errors import FedskewError
+from fedskew.core.files import read_npz
 from fedskew.core.writing import writing
-from fedskew.data.readers.user_files import read_table
+from fedskew.data.readers.silo_files import is_arrays
+from fedskew.data.readers.user_files import pick, read_table
 from fedskew.deploy.certificates import (
     CA,
     SERVER,
@@ -74,8 +76,11 @@ def node_process(
         check_certificate(authority, f"--ca, the file {CA}")
         secure = ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
     if not data.is_file():
-        raise FedskewError(f"{data} is not there: give --data FILE, the CSV or Parquet file of this silo")
-    read_table(data)
+        raise FedskewError(f"{data} is not there: give --data FILE, the CSV, Parquet or NPZ file of this silo")
+    if is_arrays(data):
+        pick(data, read_npz(data), "")
+    else:
+        read_table(data)
     port = _free_port() if port is None else port
     _check_port("127.0.0.1", port)
     own = {"data": str(data.absolute()), "state": str(_folder(state).absolute()), **({"name": name} if name else {})}

@@ -1,5 +1,6 @@
 """Clients on other machines: they are asked, what they answer is checked, and their state has a version."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
@@ -12,6 +13,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.data import fitting
 from fedskew.deploy.checks import LARGEST
+from fedskew.deploy.fit_checks import checked_counts, checked_moments, inside
 from fedskew.deploy.requests import FRESH, Question, Refusal, Request, Version, from_bytes, to_bytes
 
 Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
@@ -96,9 +98,9 @@ class Nodes:
             warnings.warn(f"{len(missing)} of {len(requests)} clients are left out: {reasons}", stacklevel=2)
         return answers
 
-    def everybody(self, requests: Mapping[int, Request], kind: Kinds) -> list[Any]:
+    def everybody(self, requests: Mapping[int, Request], kind: Kinds, check: Check) -> list[Any]:
         """Return the answers of all clients, in the order of their numbers; an error if one is missing."""
-        answers, refusals = self._ask(requests, kind, None, LARGEST)
+        answers, refusals = self._ask(requests, kind, check, LARGEST)
         if missing := sorted(requests.keys() - answers.keys()):
             raise UnansweredError(f"{len(missing)} of {len(requests)} clients did not answer", self._reasons(refusals))
         return list(answers.values())
@@ -145,6 +147,7 @@ class RemoteSilos:
 
     def __init__(self, nodes: Nodes, described: Sequence[fitting.Description]) -> None:
         self._nodes, self._described = nodes, described
+        self._counted: list[dict[str, list[tuple[fitting.Interval, Ints]]]] = [{} for _ in described]  # by the last
 
     def describe(self, request: fitting.Request) -> Sequence[fitting.Description]:
         """Say what the tables have."""
@@ -152,11 +155,35 @@ class RemoteSilos:
 
     def count(self, intervals: Mapping[str, Sequence[fitting.Interval]]) -> list[dict[str, list[Ints]]]:
         """Count the numbers of some columns in the bins of intervals."""
-        return self._ask("count", {title: list(each) for title, each in intervals.items()}, dict)
+        asked = {title: list(each) for title, each in intervals.items()}
+
+        def check(client: int, told: Any) -> Any:
+            return checked_counts(told, asked, self._expected(client, asked))
+
+        answers = self._ask("count", asked, check)
+        self._counted = [
+            {title: list(zip(asked[title], counts, strict=True)) for title, counts in answer.items()}
+            for answer in answers
+        ]
+        return answers
+
+    def _expected(self, client: int, asked: Mapping[str, list[fitting.Interval]]) -> dict[str, list[int]]:
+        """Return how many numbers a client has in intervals, by what it has told so far."""
+        described, expected = self._described[client], {}
+        for title in asked.keys() & described.columns.keys():
+            present, told = described.rows - described.columns[title].missing, self._counted[client].get(title, [])
+            found = [inside(told, interval) for interval in asked[title]]
+            expected[title] = [present if count is None else count for count in found]
+        return expected
 
     def add_up(self, fills: Mapping[str, float]) -> list[dict[str, fitting.Moments]]:
         """Return the moments of some columns."""
-        return self._ask("add_up", dict(fills), dict)
 
-    def _ask(self, what: Literal["count", "add_up"], content: Any, kind: type[Any]) -> list[Any]:
-        return self._nodes.everybody(dict.fromkeys(range(len(self._described)), Question(what, content)), kind)
+        def check(client: int, told: Any) -> Any:
+            one = self._described[client]
+            return checked_moments(told, fills, one.rows * math.prod((one.shape or ())[1:]))
+
+        return self._ask("add_up", dict(fills), check)
+
+    def _ask(self, what: Literal["count", "add_up"], content: Any, check: Check) -> list[Any]:
+        return self._nodes.everybody(dict.fromkeys(range(len(self._described)), Question(what, content)), dict, check)

@@ -19,7 +19,11 @@ from fedskew.data.catalogue import choose
 from fedskew.data.dataset import Dataset, Rows, datasets
 from fedskew.data.differences import differences
 from fedskew.data.federation import Federation
-from fedskew.data.fitting import Description, Fitted, Request, fit
+from fedskew.data.fitting import Description, Request, fit
+from fedskew.data.readers.array_silo import fit_arrays
+from fedskew.data.readers.arrays import comparable
+from fedskew.data.schema import Pipeline, Scaling
+from fedskew.deploy.fit_checks import checked_description, checked_facts
 from fedskew.deploy.hollow import federation_of, hollow_targets
 from fedskew.deploy.remote_clients import Nodes, RemoteSilos
 from fedskew.deploy.remote_server import refuse
@@ -55,8 +59,11 @@ def run_on_nodes(
         raise FedskewError(
             f"{folder} is a run of {', '.join(known['clients'])}, and there are {', '.join(names)}: start the same"
         )
-    fitted = fit("nodes", RemoteSilos(nodes, described), request)
-    fed = _federation(nodes, fitted, choice, experiment, seed)
+    silos = RemoteSilos(nodes, described)
+    arrays = any(one.shape is not None for one in described)
+    pipeline = fit_arrays("nodes", silos, request) if arrays else fit("nodes", silos, request).schema
+    facts = _facts(nodes, described, pipeline, request, experiment.validation > 0)
+    fed = _federation(described, facts, pipeline, choice, experiment, seed)
     settings, method = replace(experiment.settings(), engine="flower"), resolve(experiment.algorithm)
     if known:
         return alone(resuming(folder, fed, callbacks=callbacks, nodes=nodes))
@@ -89,12 +96,16 @@ def silo_options(data: str | Mapping[str, Any]) -> Choice:
 
 def _meet(nodes: Nodes, count: int, request: Request) -> list[Description]:
     """Return what the nodes tell of themselves, in the order by which clients are numbered from now on."""
-    met: list[Description] = nodes.everybody(dict.fromkeys(range(count), Question("describe", request)), Description)
+    questions = dict.fromkeys(range(count), Question("describe", request))
+    met: list[Description] = nodes.everybody(
+        questions, Description, lambda client, told: checked_description(told, request)
+    )
     names = [one.name for one in met]
     if twice := {name for name in names if names.count(name) > 1}:
         raise FedskewError(f"several nodes are named {min(twice)}: start them with names of their own")
     assert nodes.transport
-    nodes.transport.renumber([names.index(name) for name in sorted(names)])
+    nodes.names = sorted(names)
+    nodes.transport.renumber([names.index(name) for name in nodes.names])
     return sorted(met, key=lambda one: one.name)
 
 
@@ -111,13 +122,31 @@ def _recorded(folder: Path) -> dict[str, Any] | None:
         return found
 
 
-def _federation(nodes: Nodes, fitted: Fitted, choice: Choice, experiment: Experiment, seed: int) -> Federation:
-    """Return the federation of the nodes: the schema of what they told, and the numbers of their rows."""
-    names = [one.name for one in fitted.described]
-    nodes.about["schema"] = json.dumps(fitted.schema.to_json())
-    facts: list[Facts] = nodes.everybody(dict.fromkeys(range(len(names)), Tell()), Facts)
+def _facts(
+    nodes: Nodes, described: list[Description], pipeline: Pipeline, request: Request, validation: bool
+) -> list[Facts]:
+    """Tell the nodes the schema, and return the numbers of their rows."""
+    nodes.about["schema"] = json.dumps(pipeline.to_json())
+    facts: list[Facts] = nodes.everybody(
+        dict.fromkeys(range(len(described)), Tell()),
+        Facts,
+        lambda client, told: checked_facts(told, described[client], request, pipeline.label, validation),
+    )
     nodes.about["counts"] = json.dumps(np.sum([one.train for one in facts], axis=0).tolist())
-    fed = federation_of(_described(fitted), facts)
+    return facts
+
+
+def _federation(
+    described: list[Description],
+    facts: list[Facts],
+    pipeline: Pipeline,
+    choice: Choice,
+    experiment: Experiment,
+    seed: int,
+) -> Federation:
+    """Return the federation of the nodes: the schema of what they told, and the numbers of their rows."""
+    names = [one.name for one in described]
+    fed = federation_of(_described(described, pipeline), facts)
     recipe = {
         "data": as_table("data", Choice("silos", {**choice.options, "paths": tuple(names)})),
         "validation": experiment.validation,
@@ -130,11 +159,14 @@ def _federation(nodes: Nodes, fitted: Fitted, choice: Choice, experiment: Experi
     return replace(fed, recipe=recipe)
 
 
-def _described(fitted: Fitted) -> Dataset:
+def _described(described: list[Description], pipeline: Pipeline) -> Dataset:
     """Return a data set of no more than what all silos agree about."""
-    schema = fitted.schema
-    classes, target = schema.label.classes, schema.label.target
-    shape = (len(schema.features), schema.window) if schema.window else (len(schema.features),)
+    classes, target = pipeline.label.classes, pipeline.label.target
+    if isinstance(pipeline, Scaling):
+        shape, schema = pipeline.shape, comparable(pipeline)
+    else:
+        width, schema = len(pipeline.features), pipeline
+        shape = (width, schema.window) if schema.window else (width,)
     one, none = (
         Rows(np.zeros((rows, *shape), np.float32), hollow_targets(target, np.zeros(rows, np.int64), len(classes)))
         for rows in (1, 0)
@@ -144,8 +176,8 @@ def _described(fitted: Fitted) -> Dataset:
         train=one,
         test=none,
         classes=classes,
-        features=schema.features,
-        differences=differences(schema, fitted.described),
-        silos=fitted.described,
-        schema=schema,
+        features=pipeline.features,
+        differences=differences(schema, described),
+        silos=tuple(described),
+        schema=pipeline,
     )

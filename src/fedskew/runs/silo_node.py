@@ -19,8 +19,11 @@ from fedskew.data.dataset import Split, datasets
 from fedskew.data.federation import Federation
 from fedskew.data.fitting import Description, Fitted
 from fedskew.data.partition import Partition
+from fedskew.data.readers.array_silo import ArraySilo
+from fedskew.data.readers.silo_files import is_arrays
 from fedskew.data.readers.table import Parted, SiloTables, converted
-from fedskew.data.schema import Schema
+from fedskew.data.schema import Scaling, Schema, pipeline_from
+from fedskew.data.silo import TableSilo
 from fedskew.deploy.node import Node, facts_of
 from fedskew.deploy.requests import Question, Refusal, Tell, from_bytes, to_bytes
 from fedskew.models.build import build
@@ -64,32 +67,45 @@ class SiloNode:
         request = from_bytes(content)
         match request:
             case Question(what="describe"):
-                return to_bytes(_without_examples(self.part.silo.describe(request.content)))
+                return to_bytes(_without_examples(self.silo.describe(request.content)))
             case Question():
-                return to_bytes(getattr(self.part.silo, request.what)(request.content))
+                return to_bytes(getattr(self.silo, request.what)(request.content))
             case Tell():
                 return to_bytes(facts_of(self.fed, {}))
             case _:
                 return self.node.answer(content)
 
     @cached_property
-    def part(self) -> Parted:
-        """The table of the silo, its rows divided as the run wants it."""
+    def part(self) -> Parted | ArraySilo:
+        """The table or the arrays of the silo, its rows divided as the run wants it."""
         options = json.loads(str(self.about["options"]))
         choice = choose({"name": "silos", **options, "paths": (str(self.path),)})
+        share, seed = float(self.about["validation"]), int(self.about["seed"])
+        validation = Split("validation", share, seed) if share else None
+        if is_arrays(self.path):
+            return ArraySilo(self.name, self.path, choice.options, validation)
         read = datasets.get(choice.name)(**choice.options)
         if not isinstance(read, SiloTables) or len(read.tables) != 1:
-            raise FedskewError(f"{self.path} is not one table: a node has one CSV or Parquet file")
-        share, seed = float(self.about["validation"]), int(self.about["seed"])
+            raise FedskewError(f"{self.path} is not one table: a node has one CSV, Parquet or NPZ file")
         (table,) = read.tables.values()
-        return table.parted(self.name, self.name, Split("validation", share, seed) if share else None)
+        return table.parted(self.name, self.name, validation)
+
+    @property
+    def silo(self) -> TableSilo | ArraySilo:
+        """What answers the questions of a fit."""
+        return self.part if isinstance(self.part, ArraySilo) else self.part.silo
 
     @cached_property
     def fed(self) -> Federation:
         """The rows of the silo as a federation of one client, by the schema of all."""
-        schema = Schema.from_json(json.loads(str(self.about["schema"])))
-        described = self.part.silo.describe(self.part.table.request(compared=True))
-        data = converted(self.part, Fitted(schema, (described,)))
+        pipeline, part = pipeline_from(json.loads(str(self.about["schema"]))), self.part
+        if isinstance(part, ArraySilo):
+            assert isinstance(pipeline, Scaling), "a run has files of one kind"
+            data = part.converted(pipeline)
+        else:
+            assert isinstance(pipeline, Schema), "a run has files of one kind"
+            described = part.silo.describe(part.table.request(compared=True))
+            data = converted(part, Fitted(pipeline, (described,)))
         return Federation(data, Partition.from_lists([np.arange(len(data.train))]))
 
     @property

@@ -1,5 +1,6 @@
 """Rows that are arrays (images, numeric features): split, standardise on training rows, convert."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -41,18 +42,10 @@ class Arrays:
 
     def build(self, name: str, validation: Split | None) -> Dataset:
         """Split, fit the standardisation on the training rows, and convert."""
-        train, notes = self.train, self.notes
+        train, test, held = self.parted(name, validation)
+        notes = self.notes
         if isinstance(self.test, Split):
-            train, test = self._set_aside(name, train, self.test)
             notes += (split_note(self.test, train.target) + (", by each client for itself" if self.silos else ""),)
-        else:
-            test = self.test
-        held: Rows | None = None
-        if validation is not None:
-            train, held = self._set_aside(name, train, validation)
-        for label, part in (("train", train), ("test", test), ("validation", held)):
-            if part is not None:
-                _refuse_nan(f"{name}: {label}", part.x)
         offset, factor = self._fit(train)
         if self.scaled is not None:
             train = replace(train, unit=1 / factor)
@@ -68,37 +61,44 @@ class Arrays:
             groups=self.groups,
             features=self.features,
             notes=notes + self._scale_notes(offset, factor, "channels" if train.x.ndim > 2 else "columns"),
-            silos=(described := self._described(train, test) if self.silos else ()),
-            differences=differences(self._as_schema(train.x, target), described),
+            silos=(described := self.described(train, test) if self.silos else ()),
+            differences=differences(comparable(scaling), described),
         )
 
-    def _described(self, train: Rows, test: Rows) -> tuple[Description, ...]:
+    def parted(self, name: str, validation: Split | None) -> tuple[Rows, Rows, Rows | None]:
+        """Return the rows for training, test and validation; NaN in any of them is refused."""
+        train, held = self.train, None
+        if isinstance(self.test, Split):
+            train, test = self._set_aside(name, train, self.test)
+        else:
+            test = self.test
+        if validation is not None:
+            train, held = self._set_aside(name, train, validation)
+        for label, part in (("train", train), ("test", test), ("validation", held)):
+            if part is not None:
+                _refuse_nan(f"{name}: {label}", part.x)
+        return train, test, held
+
+    def described(self, train: Rows, test: Rows) -> tuple[Description, ...]:
         """Return what each client tells about itself: its classes and, of a table, the quartiles of its columns."""
         result = []
         for client, own in zip(self.groups, self._pieces(train), strict=True):
             x, number = train.x[own], self.groups.index(client)
             columns: dict[str, ColumnFacts] = {}
             if x.ndim == 2:
+                titles = self.features or tuple(map(str, range(x.shape[1])))
                 ends = np.quantile(x, [0, 0.25, 0.5, 0.75, 1], axis=0).T.tolist()
                 columns = {
                     title: ColumnFacts("number", str(low), 0, low, high, (first, middle, third))
-                    for title, (low, first, middle, third, high) in zip(self._titles(x), ends, strict=True)
+                    for title, (low, first, middle, third, high) in zip(titles, ends, strict=True)
                 }
             classes: dict[str, int] = {}
             if train.target == "class":
                 more = test.y[test.group == number] if test.group is not None else test.y[:0]
                 counts = np.bincount(np.concatenate([train.y[own], more]), minlength=len(self.classes)).tolist()
                 classes = {name: count for name, count in zip(self.classes, counts, strict=True) if count}
-            result.append(Description(client, len(own), columns, classes))
+            result.append(Description(client, len(own), columns, classes, x.shape[1:]))
         return tuple(result)
-
-    def _titles(self, x: Numbers) -> tuple[str, ...]:
-        return self.features or tuple(str(number) for number in range(x.shape[1]))
-
-    def _as_schema(self, x: Numbers, label: Label) -> Schema:
-        """Return the columns of a table of numbers, for comparing clients."""
-        columns = tuple(Numeric(title, 0.0, 0.0, 1.0) for title in self._titles(x)) if x.ndim == 2 else ()
-        return Schema(columns, label)
 
     def _pieces(self, part: Rows) -> list[Ints]:
         """Return the rows of each client, or all of them."""
@@ -122,7 +122,7 @@ class Arrays:
         if self.scaled is not None:
             mean, deviation = moments(*[x[rows] for rows in self._pieces(train)] if self.silos else [x])
             offset[self.scaled] = mean[self.scaled]
-            factor[self.scaled] = 1 / np.where(deviation > 0, deviation, 1)[self.scaled]
+            factor[self.scaled] = factor_of(deviation)[self.scaled]
         return offset, factor
 
     def _scale_notes(self, offset: Floats, factor: Floats, what: str) -> tuple[str, ...]:
@@ -160,14 +160,18 @@ def split_note(split: Split, target: Target = "class") -> str:
 
 def moments(*parts: Numbers) -> tuple[Floats, Floats]:
     """Return mean and standard deviation of every entry of the second axis, over all the others and all parts."""
-    each = [_moments_of(x, len(parts) > 1) for x in parts]
-    merged = [Moments.merged(same) for same in zip(*each, strict=True)]
+    return merged_moments([moments_of(x, len(parts) > 1) for x in parts])
+
+
+def merged_moments(parts: Sequence[Sequence[Moments]]) -> tuple[Floats, Floats]:
+    """Return mean and standard deviation of every entry of the second axis from the moments of all parts."""
+    merged = [Moments.merged(same) for same in zip(*parts, strict=True)]
     mean, deviation = (np.array([getattr(one, what) for one in merged]) for what in ("mean", "deviation"))
     # Rounding leaves a constant column with a deviation of about 1e-16 of its value: that is still constant.
     return mean, np.where(deviation <= 1e-12 * np.abs(mean), 0.0, deviation)
 
 
-def _moments_of(x: Numbers, merged: bool) -> list[Moments]:
+def moments_of(x: Numbers, merged: bool) -> list[Moments]:
     """Return the moments of every entry of the second axis, in two passes; merging needs the mean's error as well."""
     axes = (0, *range(2, x.ndim))
     count = max(1, x.size // max(1, x.shape[1]))
@@ -179,6 +183,19 @@ def _moments_of(x: Numbers, merged: bool) -> list[Moments]:
         squares = squares + (apart**2).sum(axis=axes)
     columns = zip(mean.tolist(), error.tolist(), squares.tolist(), strict=True)
     return [Moments(count, *column) for column in columns]
+
+
+def factor_of(deviation: Floats) -> Floats:
+    """Return what brings numbers of these deviations to deviation 1; constant ones stay as they are."""
+    factor: Floats = 1 / np.where(deviation > 0, deviation, 1)
+    return factor
+
+
+def comparable(scaling: Scaling) -> Schema:
+    """Return the columns of a table of numbers as those of a schema, for comparing clients; images have none."""
+    titles = scaling.features or tuple(map(str, range(scaling.shape[0])))
+    columns = tuple(Numeric(title, 0.0, 0.0, 1.0) for title in titles) if len(scaling.shape) == 1 else ()
+    return Schema(columns, scaling.label)
 
 
 def _along_second_axis(values: Floats, dimensions: int) -> Floats:

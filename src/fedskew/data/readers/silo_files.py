@@ -13,7 +13,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_npz, reading
 from fedskew.core.registry import AtLeastOne, NonNegative
 from fedskew.data.cells import label_columns, need_column
-from fedskew.data.convert import client_parts, part_from
+from fedskew.data.convert import Loose, client_parts, part_from
 from fedskew.data.dataset import Rows, Split, datasets
 from fedskew.data.readers.arrays import Arrays, everything
 from fedskew.data.readers.table import SiloTables, Table
@@ -81,7 +81,7 @@ def silos(
     label = label or recorded.get("label")
     common = Path(paths[0]).expanduser() / record["test"] if record.get("test") else None
     split = Split("test", test, split_seed)
-    if all(path.suffix == ".npz" for path in files.values()):
+    if all(map(is_arrays, files.values())):
         return _arrays(files, common, split, options, record)
     if label is None:
         raise FedskewError(f"{', '.join(paths)}: label= is missing: the column with the class")
@@ -116,6 +116,11 @@ def _typed(value: Any) -> Any:
 def is_pattern(path: str) -> bool:
     """Return whether a path is a pattern for the names of files."""
     return any(sign in path for sign in "*?[") and not Path(path).expanduser().exists()
+
+
+def is_arrays(path: Path) -> bool:
+    """Return whether a file is one of arrays, and no table."""
+    return path.suffix == ".npz"
 
 
 def holds_tables(folder: Path) -> bool:
@@ -184,7 +189,7 @@ def _tests(names: Iterable[str]) -> set[str]:
 
 
 def _tables(files: Mapping[str, Path], label: str, options: Mapping[str, Any]) -> "dict[str, Frame]":
-    if odd := [path for path in files.values() if path.suffix == ".npz"]:
+    if odd := [path for path in files.values() if is_arrays(path)]:
         raise FedskewError(f"{odd[0]} holds arrays, and other files tables: give files of one kind")
     columns = {name: column_names(path, options["separator"]) for name, path in files.items()}
     every = dict.fromkeys(column for names in columns.values() for column in names)
@@ -216,14 +221,12 @@ def _arrays(
     target: Target = record.get("target_kind", "class") if encoded else options["target"]
     tests = _tests(files)
     clients = [name for name in files if name not in tests]
-    loose = {}
+    loose: dict[str, Loose] = {}
     for name, path in files.items():
         arrays = read_npz(path)
-        if "series" in arrays and not tests and common is None:
-            raise FedskewError(f"{path} holds windows that overlap, and no test rows: split again with test=0.2, say")
-        loose[name] = part_from(str(path), pick(path, arrays, "")[:2], target)
-        if "x_test" in arrays:
-            loose[name + TEST] = part_from(str(path), pick(path, arrays, "_test")[:2], target)
+        if not tests and common is None:
+            refuse_windows(path, arrays)
+        loose |= loose_parts(name, path, arrays, target)
     tested = [name for name in clients if name + TEST in loose]
     if common is not None and not tested:
         loose[TEST] = part_from(str(common), pick(common, read_npz(common), "")[:2], target)
@@ -240,6 +243,20 @@ def _arrays(
     scaled = everything(train.x) if options["standardize"] and not encoded else None
     features = tuple(record["features"]) if encoded else ()
     return Arrays(train, test, classes, tuple(clients), features, scaled=scaled, silos=True)
+
+
+def refuse_windows(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Raise an error for windows from which test rows would be drawn, which would overlap with others."""
+    if "series" in arrays:
+        raise FedskewError(f"{path} holds windows that overlap, and no test rows: split again with test=0.2, say")
+
+
+def loose_parts(name: str, path: Path, arrays: Mapping[str, Any], target: Target) -> dict[str, Loose]:
+    """Return the rows of a client's NPZ file by its name, and its test rows, if it has some."""
+    found = {name: part_from(str(path), pick(path, arrays, "")[:2], target)}
+    if "x_test" in arrays:
+        found[name + TEST] = part_from(str(path), pick(path, arrays, "_test")[:2], target)
+    return found
 
 
 def _grouped(rows: Rows, number: int) -> Rows:

@@ -4,7 +4,7 @@ import csv as text_table
 import io
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -273,7 +273,7 @@ def column_names(path: Path, separator: Separator = "comma") -> list[str]:
         return list(_parquet().ParquetFile(path).schema_arrow.names)
 
 
-def pick(path: Path, arrays: dict[str, NDArray[Any]], ending: str) -> tuple[NDArray[Any], ...]:
+def pick(path: Path, arrays: Mapping[str, NDArray[Any]], ending: str) -> tuple[NDArray[Any], ...]:
     """Return the arrays x, y and, if there is one, group of an NPZ file; ``ending`` selects its test arrays."""
     for name in ("x", "y"):
         if name + ending not in arrays:

@@ -1,0 +1,148 @@
+"""A silo of arrays: a client's NPZ file, which answers the questions of a fit; and the scaling that all share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import read_npz
+from fedskew.data.cells import (
+    class_counts,
+    label_matrix,
+    names_in_order,
+    number_groups,
+    numbers,
+    refuse_one_class,
+)
+from fedskew.data.convert import Loose
+from fedskew.data.dataset import Dataset, Rows, Split
+from fedskew.data.fitting import Description, Moments, Request, Silos
+from fedskew.data.readers.arrays import Arrays, factor_of, merged_moments, moments_of
+from fedskew.data.readers.silo_files import loose_parts, refuse_windows
+from fedskew.data.schema import Label, Scaling
+from fedskew.data.targets import Target, Targets
+
+LABEL = "y"  # the array with the targets
+
+
+class ArraySilo:
+    """A client's arrays, its rows divided; classes are numbered for this client alone until there is a scaling.
+
+    Args:
+        name: the name of the client
+        path: its NPZ file: x and y, and perhaps x_test and y_test
+        options: those of the data set ``silos``
+        validation: how validation rows are drawn, if any are
+    """
+
+    def __init__(self, name: str, path: Path, options: Mapping[str, Any], validation: Split | None) -> None:
+        if options["label"] != LABEL:
+            raise FedskewError(f"{path} holds arrays, with the targets in {LABEL}: say label={LABEL}")
+        arrays, target = read_npz(path), options["target"]
+        loose = list(loose_parts(name, path, arrays, target).values())
+        if len(loose) == 1:
+            refuse_windows(path, arrays)
+        elif loose[1].x.shape[1:] != loose[0].x.shape[1:]:
+            raise FedskewError(
+                f"{name}: test rows of shape {loose[1].x.shape[1:]}, training rows of shape {loose[0].x.shape[1:]}"
+            )
+        targets, self._counts = _targets(name, loose, target)
+        train, *tested = (Rows(part.x, y) for part, y in zip(loose, targets, strict=True))
+        self._classes = names_in_order([self._counts])
+        test = tested[0] if tested else Split("test", options["test"], options["split_seed"])
+        self._arrays = Arrays(train, test, self._classes, (name,))
+        self.name = name
+        self.train, self.test, self.validation = self._arrays.parted(name, validation)
+
+    def describe(self, request: Request) -> Description:
+        """Say what the arrays have."""
+        (described,) = self._arrays.described(self.train, self.test)
+        return replace(described, classes=self._counts)
+
+    def add_up(self, fills: Mapping[str, float]) -> dict[str, Moments]:
+        """Return the moments of some columns or channels, by their numbers."""
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused when all are added up
+            found = moments_of(self.train.x, merged=True)
+        return {title: found[int(title)] for title in fills}
+
+    def converted(self, scaling: Scaling) -> Dataset:
+        """Return the rows of this client, by a scaling that was fitted on the rows of all."""
+
+        def encoded(rows: Rows) -> Rows:
+            y = rows.y
+            if scaling.label.target == "class":
+                place = {text: number for number, text in enumerate(scaling.label.classes)}
+                y = np.array([place[text] for text in self._classes], dtype=np.int64)[y]
+            return Rows(scaling.encode(rows.x), y, np.zeros(len(rows), dtype=np.int64))
+
+        return Dataset(
+            name=self.name,
+            train=encoded(self.train),
+            test=encoded(self.test),
+            validation=None if self.validation is None else encoded(self.validation),
+            classes=scaling.label.classes,
+            groups=(self.name,),
+            schema=scaling,
+        )
+
+
+def _targets(name: str, parts: list[Loose], target: Target) -> tuple[list[Targets], dict[Any, int]]:
+    """Return the targets of all parts, and how many rows there are of each class or label."""
+    if target == "labels":
+        if len({len(part.y) for part in parts}) > 1:
+            raise FedskewError(f"{name}: y and y_test have other numbers of labels: give files of one kind")
+        matrices = [label_matrix(name, part.y) for part in parts]
+        return [*matrices], dict(zip(parts[0].y, np.concatenate(matrices).sum(axis=0).tolist(), strict=True))
+    columns = [part.y["0"] for part in parts]
+    if target == "number":
+        return [numbers(name, LABEL, column) for column in columns], {}
+    return [*number_groups(name, LABEL, columns)[0]], class_counts(name, LABEL, columns)
+
+
+def fit_arrays(name: str, silos: Silos, request: Request) -> Scaling:
+    """Fit one scaling for the arrays of all silos, from their moments."""
+    described = silos.describe(request)
+    shape = _one_shape(name, described)
+    offset, factor = np.zeros(shape[0]), np.ones(shape[0])
+    if request.standardize:
+        fills = dict.fromkeys(map(str, range(shape[0])), 0.0)
+        offset, deviation = merged_moments([[part[title] for title in fills] for part in silos.add_up(fills)])
+        if not np.isfinite([offset, deviation]).all():
+            raise FedskewError(f"{name}: x holds numbers too large to add up: scale them")
+        factor = factor_of(deviation)
+    label = Label((LABEL,), request.target, _names(name, described, request.target))
+    return Scaling(shape, tuple(offset.tolist()), tuple(factor.tolist()), label)
+
+
+def _one_shape(name: str, described: Sequence[Description]) -> tuple[int, ...]:
+    """Return the shape that a row has in all silos."""
+    first = next(one for one in described if one.shape is not None)
+    assert first.shape is not None  # for type checkers
+    for one in described:
+        if one.shape is None:
+            raise FedskewError(f"{name}: {first.name} holds arrays, and {one.name} a table: give files of one kind")
+        if one.shape != first.shape:
+            raise FedskewError(
+                f"{name}: {one.name} has rows of shape {one.shape}, and {first.name} has rows of shape {first.shape}: "
+                "give files of one kind"
+            )
+    return first.shape
+
+
+def _names(name: str, described: Sequence[Description], target: Target) -> tuple[str, ...]:
+    """Return the names of the classes of all silos, or of the labels, of which all have the same."""
+    if target == "class":
+        names = names_in_order(one.classes for one in described)
+        refuse_one_class(name, LABEL, names)
+        return names
+    first = described[0]
+    for one in described:
+        if one.classes.keys() != first.classes.keys():
+            raise FedskewError(
+                f"{name}: {one.name} has {len(one.classes)} labels a row, and {first.name} has {len(first.classes)}: "
+                "give files of one kind"
+            )
+    return tuple(map(str, first.classes))

@@ -1,0 +1,184 @@
+"""Checks of what nodes tell before round 1, on which all that follows is built: kinds, limits, and that it adds up."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints
+from fedskew.data.cells import text_of
+from fedskew.data.fitting import BINS, ColumnFacts, Description, Interval, Kind, Moments, Request, step_of
+from fedskew.data.schema import Label
+from fedskew.deploy.requests import Facts
+
+MOST_ROWS = 10**8  # of a node: a server lays out as many numbers
+MOST_NUMBERS = 2**28  # of a row: the smallest model has as many weights
+_LONGEST_NAME, _SHOWN = 200, 80  # characters
+
+
+def checked_description(told: Description, request: Request) -> Description:
+    """Return what a silo tells about itself; an error names the silo and the value that cannot be."""
+    name = told.name
+    good = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
+    _need(good, "its name", name, f"1 to {_LONGEST_NAME} characters that can be printed")
+    try:
+        _whole(told.rows, "rows", 1, MOST_ROWS)
+        _need(type(told.columns) is dict and _texts(told.columns), "columns", told.columns, "columns by name")
+        for title, facts in told.columns.items():
+            _check_column(facts, f"column {title!r}", told.rows)
+        if told.shape is not None:
+            _check_shape(told, told.shape)
+        _check_classes(told, request)
+    except FedskewError as problem:
+        raise FedskewError(f"{name}: {problem}") from None
+    return told
+
+
+def _check_column(facts: ColumnFacts, what: str, rows: int) -> None:
+    _need(isinstance(facts, ColumnFacts), what, facts, "facts about a column")
+    _need(isinstance(facts.kind, str) and facts.kind in get_args(Kind), f"{what}: kind", facts.kind, "a kind of column")
+    _need(isinstance(facts.example, str), f"{what}: example", facts.example, "a text")
+    _whole(facts.missing, f"{what}: missing", 0, rows)
+    _whole(facts.texts, f"{what}: texts", 0, rows)
+    ends, numbers = (facts.low, facts.high), facts.kind == "number" and facts.missing < rows
+    _need(all(type(end) is float for end in ends), f"{what}: low and high", ends, "two numbers")
+    if numbers:
+        for end in ends:
+            _finite(end, f"{what}: low and high")
+        _need(facts.low <= facts.high, f"{what}: low and high", ends, "the smaller one first")
+    else:
+        _need(ends == (math.inf, -math.inf), f"{what}: low and high", ends, "none without numbers")
+    if facts.quartiles is not None:
+        _need(type(facts.quartiles) is tuple and len(facts.quartiles) == 3, f"{what}: quartiles", facts.quartiles, "3")
+        for quartile in facts.quartiles:
+            _finite(quartile, f"{what}: quartiles")
+        inside = [facts.low, *facts.quartiles, facts.high]
+        _need(inside == sorted(inside), f"{what}: quartiles", facts.quartiles, "numbers in order, from low to high")
+    _counted(facts.counts, f"{what}: counts", 1, rows)
+    _need(_texts(facts.counts), f"{what}: counts", facts.counts, "categories by name")
+    if facts.kind == "text" and not (facts.texts and not facts.counts):
+        _need(sum(facts.counts.values()) == rows, f"{what}: counts", facts.counts, f"{rows} rows in all")
+
+
+def _check_shape(told: Description, shape: tuple[int, ...]) -> None:
+    good = type(shape) is tuple and len(shape) > 0 and all(type(size) is int and size > 0 for size in shape)
+    _need(good and math.prod(shape) <= MOST_NUMBERS, "shape", shape, f"sizes of at most {MOST_NUMBERS:,} numbers")
+    titles = list(map(str, range(shape[0]))) if len(shape) == 1 else []
+    _need(list(told.columns) == titles, "columns", list(told.columns), f"those of arrays of shape {shape}")
+    for title, facts in told.columns.items():
+        _need(facts.kind == "number" and not facts.missing, f"column {title!r}", facts, "numbers without gaps")
+
+
+def _check_classes(told: Description, request: Request) -> None:
+    classes, kinds = told.classes, (bool, int, float, str)
+    _counted(classes, "classes", 1 if request.target == "class" else 0, MOST_ROWS)
+    good = all(type(one) in kinds and (type(one) is not float or math.isfinite(one)) for one in classes)
+    _need(good, "classes", list(classes), "whole numbers or texts")
+    if request.target == "class":
+        _need(sum(classes.values()) >= told.rows, "classes", classes, f"the classes of {told.rows} rows and more")
+    elif request.target == "labels" and told.shape is not None:
+        _need(len(classes) > 0 and _texts(classes), "classes", classes, "labels by name")
+    else:
+        _need(not classes, "classes", classes, "none")
+
+
+def checked_counts(
+    told: Mapping[str, Any], asked: Mapping[str, Sequence[Interval]], expected: Mapping[str, Sequence[int]]
+) -> Mapping[str, Any]:
+    """Return how many numbers are in the bins of intervals; in each interval there are as many as it told before."""
+    _names(told, expected, "counts")
+    for title, totals in expected.items():
+        found, what = told[title], f"counts of column {title!r}"
+        _need(type(found) is list and len(found) == len(totals), what, found, f"{len(totals)} arrays")
+        for counts, total, interval in zip(found, totals, asked[title], strict=True):
+            _array(counts, what, BINS)
+            _need(int(counts.sum()) == total, what, int(counts.sum()), f"{total} numbers in interval {interval}")
+    return told
+
+
+def inside(told: Sequence[tuple[Interval, Ints]], interval: Interval) -> int | None:
+    """Return how many numbers are in an interval that is a bin of one that was counted; None if it is of none."""
+    for whole, counts in told:
+        if whole[0] <= interval[0] and interval[1] <= whole[1]:
+            return int(counts[(interval[0] - whole[0]) // step_of(whole)])
+    return None
+
+
+def checked_moments(told: Mapping[str, Any], titles: Mapping[str, float], count: int) -> Mapping[str, Moments]:
+    """Return the moments of columns, each of so many numbers."""
+    _names(told, titles, "moments")
+    for title in titles:
+        found, what = told[title], f"moments of column {title!r}"
+        _need(isinstance(found, Moments), what, found, "moments")
+        _whole(found.count, f"{what}: count", count, count)
+        for part in ("mean", "error", "squares"):
+            _finite(getattr(found, part), f"{what}: {part}")
+        _need(found.squares >= 0, f"{what}: squares", found.squares, "a sum of squares")
+    return told
+
+
+def checked_facts(told: Facts, described: Description, request: Request, label: Label, validation: bool) -> Facts:
+    """Return the numbers of rows of a client, which are those that it has described."""
+    _need(isinstance(told.name, str) and told.name == described.name, "its name", told.name, repr(described.name))
+    size = len(label.classes) if label.target == "class" else 1
+    total = np.zeros(size, dtype=np.int64)
+    for part, there in {"train": True, "test": True, "validation": validation, "held_out": False}.items():
+        counts, what = getattr(told, part), f"{part} rows"
+        if not there:
+            _need(counts is None, what, counts, "none")
+            continue
+        _array(counts, what, size)
+        _whole(int(counts.sum()), what, 1, MOST_ROWS)
+        total += counts
+    rows = int(told.train.sum())
+    if request.window:  # rows are windows, of which there are at most as many
+        _whole(rows, "train rows", 1, described.rows)
+        return told
+    _whole(rows, "train rows", described.rows, described.rows)
+    if label.target == "class":
+        own = dict.fromkeys(label.classes, 0)
+        for value, count in described.classes.items():
+            own[text_of(value)] += count
+        _need(total.tolist() == [*own.values()], "rows of each class", total.tolist(), str([*own.values()]))
+    return told
+
+
+def _need(good: bool, what: str, value: Any, expected: str) -> None:
+    if not good:
+        shown = repr(value)
+        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+        raise FedskewError(f"{what}: told {shown}, expected {expected}")
+
+
+def _whole(value: Any, what: str, low: int, high: int) -> None:
+    expected = f"{low:,}" if low == high else f"a whole number from {low:,} to {high:,}"
+    _need(type(value) is int and low <= value <= high, what, value, expected)
+
+
+def _finite(value: Any, what: str) -> None:
+    _need(type(value) is float and math.isfinite(value), what, value, "a finite number")
+
+
+def _texts(names: Mapping[Any, Any]) -> bool:
+    return all(isinstance(name, str) for name in names)
+
+
+def _counted(counts: Any, what: str, low: int, high: int) -> None:
+    _need(type(counts) is dict, what, counts, "numbers by name")
+    for name, count in counts.items():
+        _whole(count, f"{what} of {name!r}", low, high)
+
+
+def _names(told: Mapping[str, Any], expected: Mapping[str, Any], what: str) -> None:
+    odd = sorted(str(name) for name in told.keys() ^ expected.keys())
+    _need(not odd, f"{what}: columns", odd, "the columns that were asked for")
+
+
+def _array(counts: Any, what: str, size: int) -> None:
+    """Refuse what is not so many counts."""
+    good = isinstance(counts, np.ndarray) and counts.dtype == np.int64 and counts.shape == (size,)
+    described = f"{counts.dtype} of shape {counts.shape}" if isinstance(counts, np.ndarray) else counts
+    _need(good, what, described, f"int64 of shape {(size,)}")
+    _need(bool((counts >= 0).all() and (counts <= MOST_ROWS).all()), what, counts, f"numbers from 0 to {MOST_ROWS:,}")
