@@ -236,6 +236,7 @@ def test_methods_are_those_of_the_loop_engine_and_strangers_are_not_let_in(machi
     told = [one.communicate(timeout=PATIENCE)[0] for one in began]
     for method, said in zip(methods, told, strict=True):
         assert (machines.folder / method / "run" / "summary.json").exists(), said
+        assert f"{method}: round 3/3  test accuracy" in said
         found = machines.finished(method)
         assert_same_run(found, in_one_place(machines.paths, method, eval_every=3))
         assert list(found.final_clients["name"]) == list(NAMES)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from flwr.serverapp import ServerApp
 
+from fedskew.cli.console import print_summary, show_progress
 from fedskew.core.config import Experiment
 from fedskew.deploy.flower_grid import GridTransport, nodes_of
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.report.page import PageWriter
 from fedskew.report.prometheus import serving_metrics
+from fedskew.runs.choices import spell
 from fedskew.runs.deployment import run_on_nodes
 from fedskew.runs.event_log import recording
 
@@ -31,4 +33,8 @@ def main(grid: "Grid", context: "Context") -> None:
         found = nodes_of(grid, count, timeout)
         nodes = Nodes(GridTransport(grid, dict(enumerate(found)), timeout), log.unanswered)
         experiment = Experiment(**tomllib.loads(str(config["experiment"])))
-        run_on_nodes(nodes, len(found), experiment, folder, [PageWriter(), log, *metrics])
+        name = spell("algorithm", experiment.algorithm)
+        with show_progress([name], experiment.rounds) as callbacks_of:
+            callbacks = [PageWriter(), log, *metrics, *callbacks_of(name)]
+            done = run_on_nodes(nodes, len(found), experiment, folder, callbacks)
+    print_summary([name], [done.summary], folder, done.summary, as_json=False)
