@@ -91,6 +91,7 @@ DESCRIPTIONS: dict[str, tuple[Change, str]] = {
     "classes below 0": (described(classes={"sick": -3, "well": 60}), "classes of 'sick': told -3"),
     "a class that is no number": (described(classes={math.nan: 60}), r"classes: told \[nan\]"),
     "a table as arrays": (described(shape=(4,)), "columns: told .*expected those of arrays of shape"),
+    "a long shape": (described(shape=(2**28,)), r"columns: told .*expected those of arrays of shape \(268435456,\)"),
     "a shape": (described(shape=(0, -1)), r"shape: told \(0, -1\), expected sizes"),
     "a shape without end": (described(shape=(10**6, 10**6)), r"shape: told \(1000000, 1000000\)"),
 }
