@@ -192,6 +192,13 @@ def test_a_line_that_is_cut_anywhere_breaks_nothing(tmp_path: Path):
         assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:kept]) + b'{"event": "end"}\n'
 
 
+def test_a_long_line_that_is_cut_is_removed(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "start"}\n{"event": "nodes", "clients": ["' + b"a" * 2**18)
+    append_line(path, b'{"event": "end"}\n')
+    assert path.read_bytes() == b'{"event": "start"}\n{"event": "end"}\n'
+
+
 def test_the_log_of_a_run_of_another_process_is_left_alone(tmp_path: Path):
     with locked(tmp_path), pytest.raises(KeyError), recording(tmp_path):
         raise KeyError
