@@ -1,6 +1,7 @@
 """Runs on silos' own files: the numbers of a simulation, few messages, no values, clear errors, and going on again."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,35 @@ def test_two_silos_of_one_name(started: Callable[..., Run], silos: SilosInProces
     silos.own = {"name": "hospital_B"}
     with pytest.raises(FedskewError, match="several nodes are named hospital_B: start them with names of their own"):
         started("fedavg")
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_does_not_go_on_with_other_values(silos: SilosInProcess, tmp_path: Path, finished: bool):
+    """The numbers of rows are the same; means and deviations, by which features are made, are not."""
+
+    class Killed(BaseException):
+        pass
+
+    class Mortal(SilosInProcess):
+        def ask(self, requests: Any, about: Any) -> dict[int, bytes]:
+            if self.rounds.count("Train") == 2 and not finished:
+                raise Killed
+            return super().ask(requests, about)
+
+    def go(transport: SilosInProcess) -> Run:
+        experiment = Experiment(
+            data="silos:label=outcome", model="logreg", **{**SETTINGS, "rounds": 3, "checkpoint_every": 1}
+        )
+        return run_on_nodes(Nodes(transport), 3, experiment, tmp_path / "run")
+
+    with nullcontext() if finished else pytest.raises(Killed):
+        go(Mortal(sorted(silos.paths), tmp_path / "state"))
+    path = sorted(silos.paths)[1]
+    frame = pd.read_csv(path)
+    frame["age"] += 1
+    frame.to_csv(path, index=False)
+    with pytest.raises(FedskewError, match=r"the nodes' files give another schema \(columns\) than when the run began"):
+        go(SilosInProcess(sorted(silos.paths), tmp_path / "state"))
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedbuff:buffer=2"])
