@@ -10,7 +10,9 @@ import pytest
 import torch
 from tests.deploy.conftest import CLIENTS, Pair
 
+from fedskew.algorithms.contract import Report
 from fedskew.core.errors import FedskewError
+from fedskew.deploy.checks import checked_update
 from fedskew.deploy.flower_grid import nodes_of
 from fedskew.deploy.remote_clients import REFUSED
 from fedskew.deploy.requests import Refusal, Scored, Waiting, from_bytes, to_bytes
@@ -207,6 +209,16 @@ def test_a_client_cannot_say_that_it_has_more_rows_or_is_another(pair: Callable[
     lies.transport.changed = answering(Updates, lie)
     assert column(lies.remote.advance(), "weight") == column(honest.remote.advance(), "weight")
     same_state(lies, honest)
+
+
+def test_what_the_server_has_sent_is_not_taken_from_an_answer():
+    sent, one = {"rate": np.ones(1), "loss_before": np.zeros(1)}, np.ones(1, dtype=np.int64)
+    asked = Updates(Report(2 * one, 10 * one, 3 * one, np.zeros(1), np.zeros(1), sent), {}, {}, {})
+    numbers = {"rate": np.full(1, 9.0), "loss_before": np.full(1, 0.5)}
+    told = replace(asked, report=Report(one, 99 * one, 4 * one, np.full(1, 0.7), np.full(1, 0.8), numbers))
+    found = checked_update(told, asked).report
+    assert [found.clients[0], found.sizes[0], found.steps[0], found.numbers["rate"][0]] == [2, 10, 3, 1.0]
+    assert [found.loss[0], found.accuracy[0], found.numbers["loss_before"][0]] == [0.7, 0.8, 0.5]
 
 
 def test_scores_of_another_form_are_left_out(pair: Callable[..., Pair]):

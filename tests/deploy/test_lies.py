@@ -203,6 +203,15 @@ def test_who_tells_the_truth_is_believed(tmp_path: Path):
     assert (found["names"].counts, found["names"].texts, found["once"].missing) == ({}, rows, rows - 1)
 
 
+def test_arrays_have_no_gaps():
+    facts = ColumnFacts("number", "1", 0, 1.0, 2.0, (1.0, 1.5, 2.0))
+    honest, request = Description("a", 5, {"0": facts}, {0: 5}, shape=(1,)), Request("y")
+    assert checked_description(honest, request) is honest
+    for odd in (replace(facts, missing=1), replace(facts, kind="time", low=math.inf, high=-math.inf, quartiles=None)):
+        with pytest.raises(FedskewError, match=r"a: column '0': told .*, expected numbers without gaps"):
+            checked_description(replace(honest, columns={"0": odd}), request)
+
+
 @pytest.mark.parametrize("target", ["number", "labels"])
 def test_other_targets_have_no_classes(target: Any):
     facts = ColumnFacts("number", "1", 0, 1.0, 2.0, (1.0, 1.5, 2.0))

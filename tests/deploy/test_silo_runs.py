@@ -114,6 +114,32 @@ def test_no_value_of_a_row_is_in_any_message(started: Callable[..., Run], silos:
     assert_hidden(b"".join(silos.sent), largest, run.server.fed.data.schema)
 
 
+def test_tables_with_semicolons(tmp_path: Path):
+    silos = SilosInProcess(write_silos(tmp_path, numbers=False), tmp_path / "state")
+    for path in silos.paths:
+        path.write_text(path.read_text().replace(",", ";"))
+    experiment = Experiment(data="silos:label=outcome,separator=semicolon", model="logreg", **{**SETTINGS, "rounds": 1})
+    assert len(run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run").rounds) == 1
+
+
+def test_a_silo_whose_rows_change_in_a_run_is_left_out(tmp_path: Path):
+    class Growing(SilosInProcess):
+        def ask(self, requests: Any, about: Any) -> dict[int, bytes]:
+            if self.rounds[-1:] == ["Tell"]:
+                text = self.paths[1].read_text()
+                self.paths[1].write_text(text + text.split("\n", 1)[1])
+            return super().ask(requests, about)
+
+    silos = Growing(write_silos(tmp_path, numbers=False), tmp_path / "state")
+    experiment = Experiment(data="silos:label=outcome", model="logreg", **{**SETTINGS, "rounds": 1})
+    with pytest.warns(UserWarning, match="left out") as warned:
+        run = run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run")
+    told = " ".join(str(one.message) for one in warned)
+    assert "hospital_B: this is client 1 with 96 rows, asked as client [1] with [48]: its rows have changed" in told
+    assert "hospital_B: sums/train are over 96 rows, expected at most 48" in told
+    assert run.rounds["dropped"].tolist() == [1]
+
+
 def test_a_silo_that_fails_is_named(started: Callable[..., Run], silos: SilosInProcess):
     silos.silent = {1}
     with pytest.raises(FedskewError, match="1 of 3 clients did not answer in time"):
