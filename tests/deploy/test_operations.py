@@ -199,7 +199,16 @@ def test_a_long_line_that_is_cut_is_removed(tmp_path: Path):
     assert path.read_bytes() == b'{"event": "start"}\n{"event": "end"}\n'
 
 
+def test_nothing_is_written_into_a_folder_that_is_no_run_of_nodes(go: Callable[..., Path], tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/notes.txt").write_text("mine")
+    with pytest.raises(FedskewError, match="run"):
+        go()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
 def test_the_log_of_a_run_of_another_process_is_left_alone(tmp_path: Path):
+    (tmp_path / "nodes.json").touch()
     with locked(tmp_path), pytest.raises(KeyError), recording(tmp_path):
         raise KeyError
     assert not (tmp_path / "events.jsonl").exists()

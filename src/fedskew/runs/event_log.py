@@ -18,7 +18,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.lock import locked
 from fedskew.deploy.remote_clients import UnansweredError
 from fedskew.runs.callbacks import Callback
-from fedskew.runs.folder import EVENTS, Row, RunFolder, to_json
+from fedskew.runs.folder import EVENTS, OF_NODES, Row, RunFolder, to_json
 from fedskew.runs.run import Run
 from fedskew.runs.runner import only_warned
 from fedskew.server.server import RoundResult, Server
@@ -79,10 +79,12 @@ class EventLog(Callback):
         self.note("end", round=self._round)
 
     def failed(self, problem: BaseException) -> None:
-        """Write why the run has stopped, unless another process is at work in its folder.
+        """Write why the run has stopped, unless another process is at work in its folder, or it is none of nodes.
 
         Of what nodes say themselves, which may quote their files, nothing is written.
         """
+        if not (self._folder / OF_NODES).exists():
+            return
         with suppress(FedskewError, OSError), locked(self._folder):
             self._begin()
             self._note_checkpoint()
