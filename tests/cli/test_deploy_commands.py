@@ -59,6 +59,8 @@ def test_keys_are_private_and_belong_together(keys: Command, capsys: pytest.Capt
         x509.load_pem_x509_certificate(Path("keys", name).read_bytes()) for name in ("ca.crt", "server.crt")
     )
     server.verify_directly_issued_by(authority)
+    signs, serves = (one.extensions.get_extension_for_class(x509.BasicConstraints).value for one in (authority, server))
+    assert (signs.ca, signs.path_length, serves.ca) == (True, 0, False)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
     assert {str(ip) for ip in names.get_values_for_type(x509.IPAddress)} == {"10.0.0.7", "127.0.0.1", "::1"}
@@ -199,17 +201,18 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert not started
 
 
-def test_a_certificate_that_has_ended(
-    keys: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("days", "which"), [(400, "server.crt"), (-1, "ca.crt")])
+def test_a_certificate_that_has_ended_or_not_begun(
+    keys: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, days: int, which: str
 ):
-    class Later(datetime):
+    class Other(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> datetime:
-            return datetime.now(tz) + timedelta(days=400)
+            return datetime.now(tz) + timedelta(days=days)
 
-    monkeypatch.setattr("fedskew.deploy.certificates.datetime", Later)
+    monkeypatch.setattr("fedskew.deploy.certificates.datetime", Other)
     assert keys("server --keys keys --state s --port 18765") == 2
-    assert "keys/server.crt is valid from" in complaint(capsys)
+    assert f"keys/{which} is valid from" in complaint(capsys)
 
 
 def test_without_flower(keys: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
