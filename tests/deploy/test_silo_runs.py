@@ -114,6 +114,15 @@ def test_no_value_of_a_row_is_in_any_message(started: Callable[..., Run], silos:
     assert_hidden(b"".join(silos.sent), largest, run.server.fed.data.schema)
 
 
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])
+def test_nodes_may_join_in_any_order(tmp_path: Path, order: tuple[int, ...]):
+    paths = write_silos(tmp_path, numbers=False)
+    silos = SilosInProcess([paths[number] for number in order], tmp_path / "state")
+    experiment = Experiment(data="silos:label=outcome", model="logreg", **SETTINGS)
+    assert_same_run(run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run"), in_one_place(paths, "fedavg"))
+    assert silos.paths == paths
+
+
 def test_tables_with_semicolons(tmp_path: Path):
     silos = SilosInProcess(write_silos(tmp_path, numbers=False), tmp_path / "state")
     for path in silos.paths:
