@@ -176,6 +176,15 @@ def test_another_version_is_refused(
         started("fedavg")
 
 
+def test_a_run_does_not_go_on_with_other_nodes(started: Callable[..., Run], silos: SilosInProcess):
+    started("fedavg", rounds=1)
+    silos.own = {"name": "clinic"}
+    with pytest.raises(
+        FedskewError, match=r"is a run of hospital_A, hospital_B, .*there are clinic, hospital_B, .*same"
+    ):
+        started("fedavg", rounds=1)
+
+
 def test_two_silos_of_one_name(started: Callable[..., Run], silos: SilosInProcess):
     silos.own = {"name": "hospital_B"}
     with pytest.raises(FedskewError, match="several nodes are named hospital_B: start them with names of their own"):
