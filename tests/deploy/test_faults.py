@@ -138,6 +138,25 @@ def test_a_client_that_measures_nothing_does_not_train(pair: Callable[..., Pair]
     assert [row["client"] for row in result.clients if row["weight"] > 0] == [c for c in range(CLIENTS) if c != BAD]
 
 
+def test_one_is_too_late_to_measure_and_another_does_not_answer(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+):
+    both = pair("fedbs")
+    measure = both.remote.participation._measure
+
+    def first_is_late(plan: Any, traffic: Any) -> Any:
+        measured, waited = measure(plan, traffic)
+        return replace(measured, late=plan.clients == 0), waited
+
+    monkeypatch.setattr(both.remote.participation, "_measure", first_is_late)
+    both.transport.silent = {BAD}
+    with pytest.warns(UserWarning, match=f"client {BAD}: no answer in time"):
+        result = both.remote.advance()
+    late = {row["client"]: bool(row["late"]) for row in result.clients}
+    assert late == {client: client in (0, BAD) for client in range(CLIENTS)}
+    assert {row["client"] for row in result.clients if row["weight"] > 0} == {1, 3, 4}
+
+
 def test_a_client_that_measures_nan_trains(pair: Callable[..., Pair]):
     both = pair("fedbs")
     both.transport.changed = answering(
