@@ -218,6 +218,16 @@ def test_the_log_of_a_run_of_another_process_is_left_alone(tmp_path: Path):
     assert read_events(tmp_path)[1]["reason"] == "'why'"
 
 
+def test_the_checkpoint_of_a_run_that_stops_is_noted_before_the_error(tmp_path: Path):
+    (tmp_path / "nodes.json").touch()
+    log = EventLog(tmp_path)
+    log.note("start")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/00000003.json").touch()
+    log.failed(KeyError())
+    assert named(lines(tmp_path)) == ["start", "checkpoint 3", "error"]
+
+
 def test_a_log_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path):
     (tmp_path / "events.jsonl").mkdir()
     log = EventLog(tmp_path)
