@@ -1,6 +1,7 @@
 """``fedskew keys``, ``server``, ``node`` and ``deploy``: what they write and start, and what they refuse before it."""
 
 import os
+import shlex
 import socket
 import ssl
 import sys
@@ -19,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedskew.core.config import Experiment
+from fedskew.deploy.flower_app import Deployment
 
 Command = Callable[[str], Any]
 TABLE = "age,colour,outcome\n1,red,sick\n2,blue,well\n"
@@ -57,6 +59,8 @@ def test_keys_are_private_and_belong_together(keys: Command, capsys: pytest.Capt
         x509.load_pem_x509_certificate(Path("keys", name).read_bytes()) for name in ("ca.crt", "server.crt")
     )
     server.verify_directly_issued_by(authority)
+    signs, serves = (one.extensions.get_extension_for_class(x509.BasicConstraints).value for one in (authority, server))
+    assert (signs.ca, signs.path_length, serves.ca) == (True, 0, False)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
     assert {str(ip) for ip in names.get_values_for_type(x509.IPAddress)} == {"10.0.0.7", "127.0.0.1", "::1"}
@@ -134,6 +138,14 @@ def test_a_node_is_started_on_its_file(keys: Command, started: list[Any]):
     assert around["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
+@pytest.mark.parametrize("sign", [";", "\t", " "])
+def test_a_node_takes_tables_with_other_separators(keys: Command, started: list[Any], sign: str):
+    """The experiment says which one it is, and a node knows no experiment when it starts."""
+    Path("a.csv").write_text(TABLE.replace(",", sign) + sign.join(["1,5", "red", "well"]) + "\n")
+    assert keys("node --data a.csv --server h:8000 --insecure --state s") == 0
+    assert len(started) == 1
+
+
 def test_insecure_must_be_asked_for(keys: Command, started: list[Any], capsys: pytest.CaptureFixture[str]):
     Path("e.toml").write_text(EXPERIMENT)
     for command in ("server --state s", "server --state s --keys keys --insecure", "deploy e.toml --nodes 2 --out o"):
@@ -154,6 +166,7 @@ def test_what_is_wrong_is_said_before_anything_starts(
 ):
     node = "node --state s --server h:8000 --ca keys/ca.crt --key keys/nodes/a --data "
     Path("empty.csv").write_text("age,outcome\n")
+    Path("cut.csv").write_text("the age,outcome\n1,sick,2\n")
     Path("text.csv").write_bytes(b"\xff\xfe\0\0nothing")
     Path("loose").write_bytes(Path("keys/nodes/a").read_bytes())
     Path("loose").chmod(0o640)
@@ -164,6 +177,10 @@ def test_what_is_wrong_is_said_before_anything_starts(
         for command, message in [
             (f"server --keys keys --state s --port {port}", f"port {port} of 127.0.0.1 cannot be used"),
             (f"{node}a.csv --port {port}", f"port {port} of 127.0.0.1 cannot be used"),
+            ("server --keys keys --state s --port 70000", "--port 70000: give a number from 1 to 65535"),
+            (f"{node}a.csv --port 0", "--port 0: give a number from 1 to 65535"),
+            (f"{node}cut.csv", "cut.csv"),
+            ("keys other --host a --days 99999999", "99999999"),
             ("server --keys nowhere --state s", "nowhere/ca.crt is not there: give --keys, a folder with ca.crt"),
             (f"{node}nothing.csv", "nothing.csv is not there: give --data FILE"),
             (f"{node}empty.csv", "empty.csv has no rows"),
@@ -184,17 +201,18 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert not started
 
 
-def test_a_certificate_that_has_ended(
-    keys: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("days", "which"), [(400, "server.crt"), (-1, "ca.crt")])
+def test_a_certificate_that_has_ended_or_not_begun(
+    keys: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, days: int, which: str
 ):
-    class Later(datetime):
+    class Other(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> datetime:
-            return datetime.now(tz) + timedelta(days=400)
+            return datetime.now(tz) + timedelta(days=days)
 
-    monkeypatch.setattr("fedskew.deploy.certificates.datetime", Later)
+    monkeypatch.setattr("fedskew.deploy.certificates.datetime", Other)
     assert keys("server --keys keys --state s --port 18765") == 2
-    assert "keys/server.crt is valid from" in complaint(capsys)
+    assert f"keys/{which} is valid from" in complaint(capsys)
 
 
 def test_without_flower(keys: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
@@ -242,6 +260,21 @@ def test_an_app_is_configuration_and_says_how_to_run_it(keys: Command, capsys: p
     assert keys("deploy e.toml --nodes 3 --keys keys --out other --server fl.example.org") == 2
     assert "--server fl.example.org: give HOST:PORT" in complaint(capsys)
     assert not Path("other").exists()
+
+
+def test_commands_can_be_pasted_whatever_folders_are_named():
+    told = [
+        shlex.split(command) for _, command in Deployment(Path("an out"), "h:1", Path("my keys"), 2, 5.0).commands()
+    ]
+    assert told[0][2:4] == ["--keys", "my keys"]
+    assert told[1][1:] == [
+        f"FLWR_HOME={Path.cwd()}/an out/flower",
+        "flwr",
+        "supernode",
+        "register",
+        "my keys/nodes/NAME.pub",
+    ]
+    assert told[3][-2:] == [f"{Path.cwd()}/an out/app", "--stream"]
 
 
 def test_metrics_are_served_where_a_port_is_given(keys: Command, capsys: pytest.CaptureFixture[str]):

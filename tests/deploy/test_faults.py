@@ -10,9 +10,12 @@ import pytest
 import torch
 from tests.deploy.conftest import CLIENTS, Pair
 
+from fedskew.algorithms.contract import Report
 from fedskew.core.errors import FedskewError
+from fedskew.deploy.checks import checked_update
 from fedskew.deploy.flower_grid import nodes_of
-from fedskew.deploy.requests import Scored, Waiting, from_bytes, to_bytes
+from fedskew.deploy.remote_clients import REFUSED
+from fedskew.deploy.requests import Refusal, Scored, Waiting, from_bytes, to_bytes
 from fedskew.engine.job import Updates
 
 BAD = 2  # the client that fails
@@ -40,9 +43,9 @@ def renamed(update: Updates) -> Updates:
 
 
 @contextmanager
-def left_out(reason: str) -> Iterator[None]:
-    with pytest.warns(UserWarning, match=rf"1 of {CLIENTS} clients are left out: client {BAD}: {reason}"):
-        yield
+def left_out(reason: str) -> Iterator[Any]:
+    with pytest.warns(UserWarning, match=rf"1 of {CLIENTS} clients are left out: client {BAD}: {reason}") as warned:
+        yield warned
 
 
 def column(result: Any, name: str) -> list[Any]:
@@ -135,6 +138,25 @@ def test_a_client_that_measures_nothing_does_not_train(pair: Callable[..., Pair]
     assert [row["client"] for row in result.clients if row["weight"] > 0] == [c for c in range(CLIENTS) if c != BAD]
 
 
+def test_one_is_too_late_to_measure_and_another_does_not_answer(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+):
+    both = pair("fedbs")
+    measure = both.remote.participation._measure
+
+    def first_is_late(plan: Any, traffic: Any) -> Any:
+        measured, waited = measure(plan, traffic)
+        return replace(measured, late=plan.clients == 0), waited
+
+    monkeypatch.setattr(both.remote.participation, "_measure", first_is_late)
+    both.transport.silent = {BAD}
+    with pytest.warns(UserWarning, match=f"client {BAD}: no answer in time"):
+        result = both.remote.advance()
+    late = {row["client"]: bool(row["late"]) for row in result.clients}
+    assert late == {client: client in (0, BAD) for client in range(CLIENTS)}
+    assert {row["client"] for row in result.clients if row["weight"] > 0} == {1, 3, 4}
+
+
 def test_a_client_that_measures_nan_trains(pair: Callable[..., Pair]):
     both = pair("fedbs")
     both.transport.changed = answering(
@@ -208,6 +230,16 @@ def test_a_client_cannot_say_that_it_has_more_rows_or_is_another(pair: Callable[
     same_state(lies, honest)
 
 
+def test_what_the_server_has_sent_is_not_taken_from_an_answer():
+    sent, one = {"rate": np.ones(1), "loss_before": np.zeros(1)}, np.ones(1, dtype=np.int64)
+    asked = Updates(Report(2 * one, 10 * one, 3 * one, np.zeros(1), np.zeros(1), sent), {}, {}, {})
+    numbers = {"rate": np.full(1, 9.0), "loss_before": np.full(1, 0.5)}
+    told = replace(asked, report=Report(one, 99 * one, 4 * one, np.full(1, 0.7), np.full(1, 0.8), numbers))
+    found = checked_update(told, asked).report
+    assert [found.clients[0], found.sizes[0], found.steps[0], found.numbers["rate"][0]] == [2, 10, 3, 1.0]
+    assert [found.loss[0], found.accuracy[0], found.numbers["loss_before"][0]] == [0.7, 0.8, 0.5]
+
+
 def test_scores_of_another_form_are_left_out(pair: Callable[..., Pair]):
     matrix = {"confusion": np.ones((2, 2))}
     wrong = {
@@ -227,6 +259,70 @@ def test_scores_of_another_form_are_left_out(pair: Callable[..., Pair]):
         with left_out(reason):
             result = both.remote.advance()
         assert np.isfinite(result.round["test_accuracy"])
+
+
+def sums(part: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Scored], Scored]:
+    """Return a lie about the sums of one part of the data."""
+    return lambda s: replace(s, parts={**s.parts, part: {**s.parts[part], **change(s.parts[part])}})
+
+
+def off_diagonal(found: dict[str, Any]) -> dict[str, Any]:
+    matrix = found["confusion"].copy()
+    matrix[0, 1] += 2 * found["rows"]
+    matrix[1, 0] -= 2 * found["rows"]
+    return {"confusion": matrix}
+
+
+LIES = {
+    "sums/train are over .* rows, expected at most": sums("train", lambda s: {"rows": np.array(s["rows"] * 1000)}),
+    "sums/test are over .* rows, expected at most": sums("test", lambda s: {"rows": np.array(s["rows"] + 1e6)}),
+    "sums/test are over nan rows": sums("test", lambda s: {"rows": np.array(np.nan)}),
+    "sums/test are over -": sums("test", lambda s: {"rows": np.array(-s["rows"])}),
+    r"sums/test/confusion has .* rows, expected": sums("test", lambda s: {"confusion": s["confusion"] * 0}),
+    "sums/test count something else than .* rows": sums("test", off_diagonal),
+    "sums/train count something else": sums("train", lambda s: {"confusion": s["confusion"] * np.nan}),
+}
+
+
+@pytest.mark.parametrize("reason", LIES)
+def test_scores_over_other_rows_than_a_client_has_are_left_out(pair: Callable[..., Pair], reason: str, tmp_path):
+    both, without = pair("fedavg", rounds=1), pair("fedavg", rounds=1, folder=tmp_path / "silent")
+    both.transport.changed = answering(Scored, LIES[reason])
+    with left_out(reason):
+        found = both.remote.advance().round
+
+    def silent(client: int, content: bytes) -> bytes:
+        return b"" if client == BAD and isinstance(from_bytes(content), Scored) else content
+
+    without.transport.changed = silent
+    with left_out("a message of 0 bytes"):
+        assert found["test_accuracy"] == without.remote.advance().round["test_accuracy"]
+
+
+def test_the_last_table_has_the_rows_that_the_server_knows(pair: Callable[..., Pair]):
+    both = pair("fedavg", rounds=1)
+    both.remote.advance()
+    both.transport.changed = answering(Scored, lambda s: replace(s, row={**s.row, "rows": 10**9, "client": 77}))
+    table = both.remote.final_clients().table
+    assert [(row["client"], row["rows"]) for row in table] == list(enumerate(both.plain.fed.partition.sizes))
+    for row in ({3: 1.0}, {"a\nb": 1.0}, [1.0], 3):
+        both.transport.changed = answering(Scored, lambda s, row=row: replace(s, row=row))
+        with left_out("its last row has something else than numbers by name"):
+            assert len(both.remote.final_clients().table) == CLIENTS - 1
+
+
+REFUSALS = [Refusal("\x1b[2J\n" + "x" * 30_000), Refusal(5), Refusal(None), Refusal("", of_flower=np.zeros(2))]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=["long", "number", "nothing", "array"])
+def test_whatever_a_node_refuses_with_is_one_line(pair: Callable[..., Pair], refusal: Refusal):
+    both, noted = pair("fedavg"), list[str]()
+    both.remote.remote.nodes.unanswered = lambda asked, reasons: noted.extend(reasons.values())
+    both.transport.changed = lambda client, found: to_bytes(refusal) if client == BAD else found
+    with left_out("") as warned:
+        both.remote.advance()
+    assert all(len(told) < 2000 and told.isprintable() for told in map(str, (one.message for one in warned)))
+    assert noted == [REFUSED] * 2  # to train, and to evaluate: in the log it has no words
 
 
 def test_a_client_that_does_not_measure_does_not_train(pair: Callable[..., Pair]):
@@ -278,6 +374,32 @@ def test_clients_that_exchange_statistics_go_on_without_one(pair: Callable[..., 
     assert any("client 0: no answer in time" in one for one in told)
     assert any("client 4: it exchanges a NoneType, expected a tensor" in one for one in told)
     assert column(result, "dropped") == [1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (None, "it still waits for an exchange"),
+        (torch.zeros(3, dtype=torch.uint16), r"it exchanges torch.uint16 of shape \(3,\), expected statistics"),
+        (torch.tensor(1.0), r"it exchanges torch.float32 of shape \(\), expected statistics"),
+    ],
+    ids=["for ever", "whole numbers", "one number"],
+)
+def test_a_client_that_goes_on_to_wait_is_left_out(pair: Callable[..., Pair], sent: Any, reason: str):
+    """The others have ended by then, and the round goes on with them."""
+    both, honest = pair("fedtan", rounds=1), list[torch.Tensor]()
+
+    def changed(client: int, content: bytes) -> bytes:
+        answer = from_bytes(content)
+        if client == BAD and isinstance(answer, Waiting):
+            honest.append(answer.sent)
+        waits = client == BAD and isinstance(answer, Updates)
+        return to_bytes(Waiting(honest[0] if sent is None else sent)) if waits else content
+
+    both.transport.changed = changed
+    with pytest.warns(UserWarning, match=f"client {BAD}: {reason}"):
+        result = both.remote.advance()
+    assert column(result, "dropped") == [int(client == BAD) for client in range(CLIENTS)]
 
 
 @pytest.mark.filterwarnings(f"ignore:.*client {BAD}. no answer in time:UserWarning")

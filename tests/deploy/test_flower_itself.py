@@ -1,11 +1,16 @@
 """What is relied on, and what is not, in the installed version of Flower."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedskew.deploy import prompt_node
 from fedskew.deploy.flower_processes import node_process
 from fedskew.deploy.prompt_node import Pace
 
@@ -36,6 +41,17 @@ def test_a_node_looks_soon_after_a_message_and_seldom_after_a_while(monkeypatch:
     pace.sleep(0.5)
     pace.sleep(3)
     assert waited == pytest.approx([0.1, 1.0, 3.0, 0.1, 0.1])
+
+
+def test_a_node_ends_with_what_answers_its_messages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    ended: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *given: ended.append(given))
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"]) as answering:
+        prompt_node._end_with(answering)
+    assert ended == [(os.getpid(), signal.SIGTERM)]
+    assert "what answers messages has ended (status 7)" in capsys.readouterr().err
 
 
 def test_only_the_processes_of_a_node_know_its_secret(tmp_path: Path):

@@ -63,6 +63,12 @@ def test_answers_errors_and_silence():
     assert found[4] == found[5] == b""  # nothing of ours, which is refused when it is read
 
 
+def test_a_message_does_not_outlive_the_wait_for_its_answer():
+    """A node that comes back after an hour would do the work of that hour first."""
+    asked(grid := Grid(content({ANSWER: b"fine"})), timeout=5.0)
+    assert [message.metadata.ttl for message in grid.sent] == [65.0]
+
+
 @pytest.mark.parametrize(("code", "of_flower"), [(0, False), (1, False), (2, False), (5, True), (6, False), (8, True)])
 def test_errors_in_words_of_flower_are_known(code: int, of_flower: bool):
     """Only these are fit for a log: other errors may quote what is in a node's file."""

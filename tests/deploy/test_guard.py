@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedskew.deploy.guarded_link import OnlyNodes
+from fedskew.deploy.guarded_link import OnlyNodes, main
 
 
 def answered(path: str, client: Any, kind: str = "http") -> list[Any]:
@@ -39,6 +39,18 @@ def test_nodes_may_from_anywhere():
     assert answered("/v1/fleet/activate-node", ("10.0.0.8", 5))[0]["status"] == 200
     assert answered("/health", ("10.0.0.8", 5))[0]["status"] == 200
     assert answered("/v1/fleet-of-others", ("10.0.0.8", 5))[0]["status"] == 403
+
+
+def test_the_guard_is_before_all_that_flower_has(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("flwr", reason="needs fedskew[flower]")
+    from flwr.superlink import cli, extensions
+
+    monkeypatch.setattr(extensions, "get_middleware", lambda: ("Flower's own",))
+    monkeypatch.setattr(cli, "flower_superlink", lambda: None)
+    main()
+    first, *others = extensions.get_middleware()
+    assert first.cls is OnlyNodes
+    assert others == ["Flower's own"]
 
 
 def test_sockets_are_closed():

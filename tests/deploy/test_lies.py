@@ -91,6 +91,7 @@ DESCRIPTIONS: dict[str, tuple[Change, str]] = {
     "classes below 0": (described(classes={"sick": -3, "well": 60}), "classes of 'sick': told -3"),
     "a class that is no number": (described(classes={math.nan: 60}), r"classes: told \[nan\]"),
     "a table as arrays": (described(shape=(4,)), "columns: told .*expected those of arrays of shape"),
+    "a long shape": (described(shape=(2**28,)), r"columns: told .*expected those of arrays of shape \(268435456,\)"),
     "a shape": (described(shape=(0, -1)), r"shape: told \(0, -1\), expected sizes"),
     "a shape without end": (described(shape=(10**6, 10**6)), r"shape: told \(1000000, 1000000\)"),
 }
@@ -200,6 +201,15 @@ def test_who_tells_the_truth_is_believed(tmp_path: Path):
     found = told.columns
     assert {facts.kind for facts in found.values()} == {"number", "text", "time", "empty"}
     assert (found["names"].counts, found["names"].texts, found["once"].missing) == ({}, rows, rows - 1)
+
+
+def test_arrays_have_no_gaps():
+    facts = ColumnFacts("number", "1", 0, 1.0, 2.0, (1.0, 1.5, 2.0))
+    honest, request = Description("a", 5, {"0": facts}, {0: 5}, shape=(1,)), Request("y")
+    assert checked_description(honest, request) is honest
+    for odd in (replace(facts, missing=1), replace(facts, kind="time", low=math.inf, high=-math.inf, quartiles=None)):
+        with pytest.raises(FedskewError, match=r"a: column '0': told .*, expected numbers without gaps"):
+            checked_description(replace(honest, columns={"0": odd}), request)
 
 
 @pytest.mark.parametrize("target", ["number", "labels"])

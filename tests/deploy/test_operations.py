@@ -192,7 +192,23 @@ def test_a_line_that_is_cut_anywhere_breaks_nothing(tmp_path: Path):
         assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:kept]) + b'{"event": "end"}\n'
 
 
+def test_a_long_line_that_is_cut_is_removed(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "start"}\n{"event": "nodes", "clients": ["' + b"a" * 2**18)
+    append_line(path, b'{"event": "end"}\n')
+    assert path.read_bytes() == b'{"event": "start"}\n{"event": "end"}\n'
+
+
+def test_nothing_is_written_into_a_folder_that_is_no_run_of_nodes(go: Callable[..., Path], tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/notes.txt").write_text("mine")
+    with pytest.raises(FedskewError, match="run"):
+        go()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
 def test_the_log_of_a_run_of_another_process_is_left_alone(tmp_path: Path):
+    (tmp_path / "nodes.json").touch()
     with locked(tmp_path), pytest.raises(KeyError), recording(tmp_path):
         raise KeyError
     assert not (tmp_path / "events.jsonl").exists()
@@ -200,6 +216,16 @@ def test_the_log_of_a_run_of_another_process_is_left_alone(tmp_path: Path):
         raise KeyError("why")
     assert [event["event"] for event in read_events(tmp_path)] == ["start", "error"]
     assert read_events(tmp_path)[1]["reason"] == "'why'"
+
+
+def test_the_checkpoint_of_a_run_that_stops_is_noted_before_the_error(tmp_path: Path):
+    (tmp_path / "nodes.json").touch()
+    log = EventLog(tmp_path)
+    log.note("start")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/00000003.json").touch()
+    log.failed(KeyError())
+    assert named(lines(tmp_path)) == ["start", "checkpoint 3", "error"]
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path):

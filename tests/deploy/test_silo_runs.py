@@ -1,6 +1,7 @@
 """Runs on silos' own files: the numbers of a simulation, few messages, no values, clear errors, and going on again."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,41 @@ def test_no_value_of_a_row_is_in_any_message(started: Callable[..., Run], silos:
     assert_hidden(b"".join(silos.sent), largest, run.server.fed.data.schema)
 
 
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])
+def test_nodes_may_join_in_any_order(tmp_path: Path, order: tuple[int, ...]):
+    paths = write_silos(tmp_path, numbers=False)
+    silos = SilosInProcess([paths[number] for number in order], tmp_path / "state")
+    experiment = Experiment(data="silos:label=outcome", model="logreg", **SETTINGS)
+    assert_same_run(run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run"), in_one_place(paths, "fedavg"))
+    assert silos.paths == paths
+
+
+def test_tables_with_semicolons(tmp_path: Path):
+    silos = SilosInProcess(write_silos(tmp_path, numbers=False), tmp_path / "state")
+    for path in silos.paths:
+        path.write_text(path.read_text().replace(",", ";"))
+    experiment = Experiment(data="silos:label=outcome,separator=semicolon", model="logreg", **{**SETTINGS, "rounds": 1})
+    assert len(run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run").rounds) == 1
+
+
+def test_a_silo_whose_rows_change_in_a_run_is_left_out(tmp_path: Path):
+    class Growing(SilosInProcess):
+        def ask(self, requests: Any, about: Any) -> dict[int, bytes]:
+            if self.rounds[-1:] == ["Tell"]:
+                text = self.paths[1].read_text()
+                self.paths[1].write_text(text + text.split("\n", 1)[1])
+            return super().ask(requests, about)
+
+    silos = Growing(write_silos(tmp_path, numbers=False), tmp_path / "state")
+    experiment = Experiment(data="silos:label=outcome", model="logreg", **{**SETTINGS, "rounds": 1})
+    with pytest.warns(UserWarning, match="left out") as warned:
+        run = run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run")
+    told = " ".join(str(one.message) for one in warned)
+    assert "hospital_B: this is client 1 with 96 rows, asked as client [1] with [48]: its rows have changed" in told
+    assert "hospital_B: sums/train are over 96 rows, expected at most 48" in told
+    assert run.rounds["dropped"].tolist() == [1]
+
+
 def test_a_silo_that_fails_is_named(started: Callable[..., Run], silos: SilosInProcess):
     silos.silent = {1}
     with pytest.raises(FedskewError, match="1 of 3 clients did not answer in time"):
@@ -140,10 +176,48 @@ def test_another_version_is_refused(
         started("fedavg")
 
 
+def test_a_run_does_not_go_on_with_other_nodes(started: Callable[..., Run], silos: SilosInProcess):
+    started("fedavg", rounds=1)
+    silos.own = {"name": "clinic"}
+    with pytest.raises(
+        FedskewError, match=r"is a run of hospital_A, hospital_B, .*there are clinic, hospital_B, .*same"
+    ):
+        started("fedavg", rounds=1)
+
+
 def test_two_silos_of_one_name(started: Callable[..., Run], silos: SilosInProcess):
     silos.own = {"name": "hospital_B"}
     with pytest.raises(FedskewError, match="several nodes are named hospital_B: start them with names of their own"):
         started("fedavg")
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_does_not_go_on_with_other_values(silos: SilosInProcess, tmp_path: Path, finished: bool):
+    """The numbers of rows are the same; means and deviations, by which features are made, are not."""
+
+    class Killed(BaseException):
+        pass
+
+    class Mortal(SilosInProcess):
+        def ask(self, requests: Any, about: Any) -> dict[int, bytes]:
+            if self.rounds.count("Train") == 2 and not finished:
+                raise Killed
+            return super().ask(requests, about)
+
+    def go(transport: SilosInProcess) -> Run:
+        experiment = Experiment(
+            data="silos:label=outcome", model="logreg", **{**SETTINGS, "rounds": 3, "checkpoint_every": 1}
+        )
+        return run_on_nodes(Nodes(transport), 3, experiment, tmp_path / "run")
+
+    with nullcontext() if finished else pytest.raises(Killed):
+        go(Mortal(sorted(silos.paths), tmp_path / "state"))
+    path = sorted(silos.paths)[1]
+    frame = pd.read_csv(path)
+    frame["age"] += 1
+    frame.to_csv(path, index=False)
+    with pytest.raises(FedskewError, match=r"the nodes' files give another schema \(columns\) than when the run began"):
+        go(SilosInProcess(sorted(silos.paths), tmp_path / "state"))
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedbuff:buffer=2"])

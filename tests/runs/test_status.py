@@ -5,7 +5,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,20 @@ def test_how_long_nothing_was_written(run: Path):
             os.utime(path, (then, then))
         now = status(run)
         assert (now.state, now.seconds_left) == ("running", 0.0)  # the next round is long overdue
+
+
+def test_a_file_that_gets_its_name_meanwhile_is_no_matter(run: Path, monkeypatch: pytest.MonkeyPatch):
+    inside = [*run.iterdir()]
+    (run / "gone.part").touch()
+    monkeypatch.setattr(Path, "iterdir", lambda folder: _one_vanishes(folder, inside))
+    assert status(run).seconds_since_write < 1e6
+
+
+def _one_vanishes(folder: Path, inside: list[Path]) -> Iterator[Path]:
+    yield from inside
+    gone = folder / "gone.part"
+    yield gone
+    gone.unlink(missing_ok=True)
 
 
 def test_a_line_in_the_middle_of_being_written_is_not_read(run: Path):

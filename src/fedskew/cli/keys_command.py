@@ -27,7 +27,9 @@ def keys(
     nodes: Annotated[
         str | None, typer.Option("--nodes", metavar="A,B,C", help="names of the nodes", show_default=False)
     ] = None,
-    days: Annotated[int, typer.Option("--days", min=1, help="days for which the server's certificate is valid")] = 365,
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=3650, help="days for which the server's certificate is valid")
+    ] = 365,
 ) -> None:
     """Make a certificate for the server and a pair of keys for each node; nothing is overwritten.
 

@@ -14,6 +14,7 @@ from fedskew.core.trees import Tensors, Tree, tensors_of, unsqueezed
 from fedskew.deploy.requests import to_bytes
 from fedskew.engine.job import Updates
 from fedskew.engine.plan import Plan
+from fedskew.tasks.additive import COUNTED, Sums
 from fedskew.topology.collector import BUFFERS
 
 LARGEST = 2**28  # bytes of an answer whose size cannot be known
@@ -51,6 +52,19 @@ def finite(tree: Tree, where: str) -> None:
     """Raise an error unless all numbers are finite."""
     if not all(bool(torch.isfinite(value).all()) for value in tensors_of(tree)):
         raise FedskewError(f"{where} has NaN or infinite numbers")
+
+
+def checked_sums(found: Sums, most: int, where: str) -> Sums:
+    """Return sums that are over no more rows than a client has, and in which rows are counted once."""
+    rows = float(found["rows"])
+    if not 0 <= rows <= most:
+        raise FedskewError(f"{where} are over {rows:,g} rows, expected at most {most:,}")
+    counts = [found[name] for name in COUNTED if name in found]
+    if not all(bool(((each >= 0) & (each <= rows)).all()) for each in counts):
+        raise FedskewError(f"{where} count something else than {rows:,g} rows")
+    if "confusion" in found and found["confusion"].sum() != rows:
+        raise FedskewError(f"{where}/confusion has {found['confusion'].sum():,g} rows, expected {rows:,g}")
+    return found
 
 
 def expected_update(plan: Plan, sent: Tree, reported: tuple[str, ...]) -> Updates:

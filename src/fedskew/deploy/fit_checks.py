@@ -65,8 +65,9 @@ def _check_column(facts: ColumnFacts, what: str, rows: int) -> None:
 def _check_shape(told: Description, shape: tuple[int, ...]) -> None:
     good = type(shape) is tuple and len(shape) > 0 and all(type(size) is int and size > 0 for size in shape)
     _need(good and math.prod(shape) <= MOST_NUMBERS, "shape", shape, f"sizes of at most {MOST_NUMBERS:,} numbers")
-    titles = list(map(str, range(shape[0]))) if len(shape) == 1 else []
-    _need(list(told.columns) == titles, "columns", list(told.columns), f"those of arrays of shape {shape}")
+    width = shape[0] if len(shape) == 1 else 0
+    named = len(told.columns) == width and list(told.columns) == list(map(str, range(width)))
+    _need(named, "columns", list(told.columns), f"those of arrays of shape {shape}")
     for title, facts in told.columns.items():
         _need(facts.kind == "number" and not facts.missing, f"column {title!r}", facts, "numbers without gaps")
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedskew import __version__
@@ -78,14 +79,15 @@ class Deployment:
         """Return what is to be done, in order, and by which command."""
         host, _, port = self.server.rpartition(":")
         where = "" if host in ("127.0.0.1", "localhost") else " --host 0.0.0.0"
-        flwr = f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={self.folder.absolute() / FLOWER} flwr"
-        secure = f"--keys {self.keys}" if self.keys else "--insecure"
+        folder, keys = self.folder.absolute(), quote(str(self.keys))
+        flwr = f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={quote(str(folder / FLOWER))} flwr"
+        secure = f"--keys {keys}" if self.keys else "--insecure"
         start = ("on the server, which stays", f"fedskew server {secure}{where} --port {port} --state STATE")
         own = "--key nodes/NAME --ca ca.crt" if self.keys else "--insecure"
         join = (
             f"on each of the {self.nodes} nodes, which stay",
             f"fedskew node --data FILE.csv --server {self.server} {own} --state STATE",
         )
-        run = ("then, here", f"{flwr} run {self.folder.absolute() / APP} --stream")
-        register = [("once for each node, before it joins", f"{flwr} supernode register {self.keys}/nodes/NAME.pub")]
+        run = ("then, here", f"{flwr} run {quote(str(folder / APP))} --stream")
+        register = [("once for each node, before it joins", f"{flwr} supernode register {keys}/nodes/NAME.pub")]
         return [start, *(register if self.keys else []), join, run]

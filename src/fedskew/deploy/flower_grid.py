@@ -27,6 +27,7 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _OF_FLOWER = (3, 4, 5, 7, 8)  # codes of errors with Flower's own words: no message, node gone, app not sound or ended
+_CLOCKS = 60  # seconds by which a message outlives the wait for its answer: then, no node begins with it any more
 _POLL, _PATIENCE = 0.02, 0.1  # seconds between two looks for answers: at least, and as a share of the time so far
 
 
@@ -64,6 +65,7 @@ class GridTransport:
                 RecordDict({RECORD: ConfigRecord({**about, "client": client, REQUEST: request})}),
                 dst_node_id=self.nodes[client],
                 message_type="query.work",
+                ttl=self.timeout + _CLOCKS,
             )
             for client, request in requests.items()
         ]

@@ -6,14 +6,16 @@ import socket
 import sys
 import sysconfig
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_npz
 from fedskew.core.writing import writing
 from fedskew.data.readers.silo_files import is_arrays
-from fedskew.data.readers.user_files import pick, read_table
+from fedskew.data.readers.user_files import Separator, column_names, pick, read_table
 from fedskew.deploy.certificates import (
     CA,
     SERVER,
@@ -80,7 +82,7 @@ def node_process(
     if is_arrays(data):
         pick(data, read_npz(data), "")
     else:
-        read_table(data)
+        read_table(data, separator=_separator(data))
     port = _free_port() if port is None else port
     _check_port("127.0.0.1", port)
     own = {"data": str(data.absolute()), "state": str(_folder(state).absolute()), **({"name": name} if name else {})}
@@ -91,6 +93,15 @@ def node_process(
     where = ["--superlink", server, "--port", str(port), "--node-config", told]
     where += ["--isolation", "process", "--superexec-auth-secret-file", str(_secret(state))]
     return Process(["-m", "fedskew.deploy.prompt_node"], [*secure, *where], _around(state))
+
+
+def _separator(data: Path) -> Separator:
+    """Return the separator of a table, which only the experiment knows: the first that its header has."""
+    for separator in get_args(Separator):
+        with suppress(FedskewError):
+            if len(column_names(data, separator)) > 1:
+                return separator  # type: ignore[no-any-return]
+    return "comma"
 
 
 def _secret(state: Path) -> Path:
@@ -124,14 +135,17 @@ def check_address(address: str) -> None:
 
 def _check_port(host: str, port: int) -> None:
     """Refuse a port that something else listens on, or that cannot be had."""
+    if not 0 < port < 2**16:
+        raise FedskewError(f"--port {port}: give a number from 1 to {2**16 - 1}")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind((host, port))
-    except (OSError, OverflowError) as problem:
-        why = getattr(problem, "strerror", None) or problem
-        raise FedskewError(f"port {port} of {host} cannot be used ({why}): give another --port") from None
+    except OSError as problem:
+        raise FedskewError(
+            f"port {port} of {host} cannot be used ({problem.strerror or problem}): give another --port"
+        ) from None
 
 
 def _free_port() -> int:

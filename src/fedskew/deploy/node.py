@@ -96,7 +96,7 @@ class Files:
         write_atomically(self._path(job, round), save(flat_names(kept)))
         for path in self.folder.glob(f"{job}-*.safetensors"):
             if int(path.stem.split("-")[1]) < oldest:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     def _path(self, job: int, round: int) -> Path:
         return self.folder / f"{job}-{round}.safetensors"

@@ -84,14 +84,20 @@ class Nodes:
         self.names: Sequence[str] = ()
 
     def ask(
-        self, requests: Mapping[int, Request], kind: Kinds, check: Check | None = None, most: int = LARGEST
+        self,
+        requests: Mapping[int, Request],
+        kind: Kinds,
+        check: Check | None = None,
+        most: int = LARGEST,
+        needed: bool = True,
     ) -> dict[int, Any]:
         """Return the answers of this kind; one that is missing or not as it should be gives a warning, all an error.
 
         ``check`` returns the answer of a client, or raises an error; one of more than ``most`` bytes is not even read.
+        Where there are others to go on with, no answer is ``needed``.
         """
         answers, refusals = self._ask(requests, kind, check, most)
-        if requests and not answers:
+        if needed and requests and not answers:
             raise UnansweredError(f"none of {len(requests)} clients answered", self._reasons(refusals))
         if missing := sorted(requests.keys() - answers.keys()):
             reasons = self._reasons({client: refusals.get(client, SILENT) for client in missing})
@@ -122,8 +128,8 @@ class Nodes:
                     raise FedskewError(f"an answer of {len(content):,} bytes, expected at most {most:,}")
                 answer = from_bytes(content)
                 if isinstance(answer, Refusal):
-                    plain |= {} if answer.of_flower else {client: REFUSED}
-                    raise FedskewError(answer.reason)
+                    plain |= {} if answer.of_flower is True else {client: REFUSED}
+                    raise FedskewError(str(answer.reason))
                 if not isinstance(answer, kind):
                     raise FedskewError(f"it answered with a {type(answer).__name__}")
                 answers[client] = check(client, answer) if check else answer

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedskew.algorithms.selection import Probe
 from fedskew.batchnorm.exact import Hub
-from fedskew.batchnorm.shared import clients_share
+from fedskew.batchnorm.shared import clients_share, exchange
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tree, copied
@@ -25,6 +25,8 @@ from fedskew.engine.loop import settled
 from fedskew.engine.plan import Plan
 from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.topology.collector import BUFFERS
+
+_USES = 16  # of a BatchNorm layer in one step, at most: a client that waits more often never ends
 
 
 @dataclass
@@ -51,8 +53,18 @@ class RemoteEngine:
         }  # fmt: skip
         like = {client: self._expected(number, request.plan) for client, request in requests.items()}
 
+        meeting = exchange(job.model, job.algorithm.batchnorm, plan.steps, 0)
+        trips = dict(zip(plan.clients.tolist(), (_USES * meeting.trips * meeting.steps).tolist(), strict=True))
+
         def check(client: int, answer: Any) -> Any:
-            return _waits(answer) if isinstance(answer, Waiting) else checked_update(answer, like[client])
+            if not isinstance(answer, Waiting):
+                return checked_update(answer, like[client])
+            if len(requests[client].met) >= trips[client]:
+                raise FedskewError("it still waits for an exchange after all that its steps can have")
+            sent = _waits(answer).sent
+            if not sent.is_floating_point() or not sent.dim():
+                raise FedskewError(f"it exchanges {sent.dtype} of shape {tuple(sent.shape)}, expected statistics")
+            return answer
 
         most = max(map(most_bytes, like.values()), default=0)
         kinds = (Updates, Waiting) if together else Updates
@@ -61,7 +73,7 @@ class RemoteEngine:
             met = settled([answer.sent for answer in waiting.values()])
             requests = {c: replace(requests[c], met=[*requests[c].met, met]) for c in waiting}
             done = {client: answer for client, answer in answers.items() if client not in waiting}
-            answers = done | _alike(self.nodes.ask(requests, kinds, check, most))
+            answers = done | _alike(self.nodes.ask(requests, kinds, check, most, needed=not done))
         for client in plan.clients.tolist():
             if client in answers:
                 yield answers[client]

@@ -1,6 +1,7 @@
 """A server that has no rows: what the rounds need of clients is asked of nodes, everything else is as in simulation."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.deploy.checks import finite, fits, most_bytes
+from fedskew.deploy.checks import checked_sums, finite, fits, most_bytes
 from fedskew.deploy.hollow import positions_of
 from fedskew.deploy.remote_clients import Nodes, Versions
 from fedskew.deploy.remote_engine import RemoteEngine
@@ -48,11 +49,16 @@ class RemoteEvaluator:
         self.metrics = tuple(wanted)
         self.names = ("loss", *self.metrics)
         fed = server.fed
-        self._parts = [
-            name
-            for name, rows in (("validation", fed.validation), ("test", fed.test))
-            if rows is not None and len(rows)
-        ]
+        others = {"validation": fed.validation, "test": fed.test}
+        there = {name: rows for name, rows in others.items() if rows is not None and len(rows)}
+        self._parts = list(there)
+        # The most rows that each client can have evaluated; where all have the test rows of all, it is any of them.
+        self._most = {"train": fed.partition.sizes} | {
+            name: np.full(fed.clients, len(rows))
+            if server.everything or rows.group is None
+            else np.bincount(rows.group, minlength=fed.clients)
+            for name, rows in there.items()
+        }
         job, classes = server.job, len(fed.data.classes)
         self._none = sums_over(self.task, job.x.new_zeros(0, self.task.width(classes)), job.y[:0], classes)
         self._last: dict[int, Scored] = {}
@@ -104,7 +110,8 @@ class RemoteEvaluator:
     def final(self, state: Tensors | None, own: OwnModel | None) -> FinalClients:
         """Return one row for each client that answers, and the confusion matrix of clients' models."""
         self._ask(state, own is not None, final=True)
-        table = [{**(one.row or {}), "client": client} for client, one in self._last.items()]
+        sizes = self.server.fed.partition.sizes
+        table = [{**(one.row or {}), "client": c, "rows": int(sizes[c])} for c, one in self._last.items()]
         matrices = [one.confusion for one in self._last.values() if one.confusion is not None]
         return FinalClients(table, sum(matrices[1:], matrices[0]) if matrices else None)
 
@@ -127,12 +134,13 @@ class RemoteEvaluator:
             told = answer.parts if isinstance(answer.parts, dict) else {"": answer.parts}
             here = parts & told.keys() if state is not None else set()  # one without test rows has no such sums
             fits(told, dict.fromkeys(here, self._none), "sums")
+            for part, sums in told.items():
+                checked_sums(sums, int(self._most[part][client]), f"sums/{part}")
             fits(answer.own, dict.fromkeys(names, 0.0), "scores")
             if answer.own_test is not None:
                 fits(answer.own_test, dict.fromkeys(self.names, 0.0), "scores on test rows")
-            row = answer.row if isinstance(answer.row, dict) else {"": answer.row or 0}
-            if not all(type(value) in (int, float) for value in row.values()):
-                raise FedskewError("its last row has something else than numbers")
+            if answer.row is not None and not _numbers_by_name(answer.row):
+                raise FedskewError("its last row has something else than numbers by name")
             if answer.confusion is not None:
                 fits(answer.confusion, self._none.get("confusion", np.zeros(0)).astype(np.int64), "confusion matrix")
             return answer
@@ -151,6 +159,12 @@ class RemoteEvaluator:
     def _sums(self, part: str) -> Sums:
         """Return the sums over the rows of all clients that have such rows."""
         return added([self._none, *(one.parts[part] for one in self._last.values() if part in one.parts)])
+
+
+def _numbers_by_name(row: Any) -> bool:
+    return isinstance(row, dict) and all(
+        isinstance(name, str) and name.isprintable() and type(value) in (int, float) for name, value in row.items()
+    )
 
 
 class RemoteServer(Server):

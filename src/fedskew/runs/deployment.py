@@ -62,6 +62,8 @@ def run_on_nodes(
     silos = RemoteSilos(nodes, described)
     arrays = any(one.shape is not None for one in described)
     pipeline = fit_arrays("nodes", silos, request) if arrays else fit("nodes", silos, request).schema
+    if known:
+        _check_schema(folder, pipeline)
     facts = _facts(nodes, described, pipeline, request, experiment.validation > 0)
     fed = _federation(described, facts, pipeline, choice, experiment, seed)
     settings, method = replace(experiment.settings(), engine="flower"), resolve(experiment.algorithm)
@@ -120,6 +122,16 @@ def _recorded(folder: Path) -> dict[str, Any] | None:
     with reading(path):
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
+
+
+def _check_schema(folder: Path, pipeline: Pipeline) -> None:
+    """Refuse to go on with files that make other features of their rows than when the run began."""
+    began = RunFolder.open(folder).read_json(on_disk.PIPELINE)
+    if odd := [name for name, value in pipeline.to_json().items() if json.dumps(value) != json.dumps(began.get(name))]:
+        raise FedskewError(
+            f"{folder}: the nodes' files give another schema ({', '.join(odd)}) than when the run began: put the files "
+            "back or start a new run"
+        )
 
 
 def _facts(

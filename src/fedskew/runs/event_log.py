@@ -18,13 +18,12 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.lock import locked
 from fedskew.deploy.remote_clients import UnansweredError
 from fedskew.runs.callbacks import Callback
-from fedskew.runs.folder import EVENTS, Row, RunFolder, to_json
+from fedskew.runs.folder import EVENTS, OF_NODES, Row, RunFolder, to_json
 from fedskew.runs.run import Run
 from fedskew.runs.runner import only_warned
 from fedskew.server.server import RoundResult, Server
 
 _TOLD = ("clients", "excluded", "dropped", "late", "bytes_down", "bytes_up")  # of the row of a round
-_LONGEST = 2**16  # bytes from the end of the file in which the end of the last whole line is looked for
 
 
 class EventLog(Callback):
@@ -80,10 +79,12 @@ class EventLog(Callback):
         self.note("end", round=self._round)
 
     def failed(self, problem: BaseException) -> None:
-        """Write why the run has stopped, unless another process is at work in its folder.
+        """Write why the run has stopped, unless another process is at work in its folder, or it is none of nodes.
 
         Of what nodes say themselves, which may quote their files, nothing is written.
         """
+        if not (self._folder / OF_NODES).exists():
+            return
         with suppress(FedskewError, OSError), locked(self._folder):
             self._begin()
             self._note_checkpoint()
@@ -125,11 +126,10 @@ def append_line(path: Path, line: bytes) -> None:
     """Append a line to a file by one call; the rest of a line that was not written to its end is removed first."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        size = os.lseek(file, 0, os.SEEK_END)
-        os.lseek(file, max(0, size - _LONGEST), os.SEEK_SET)
-        tail = os.read(file, _LONGEST)
-        if tail and not tail.endswith(b"\n"):
-            os.ftruncate(file, size - len(tail) + tail.rfind(b"\n") + 1)
+        if size := os.lseek(file, 0, os.SEEK_END):
+            os.lseek(file, size - 1, os.SEEK_SET)
+            if os.read(file, 1) != b"\n":
+                os.ftruncate(file, path.read_bytes().rfind(b"\n") + 1)
         os.write(file, line)
     finally:
         os.close(file)

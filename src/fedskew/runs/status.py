@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -150,8 +151,11 @@ def _unanswered(events: Sequence[Row], round: int) -> list[Row]:
 
 def _written(folder: Path) -> float:
     """Return when something was written last, in seconds since 1970."""
-    files = [folder, folder / on_disk.CHECKPOINTS, *(path for path in folder.iterdir() if path.is_file())]
-    return max(path.stat().st_mtime for path in files if path.exists())
+    written = folder.stat().st_mtime
+    for path in (folder / on_disk.CHECKPOINTS, *(path for path in folder.iterdir() if path.is_file())):
+        with suppress(FileNotFoundError):  # a file that is being written may have got its name just now
+            written = max(written, path.stat().st_mtime)
+    return written
 
 
 def _scores(rows: Sequence[Row]) -> tuple[int | None, dict[str, float]]:

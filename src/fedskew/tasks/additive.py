@@ -15,6 +15,7 @@ from fedskew.core.streams import Floats
 from fedskew.tasks.task import Task
 
 Sums: TypeAlias = dict[str, Floats]
+COUNTED = ("confusion", "hits", "missing", "extra", "exact")  # sums that are numbers of rows
 
 
 @dataclass(frozen=True)
