@@ -156,7 +156,7 @@ def test_insecure_must_be_asked_for(keys: Command, started: list[Any], capsys: p
         assert "give --key FILE and --ca FILE (fedskew keys makes them), or --insecure" in complaint(capsys)
     assert not started
     assert keys("server --state s --insecure --port 18765") == 0
-    assert keys("node --data a.csv --server 127.0.0.1:18765 --state s --insecure") == 0
+    assert keys("node --data a.csv --server 127.0.0.1:18765 --state n --insecure") == 0
     assert all("--insecure" in words for _, words, _ in started)
     assert len(started) == 2
 
@@ -300,3 +300,23 @@ def test_an_experiment_that_cannot_run_on_nodes_is_refused(keys: Command, capsys
         assert keys("deploy e.toml --nodes 3 --keys keys --out out") == 2, change
         assert message in complaint(capsys), change
         assert not Path("out").exists()
+
+
+def test_one_process_at_a_time_has_a_state(keys: Command, started: list[Any], capsys: pytest.CaptureFixture[str]):
+    assert keys("node --data a.csv --server 127.0.0.1:18765 --state twice --insecure") == 0
+    for command in ("node --data a.csv --server 127.0.0.1:18765", "server --port 18766"):
+        assert keys(f"{command} --state twice --insecure") == 2
+        assert f"twice is being written by process {os.getpid()}" in complaint(capsys)
+    assert len(started) == 1
+
+
+def test_what_cannot_begin_is_found_by_deploy(keys: Command, capsys: pytest.CaptureFixture[str]):
+    for setting, reason in {
+        'metrics = ["auc"]': "metric auc needs the predictions for all rows in one place",
+        "per_round = 4": "per_round=4 is more than the 3 nodes",
+        'task = "regression"': "task=regression needs data=silos:target=number, and it is class",
+    }.items():
+        Path("e.toml").write_text(f"{EXPERIMENT}{setting}\n")
+        assert keys("deploy e.toml --nodes 3 --insecure --out o") == 2
+        assert reason in complaint(capsys)
+        assert not Path("o").exists()

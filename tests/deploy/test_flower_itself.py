@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedskew as fs
 from fedskew.deploy import prompt_node
 from fedskew.deploy.flower_processes import node_process
 from fedskew.deploy.prompt_node import Pace
@@ -63,3 +65,44 @@ def test_only_the_processes_of_a_node_know_its_secret(tmp_path: Path):
         assert path.stat().st_mode & 0o777 == 0o600
         secrets.add(path.read_bytes())
     assert [len(one) for one in secrets] == [32, 32]
+
+
+_FORKED = """
+import multiprocessing, sys, time
+from types import SimpleNamespace
+from fedskew.apps import message_processes
+
+if __name__ == "__main__":
+    spec = SimpleNamespace(runtime_api_address=sys.argv[1], token="t", insecure=True, parent_pid=None)
+    process = multiprocessing.get_context("forkserver").Process(target=message_processes._answer, args=(spec,))
+    process.start()
+    print(process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_process_of_a_message_ends_with_its_node(tmp_path: Path):
+    """It waits for a node that does not answer, and what has started it is killed."""
+    (tmp_path / "forked.py").write_text(_FORKED)
+    with socket.create_server(("127.0.0.1", 0)) as node:
+        address = f"127.0.0.1:{node.getsockname()[1]}"
+        around = {**os.environ, "PYTHONPATH": str(Path(fs.__file__).parents[1])}
+        command = [sys.executable, str(tmp_path / "forked.py"), address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=around) as parent:
+            assert parent.stdout
+            waiting = int(parent.stdout.readline())
+            connection, _ = node.accept()
+            with connection:
+                parent.kill()
+                end = time.monotonic() + 60
+                while _runs(waiting):
+                    assert time.monotonic() < end
+                    time.sleep(0.1)
+
+
+def _runs(process: int) -> bool:
+    """Return whether a process is there, and not only its exit status."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

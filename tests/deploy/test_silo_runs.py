@@ -250,3 +250,40 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(silos: SilosInProcess, t
         for name, value in expected.model.state_dict().items():
             assert (found.model.state_dict()[name] == value).all(), f"killed after {last} rounds of messages"
         assert found.summary["test_accuracy_last"] == expected.summary["test_accuracy_last"]
+
+
+def test_a_node_does_not_go_on_with_other_rows(started: Callable[..., Run], silos: SilosInProcess):
+    """The number of rows is the same, and so is the schema; the run goes on when the file is as it was."""
+    run = started("scaffold", rounds=2, checkpoint_every=1, stop_after=1)
+    path = silos.paths[0]
+    before = path.read_text()
+    frame = pd.read_csv(path)
+    frame["outcome"] = frame["outcome"].to_numpy()[::-1]
+    frame.to_csv(path, index=False)
+    with pytest.raises(FedskewError, match=r"hospital_A\.csv holds other rows than when the run began"):
+        started("scaffold", rounds=2, checkpoint_every=1)
+    path.write_text(before)
+    assert len(started("scaffold", rounds=2, checkpoint_every=1).rounds) == 2
+    assert run.folder
+
+
+def test_a_file_that_does_not_fit_is_named_without_its_folder(started: Callable[..., Run], silos: SilosInProcess):
+    frame = pd.read_csv(silos.paths[1])
+    frame.rename(columns={"outcome": "result"}).to_csv(silos.paths[1], index=False)
+    with pytest.raises(FedskewError, match="node hospital_B: ") as stopped:
+        started("fedavg")
+    assert str(silos.paths[1].parent) not in str(stopped.value)
+
+
+def test_scores_without_a_node_say_so(
+    started: Callable[..., Run], silos: SilosInProcess, monkeypatch: pytest.MonkeyPatch
+):
+    asked = silos.ask
+
+    def ask(requests: Any, about: Any) -> Any:
+        silos.silent = {0} if b'"Evaluate"' in next(iter(requests.values()))[:200] else set()
+        return asked(requests, about)
+
+    monkeypatch.setattr(silos, "ask", ask)
+    with pytest.warns(UserWarning, match=r"scores are of the 26 test rows of the clients that answered, of 36 in all"):
+        started("fedavg", rounds=1)

@@ -196,3 +196,14 @@ def test_looking_does_not_keep_a_process_from_beginning(tmp_path: Path):
     with locked(tmp_path):
         assert (holder(tmp_path) or "").startswith(f"process {os.getpid()} on ")
     assert holder(tmp_path) is None
+
+
+def test_a_deployment_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "deployment" / "app").mkdir(parents=True)
+    for name in ("deployment", "deployment/run"):
+        with pytest.raises(FedskewError, match="deployment/run is not there yet: the run has not been started"):
+            status(tmp_path / name)
+    (tmp_path / "deployment" / "run").mkdir()
+    (tmp_path / "deployment" / "run" / "config.toml").write_text("")
+    with pytest.raises(FedskewError, match="deployment is a deployment: its run is .*deployment/run"):
+        status(tmp_path / "deployment")

@@ -5,7 +5,10 @@ Here every message still has a process of its own, which ends with it.
 """
 
 import multiprocessing
+import os
 import sys
+import threading
+import time
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
 _AGAIN = 0.05  # seconds after which a process asks again for its message, which may still be on its way to the node
+_PATIENCE = 600.0  # seconds after which it gives up, as the message will not come any more: the server has gone
 
 
 def main() -> None:
@@ -41,13 +45,21 @@ def _answer(spec: "ExecutionSpec") -> None:
     from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-    pull_and_inflate_object_from_tree.__kwdefaults__["initial_backoff"] = _AGAIN  # type: ignore[index]
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    pull_and_inflate_object_from_tree.__kwdefaults__ |= {"initial_backoff": _AGAIN, "max_time": _PATIENCE}  # type: ignore
     run_clientapp(
         runtime_api_address=spec.runtime_api_address,
         token=spec.token,
         insecure=spec.insecure,
         parent_pid=spec.parent_pid,
     )
+
+
+def _end_with(parent: int) -> None:
+    """End this process as soon as the one that forked it has ended, whatever it is waiting for."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 if __name__ == "__main__":

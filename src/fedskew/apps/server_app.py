@@ -1,5 +1,6 @@
 """Flower's ServerApp: one run with the silos of all nodes."""
 
+import sys
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from flwr.serverapp import ServerApp
 
 from fedskew.cli.console import print_summary, show_progress
 from fedskew.core.config import Experiment
+from fedskew.core.errors import FedskewError
 from fedskew.deploy.flower_grid import GridTransport, nodes_of
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.report.page import PageWriter
@@ -26,6 +28,14 @@ app = ServerApp()
 @app.main()
 def main(grid: "Grid", context: "Context") -> None:
     """Wait for the nodes, then run the experiment of the app's configuration, or go on with it."""
+    try:
+        _run(grid, context)
+    except FedskewError:
+        sys.tracebacklimit = 0  # what Flower shows of it is then its message, which says what to do
+        raise
+
+
+def _run(grid: "Grid", context: "Context") -> None:
     config = context.run_config
     count, timeout, folder = int(str(config["nodes"])), float(str(config["timeout"])), Path(str(config["folder"]))
     port = int(str(config["metrics_port"])) if "metrics_port" in config else None

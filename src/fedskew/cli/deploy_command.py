@@ -57,7 +57,7 @@ def deploy(
         raise FedskewError("give --keys DIR (fedskew keys makes it), or --insecure for a trial on one machine")
     need_flower()
     values = read_file(experiment)
-    check_experiment(values)
+    check_experiment(values, nodes)
     deployment = Deployment(out, server, keys, nodes, timeout, metrics_port)
     deployment.write(values)
     for number, (when, command) in enumerate(deployment.commands(), 1):

@@ -45,6 +45,19 @@ def locked(folder: Path, at: Path | None = None, patience: float = 0.1) -> Itera
     The lock is a file in the folder, or ``at`` another place while there is no folder yet. The error comes only after
     ``patience`` seconds, because ``holder`` has the lock for a moment.
     """
+    file = hold(folder, at, patience)
+    try:
+        try:
+            yield
+        finally:
+            if at:
+                at.unlink(missing_ok=True)
+    finally:
+        os.close(file)
+
+
+def hold(folder: Path, at: Path | None = None, patience: float = 0.1) -> int:
+    """Take the lock of a folder until this process ends, or the file that is returned is closed."""
     place = at or folder / LOCK
     file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -55,13 +68,10 @@ def locked(folder: Path, at: Path | None = None, patience: float = 0.1) -> Itera
             raise FedskewError(f"{folder} is being written by {_noted(place)}: wait for it to end, or stop it")
         os.ftruncate(file, 0)
         os.write(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-        try:
-            yield
-        finally:
-            if at:
-                at.unlink(missing_ok=True)
-    finally:
+    except BaseException:
         os.close(file)
+        raise
+    return file
 
 
 def holder(folder: Path) -> str | None:

@@ -5,14 +5,14 @@ import secrets
 import socket
 import sys
 import sysconfig
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import read_npz
+from fedskew.core.lock import hold
 from fedskew.core.writing import writing
 from fedskew.data.readers.silo_files import is_arrays
 from fedskew.data.readers.user_files import Separator, column_names, pick, read_table
@@ -31,17 +31,18 @@ DATABASE, FLOWER = "superlink.db", "flower"  # in the folder of a process
 
 @dataclass(frozen=True)
 class Process:
-    """A Python program, its arguments, and what its environment has in addition."""
+    """A Python program, its arguments, and the folder of its state, which one process at a time may use."""
 
     program: list[str]
     arguments: list[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    state: Path
 
     def become(self) -> None:
         """Replace this process by it: signals then reach it, and nothing else is left behind."""
+        os.set_inheritable(hold(self.state), True)
         # Flower starts its other programs by their names.
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-        around = {**os.environ, **self.environment, "PATH": path}
+        around = {**os.environ, **_around(self.state), "PATH": path}
         os.execve(sys.executable, [sys.executable, *self.program, *self.arguments], around)
 
 
@@ -58,7 +59,7 @@ def server_process(keys: Path | None, state: Path, host: str, port: int) -> Proc
     _check_port(host, port)
     where = ["--host", host, "--port", str(port), "--database", str(_folder(state) / DATABASE)]
     program = ["-m", "fedskew.deploy.guarded_link"]
-    return Process(program, [*secure, *where, "--disable-runtime-dependency-installation"], _around(state))
+    return Process(program, [*secure, *where, "--disable-runtime-dependency-installation"], state)
 
 
 def node_process(
@@ -92,7 +93,7 @@ def node_process(
     told = " ".join(f"{option}='{value}'" for option, value in own.items())
     where = ["--superlink", server, "--port", str(port), "--node-config", told]
     where += ["--isolation", "process", "--superexec-auth-secret-file", str(_secret(state))]
-    return Process(["-m", "fedskew.deploy.prompt_node"], [*secure, *where], _around(state))
+    return Process(["-m", "fedskew.deploy.prompt_node"], [*secure, *where], state)
 
 
 def _separator(data: Path) -> Separator:

@@ -1,5 +1,6 @@
 """A server that has no rows: what the rounds need of clients is asked of nodes, everything else is as in simulation."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -38,15 +39,7 @@ class RemoteEvaluator:
 
     def __init__(self, server: "RemoteServer", settings: Settings) -> None:
         self.server, self.task = server, server.job.task
-        first = () if settings.metric is None else (settings.metric,)
-        known = additive_metrics(self.task)
-        wanted = dict.fromkeys((*first, *round_metrics(self.task), *settings.metrics))
-        if missing := [name for name in wanted if name not in known]:
-            raise FedskewError(
-                f"metric {missing[0]} needs the predictions for all rows in one place, which no server has here: "
-                f"choose among {', '.join(known)}"
-            )
-        self.metrics = tuple(wanted)
+        self.metrics = sent_metrics(self.task, settings)
         self.names = ("loss", *self.metrics)
         fed = server.fed
         others = {"validation": fed.validation, "test": fed.test}
@@ -147,6 +140,13 @@ class RemoteEvaluator:
 
         most = (2 + len(self._parts)) * most_bytes(self._none)  # training rows, other parts, clients' own models
         self._last, self._state = server.remote.nodes.ask(requests, Scored, check, most), state
+        if len(self._last) < len(requests) and state is not None and "test" in self._parts and not server.everything:
+            tested = int(self._most["test"][list(self._last)].sum())
+            warnings.warn(
+                f"scores are of the {tested:,} test rows of the clients that answered, "
+                f"of {int(self._most['test'].sum()):,} in all: do not compare them with other rounds",
+                stacklevel=2,
+            )
 
     def _scores(self, state: Tensors | None) -> dict[str, Score]:
         if state is None:
@@ -249,6 +249,18 @@ class RemoteServer(Server):
                 for name, value in tensors.items():
                     sums[name] = sums[name] + value if name in sums else value
         return total
+
+
+def sent_metrics(task: Task, settings: Settings) -> tuple[str, ...]:
+    """Return the metrics of a run, all of which must follow from sums."""
+    first, known = () if settings.metric is None else (settings.metric,), additive_metrics(task)
+    wanted = tuple(dict.fromkeys((*first, *round_metrics(task), *settings.metrics)))
+    if missing := [name for name in wanted if name not in known]:
+        raise FedskewError(
+            f"metric {missing[0]} needs the predictions for all rows in one place, which no server has here: "
+            f"choose among {', '.join(known)}"
+        )
+    return wanted
 
 
 def refuse(algorithm: Algorithm, settings: Settings) -> None:

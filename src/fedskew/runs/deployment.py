@@ -26,7 +26,7 @@ from fedskew.data.schema import Pipeline, Scaling
 from fedskew.deploy.fit_checks import checked_description, checked_facts
 from fedskew.deploy.hollow import federation_of, hollow_targets
 from fedskew.deploy.remote_clients import Nodes, RemoteSilos
-from fedskew.deploy.remote_server import refuse
+from fedskew.deploy.remote_server import refuse, sent_metrics
 from fedskew.deploy.requests import Facts, Question, Tell
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
@@ -35,6 +35,8 @@ from fedskew.runs.execute import resuming, starting
 from fedskew.runs.folder import RunFolder
 from fedskew.runs.run import Run
 from fedskew.runs.runner import alone
+from fedskew.tasks.task import BY_TARGET
+from fedskew.tasks.task import resolve as resolve_task
 
 _ASKED = ("label", "target", "categorical", "max_categories", "standardize", "window", "stride")  # options of a fit
 
@@ -72,14 +74,21 @@ def run_on_nodes(
     return alone(starting(fed, experiment.model, method, settings, folder, callbacks, nodes=nodes))
 
 
-def check_experiment(values: Mapping[str, Any]) -> None:
-    """Refuse settings with which no run on nodes could begin."""
+def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
+    """Refuse settings with which no run on so many nodes could begin."""
     experiment = Experiment(**values)
-    silo_options(experiment.data)
+    target: Any = silo_options(experiment.data).options["target"]
     for name in ("skew", "clients", "client_test", "bins"):
         if name in values:
             raise FedskewError(f"{name}={values[name]}: clients are nodes, with the rows that they have: leave it out")
-    refuse(resolve(experiment.algorithm), experiment.settings())
+    settings = experiment.settings()
+    task = resolve_task(BY_TARGET[target] if settings.task == "auto" else settings.task)
+    if task.target != target:
+        raise FedskewError(f"task={settings.task} needs data=silos:target={task.target}, and it is {target}")
+    sent_metrics(task, settings)
+    refuse(resolve(experiment.algorithm), settings)
+    if settings.per_round is not None and settings.per_round > nodes:
+        raise FedskewError(f"per_round={settings.per_round} is more than the {nodes} nodes: lower it or leave it out")
 
 
 def silo_options(data: str | Mapping[str, Any]) -> Choice:

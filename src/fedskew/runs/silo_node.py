@@ -14,10 +14,11 @@ import numpy as np
 from fedskew import __version__
 from fedskew.algorithms.contract import resolve
 from fedskew.core.errors import FedskewError
+from fedskew.core.writing import write_atomically, writing
 from fedskew.data.catalogue import choose
 from fedskew.data.dataset import Split, datasets
 from fedskew.data.federation import Federation
-from fedskew.data.fitting import Description, Fitted
+from fedskew.data.fitting import Description, Fitted, Request
 from fedskew.data.partition import Partition
 from fedskew.data.readers.array_silo import ArraySilo
 from fedskew.data.readers.silo_files import is_arrays
@@ -31,6 +32,8 @@ from fedskew.runs.execute import settings_of
 from fedskew.tasks.task import BY_TARGET
 from fedskew.tasks.task import resolve as resolve_task
 
+ROWS = "rows.sha256"  # in the folder of what a silo keeps for a run
+
 
 def answer(about: Mapping[str, Any], request: bytes) -> bytes:
     """Return the answer of a silo to a request; whatever goes wrong is an answer too.
@@ -40,7 +43,8 @@ def answer(about: Mapping[str, Any], request: bytes) -> bytes:
     try:
         return SiloNode(about).answer(request)
     except FedskewError as problem:
-        return to_bytes(Refusal(str(problem)))
+        path = Path(str(about["node"]["data"]))
+        return to_bytes(Refusal(str(problem).replace(str(path), path.name)))  # folders are nobody else's business
     except Exception as problem:
         traceback.print_exc()
         return to_bytes(Refusal(f"a {type(problem).__name__}, which is told in the log of the node"))
@@ -67,13 +71,40 @@ class SiloNode:
         request = from_bytes(content)
         match request:
             case Question(what="describe"):
-                return to_bytes(_without_examples(self.silo.describe(request.content)))
+                return to_bytes(_without_examples(self._described(request.content)))
             case Question():
                 return to_bytes(getattr(self.silo, request.what)(request.content))
             case Tell():
+                self._check_rows()
                 return to_bytes(facts_of(self.fed, {}))
             case _:
+                self._check_rows()
                 return self.node.answer(content)
+
+    def _described(self, request: Request) -> Description:
+        """Return what the silo tells of itself; the server learns its name from it, so an error has to tell it too."""
+        try:
+            return self.silo.describe(request)
+        except FedskewError as problem:
+            raise FedskewError(f"node {self.name}: {problem}") from problem
+
+    def _check_rows(self) -> None:
+        """Refuse rows that are not those with which the run began, of which a hash is kept here."""
+        path = self.folder / ROWS
+        if not path.exists():
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, self.fed.fingerprint.encode())
+        elif path.read_text(encoding="utf-8") != self.fed.fingerprint:
+            raise FedskewError(
+                f"{self.path.name} holds other rows than when the run began: give the node the file as it was then, "
+                "or start a new run"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """The place of what the silo keeps for this run."""
+        return Path(str(self.own["state"])) / str(self.about["run"])
 
     @cached_property
     def part(self) -> Parted | ArraySilo:
@@ -117,9 +148,8 @@ class SiloNode:
         if task.target == "class":
             task = task.fitted(np.array(json.loads(str(self.about["counts"]))))
         model = build(config["model"], data.shape, task.width(len(data.classes)), settings.seed)
-        folder = Path(str(self.own["state"])) / str(self.about["run"])
         client = int(self.about["client"])
-        return Node(self.fed, client, model, resolve(config["algorithm"]), settings, task, folder)
+        return Node(self.fed, client, model, resolve(config["algorithm"]), settings, task, self.folder)
 
 
 def _without_examples(described: Description) -> Description:

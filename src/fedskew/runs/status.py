@@ -11,6 +11,7 @@ from typing import Any, Literal
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
 from fedskew.core.lock import holder
+from fedskew.deploy.flower_app import APP, RUN
 from fedskew.runs import folder as on_disk
 from fedskew.runs.event_log import read_events
 from fedskew.runs.figures import NAMES
@@ -73,6 +74,7 @@ def status(folder: Path) -> Status:
     if (folder / on_disk.GROUP).is_file():
         names = ", ".join(str(folder / member.name) for member in read(folder)[:3])
         raise FedskewError(f"{folder} is a comparison of several runs: name one of them, such as {names}")
+    _check_begun(folder)
     disk = RunFolder.open(folder)
     process = holder(folder)  # first: a run that ends meanwhile is then finished
     config, rows = read_file(folder / on_disk.CONFIG), disk.table(on_disk.ROUNDS)
@@ -109,6 +111,18 @@ def status(folder: Path) -> Status:
         error=_error(disk, state, events),
         then=_then(disk, state, bool(nodes)),
     )
+
+
+def _check_begun(folder: Path) -> None:
+    """Raise an error for the folder of a deployment, and for a run of one that has no folder yet."""
+    if (folder / RUN / on_disk.CONFIG).is_file():
+        raise FedskewError(f"{folder} is a deployment: its run is {folder / RUN}")
+    for run in (folder, folder / RUN):
+        if (run.parent / APP).is_dir() and not run.exists():
+            raise FedskewError(
+                f"{run} is not there yet: the run has not been started, waits for its nodes or agrees with them on a "
+                "schema, or stopped before that: see the output of flwr run"
+            )
 
 
 def _state(disk: RunFolder, process: str | None) -> Literal["running", "stopped", "finished", "failed"]:
