@@ -10,6 +10,7 @@ from tests.deploy.conftest import CLIENTS, Pair
 import fedskew as fs
 from fedskew.algorithms.contract import algorithms
 from fedskew.core.errors import FedskewError
+from fedskew.deploy.hollow import positions_of
 
 METHODS = [name for name in algorithms if not getattr(algorithms.get(name), "addition", False) and name != "central"]
 ALONE = {"stratify-single": "mlp:hidden=6", "stratify-hybrid": "mlp:hidden=6"}  # one row at a time, so no BatchNorm
@@ -104,3 +105,13 @@ def test_no_row_is_sent(pair: Callable[..., Pair]):
         assert row.astype(np.float64).tobytes() not in sent
     assert fed.train.y[fed.partition.of(0)].tobytes() not in sent
     assert both.remote.shared()[next(iter(both.remote.shared()))].numpy().tobytes() != b""
+
+
+def test_server_and_node_number_rows_alike():
+    """A server that has seen the rows, as in a simulation, numbers them by label too, in whatever order they are."""
+    fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=3, seed=0)
+    positions = positions_of(fed)
+    for client in range(fed.clients):
+        rows = fed.partition.of(client)
+        by_label = rows[np.argsort(fed.train.y[rows], kind="stable")]
+        np.testing.assert_array_equal(by_label[positions[rows]], rows)
