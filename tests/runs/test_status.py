@@ -205,5 +205,5 @@ def test_a_deployment_is_no_run(tmp_path: Path) -> None:
             status(tmp_path / name)
     (tmp_path / "deployment" / "run").mkdir()
     (tmp_path / "deployment" / "run" / "config.toml").write_text("")
-    with pytest.raises(FedskewError, match="deployment is a deployment: its run is .*deployment/run"):
+    with pytest.raises(FedskewError, match=r"deployment is a deployment: its run is .*deployment/run"):
         status(tmp_path / "deployment")

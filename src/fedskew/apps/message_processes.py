@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ def _answer(spec: "ExecutionSpec") -> None:
     from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     pull_and_inflate_object_from_tree.__kwdefaults__ |= {"initial_backoff": _AGAIN, "max_time": _PATIENCE}  # type: ignore
     run_clientapp(
         runtime_api_address=spec.runtime_api_address,
@@ -55,10 +54,11 @@ def _answer(spec: "ExecutionSpec") -> None:
     )
 
 
-def _end_with(parent: int) -> None:
-    """End this process as soon as the one that forked it has ended, whatever it is waiting for."""
-    while os.getppid() == parent:
-        time.sleep(1)
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended, whatever it is waiting for."""
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
     os._exit(1)
 
 

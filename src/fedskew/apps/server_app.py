@@ -30,9 +30,9 @@ def main(grid: "Grid", context: "Context") -> None:
     """Wait for the nodes, then run the experiment of the app's configuration, or go on with it."""
     try:
         _run(grid, context)
-    except FedskewError:
-        sys.tracebacklimit = 0  # what Flower shows of it is then its message, which says what to do
-        raise
+    except FedskewError as problem:
+        print(f"fedskew: {problem}", file=sys.stderr)
+        raise problem.with_traceback(None) from None  # its message says what to do, not where it was raised
 
 
 def _run(grid: "Grid", context: "Context") -> None:

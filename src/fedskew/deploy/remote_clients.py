@@ -90,18 +90,21 @@ class Nodes:
         check: Check | None = None,
         most: int = LARGEST,
         needed: bool = True,
+        without: Callable[[Sequence[int]], str] = lambda missing: "",
     ) -> dict[int, Any]:
         """Return the answers of this kind; one that is missing or not as it should be gives a warning, all an error.
 
         ``check`` returns the answer of a client, or raises an error; one of more than ``most`` bytes is not even read.
-        Where there are others to go on with, no answer is ``needed``.
+        Where there are others to go on with, no answer is ``needed``; ``without`` says what it means to go on so.
         """
         answers, refusals = self._ask(requests, kind, check, most)
         if needed and requests and not answers:
             raise UnansweredError(f"none of {len(requests)} clients answered", self._reasons(refusals))
         if missing := sorted(requests.keys() - answers.keys()):
             reasons = self._reasons({client: refusals.get(client, SILENT) for client in missing})
-            warnings.warn(f"{len(missing)} of {len(requests)} clients are left out: {reasons}", stacklevel=2)
+            warnings.warn(
+                f"{len(missing)} of {len(requests)} clients are left out: {reasons}{without(missing)}", stacklevel=2
+            )
         return answers
 
     def everybody(self, requests: Mapping[int, Request], kind: Kinds, check: Check) -> list[Any]:

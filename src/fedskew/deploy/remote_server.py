@@ -1,6 +1,6 @@
 """A server that has no rows: what the rounds need of clients is asked of nodes, everything else is as in simulation."""
 
-import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -139,14 +139,16 @@ class RemoteEvaluator:
             return answer
 
         most = (2 + len(self._parts)) * most_bytes(self._none)  # training rows, other parts, clients' own models
-        self._last, self._state = server.remote.nodes.ask(requests, Scored, check, most), state
-        if len(self._last) < len(requests) and state is not None and "test" in self._parts and not server.everything:
-            tested = int(self._most["test"][list(self._last)].sum())
-            warnings.warn(
-                f"scores are of the {tested:,} test rows of the clients that answered, "
-                f"of {int(self._most['test'].sum()):,} in all: do not compare them with other rounds",
-                stacklevel=2,
-            )
+
+        def without(missing: Sequence[int]) -> str:
+            if state is None or "test" not in self._parts or server.everything:
+                return ""
+            everyone = self._most["test"]
+            left, total = int(np.delete(everyone, missing).sum()), int(everyone.sum())
+            return f"; scores are of {left:,} of {total:,} test rows, not to be compared with those of other rounds"
+
+        self._last = server.remote.nodes.ask(requests, Scored, check, most, without=without)
+        self._state = state
 
     def _scores(self, state: Tensors | None) -> dict[str, Score]:
         if state is None:

@@ -86,7 +86,9 @@ class SiloNode:
         try:
             return self.silo.describe(request)
         except FedskewError as problem:
-            raise FedskewError(f"node {self.name}: {problem}") from problem
+            if str(problem).startswith(self.name):
+                raise
+            raise FedskewError(f"{self.name}: {problem}") from problem
 
     def _check_rows(self) -> None:
         """Refuse rows that are not those with which the run began, of which a hash is kept here."""

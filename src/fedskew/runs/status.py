@@ -115,7 +115,7 @@ def status(folder: Path) -> Status:
 
 def _check_begun(folder: Path) -> None:
     """Raise an error for the folder of a deployment, and for a run of one that has no folder yet."""
-    if (folder / RUN / on_disk.CONFIG).is_file():
+    if (folder / APP).is_dir() and (folder / RUN / on_disk.CONFIG).is_file():
         raise FedskewError(f"{folder} is a deployment: its run is {folder / RUN}")
     for run in (folder, folder / RUN):
         if (run.parent / APP).is_dir() and not run.exists():
