@@ -80,7 +80,7 @@ def test_keys_are_added_and_never_overwritten(keys: Command, capsys: pytest.Capt
         ("keys keys --host fl.example.org", "keys/server.crt exists already: move it away"),
         ("keys keys --nodes c,a", "keys/nodes/a exists already"),
         ("keys keys", "there is nothing to make: give --host, the server's name, or --nodes a,b,c"),
-        ("keys keys --nodes c,../d", "'../d' is given twice or is no name of a file"),
+        ("keys keys --nodes c,../d", "'../d' cannot be the name of a key"),
         ("keys keys --nodes c,c", "'c' is given twice"),
     ]:
         assert keys(command) == 2
@@ -320,3 +320,24 @@ def test_what_cannot_begin_is_found_by_deploy(keys: Command, capsys: pytest.Capt
         assert keys("deploy e.toml --nodes 3 --insecure --out o") == 2
         assert reason in complaint(capsys)
         assert not Path("o").exists()
+
+
+def test_a_key_that_is_not_that_of_the_certificate(
+    keys: Command, started: list[Any], capsys: pytest.CaptureFixture[str]
+):
+    assert keys("keys others --host fl.example.org") == 0
+    for content, reason in (
+        (Path("others/server.key").read_bytes(), "keys/server.key is not the key of keys/server.crt"),
+        (b"nothing", "keys/server.key is no private key"),
+    ):
+        Path("keys/server.key").write_bytes(content)
+        assert keys("server --keys keys --state link --port 18765") == 2
+        assert reason in complaint(capsys)
+    assert not started
+
+
+@pytest.mark.parametrize("names", ["a+b", "Köln", "a.pub,a", "../a"])
+def test_names_that_cannot_be_those_of_keys(fedskew: Command, names: str, capsys: pytest.CaptureFixture[str]):
+    assert fedskew(f"keys k --nodes {names}") == 2
+    assert "cannot be the name of a key: use letters from A to Z, digits" in complaint(capsys)
+    assert not Path("k").exists()

@@ -31,8 +31,13 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: in
     """
     need_flower()
     for node in nodes:
-        if not _NAME.fullmatch(node) or nodes.count(node) > 1:
-            raise FedskewError(f"--nodes {','.join(nodes)}: {node!r} is given twice or is no name of a file")
+        if nodes.count(node) > 1:
+            raise FedskewError(f"--nodes {','.join(nodes)}: {node!r} is given twice")
+        if not _NAME.fullmatch(node) or node.endswith(".pub"):
+            raise FedskewError(
+                f"--nodes {','.join(nodes)}: {node!r} cannot be the name of a key: use letters from A to Z, digits, "
+                "dots, hyphens and underscores, and no .pub at the end"
+            )
     wanted = [folder / SERVER, folder / SERVER_KEY] if hosts else []
     wanted += [path for node in nodes for path in (folder / NODES / node, folder / NODES / f"{node}.pub")]
     if not wanted:
@@ -57,6 +62,21 @@ def check_private(path: Path, what: str) -> None:
     check_there(path, what)
     if os.name != "nt" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise FedskewError(f"{path} can be read by others than its owner: chmod 600 {path}")
+
+
+def check_pair(certificate: Path, key: Path) -> None:
+    """Refuse a private key that is not that of a certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    with reading(key):
+        mine = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+        try:
+            other = load_pem_private_key(key.read_bytes(), password=None).public_key()
+        except (ValueError, TypeError):
+            raise FedskewError(f"{key} is no private key: make it anew with {certificate} (fedskew keys)") from None
+    if mine != other:
+        raise FedskewError(f"{key} is not the key of {certificate}: make both anew (fedskew keys)")
 
 
 def check_there(path: Path, what: str) -> None:

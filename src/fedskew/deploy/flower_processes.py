@@ -22,6 +22,7 @@ from fedskew.deploy.certificates import (
     SERVER_KEY,
     check_certificate,
     check_node_key,
+    check_pair,
     check_private,
 )
 from fedskew.deploy.flower_grid import QUIET, need_flower
@@ -54,6 +55,7 @@ def server_process(keys: Path | None, state: Path, host: str, port: int) -> Proc
         check_certificate(keys / CA, f"--keys, a folder with {CA}")
         check_certificate(keys / SERVER, f"--keys, a folder with {SERVER}")
         check_private(keys / SERVER_KEY, f"--keys, a folder with {SERVER_KEY}")
+        check_pair(keys / SERVER, keys / SERVER_KEY)
         secure = ["--ssl-ca-certfile", str(keys / CA), "--ssl-certfile", str(keys / SERVER)]
         secure += ["--ssl-keyfile", str(keys / SERVER_KEY), "--enable-supernode-auth"]
     _check_port(host, port)

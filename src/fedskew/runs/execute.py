@@ -89,10 +89,8 @@ def starting(
             tables: dict[str, list[Any]] = {"rounds": [], "clients": [], "timing": []}
             return (yield from _drive(server, None, tables, config, callbacks, interval, picture))
         place = Path(folder) if isinstance(folder, (str, os.PathLike)) else None
-        disk = _create(place, config, server)
-        if nodes:
-            met = {"run": nodes.about["run"], "clients": list(fed.client_names)}
-            disk.write(on_disk.OF_NODES, (on_disk.to_json(met, indent=2) + "\n").encode())
+        met = {"run": nodes.about["run"], "clients": list(fed.client_names)} if nodes else None
+        disk = _create(place, config, server, met)
         with locked(disk.path):
             tables = {"rounds": [], "timing": []}
             return (yield from _drive(server, Checkpoints(disk), tables, config, callbacks, interval, picture))
@@ -112,11 +110,13 @@ def _warn_of_differences(fed: Federation) -> None:
     _told.update(lines)
 
 
-def _create(place: Path | None, config: Mapping[str, Any], server: Server) -> RunFolder:
+def _create(
+    place: Path | None, config: Mapping[str, Any], server: Server, nodes: Mapping[str, Any] | None
+) -> RunFolder:
     """Create and return the folder of a run; without a given place, names are tried until one is free."""
     fed = server.fed
     pipeline = {**fed.data.pipeline.to_json(), **({"clients": list(fed.client_names)} if fed.named else {})}
-    content = (to_toml(config), environment(server), fed.partition, pipeline)
+    content = (to_toml(config), environment(server), fed.partition, pipeline, nodes)
     while place is None:
         with suppress(on_disk.TakenError):
             return RunFolder.create(_fresh_folder(config), *content)

@@ -224,14 +224,17 @@ class RunFolder:
         environment: Mapping[str, Any],
         partition: Partition,
         pipeline: Mapping[str, Any] | None = None,
+        nodes: Mapping[str, Any] | None = None,
     ) -> "RunFolder":
-        """Create a new run, with everything that is known before its first round."""
+        """Create a new run, with everything that is known before its first round, ``nodes`` of its clients included."""
         with new_folder(path) as part:
             (part / CONFIG).write_text(config, encoding="utf-8")
             (part / ENVIRONMENT).write_text(to_json(environment, indent=2) + "\n", encoding="utf-8")
             partition.save(part / PARTITION)
             if pipeline is not None:
                 (part / PIPELINE).write_text(json.dumps(pipeline, indent=1) + "\n", encoding="utf-8")
+            if nodes is not None:
+                (part / OF_NODES).write_text(to_json(nodes, indent=2) + "\n", encoding="utf-8")
             written = {file.name: Digest.of(file.read_bytes()) for file in sorted(part.iterdir())}
             (part / START).write_bytes(manifest(written))
         return cls(path)
