@@ -278,7 +278,7 @@ def test_a_node_of_another_version_is_refused(machines: Machines):
 
 
 def test_a_node_may_leave_and_come_back(machines: Machines):
-    machines.deploy("leaving", algorithm="scaffold", rounds=16, eval_every=16)
+    machines.deploy("leaving", algorithm="scaffold", rounds=40, eval_every=40)
     began = machines.begin("leaving")
     until("the first round", lambda: machines.rounds("leaving"))
     machines.stop(NAMES[1])

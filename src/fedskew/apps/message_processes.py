@@ -11,11 +11,12 @@ import threading
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING
 
+from fedskew.deploy.flower_grid import look_again_soon
+
 if TYPE_CHECKING:
     from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
-_AGAIN = 0.05  # seconds after which a process asks again for its message, which may still be on its way to the node
-_PATIENCE = 600.0  # seconds after which it gives up, as the message will not come any more: the server has gone
+_PATIENCE = 600.0  # seconds after which a process gives up, as its message will not come any more: the server has gone
 
 
 def main() -> None:
@@ -45,7 +46,8 @@ def _answer(spec: "ExecutionSpec") -> None:
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    pull_and_inflate_object_from_tree.__kwdefaults__ |= {"initial_backoff": _AGAIN, "max_time": _PATIENCE}  # type: ignore
+    look_again_soon()
+    pull_and_inflate_object_from_tree.__kwdefaults__["max_time"] = _PATIENCE  # type: ignore[index]
     run_clientapp(
         runtime_api_address=spec.runtime_api_address,
         token=spec.token,

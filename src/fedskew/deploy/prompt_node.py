@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 
+from fedskew.deploy.flower_grid import look_again_soon
+
 _LEAST, _SHARE = 0.1, 0.1  # seconds between two looks: at least, and as a share of the time since the last message
 
 
@@ -52,6 +54,7 @@ def main() -> None:
     from flwr.supernode.cli import flower_supernode
 
     threading.Thread(target=_end_with, args=(_answering(),), daemon=True).start()
+    look_again_soon()
     start_client_internal.time = Pace()  # type: ignore[assignment, attr-defined]
     flower_supernode()
 
