@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,9 @@ def test_killed_again_and_again(warm: Warm, reference: Callable[[str, int], Refe
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedskew", "run", "--rounds", "100000", "--folder", "my run", "--model", "logreg"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background inherit that it is ignored
+    with subprocess.Popen(command, cwd=tmp_path, text=True, preexec_fn=heard, **pipes) as process:
         while not (tmp_path / "my run" / CHECKPOINTS).exists():
             assert process.poll() is None
             time.sleep(0.01)
