@@ -285,20 +285,24 @@ class RunFolder:
         running.update(content)
         self._grown[name] = length + len(content), running
 
-    def table(self, name: str) -> list[Row]:
-        """Return the rows of a table, with numbers as numbers."""
+    def table(self, name: str, growing: bool = False) -> list[Row]:
+        """Return the rows of a table, with numbers as numbers.
+
+        While it is ``growing``, a last line that was written in part is left out; otherwise it is damage.
+        """
         path = self.path / name
         if not path.exists():
             return []
         try:
-            return _rows(_complete(path.read_bytes()))
+            content = path.read_bytes()
+            return _rows(_complete(content) if growing else content.decode())
         except ValueError as problem:
             raise FedskewError(
                 f"{path} is damaged: {problem}; the run must be started again in another folder"
             ) from None
 
     def last_rows(self, name: str, round: int) -> list[Row]:
-        """Return the rows of a table from this round on; of a long table only the end is read."""
+        """Return the rows of a growing table from this round on; of a long table only the end is read."""
         path = self.path / name
         if not path.exists():
             return []
@@ -312,7 +316,7 @@ class RunFolder:
                 if rows and rows[0]["round"] < round:
                     return [row for row in rows if row["round"] >= round]
             size *= 8
-        return [row for row in self.table(name) if row["round"] >= round]
+        return [row for row in self.table(name, growing=True) if row["round"] >= round]
 
     def stream(self, name: str, columns: Sequence[str]) -> Iterator[Row]:
         """Yield the rows of a table with these columns only, for tables larger than memory."""

@@ -77,7 +77,7 @@ def status(folder: Path) -> Status:
     _check_begun(folder)
     disk = RunFolder.open(folder)
     process = holder(folder)  # first: a run that ends meanwhile is then finished
-    config, rows = read_file(folder / on_disk.CONFIG), disk.table(on_disk.ROUNDS)
+    config, rows = read_file(folder / on_disk.CONFIG), disk.table(on_disk.ROUNDS, growing=not disk.finished)
     round, rounds = rows[-1]["round"] if rows else 0, int(config.get("rounds", 0))
     seconds = [row["seconds"] for row in disk.last_rows(on_disk.TIMING, round - RECENT + 1)]
     each = sum(seconds) / len(seconds) if seconds else None
