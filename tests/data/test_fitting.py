@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -40,6 +40,7 @@ def fitted(silos: Sequence[TableSilo], **request: Any) -> Schema:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.lists(numbers, min_size=2, max_size=12), min_size=1, max_size=5), st.sampled_from([0, 1e9, -1e9]))
+@example([[0.0, 8e-06]], 1e9)  # a spread of some roundings of the mean
 def test_sums_equal_pooled_rows(parts: list[list[float]], offset: float) -> None:
     parts = [[value + offset for value in part] for part in parts]
     pooled = np.concatenate(parts)

@@ -99,7 +99,9 @@ class Moments:
         with np.errstate(over="ignore", invalid="ignore"):
             mean = values.mean()
             apart = values - mean
-            return cls(len(values), float(mean), float(apart.mean()), float(np.square(apart).sum()))
+            error = apart.mean()
+            squares = np.square(apart).sum() - len(values) * error**2  # around the mean, and not the rounded one
+            return cls(len(values), float(mean), float(error), float(max(squares, 0.0)))
 
     @staticmethod
     def merged(parts: "Sequence[Moments]") -> "Moments":
