@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAGED := ../shared/data
 DATA := $(if $(FEDSKEW_DATA),$(FEDSKEW_DATA),$(CURDIR)/.data)
 
-.PHONY: run test test-fast coverage check docs bench lock dist-test clean
+.PHONY: run test test-fast draws coverage check docs bench lock dist-test clean
 
 run: $(VENV)/.core
 	$(BIN)/fedskew compare --data digits --skew dirichlet:alpha=0.2 --clients 10 --model mlp --rounds 50 --lr 0.1 \
@@ -20,6 +20,10 @@ test: $(VENV)/.dev check
 # For the inner loop: without lint, types, coverage, and what the root conftest.py lists as slow.
 test-fast: $(VENV)/.dev
 	FEDSKEW_DATA="$(DATA)" OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"
+
+# The tests that draw their examples, with fresh ones; `make test` draws the same ones every time.
+draws: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q --hypothesis-profile=fresh $$(grep -rl "from hypothesis" tests)
 
 # Which lines no test runs; measuring takes half as long again.
 coverage: $(VENV)/.dev

@@ -1,13 +1,21 @@
-"""For all tests: those that `make test-fast` leaves out have the marker ``slow``.
+"""For all tests: what Hypothesis draws, and those that `make test-fast` leaves out, which have the marker ``slow``.
 
-They are listed by name, of a module or of a test function, so that a test may move to another folder and stays slow. A
-test belongs here when it takes more than half a second, or all its cases together more than a second, on one core;
-`pytest --durations=0` tells. A module belongs here when most of its time is in such tests.
+Hypothesis draws the same examples in every run, so that no check fails by luck; `make draws` draws fresh ones. No
+example has a time limit, because machines are noisy.
+
+Slow tests are listed by name, of a module or of a test function, so that a test may move to another folder and stays
+slow. A test belongs here when it takes more than half a second, or all its cases together more than a second, on one
+core; `pytest --durations=0` tells. A module belongs here when most of its time is in such tests.
 """
 
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("fresh", derandomize=False, deadline=None, print_blob=True)
+settings.load_profile("repeatable")
 
 collect_ignore_glob = [] if find_spec("triton") else ["src/fedskew/kernels/*_kernels.py"]
 
