@@ -19,7 +19,10 @@ from fedskew.runs import exported_model
 from fedskew.runs.exported_model import ENDINGS, TOLERANCE, export_model
 
 Frames = dict[str, pd.DataFrame]
-pytestmark = pytest.mark.filterwarnings("ignore:hospital_|only hospital_")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:hospital_|only hospital_",
+    "ignore:The given buffer is not writable",  # PyTorch 2.11 warns of what its own loader does
+)
 
 
 def formats() -> list[Any]:
