@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.tasks.task import Task as Task
     from fedskew.testing import check as check
 
-__version__ = "0.2.0"
+__version__ = "0.2.1"
 
 # Name -> module. Imported at first use, so that `import fedskew` and the command line start at once.
 # Registered methods (fedskew.FedProx) need no line here: they are found by their class names.
