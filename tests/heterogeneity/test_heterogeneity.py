@@ -429,7 +429,10 @@ def test_a_federation_with_another_partition_is_refused(partition: Partition):
 
 
 def test_the_convention_of_fedartml_by_hand():
-    """Check three clients of one label each, two of them equal: pairs are 0, 1, 1; labels 0 and 2 of 3 are 1 apart."""
+    """Check three clients of one label each, two of them equal: Hellinger distances are 0, 1, 1.
+
+    Shares are (1, 0, 0), (1, 0, 0), (0, 0, 1): taken as samples these are the same, and FedArtML's distance is 0.
+    """
     y = np.array([0, 0, 0, 0, 2, 2])
     rows = Rows(np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 4.0], [4.0, 1.0], [4.0, 4.0]], np.float32), y)
     partition = Partition.from_owner(np.array([0, 0, 1, 1, 2, 2]), clients=3)
@@ -438,14 +441,13 @@ def test_the_convention_of_fedartml_by_hand():
     assert plain.labels["hellinger"].mean == pytest.approx(2 / 3)
     assert theirs.labels["hellinger"].mean == pytest.approx(math.sqrt(2 / 3))
     assert plain.labels["wasserstein"].mean == pytest.approx(2 / 3)
-    assert theirs.labels["wasserstein"].mean == pytest.approx(math.sqrt(2 / 3))
-    # Feature 0 as the labels. Feature 1, in bins below and above 2.5: (1, 0), (0, 1), (1/2, 1/2); scaled, its values
-    # are 0 1/3 | 2/3 1 | 0 1.
+    assert theirs.labels["wasserstein"].mean == 0
+    # Feature 0 as the labels. Feature 1, in bins below and above 2.5: (1, 0), (0, 1), (1/2, 1/2): by size, the first
+    # two are the same, and the third is 1/2 from both in either share.
     half = 1 - math.sqrt(0.5)
     hellinger = [math.sqrt(2 / 3), math.sqrt((1 + half + half) / 3)]
-    wasserstein = [math.sqrt(2 / 3), math.sqrt((2 / 3 + 1 / 3 + 1 / 3) / 3)]
     assert theirs.features["hellinger"].mean == pytest.approx(np.mean(hellinger))
-    assert theirs.features["wasserstein"].mean == pytest.approx(np.mean(wasserstein))
+    assert theirs.features["wasserstein"].mean == pytest.approx((0 + math.sqrt((0 + 1 / 2 + 1 / 2) / 3)) / 2)
     assert set(theirs.features) == set(theirs.labels) == {"hellinger", "wasserstein"}
     assert any("FedArtML" in sentence for sentence in theirs.definition)
     for of in ("labels", "features"):
@@ -455,15 +457,38 @@ def test_the_convention_of_fedartml_by_hand():
         assert set(found) == {"hellinger", "wasserstein"}
 
 
-def test_it_is_never_below_the_mean_and_never_above_one():
+def test_the_convention_is_that_of_the_package():
+    theirs = pytest.importorskip("fedartml.function_base")
+    draw = np.random.default_rng(0)
+    for _ in range(100):
+        clients, classes = draw.integers(2, 9), draw.integers(2, 12)
+        counts = draw.integers(0, 20, (clients, classes))
+        counts[:, 0] += 1  # nobody is without rows
+        y = np.concatenate([np.repeat(np.arange(classes), line) for line in counts])
+        partition = Partition.from_owner(np.repeat(np.arange(clients), counts.sum(1)), clients)
+        rows = Rows(np.zeros((len(y), 1), np.float32), y)
+        found = levels(rows, partition, "labels", classes=classes, convention="fedartml")
+        shares = counts / counts.sum(1, keepdims=True)
+        assert found["hellinger"] == pytest.approx(theirs.hellinger_distance(shares), abs=1e-12)
+        assert found["wasserstein"] == pytest.approx(theirs.earth_movers_distance(shares), abs=1e-12)
+
+
+def test_one_class_each_is_no_distance_in_fedartml():
+    rows = Rows(np.zeros((4, 1), np.float32), np.array([0, 0, 9, 9]))
+    partition = Partition.from_owner(np.array([0, 0, 1, 1]), clients=2)
+    assert levels(rows, partition, "labels", classes=10, convention="fedartml")["wasserstein"] == 0
+    assert levels(rows, partition, "labels", classes=10)["wasserstein"] == 1
+
+
+def test_its_numbers_are_at_most_one():
     draw = np.random.default_rng(0)
     rows = Rows(draw.normal(size=(300, 4)).astype(np.float32), draw.integers(0, 3, 300))
     partition = Partition.from_owner(draw.integers(0, 5, 300), clients=5)
     plain, theirs = (measure(rows, partition, convention=convention) for convention in ("mean", "fedartml"))
     for view, found in theirs.views.items():
-        for name, spread in found.items():
-            assert plain.views[view][name].mean <= spread.mean <= 1
-            assert spread.by_chance is not None
+        assert plain.views[view]["hellinger"].mean <= found["hellinger"].mean <= 1
+        assert 0 < found["wasserstein"].mean <= 1
+        assert all(spread.by_chance is not None for spread in found.values())
     sampled = measure(rows, partition, features=2, convention="fedartml").features["hellinger"]
     assert math.isnan(sampled.standard_error)
 

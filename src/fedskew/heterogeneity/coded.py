@@ -1,7 +1,7 @@
 """One variable of all rows as bin numbers, and each client's distribution of it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ class Coded:
     """The bin and the step (an interval for Wasserstein distances) of every row, rows ordered by group.
 
     ``beyond`` is the share of its step above a row's value, the part of the step on which the cumulative distribution
-    has its jump; None where every value is at the beginning of its step.
+    has its jump; None where every value is at the beginning of its step. With ``ranked_shares`` there are no steps:
+    see ``as_in_fedartml``.
     """
 
     bins: Ints
@@ -30,17 +31,29 @@ class Coded:
     steps: Ints
     widths: Floats
     beyond: Floats | None = None
+    ranked_shares: bool = False
 
     def take(self, rows: "Ints | slice") -> "Coded":
         """Return these rows, in this order."""
         beyond = None if self.beyond is None else self.beyond[rows]
-        return Coded(self.bins[rows], self.bin_count, self.steps[rows], self.widths, beyond)
+        return replace(self, bins=self.bins[rows], steps=self.steps[rows], beyond=beyond)
+
+    def as_in_fedartml(self) -> "Coded":
+        """Return the variable with the Wasserstein distance of FedArtML 0.1.34, ``earth_movers_distance``.
+
+        It takes the K shares of two clients as two samples of K numbers: the distance is the mean difference of the
+        shares in their order, largest with largest. Which class or bin a share belongs to does not enter, so that a
+        client with only class 0 is at distance 0 from one with only class 9.
+        """
+        return replace(self, ranked_shares=True)
 
     def profiles(self, offsets: Ints) -> Profiles:
         """Return the distribution within each group of rows, ``offsets[g]`` up to ``offsets[g + 1]``."""
         sizes = np.diff(offsets)[:, None]
         group = np.repeat(np.arange(len(sizes)), sizes[:, 0])
         shares = _count(group, self.bins, len(sizes), self.bin_count) / sizes
+        if self.ranked_shares:
+            return Profiles(shares, np.sort(shares, axis=1) / self.bin_count)
         jumps = _count(group, self.steps, len(sizes), len(self.widths))
         areas = np.cumsum(jumps, axis=1)
         if self.beyond is not None:

@@ -35,9 +35,12 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
     )
     if options.convention == "fedartml":
         yield (
-            "mean, by chance: as FedArtML makes one number of all pairs: for every feature the square root of the "
-            "mean squared "
-            "hellinger, and the square root of the mean wasserstein, 1 at most; then the mean over features."
+            "mean, by chance: as in FedArtML 0.1.34: for every feature the square root of the mean squared hellinger, "
+            "and the square root of the mean wasserstein, 1 at most; then the mean over features."
+        )
+        yield (
+            "wasserstein, unlike above: of the two lists of shares, as if these were samples; which class or bin a "
+            "share belongs to does not enter, so that clients with one class each are at distance 0."
         )
     yield f"mean, worst: over {_drawn(pairs)} with equal weights. pooled: to all rows, weighted by the clients' rows."
     if study.classes:

@@ -47,8 +47,9 @@ def measure(
         min_rows: rows of a label, or in a region of feature space, that both clients need to be compared there
         chance: whether to measure also the same rows assigned at random
         seed: seed of the samples and of that assignment
-        convention: how pairs are averaged: by the mean, or as in FedArtML and the tables of MFedBN (fedartml): for
-            every feature the square root of the mean squared Hellinger distance, and of the mean Wasserstein distance
+        convention: what is averaged over pairs, and how: the distances by their mean, or (fedartml) exactly as in
+            FedArtML 0.1.34, for every feature the square root of the mean squared Hellinger distance, and of its mean
+            "earth mover's distance", which compares the shares by size and not by class
         each: whether to compare also every client with all others, column by column, with effect sizes, a classifier
             two-sample test and a verdict in words (``findings``); takes seconds
 
@@ -108,7 +109,7 @@ def levels(
     """Return only the mean distances between clients, of ``labels`` or ``features``, as in ``measure``."""
     study = study_of(rows, partition, classes, Options(seed=seed, convention=convention))
     comparison = whole_clients(partition.offsets, study.pairs)
-    variables = [study.labels] if of == "labels" else study.columns.coded(study.options.bins, comparison.load)
+    variables = [study.labels] if of == "labels" else study.features(comparison.load)
     (apart,) = _compare(variables, [comparison])
     return {name: apart.level(line, convention) for line, name in _named(convention)}
 
@@ -199,7 +200,7 @@ def _features(study: Study, chance: bool) -> tuple[Floats, int, dict[str, dict[s
         given = within_strata(offsets, label, study.few_pairs, study.options.min_rows)
         comparisons += [given, *_by_chance(given, label, study, chance)]
     pooled, varying = _Pooled(offsets), study.columns.varying
-    apart = _compare(study.columns.coded(study.options.bins, plain.load), comparisons, pooled)
+    apart = _compare(study.features(plain.load), comparisons, pooled)
     found = {"features": _spreads(apart[:half], varying, study.options.convention, pooled)}
     if given is not None and given.pairs:
         found["features given label"] = _spreads(apart[half:], varying, study.options.convention)

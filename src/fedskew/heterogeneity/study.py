@@ -1,5 +1,6 @@
 """The input of a measurement: the rows in the order of their clients, the features and the pairs of clients."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
@@ -61,7 +62,17 @@ class Study:
     @cached_property
     def labels(self) -> Coded:
         """Return the label of every row."""
-        return code_labels(self.rows.labels[self.partition.rows], self.classes)
+        return self._by_convention(code_labels(self.rows.labels[self.partition.rows], self.classes))
+
+    def features(self, load: int) -> Iterator[Coded]:
+        """Yield one feature after the other; ``load`` is the number of clients, or pairs of them, per feature."""
+        for coded in self.columns.coded(self.options.bins, load):
+            yield self._by_convention(coded)
+
+    def _by_convention(self, coded: Coded) -> Coded:
+        if self.options.convention == "fedartml":
+            return coded.as_in_fedartml()
+        return coded
 
     @cached_property
     def columns(self) -> Columns:
