@@ -82,19 +82,31 @@ def test_the_smallest_version_runs(fedskew: Callable[..., Any], capsys, paper: s
     assert fedskew("paper", paper, "--table", table, "--quick") == 0
     printed = capsys.readouterr().out
     assert "written to replication-quick.md" in printed
-    for claim in next(entry for entry in tables_of(paper) if entry.name == table).claims:
-        assert f"\n{claim.text} " in printed
-    text = (Path("replication-quick") / f"{paper}.md").read_text(encoding="utf-8")
     [found] = [entry for entry in tables_of(paper) if entry.name == table]
-    assert f"## {found.printed}: {found.title}" in text
-    runs = Results(Path("replication-quick"), found.label).read()
     small = found.reduced()
+    for claim in found.claims:
+        assert (f"\n{claim.text} " in printed) == (not found.quick.settings)
+    text = (Path("replication-quick") / f"{paper}.md").read_text(encoding="utf-8")
+    assert f"## {small.printed}: {small.title}" in text
+    runs = Results(Path("replication-quick"), found.label).read()
     assert {run.key for run in runs} == {
         (case.name, method.name, 0) for case in small.cases for method in small.methods_of(case)
     }
     assert not any(run.failed for run in runs)
     for value in found.values:
         assert any(value.measure_of(run.method) in run.numbers for run in runs) or "std_of_last" in value.measure
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.label)
+def test_another_experiment_has_no_number_of_the_paper_and_no_verdict(table: PaperTable):
+    small = table.reduced()
+    if not table.quick.settings:
+        assert (small.values, small.claims, small.title) == (table.values, table.claims, table.title)
+        return
+    assert not small.claims
+    assert not any(value.paper for value in small.values)
+    for name, value in table.quick.settings.items():
+        assert f"{name} {value}" in small.title
 
 
 def test_without_a_name_the_papers_are_listed(fedskew: Callable[..., Any], capsys):

@@ -114,17 +114,27 @@ def test_many_methods_are_rows_and_every_value_has_a_table(table: Made, record: 
 
 
 def test_the_quick_version(table: Made, record: Record, of: Callable[..., None]):
-    quick = Quick(cases=("a",), settings={"rounds": 1})
-    made = table(CLAIM, quick=quick, settings={"rounds": 9})
+    made = table(CLAIM, quick=Quick(cases=("a",)), settings={"rounds": 9})
     of(made)
-    results = record(made.reduced(), {key: numbers[:1] for key, numbers in RUNS.items() if key[0] == "a"})
-    text = page(results.folder, quick=True)
+    few = {key: numbers[:1] for key, numbers in RUNS.items() if key[0] == "a"}
+    text = page(record(made.reduced(), few).folder, quick=True)
     assert "fedskew paper made-up --quick" in text
     assert "**points that way** (fewer than 3 seeds)" in text
-    assert "`rounds=1`" in text
     assert "\nCases: " not in text  # they differ in nothing
     assert len(cells(text, "a")) == 1
     assert "| b |" not in text
+
+
+def test_the_quick_version_of_another_experiment(table: Made, record: Record, of: Callable[..., None]):
+    quick = Quick(cases=("a",), settings={"rounds": 1, "data": "digits"})
+    made = table(CLAIM, quick=quick, settings={"rounds": 9})
+    of(made)
+    few = {key: numbers[:1] for key, numbers in RUNS.items() if key[0] == "a"}
+    text = page(record(made.reduced(), few).folder, quick=True)
+    assert "## Table 1: made up; quick version, not the paper's set-up: data digits, rounds 1" in text
+    assert "`rounds=1 data=digits`" in text
+    assert "**points that way**" not in text
+    assert "*paper* /" not in text
 
 
 def test_written_twice_the_bytes_are_the_same(table: Made, record: Record, of: Callable[..., None], tmp_path: Path):

@@ -32,7 +32,11 @@ def paper(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="a smaller version of each table: fewer cases, seeds and rounds")
+        bool,
+        typer.Option(
+            "--quick",
+            help="a smaller version of each table, with no verdict where its settings are not the paper's",
+        ),
     ] = False,
     seeds: Annotated[
         str | None,

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, TypeVar
@@ -144,22 +144,37 @@ class PaperTable:
         return next(value for value in self.values if value.name == name)
 
     def reduced(self) -> "PaperTable":
-        """Return the quick version: its cases, methods and seeds, with its settings in place of others."""
-        from dataclasses import replace
+        """Return the quick version: its cases, methods and seeds, with its settings in place of others.
 
+        Where settings are replaced, it is another experiment than the paper's: the title says which, and neither the
+        paper's numbers nor its claims are there.
+        """
         quick = self.quick
-
-        def some(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...]:
-            left = [entry for entry in entries if not names or entry.name in names]
-            return tuple(replace(entry, settings={**entry.settings, **quick.settings}) for entry in left)
-
-        return replace(
+        smaller = replace(
             self,
-            cases=some(self.cases, quick.cases),
-            methods=some(self.methods, quick.methods),
+            cases=_with_settings(self.cases, quick.cases, quick.settings),
+            methods=_with_settings(self.methods, quick.methods, quick.settings),
             seeds=quick.seeds,
             settings={**self.settings, **quick.settings},
         )
+        if not quick.settings:
+            return smaller
+        replaced = [f"{name} {value}" for name, value in sorted(quick.settings.items())]
+        return replace(
+            smaller,
+            title=f"{self.title}; quick version, not the paper's set-up: {', '.join(replaced)}",
+            values=tuple(replace(value, paper={}) for value in self.values),
+            claims=(),
+        )
+
+
+def _with_settings(entries: Sequence[Entry], names: Sequence[str], settings: Mapping[str, Any]) -> tuple[Entry, ...]:
+    """Return the entries with these names, or all if there are none, with settings in place of their own."""
+    chosen = []
+    for entry in entries:
+        if not names or entry.name in names:
+            chosen.append(replace(entry, settings={**entry.settings, **settings}))
+    return tuple(chosen)
 
 
 def papers() -> dict[str, Paper]:

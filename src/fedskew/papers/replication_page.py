@@ -86,7 +86,12 @@ def _tables(paper: str, quick: bool) -> list[PaperTable]:
 def _head(quick: bool) -> str:
     option = " --quick" if quick else ""
     commands = "\n".join(f"fedskew paper {name}{option}" for name in papers())
-    smaller = "These are the quick versions: fewer seeds, cases and methods, and less training. " if quick else ""
+    smaller = ""
+    if quick:
+        smaller = (
+            "These are the quick versions: fewer seeds, cases and methods. Where data, model or training are replaced, "
+            "the heading says by what, and there is neither the paper's number nor a verdict. "
+        )
     return f"""# The papers' tables, measured again
 
 {smaller}This page is made from the results by the commands below; nothing in it is written by hand. In the tables,
