@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+import fedskew as fs
 from fedskew.core.errors import FedskewError
 from fedskew.data import from_arrays
 
@@ -106,3 +108,30 @@ def test_the_package_is_imported_without_heavy_libraries() -> None:
     code = f"import sys, fedskew.data; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Endless:
+    """A dataset of PyTorch's kind, which has a length and never raises IndexError."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        if place > 1000:
+            raise AssertionError("its rows are read without end")
+        return torch.zeros(3), place % 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [Endless(), Endless()],
+        (Endless(), [0, 1, 0, 1]),
+        (torch.zeros(4, 3), Endless()),
+        ([Endless(), Endless()], [0, 1]),
+    ],
+    ids=["clients", "x", "y", "rows"],
+)
+def test_datasets_that_give_row_after_row_are_refused(data: Any):
+    with pytest.raises(FedskewError, match=r"got Endless: collect its rows first, such as x = torch\.stack"):
+        fs.split(data, "natural")

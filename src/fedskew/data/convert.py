@@ -1,6 +1,6 @@
 """Data sets from arrays, tensors and data frames in memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -156,11 +156,24 @@ def _unpack_frame(name: str, frame: Any, label: str | None, group: str | None, t
 
 def part_from(name: str, parts: tuple[Any, ...], target: Target = "class") -> Loose:
     """Check the rows that a user gave: numbers without gaps, as many targets (and groups) as rows."""
+    for part in parts:
+        _refuse_datasets(name, part)
     features = tuple(str(column) for column in parts[0].columns) if hasattr(parts[0], "columns") else ()
     x = _features(name, parts[0])
     y = _columns(name, "labels", parts[1], len(x), target == "labels")
     group = _columns(name, "groups", parts[2], len(x), False)["0"] if len(parts) > 2 else None
     return Loose(x, y, group, features)
+
+
+def _refuse_datasets(name: str, values: Any) -> None:
+    """Raise an error for what gives its rows one by one, as PyTorch's datasets do: NumPy might read it without end."""
+    listed = isinstance(values, (list, tuple))
+    for one in (values, *(values if listed else ())):
+        if hasattr(one, "__getitem__") and not hasattr(one, "__array__") and not isinstance(one, (Sequence, Mapping)):
+            raise FedskewError(
+                f"{name}: expected arrays, tensors or a data frame, got {type(one).__name__}: collect its rows first, "
+                "such as x = torch.stack([row for row, label in dataset]) and y = [label for row, label in dataset]"
+            )
 
 
 def _columns(name: str, what: str, values: Any, rows: int, several: bool) -> "Mapping[str, Column]":
