@@ -114,6 +114,10 @@ def test_a_file_may_use_dashes_and_tables(tmp_path: Path):
         ("lr = 1\nlr = 2", "run.toml is not a TOML file"),
         ("batch-size = 1\nbatch_size = 2", "run.toml: batch_size is given twice"),
         (b"\xff\xfe", "run.toml is not a TOML file"),
+        (f"rounds = 0x{'f' * 100_000}", "run.toml: rounds is a whole number of 400000 bits, and TOML has 63"),
+        (f"rounds = {'9' * 100_000}", "run.toml is not a TOML file"),
+        (f"[skew]\nname = 'classes'\nk = [1, 0b{'1' * 5000}]", "run.toml: skew.k is a whole number of 5000 bits"),
+        (f"rounds = {'[' * 100_000}", "run.toml has arrays or tables too deep inside each other"),
     ],
 )
 def test_bad_files_are_refused(content: str | bytes, says: str, tmp_path: Path):

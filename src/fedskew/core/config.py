@@ -12,6 +12,7 @@ from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.files import reading
 from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare, Positive, validate
 
+_TOML_BITS = 63
 CHOICES = ("data", "skew", "model", "algorithm", "task", "schedule", "fleet")  # settings that are a name with options
 SHARDS = 8  # into which the clients of a round are divided for workers
 AUTO = "auto"  # the task that the targets of the data ask for, the skew that its clients do
@@ -190,8 +191,10 @@ def read_file(path: Path, more: Sequence[str] = ()) -> dict[str, Any]:
     with reading(path):
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        except ValueError as problem:  # of the syntax, of the encoding, or of a number with thousands of digits
             raise FedskewError(f"{path} is not a TOML file: {problem}") from None
+        except RecursionError:
+            raise FedskewError(f"{path} has arrays or tables too deep inside each other") from None
     known = {*(field.name for field in fields(Experiment)), *more}
     result: dict[str, Any] = {}
     for written, value in content.items():
@@ -202,8 +205,23 @@ def read_file(path: Path, more: Sequence[str] = ()) -> dict[str, Any]:
             raise unknown(f"setting in {path}", key, known)
         if isinstance(value, dict) and key not in (*CHOICES, *more):
             raise FedskewError(f"{path}: {key} takes a single value, not a table")
+        _refuse_long_numbers(f"{path}: {key}", value)
         result[key] = value
     return result
+
+
+def _refuse_long_numbers(where: str, value: Any) -> None:
+    """Raise an error for whole numbers beyond the 64 bits of TOML, some of which Python cannot even write."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _refuse_long_numbers(f"{where}.{name}", inner)
+    elif isinstance(value, list):
+        for inner in value:
+            _refuse_long_numbers(where, inner)
+    elif isinstance(value, int) and value.bit_length() > _TOML_BITS:
+        raise FedskewError(
+            f"{where} is a whole number of {value.bit_length()} bits, and TOML has {_TOML_BITS} and a sign"
+        )
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
