@@ -104,6 +104,17 @@ def test_each_client_is_sampled_independently_of_the_others():
     assert np.abs(np.corrcoef(there.T) - np.eye(10)).max() < 0.06
 
 
+@pytest.mark.usefixtures("accounting")
+def test_a_delta_that_allows_to_publish_a_client_is_refused(desk: Any):
+    says = r"delta=0.3 with 5 clients: .*; choose delta below 1 / clients = 0.2"
+    with pytest.raises(FedskewError, match=says):
+        desk.train("fedavg + dp:delta=0.3")
+    with pytest.raises(FedskewError, match=r"delta=0.2 with 5 clients"):
+        desk.train("fedavg + dp:delta=0.2")
+    _, results = desk.train("fedavg + dp:delta=0.199")
+    assert results[-1].round["dp_epsilon"] > 0
+
+
 # -- epsilon -----------------------------------------------------------------------------------------------------------
 
 ROWS, BATCH = 60_000, 256

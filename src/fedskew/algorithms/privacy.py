@@ -60,6 +60,14 @@ class DifferentialPrivacy(Algorithm):
         if reason := self._leak():
             raise FedskewError(f"algorithm {self.label()}: {reason}, which dp does not cover: leave one of them out")
 
+    def check_clients(self, clients: int) -> None:
+        """Raise an error for a delta with which handing out one client's rows would count as private."""
+        if self.delta >= 1 / clients:
+            raise FedskewError(
+                f"algorithm {self.label()}: delta={self.delta:g} with {clients} clients: publishing all rows of one "
+                f"random client would be private by that measure; choose delta below 1 / clients = {1 / clients:g}"
+            )
+
     def _leak(self) -> str | None:
         """Return what of the whole composition would break the guarantee, or None."""
         reports = {"loss_before", "loss_after", "update_agreement"} & super().requires
