@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from fedskew.core.errors import FedskewError
 from fedskew.runs import checkpoint
 from fedskew.runs.checkpoint import Checkpoints
-from fedskew.runs.folder import CHECKPOINTS, JOURNAL, SUMMARY, RunFolder
+from fedskew.runs.folder import CHECKPOINTS, JOURNAL, RunFolder
+from fedskew.runs.runner import finished_files
 from fedskew.server.client_store import ClientStore
 
 FLOATS = 256
@@ -259,7 +260,7 @@ def test_a_finished_run_is_left_as_it_is(folder: Path) -> None:
     run(Trained("own"), folder, 4)
     stray = folder / JOURNAL / "00000099.safetensors"
     stray.write_bytes(b"")
-    (folder / SUMMARY).write_text("{}")
+    finished_files(RunFolder(folder), {}, {})
     assert restored(folder, "own").rounds() == oracle(4)
     assert stray.exists()
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import fedskew as fs
 from fedskew.core.errors import FedskewError
+from fedskew.runs.exported_model import export_model
+from fedskew.runs.folder import manifest, read_manifest
 from fedskew.runs.prediction import decide, features, outputs_of, predict_file, probabilities
 from fedskew.tasks.binary import Binary
 from fedskew.tasks.classification import Classification
@@ -266,3 +268,33 @@ def test_the_chosen_threshold_is_that_of_the_global_model(hospitals: Frames, tmp
     for used in (own, fs.open_run(tmp_path / "own")):
         plain = used.predict(new, client="hospital_A", proba=True)
         assert (plain["prediction"] == np.where(plain["p(discharged)"] > 0.5, "discharged", "died")).all()
+
+
+@pytest.mark.parametrize("lost", ["manifest", "changed"])
+def test_no_older_model_stands_in_for_the_last_one(tmp_path: Path, lost: str) -> None:
+    fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
+    folder = tmp_path / "run"
+    run = fs.train(fed, "logreg", "ditto", rounds=3, checkpoint_every=1, folder=folder)
+    rows = fed.test.x[:20]
+    assert fs.open_run(folder).predict(rows, client=0).equals(run.predict(rows, client=0))
+    last, before = (folder / "checkpoints" / f"{round:08d}.json" for round in (3, 2))
+    if lost == "manifest":
+        last.unlink()
+    else:
+        last.write_bytes(before.read_bytes())
+    says = rf"{last.name} is (gone|damaged).*: it names the models of clients after the last round, put it back"
+    with pytest.raises(FedskewError, match=says):
+        fs.open_run(folder).predict(rows, client=0)
+    with pytest.raises(FedskewError, match=says):
+        export_model(fs.open_run(folder), tmp_path / "model.pt2", "torch", client=0)
+    with pytest.raises(FedskewError, match=says):
+        fs.resume(folder)
+
+
+def test_a_folder_that_does_not_name_its_last_checkpoint_is_read(tmp_path: Path) -> None:
+    fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
+    run = fs.train(fed, "logreg", "ditto", rounds=2, folder=tmp_path / "run")
+    path = tmp_path / "run" / "final.json"
+    path.write_bytes(manifest(read_manifest(path)["files"]))  # as 0.2.0 wrote it
+    rows = fed.test.x[:20]
+    assert fs.open_run(tmp_path / "run").predict(rows, client=0).equals(run.predict(rows, client=0))

@@ -116,6 +116,8 @@ class Checkpoints:
             raise FedskewError(
                 f"{self.disk.path / CHECKPOINTS} is gone; the finished run's result is in {SUMMARY} and {MODEL}"
             )
+        if self.disk.finished:
+            rounds = [self.disk.final_checkpoint()]
         chosen = self._choose(rounds, force)
         tables: Mapping[str, Digest] = {}
         if chosen is not None:
@@ -202,12 +204,10 @@ class OwnPart:
 
 def own_part(disk: RunFolder, client: int) -> OwnPart:
     """Return what a client of a finished run has for itself, from the last checkpoint."""
-    rounds = disk.checkpoints()
-    if not rounds:
-        raise FedskewError(f"{disk.path / CHECKPOINTS} is gone, and with it the clients' own models")
-    files = read_manifest(disk.checkpoint(rounds[0], "json"))["files"]
+    round = disk.final_checkpoint()
+    files = read_manifest(disk.checkpoint(round, "json"))["files"]
     disk.verify({name: digest for name, digest in files.items() if "/" in name})
-    flat = tensors_from_bytes(disk.checkpoint(rounds[0], "safetensors").read_bytes())
+    flat = tensors_from_bytes(disk.checkpoint(round, "safetensors").read_bytes())
     names: dict[str, frozenset[str]] = {}
     found: dict[str, Tensors] = {}
     for number in range(*flat[FILES].tolist()):

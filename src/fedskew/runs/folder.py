@@ -392,6 +392,30 @@ class RunFolder:
         found = (re.fullmatch(r"(\d+)\.json", path.name) for path in (self.path / CHECKPOINTS).glob("*.json"))
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
+    def last_checkpoint(self) -> Row:
+        """Return the round of the last checkpoint, and the digest of its manifest."""
+        round = self.checkpoints()[0]
+        return {"round": round, **vars(Digest.of(self.checkpoint(round, "json").read_bytes()))}
+
+    def final_checkpoint(self) -> int:
+        """Return the round of the checkpoint with which a finished run ended.
+
+        Raise an error if it is gone or changed: the one before has older models of clients.
+        """
+        rounds = self.checkpoints()
+        if not rounds:
+            raise FedskewError(f"{self.path / CHECKPOINTS} is gone, and with it the clients' own models")
+        recorded = read_manifest(self.path / FINAL).get("checkpoint")
+        if recorded is None:  # a version up to 0.2.0 wrote the folder
+            return rounds[0]
+        round = int(recorded["round"])
+        name = f"{CHECKPOINTS}/{round:08d}.json"
+        try:
+            self.verify({name: Digest(recorded["size"], recorded["sha256"])})
+        except FedskewError as problem:
+            raise FedskewError(f"{problem}: it names the models of clients after the last round, put it back") from None
+        return round
+
     def write_inside(self, path: Path, content: bytes) -> None:
         """Write a file of a folder inside this one, which is created if needed."""
         with writing(path, self._then):

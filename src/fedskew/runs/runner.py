@@ -186,10 +186,13 @@ def client_weights(tables: Mapping[str, list[Any]], disk: RunFolder | None) -> I
 
 
 def finished_files(disk: RunFolder, files: Mapping[str, bytes], summary: Mapping[str, Any]) -> None:
-    """Write the last files of a run; the summary is written last and marks the run as finished."""
+    """Write the last files of a run; the summary is written last and marks the run as finished.
+
+    Their manifest also names the last checkpoint, which has the models that clients keep for themselves.
+    """
     content = (on_disk.to_json(summary, indent=2) + "\n").encode()
     for name, inside in files.items():
         disk.write(name, inside)
     digests = {name: on_disk.Digest.of(inside) for name, inside in {**files, on_disk.SUMMARY: content}.items()}
-    disk.write(on_disk.FINAL, on_disk.manifest(digests))
+    disk.write(on_disk.FINAL, on_disk.manifest(digests, checkpoint=disk.last_checkpoint()))
     disk.write(on_disk.SUMMARY, content)
