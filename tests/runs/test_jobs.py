@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedskew.core.errors import FedskewError
-from fedskew.runs.jobs import in_processes
+from fedskew.core.errors import FedskewError, Interrupted
+from fedskew.runs.jobs import _received, in_processes
 
 TABLES = ("rounds.csv", "clients.csv", "model.safetensors")
 
@@ -72,3 +73,13 @@ def test_a_signal_leaves_a_comparison_that_goes_on_with_the_same_bits(tmp_path: 
     for name in ("fedavg-s0", "scaffold-s0"):
         for table in TABLES:
             assert (tmp_path / "group" / name / table).read_bytes() == (tmp_path / "whole" / name / table).read_bytes()
+
+
+@pytest.mark.parametrize(("came", "error", "says"), [([], FedskewError, "fewer jobs"), (["SIGHUP"], Interrupted, "interrupted")])
+def test_a_process_that_ends_by_a_signal_to_all_is_no_lack_of_memory(
+    came: list[str], error: type[BaseException], says: str
+) -> None:
+    mine, theirs = Pipe()
+    theirs.close()
+    with pytest.raises(error, match=says):
+        _received(mine, came)

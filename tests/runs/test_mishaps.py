@@ -18,10 +18,13 @@ import torch
 from torch import nn
 
 import fedskew as fs
+from fedskew.core.errors import Interrupted
 from fedskew.data.dataset import Dataset, Rows
+from fedskew.runs import runner
 from fedskew.runs import sweep as several
 from fedskew.runs.folder import CLIENTS, FINAL_CLIENTS, MODEL, ROUNDS, SUMMARY, RunFolder
 from fedskew.runs.runner import CheckpointInterval
+from fedskew.server.server import Server
 
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)
 
@@ -46,6 +49,79 @@ def test_a_signal_makes_a_checkpoint_and_says_how_to_go_on(tmp_path: Path, name:
     assert told.endswith(" of 3000; resume with: fedskew resume run")
     (stopped, *_) = RunFolder(tmp_path / "run").checkpoints()
     assert f"after round {stopped} of" in told  # nothing was lost, though no checkpoint was due
+
+
+def signalled_in(monkeypatch: pytest.MonkeyPatch, round: int) -> list[int]:
+    """Send SIGTERM to this process in the middle of a round, and return a list to which trained rounds are added."""
+    advance, seen = Server.advance, list[int]()
+
+    def stop(training: Server) -> Any:
+        seen.append(training.round + 1)
+        if training.round + 1 == round:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return advance(training)
+
+    monkeypatch.setattr(Server, "advance", stop)
+    return seen
+
+
+def test_a_signal_in_the_last_round_is_a_stop_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+    expected = fs.train(fed, "logreg", rounds=2, folder=tmp_path / "expected")
+    with monkeypatch.context() as patched:
+        signalled_in(patched, 2)
+        with pytest.raises(Interrupted, match="interrupted after round 2 of 2; resume with") as stopped:
+            fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run")
+    assert stopped.value.code == 143
+    assert not RunFolder(tmp_path / "run").finished
+    fs.resume(tmp_path / "run")
+    assert bits(tmp_path / "run") == bits(tmp_path / "expected")
+    assert expected.folder
+
+
+def test_a_signal_in_the_round_in_which_a_callback_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+    signalled_in(monkeypatch, 2)
+    ends = [lambda result, rounds: result.round["round"] == 2]
+    with pytest.raises(Interrupted, match="interrupted after round 2 of 9"):
+        fs.train(fed, "logreg", rounds=9, folder=tmp_path / "run", callbacks=ends)
+    assert RunFolder(tmp_path / "run").checkpoints() == [2]
+
+
+def test_after_a_signal_no_other_run_of_a_comparison_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = signalled_in(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        fs.compare(algorithm=["fedavg", "scaffold"], rounds=1, model="logreg", engine="loop", out=tmp_path / "group")
+    assert seen == [1]
+
+
+def test_a_long_round_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    advance = Server.advance
+
+    def linger(training: Server) -> Any:
+        result = advance(training)
+        if training.round == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return result
+
+    monkeypatch.setattr(Server, "advance", linger)
+    monkeypatch.setattr(runner, "GRACE", 0.2)
+    fed = fs.split(fs.load("digits"), "iid", clients=3)
+    began = time.monotonic()
+    with pytest.raises(Interrupted, match="resume with") as stopped:
+        fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run", checkpoint_every=1)
+    assert time.monotonic() - began < 30
+    assert stopped.value.code == 143
+    assert RunFolder(tmp_path / "run").checkpoints() == [1]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_a_signal_that_nobody_looked_at_is_raised_in_the_end():
+    with pytest.raises(KeyboardInterrupt) as stopped, runner.stopping():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.code == 143
 
 
 def test_ctrl_c_after_the_last_round_says_how_to_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -55,7 +56,7 @@ def in_processes(work: Callable[[Task, Tell], Result], tasks: Sequence[Task], jo
             while doing:
                 for pipe in wait(list(doing), _PATIENCE):
                     assert isinstance(pipe, Connection)
-                    kind, content = _received(pipe)
+                    kind, content = _received(pipe, came)
                     if kind == "told":
                         told(content)
                     elif kind == "refused":
@@ -79,10 +80,14 @@ def in_processes(work: Callable[[Task, Tell], Result], tasks: Sequence[Task], jo
             process.join()
 
 
-def _received(pipe: Connection) -> tuple[str, Any]:
+def _received(pipe: Connection, came: Sequence[str]) -> tuple[str, Any]:
+    """Return what a process says; an error if it has ended, unless a signal ``came``, perhaps to all processes."""
     try:
         kind, content = pipe.recv()
     except (EOFError, ConnectionError):
+        time.sleep(_PATIENCE)  # the signal that has ended it may be on its way to this process
+        if came:
+            raise Interrupted("interrupted", STOPS[came[0]]) from None
         raise FedskewError(
             "a process of --jobs ended before its run did, perhaps for want of memory: take fewer jobs, and resume"
         ) from None

@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 
 SHARE = 0.01  # of a run's time that checkpoints take without checkpoint_every
 STOPS = {"SIGTERM": 143, "SIGHUP": 129}  # signals after which a run ends its round, with their exit codes
+GRACE = 5.0  # seconds that a round has to end after such a signal; then it is lost
 
 
 @dataclass
@@ -98,19 +99,21 @@ def run_rounds(
     ``tables`` has a list of rows for the rounds and their timing, and one of a table a round for the clients. Runs side
     by side share the ``interval`` of their checkpoints.
 
-    Ctrl-C, SIGTERM and SIGHUP leave a run that can be resumed: the latter two end the round first and make a
-    checkpoint.
+    Ctrl-C, SIGTERM and SIGHUP leave a run that can be resumed: the latter two end the round first, if it takes no
+    longer than ``GRACE``, and make a checkpoint.
     """
     settings, disk = server.settings, checkpoints.disk if checkpoints else None
     interval = interval or CheckpointInterval(settings.checkpoint_every, settings.rounds)
     with resumable(server, disk), stopping() as stopped:
         while server.round < settings.rounds:
-            due = False
+            if stopped:  # while this run was prepared, or another one was at work
+                raise Interrupted(_how_to_resume(server, disk), STOPS[stopped[0]])
             advanced = yield server
             result, timing = advanced.result, {"round": server.round, "seconds": advanced.seconds}
             new = {"rounds": result.round, "clients": result.clients, "timing": timing}
             for name, table in tables.items():
                 table.append(new[name])
+            due = False
             if checkpoints and disk:
                 disk.append(on_disk.ROUNDS, [result.round])
                 disk.append(on_disk.CLIENTS, result.clients)
@@ -119,14 +122,13 @@ def run_rounds(
                     with interval.saving():
                         checkpoints.save(server)
             # A list, because every callback is called, also after one that stops the run.
-            if any([callback.on_round_end(result, settings.rounds) for callback in callbacks]):  # noqa: C419
-                if checkpoints and not due:
-                    checkpoints.save(server)
+            ended = any([callback.on_round_end(result, settings.rounds) for callback in callbacks])  # noqa: C419
+            if checkpoints and not due and (ended or stopped):
+                checkpoints.save(server)
+            if stopped:
+                raise Interrupted(_how_to_resume(server, disk), STOPS[stopped[0]])
+            if ended:
                 return
-            if stopped and server.round < settings.rounds:
-                if checkpoints and not due:  # the signal came while the callbacks were called
-                    checkpoints.save(server)
-                raise Interrupted(_how_to_resume(server, disk), code=STOPS[stopped[0]])
 
 
 @contextmanager
@@ -138,8 +140,8 @@ def resumable(server: Server, disk: RunFolder | None) -> Iterator[None]:
         raise
     except WorkerLostError as lost:
         raise WorkerLostError(f"{lost}; {_how_to_resume(server, disk)}") from lost
-    except KeyboardInterrupt:
-        raise Interrupted(_how_to_resume(server, disk)) from None
+    except KeyboardInterrupt as stop:
+        raise Interrupted(_how_to_resume(server, disk), getattr(stop, "code", 130)) from None
 
 
 def _how_to_resume(server: Server, disk: RunFolder | None) -> str:
@@ -147,25 +149,54 @@ def _how_to_resume(server: Server, disk: RunFolder | None) -> str:
     return f"{done}; resume with: {on_disk.resume_command(disk.path)}" if disk else done
 
 
+class _Stop(KeyboardInterrupt):
+    """A signal that ends a run, where nothing else has ended it yet."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.code = STOPS[name]
+
+
 _came: list[list[str]] = []  # the names of the signals that came, while they are handled
 
 
 @contextmanager
 def stopping() -> Iterator[list[str]]:
-    """Yield the names of the signals that should end the run; empty until one arrives. Runs side by side share it."""
+    """Yield the names of the signals that should end the run; empty until one arrives. Runs side by side share it.
+
+    Who looks at it has ``GRACE`` seconds. After that, and at the end if nobody has looked, the signal is raised as a
+    ``KeyboardInterrupt`` with its exit code.
+    """
     if _came or threading.current_thread() is not threading.main_thread():  # signals can be handled only there
         yield _came[0] if _came else []
         return
     came: list[str] = []
-    known = [name for name in STOPS if hasattr(signal, name)]
-    before = {name: signal.signal(getattr(signal, name), lambda *_, name=name: came.append(name)) for name in known}
+    before: dict[str, Any] = {}
+
+    def note(name: str) -> None:
+        came.append(name)
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, GRACE)
+
+    def overdue(*_: Any) -> None:
+        raise _Stop(came[0])
+
+    for name in STOPS:
+        if hasattr(signal, name):
+            before[name] = signal.signal(getattr(signal, name), lambda *_, name=name: note(name))
+    if hasattr(signal, "SIGALRM"):
+        before["SIGALRM"] = signal.signal(signal.SIGALRM, overdue)
     _came.append(came)
     try:
         yield came
     finally:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
         _came.clear()
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
+    if came:
+        raise _Stop(came[0])
 
 
 @contextmanager
