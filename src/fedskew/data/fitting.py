@@ -23,6 +23,7 @@ from fedskew.data.targets import Target
 
 Kind: TypeAlias = Literal["number", "text", "time", "empty"]
 Interval: TypeAlias = tuple[int, int]  # first and last key, see ``keys_of``
+ASKED = ("label", "target", "categorical", "max_categories", "standardize", "window", "stride")  # options of a fit
 BINS = 4096  # into which an interval is divided by one question
 
 

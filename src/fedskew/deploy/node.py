@@ -1,6 +1,7 @@
 """A node: one client's rows and what it keeps, and the work that a server asks of it."""
 
 import copy
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -92,16 +93,26 @@ class Files:
         """Write what the client keeps after a round, and remove what no server will ask for again."""
         if not kept:
             return
+        path = self._path(job, round)
+        self._check(job, oldest)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(job, round), save(flat_names(kept)))
+        write_atomically(path, save(flat_names(kept)))
         for path in self.folder.glob(f"{job}-*.safetensors"):
             if int(path.stem.split("-")[1]) < oldest:
                 path.unlink(missing_ok=True)
 
     def _path(self, job: int, round: int) -> Path:
+        self._check(job, round)
         return self.folder / f"{job}-{round}.safetensors"
 
+    def _check(self, job: int, round: int) -> None:
+        """Refuse what could name a file elsewhere: models and rounds have numbers, and these come from a server."""
+        good = type(job) is int and type(round) is int and 0 <= job < len(self.fresh) and round >= FRESH
+        if not good:
+            raise FedskewError(f"{job!r:.80} and {round!r:.80} are no numbers of a model and a round: start a new run")
+
     def _read(self, job: int, round: int) -> Tree:
+        self._check(job, round)
         fresh = self.fresh[job]
         if round == FRESH or not fresh:
             return fresh
@@ -153,7 +164,8 @@ class Node:
             with computing(self.settings.threads or 1):
                 return to_bytes(self.do(from_bytes(content)))
         except FedskewError as problem:
-            return to_bytes(Refusal(str(problem)))
+            said = str(problem).replace(f"{self.files.folder}{os.sep}", "")  # a folder is nobody else's business
+            return to_bytes(Refusal(said))
 
     def do(self, request: Any) -> Any:
         """Return the answer to a request."""

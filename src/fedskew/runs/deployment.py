@@ -19,7 +19,7 @@ from fedskew.data.catalogue import choose
 from fedskew.data.dataset import Dataset, Rows, datasets
 from fedskew.data.differences import differences
 from fedskew.data.federation import Federation
-from fedskew.data.fitting import Description, Request, fit
+from fedskew.data.fitting import ASKED, Description, Request, fit
 from fedskew.data.readers.array_silo import fit_arrays
 from fedskew.data.readers.arrays import comparable
 from fedskew.data.schema import Pipeline, Scaling
@@ -38,8 +38,6 @@ from fedskew.runs.runner import alone
 from fedskew.tasks.task import BY_TARGET
 from fedskew.tasks.task import resolve as resolve_task
 
-_ASKED = ("label", "target", "categorical", "max_categories", "standardize", "window", "stride")  # options of a fit
-
 
 def run_on_nodes(
     nodes: Nodes,
@@ -54,7 +52,7 @@ def run_on_nodes(
     options = {name: value for name, value in choice.options.items() if name != "paths"}
     nodes.about |= {"run": known["run"] if known else uuid.uuid4().hex, "options": json.dumps(options)}
     nodes.about |= {"validation": experiment.validation, "seed": seed, "version": __version__}
-    request = Request(**{name: options[name] for name in _ASKED}, compared=True)
+    request = Request(**{name: options[name] for name in ASKED}, compared=True)
     described = _meet(nodes, count, request)
     names = [one.name for one in described]
     if known and known["clients"] != names:

@@ -1,6 +1,7 @@
 """A node on a silo's own file: it answers the questions of a fit, and then trains on its rows."""
 
 import json
+import re
 import tomllib
 import traceback
 from collections.abc import Mapping
@@ -14,11 +15,12 @@ import numpy as np
 from fedskew import __version__
 from fedskew.algorithms.contract import resolve
 from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Ints
 from fedskew.core.writing import write_atomically, writing
 from fedskew.data.catalogue import choose
 from fedskew.data.dataset import Split, datasets
 from fedskew.data.federation import Federation
-from fedskew.data.fitting import Description, Fitted, Request
+from fedskew.data.fitting import ASKED, Description, Fitted, Request
 from fedskew.data.partition import Partition
 from fedskew.data.readers.array_silo import ArraySilo
 from fedskew.data.readers.silo_files import is_arrays
@@ -26,12 +28,21 @@ from fedskew.data.readers.table import Parted, SiloTables, converted
 from fedskew.data.schema import Scaling, Schema, pipeline_from
 from fedskew.data.silo import TableSilo
 from fedskew.deploy.node import Node, facts_of
+from fedskew.deploy.question_checks import (
+    TOLD,
+    check_classes,
+    check_request,
+    checked_fills,
+    checked_intervals,
+    refuse_other_words,
+)
 from fedskew.deploy.requests import Question, Refusal, Tell, from_bytes, to_bytes
 from fedskew.models.build import build
 from fedskew.runs.execute import settings_of
 from fedskew.tasks.task import BY_TARGET
 from fedskew.tasks.task import resolve as resolve_task
 
+_RUN = re.compile(r"[0-9a-f]{32}")  # names of runs, and nothing that could lead elsewhere
 ROWS = "rows.sha256"  # in the folder of what a silo keeps for a run
 
 
@@ -43,8 +54,9 @@ def answer(about: Mapping[str, Any], request: bytes) -> bytes:
     try:
         return SiloNode(about).answer(request)
     except FedskewError as problem:
-        path = Path(str(about["node"]["data"]))
-        return to_bytes(Refusal(str(problem).replace(str(path), path.name)))  # folders are nobody else's business
+        path, state = Path(str(about["node"]["data"])), Path(str(about["node"]["state"])).resolve()
+        said = str(problem).replace(str(path), path.name).replace(str(state), "--state")
+        return to_bytes(Refusal(said))  # without folders, which are nobody else's business
     except Exception as problem:
         traceback.print_exc()
         return to_bytes(Refusal(f"a {type(problem).__name__}, which is told in the log of the node"))
@@ -70,10 +82,8 @@ class SiloNode:
         """Return the answer to a request."""
         request = from_bytes(content)
         match request:
-            case Question(what="describe"):
-                return to_bytes(_without_examples(self._described(request.content)))
             case Question():
-                return to_bytes(getattr(self.silo, request.what)(request.content))
+                return to_bytes(self._answered(request))
             case Tell():
                 self._check_rows()
                 return to_bytes(facts_of(self.fed, {}))
@@ -81,10 +91,31 @@ class SiloNode:
                 self._check_rows()
                 return self.node.answer(content)
 
-    def _described(self, request: Request) -> Description:
+    def _answered(self, question: Question) -> Any:
+        """Return the answer to a question of a fit; whatever else a server asks is refused."""
+        refuse_other_words(question.what)
+        match question.what:
+            case "describe":
+                return _without_examples(self._described(question.content))
+            case "count":
+                return self._counted(question.content)
+            case "add_up":
+                return self.silo.add_up(checked_fills(question.content))
+
+    def _counted(self, asked: Any) -> dict[str, list[Ints]]:
+        intervals = checked_intervals(asked)
+        if isinstance(self.silo, ArraySilo):
+            raise FedskewError(f"{self.path.name} holds arrays, whose numbers are not counted")
+        return self.silo.count(intervals)
+
+    def _described(self, asked: Any) -> Description:
         """Return what the silo tells of itself; the server learns its name from it, so an error has to tell it too."""
         try:
-            return self.silo.describe(request)
+            request = self._request
+            check_request(asked, request)
+            described = self.silo.describe(replace(request, max_categories=min(request.max_categories, TOLD)))
+            check_classes(described, request.label)
+            return described
         except FedskewError as problem:
             if str(problem).startswith(self.name):
                 raise
@@ -105,19 +136,34 @@ class SiloNode:
 
     @property
     def folder(self) -> Path:
-        """The place of what the silo keeps for this run."""
-        return Path(str(self.own["state"])) / str(self.about["run"])
+        """The place of what the silo keeps for this run, inside the folder that its owner has named."""
+        run, state = self.about["run"], Path(str(self.own["state"])).resolve()
+        if not isinstance(run, str) or not _RUN.fullmatch(run):
+            raise FedskewError(f"{run!r:.80} is no name of a run, expected 32 hexadecimal digits: start a new run")
+        folder = state / run
+        if folder.resolve() != folder:
+            raise FedskewError(f"{run} leads out of the node's --state: remove that link there")
+        return folder
+
+    @cached_property
+    def _options(self) -> Mapping[str, Any]:
+        """How the silo's file is read: by the options of the run, except for which file it is."""
+        options = json.loads(str(self.about["options"]))
+        return choose({**options, "name": "silos", "paths": (str(self.path),)}).options
+
+    @property
+    def _request(self) -> Request:
+        """What is to be fitted, by the options of the run."""
+        return Request(**{name: self._options[name] for name in ASKED}, compared=True)
 
     @cached_property
     def part(self) -> Parted | ArraySilo:
         """The table or the arrays of the silo, its rows divided as the run wants it."""
-        options = json.loads(str(self.about["options"]))
-        choice = choose({"name": "silos", **options, "paths": (str(self.path),)})
         share, seed = float(self.about["validation"]), int(self.about["seed"])
         validation = Split("validation", share, seed) if share else None
         if is_arrays(self.path):
-            return ArraySilo(self.name, self.path, choice.options, validation)
-        read = datasets.get(choice.name)(**choice.options)
+            return ArraySilo(self.name, self.path, self._options, validation)
+        read = datasets.get("silos")(**self._options)
         if not isinstance(read, SiloTables) or len(read.tables) != 1:
             raise FedskewError(f"{self.path} is not one table: a node has one CSV, Parquet or NPZ file")
         (table,) = read.tables.values()
@@ -132,12 +178,19 @@ class SiloNode:
     def fed(self) -> Federation:
         """The rows of the silo as a federation of one client, by the schema of all."""
         pipeline, part = pipeline_from(json.loads(str(self.about["schema"]))), self.part
+        theirs, ours = pipeline.label.columns, self._request.targets
+        if theirs != ours:
+            raise FedskewError(
+                f"the schema has the label {'+'.join(theirs)}, and the run the label {'+'.join(ours)}: "
+                "use the same version of fedskew"
+            )
         if isinstance(part, ArraySilo):
             assert isinstance(pipeline, Scaling), "a run has files of one kind"
             data = part.converted(pipeline)
         else:
             assert isinstance(pipeline, Schema), "a run has files of one kind"
-            described = part.silo.describe(part.table.request(compared=True))
+            described = part.silo.describe(self._request)
+            check_classes(described, self._request.label)  # or errors would name class after class
             data = converted(part, Fitted(pipeline, (described,)))
         return Federation(data, Partition.from_lists([np.arange(len(data.train))]))
 
@@ -150,7 +203,9 @@ class SiloNode:
         if task.target == "class":
             task = task.fitted(np.array(json.loads(str(self.about["counts"]))))
         model = build(config["model"], data.shape, task.width(len(data.classes)), settings.seed)
-        client = int(self.about["client"])
+        client = self.about["client"]
+        if type(client) is not int or client < 0:
+            raise FedskewError(f"{client!r:.80} is no number of a client: use the same version of fedskew")
         return Node(self.fed, client, model, resolve(config["algorithm"]), settings, task, self.folder)
 
 

@@ -66,7 +66,10 @@ class ArraySilo:
         """Return the moments of some columns or channels, by their numbers."""
         with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused when all are added up
             found = moments_of(self.train.x, merged=True)
-        return {title: found[int(title)] for title in fills}
+        columns = {str(number): moments for number, moments in enumerate(found)}
+        if odd := [title for title in fills if title not in columns]:
+            raise FedskewError(f"add_up: {odd[0]!r} is no column of x, which has {len(columns)}: start a new run")
+        return {title: columns[title] for title in fills}
 
     def converted(self, scaling: Scaling) -> Dataset:
         """Return the rows of this client, by a scaling that was fitted on the rows of all."""
