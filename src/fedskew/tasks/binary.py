@@ -14,7 +14,7 @@ from fedskew.core.registry import PartialShare, Positive
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.targets import Targets
 from fedskew.tasks.losses import label_losses
-from fedskew.tasks.scores import CLASS_METRICS, class_measures, confusion
+from fedskew.tasks.scores import CLASS_METRICS, CLASS_RANGES, class_measures, confusion
 from fedskew.tasks.task import BALANCED, BuiltIn, ClassWeights, Reduction, balanced_weights, numbers, reduced, tasks
 
 
@@ -47,6 +47,7 @@ class Binary(BuiltIn):
     outputs = 1
     row_metric = "accuracy"
     names = CLASS_METRICS
+    ranges = CLASS_RANGES
     low_is_good = frozenset({"ece"})
 
     def __post_init__(self) -> None:

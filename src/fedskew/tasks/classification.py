@@ -11,7 +11,7 @@ from fedskew.core.registry import PartialShare, Positive
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.targets import Targets
 from fedskew.tasks.losses import class_losses, class_slopes
-from fedskew.tasks.scores import CLASS_METRICS, class_measures, confusion
+from fedskew.tasks.scores import CLASS_METRICS, CLASS_RANGES, class_measures, confusion
 from fedskew.tasks.task import (
     BALANCED,
     BuiltIn,
@@ -57,6 +57,7 @@ class Classification(BuiltIn):
     target = "class"
     row_metric = "accuracy"
     names = CLASS_METRICS
+    ranges = CLASS_RANGES
     low_is_good = frozenset({"ece"})
 
     def width(self, classes: int) -> int:

@@ -10,7 +10,7 @@ from fedskew.core.registry import Positive
 from fedskew.core.streams import Floats
 from fedskew.data.targets import Targets
 from fedskew.tasks.losses import label_losses
-from fedskew.tasks.scores import label_measures
+from fedskew.tasks.scores import LABEL_METRICS, LABEL_RANGES, label_measures
 from fedskew.tasks.task import BuiltIn, Reduction, constants, reduced, tasks
 
 
@@ -38,7 +38,8 @@ class Multilabel(BuiltIn):
 
     target = "labels"
     row_metric = "accuracy"
-    names = ("accuracy", "exact_match", "macro_f1", "micro_f1", "auc", "average_precision")
+    names = LABEL_METRICS
+    ranges = LABEL_RANGES
 
     def width(self, classes: int) -> int:
         """Return one output for each label."""

@@ -12,7 +12,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Positive
 from fedskew.core.streams import Floats
 from fedskew.data.targets import Targets
-from fedskew.tasks.scores import r2
+from fedskew.tasks.scores import NUMBER_RANGES, r2
 from fedskew.tasks.task import BuiltIn, Reduction, tasks
 
 
@@ -41,6 +41,7 @@ class Regression(BuiltIn):
     higher_is_better = False
     low_is_good = frozenset({"mae", "rmse"})
     names = ("mae", "rmse", "r2")
+    ranges = NUMBER_RANGES
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,9 @@
 """Metrics on NumPy arrays, equal to scikit-learn's, which take up to five times as long and a second to import."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,36 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 BINS = 15  # of the expected calibration error
 CLASS_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision", "ece")
+LABEL_METRICS = ("accuracy", "exact_match", "macro_f1", "micro_f1", "auc", "average_precision")
+_ROUNDING = 1e-9  # by which a computed number may be outside of its range
+
+
+class Range(NamedTuple):
+    """The numbers that a loss or a metric may be; one that is ``undefined`` for some rows may also be NaN.
+
+    >>> Range(0, 1).holds(0.5), Range(0, 1).holds(7.0), Range(0, 1).holds(math.nan), Range(0).holds(math.inf)
+    (True, False, False, False)
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    undefined: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Return whether the value is a finite number in the range, or NaN where that may be."""
+        if math.isnan(value):
+            return self.undefined
+        return math.isfinite(value) and self.low - _ROUNDING <= value <= self.high + _ROUNDING
+
+    def __str__(self) -> str:
+        ends = {"from": self.low, "to": self.high}
+        return " ".join(["a finite number", *(f"{word} {end:g}" for word, end in ends.items() if math.isfinite(end))])
+
+
+_RANKED = dict.fromkeys(("auc", "average_precision"), Range(0, 1, undefined=True))  # of rows of one class there is none
+CLASS_RANGES = {"loss": Range(0), **dict.fromkeys(CLASS_METRICS, Range(0, 1)), **_RANKED}
+LABEL_RANGES = {"loss": Range(0), **dict.fromkeys(LABEL_METRICS, Range(0, 1)), **_RANKED}
+NUMBER_RANGES = {"loss": Range(0), "mae": Range(0), "rmse": Range(0), "r2": Range(high=1, undefined=True)}
 
 
 def softmax(logits: Floats) -> Floats:

@@ -6,6 +6,7 @@ Everything else computes losses through ``Task.losses`` and knows no loss by nam
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.registry import Choice, Registry, validate
 from fedskew.core.streams import Floats, Ints
 from fedskew.data.targets import Target, Targets
+from fedskew.tasks.scores import Range
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 RowFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one number a row
@@ -70,6 +72,7 @@ class Task:
     outputs: int | None = None
     row_metric: str | None = None
     higher_is_better: bool = True
+    ranges: Mapping[str, Range] = MappingProxyType({})  # what the loss and metrics may be, where that is known
     _row_score: RowFunction | None = None
     _predictor: Callable[[Tensor], Tensor] | None = None
 
@@ -186,6 +189,10 @@ class Task:
     def metric_names(self) -> tuple[str, ...]:
         """Return the names of all metrics that ``evaluate`` can return, the headline first."""
         return tuple(self._metrics)
+
+    def range_of(self, name: str) -> Range:
+        """Return what the loss or a metric may be: where that is not known, any loss, and any metric or none."""
+        return self.ranges.get(name, Range(undefined=name != "loss"))
 
     def headline(self, metric: str | None = None) -> Headline:
         """Return the metric that decides what is best: the first, or the one that is asked for."""
