@@ -66,6 +66,8 @@ class MaskedBatchNorm(nn.Module):
         mean = agree((x * real).sum(over) / count)
         centred = x - mean.view(channels)
         variance = agree((centred.square() * real).sum(over) / count)
+        if self.mask.agree:
+            variance = variance.clamp_min(0)  # whatever other clients have brought
         self._track(mean.detach(), variance.detach() * count / (count - 1))
         result = centred * torch.rsqrt(variance + self.eps).view(channels)
         if self.weight is not None:
