@@ -32,6 +32,9 @@ class Calibrator:
             for name, value in tensors.items():
                 sums[name] = sums[name].add_(value) if name in sums else value
 
+    def check_statistics(self, statistics: Tree, rows: Tensor) -> None:
+        """Raise an error for finite numbers that are no statistics of a client with so many ``rows`` of each class."""
+
     def calibrate(
         self, head: Tensors, statistics: Tree, loss: Callable[[Tensors, Tensor, Tensor], Tensor], stream: Stream
     ) -> Tensors:

@@ -96,6 +96,18 @@ class VirtualFeatures(Calibrator):
             added[label] += mine.sum(0)
             outer[label].addmm_(mine.T, mine)
 
+    def check_statistics(self, statistics: Tree, rows: Tensor) -> None:
+        """Raise an error unless counts are rows of the classes, and outer products those of a covariance."""
+        count, total, outer = (statistics["ccvr"][name] for name in ("count", "sum", "outer"))
+        counted = (count >= 0) & (count <= rows.to(count)) & (count == count.floor())
+        if not bool(counted.all()):
+            raise FedskewError("statistics/ccvr/count: told other numbers than rows of each class")
+        for label in range(len(count)):
+            if count[label] == 0 and (bool(total[label].any()) or bool(outer[label].any())):
+                raise FedskewError(f"statistics/ccvr: told sums over class {label}, and no row of it")
+            if count[label] > 0 and _factor(*class_gaussian(float(count[label]), total[label], outer[label])) is None:
+                raise FedskewError(f"statistics/ccvr/outer: told no covariance of class {label}")
+
     def calibrate(self, head: Tensors, statistics: Tree, loss: HeadLoss, stream: Stream) -> Tensors:
         """Return the head after SGD on virtual features."""
         draw, like = stream.generator(), next(iter(head.values()))
@@ -133,10 +145,21 @@ def class_gaussian(count: float, total: Tensor, outer: Tensor) -> tuple[Tensor, 
     return mean, covariance
 
 
-def _sample(mean: Tensor, covariance: Tensor, count: int, draw: np.random.Generator) -> Tensor:
-    """Return samples of a Gaussian whose covariance may be singular; a small ridge is added to it in place."""
+def _factor(mean: Tensor, covariance: Tensor) -> Tensor | None:
+    """Return the Cholesky factor of a covariance, which may be singular: a small ridge is added to it in place.
+
+    None for what is no covariance.
+    """
     ridge = 1e-8 * (mean.square() + covariance.diagonal()).mean() + 1e-30  # the latter for features that are all 0
     covariance.diagonal().add_(ridge)
-    factor = torch.linalg.cholesky(covariance)
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    return None if failed or not bool(torch.isfinite(factor).all()) else factor
+
+
+def _sample(mean: Tensor, covariance: Tensor, count: int, draw: np.random.Generator) -> Tensor:
+    """Return samples of a Gaussian whose covariance may be singular."""
+    factor = _factor(mean, covariance)
+    if factor is None:
+        raise FedskewError("ccvr: the statistics of the clients have no covariance: leave the addition out")
     noise = torch.from_numpy(draw.standard_normal((count, len(mean)))).to(mean)
     return torch.addmm(mean, noise, factor.T)

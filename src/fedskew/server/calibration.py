@@ -77,7 +77,10 @@ def new_head(job: Job, state: Tensors, statistics: Tree, round: int) -> Tensors:
         return job.task.losses(outputs, labels)
 
     head = {name: value.detach().clone() for name, value in trainable(worker).items() if name in layout(worker).head}
-    return calibrator.calibrate(head, statistics, loss, Stream(job.seed, "finish", round))
+    found = calibrator.calibrate(head, statistics, loss, Stream(job.seed, "finish", round))
+    if not all(bool(torch.isfinite(value).all()) for value in found.values()):
+        raise FedskewError(f"{job.algorithm.label()}: the new head is NaN or infinite: lower head_lr or check the data")
+    return found
 
 
 @torch.no_grad()
