@@ -3,8 +3,8 @@
 import copy
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fedskew.core.streams import Ints
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.deploy.node import Node, alone
-from fedskew.deploy.remote_clients import Nodes
+from fedskew.deploy.remote_clients import Nodes, UnansweredError
 from fedskew.deploy.remote_server import RemoteServer
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import ModelSpec, build
@@ -341,7 +341,8 @@ def _drive(
         for callback in watching:
             callback.on_run_start(server, disk.path if disk else None, tables["rounds"])
         if not stopping.stopped:
-            yield from run_rounds(server, checkpoints, tables, watching, interval)
+            with _model_kept(server, disk):
+                yield from run_rounds(server, checkpoints, tables, watching, interval)
         with resumable(server, disk):
             run = _finish(server, disk, tables, config, picture)
         for callback in watching:
@@ -349,9 +350,22 @@ def _drive(
     return run
 
 
+@contextmanager
+def _model_kept(server: Server, disk: RunFolder | None) -> Iterator[None]:
+    """Write the model of a run on nodes that has trained in all its rounds, if nobody scores the last of them."""
+    try:
+        yield
+    except UnansweredError:
+        if disk and server.round == server.settings.rounds:
+            disk.write(on_disk.MODEL, _weights(server))
+        raise
+
+
 def _finish(
     server: Server, disk: RunFolder | None, tables: dict[str, list[Any]], config: Mapping[str, Any], picture: bool
 ) -> Run:
+    if disk and isinstance(server, RemoteServer):
+        disk.write(on_disk.MODEL, _weights(server))  # before clients are asked again, who may not answer
     last = server.last_scores()  # before a new head: what the rounds are about
     calibrated = server.calibrate()
     final, own_matrix = server.final_clients()
@@ -379,9 +393,7 @@ def _finish(
     if disk:
         columns = list(dict.fromkeys(key for row in final for key in row))
         table = on_disk.to_csv([{key: row.get(key) for key in columns} for row in final], header=True)
-        model = _trained(server)
-        weights = to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())})
-        files = {on_disk.FINAL_CLIENTS: table, on_disk.MODEL: weights}
+        files = {on_disk.FINAL_CLIENTS: table, on_disk.MODEL: _weights(server)}
         files |= _class_files(fed.data.classes, {"global": matrix, "own": own_matrix})
         files[on_disk.CLIENT_CLASSES] = _client_classes(fed)
         if threshold:
@@ -454,6 +466,12 @@ def _trained(server: Server) -> nn.Module:
     """Return the model with the global weights, ready to be used."""
     load_weights(server.model, server.state())
     return server.model.eval()
+
+
+def _weights(server: Server) -> bytes:
+    """Return the file with the weights and the buffers of the model."""
+    model = _trained(server)
+    return to_bytes({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
 
 def _fresh_folder(config: Mapping[str, Any]) -> Path:
