@@ -1,6 +1,7 @@
-"""Checks of what nodes answer, before a server uses any of it: names, shapes and dtypes are those that it expects."""
+"""Checks of what nodes answer, before a server uses any of it: names, shapes, dtypes, and which numbers can be."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -9,15 +10,22 @@ import torch
 from torch import Tensor
 
 from fedskew.algorithms.contract import Report
+from fedskew.batchnorm.wire import Kind, unpack
 from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, tensors_of, unsqueezed
 from fedskew.deploy.requests import to_bytes
-from fedskew.engine.job import Updates
+from fedskew.engine.job import ScheduleResult, Updates
 from fedskew.engine.plan import Plan
-from fedskew.tasks.additive import COUNTED, Sums
-from fedskew.topology.collector import BUFFERS
+from fedskew.server.evaluation import RATES
+from fedskew.tasks.additive import COUNTED, OUTCOMES, SIZES, Sums
+from fedskew.tasks.scores import Range
+from fedskew.tasks.task import Task
+from fedskew.topology.collector import BUFFERS, valid_clients
 
 LARGEST = 2**28  # bytes of an answer whose size cannot be known
+_LOSSES = ("loss_before", "loss_after")  # that a client reports where a method needs them
+_SQUARES = {"square", "change"}  # parts of an optimiser's state that are means of squares
 _SLACK = 2**16  # bytes by which an answer may be larger than twice what is expected
 
 
@@ -54,17 +62,70 @@ def finite(tree: Tree, where: str) -> None:
         raise FedskewError(f"{where} has NaN or infinite numbers")
 
 
-def checked_sums(found: Sums, most: int, where: str) -> Sums:
-    """Return sums that are over no more rows than a client has, and in which rows are counted once."""
+def in_range(value: float, allowed: Range, where: str) -> None:
+    """Raise an error unless a number is one of those that a loss or a metric may be.
+
+    >>> in_range(5.0, Range(0, 1), "update/report/accuracy")
+    Traceback (most recent call last):
+        ...
+    fedskew.core.errors.FedskewError: update/report/accuracy: told 5.0, expected a finite number from 0 to 1
+    """
+    if not allowed.holds(value):
+        raise FedskewError(f"{where}: told {value!r}, expected {allowed}")
+
+
+def all_in_range(values: Floats, allowed: Range, where: str) -> None:
+    """Raise an error unless all of these numbers are in the range."""
+    for value in values.tolist():
+        in_range(value, allowed, where)
+
+
+def checked_sums(found: Sums, least: int, most: int, task: Task, where: str) -> Sums:
+    """Return sums over the rows that a client has of a part, in which each is counted once; losses are losses."""
     rows = float(found["rows"])
-    if not 0 <= rows <= most:
-        raise FedskewError(f"{where} are over {rows:,g} rows, expected at most {most:,}")
+    if not (least <= rows <= most and rows.is_integer()):
+        expected = f"{most:,}" if least == most else f"at most {most:,}"
+        raise FedskewError(f"{where} are over {rows:,g} rows, expected {expected}")
     counts = [found[name] for name in COUNTED if name in found]
-    if not all(bool(((each >= 0) & (each <= rows)).all()) for each in counts):
+    if not all(_whole(each, rows) for each in counts):
         raise FedskewError(f"{where} count something else than {rows:,g} rows")
     if "confusion" in found and found["confusion"].sum() != rows:
         raise FedskewError(f"{where}/confusion has {found['confusion'].sum():,g} rows, expected {rows:,g}")
+    if "hits" in found and not _whole(np.sum([found[name] for name in OUTCOMES], axis=0), rows):
+        raise FedskewError(f"{where} count a label of a row twice: {', '.join(OUTCOMES)}")
+    in_range(float(found["loss"]) / max(rows, 1), task.range_of("loss"), f"{where}/loss of a row")
+    for name in found.keys() - {"rows", "loss", *COUNTED}:
+        low = 0.0 if name in SIZES else -math.inf
+        all_in_range(found[name].reshape(-1), Range(low), f"{where}/{name}")
     return found
+
+
+def _whole(counts: Floats, most: float) -> bool:
+    """Return whether all are whole numbers from 0 on, up to the number of rows."""
+    return bool(((counts >= 0) & (counts <= most) & (counts == np.floor(counts))).all())
+
+
+def checked_scores(found: Any, names: Iterable[str], task: Task, empty: bool, where: str) -> dict[str, float]:
+    """Return scores by these names, each of them a number that its metric may be; NaN over ``empty`` sets of rows."""
+    wanted = dict.fromkeys(names, 0.0)
+    fits(found, wanted, where)
+    for name in wanted:
+        allowed = _range_of(name, task)
+        in_range(found[name], allowed._replace(undefined=allowed.undefined or empty), f"{where}/{name}")
+    return {name: found[name] for name in wanted}
+
+
+def _range_of(column: str, task: Task) -> Range:
+    """Return what may be in a column of scores."""
+    name = column.removeprefix("global_").removeprefix("own_test_")
+    return Range(0, 1) if name in RATES else task.range_of(name)
+
+
+def checked_confusion(found: Any, like: Ints | None, rows: int) -> None:
+    """Raise an error unless a confusion matrix is over so many rows; None where there is none."""
+    fits(found, like, "confusion matrix")
+    if like is not None and not ((found >= 0).all() and (found <= rows).all() and found.sum() == rows):
+        raise FedskewError(f"confusion matrix: told {found.sum():,} rows, expected {rows:,}, and none below 0")
 
 
 def expected_update(plan: Plan, sent: Tree, reported: tuple[str, ...]) -> Updates:
@@ -81,13 +142,61 @@ def expected_update(plan: Plan, sent: Tree, reported: tuple[str, ...]) -> Update
     )
 
 
-def checked_update(found: Updates, like: Updates) -> Updates:
-    """Return an update that is like what was expected; what the server knows itself is not taken from the answer."""
+def checked_update(found: Updates, like: Updates, task: Task) -> Updates:
+    """Return an update that is like what was expected; what the server knows itself is not taken from the answer.
+
+    One with NaN or infinite weights is of a client that has diverged, and is left out of the mean later: its losses may
+    be NaN or infinite too.
+    """
     fits(found, like, "update")
+    check_buffers(found.buffers, "update/buffers")
     asked, told = like.report, found.report
-    numbers = {name: told.numbers[name] if name in ("loss_before", "loss_after") else value
-               for name, value in asked.numbers.items()}  # fmt: skip
-    return replace(found, report=replace(asked, loss=told.loss, accuracy=told.accuracy, numbers=numbers))
+    reported = {name: told.numbers[name] for name in _LOSSES if name in asked.numbers}
+    diverged = not valid_clients(found).all()
+    for name, values in {"loss": told.loss, "accuracy": told.accuracy, **reported}.items():
+        allowed = task.range_of(task.row_metric or "loss") if name == "accuracy" else task.range_of("loss")
+        if not diverged or np.isfinite(values).all():
+            all_in_range(values, allowed, f"update/report/{name}")
+    return replace(
+        found, report=replace(asked, loss=told.loss, accuracy=told.accuracy, numbers={**asked.numbers, **reported})
+    )
+
+
+def check_buffers(buffers: Tensors, where: str) -> None:
+    """Raise an error for statistics of BatchNorm that are below 0 where squares and steps were counted."""
+    for name, value in buffers.items():
+        if name.endswith(("running_var", "num_batches_tracked")) and bool((value < 0).any()):
+            raise FedskewError(f"{where}/{name} has numbers below 0")
+
+
+def checked_visit(found: ScheduleResult, like: ScheduleResult, task: Task) -> ScheduleResult:
+    """Return what a client made of the model that has come to it: finite, or all that follow would have it."""
+    fits(found, like, "model")
+    finite({"params": found.params, "buffers": found.buffers, **found.optimizer}, "model")
+    check_buffers(found.buffers, "model/buffers")
+    for part in _SQUARES & found.optimizer.keys():
+        if any(bool((value < 0).any()) for value in found.optimizer[part].values()):
+            raise FedskewError(f"model/optimizer/{part} has numbers below 0")
+    all_in_range(found.losses, task.range_of("loss"), "model/losses")
+    all_in_range(found.scores, task.range_of(task.row_metric or "loss"), "model/scores")
+    return found
+
+
+def check_part_of_step(message: bytes, rows: int, task: Task) -> None:
+    """Raise an error for a party's message of a synchronous step that is not finite, or over other rows than asked."""
+    for frame in unpack(message):
+        what = f"its {frame.kind.name.lower()} {frame.place}"
+        if not bool(torch.isfinite(frame.values).all()):
+            raise FedskewError(f"{what} has NaN or infinite numbers: lower lr or check the data")
+        last = frame.kind in (Kind.GRADIENT, Kind.SCORE)
+        if (frame.count != rows) if last else (not frame.count or frame.count % rows):
+            raise FedskewError(f"{what} is over {frame.count:,} values, expected those of {rows:,} rows")
+        if frame.kind == Kind.SPREAD and bool((frame.values < 0).any()):
+            raise FedskewError(f"{what} has sums of squares below 0")
+        if frame.kind == Kind.SCORE and frame.values.shape == (2,):
+            loss, score = (frame.values.double() / rows).tolist()
+            in_range(loss, task.range_of("loss"), "its loss of a row")
+            in_range(score, task.range_of(task.row_metric or "loss"), "its score of a row")
 
 
 def most_bytes(like: Any) -> int:

@@ -16,6 +16,8 @@ from fedskew.deploy.requests import Facts
 MOST_ROWS = 10**8  # of a node: a server lays out as many numbers
 MOST_NUMBERS = 2**28  # of a row: the smallest model has as many weights
 _LONGEST_NAME, _SHOWN = 200, 80  # characters
+_FORMULA = "=+-@"  # with which one begins, where the tables of a run are opened as a spreadsheet
+_ROUNDING = 1e-9  # of the largest number of a column, by which a mean may be wrong
 
 
 def checked_description(told: Description, request: Request) -> Description:
@@ -23,6 +25,7 @@ def checked_description(told: Description, request: Request) -> Description:
     name = told.name
     good = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
     _need(good, "its name", name, f"1 to {_LONGEST_NAME} characters that can be printed")
+    _need(name[0] not in _FORMULA, "its name", name, "no formula: rename the file, or give --name")
     try:
         _whole(told.rows, "rows", 1, MOST_ROWS)
         _need(type(told.columns) is dict and _texts(told.columns), "columns", told.columns, "columns by name")
@@ -107,17 +110,37 @@ def inside(told: Sequence[tuple[Interval, Ints]], interval: Interval) -> int | N
     return None
 
 
-def checked_moments(told: Mapping[str, Any], titles: Mapping[str, float], count: int) -> Mapping[str, Moments]:
-    """Return the moments of columns, each of so many numbers."""
-    _names(told, titles, "moments")
-    for title in titles:
+def checked_moments(
+    told: Mapping[str, Any], ends: Mapping[str, tuple[float, float]], count: int
+) -> Mapping[str, Moments]:
+    """Return the moments of columns, each of so many numbers between the ends of the column."""
+    _names(told, ends, "moments")
+    for title, (low, high) in ends.items():
         found, what = told[title], f"moments of column {title!r}"
         _need(isinstance(found, Moments), what, found, "moments")
         _whole(found.count, f"{what}: count", count, count)
         for part in ("mean", "error", "squares"):
             _finite(getattr(found, part), f"{what}: {part}")
         _need(found.squares >= 0, f"{what}: squares", found.squares, "a sum of squares")
+        room = _ROUNDING * max(abs(low), abs(high))
+        _need(low - room <= found.mean <= high + room, f"{what}: mean", found.mean, f"one from {low} to {high}")
+        _need(abs(found.error) <= room, f"{what}: error", found.error, f"one of at most {room}")
+        spread = high - low + room
+        most = count * spread * spread
+        _need(found.squares <= most, f"{what}: squares", found.squares, f"at most {most}, by its ends")
     return told
+
+
+def ends_of(described: Description, title: str, fill: float) -> tuple[float, float]:
+    """Return between which numbers a column is, with its gaps filled, by what a silo has told of itself."""
+    if described.shape is not None and len(described.shape) > 1:
+        return -math.inf, math.inf  # of images, no ends are told
+    facts = described.columns.get(title)
+    if facts is None:
+        return fill, fill
+    if not facts.missing:
+        return facts.low, facts.high
+    return min(facts.low, fill), max(facts.high, fill)
 
 
 def checked_facts(told: Facts, described: Description, request: Request, label: Label, validation: bool) -> Facts:

@@ -13,7 +13,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.data import fitting
 from fedskew.deploy.checks import LARGEST
-from fedskew.deploy.fit_checks import checked_counts, checked_moments, inside
+from fedskew.deploy.fit_checks import checked_counts, checked_moments, ends_of, inside
 from fedskew.deploy.requests import FRESH, Question, Refusal, Request, Version, from_bytes, to_bytes
 
 Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
@@ -138,6 +138,8 @@ class Nodes:
                 answers[client] = check(client, answer) if check else answer
             except FedskewError as problem:
                 refusals[client] = str(problem)
+            except Exception as problem:  # an answer may be anything, and must not end the run
+                refusals[client] = f"an answer that cannot be checked ({type(problem).__name__})"
         if missing := sorted(requests.keys() - answers.keys()):
             why = {client: plain.get(client) or refusals.get(client, SILENT) for client in missing}
             asked = type(requests[missing[0]]).__name__.lower()
@@ -190,7 +192,8 @@ class RemoteSilos:
 
         def check(client: int, told: Any) -> Any:
             one = self._described[client]
-            return checked_moments(told, fills, one.rows * math.prod((one.shape or ())[1:]))
+            ends = {title: ends_of(one, title, fill) for title, fill in fills.items()}
+            return checked_moments(told, ends, one.rows * math.prod((one.shape or ())[1:]))
 
         return self._ask("add_up", dict(fills), check)
 

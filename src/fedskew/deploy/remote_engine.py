@@ -4,6 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,13 +18,23 @@ from fedskew.batchnorm.shared import clients_share, exchange
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tree, copied
-from fedskew.deploy.checks import checked_update, expected_update, fits, most_bytes
-from fedskew.deploy.remote_clients import Check, Nodes, Versions
+from fedskew.deploy.checks import (
+    check_part_of_step,
+    checked_update,
+    checked_visit,
+    expected_update,
+    fits,
+    in_range,
+    most_bytes,
+)
+from fedskew.deploy.remote_clients import Nodes, Versions
 from fedskew.deploy.requests import Measure, Step, Train, Visit, Waiting, in_tensor, out_of_tensor
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.loop import settled
 from fedskew.engine.plan import Plan
 from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.tasks.scores import Range
+from fedskew.tasks.task import Task
 from fedskew.topology.collector import BUFFERS
 
 _USES = 16  # of a BatchNorm layer in one step, at most: a client that waits more often never ends
@@ -58,7 +69,7 @@ class RemoteEngine:
 
         def check(client: int, answer: Any) -> Any:
             if not isinstance(answer, Waiting):
-                return checked_update(answer, like[client])
+                return checked_update(answer, like[client], job.task)
             if len(requests[client].met) >= trips[client]:
                 raise FedskewError("it still waits for an exchange after all that its steps can have")
             sent = _waits(answer).sent
@@ -90,7 +101,16 @@ class RemoteEngine:
             for i, client in enumerate(plan.clients)
         }
         like = {name: np.zeros(1) for name in what}
-        answers = self.nodes.ask(requests, dict, _like(like, "measurement"), most_bytes(like))
+
+        def check(client: int, answer: Any) -> Any:
+            fits(answer, like, "measurement")
+            for name, (value,) in answer.items():
+                low = job.task.range_of("loss").low if name == "loss" else 0.0
+                if np.isfinite(value):  # of a model that has diverged, it is not
+                    in_range(float(value), Range(low), f"measurement/{name}")
+            return answer
+
+        answers = self.nodes.ask(requests, dict, check, most_bytes(like))
         silent = np.array([client not in answers for client in requests])
         return {
             name: np.ma.array(
@@ -121,7 +141,8 @@ class RemoteEngine:
             request = Visit(state, rows, schedule.ends[within] - first, reset_optimizer)
             seen = np.zeros(last - first)
             like = ScheduleResult(state.params, state.buffers, state.optimizer, seen, seen)
-            result = self.nodes.one(client, request, ScheduleResult, _like(like, "model"), most_bytes(like))
+            check = partial(_checked_visit, like, job.task)
+            result = self.nodes.one(client, request, ScheduleResult, check, most_bytes(like))
             state = replace(state, params=result.params, buffers=result.buffers, optimizer=result.optimizer)
             losses[first:last], scores[first:last] = result.losses, result.scores
         return ScheduleResult(state.params, state.buffers, state.optimizer, losses, scores)
@@ -140,11 +161,11 @@ class RemoteEngine:
             hub = Hub(job.model, {**params, **buffers}, len(parties), number)
             opening = in_tensor(hub.opening())
             requests = {party: Step(opening, rows[clients == party], []) for party in parties}
-            answers = self._all(requests)
+            answers = self._all(requests, job.task)
             while any(isinstance(answer, Waiting) for answer in answers.values()):
                 reply = in_tensor(hub.add([out_of_tensor(answers[party].sent) for party in parties]))
                 requests = {party: replace(one, answers=[*one.answers, reply]) for party, one in requests.items()}
-                answers = self._all(requests)
+                answers = self._all(requests, job.task)
             step = hub.finish([out_of_tensor(answers[party]) for party in parties])
             buffers = step.buffers
             job.optimizer.step_(params, step.grads, optimizer, lr)
@@ -153,13 +174,14 @@ class RemoteEngine:
                 losses[at], scores[at] = loss / len(at), score / len(at)
         return ScheduleResult(params, buffers, optimizer, losses, scores)
 
-    def _all(self, requests: Mapping[int, Step]) -> dict[int, Any]:
+    def _all(self, requests: Mapping[int, Step], task: Task) -> dict[int, Any]:
         """Return the answers of all parties of a step, without which there is no sum."""
 
         def check(client: int, answer: Any) -> Any:
             message = _waits(answer).sent if isinstance(answer, Waiting) else answer
             if message.dtype != torch.uint8 or message.dim() != 1:
                 raise FedskewError("its part of the step is no message")
+            check_part_of_step(out_of_tensor(message), len(requests[client].rows), task)
             return answer
 
         answers = self.nodes.ask(requests, (Tensor, Waiting), check)
@@ -170,14 +192,8 @@ class RemoteEngine:
         return answers
 
 
-def _like(like: Any, where: str) -> Check:
-    """Return a check for answers that are all like this one."""
-
-    def check(client: int, answer: Any) -> Any:
-        fits(answer, like, where)
-        return answer
-
-    return check
+def _checked_visit(like: ScheduleResult, task: Task, client: int, answer: ScheduleResult) -> ScheduleResult:
+    return checked_visit(answer, like, task)
 
 
 def _waits(answer: Waiting) -> Waiting:

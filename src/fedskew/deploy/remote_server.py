@@ -15,7 +15,7 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.deploy.checks import checked_sums, finite, fits, most_bytes
+from fedskew.deploy.checks import checked_confusion, checked_scores, checked_sums, finite, fits, most_bytes
 from fedskew.deploy.hollow import positions_of
 from fedskew.deploy.remote_clients import Nodes, Versions
 from fedskew.deploy.remote_engine import RemoteEngine
@@ -24,7 +24,15 @@ from fedskew.engine.job import Start
 from fedskew.engine.plan import Plan
 from fedskew.server.calibration import statistics_of
 from fedskew.server.client_store import ClientStore
-from fedskew.server.evaluation import Evaluator, FinalClients, OwnModel, Score, own_columns, round_metrics
+from fedskew.server.evaluation import (
+    Evaluator,
+    FinalClients,
+    OwnModel,
+    Score,
+    final_columns,
+    own_columns,
+    round_metrics,
+)
 from fedskew.server.server import AWAY, OWN, PERSONAL, Server, jobs_of, models_away
 from fedskew.tasks.additive import Sums, added, additive_metrics, metrics_from, sums_over
 from fedskew.tasks.task import Task
@@ -52,6 +60,7 @@ class RemoteEvaluator:
             else np.bincount(rows.group, minlength=fed.clients)
             for name, rows in there.items()
         }
+        self._own_rows = (fed.held_out or fed.partition).sizes  # on which clients' models are scored
         job, classes = server.job, len(fed.data.classes)
         self._none = sums_over(self.task, job.x.new_zeros(0, self.task.width(classes)), job.y[:0], classes)
         self._last: dict[int, Scored] = {}
@@ -104,7 +113,7 @@ class RemoteEvaluator:
         """Return one row for each client that answers, and the confusion matrix of clients' models."""
         self._ask(state, own is not None, final=True)
         sizes = self.server.fed.partition.sizes
-        table = [{**(one.row or {}), "client": c, "rows": int(sizes[c])} for c, one in self._last.items()]
+        table = [{"client": c, "rows": int(sizes[c]), **(one.row or {})} for c, one in self._last.items()]
         matrices = [one.confusion for one in self._last.values() if one.confusion is not None]
         return FinalClients(table, sum(matrices[1:], matrices[0]) if matrices else None)
 
@@ -120,23 +129,9 @@ class RemoteEvaluator:
             client: Evaluate(state, [versions.of(client) for versions in server.remote.versions], final, own)
             for client in range(server.fed.clients)
         }
-        names = () if final else own_columns(own, state is not None, self.task.row_metric)
-        parts = {"train", *self._parts}
 
         def check(client: int, answer: Scored) -> Scored:
-            told = answer.parts if isinstance(answer.parts, dict) else {"": answer.parts}
-            here = parts & told.keys() if state is not None else set()  # one without test rows has no such sums
-            fits(told, dict.fromkeys(here, self._none), "sums")
-            for part, sums in told.items():
-                checked_sums(sums, int(self._most[part][client]), f"sums/{part}")
-            fits(answer.own, dict.fromkeys(names, 0.0), "scores")
-            if answer.own_test is not None:
-                fits(answer.own_test, dict.fromkeys(self.names, 0.0), "scores on test rows")
-            if answer.row is not None and not _numbers_by_name(answer.row):
-                raise FedskewError("its last row has something else than numbers by name")
-            if answer.confusion is not None:
-                fits(answer.confusion, self._none.get("confusion", np.zeros(0)).astype(np.int64), "confusion matrix")
-            return answer
+            return self._checked(client, answer, state is not None, own, final)
 
         most = (2 + len(self._parts)) * most_bytes(self._none)  # training rows, other parts, clients' own models
 
@@ -150,6 +145,34 @@ class RemoteEvaluator:
         self._last = server.remote.nodes.ask(requests, Scored, check, most, without=without)
         self._state = state
 
+    def _checked(self, client: int, answer: Scored, common: bool, own: bool, final: bool) -> Scored:
+        """Return the answer of a client that has scored a model; an error names the part that cannot be."""
+        task, empty, tested = self.task, not self._own_rows[client], own and "test" in self._parts
+        self._check_sums(client, answer.parts, common)
+        checked_scores(answer.own, () if final else own_columns(own, common, task.row_metric), task, empty, "scores")
+        if tested and self.server.everything and not final:
+            checked_scores(answer.own_test, self.names, task, False, "scores on test rows")
+        else:
+            fits(answer.own_test, None, "scores on test rows")
+        matrix = self._none.get("confusion") if tested and final else None
+        like = None if matrix is None else matrix.astype(np.int64)
+        checked_confusion(answer.confusion, like, int(self._most["test"][client]) if tested else 0)
+        if not final:
+            fits(answer.row, None, "last row")
+            return answer
+        columns = final_columns(task, self.metrics, own, common, tested)
+        fits(answer.row, {"client": 0, "rows": 0, **dict.fromkeys(columns, 0.0)}, "last row")
+        told = {name: value for name, value in (answer.row or {}).items() if name in columns}
+        return replace(answer, row=checked_scores(told, columns, task, empty, "last row"))
+
+    def _check_sums(self, client: int, told: Any, common: bool) -> None:
+        """Raise an error unless there are sums of all parts of the data of which a client has rows."""
+        most = {part: int(sizes[client]) for part, sizes in self._most.items()} if common else {}
+        fits(told, {part: self._none for part, rows in most.items() if rows or part in told}, "sums")
+        for part, sums in told.items():
+            shared = self.server.everything and part != "train"  # then, each sums up a share of the same rows
+            checked_sums(sums, 0 if shared else most[part], most[part], self.task, f"sums/{part}")
+
     def _scores(self, state: Tensors | None) -> dict[str, Score]:
         if state is None:
             return {}
@@ -161,12 +184,6 @@ class RemoteEvaluator:
     def _sums(self, part: str) -> Sums:
         """Return the sums over the rows of all clients that have such rows."""
         return added([self._none, *(one.parts[part] for one in self._last.values() if part in one.parts)])
-
-
-def _numbers_by_name(row: Any) -> bool:
-    return isinstance(row, dict) and all(
-        isinstance(name, str) and name.isprintable() and type(value) in (int, float) for name, value in row.items()
-    )
 
 
 class RemoteServer(Server):
@@ -237,11 +254,14 @@ class RemoteServer(Server):
         requests = {
             client: Statistics(self.state(), self.remote.versions[0].of(client)) for client in range(self.fed.clients)
         }
+        calibrator = self.job.algorithm.calibrator
+        assert calibrator
         like = statistics_of(self.job, [(self.state(), self.fed.partition.rows[:1])])
 
         def check(client: int, answer: Tree) -> Tree:
             fits(answer, like, "statistics")
             finite(answer, "statistics")
+            calibrator.check_statistics(answer, self.job.class_counts(np.array([client]))[0])
             return answer
 
         total: Tree = {}

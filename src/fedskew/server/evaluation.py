@@ -29,6 +29,7 @@ FINAL_CLIENTS = 10_000  # clients evaluated on their own rows after the last rou
 
 OwnModel: TypeAlias = Callable[[int], Tensors]
 Score: TypeAlias = dict[str, float]  # the loss and metrics over some rows
+RATES = ("majority_rate", "one_class_rate")  # columns of shares of rows, where targets are classes
 ROUND_METRICS = ("accuracy", "balanced_accuracy")  # of a task that has them, what is reported after every evaluation
 
 
@@ -82,6 +83,19 @@ def own_columns(personal: bool, common: bool, metric: str | None) -> tuple[str, 
     """Return the columns for a client's own rows: of the model it uses, then of the global one if that differs."""
     names = ("loss", metric) if metric else ("loss",)
     return (*names, *(f"global_{name}" for name in names)) if personal and common else names
+
+
+def final_columns(task: Task, metrics: Iterable[str], personal: bool, common: bool, tested: bool) -> tuple[str, ...]:
+    """Return the columns of a client in the last table, after its number and its rows; see ``Evaluator.final``.
+
+    ``tested`` says that clients' own models are also evaluated on test rows, by these ``metrics``.
+    """
+    majority, one_class = ([rate] if hasattr(task, "confusion") else [] for rate in RATES)
+    own = own_columns(personal, common, task.row_metric)
+    more = [*(name for name in task.metric_names if name not in own), *one_class]
+    of_global = [f"global_{name}" for name in more] if personal and common else []
+    on_test = [f"own_test_{name}" for name in (*metrics, *one_class)] if personal and tested else []
+    return (*own, *majority, *more, *of_global, *on_test)
 
 
 class Evaluator:
