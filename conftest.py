@@ -67,6 +67,8 @@ SLOW_MODULES = frozenset(
         "test_silo_runs",
         "test_array_silos",
         "test_lies",
+        "test_checks",
+        "test_silo_node",
         "test_three_silos",
         "test_identities",
         "test_hostile_input",

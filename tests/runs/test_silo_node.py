@@ -203,23 +203,23 @@ def test_what_a_fit_asks_is_answered(table: Path, arrays: Path):
 # -- places ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def messages(table: Path, tmp_path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[bytes, dict[str, Any]]]:
     """Return the messages that the first node gets in a run with something to keep."""
-    seen = []
+    seen, folder = [], tmp_path_factory.mktemp("messages")
 
     class Recorded(SilosInProcess):
         def ask(self, requests: Any, about: Any) -> dict[int, bytes]:
             seen.append((requests[0], dict(about)))
             return super().ask(requests, about)
 
-    silos = Recorded(sorted(tmp_path.glob("hospital_*.csv")), tmp_path / "states")
+    silos = Recorded(write_silos(folder), folder / "states")
     experiment = Experiment(data="silos:label=outcome", model="logreg", algorithm="scaffold", **SETTINGS)
-    run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run")
+    run_on_nodes(Nodes(silos), 3, experiment, folder / "run")
     return seen
 
 
-ELSEWHERE = ["../../x", "..", ".", "", "/tmp/x", "a/b", "a\\b", RUN + "/..", RUN + "\n", RUN.upper(), "x" * 300,
+ELSEWHERE = ["../../x", "..", ".", "", "/nowhere/x", "a/b", "a\\b", RUN + "/..", RUN + "\n", RUN.upper(), "x" * 300,
              "flower", "messages.secret", "\0", 7, None, 1.5]  # fmt: skip
 
 
