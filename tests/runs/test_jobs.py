@@ -75,7 +75,9 @@ def test_a_signal_leaves_a_comparison_that_goes_on_with_the_same_bits(tmp_path: 
             assert (tmp_path / "group" / name / table).read_bytes() == (tmp_path / "whole" / name / table).read_bytes()
 
 
-@pytest.mark.parametrize(("came", "error", "says"), [([], FedskewError, "fewer jobs"), (["SIGHUP"], Interrupted, "interrupted")])
+@pytest.mark.parametrize(
+    ("came", "error", "says"), [([], FedskewError, "fewer jobs"), (["SIGHUP"], Interrupted, "interrupted")]
+)
 def test_a_process_that_ends_by_a_signal_to_all_is_no_lack_of_memory(
     came: list[str], error: type[BaseException], says: str
 ) -> None:

@@ -1,6 +1,7 @@
 """The cells of a table's columns: numbers, categories, classes, and what is refused in each."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     Column: TypeAlias = pd.Series[Any]
 
 MISSING, OTHER = "missing", "other"
+DECIMAL_COMMAS = "decimal commas"  # in the attrs of a table: its columns in which numbers have one
+_EXPONENT = r"(e[+-]?\d+)?"
+_DECIMAL_COMMA = re.compile(rf"[+-]?(\d+|\d{{1,3}}(\.\d{{3}})+)(,\d+)?{_EXPONENT}", re.IGNORECASE)  # 5,2  1.234,5  7
+_NO_THOUSANDS = re.compile(
+    rf"[+-]?[\d.]+,(\d{{1,2}}|\d{{4,}}){_EXPONENT}", re.IGNORECASE
+)  # whose comma can be no other
+_GROUPED = re.compile(r"[+-]?\d{1,3}([,.'’ \u00a0\u202f]\d{3})+([.,]\d+)?")  # 1,234  1.234.567  1 234,5
 
 
 def finite(column: "Column") -> Floats:
@@ -60,6 +68,56 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def with_decimal_commas(where: str, frame: "Frame", as_text: "Callable[[list[str]], Frame]") -> "Frame":
+    """Return a table of a file in which numbers are written with a decimal comma, if it is one, with these as numbers.
+
+    It is one if all texts of a column read as such numbers, and a comma in one of them can stand before no thousands:
+    5,2 but not 1,234. ``as_text`` reads columns again as they are written: a point in one of them would then divide
+    thousands, which the first reading has taken for a decimal point.
+    """
+    found: dict[str, Column] = {}
+    for title, column in frame.items():
+        if not is_text(column):
+            continue
+        texts = column.dropna().astype(str).str.strip()
+        if texts.str.fullmatch(_DECIMAL_COMMA).all() and texts.str.contains(",", regex=False).any():
+            found[str(title)] = texts
+    if not any(texts.str.fullmatch(_NO_THOUSANDS).any() for texts in found.values()):
+        return frame
+    with_points = [str(title) for title in frame.columns if getattr(frame[title].dtype, "kind", "O") == "f"]
+    for title, column in as_text(with_points).items() if with_points else ():
+        if column.dropna().str.contains(".", regex=False).any():
+            raise FedskewError(
+                f"{where}: column {next(iter(found))!r} has decimal commas, and column {title!r} has points: write "
+                f"numbers in one way, or leave one out with drop={title}"
+            )
+    frame = frame.copy()
+    for title, texts in found.items():
+        plain = texts.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+        frame[title] = plain.astype(float).reindex(frame.index)
+    frame.attrs[DECIMAL_COMMAS] = list(found)
+    return frame
+
+
+def is_text(column: "Column") -> bool:
+    """Return whether a column of a file holds text."""
+    import pandas as pd
+
+    return pd.api.types.is_object_dtype(column.dtype) or pd.api.types.is_string_dtype(column.dtype)
+
+
+def refuse_other_numbers(where: str, title: str, texts: "Sequence[str]") -> None:
+    """Raise an error for texts most of which are numbers in another way of writing; none of them is quoted."""
+    numbers = [text for text in texts if _GROUPED.fullmatch(text.strip()) or _DECIMAL_COMMA.fullmatch(text.strip())]
+    odd = [text for text in numbers if not is_number(text)]
+    if not odd or 2 * len(numbers) <= len(texts):
+        return
+    raise FedskewError(
+        f"{where}: column {title!r} holds numbers with commas, or with signs between thousands: write them with a "
+        f"decimal point and nothing between thousands, or say categorical={title} or drop={title}"
+    )
 
 
 def odd_one(column: "Column") -> str:

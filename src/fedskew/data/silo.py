@@ -7,7 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.core.streams import Floats, Ints
-from fedskew.data.cells import MISSING, categories, class_counts, finite, is_numeric, odd_one, text_of
+from fedskew.data.cells import (
+    MISSING,
+    categories,
+    class_counts,
+    finite,
+    is_numeric,
+    is_text,
+    odd_one,
+    refuse_other_numbers,
+    text_of,
+)
 from fedskew.data.fitting import ColumnFacts, Description, Interval, Moments, Request, in_bins, keys_of
 
 if TYPE_CHECKING:
@@ -71,6 +81,8 @@ class TableSilo:
             return ColumnFacts(
                 "number", facts.example, facts.missing, float(present.min()), float(present.max()), quartiles
             )
+        if not forced and is_text(column):
+            refuse_other_numbers(self._where, str(column.name), column.dropna().astype(str).unique().tolist())
         return self._texts(column, request)
 
     def _texts(self, column: "Column", request: Request) -> ColumnFacts:

@@ -9,6 +9,7 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.data.cells import (
+    DECIMAL_COMMAS,
     MISSING,
     OTHER,
     label_columns,
@@ -246,6 +247,11 @@ def _notes(schema: Schema, parts: Sequence[Parted], groups: int) -> tuple[str, .
     scaled = sum(isinstance(column, Numeric) for column in schema.columns) if table.standardize else 0
     if scaled:
         notes.append(f"{scaled} numeric columns standardised with the mean and deviation of the training rows")
+    commas = dict.fromkeys(
+        title for part in parts for frame in part.frames for title in frame.attrs.get(DECIMAL_COMMAS, ())
+    )
+    if commas:
+        notes.append(f"decimal commas in {', '.join(commas)}: read as numbers")
     for column in schema.columns:
         if isinstance(column, Categories) and column.pooled:
             notes.append(f"column {column.name!r}: the {column.pooled} rarest categories pooled as {OTHER!r}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import open_unpacked, read_npz, reading, too_large, unpacked_limit
 from fedskew.core.registry import AtLeastOne, NonNegative
-from fedskew.data.cells import label_columns, need_column
+from fedskew.data.cells import label_columns, need_column, with_decimal_commas
 from fedskew.data.convert import part_from, split_parts
 from fedskew.data.dataset import Split, datasets
 from fedskew.data.readers.arrays import Arrays, everything
@@ -164,7 +164,12 @@ def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma
     _refuse_short_end(path, sign, len(frame.columns))
     for column in drop:
         need_column(str(path), column, frame.columns)
-    return frame.drop(columns=list(drop))
+
+    def as_text(columns: list[str]) -> "Frame":
+        with open_unpacked(path) as file:
+            return pd.read_csv(file, sep=sign, index_col=False, usecols=columns, dtype=str)
+
+    return with_decimal_commas(str(path), frame.drop(columns=list(drop)), as_text)
 
 
 def _csv_header(path: Path, separator: Separator) -> list[str]:
