@@ -24,6 +24,7 @@ from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.runs.deployment import run_on_nodes
+from fedskew.runs.prediction import features
 from fedskew.runs.run import Run
 
 
@@ -297,3 +298,34 @@ def test_scores_without_a_node_say_so(started: Callable[..., Run], silos: SilosI
     said = "client hospital_A: no answer in time; scores are of 26 of 36 test rows, not to be compared"
     with pytest.warns(UserWarning, match=said):
         started("fedavg", rounds=1)
+
+
+@pytest.mark.filterwarnings("ignore:only hospital_B has 'grey'")
+def test_categories_of_few_rows_never_leave_a_node(started: Callable[..., Run], silos: SilosInProcess):
+    for path, value, rows in ((silos.paths[0], "mayor", 4), (silos.paths[1], "grey", 30), (silos.paths[2], "king", 1)):
+        frame = pd.read_csv(path)
+        frame.loc[: rows - 1, "colour"] = value
+        frame.to_csv(path, index=False)
+    run = started("fedavg")
+    sent = b"".join(silos.sent)
+    assert b"grey" in sent
+    assert b"mayor" not in sent
+    assert b"king" not in sent
+    [colour] = [column for column in run.server.fed.data.schema.columns if column.name == "colour"]
+    assert colour.values == ("blue", "green", "grey", "red")
+    assert colour.features[-1] == "colour=other"
+    for unknown in ("mayor", "somebody"):  # both are other, at nodes and in new rows
+        new = pd.read_csv(silos.paths[0]).drop(columns="outcome").assign(colour=unknown)
+        encoded = features(run.server.fed.data.schema, "new", new)
+        assert encoded[:, run.server.fed.data.features.index("colour=other")].tolist() == [1.0] * len(new)
+
+
+def test_a_column_of_rare_categories_alone_is_other(started: Callable[..., Run], silos: SilosInProcess):
+    for path in silos.paths:
+        frame = pd.read_csv(path)
+        frame["shape"] = [f"shape {row // 3}" for row in range(len(frame))]
+        frame.to_csv(path, index=False)
+    run = started("fedavg")
+    [shape] = [column for column in run.server.fed.data.schema.columns if column.name == "shape"]
+    assert shape.features == ("shape=other",)
+    assert b"shape 1" not in b"".join(silos.sent)

@@ -9,7 +9,7 @@ find it exactly.
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
-from fedskew.data.cells import MISSING, is_number, label_columns, names_in_order, need_column, refuse_one_class
+from fedskew.data.cells import MISSING, OTHER, is_number, label_columns, names_in_order, need_column, refuse_one_class
 from fedskew.data.schema import Categories, Label, Numeric, Schema
 from fedskew.data.targets import Target
 
@@ -25,6 +25,7 @@ Kind: TypeAlias = Literal["number", "text", "time", "empty"]
 Interval: TypeAlias = tuple[int, int]  # first and last key, see ``keys_of``
 ASKED = ("label", "target", "categorical", "max_categories", "standardize", "window", "stride")  # options of a fit
 BINS = 4096  # into which an interval is divided by one question
+FEWEST_ROWS = 5  # of a category that a silo on a machine of its own names
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class ColumnFacts:
     """What a silo tells about a column: over its training rows, except for the kind and the example.
 
     ``low`` and ``high`` are the ends of its numbers, ``quartiles`` its quartiles where they were asked for, ``counts``
-    its categories; of a column of mostly different texts, which nobody should see, there is only how many.
+    its categories; of a column of mostly different texts, which nobody should see, there is only how many. ``rare`` is
+    how many categories of few rows are counted together as ``other``, by a silo that does not name them.
     """
 
     kind: Kind
@@ -62,6 +64,23 @@ class ColumnFacts:
     quartiles: tuple[float, float, float] | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     texts: int = 0
+    rare: int = 0
+
+    def without_rare(self) -> "ColumnFacts":
+        """Return the facts without names of categories of fewer than ``FEWEST_ROWS`` rows: these are ``other``.
+
+        >>> ColumnFacts("text", "", 0, counts={"icu": 9, "mayor": 1, "other": 5}).without_rare().counts
+        {'icu': 9, 'other': 6}
+        """
+        counts, rare, rows = dict[str, int](), 0, 0
+        for value, count in self.counts.items():
+            if count >= FEWEST_ROWS or value == MISSING:
+                counts[value] = count
+            else:
+                rare, rows = rare + 1, rows + count
+        if rare:
+            counts[OTHER] = counts.pop(OTHER, 0) + rows
+        return replace(self, counts=counts, rare=rare)
 
 
 @dataclass(frozen=True)
@@ -221,6 +240,7 @@ def _categories(
 ) -> Categories:
     """Return the categories of all silos, the rarest pooled, from how often each has them."""
     counts: dict[str, int] = {}
+    pooled = 0
     for one in described:
         facts = one.columns.get(title)
         if facts is None or facts.kind == "empty":
@@ -230,8 +250,11 @@ def _categories(
             raise FedskewError(
                 f"{_of(name, one)}: column {title!r} has {facts.texts} texts in {one.rows} training rows; drop={title}"
             )
+        pooled = max(pooled, facts.rare)  # at least so many: silos may have the same ones
         for value, count in facts.counts.items():
             counts[value] = counts.get(value, 0) + count
+    if pooled:
+        counts.pop(OTHER)  # which is the feature of all that are pooled
     seen = sorted((value for value, count in counts.items() if count), key=lambda value: (-counts[value], value))
     if seen == [MISSING]:
         raise _no_value(name, title)
@@ -239,10 +262,10 @@ def _categories(
         _refuse_numbers_as_text(name, title, [value for value in seen if value != MISSING])
     most, rows = request.max_categories, sum(one.rows for one in described)
     if len(seen) <= most:
-        return Categories(title, tuple(sorted(seen)), 0, optional)
+        return Categories(title, tuple(sorted(seen)), pooled, optional)
     if 2 * len(seen) > rows:
         raise FedskewError(f"{name}: column {title!r} has {len(seen)} texts in {rows} training rows; drop={title}")
-    return Categories(title, tuple(sorted(seen[: most - 1])), len(seen) - most + 1, optional)
+    return Categories(title, tuple(sorted(seen[: most - 1])), pooled + len(seen) - most + 1, optional)
 
 
 def _refuse_numbers_as_text(name: str, title: str, values: list[str]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
-from fedskew.data.cells import text_of
+from fedskew.data.cells import OTHER, text_of
 from fedskew.data.fitting import BINS, ColumnFacts, Description, Interval, Kind, Moments, Request, step_of
 from fedskew.data.schema import Label
 from fedskew.deploy.requests import Facts
@@ -45,6 +45,7 @@ def _check_column(facts: ColumnFacts, what: str, rows: int) -> None:
     _need(isinstance(facts.example, str), f"{what}: example", facts.example, "a text")
     _whole(facts.missing, f"{what}: missing", 0, rows)
     _whole(facts.texts, f"{what}: texts", 0, rows)
+    _whole(facts.rare, f"{what}: rare", 0, facts.texts)
     ends, numbers = (facts.low, facts.high), facts.kind == "number" and facts.missing < rows
     _need(all(type(end) is float for end in ends), f"{what}: low and high", ends, "two numbers")
     if numbers:
@@ -61,6 +62,8 @@ def _check_column(facts: ColumnFacts, what: str, rows: int) -> None:
         _need(inside == sorted(inside), f"{what}: quartiles", facts.quartiles, "numbers in order, from low to high")
     _counted(facts.counts, f"{what}: counts", 1, rows)
     _need(_texts(facts.counts), f"{what}: counts", facts.counts, "categories by name")
+    if facts.rare:
+        _need(facts.counts.get(OTHER, 0) >= facts.rare, f"{what}: counts", facts.counts, f"rows of {OTHER!r}")
     if facts.kind == "text" and not (facts.texts and not facts.counts):
         _need(sum(facts.counts.values()) == rows, f"{what}: counts", facts.counts, f"{rows} rows in all")
 

@@ -96,7 +96,7 @@ class SiloNode:
         refuse_other_words(question.what)
         match question.what:
             case "describe":
-                return _without_examples(self._described(question.content))
+                return _as_told(self._described(question.content))
             case "count":
                 return self._counted(question.content)
             case "add_up":
@@ -209,7 +209,9 @@ class SiloNode:
         return Node(self.fed, client, model, resolve(config["algorithm"]), settings, task, self.folder)
 
 
-def _without_examples(described: Description) -> Description:
-    """Return what a silo tells of itself without the values of single rows, which only errors would show."""
-    columns = {title: replace(facts, example="not told") for title, facts in described.columns.items()}
+def _as_told(described: Description) -> Description:
+    """Return what a silo tells of itself without values of single rows, and without names of rare categories."""
+    columns = {}
+    for title, facts in described.columns.items():
+        columns[title] = replace(facts.without_rare(), example="not told")
     return replace(described, columns=columns)
