@@ -187,3 +187,13 @@ def test_what_is_not_registered_here_is_not_made(monkeypatch):
     monkeypatch.delitem(messages._sendable, "Pair")
     with pytest.raises(FedskewError, match="has sent a Pair, which is not known here"):
         unpacked(message)
+
+
+def test_nothing_of_the_memory_before_is_sent(monkeypatch: pytest.MonkeyPatch):
+    """Check the gaps between tensors, which lie where they would in memory of their own."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **kind: empty(*size, **kind).fill_(0xAB))
+    message = packed({"a": torch.zeros(3), "b": np.zeros(5, dtype=np.int64), "c": [torch.zeros(1)]})
+    beyond = message.host[message.text :]
+    assert len(beyond) >= 3 * 64
+    assert not beyond.any()

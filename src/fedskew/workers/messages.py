@@ -147,12 +147,13 @@ def packed(thing: Any) -> Message:
     value = encoder.value(thing)
     text = bytearray(json.dumps([value, encoder.places]).encode())
     first = _aligned(len(text))
-    host = torch.empty(first + encoder.ends[_HOST], dtype=torch.uint8)
+    # Zeros, because gaps between tensors are sent too: old memory there may hold rows, as the text of a file.
+    host = torch.zeros(first + encoder.ends[_HOST], dtype=torch.uint8)
     host[: len(text)] = torch.frombuffer(text, dtype=torch.uint8)
     _fill(host[first:], encoder.found[_HOST])
     gpu = host[:0]
     if tensors := encoder.found[_GPU]:
-        gpu = torch.empty(encoder.ends[_GPU], dtype=torch.uint8, device=tensors[0][1].device)
+        gpu = torch.zeros(encoder.ends[_GPU], dtype=torch.uint8, device=tensors[0][1].device)
         _fill(gpu, tensors)
     return Message(len(text), host, gpu)
 
