@@ -47,7 +47,7 @@ def test_predict_refuses(trained: Command, capsys: pytest.CaptureFixture[str]) -
     for command, message in [
         ("predict out commas.csv --out p.csv", "'age,sex' is one name: say separator=comma, or write semicolons"),
         ("predict out odd.csv --out p.csv", "odd.csv lacks column 'age', on which the model was trained; is 'Age' the"),
-        ("predict out new.csv --out p.csv", "every client of this run keeps a part of the model (features"),
+        ("predict out new.csv --out p.csv", "every client keeps a part of the model (features"),
         ("predict out new.csv --out taken.csv", "--out taken.csv exists already"),
         ("predict out new.csv --client hospital_X --out p.csv", "unknown client of out 'hospital_X'"),
         ("predict out nothing.csv --out p.csv", "nothing.csv is not there"),

@@ -68,7 +68,7 @@ def test_models_of_clients_are_with_them(started: Callable[..., Run], silos: Sil
         if method == "ditto":
             assert len(one.predict(new)) == len(new)
             continue
-        with pytest.raises(FedskewError, match="every client of this run keeps a part of the model"):
+        with pytest.raises(FedskewError, match="every client keeps a part of the model"):
             one.predict(new)
 
 

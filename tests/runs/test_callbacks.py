@@ -65,12 +65,17 @@ def test_a_run_that_is_interrupted_stops_where_it_would_have(fed: fs.Federation,
 
 @pytest.mark.parametrize(
     ("method", "validation", "says"),
-    [("fedavg", 0.0, "stop_after=2 needs validation rows.*add validation=0.2"), ("local", 0.2, "global model")],
+    [
+        ("fedavg", 0.0, "stop_after=2 needs validation rows.*add validation=0.2"),
+        ("local", 0.2, r"needs a global model, and every client keeps a part of the model \(features"),
+        ("fedbn", 0.2, r"needs a global model, and every client keeps a part of the model \(features"),
+        ("fedper", 0.2, r"needs a global model, and every client keeps a part of the model \(head\.bias, head\."),
+    ],
 )
 def test_what_cannot_be_watched_is_refused_before_training(tmp_path: Path, method: str, validation: float, says: str):
     fed = fs.split(fs.load("digits", validation=validation), "iid", clients=3)
     with pytest.raises(fs.FedskewError, match=says):
-        fs.train(fed, "logreg", method, rounds=3, stop_after=2, folder=tmp_path / "run")
+        fs.train(fed, "tabular:hidden=8", method, rounds=3, stop_after=2, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

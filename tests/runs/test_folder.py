@@ -74,6 +74,14 @@ def test_tables_grow_and_numbers_come_back_as_they_were(disk: RunFolder) -> None
     assert disk.table("clients.csv") == []
 
 
+def test_a_table_is_not_continued_with_other_columns(disk: RunFolder) -> None:
+    disk.append("rounds.csv", [{**ROWS[0], "test_loss": 1.0}])
+    before = (disk.path / "rounds.csv").read_bytes()
+    with pytest.raises(FedskewError, match="has other columns than this version of fedskew writes: finish the"):
+        disk.append("rounds.csv", ROWS[1:])
+    assert (disk.path / "rounds.csv").read_bytes() == before
+
+
 @pytest.mark.parametrize("torn", ["", "4", "4,0.2", "2", "4,0.2,\n"])
 def test_what_came_after_a_checkpoint_is_cut_off(disk: RunFolder, torn: str) -> None:
     disk.append("rounds.csv", ROWS[:2])

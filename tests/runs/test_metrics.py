@@ -108,7 +108,7 @@ def test_a_stopped_run_keeps_its_metric(rare: fs.Federation, tmp_path: Path):
     [
         ({"metric": "mae"}, "unknown metric of task classification 'mae': .*Known: accuracy, auc, average_precision"),
         ({"thresholds": "auc"}, "thresholds=auc is not one of accuracy, balanced_accuracy, macro_f1 or none"),
-        ({"thresholds": "macro_f1", "algorithm": "local"}, "chosen for a global model, and this method has none"),
+        ({"thresholds": "macro_f1", "algorithm": "local"}, "chosen for a global model, and every client keeps a part"),
     ],
 )
 def test_what_cannot_decide_is_refused(rare: fs.Federation, tmp_path: Path, settings: dict[str, Any], says: str):

@@ -44,7 +44,7 @@ from fedskew.deploy.requests import (
     to_bytes,
 )
 from fedskew.engine.device import computing
-from fedskew.engine.job import LOCAL, ScheduleResult, Start, Updates, fresh_client, make_job
+from fedskew.engine.job import LOCAL, WHOLE, ScheduleResult, Start, Updates, fresh_client, make_job
 from fedskew.engine.loop import Loop, train_client, train_meeting
 from fedskew.engine.scheduled import run_schedule
 from fedskew.schedules.sample_schedule import SampleSchedule
@@ -250,8 +250,10 @@ class Node:
         )
 
     def _evaluate(self, request: Evaluate) -> Scored:
-        evaluator, state = self._evaluator, request.state
-        mine = self._model(state, request.versions) if request.own else None
+        evaluator, state = self._evaluator, None
+        if self.jobs[0].shared_model == WHOLE:
+            state = request.state
+        mine = self._model(request.state, request.versions) if request.own else None
         own = (lambda client: mine) if mine is not None else None
         parts = {} if state is None else self._sums(state)
         first = np.zeros(1, dtype=np.int64)
@@ -270,11 +272,11 @@ class Node:
             for part, found in evaluator.found(state, self.shares).items()
         }
 
-    def _model(self, state: Tensors | None, versions: list[Version]) -> Tensors:
+    def _model(self, state: Tensors, versions: list[Version]) -> Tensors:
         """Return the model that the client uses: the global one with its local parts, or one of its own."""
         job = len(self.jobs) - 1
         local = self.files.load(job, versions[min(job, len(versions) - 1)], ()).get(LOCAL, {})
-        return {**(state or {}), **local}
+        return {**state, **local}
 
 
 def facts_of(fed: Federation, shares: Mapping[str, Ints]) -> Facts:

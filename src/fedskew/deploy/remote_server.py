@@ -125,8 +125,11 @@ class RemoteEvaluator:
 
     def _ask(self, state: Tensors | None, own: bool, final: bool = False) -> None:
         server = self.server
+        shared = state
+        if shared is None:
+            shared = {name: value for name, value in server.state().items() if name not in server.job.local_names}
         requests = {
-            client: Evaluate(state, [versions.of(client) for versions in server.remote.versions], final, own)
+            client: Evaluate(shared, [versions.of(client) for versions in server.remote.versions], final, own)
             for client in range(server.fed.clients)
         }
 

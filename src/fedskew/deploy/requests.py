@@ -93,9 +93,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Sum up what a model makes of this client's rows, and score the model that the client uses."""
+    """Sum up what a model makes of this client's rows, and score the model that the client uses.
 
-    state: Tensors | None
+    ``state`` is what clients share of the model; where that is not the whole of it, there are no sums.
+    """
+
+    state: Tensors
     versions: list[Version]
     final: bool = False
     own: bool = False

@@ -1,7 +1,7 @@
 """What stays the same over all rounds of a run, and the inputs and outputs of an engine."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -31,6 +31,7 @@ from fedskew.tasks.classification import Classification
 from fedskew.tasks.task import Task
 
 STATE, OPTIMIZER, LOCAL = "state.", "optimizer.", "local"  # how the parts of what a client keeps are named
+WHOLE = "whole"  # what is said of a model that clients share with all its parts
 SETTING_POLICY = {
     "aggregate": BatchNormPolicy(),
     "local": BatchNormPolicy(local="everything"),
@@ -38,6 +39,20 @@ SETTING_POLICY = {
         local="statistics"
     ),  # Andreux et al. 2020: scale and shift are averaged, statistics are not
 }
+
+
+def shared_model(kept: Collection[str]) -> str:
+    """Return ``whole``, or why clients share no whole model, from the names of the tensors that each of them keeps.
+
+    Evaluation, predictions and comparisons go by this: a model with parts that nobody trained for all has no score.
+
+    >>> shared_model([]), shared_model(["head.weight", "head.bias"])
+    ('whole', 'every client keeps a part of the model (head.bias, head.weight), and they share no whole one')
+    """
+    if not kept:
+        return WHOLE
+    names = ", ".join(sorted(kept)[:3]) + (", …" if len(kept) > 3 else "")
+    return f"every client keeps a part of the model ({names}), and they share no whole one"
 
 
 def parts(kept: Tree, prefix: str) -> Tree:
@@ -78,6 +93,11 @@ class Job:
     def unsent(self) -> frozenset[str]:
         """Return the names of the tensors that no client sends."""
         return self.local_names | self.frozen_names
+
+    @property
+    def shared_model(self) -> str:
+        """Return ``whole``, or why clients share no whole model."""
+        return shared_model(self.local_names)
 
     @cached_property
     def layout(self) -> Layout:

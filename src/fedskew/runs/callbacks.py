@@ -63,7 +63,7 @@ class EarlyStopping(Callback):
             )
         if self.patience and not server.has_common_model:
             raise FedskewError(
-                f"stop_after={self.patience} needs a global model, and this method has none: leave it out"
+                f"stop_after={self.patience} needs a global model, and {server.job.shared_model}: leave it out"
             )
         self.column, self.sign = f"validation_{server.headline.name}", server.headline.sign
         self.best, self.best_round = -float("inf"), 0

@@ -192,13 +192,13 @@ class Checkpoints:
 class OwnPart:
     """What a client has of its model for itself: the names, and its tensors (None: those of the initial model).
 
-    ``whole`` says that it is a second model, beside the client's copy of the global one, and ``away`` that it is on the
-    client's own machine.
+    ``kept`` are the names of the tensors of the global model that clients keep: a second model, beside the client's
+    copy of the global one, keeps none. ``away`` says that it is on the client's own machine.
     """
 
     names: frozenset[str]
     tensors: Tensors | None
-    whole: bool
+    kept: frozenset[str]
     away: bool = False
 
 
@@ -223,7 +223,8 @@ def own_part(disk: RunFolder, client: int) -> OwnPart:
     for store, name in away:
         names[store] = names.get(store, frozenset()) | {name}
     store = PERSONAL if PERSONAL in names else OWN
-    return OwnPart(names.get(store, frozenset()), found.get(store), store == PERSONAL, bool(away))
+    none = frozenset[str]()
+    return OwnPart(names.get(store, none), found.get(store), names.get(OWN, none), bool(away))
 
 
 def _named(name: str, rows: Tensors) -> Tensors:

@@ -47,7 +47,7 @@ from fedskew.runs.runner import (
     resumable,
     run_rounds,
 )
-from fedskew.runs.summary import predictions_of_one_class, summarise
+from fedskew.runs.summary import SHARED_MODEL, predictions_of_one_class, summarise
 from fedskew.runs.trackers import check_trackers, tracking
 from fedskew.server.calibration import check_head
 from fedskew.server.evaluation import one_class_rate
@@ -435,7 +435,7 @@ def facts(server: Server, config: Mapping[str, Any]) -> Row:
     fed, algorithm = server.fed, server.algorithm
     facts: Row = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "task", "fleet")}
     facts |= {"clients": fed.clients, "clients_per_round": server.per_round, "seed": server.settings.seed}
-    facts["metric"] = server.headline.name
+    facts["metric"], facts[SHARED_MODEL] = server.headline.name, server.job.shared_model
     if (weights_of_classes := getattr(server.job.task, "class_weights", None)) is not None:
         facts["class_weights"] = list(weights_of_classes)
     if server.protocol:

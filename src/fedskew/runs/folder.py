@@ -194,11 +194,15 @@ def counts_from_csv(path: Path) -> tuple[str, list[str], list[str], list[list[in
         return first[0], [line[0] for line in lines], first[1:], [[int(count) for count in line[1:]] for line in lines]
 
 
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the columns of rows, which all have the same."""
+    return list(rows.columns if isinstance(rows, ClientTable) else rows[0])
+
+
 def to_csv(rows: Sequence[Row], header: bool) -> bytes:
     """Return rows as CSV; all have the same columns."""
     text = io.StringIO()
-    names = list(rows.columns if isinstance(rows, ClientTable) else rows[0])
-    table = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
+    table = csv.DictWriter(text, fieldnames=_names(rows), lineterminator="\n")
     if header:
         table.writeheader()
     if isinstance(rows, ClientTable):
@@ -278,7 +282,13 @@ class RunFolder:
     def append(self, name: str, rows: Sequence[Row]) -> None:
         """Append rows to a table; the header is written first."""
         path = self.path / name
-        content = to_csv(rows, header=not path.exists())
+        begun = path.exists()
+        if begun and self.header(name) != _names(rows):
+            raise FedskewError(
+                f"{path} has other columns than this version of fedskew writes: finish the run with the version that "
+                "began it, or start a new run"
+            )
+        content = to_csv(rows, header=not begun)
         with writing(path, self._then), path.open("ab") as file:
             file.write(content)
         length, running = self._grown.get(name, (0, hashlib.sha256()))

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedskew.data.federation import MOST_LISTED
 from fedskew.data.partition import Partition
 from fedskew.data.readers.user_files import Separator
 from fedskew.data.schema import Pipeline, pipeline_from
+from fedskew.engine.job import WHOLE, shared_model
 from fedskew.models.build import build
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
@@ -27,6 +29,7 @@ from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
 from fedskew.runs.prediction import predict, separator_of, threshold_in
 from fedskew.runs.run import class_frame, confusion_frame, facts_of, no_global_model, said_of
+from fedskew.runs.summary import SHARED_MODEL
 from fedskew.server.server import models_away
 from fedskew.tasks.task import Task, resolve
 from fedskew.tasks.thresholds import Threshold
@@ -138,6 +141,22 @@ class Record:
             load_weights(model, {**self.weights, **{name: own[name] for name in part.names}})
         return model.eval()
 
+    @cached_property
+    def shared_model(self) -> str:
+        """Return ``whole``, or why clients share no whole model."""
+        if SHARED_MODEL in self.summary:
+            return str(self.summary[SHARED_MODEL])
+        if not any(name.startswith("own_test_") or name.endswith("_of_global_model_mean") for name in self.summary):
+            return WHOLE  # an older version wrote it, and its clients have no models of their own
+        with suppress(FedskewError):
+            part = own_part(RunFolder(self.folder), 0)
+            if part.names:
+                return shared_model(part.kept)
+        return (
+            "an older version of fedskew wrote the run, and its checkpoints do not say whether clients share a whole "
+            "model"
+        )
+
     @property
     def personalised(self) -> bool:
         """Return whether clients have models, or parts of them, of their own."""
@@ -147,9 +166,8 @@ class Record:
         """Return the model of a client, or the global one, if clients share a whole one."""
         if client is not None:
             return self.model_of(client)
-        part = own_part(RunFolder(self.folder), 0)
-        if part.names and not part.whole:
-            raise no_global_model(part.names, self.client_names)
+        if self.shared_model != WHOLE:
+            raise no_global_model(self.shared_model, self.client_names)
         return copy.deepcopy(self.model)
 
     @cached_property

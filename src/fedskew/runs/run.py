@@ -1,7 +1,7 @@
 """A finished run in memory."""
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -87,8 +87,8 @@ class Run:
         """Return the model of a client, or the global one, if clients share a whole one."""
         if client is not None:
             return self.model_of(client)
-        if self.server.job.local_names:
-            raise no_global_model(self.server.job.local_names, self.server.fed.client_names)
+        if not self.server.has_common_model:
+            raise no_global_model(self.server.job.shared_model, self.server.fed.client_names)
         return copy.deepcopy(self.model)
 
     @property
@@ -163,14 +163,10 @@ def class_frame(confusion: "pd.DataFrame") -> "pd.DataFrame":
     return pd.DataFrame(columns, index=pd.Index(confusion.index, name="class"))
 
 
-def no_global_model(kept: Collection[str], names: Sequence[str]) -> FedskewError:
-    """Return the error for a prediction of a global model of which clients keep parts, which nobody trained for all."""
+def no_global_model(reason: str, names: Sequence[str]) -> FedskewError:
+    """Return the error for a prediction of a global model where clients share no whole one, for this reason."""
     listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-    parts = ", ".join(sorted(kept)[:3]) + (", …" if len(kept) > 3 else "")
-    return FedskewError(
-        f"every client of this run keeps a part of the model ({parts}), and they share no whole one: say whose to use, "
-        f"client= one of {listed}"
-    )
+    return FedskewError(f"{reason}: say whose to use, client= one of {listed}")
 
 
 def confusion_frame(names: Sequence[str], matrix: Any) -> "pd.DataFrame":

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from fedskew.core.streams import Floats
+from fedskew.engine.job import WHOLE
 from fedskew.heterogeneity.fairness import gini, rounds_to_share, worst_share_mean
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.task import Headline, Task
 
 Row = dict[str, Any]
 
+SHARED_MODEL = "shared_model"  # whether clients share a whole model: ``whole``, or why they do not
 ONE_CLASS = 0.99  # share of the rows from which on a model is said to predict one class
 _NOISE = 1e-14  # share of a mean below which a deviation is that of the last bits
 LATE_ROUNDS = 15  # over which late oscillation is measured
@@ -152,6 +154,20 @@ def predictions_of_one_class(summary: Row) -> list[str]:
         f"{accuracy:.1%} says nothing more (the most frequent class: {majority:.1%}); judge by "
         "metric=balanced_accuracy, and try class_weights=balanced"
     ]
+
+
+def without_shared_score(methods: Iterable[str], summaries: Iterable[Row]) -> list[str]:
+    """Return why cells of a shared model are empty: a line for methods whose clients share no whole model.
+
+    >>> without_shared_score(["fedavg", "fedper"], [{"shared_model": "whole"}, {"shared_model": "all keep a part"}])
+    ['There is no shared score of fedper: all keep a part.']
+    """
+    found: dict[str, list[str]] = {}
+    for method, row in zip(methods, summaries, strict=True):
+        reason = row.get(SHARED_MODEL, WHOLE)
+        if reason != WHOLE and method not in found.setdefault(reason, []):
+            found[reason].append(method)
+    return [f"There is no shared score of {', '.join(names)}: {reason}." for reason, names in found.items()]
 
 
 def _accumulated(clients: Iterable[Row], population: int) -> "np.ndarray[Any, np.dtype[np.float64]]":

@@ -16,7 +16,7 @@ from fedskew.core.streams import Stream
 from fedskew.core.trees import Tree
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.engine.job import Job
+from fedskew.engine.job import WHOLE, Job
 from fedskew.fleet.machines import Fleet
 from fedskew.models.parameters import trainable
 from fedskew.tasks.task import BuiltIn, Task
@@ -116,7 +116,7 @@ def _check_task(job: Job, settings: Settings) -> None:
     algorithm.client_selection.client_profile(no_counts, Stream(settings.seed, "disclose"))
 
 
-def check_thresholds(task: Task, fed: Federation, common: bool) -> None:
+def check_thresholds(task: Task, fed: Federation, job: Job) -> None:
     """Raise an error if no threshold can be chosen: for two classes, on validation rows of both, of a global model."""
     classes = len(fed.data.classes)
     if not isinstance(task, BuiltIn) or task.target != "class" or classes != 2:
@@ -125,8 +125,8 @@ def check_thresholds(task: Task, fed: Federation, common: bool) -> None:
             f"thresholds are for two classes and the tasks classification and binary, and this {have}: leave it out; "
             "class_weights=balanced is for any number of classes"
         )
-    if not common:
-        raise FedskewError("thresholds are chosen for a global model, and this method has none: leave it out")
+    if job.shared_model != WHOLE:
+        raise FedskewError(f"thresholds are chosen for a global model, and {job.shared_model}: leave it out")
     if fed.validation is None or len(np.unique(fed.validation.y)) < 2:
         raise FedskewError(
             "thresholds are chosen on validation rows of both classes, and there are none: add validation=0.2, or "

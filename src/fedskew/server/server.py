@@ -21,7 +21,7 @@ from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import computing, usable_cores
-from fedskew.engine.job import LOCAL, STATE, Engine, Job, Start, Updates, fresh_client, make_job
+from fedskew.engine.job import LOCAL, STATE, WHOLE, Engine, Job, Start, Updates, fresh_client, make_job
 from fedskew.engine.loop import Loop
 from fedskew.engine.lr_schedule import schedules
 from fedskew.engine.plan import Plan
@@ -106,7 +106,7 @@ class Server:
         }
         self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
         if settings.thresholds is not None:
-            check_thresholds(task, fed, self.has_common_model)
+            check_thresholds(task, fed, self.job)
         self.server_state = algorithm.init_server_state(self.shared())
         self.fresh_client = fresh_client(self.job)
         self.store = self._store(self.fresh_client)
@@ -356,8 +356,8 @@ class Server:
 
     @property
     def has_common_model(self) -> bool:
-        """Return whether there is a global model that learns; where clients share nothing, it does not."""
-        return bool(self.params.keys() - self.job.local_names)
+        """Return whether clients share a whole model: without one there is no global model to score or to use."""
+        return self.job.shared_model == WHOLE
 
     @property
     def personalised(self) -> bool:
@@ -415,8 +415,9 @@ class Server:
         with computing(self.threads):
             head, scores, cost = self._calibrate()
         self.params = {**self.params, **head}
+        common = self._common()
         with computing(self.threads):
-            found = self.evaluator.all_scores(self.state())
+            found = self.evaluator.all_scores(common) if common else {}
         for part, score in found.items():
             scores |= {
                 f"calibrated_{part}_{name}": value for name, value in score.items() if name not in self.evaluator.names
@@ -429,7 +430,8 @@ class Server:
         """Return a new head, the scores of the model with it, and the cost of collecting all clients' statistics."""
         statistics = self._statistics()
         head = new_head(self.job, self.state(), statistics, self.round)
-        scores = self.evaluator.scores({**self.state(), **head})
+        common = self._common()
+        scores = self.evaluator.scores({**common, **head}) if common else {}
         row = {f"calibrated_{part}_{name}": value for part, score in scores.items() for name, value in score.items()}
         leaving = {name: value for name, value in self.state().items() if name not in self.job.local_names}
         down, up = size_in_bytes({"weights": leaving}), size_in_bytes(statistics)
@@ -446,7 +448,7 @@ class Server:
         every = self.algorithm.calibrator.every if self.algorithm.calibrator else None
         if every is None:
             return
-        parts = self.evaluator.parts(True, False, False)
+        parts = self.evaluator.parts(self.has_common_model, False, False)
         row |= {f"calibrated_{part}_{name}": None for part in parts for name in self.evaluator.names}
         if self.round % every == 0 or self.round == self.settings.rounds:
             _, scores, cost = self._calibrate()
