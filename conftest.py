@@ -53,6 +53,7 @@ SLOW_MODULES = frozenset(
         "test_secrets",
         "test_secure_sum",
         "test_scheduled",
+        "test_scored_is_predicted",
         "test_scores",
         "test_sample_schedule",
         "test_sweep",

@@ -162,11 +162,12 @@ def _print(found: "Comparison", place: Path, result: "dict[str, Any]", as_json: 
             methods.append(line[0])
             columns.append({**one.options, **one.conditions, "seeds": seeds, "p": line[-1]})
             rows.append(row)
-    notes = [text for text in (*found.notes()[: 2 + len(found.cautions())], found.no_ranks) if text]
+    notes = [text for text in (*found.findings(), found.no_ranks) if text]
     notes.append(f"tables and figures: {', '.join(path.name for path in files_of(place))}")
     frame = found.frame()
     table = {"rows": frame.astype(object).where(frame.notna(), None).to_dict("records")}
-    print_summary(methods, rows, place, {**result, "comparison": {**table, **frame.attrs}}, as_json, columns, notes)
+    result = {**result, "comparison": {**table, **frame.attrs}}
+    print_summary(methods, rows, place, result, as_json, columns, notes, found.goal)
     if found.runs.failed:
         raise typer.Exit(SOME_FAILED)
 

@@ -407,15 +407,17 @@ def print_summary(
     result: Mapping[str, Any],
     as_json: bool,
     varied: "Sequence[Mapping[str, Any]] | None" = None,
-    notes: Sequence[str] = (),
+    notes: Sequence[str] | None = None,
+    first: str = "",
 ) -> None:
     """Print the table of results, failures, lost updates, the folder and its page; with ``as_json`` the result as JSON.
 
     ``varied`` are the hyper-parameters and conditions that have a column, in which the runs of a comparison differ,
-    and ``notes`` are sentences about the table.
+    ``first`` is a sentence before the table, and ``notes`` are those after it; by default, why cells are empty.
     """
     from fedskew.runs import sweep as several
     from fedskew.runs.folder import PAGE, to_json
+    from fedskew.runs.summary import without_shared_score
 
     console = console_for(stderr=as_json)
     failed = [row for row in summaries if "failed" in row]
@@ -424,9 +426,11 @@ def print_summary(
     lost_kinds = [kind for i, kind in enumerate(every) if varied and kind not in kinds and kind not in every[:i]]
     summaries = [row for row in summaries if "failed" not in row]
     rows = [{**row, "bytes": row["bytes_down"] + row["bytes_up"]} for row in summaries]
+    if first:
+        console.print(escape(first), soft_wrap=True)
     if rows:
         _table(console, kinds, rows, lost_kinds)
-    for note in notes:
+    for note in without_shared_score([method for method, _ in kinds], rows) if notes is None else notes:
         console.print(f"\n{escape(note)}", soft_wrap=True)
     for row in failed:
         console.print(f"\nfailed: {escape(row['failed'])}", soft_wrap=True)

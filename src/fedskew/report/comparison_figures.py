@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,11 +45,11 @@ def draw_curves(found: Comparison) -> dict[str, bytes]:
     for number, (title, curves) in enumerate(panels.items()):
         axes = figure.add_subplot(down, across, number + 1)
         for label, runs in curves.items():
-            _draw_curve(axes, runs, _column(found, runs[0]), labels.index(label), label)
+            _draw_curve(axes, runs, _column(found), labels.index(label), label)
         if len(panels) > 1:
             axes.set_title(_short(title), fontsize=_SIZE)
         axes.set_xlabel("round", fontsize=_SIZE)
-        axes.set_ylabel(_title(found, panels) if number % across == 0 else "", fontsize=_SIZE)
+        axes.set_ylabel(_title(found) if number % across == 0 else "", fontsize=_SIZE)
         if found.metric in SHARES:
             axes.set_ylim(top=min(1.0, axes.get_ylim()[1]))
         axes.locator_params(axis="x", integer=True, nbins=6)
@@ -66,22 +66,26 @@ def draw_curves(found: Comparison) -> dict[str, bytes]:
 def _panels(found: Comparison) -> dict[str, dict[str, list[RunData]]]:
     """Return the runs with curves by condition and method."""
     result: dict[str, dict[str, list[RunData]]] = {}
+    column = _column(found)
     for run, setting in zip(found.runs.runs, found.runs.settings, strict=False):
-        if _column(found, run):
+        if _has(run, column):
             title = ", ".join(str(setting.values.get(name)) for name in found.conditions)
             result.setdefault(title, {}).setdefault(found.runs.label_of(setting, False), []).append(run)
     return dict(list(result.items())[:_PANELS])
 
 
-def _column(found: Comparison, run: RunData) -> str:
-    """Return the column that is drawn: of the global model, or the mean of the clients' own; empty without either."""
-    names = (f"{part}_{found.metric}" for part in ("test", "own_test"))
-    return next((name for name in names if any(v is not None for v in run.rounds.get(name, []))), "")
+def _column(found: Comparison) -> str:
+    """Return the one column that is drawn: of the shared model, unless there is only the mean of the clients' own."""
+    shared, own = f"test_{found.metric}", f"own_test_{found.metric}"
+    return shared if any(_has(run, shared) for run in found.runs.runs) else own
 
 
-def _title(found: Comparison, panels: Mapping[str, Mapping[str, Sequence[RunData]]]) -> str:
-    own = any(_column(found, runs[0]).startswith("own_") for curves in panels.values() for runs in curves.values())
-    return f"test {found.metric}" + (" (or mean of own models)" if own else "")
+def _has(run: RunData, column: str) -> bool:
+    return any(value is not None for value in run.rounds.get(column, []))
+
+
+def _title(found: Comparison) -> str:
+    return f"test {found.metric}" + (" (mean of own models)" if _column(found).startswith("own_") else "")
 
 
 def _draw_curve(axes: "Axes", runs: Sequence[RunData], column: str, number: int, label: str) -> None:

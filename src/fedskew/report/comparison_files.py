@@ -9,9 +9,10 @@ from fedskew.core.writing import write_atomically
 from fedskew.report.comparison_figures import draw_curves, draw_ranks
 from fedskew.report.comparison_table import Comparison
 from fedskew.report.page import comparison_page
-from fedskew.runs.folder import PAGE
+from fedskew.runs.folder import GROUP, PAGE
 from fedskew.runs.runner import only_warned
 from fedskew.runs.significance import said_p
+from fedskew.runs.sweep import record_target
 
 CSV, MARKDOWN, LATEX = "comparison.csv", "comparison.md", "comparison.tex"
 CURVES, RANKS = "curves", "critical_difference"
@@ -39,6 +40,18 @@ def write_comparison(found: Comparison, folder: Path) -> None:
                     (folder / f"{name}.{ending}").unlink(missing_ok=True)  # of a time with other runs
 
 
+def record_comparison(found: Comparison, folder: Path, compared: Sequence[Path]) -> None:
+    """Write the files of a comparison of finished runs; a given target is recorded if the folder is that of these runs.
+
+    A target that cannot be looked for raises an error before anything is written.
+    """
+    target = found.target
+    folder.mkdir(parents=True, exist_ok=True)
+    if target and found.given and list(compared) == [folder] and (folder / GROUP).is_file():
+        record_target(folder, str(found.asked))
+    write_comparison(found, folder)
+
+
 def markdown(found: Comparison) -> str:
     """Return the table with its notes; names are text, whatever they contain."""
     lines = [[in_markdown(cell) for cell in line] for line in (found.head(), *found.lines())]
@@ -48,8 +61,9 @@ def markdown(found: Comparison) -> str:
     rule = ["---" if text else "---:" for text in found.texts()]
     rows = ["| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:])]
     meanings = [f"{title}: {meaning}" for title, meaning in found.meanings().items()]
-    notes = [f"- {in_markdown(text)}" for text in (*_notes(found), *meanings)]
-    return "\n".join([f"# {in_markdown(found.runs.title)}", "", *rows, "", *notes, ""])
+    goal, *others = _notes(found)
+    notes = [f"- {in_markdown(text)}" for text in (*others, *meanings)]
+    return "\n".join([f"# {in_markdown(found.runs.title)}", "", in_markdown(goal), "", *rows, "", *notes, ""])
 
 
 def _notes(found: Comparison) -> list[str]:

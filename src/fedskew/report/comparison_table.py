@@ -9,20 +9,21 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedskew.core.errors import FedskewError
+from fedskew.engine.job import WHOLE
 from fedskew.report.run_data import RunData
 from fedskew.report.setting import Setting
 from fedskew.report.several_runs import Compared, compared
 from fedskew.runs import sweep
 from fedskew.runs.folder import Row
 from fedskew.runs.significance import Ranks, Scores, Verdict, no_ranks, ranks, said_p, verdict
-from fedskew.runs.summary import mean_and_std
+from fedskew.runs.summary import SHARED_MODEL, mean_and_std, without_shared_score
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _SHARE = 0.9  # of the best mean, the target of a comparison that was given none
 _COLUMNS = {  # of the summaries: title, meaning and factor in tables for readers
-    "test_{metric}_last": ("test {metric}", "the global model on the test rows after the last round", 1),
+    "test_{metric}_last": ("test {metric}", "the shared model on the test rows at the end; empty without one", 1),
     "test_{metric}_at_best_validation": ("at best validation", "the same in the round that is best on validation", 1),
     "test_{metric}_best": ("best", "the same in the best round on the test rows themselves", 1),
     "own_test_{metric}_mean": ("personal models", "mean over the clients of their own models on the test rows", 1),
@@ -35,9 +36,9 @@ _COLUMNS = {  # of the summaries: title, meaning and factor in tables for reader
     "simulated_seconds": ("simulated s", "simulated seconds on the fleet", 1),
     "seconds": ("s", "seconds of real time", 1),
 }
+_NAMED = 6  # methods in the sentence about the goal
 _MOST_DECIMALS, _LARGE = 8, 1e6  # beyond these, numbers are in powers of ten
 BOUND = "central"  # what is shown beside methods and is none of them
-_SCORES = ("test_{metric}_last", "own_test_{metric}_mean", "client_{metric}_mean")  # what methods are compared by
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Target:
 
     value: float
     metric: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.value!r}" if self.metric else repr(self.value)
 
     @staticmethod
     def of(given: "str | float") -> "Target":
@@ -78,6 +82,11 @@ class Configuration:
     rows: Sequence[Row]
     failed: Sequence[str]
 
+    @property
+    def has_shared_model(self) -> bool:
+        """Return whether the clients of every run share a whole model."""
+        return all(row.get(SHARED_MODEL, WHOLE) == WHOLE for row in self.rows)
+
     def values(self, key: str) -> list[float]:
         """Return what the runs have of this number."""
         return [row[key] for row in self.rows if row.get(key) is not None]
@@ -85,11 +94,11 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs as a table; ``asked`` is the target, by default 90 % of the best mean, where high is good."""
+    """Runs as a table; ``asked`` is the target, by default 90 % of the best configuration's, where high is good."""
 
     runs: Compared
     asked: Target | None = None
-    asked_by: str = ""  # where the target is from
+    given: bool = False  # whether the target was given now, and not read from the folder
 
     @property
     def metric(self) -> str:
@@ -107,15 +116,17 @@ class Comparison:
         metric = (self.asked.metric if self.asked else None) or self.metric
         if self.asked:
             if not any(_curve(run, metric) for run in self.runs.runs):
+                if not self.given:
+                    return None  # an older version recorded it for runs without a shared model
                 raise FedskewError(
                     f"target {metric}: no run followed it on test rows: choose another, or add --metrics"
                 )
             return Target(self.asked.value, metric)
         by_label: dict[str, list[float]] = {}
-        for run in self.runs.runs:
-            last = run.summary.get(f"test_{metric}_last")
-            if last is not None and math.isfinite(last) and run.summary["algorithm"] != BOUND:
-                by_label.setdefault(run.summary["algorithm"], []).append(last)
+        for run, setting in zip(self.runs.runs, self.runs.settings, strict=False):
+            last = _last(run, metric)
+            if last is not None and math.isfinite(last) and setting.method != BOUND:
+                by_label.setdefault(self.runs.label_of(setting, False), []).append(last)
         best = max(map(fmean, by_label.values()), default=0.0)
         return Target(float(f"{_SHARE * best:.4g}"), metric) if self.sign > 0 and best > 0 else None
 
@@ -160,7 +171,12 @@ class Comparison:
             setting.values.get("split_seed"),
             *(str(setting.values.get(name)) for name in self.conditions),
         )
-        followed, scores = run.rounds.get(f"validation_{metric}", []), run.rounds.get(f"test_{metric}", [])
+        kind = ""
+        if f"calibrated_test_{metric}" in summary:  # then the model that is used has another head than in the rounds
+            kind = "calibrated_"
+            row[f"test_{metric}_best"] = summary.get(f"calibrated_test_{metric}_best")
+        row[f"test_{metric}_last"] = _last(run, metric)
+        followed, scores = (run.rounds.get(f"{kind}{part}_{metric}", []) for part in ("validation", "test"))
         chosen = [(self.sign * v, t) for v, t in zip(followed, scores, strict=False) if None not in (v, t)]
         row[f"test_{metric}_at_best_validation"] = max(chosen, key=lambda pair: pair[0])[1] if chosen else None
         if self.target:
@@ -184,15 +200,37 @@ class Comparison:
 
     @cached_property
     def score(self) -> str:
-        """Return the number that methods are compared by: the first of some that every method has."""
-        names = [name.format(metric=self.metric) for name in _SCORES]
-        ran = [one for one in self.competing if one.rows]
-        return next((name for name in names if all(len(one.values(name)) == len(one.rows) for one in ran)), names[0])
+        """Return the number that methods are compared by: that of the shared model if every method has one.
+
+        Otherwise it is that of the model that each client uses.
+        """
+        shared = f"test_{self.metric}_last"
+        if all(len(one.values(shared)) == len(one.rows) for one in self.competing):
+            return shared
+        return f"client_{self.metric}_mean"
 
     @property
     def score_said(self) -> str:
         """Return that number, and the rows that it is of where these are the clients' own."""
         return self.score + (f" (on {self.client_rows})" if self.score.startswith("client_") else "")
+
+    @property
+    def goal(self) -> str:
+        """Return by what methods are compared, and why that is not a shared model's score."""
+        said = f"Methods are compared by {self.score_said}"
+        if not self.score.startswith("client_"):
+            return f"{said}."
+        said += ", the clients' own score"
+        names = list(dict.fromkeys(one.label for one in self.competing if one.rows and not one.has_shared_model))
+        if not names:
+            return f"{said}."
+        listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        return f"{said}: there is no shared model of {listed}."
+
+    def without_shared_score(self) -> list[str]:
+        """Return why cells of a shared model are empty."""
+        rows = [(one.label, row) for one in self.configurations for row in one.rows]
+        return without_shared_score([label for label, _ in rows], [row for _, row in rows])
 
     @cached_property
     def client_rows(self) -> str:
@@ -261,7 +299,8 @@ class Comparison:
     def frame(self) -> "pd.DataFrame":
         """Return one row a configuration; options, conditions, means and standard deviations are columns.
 
-        ``attrs`` has the target, the number that methods are compared by, the verdict in words, and warnings.
+        ``attrs`` has the target, the number that methods are compared by, the verdict in words, why cells of a shared
+        model are empty, and warnings.
         """
         import pandas as pd
 
@@ -273,7 +312,7 @@ class Comparison:
                 mean, std = mean_and_std(one.values(key)) if one.values(key) else (None, None)
                 line |= {key: mean, f"{key}_std": std}
             if self.target:
-                line["reached_target"] = len(one.values("rounds_to_target"))
+                line["reached_target"] = len(one.values("rounds_to_target")) if one.has_shared_model else None
             is_best = one.label == self.verdict.best
             line["difference_to_best"] = 0.0 if is_best else self._difference(one.label)
             line["p_value"] = self.verdict.p_values.get(one.label)
@@ -284,7 +323,9 @@ class Comparison:
         frame.attrs = {
             "target": target,
             "compared_by": self.score,
+            "goal": self.goal,
             "verdict": self.verdict.says,
+            "without_shared_score": self.without_shared_score(),
             "warnings": self.cautions(),
         }
         return frame
@@ -319,11 +360,8 @@ class Comparison:
         return result
 
     def notes(self) -> list[str]:
-        """Return what a reader needs to know of the table."""
-        found = [f"{self.verdict.says} Methods are compared by {self.score_said}.", *self.cautions()]
-        if self.target:
-            how = f" ({self.asked_by})" if self.asked else f", which is {_SHARE:.0%} of the best mean"
-            found.append(f"The target is {self.target.metric} = {self.target.value:g} on test rows{how}.")
+        """Return what a reader needs to know of the table: first by what methods are compared."""
+        found = [self.goal, *self.findings()]
         found.append(
             "Mean ± standard deviation over seeds; p is that of the difference to the best method, corrected for all "
             "pairs of methods; ★ is a method that is ahead of all others."
@@ -338,15 +376,31 @@ class Comparison:
         found += [f"failed: {broken.name}: {broken.reason}" for broken in self.runs.failed]
         return found
 
+    def findings(self) -> list[str]:
+        """Return who is ahead, what to know of that, and the target."""
+        found = [self.verdict.says, *self.without_shared_score(), *self.cautions()]
+        if self.target:
+            how = f", which is {_SHARE:.0%} of the best mean"
+            if self.asked:
+                how = " (as given)" if self.given else f" (from {sweep.TARGET})"
+            found.append(f"The target is {self.target.metric} = {self.target.value:g} on test rows{how}.")
+        return found
+
     def meanings(self) -> dict[str, str]:
         """Return the meaning of every column of numbers, by its title."""
         return {title: meaning for title, meaning, _ in self.columns.values()}
 
 
 def _curve(run: RunData, metric: str) -> list[float | None]:
-    """Return a metric on the test rows in every round: of the global model, or the mean of the clients' own."""
-    columns = (run.rounds.get(f"{part}_{metric}", []) for part in ("test", "own_test"))
-    return next((column for column in columns if any(value is not None for value in column)), [])
+    """Return a metric of the shared model on the test rows in every round; empty without one."""
+    column: list[float | None] = run.rounds.get(f"test_{metric}", [])
+    return column if any(value is not None for value in column) else []
+
+
+def _last(run: RunData, metric: str) -> float | None:
+    """Return a metric of the shared model on the test rows at the end, with its new head if it was calibrated."""
+    names = (f"calibrated_test_{metric}", f"test_{metric}_last")
+    return next((run.summary[name] for name in names if name in run.summary), None)
 
 
 def _spelled(value: Any) -> str:
@@ -361,7 +415,7 @@ def _cell(one: Configuration, key: str, factor: float) -> str:
     if not one.rows:
         return "failed"
     if not values:
-        return "not reached" if key.endswith("_to_target") else "–"
+        return "not reached" if key.endswith("_to_target") and one.has_shared_model else "–"
     mean, std = mean_and_std(values)
     some = f" ({len(values)} of {len(one.rows)})" if key == "rounds_to_target" and len(values) < len(one.rows) else ""
     return mean_with_std(mean, std) + some
@@ -387,4 +441,4 @@ def comparison(folders: Iterable[Path], target: "Target | str | float | None" = 
     stored = (sweep.target_of(place) for place in places)
     chosen = target if target is not None else next(filter(None, stored), None)
     asked = chosen if isinstance(chosen, Target) or chosen is None else Target.of(chosen)
-    return Comparison(compared(places), asked, f"from {sweep.TARGET}" if target is None else "as given")
+    return Comparison(compared(places), asked, target is not None)

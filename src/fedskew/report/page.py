@@ -30,6 +30,7 @@ from fedskew.runs.open_run import Record, open_run
 from fedskew.runs.run import Run
 from fedskew.runs.runner import only_warned
 from fedskew.runs.significance import said_p
+from fedskew.runs.summary import without_shared_score
 from fedskew.tasks.scores import class_table
 
 if TYPE_CHECKING:
@@ -205,7 +206,8 @@ def _results(page: _Page, run: RunData) -> None:
     keys = {key.format(metric=run.metric): title.format(metric=run.metric) for key, title in _TILES.items()}
     values = {title: run.summary[key] for key, title in keys.items() if run.summary.get(key) is not None}
     values["megabytes sent"] = (run.summary["bytes_down"] + run.summary["bytes_up"]) / 1e6
-    page.section("results", "Results", _pairs(values, "tiles"))
+    why = [tag("p", text) for text in without_shared_score([str(run.summary["algorithm"])], [run.summary])]
+    page.section("results", "Results", _pairs(values, "tiles"), *why)
 
 
 def _pairs(values: Mapping[str, Any], kind: str) -> Markup:
@@ -410,7 +412,8 @@ def comparison_page(table_of: "Comparison") -> bytes:
     head, *lines = (_score_first(table_of, line) for line in (table_of.head(), *table_of.lines()))
     texts = [title for title, text in zip(table_of.head()[1:], table_of.texts()[1:], strict=True) if text]
     rows = tag("div", table("Methods", head, lines, texts), class_="whole" if len(lines) <= _WHOLE else "long")
-    page.section("results", "Results", tag("p", table_of.notes()[0]), rows, tag("ul", *notes[1:]), meanings)
+    first = tag("p", f"{table_of.goal} {table_of.verdict.says}")
+    page.section("results", "Results", first, rows, tag("ul", *notes[2:]), meanings)
     warned = [tag("li", text) for text in found.warnings()]
     page.section("warnings", "Warnings", tag("ul", *warned) if warned else tag("p", "None."))
     _significance(page, table_of)

@@ -12,12 +12,14 @@ from safetensors import SafetensorError, safe_open
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
+from fedskew.engine.job import WHOLE
 from fedskew.heterogeneity.effects import cramers_v
 from fedskew.heterogeneity.fairness import gini
 from fedskew.runs import folder as on_disk
 from fedskew.runs.figures import NAMES, SIZES, TIMES, unit_for
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.runs.open_run import Record
+from fedskew.runs.summary import SHARED_MODEL
 
 Columns = dict[str, list[Any]]
 CELLS = 40_000  # numbers of the curves; with more, rounds at even steps are shown
@@ -29,6 +31,10 @@ _USUAL = {  # columns of the table of rounds that are not a method's own
 }  # fmt: skip
 PROFILE = ("score", "entropy", "reliability", "speed", "consistency")  # of clients, in 0 … 1
 _SUMS, _SPREADS = ("vulnerable", "hostile"), ("variance", "staleness")  # over the clients of a round
+_SHARED = re.compile(  # numbers of a shared model
+    r"(\w+_to_90_percent_of_(last|best)_)?(calibrated_)?(train|validation|test)_(?!majority_rate)\w+"
+    r"|client_\w+_of_global_model_mean|backdoor_success(_last)?"
+)
 _PARTS = "|".join(sorted({*NAMES, "calibrated_train"}, key=len, reverse=True))
 
 
@@ -42,10 +48,14 @@ class RunData:
     def __post_init__(self) -> None:
         object.__setattr__(self, "disk", RunFolder(self.record.folder))
 
-    @property
+    @cached_property
     def summary(self) -> Row:
-        """Return the summary of the run."""
-        return self.record.summary
+        """Return the summary of the run; older versions scored a shared model also where clients share no whole one."""
+        found = self.record.summary
+        if self.record.shared_model == WHOLE:
+            return found
+        kept = {name: value for name, value in found.items() if not _SHARED.fullmatch(name)}
+        return {**kept, SHARED_MODEL: self.record.shared_model}
 
     @cached_property
     def environment(self) -> Row:
@@ -61,7 +71,10 @@ class RunData:
     def rounds(self) -> Columns:
         """Return the table of rounds by columns, with the numbers of each round about its clients."""
         rows = self.disk.table(on_disk.ROUNDS)
-        columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+        names = list(rows[0]) if rows else []
+        if self.record.shared_model != WHOLE:
+            names = [name for name in names if not _SHARED.fullmatch(name)]
+        columns = {name: [row[name] for row in rows] for name in names}
         return {**columns, **self._over_clients(columns.get("round", []))}
 
     @cached_property
@@ -212,7 +225,9 @@ class RunData:
     def confusion(self) -> tuple[list[str], list[list[int]]] | None:
         """Return the names of the classes and the confusion matrix of the global model on the test rows."""
         path = self.disk.path / on_disk.CONFUSION
-        return on_disk.matrix_from_csv(path) if path.exists() else None
+        if self.record.shared_model != WHOLE or not path.exists():
+            return None
+        return on_disk.matrix_from_csv(path)
 
     @property
     def has_batchnorm(self) -> bool:

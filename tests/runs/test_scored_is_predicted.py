@@ -1,0 +1,114 @@
+"""What a comparison scores is what predictions are made with: every registered method, with and without BatchNorm."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedskew as fs
+from fedskew.algorithms.contract import algorithms
+from fedskew.core.errors import FedskewError
+
+WITH_BATCHNORM, WITHOUT = "tabular:hidden=8", "mlp:hidden=8"
+SINGLE = "trains on one sample at a time, and BatchNorm has no spread"
+REFUSED = {  # methods that take no model with BatchNorm, and why
+    "stratify-single": SINGLE,
+    "stratify-hybrid": SINGLE,
+    "dp": "to which neither clipping nor noise applies",
+}
+IN_PARTS = {"fedper", "fedrep", "lg-fedavg", "local"}  # with any model
+IN_PARTS_WITH_BATCHNORM = {*IN_PARTS, "fedbn", "mfedbn"}
+VARIANTS = {  # method, model and setting: whether clients share a whole model
+    ("fedavg", WITH_BATCHNORM, "norm=local"): False,
+    ("fedavg", WITH_BATCHNORM, "norm=silo"): False,
+    ("fedavg", WITHOUT, "norm=local"): True,
+    ("ditto", WITH_BATCHNORM, "norm=local"): False,
+    ("mfedbn:norm=global", WITH_BATCHNORM, "norm=aggregate"): True,
+    ("fedbn + ccvr:every=1", WITH_BATCHNORM, "norm=aggregate"): False,
+    ("fedavg + ccvr:every=2", WITHOUT, "norm=aggregate"): True,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+
+
+@pytest.fixture(scope="module")
+def frames() -> dict[str, pd.DataFrame]:
+    """Return the tables of six clients, whose first 20 rows are to be their test rows."""
+    draw, result = np.random.default_rng(0), {}
+    for place, name in enumerate("ABCDEF"):
+        rows = 60 + 10 * place
+        x = draw.normal(place / 10, 1, size=(rows, 4))
+        score = x @ [1.0, -1.0, 0.5, 0.0] + draw.normal(0, 0.7, rows) + 0.3 * place
+        label = np.select([score < -0.7, score < 0.9], ["low", "middle"], "high")
+        result[f"clinic_{name}"] = pd.DataFrame(x, columns=["a", "b", "c", "d"]).assign(level=label)
+    return result
+
+
+@pytest.fixture(scope="module")
+def fed(frames: dict[str, pd.DataFrame], tmp_path_factory: pytest.TempPathFactory) -> fs.Federation:
+    folder = tmp_path_factory.mktemp("clinics")
+    for name, frame in frames.items():
+        frame.iloc[20:].to_csv(folder / f"{name}.csv", index=False)
+        frame.iloc[:20].to_csv(folder / f"{name}-test.csv", index=False)
+    return fs.split(fs.load(f"{folder}:label=level"))
+
+
+def rate(found: pd.DataFrame, rows: pd.DataFrame) -> float:
+    """Return how many of the predictions are right."""
+    return float((found["prediction"].to_numpy() == rows["level"].to_numpy()).mean())
+
+
+def check(fed: fs.Federation, frames: dict[str, pd.DataFrame], place: Path, spec: str, model: str, **more: Any) -> bool:
+    """Train, and compare every score with the predictions that a user gets; return whether there is a shared score."""
+    settings = {"rounds": 2, "batch_size": 16, "lr": 0.05, "folder": place / "run", "device": "cpu", **more}
+    run = fs.train(fed, model, spec, **settings)
+    opened, table = fs.open_run(place / "run"), fs.compare(place / "run")
+    tested = {name: frame.iloc[:20] for name, frame in frames.items()}
+    everything = pd.concat(tested.values(), ignore_index=True)
+    shared = table.attrs["compared_by"] == "test_accuracy_last"
+    assert shared == run.server.has_common_model
+    if shared:
+        score = table["test_accuracy_last"][0]
+        for used in (run, opened):
+            assert rate(used.predict(everything), everything) == pytest.approx(score, abs=1e-12)
+    else:
+        assert table.attrs["compared_by"] == "client_accuracy_mean"
+        known = [name for name, value in run.summary.items() if value is not None]
+        for name in {*known, *run.rounds, *table} - {"train_majority_rate", "test_majority_rate"}:
+            assert not name.startswith(("train_", "test_", "calibrated_", "backdoor_"))
+        for used in (run, opened):
+            with pytest.raises(FedskewError, match="share no whole one: say whose to use, client= one of clinic_A"):
+                used.predict(everything)
+    own = run.final_clients.set_index("name")["accuracy"]
+    for name, rows in tested.items():
+        assert rate(opened.predict(rows, client=name), rows) == pytest.approx(own[name], abs=1e-12)
+    assert table["client_accuracy_mean"][0] == pytest.approx(own.mean(), abs=1e-12)
+    return shared
+
+
+@pytest.mark.parametrize("model", [WITH_BATCHNORM, WITHOUT], ids=["BatchNorm", "no BatchNorm"])
+@pytest.mark.parametrize("method", list(algorithms))
+def test_what_is_scored_is_what_predicts(
+    fed: fs.Federation, frames: dict[str, pd.DataFrame], tmp_path: Path, method: str, model: str
+) -> None:
+    if method == "dp":
+        pytest.importorskip("dp_accounting")
+    if model == WITH_BATCHNORM and method in REFUSED:
+        with pytest.raises(FedskewError, match=REFUSED[method]):
+            check(fed, frames, tmp_path, method, model)
+        return
+    in_parts = IN_PARTS_WITH_BATCHNORM if model == WITH_BATCHNORM else IN_PARTS
+    assert check(fed, frames, tmp_path, method, model) == (method not in in_parts)
+
+
+@pytest.mark.parametrize(("spec", "model", "norm"), VARIANTS)
+def test_norms_and_compositions(
+    fed: fs.Federation, frames: dict[str, pd.DataFrame], tmp_path: Path, spec: str, model: str, norm: str
+) -> None:
+    found = check(fed, frames, tmp_path, spec, model, norm=norm.removeprefix("norm="))
+    assert found == VARIANTS[spec, model, norm]
