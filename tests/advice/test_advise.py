@@ -118,9 +118,21 @@ def test_gains_are_those_of_the_method_that_is_recommended(little: Federation):
     for goal in GOALS:
         best = found.for_goal(goal)
         of = {name: one.everywhere if goal == "everywhere" else one.mean_own for name, one in found.scores.items()}
-        assert best.over.keys() == {"fedavg", "local"} - {best.method}
+        baselines = {"fedavg"} if goal == "everywhere" else {"fedavg", "local"}  # clients alone share no model
+        assert best.over.keys() == baselines - {best.method}
         for name, gain in best.over.items():
             assert gain.mean == pytest.approx(-(of[best.method] - of[name]).mean(), abs=1e-12)
+
+
+def test_a_method_without_a_shared_model_is_none_for_the_rows_of_all(little: Federation):
+    found = advise(little, normalised, **LITTLE)
+    assert {name for name, scores in found.scores.items() if scores.everywhere is None} == {"local", "fedbn"}
+    assert found.as_dict()["tried"]["local"]["everywhere"] is None
+    line = next(line for line in str(found).splitlines() if line.startswith("fedbn"))
+    assert line.split()[1] == "–"
+    assert "Clients share no whole model, so that there is none to score on all rows: local, fedbn." in found.notes
+    kept = advise(little, normalised, norm="local", **LITTLE).for_goal("everywhere")
+    assert kept.verdict == "There is no answer: with these settings, clients share no whole model (norm)."
 
 
 def test_where_nothing_but_fedavg_came_to_its_end_nothing_else_is_recommended(
@@ -145,7 +157,7 @@ def test_a_metric_that_no_client_has_gives_no_answer(
     assert "empty slice" not in printed.err
     found = json.loads(printed.out, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
     everywhere, own = found["recommendations"]
-    assert everywhere["over"]
+    assert not everywhere["verdict"].startswith("There is no answer")
     assert (own["method"], own["over"], own["clients"]) == ("fedavg", {}, {})
     assert own["verdict"].startswith("There is no answer")
 

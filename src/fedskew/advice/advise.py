@@ -101,7 +101,7 @@ class Advice:
         tried = {
             name: {
                 "because": because[name],
-                "everywhere": scores.everywhere.tolist(),
+                "everywhere": None if scores.everywhere is None else scores.everywhere.tolist(),
                 "own": scores.mean_own.tolist(),
                 "bytes_a_round": scores.bytes_a_round,
                 "seconds": round(scores.seconds, 2),
@@ -121,7 +121,8 @@ class Advice:
             lines += _client_lines(found)
         lines += ["", f"{'tried':<{wide}}{'all rows':>10}{'own rows':>10}{'MB a round':>12}  because"]
         for name, scores in self.scores.items():
-            numbers = f"{scores.everywhere.mean():>10.3f}{scores.mean_own.mean():>10.3f}"
+            shared = "–" if scores.everywhere is None else f"{scores.everywhere.mean():.3f}"
+            numbers = f"{shared:>10}{scores.mean_own.mean():>10.3f}"
             lines.append(f"{name:<{wide}}{numbers}{scores.bytes_a_round / 1e6:>12.2f}  {because[name]}")
         return "\n".join([*lines, "", *self.notes])
 
@@ -180,7 +181,7 @@ def advise(
             f"FedAvg did not end a trial of {trials.rounds} rounds in {minutes:g} minutes, or diverged: give more "
             "minutes, fewer seeds or a smaller lr"
         )
-    lr = max(tuned, key=lambda rate: sign * float(tuned[rate].everywhere.mean()))
+    lr = max(tuned, key=lambda rate: sign * _mean(tuned[rate]))
     scores, missed = {"fedavg": tuned[lr]}, []
     for candidate in candidates[1:]:
         say(f"{candidate.method}: {trials.rounds} rounds, {max(trials.left, 0):.0f} s left")
@@ -201,7 +202,7 @@ def advise(
         [*fed.data.differences, *_findings(found)],
         [
             *(_one_class(fed) if metric == "accuracy" else []),
-            *_notes(trials, scores["fedavg"], missed, len(rates) > 1, lr, sign),
+            *_notes(trials, scores, missed, len(rates) > 1, lr, sign),
         ],
     )
 
@@ -271,7 +272,14 @@ def _recommend(goal: Goal, scores: Mapping[str, Scores], sign: float, names: Seq
 
     Of several that are as good as each other, it is the one that sends least.
     """
-    of = {name: sign * (found.everywhere if goal == "everywhere" else found.mean_own) for name, found in scores.items()}
+    of: dict[str, Floats] = {}
+    for name, found in scores.items():
+        mine = found.everywhere if goal == "everywhere" else found.mean_own
+        if mine is not None:
+            of[name] = sign * mine
+    if "fedavg" not in of:
+        verdict = "There is no answer: with these settings, clients share no whole model (norm)."
+        return Recommendation(goal, "fedavg", verdict, {}, {})
     if not all(np.isfinite(scores).all() for scores in of.values()):
         verdict = "There is no answer: the metric is not defined on these rows (one class a client?): choose another."
         return Recommendation(goal, "fedavg", verdict, {}, {})
@@ -293,16 +301,25 @@ def _recommend(goal: Goal, scores: Mapping[str, Scores], sign: float, names: Seq
     elif any(_beyond_noise(of[best] - of[name], worth) for name in baselines):
         verdict = f"Nothing that was tried is better beyond noise. {ALONE if best == 'local' else TOGETHER}"
     elif len(of) == 1:
-        verdict = "Nothing else was tried to the end, so that there is nothing to compare: give more minutes."
+        which = " that gives one model for all" if goal == "everywhere" else ""
+        verdict = f"Nothing else was tried to the end{which}, so that there is nothing to compare: give more minutes."
+    elif len(baselines) == 1:
+        verdict = "Nothing that was tried is better beyond noise."
     else:
         verdict = "No difference beyond noise: take the simplest."
-        best = "local" if goal == "own" and "local" in baselines else "fedavg"
+        best = "local"
     over = {name: Gain.of(of[best] - of[name], 0.95) for name in baselines if name != best}
     clients = {}
     if goal == "own" and len(baselines) > 1:
         each = sign * (scores[best].own - scores["local" if best == "fedavg" else "fedavg"].own)
         clients = {name: Gain.of(row, 0.95) for name, row in zip(names, each.T, strict=True) if np.isfinite(row).all()}
     return Recommendation(goal, best, verdict, over, clients)
+
+
+def _mean(found: Scores) -> float:
+    """Return the mean over seeds of the shared model's score or, without one, of that of the clients' own."""
+    scores = found.mean_own if found.everywhere is None else found.everywhere
+    return float(scores.mean())
 
 
 def _beyond_noise(differences: Floats, worth: float) -> bool:
@@ -335,8 +352,10 @@ def _one_class(fed: Federation) -> list[str]:
     )
 
 
-def _notes(trials: Trials, base: Scores, missed: Sequence[str], tuned: bool, lr: float, sign: float) -> list[str]:
-    rising = sign * float((base.everywhere - base.halfway).mean())
+def _notes(
+    trials: Trials, scores: Mapping[str, Scores], missed: Sequence[str], tuned: bool, lr: float, sign: float
+) -> list[str]:
+    base = scores["fedavg"]
     how = "chosen for FedAvg among three" if tuned else "as given"
     notes = [
         f"{len(trials.feds)} seeds, {trials.rounds} rounds, learning rate {lr:g} ({how}), the same for all methods; "
@@ -348,7 +367,9 @@ def _notes(trials: Trials, base: Scores, missed: Sequence[str], tuned: bool, lr:
             f"Each trial is scored on {rows} rows only, and seeds share them: intervals do not tell what others "
             "would give."
         )
-    if rising > STILL_RISING * abs(float(base.everywhere.mean())):
+    if without := [name for name, found in scores.items() if found.everywhere is None]:
+        notes.append(f"Clients share no whole model, so that there is none to score on all rows: {', '.join(without)}.")
+    if base.halfway is not None and sign * (_mean(base) - float(base.halfway.mean())) > STILL_RISING * abs(_mean(base)):
         notes.append(
             "FedAvg was still improving in the second half of the trials: with more rounds (more --minutes) the "
             "differences may shrink."

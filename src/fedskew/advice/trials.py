@@ -28,14 +28,14 @@ _RESERVE = 0.6  # of the budget that is planned for: methods differ in what a ro
 class Scores:
     """What a method scored with every seed.
 
-    ``everywhere`` is on the rows of all clients: of the global model, or the mean over clients of their own models.
+    ``everywhere`` is on the rows of all clients, of the shared model: None where clients share no whole one.
     ``own`` is on each client's own rows, of the model that it ends up with: seed x client, NaN where it has no rows.
     ``halfway`` is ``everywhere`` after half of the rounds.
     """
 
-    everywhere: Floats
+    everywhere: Floats | None
     own: Floats
-    halfway: Floats
+    halfway: Floats | None
     bytes_a_round: float
     seconds: float
 
@@ -92,15 +92,16 @@ class Trials:
         ended = [run for run in runs if isinstance(run, Run) and run.summary["rounds"] == self.rounds]
         if len(ended) < len(self.feds):
             return None
-        halfway, everywhere = np.transpose([self._everywhere(run) for run in ended])
+        halfway, everywhere = None, None
+        if ended[0].server.has_common_model:
+            halfway, everywhere = np.transpose([self._everywhere(run) for run in ended])
         own = np.array([[row[self.metric] for row in run.tables["final"]] for run in ended], dtype=np.float64)
         sent = float(np.mean([run.summary["bytes_up"] + run.summary["bytes_down"] for run in ended])) / self.rounds
         return Scores(everywhere, own, halfway, sent, time.monotonic() - began)
 
     def _everywhere(self, run: Run) -> tuple[float, float]:
         """Return the metric on the rows of all clients, after half of the rounds and at the end."""
-        personal = f"own_test_{self.metric}" in run.tables["rounds"][-1]
-        column = f"own_test_{self.metric}" if personal else f"test_{self.metric}"
+        column = f"test_{self.metric}"
         found = [row[column] for row in run.tables["rounds"] if row.get(column) is not None]
         return float(found[0]), float(found[-1])
 
