@@ -137,10 +137,10 @@ def compare(
         or_resume: continue the comparison in ``out``, if it is the same
         settings: everything in ``fedskew.Experiment``, by name
     """
-    from fedskew.report.comparison_files import write_comparison
+    from fedskew.report.comparison_files import record_comparison, write_comparison
     from fedskew.report.comparison_table import Target, comparison
     from fedskew.runs import sweep
-    from fedskew.runs.folder import GROUP, must_be_new
+    from fedskew.runs.folder import GROUP
     from fedskew.runs.jobs import checked_jobs
 
     for name in settings:
@@ -158,19 +158,13 @@ def compare(
             raise FedskewError("compare([]) has no run: give folders of finished runs, or settings by name")
         found = comparison(places, asked)
         if place:
-            place.mkdir(parents=True, exist_ok=True)
+            record_comparison(found, place, places)
     else:
         wanted, processes = sweep.plan(values), checked_jobs(jobs, values.get("workers"))
-        if place and place.exists() and or_resume:
-            sweep.must_be_the_same(place, wanted)
-        else:
-            if place:
-                must_be_new(place)
-            sweep.check(wanted, target=asked.metric if asked else None)
-            place = sweep.create_somewhere(place, wanted, None if target is None else str(target))
+        wish, metric = (None, "") if asked is None else (str(target), asked.metric or "")
+        place = sweep.prepared(place, wanted, or_resume, wish, metric)
         sweep.run_all(place, wanted, lambda member: [], writers=[PageWriter()], jobs=processes)
         found = comparison([place], asked)
-    if place:
         write_comparison(found, place)
     frame = found.frame()
     if place is None and len(places) == 1 and (places[0] / GROUP).is_file():

@@ -23,8 +23,10 @@ from fedskew.report.comparison_files import in_latex, in_markdown
 from fedskew.report.comparison_table import Target, comparison
 from fedskew.report.page import report
 from fedskew.runs import sweep
+from fedskew.runs.execute import facts
 from fedskew.runs.folder import resume_command
 from fedskew.runs.significance import ranks
+from fedskew.server.server import Server
 
 SMALL = {"rounds": 3, "clients": 4, "model": "logreg", "threads": 1}
 
@@ -179,7 +181,7 @@ def test_names_are_text_in_every_file(folder: Path, tmp_path: Path) -> None:
     text = markdown(found)
     assert "<script" not in text
     row = next(line for line in text.splitlines() if line.startswith("| &lt;script"))
-    assert row.count(" | ") == text.splitlines()[2].count(" | ")
+    assert row.count(" | ") == text.splitlines()[4].count(" | ")
     assert r"\$x\_\$ a\|b &amp; 50%" in row
     line = latex(found).split(r"\midrule")[1].split(r"\\")[0]
     assert r"\textless{}script\textgreater{}alert(1)" in line
@@ -429,6 +431,125 @@ def test_scores_on_training_rows_are_called_so(tmp_path: Path) -> None:
     assert "(on held-out rows of each client)" in (tmp_path / "y/report.html").read_text()
 
 
+def test_methods_without_a_shared_model_are_compared_by_what_clients_use(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "compare --skew classes:k=2 --rounds 20 --lr 0.1 --client-test 0.2 --seeds 0-2 --out own"
+    assert fedskew(f"{command} --algorithm fedavg --algorithm fedper --algorithm lg-fedavg") == 0
+    goal = (
+        "Methods are compared by client_accuracy_mean (on held-out rows of each client), the clients' own score: there "
+        "is no shared model of fedper, lg-fedavg."
+    )
+    why = "There is no shared score of fedper: every client keeps a part of the model (head.bias, head.weight), and "
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0] == goal
+    assert printed.count(why) == 1
+    assert "lg-fedavg is ahead of all others" in printed
+    frame = fs.compare("own")
+    assert frame.attrs["goal"] == goal
+    assert [text.split(":")[0] for text in frame.attrs["without_shared_score"]] == [
+        "There is no shared score of fedper",
+        "There is no shared score of lg-fedavg",
+    ]
+    assert frame["winner"].tolist() == [False, False, True]
+    empty = ["test_accuracy_last", "test_accuracy_best", "rounds_to_target", "bytes_to_target", "reached_target"]
+    assert frame[empty].notna().sum(axis=1).tolist() == [5, 0, 0]
+    summary = json.loads(Path("own/summary.json").read_text())
+    assert "test_accuracy_last" in summary["means"]["fedavg"]
+    assert "test_accuracy_last" not in summary["means"]["fedper"]
+    _, _, first, *others = Path("own/comparison.md").read_text().splitlines()
+    assert first == in_markdown(goal)
+    row = next(line for line in others if line.startswith("| fedper"))
+    assert row.split(" | ")[2:4] == ["–", "–"]
+    assert "not reached" not in row
+    tex = Path("own/comparison.tex").read_text().splitlines()
+    assert tex[2] == f"% {goal}"
+    assert "& -- & -- &" in next(line for line in tex if line.startswith("fedper"))
+    page = Path("own/report.html").read_text()
+    assert page.index("clients&#x27; own score: there is no shared model of fedper") < page.index("<table")
+    assert page.count(why) == 1
+    assert why in Path("own/fedper-s0/report.html").read_text()
+    capsys.readouterr()
+    assert fedskew("compare own --json") == 0
+    assert json.loads(capsys.readouterr().out)["comparison"]["goal"] == goal
+    assert fedskew("run --rounds 1 --algorithm fedper --model mlp --skew iid --clients 3") == 0
+    assert capsys.readouterr().out.count(why) == 1
+
+
+def test_a_run_of_an_older_version_has_no_shared_score_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shared_in_part(server: Server) -> bool:
+        return bool(server.params.keys() - server.job.local_names)
+
+    def without(server: Server, config: Any) -> dict[str, Any]:
+        return {name: value for name, value in facts(server, config).items() if name != "shared_model"}
+
+    fed = fs.split(fs.load("digits"), "classes:k=3", clients=4, client_test=0.2)
+    with monkeypatch.context() as older:
+        older.setattr(Server, "has_common_model", property(shared_in_part))
+        older.setattr("fedskew.runs.execute.facts", without)
+        for method in ("fedavg", "fedper", "ditto", "local"):
+            fs.train(fed, "mlp:hidden=8", method, rounds=2, folder=tmp_path / method)
+        shutil.copytree(tmp_path / "fedper", tmp_path / "gone", ignore=shutil.ignore_patterns("checkpoints", "journal"))
+    assert "test_accuracy_last" in fs.open_run(tmp_path / "fedper").summary  # as it was recorded
+    table = fs.compare([tmp_path / name for name in ("fedavg", "fedper", "ditto", "local")]).set_index("method")
+    assert table.attrs["compared_by"] == "client_accuracy_mean"
+    assert table["test_accuracy_last"].notna().to_dict() == {
+        "fedavg": True, "fedper": False, "ditto": True, "local": False,
+    }  # fmt: skip
+    for name in ("fedper", "gone"):
+        page = report([tmp_path / name], tmp_path / "page.html").read_text()
+        assert "test accuracy, last round" not in page
+        assert "There is no shared score of fedper" in page
+    assert "its checkpoints do not say whether" in fs.open_run(tmp_path / "gone").shared_model
+
+
+def test_a_calibrated_model_is_scored_with_its_new_head(tmp_path: Path) -> None:
+    frame = fs.compare(
+        algorithm=["fedavg", "fedavg + ccvr"], skew="classes:k=3", validation=0.2, seeds="0-2", out=tmp_path / "x",
+        **{**SMALL, "model": "mlp:hidden=16"},
+    )  # fmt: skip
+    plain, calibrated = frame["test_accuracy_last"]
+    summaries = [json.loads((tmp_path / f"x/fedavg-+-ccvr-s{seed}/summary.json").read_text()) for seed in range(3)]
+    assert calibrated == pytest.approx(statistics.mean(row["calibrated_test_accuracy"] for row in summaries))
+    assert calibrated != plain == pytest.approx(statistics.mean(row["test_accuracy_last"] for row in summaries))
+    assert frame["test_accuracy_best"].notna().tolist() == [True, False]
+
+
+def test_the_default_target_is_of_one_configuration(tmp_path: Path) -> None:
+    frame = fs.compare(algorithm="fedavg", grid={"lr": [0.0001, 0.1]}, out=tmp_path / "x", **SMALL)
+    low, high = frame["test_accuracy_last"]
+    assert low < 0.5 < high
+    assert frame.attrs["target"] == f"accuracy={float(f'{0.9 * high:.4g}'):g}"
+
+
+def test_a_target_in_python_is_recorded_and_checked_before_training(tmp_path: Path) -> None:
+    given = {"algorithm": ["fedavg", "fedprox:mu=10"], "out": tmp_path / "x", **SMALL}
+    fs.compare(target=0.5, **given)
+    again = fs.compare(target=0.7, or_resume=True, **given)
+    assert again.attrs["target"] == fs.compare(tmp_path / "x").attrs["target"] == "accuracy=0.7"
+    fs.compare(tmp_path / "x", target="balanced_accuracy=0.6", out=tmp_path / "x")
+    assert fs.compare(tmp_path / "x").attrs["target"] == "balanced_accuracy=0.6"
+    before = (tmp_path / "x/target.txt").read_text()
+    for more, said in (
+        ({"target": "auc=0.5", "or_resume": True, **given}, "unknown metric of the target 'auc'"),
+        ({"target": "high", "or_resume": True, **given}, "target 'high' is not a number"),
+    ):
+        with pytest.raises(fs.FedskewError, match=said):
+            fs.compare(**more)
+    with pytest.raises(fs.FedskewError, match="target auc: no run followed it on test rows"):
+        fs.compare(tmp_path / "x", target="auc=0.5", out=tmp_path / "x")
+    assert (tmp_path / "x/target.txt").read_text() == before
+    with pytest.raises(fs.FedskewError, match="target auc: no run followed it on test rows"):
+        fs.compare(tmp_path / "x", target="auc=0.5", out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(fs.FedskewError, match="a target is a score of a shared model on test rows, and every client"):
+        fs.compare(algorithm=["local", "fedper"], target=0.5, out=tmp_path / "y", **{**SMALL, "model": "mlp"})
+    assert not (tmp_path / "y").exists()
+    fs.compare(algorithm=["local", "fedper"], out=tmp_path / "y", **{**SMALL, "model": "mlp"})
+    sweep.record_target(tmp_path / "y", "0.5")  # as an older version did
+    assert fs.compare(tmp_path / "y").attrs["target"] is None
+
+
 def test_a_target_that_no_run_follows_is_refused_before_training(
     fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -449,7 +570,7 @@ def test_the_notes_say_that_skews_are_taken_together(folder: Path) -> None:
 
 
 def test_columns_of_text_are_aligned_to_the_left(folder: Path) -> None:
-    head, rule = (folder / "comparison.md").read_text().splitlines()[2:4]
+    head, rule = (folder / "comparison.md").read_text().splitlines()[4:6]
     ways = dict(zip(head.strip("| ").split(" | "), rule.strip("| ").split(" | "), strict=True))
     assert (ways["method"], ways["mu"], ways["skew"], ways["seeds"]) == ("---", "---:", "---", "---:")
     assert r"\begin{tabular}{lrlr" in (folder / "comparison.tex").read_text()

@@ -52,7 +52,6 @@ def compare(
     """
     from fedskew.report.comparison_table import Target
     from fedskew.runs import sweep
-    from fedskew.runs.folder import must_be_new
     from fedskew.runs.jobs import checked_jobs
 
     for path in paths or []:
@@ -77,42 +76,29 @@ def compare(
     values |= {name: one for name, one in (("seeds", seeds), ("grid", grid)) if one is not None}
     in_file = {name: values.pop(name, usual) for name, usual in (("target", None), ("jobs", 1))}
     wish = in_file["target"] if target is None else target
-    metric = None if wish is None else Target.of(wish).metric
+    metric = "" if wish is None else Target.of(wish).metric or ""
     processes = checked_jobs(in_file["jobs"] if jobs is None else jobs, values.get("workers"))
     if or_resume and out is None:
         raise FedskewError("--or-resume needs --out: give the folder to resume")
     wanted = sweep.plan(values)
-    if or_resume and out and out.exists():
-        sweep.must_be_the_same(out, wanted)
-        if wish is not None:
-            sweep.check(wanted[:1], target=metric)
-            sweep.record_target(out, str(wish))
-        run_group(out, wanted, as_json, jobs=processes)
-        return
-    if out:
-        must_be_new(out)
     try:
-        sweep.check(wanted, target=metric)
+        place = sweep.prepared(out, wanted, or_resume, None if wish is None else str(wish), metric)
     except KeyboardInterrupt:
         raise Interrupted("interrupted before the first run: nothing was written, give the command again") from None
-    run_group(sweep.create_somewhere(out, wanted, None if wish is None else str(wish)), wanted, as_json, jobs=processes)
+    run_group(place, wanted, as_json, jobs=processes)
 
 
 def _compare_finished(folders: Sequence[Path], out: Path | None, target: str | None, as_json: bool) -> None:
     """Compare runs that are there, and write the files into the folder of the comparison or a new one."""
-    from fedskew.report.comparison_files import write_comparison
+    from fedskew.report.comparison_files import record_comparison
     from fedskew.report.comparison_table import comparison
     from fedskew.runs.execute import fresh_folder
     from fedskew.runs.folder import GROUP
-    from fedskew.runs.sweep import record_target
 
     found = comparison(folders, target)
     own = folders[0] if len(folders) == 1 and (folders[0] / GROUP).is_file() else None
     place = out or own or fresh_folder("compare")
-    place.mkdir(parents=True, exist_ok=True)
-    if target is not None and place == own:
-        record_target(place, target)
-    write_comparison(found, place)
+    record_comparison(found, place, folders)
     _print(found, place, {}, as_json)
 
 

@@ -36,6 +36,7 @@ from fedskew.runs.folder import (
     SUMMARY,
     RunFolder,
     TakenError,
+    must_be_new,
     new_folder,
     resume_command,
     to_json,
@@ -277,16 +278,39 @@ class Partitions:
 def check(wanted: Sequence[Member], partitions: Partitions | None = None, target: str | None = None) -> None:
     """Raise before the first run the errors that would stop a later one; every partition and model is made once.
 
-    ``target`` is the metric of a score to reach, which the runs must follow.
+    ``target`` is the metric of a score to reach, which the runs must follow; empty for the one that decides.
     """
     partitions = partitions or Partitions()
+    reasons = []
     for member in wanted:
         experiment, method = member.experiment(), resolve(member.experiment().algorithm)
         with _named(member):
             server, _ = prepare(partitions.of(experiment), experiment.model, method, experiment.settings())
-            if target is not None and target not in server.evaluator.names:
+            if target and target not in server.evaluator.names:
                 more = "; others are followed with --metrics"
                 raise unknown("metric of the target", target, server.evaluator.names, more)
+            if not server.has_common_model:
+                reasons.append(server.job.shared_model)
+    if target is not None and len(reasons) == len(wanted):
+        raise FedskewError(f"a target is a score of a shared model on test rows, and {reasons[0]}: leave it out")
+
+
+def prepared(folder: Path | None, wanted: Sequence[Member], or_resume: bool, target: str | None, metric: str) -> Path:
+    """Return the folder of a group, after all checks: a new one, or with ``or_resume`` one that has the same runs.
+
+    The target, if one is given, is recorded in it; ``metric`` is the target's own, empty for the one that decides.
+    """
+    followed = None if target is None else metric
+    if or_resume and folder and folder.exists():
+        must_be_the_same(folder, wanted)
+        if target is not None:
+            check(wanted, target=followed)
+            record_target(folder, target)
+        return folder
+    if folder:
+        must_be_new(folder)
+    check(wanted, target=followed)
+    return create_somewhere(folder, wanted, target)
 
 
 @contextmanager
