@@ -1,7 +1,9 @@
 """Paired tests, their correction and mean ranks, against published numbers and hand calculations."""
 
 import math
+from itertools import permutations, product
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -40,7 +42,8 @@ def test_the_worked_example_of_demsar() -> None:
 def test_critical_values_are_those_of_demsars_table_5(methods: int, q: float) -> None:
     found = ranks({f"m{i}": {seed: i + seed for seed in range(4)} for i in range(methods)})
     assert found.distance / math.sqrt(methods * (methods + 1) / 24) == pytest.approx(q, abs=0.001)
-    assert found.p == 0  # the same order in all blocks
+    same_order = math.factorial(methods) ** -3.0  # in the second, third and fourth block as in the first
+    assert found.p == pytest.approx(same_order, rel=1e-9, abs=0)
 
 
 def test_groups_of_neighbours() -> None:
@@ -118,12 +121,36 @@ def test_where_there_is_no_diagram() -> None:
     assert no_ranks({**two, "c": {0: 1.0, 1: 1.0, 2: 0.0}}) == ""
 
 
-def test_friedmans_test_is_corrected_for_ties() -> None:
+def test_friedmans_test_is_exact_where_blocks_are_few() -> None:
     scores = {"a": (0.9, 0.9, 0.8, 0.9, 0.7), "b": (0.9, 0.8, 0.8, 0.7, 0.7), "c": (0.5, 0.8, 0.6, 0.7, 0.6)}
     chi2 = stats.friedmanchisquare(*scores.values()).statistic
-    expected = stats.f.sf(4 * chi2 / (5 * 2 - chi2), 2, 8)
-    assert ranks(blocks(scores)).p == pytest.approx(expected)
+    orders = [sorted(set(permutations(block))) for block in zip(*scores.values(), strict=True)]
+    every = [stats.friedmanchisquare(*zip(*table, strict=True)).statistic for table in product(*orders)]
+    assert ranks(blocks(scores)).p == pytest.approx(sum(one >= chi2 - 1e-9 for one in every) / len(every))
     assert ranks(blocks(dict.fromkeys("abc", (0.5, 0.6, 0.7)))).p == 1
+    assert ranks(blocks({"a": (0.9, 0.8), "b": (0.7, 0.6), "c": (0.1, 0.2)})).p == pytest.approx(1 / 6)
+    tied = {"a": (0.9, 0.8, 0.9), "b": (0.7, 0.6, 0.7), "c": (0.7, 0.6, 0.7)}
+    assert ranks(blocks(tied)).p == pytest.approx(1 / 9)  # three ways to place the one that is better
+
+
+def test_friedmans_test_of_many_methods_is_that_of_iman_and_davenport() -> None:
+    draw = np.random.default_rng(0)
+    scores = {f"m{i}": tuple(np.round(draw.normal(i / 9, 1, 12), 1)) for i in range(9)}
+    chi2 = stats.friedmanchisquare(*scores.values()).statistic
+    assert ranks(blocks(scores)).p == pytest.approx(stats.f.sf(11 * chi2 / (12 * 8 - chi2), 8, 88))
+
+
+def test_no_p_value_is_zero() -> None:
+    row = 1 / 360
+    # Mean of 1 row, deviation of sqrt(1/6) rows, three pairs: t = sqrt(18), p = 1 - t / sqrt(t^2 + 2) = 0.0513.
+    assert paired_p([row] * 3) == pytest.approx(1 - math.sqrt(18 / 20), abs=1e-9)
+    assert paired_p([0.9 - 0.897, 0.8 - 0.797, 0.7 - 0.697]) == pytest.approx(paired_p([0.003] * 3))
+    found = verdict(blocks({"a": (0.9 + row, 0.8 + row, 0.7 + row), "b": (0.9, 0.8, 0.7)}), {})
+    assert found.winner is None
+    assert found.says.startswith("No method is ahead")
+    assert 0 < paired_p([1.0] * 399 + [1.0 + 1e-3]) < 1e-300
+    many = {f"m{place}": dict.fromkeys(range(60), -float(place)) for place in range(30)}
+    assert 0 < ranks(many).p < 1e-300
 
 
 def test_a_tie_is_not_the_best_mean() -> None:

@@ -4,20 +4,26 @@ A block is what methods are compared under: a seed, or a seed and a skew. Everyt
 """
 
 import math
+import sys
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
+from operator import add
 from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
 
-from fedskew.core.streams import Floats
+from fedskew.core.streams import Floats, Ints
 from fedskew.runs.summary import mean_and_std
 
 FEWEST_BLOCKS = 3  # for an interval or a test
 LEVEL = 0.05
+LEAST_P = sys.float_info.min  # no event has a probability of 0, but its number may be too small for a float
 _ROUNDING = 1e-6  # share of the larger score below which a difference is none: float32 is no more exact
+_STEP_DEVIATION = math.sqrt(1 / 6)  # of the difference of two scores that are rounded to steps, in steps
+_MOST_ARRANGEMENTS = 300_000  # that are counted for an exact p-value: less than a second
 Key = TypeVar("Key", bound=Hashable)
 Scores = Mapping[str, Mapping[Hashable, float]]  # of every method, by block
 
@@ -38,15 +44,23 @@ def paired_interval(differences: "Sequence[float] | Floats", share: float = 1 - 
 def paired_p(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of Student's paired t-test; differences that are all 0 have 1.
 
-    >>> round(paired_p([1.0, 2.0, 3.0]), 4)
-    0.0742
+    Differences that are all the same do not mean that there is no spread: a score moves in steps (of a test row, for
+    accuracy), and spread within a step does not show. Rounding two scores to steps hides a variance of 1/12 of a
+    squared step each, so that the deviation is taken as sqrt(1/6) of a step. How large a step is, is not known here; a
+    difference is at least one, so that it is taken as one, and the p-value is rather too large than too small.
+
+    >>> round(paired_p([1.0, 2.0, 3.0]), 4), round(paired_p([1 / 360, 1 / 360, 1 / 360]), 4)
+    (0.0742, 0.0513)
     """
     from scipy.stats import t
 
     mean, std = mean_and_std(differences)
-    if not std:
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * t.sf(abs(mean) / (std / math.sqrt(len(differences))), len(differences) - 1))
+    if mean == 0 and not std:
+        return 1.0
+    if not std or std <= _ROUNDING * abs(mean):
+        std = _STEP_DEVIATION * abs(mean)
+    p = float(2 * t.sf(abs(mean) / (std / math.sqrt(len(differences))), len(differences) - 1))
+    return max(p, LEAST_P)
 
 
 def holm(found: Mapping[Key, float]) -> dict[Key, float]:
@@ -143,8 +157,8 @@ def _differences(scores: Scores, one: str, other: str) -> list[float]:
 class Ranks:
     """Mean ranks of methods over blocks, 1 is best, and how far apart two must be to differ (Demšar 2006).
 
-    ``p`` is that of Friedman's test, corrected for ties, in the form of Iman and Davenport, ``distance`` the critical
-    difference of Nemenyi's test, and ``groups`` are the methods, best first, among which no two differ by more.
+    ``p`` is that of Friedman's test (``friedman_p``), ``distance`` the critical difference of Nemenyi's test, and
+    ``groups`` are the methods, best first, among which no two differ by more.
     """
 
     means: Mapping[str, float]
@@ -174,19 +188,70 @@ def _complete(scores: Scores) -> list[Hashable]:
 
 def ranks(scores: Scores) -> Ranks:
     """Rank the methods in every block in which all have a score, higher scores first; equal ones share their ranks."""
-    from scipy.stats import f, friedmanchisquare, rankdata, studentized_range
+    from scipy.stats import rankdata, studentized_range
 
     names, blocks = list(scores), _complete(scores)
     table = np.array([[scores[name][block] for name in names] for block in blocks])
     count, k = table.shape
-    mean = rankdata(-table, axis=1).mean(0)
-    tied = bool((table == table[:, :1]).all())  # in every block: there is nothing to test
-    chi2 = 0.0 if tied else float(friedmanchisquare(*table.T).statistic)  # corrected for ties
-    left = count * (k - 1) - chi2
-    p = float(f.sf((count - 1) * chi2 / left, k - 1, (k - 1) * (count - 1))) if left > 1e-9 else 0.0
+    ranked = rankdata(-table, axis=1)
+    mean, p = ranked.mean(0), friedman_p(ranked)
     distance = float(studentized_range.ppf(1 - LEVEL, k, np.inf)) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * count))
     means = dict(sorted(zip(names, mean.tolist(), strict=True), key=lambda item: item[1]))
     return Ranks(means, count, p, distance, _groups(means, distance))
+
+
+def friedman_p(ranked: Floats) -> float:
+    """Return the p-value of Friedman's test on the ranks of methods (across) in blocks (down).
+
+    Where methods and blocks are few it is exact: of all ways to arrange the ranks within blocks, the share of those
+    whose rank sums are as far apart or farther. Otherwise it is that of Iman and Davenport, corrected for ties; where
+    all blocks agree, their statistic is infinite, but the share is known: one arrangement of every block but the first.
+
+    >>> friedman_p(np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])) == 1 / 6
+    True
+    """
+    from scipy.stats import f, friedmanchisquare
+
+    doubled = np.rint(2 * ranked).astype(np.int64)  # whole numbers, also where ranks are shared
+    exact = _exact_p(doubled)
+    if exact is not None:
+        return max(exact, LEAST_P)
+    count, k = ranked.shape
+    if (doubled == doubled[0]).all():
+        shared = math.prod(math.factorial(times) for times in Counter(doubled[0].tolist()).values())
+        share = float(shared / math.factorial(k))
+        return max(math.pow(share, count - 1), LEAST_P)
+    chi2 = float(friedmanchisquare(*ranked.T).statistic)  # corrected for ties
+    left = count * (k - 1) - chi2
+    return max(float(f.sf((count - 1) * chi2 / left, k - 1, (k - 1) * (count - 1))), LEAST_P)
+
+
+def _exact_p(ranked: Ints) -> float | None:
+    """Return the share of the arrangements whose rank sums have at least this spread; None if there are too many.
+
+    Arrangements are counted by their rank sums, in any order of the methods, one block after the other.
+    """
+    sums = {tuple(sorted(ranked[0].tolist())): 1}
+    left, total = _MOST_ARRANGEMENTS, 1
+    for block in ranked[1:].tolist():
+        if math.factorial(len(block)) > left:
+            return None
+        ways = set(permutations(block))
+        left -= len(sums) * len(ways)
+        if left < 0:
+            return None
+        counts: Counter[tuple[int, ...]] = Counter()
+        for before, times in sums.items():
+            for way in ways:
+                counts[tuple(sorted(map(add, before, way)))] += times
+        sums, total = dict(counts), total * len(ways)
+    observed = _spread(ranked.sum(0).tolist())
+    return sum(times for found, times in sums.items() if _spread(found) >= observed) / total
+
+
+def _spread(sums: Sequence[int]) -> int:
+    """Return how far apart rank sums are: they always have the same mean."""
+    return sum(one * one for one in sums)
 
 
 def _groups(means: Mapping[str, float], distance: float) -> list[list[str]]:
