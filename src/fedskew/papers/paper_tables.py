@@ -256,7 +256,7 @@ def _check(table: PaperTable, where: str) -> None:
     named = [(name, cases) for method in table.methods for name in method.only]
     named += [(name, cases) for name in table.quick.cases] + [(name, methods) for name in table.quick.methods]
     for value in table.values:
-        named += [(name, methods) for name in value.paper]
+        named += [(name, methods) for name in (*value.paper, *value.instead)]
         named += [(name, cases) for row in value.paper.values() for name in row]
     for claim in table.claims:
         named += [(name, cases) for name in claim.cases] + [(name, methods) for name in claim.others]
