@@ -81,6 +81,8 @@ SLOW_TESTS = frozenset(
         "test_a_diverging_loss_is_told",
         "test_a_panel_is_there_where_its_columns_are",
         "test_many_clients_are_aggregated",
+        "test_mypy",
+        "test_pyright",
         "test_several_runs",
         "fedskew.testing.check",
         "test_a_clash_is_told_of_the_file_in_a_new_process",

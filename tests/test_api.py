@@ -1,6 +1,5 @@
 """The Python interface: load, split, train, resume, with everything that may be passed in."""
 
-import ast
 import importlib
 import inspect
 import json
@@ -397,10 +396,3 @@ def test_no_public_name_is_hidden_by_a_module():
     for name in fs.__all__:
         assert not isinstance(getattr(fs, name), ModuleType), name
     assert fs.measure(fs.split(fs.load("digits"), "iid", 3), chance=False).views["labels"]["hellinger"].mean < 0.2
-
-
-def test_editors_see_the_names_that_python_finds():
-    source = ast.parse(Path(fs.__file__).read_text())
-    block = next(node for node in source.body if isinstance(node, ast.If))
-    seen = {name.asname: node.module for node in block.body for name in node.names}
-    assert seen == fs._PUBLIC

@@ -5,6 +5,49 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.advice.advise import advise as advise
+    from fedskew.algorithms import AFLCP as AFLCP
+    from fedskew.algorithms import CCVR as CCVR
+    from fedskew.algorithms import SFL as SFL
+    from fedskew.algorithms import Attack as Attack
+    from fedskew.algorithms import Central as Central
+    from fedskew.algorithms import Clip as Clip
+    from fedskew.algorithms import DifferentialPrivacy as DifferentialPrivacy
+    from fedskew.algorithms import Ditto as Ditto
+    from fedskew.algorithms import FedAdagrad as FedAdagrad
+    from fedskew.algorithms import FedAdam as FedAdam
+    from fedskew.algorithms import FedAsync as FedAsync
+    from fedskew.algorithms import FedAvg as FedAvg
+    from fedskew.algorithms import FedAvgM as FedAvgM
+    from fedskew.algorithms import FedBN as FedBN
+    from fedskew.algorithms import FedBS as FedBS
+    from fedskew.algorithms import FedBuff as FedBuff
+    from fedskew.algorithms import FedDyn as FedDyn
+    from fedskew.algorithms import FedGA as FedGA
+    from fedskew.algorithms import FedLC as FedLC
+    from fedskew.algorithms import FedNova as FedNova
+    from fedskew.algorithms import FedNTD as FedNTD
+    from fedskew.algorithms import FedPBS as FedPBS
+    from fedskew.algorithms import FedPer as FedPer
+    from fedskew.algorithms import FedProx as FedProx
+    from fedskew.algorithms import FedProxLayers as FedProxLayers
+    from fedskew.algorithms import FedRep as FedRep
+    from fedskew.algorithms import FedSAM as FedSAM
+    from fedskew.algorithms import FedTAN as FedTAN
+    from fedskew.algorithms import FedYogi as FedYogi
+    from fedskew.algorithms import Krum as Krum
+    from fedskew.algorithms import LGFedAvg as LGFedAvg
+    from fedskew.algorithms import Local as Local
+    from fedskew.algorithms import Median as Median
+    from fedskew.algorithms import MFedBN as MFedBN
+    from fedskew.algorithms import Moon as Moon
+    from fedskew.algorithms import QFedAvg as QFedAvg
+    from fedskew.algorithms import Quantize as Quantize
+    from fedskew.algorithms import Scaffold as Scaffold
+    from fedskew.algorithms import StratifyBatch as StratifyBatch
+    from fedskew.algorithms import StratifyHybrid as StratifyHybrid
+    from fedskew.algorithms import StratifySingle as StratifySingle
+    from fedskew.algorithms import TopK as TopK
+    from fedskew.algorithms import TrimmedMean as TrimmedMean
     from fedskew.algorithms.contract import Algorithm as Algorithm
     from fedskew.api import Run as Run
     from fedskew.api import compare as compare
@@ -63,18 +106,20 @@ _PUBLIC = {
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    elif name[:1].isupper():
-        try:
-            value = getattr(importlib.import_module("fedskew.algorithms"), name)
-        except AttributeError:
-            raise AttributeError(f"module 'fedskew' has no attribute {name!r}") from None
-    else:
-        raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        if name in _PUBLIC:
+            value = getattr(importlib.import_module(_PUBLIC[name]), name)
+        elif name[:1].isupper():
+            try:
+                value = getattr(importlib.import_module("fedskew.algorithms"), name)
+            except AttributeError:
+                raise AttributeError(f"module 'fedskew' has no attribute {name!r}") from None
+        else:
+            raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -8,12 +8,13 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.plugins import OWN, load_entry_points, place
 
 T = TypeVar("T", bound=Callable[..., Any])
+Thing = TypeVar("Thing", bound=Callable[..., Any])
 YOURS = "; for one of your own: fedskew --import FILE"  # where names are not known
 
 
@@ -312,10 +313,10 @@ class Registry(Generic[T]):
         self._loaded = self._searched = False
         self.beside: Registry[Any] | None = None  # another registry, whose names must be others
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator: make the class or function available as ``name``."""
+    def register(self, name: str) -> Callable[[Thing], Thing]:
+        """Decorator: make the class or function available as ``name``; it stays what it is, for type checkers too."""
 
-        def keep(thing: T) -> T:
+        def keep(thing: Thing) -> Thing:
             own = place(thing).partition(".")[0] != self._package.partition(".")[0]
             if own:
                 self.loaded()  # so that a name that clashes is the fault of the one that comes from outside
@@ -327,7 +328,7 @@ class Registry(Generic[T]):
                     raise FedskewError(f"{self.kind} {name!r} is registered twice, by {both}: choose another name")
             if not inspect.getdoc(thing):
                 raise FedskewError(f"{self.kind} {name!r} needs a docstring: its help comes from there")
-            self._things[name] = thing
+            self._things[name] = cast(T, thing)
             if own:
                 OWN.append(thing)
             return thing
