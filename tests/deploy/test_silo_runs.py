@@ -113,6 +113,7 @@ def test_no_value_of_a_row_is_in_any_message(started: Callable[..., Run], silos:
     largest = plant(silos.paths[1])
     run = started(method, rounds=1)
     assert_hidden(b"".join(silos.sent), largest, run.server.fed.data.schema)
+    assert str(run.folder).encode() not in b"".join(silos.sent)  # nor where the server keeps its files
 
 
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])

@@ -333,7 +333,7 @@ def _drive(
 ) -> "Steps[Run]":
     """Ask for all rounds, and write the last files of the run."""
     disk = checkpoints.disk if checkpoints else None
-    if disk and isinstance(server, RemoteServer):
+    if disk and isinstance(server, RemoteServer) and server.everything:  # nodes of their own have folders of their own
         server.remote.nodes.about["folder"] = str(disk.path.absolute() / on_disk.NODES)
     stopping = EarlyStopping(server, tables["rounds"])
     with tracking() as trackers:
