@@ -281,7 +281,7 @@ SCORED: dict[str, tuple[str, Change, str]] = {
     "a huge loss": ("fedavg", own(loss=HUGE), "scores/loss is a int, expected a float"),
     "one score less": ("fedavg", lambda s: replace(s, own={"loss": 1.0}), "scores has other names .*: accuracy"),
     "a formula": ("fedavg", own(**{"=1+1": 1.0}), "scores has other names than expected: =1.1"),
-    "of its model": ("fedbn", own(global_accuracy=7.0), "scores/global_accuracy: told 7.0"),
+    "of its model": ("ditto", own(global_accuracy=7.0), "scores/global_accuracy: told 7.0"),
     "on test rows": ("fedbn", own_test(balanced_accuracy=7.0), "scores on test rows/balanced_accuracy: told 7.0"),
     "none on test rows": ("fedbn", lambda s: replace(s, own_test=None), "scores on test rows is a NoneType"),
     "test rows of a model that is not its own": (
@@ -393,7 +393,7 @@ FINAL: dict[str, tuple[str, Change, str]] = {
     "text": ("fedavg", row(loss="low"), "last row/loss is a str, expected a float"),
     "a score that is told earlier": ("fedavg", own(loss=1.0), "scores has other names than expected: loss"),
     "its own model": ("fedbn", row(own_test_accuracy=7.0), "last row/own_test_accuracy: told 7.0"),
-    "the global one": ("fedbn", row(global_auc=-7.0), "last row/global_auc: told -7.0"),
+    "the global one": ("ditto", row(global_auc=-7.0), "last row/global_auc: told -7.0"),
     "no matrix": ("fedbn", lambda s: replace(s, confusion=None), "confusion matrix is a NoneType, expected a ndarray"),
     "a matrix over more rows": (
         "fedbn",
