@@ -76,7 +76,9 @@ def written(tmp_path: Path, *columns: str) -> str:
     return f"{tmp_path}/my.csv:label=y,separator=semicolon"
 
 
-@pytest.mark.parametrize("column", ["5,2 7 -1,25e3 0,5", "1.234,5 12,75 1.000.000,00", "+3,1415 2,71828"])
+@pytest.mark.parametrize(
+    "column", ["5,2 7 -1,25e3 0,5", "1.234,5 12,75 1.000.000,00", "+3,1415 2,71828", "0,123 0,456"]
+)
 def test_decimal_commas(tmp_path: Path, column: str):
     data = fs.load(written(tmp_path, column) + ",standardize=false")
     assert data.shape == (1,)

@@ -1,7 +1,7 @@
 """The cells of a table's columns: numbers, categories, classes, and what is refused in each."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,9 +21,9 @@ MISSING, OTHER = "missing", "other"
 DECIMAL_COMMAS = "decimal commas"  # in the attrs of a table: its columns in which numbers have one
 _EXPONENT = r"(e[+-]?\d+)?"
 _DECIMAL_COMMA = re.compile(rf"[+-]?(\d+|\d{{1,3}}(\.\d{{3}})+)(,\d+)?{_EXPONENT}", re.IGNORECASE)  # 5,2  1.234,5  7
-_NO_THOUSANDS = re.compile(
-    rf"[+-]?[\d.]+,(\d{{1,2}}|\d{{4,}}){_EXPONENT}", re.IGNORECASE
-)  # whose comma can be no other
+# Numbers whose comma, or point, stands before no thousands: 5,2 and 0,125 but not 1,234.
+_NO_THOUSANDS = re.compile(rf"[+-]?(0,\d+|[\d.]+,(\d{{1,2}}|\d{{4,}})){_EXPONENT}", re.IGNORECASE)
+_DECIMAL_POINT = re.compile(rf"[+-]?(0?\.\d+|\d+\.(\d{{1,2}}|\d{{4,}})){_EXPONENT}", re.IGNORECASE)
 _GROUPED = re.compile(r"[+-]?\d{1,3}([,.'’ \u00a0\u202f]\d{3})+([.,]\d+)?")  # 1,234  1.234.567  1 234,5
 
 
@@ -70,16 +70,18 @@ def is_number(text: str) -> bool:
     return True
 
 
-def with_decimal_commas(where: str, frame: "Frame", as_text: "Callable[[list[str]], Frame]") -> "Frame":
+def with_decimal_commas(
+    where: str, frame: "Frame", left_out: "Container[str]", as_text: "Callable[[list[str]], Frame]"
+) -> "Frame":
     """Return a table of a file in which numbers are written with a decimal comma, if it is one, with these as numbers.
 
-    It is one if all texts of a column read as such numbers, and a comma in one of them can stand before no thousands:
-    5,2 but not 1,234. ``as_text`` reads columns again as they are written: a point in one of them would then divide
-    thousands, which the first reading has taken for a decimal point.
+    It is one if all texts of a column read as such numbers, a comma in one of them can stand before no thousands (5,2
+    but not 1,234), and no other column has decimal points. ``as_text`` reads columns again as they are written: points
+    that may divide thousands, and that the first reading has taken for decimal ones, are refused.
     """
     found: dict[str, Column] = {}
     for title, column in frame.items():
-        if not is_text(column):
+        if title in left_out or not is_text(column):
             continue
         texts = column.dropna().astype(str).str.strip()
         if texts.str.fullmatch(_DECIMAL_COMMA).all() and texts.str.contains(",", regex=False).any():
@@ -87,11 +89,14 @@ def with_decimal_commas(where: str, frame: "Frame", as_text: "Callable[[list[str
     if not any(texts.str.fullmatch(_NO_THOUSANDS).any() for texts in found.values()):
         return frame
     with_points = [str(title) for title in frame.columns if getattr(frame[title].dtype, "kind", "O") == "f"]
-    for title, column in as_text(with_points).items() if with_points else ():
+    written = as_text(with_points) if with_points else frame[[]]
+    if any(column.dropna().str.strip().str.fullmatch(_DECIMAL_POINT).any() for _, column in written.items()):
+        return frame
+    for title, column in written.items():
         if column.dropna().str.contains(".", regex=False).any():
             raise FedskewError(
                 f"{where}: column {next(iter(found))!r} has decimal commas, and column {title!r} has points: write "
-                f"numbers in one way, or leave one out with drop={title}"
+                f"numbers in one way, say categorical={next(iter(found))}, or leave one out with drop={title}"
             )
     frame = frame.copy()
     for title, texts in found.items():

@@ -1,6 +1,8 @@
 """Data sets from arrays, tensors and data frames in memory."""
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from fedskew.data.targets import Target, Targets
 if TYPE_CHECKING:
     from fedskew.data.cells import Column
 
+_SEQUENCES = (list, tuple, str, bytes, bytearray, range, deque, array, memoryview, Mapping)  # which have an end
 _OF_FILES = ("path", "test_path", "separator")  # options of a table in a file
 
 
@@ -169,7 +172,7 @@ def _refuse_datasets(name: str, values: Any) -> None:
     """Raise an error for what gives its rows one by one, as PyTorch's datasets do: NumPy might read it without end."""
     listed = isinstance(values, (list, tuple))
     for one in (values, *(values if listed else ())):
-        if hasattr(one, "__getitem__") and not hasattr(one, "__array__") and not isinstance(one, (Sequence, Mapping)):
+        if hasattr(one, "__getitem__") and not hasattr(one, "__array__") and not isinstance(one, _SEQUENCES):
             raise FedskewError(
                 f"{name}: expected arrays, tensors or a data frame, got {type(one).__name__}: collect its rows first, "
                 "such as x = torch.stack([row for row, label in dataset]) and y = [label for row, label in dataset]"

@@ -16,7 +16,7 @@ from fedskew.core.files import read_npz, reading
 from fedskew.data.dataset import Features, Rows
 from fedskew.data.readers.user_files import Separator, read_table
 from fedskew.data.readers.windows import cut_windows
-from fedskew.data.schema import Pipeline, Scaling, Schema
+from fedskew.data.schema import Categories, Pipeline, Scaling, Schema
 from fedskew.engine.device import computing
 from fedskew.engine.inference import Inference
 from fedskew.models.parameters import trainable
@@ -136,7 +136,8 @@ def read_rows(path: Path, pipeline: Pipeline, separator: Separator = "comma") ->
     if isinstance(pipeline, Schema):
         if path.suffix == ".npz":
             raise FedskewError(f"{path} holds arrays, and the model was trained on a table: give a CSV or Parquet file")
-        return read_table(path, (), separator)
+        texts = [column.name for column in pipeline.columns if isinstance(column, Categories)]
+        return read_table(path, (), separator, texts=(*texts, *pipeline.label.columns))
     if path.suffix != ".npz":
         if pipeline.features:
             return read_table(path, (), separator)

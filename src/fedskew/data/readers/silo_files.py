@@ -17,7 +17,7 @@ from fedskew.data.convert import Loose, client_parts, part_from
 from fedskew.data.dataset import Rows, Split, datasets
 from fedskew.data.readers.arrays import Arrays, everything
 from fedskew.data.readers.table import SiloTables, Table
-from fedskew.data.readers.user_files import Separator, column_names, pick, read_table
+from fedskew.data.readers.user_files import Separator, column_names, pick, read_table, texts_of
 from fedskew.data.source import TestShare
 from fedskew.data.targets import Target
 
@@ -87,7 +87,8 @@ def silos(
         raise FedskewError(f"{', '.join(paths)}: label= is missing: the column with the class")
     tables, tests, test_table = _tables(files, label, options), _tests(files), None
     if common is not None and not tests:
-        test_table = read_table(common, _there(common, options), options["separator"])
+        texts = texts_of(label, options["target"], options["categorical"])
+        test_table = read_table(common, _there(common, options), options["separator"], texts=texts)
     made = {
         client: Table(
             train=frame,
@@ -200,7 +201,8 @@ def _tables(files: Mapping[str, Path], label: str, options: Mapping[str, Any]) -
         for column in label_columns(label, options["target"]):
             need_column(str(path), column, columns[name])
         dropped = [column for column in options["drop"] if column in columns[name]]
-        tables[name] = read_table(path, dropped, options["separator"])
+        texts = texts_of(label, options["target"], options["categorical"])
+        tables[name] = read_table(path, dropped, options["separator"], texts=texts)
     return tables
 
 

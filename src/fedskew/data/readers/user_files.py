@@ -5,6 +5,7 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -72,7 +73,9 @@ def table(
     """
 
     def read(file: str) -> "Frame":
-        return read_table(Path(file).expanduser(), drop, separator, (*label_columns(label, target), group))
+        named = (*label_columns(label, target), group)
+        texts = texts_of(label, target, categorical, group)
+        return read_table(Path(file).expanduser(), drop, separator, named, texts)
 
     return Table(
         train=read(path),
@@ -131,19 +134,43 @@ def npz(
 
 
 def read_table(
-    path: Path, drop: Iterable[str] = (), separator: Separator = "comma", named: Iterable[str | None] = ()
+    path: Path,
+    drop: Iterable[str] = (),
+    separator: Separator = "comma",
+    named: Iterable[str | None] = (),
+    texts: Iterable[str | None] = (),
 ) -> "Frame":
     """Read a CSV or Parquet file, recognised by its first bytes, without the dropped columns.
 
     Of the index that pandas may have stored in a Parquet file, the levels in ``named`` are columns; the others are
-    not used.
+    not used. Numbers with a decimal comma are recognised in a CSV file, except in columns that are ``texts``: the
+    group, the class and categories.
     """
     with reading(path), path.open("rb") as file:
         start = file.read(4)
-    frame = read_parquet(path, drop, named) if start == b"PAR1" else read_csv(path, drop, separator)
+    if start == b"PAR1":
+        frame = read_parquet(path, drop, named)
+    else:
+        frame = read_csv(path, drop, separator)
+        left_out = {title for title in texts if title is not None}
+        frame = with_decimal_commas(str(path), frame, left_out, partial(_columns_as_text, path, separator))
     if not len(frame):
         raise FedskewError(f"{path} has no rows")
     return frame
+
+
+def texts_of(label: str, target: Target, categorical: Iterable[str], group: str | None = None) -> set[str | None]:
+    """Return the columns of a table that hold no numbers, whatever they look like."""
+    classes = label_columns(label, target) if target == "class" else ()
+    return {*classes, *categorical, group}
+
+
+def _columns_as_text(path: Path, separator: Separator, columns: list[str]) -> "Frame":
+    """Read columns of a CSV file as they are written."""
+    import pandas as pd
+
+    with reading(path), open_unpacked(path) as file:
+        return pd.read_csv(file, sep=_SEPARATORS[separator], index_col=False, usecols=columns, dtype=str)
 
 
 def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma") -> "Frame":
@@ -164,12 +191,7 @@ def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma
     _refuse_short_end(path, sign, len(frame.columns))
     for column in drop:
         need_column(str(path), column, frame.columns)
-
-    def as_text(columns: list[str]) -> "Frame":
-        with open_unpacked(path) as file:
-            return pd.read_csv(file, sep=sign, index_col=False, usecols=columns, dtype=str)
-
-    return with_decimal_commas(str(path), frame.drop(columns=list(drop)), as_text)
+    return frame.drop(columns=list(drop))
 
 
 def _csv_header(path: Path, separator: Separator) -> list[str]:
