@@ -118,6 +118,36 @@ def test_a_long_round_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
+def test_an_alarm_of_the_user_rings(monkeypatch: pytest.MonkeyPatch):
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(True))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with runner.stopping():
+            time.sleep(0.2)
+        assert rung == [True]
+        signal.setitimer(signal.ITIMER_REAL, 1000)
+        with pytest.raises(KeyboardInterrupt), runner.stopping():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 900
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_second_signal_gives_no_more_grace(monkeypatch: pytest.MonkeyPatch):
+    def insist() -> None:
+        for _ in range(100):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+
+    monkeypatch.setattr(runner, "GRACE", 1.0)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), runner.stopping():
+        insist()
+    assert time.monotonic() - began < 10
+
+
 def test_a_signal_that_nobody_looked_at_is_raised_in_the_end():
     with pytest.raises(KeyboardInterrupt) as stopped, runner.stopping():
         os.kill(os.getpid(), signal.SIGTERM)

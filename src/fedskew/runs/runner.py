@@ -171,32 +171,52 @@ def stopping() -> Iterator[list[str]]:
         yield _came[0] if _came else []
         return
     came: list[str] = []
+    alarm = _Alarm(came)
     before: dict[str, Any] = {}
 
     def note(name: str) -> None:
         came.append(name)
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, GRACE)
-
-    def overdue(*_: Any) -> None:
-        raise _Stop(came[0])
+        if len(came) == 1:
+            alarm.set()
 
     for name in STOPS:
         if hasattr(signal, name):
             before[name] = signal.signal(getattr(signal, name), lambda *_, name=name: note(name))
-    if hasattr(signal, "SIGALRM"):
-        before["SIGALRM"] = signal.signal(signal.SIGALRM, overdue)
     _came.append(came)
     try:
         yield came
     finally:
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        alarm.clear()
         _came.clear()
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
     if came:
         raise _Stop(came[0])
+
+
+class _Alarm:
+    """Raises the first signal that came when its grace is over; an alarm of the user's is set again afterwards."""
+
+    def __init__(self, came: list[str]) -> None:
+        self.came = came
+        self.before: tuple[Any, float, float] | None = None  # handler, seconds left and interval that the user has set
+
+    def set(self) -> None:
+        """Begin to count."""
+        if hasattr(signal, "setitimer"):  # which Windows has not: there, a round is always ended
+            handler = signal.signal(signal.SIGALRM, self._over)
+            self.before = handler, *signal.setitimer(signal.ITIMER_REAL, GRACE)
+
+    def clear(self) -> None:
+        """Count no more."""
+        if self.before is not None:
+            handler, left, interval = self.before
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_REAL, left, interval)
+
+    def _over(self, *_: Any) -> None:
+        raise _Stop(self.came[0])
 
 
 @contextmanager
