@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedskew.runs.significance import FEWEST_BLOCKS, holm, no_ranks, paired_interval, paired_p, ranks, said_p, verdict
+from fedskew.runs.significance import (
+    FEWEST_BLOCKS,
+    friedman_p,
+    holm,
+    no_ranks,
+    paired_interval,
+    paired_p,
+    ranks,
+    said_p,
+    verdict,
+)
 
 # Demšar (2006), table 6: the AUC of C4.5 with four ways of choosing its parameters, on 14 data sets. The
 # 0.9751 is a 0.975 there that is ranked before another one.
@@ -160,3 +170,19 @@ def test_a_tie_is_not_the_best_mean() -> None:
 
 def test_a_p_value_below_the_level_is_shown_below_it() -> None:
     assert [said_p(p) for p in (0.05, 0.0499, 0.0497, 0.0312, 0.2)] == ["0.05", "0.0499", "0.0497", "0.031", "0.2"]
+
+
+def test_no_p_value_of_friedmans_test_is_below_that_of_full_agreement():
+    """Check one swap of neighbours where all other blocks agree, with too many arrangements to count."""
+    ranked = np.tile(np.arange(1.0, 9.0), (6, 1))
+    agreed = friedman_p(ranked)
+    ranked[0, :2] = 2, 1
+    assert friedman_p(ranked) >= agreed > 0
+
+
+def test_an_interval_of_equal_differences_of_scores_is_no_point():
+    equal = [0.02, 0.02, 0.02]
+    assert paired_interval(equal) == (0.02, 0.02)
+    low, high = paired_interval(equal, by_chance=True)
+    assert low < 0 < high  # as the p-value is above 5 %
+    assert (paired_p(equal) < 0.05) == (low > 0)

@@ -57,7 +57,7 @@ class Gain:
     @staticmethod
     def of(differences: Floats, share: float) -> "Gain":
         """Return the interval that holds ``share`` of Student's t over the seeds."""
-        return Gain(float(np.mean(differences)), *paired_interval(differences, share))
+        return Gain(float(np.mean(differences)), *paired_interval(differences, share, by_chance=True))
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"

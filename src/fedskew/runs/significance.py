@@ -28,8 +28,13 @@ Key = TypeVar("Key", bound=Hashable)
 Scores = Mapping[str, Mapping[Hashable, float]]  # of every method, by block
 
 
-def paired_interval(differences: "Sequence[float] | Floats", share: float = 1 - LEVEL) -> tuple[float, float]:
+def paired_interval(
+    differences: "Sequence[float] | Floats", share: float = 1 - LEVEL, by_chance: bool = False
+) -> tuple[float, float]:
     """Return the interval of the mean difference that holds ``share`` of Student's t.
+
+    Of differences that are all the same it is a point, if they are those of numbers without chance, such as properties
+    of a partition; of scores, which have come out so ``by_chance``, see ``paired_p``.
 
     >>> [round(end, 3) for end in paired_interval([1.0, 2.0, 3.0])]
     [-0.484, 4.484]
@@ -37,7 +42,8 @@ def paired_interval(differences: "Sequence[float] | Floats", share: float = 1 - 
     from scipy.stats import t
 
     mean, std = mean_and_std(np.asarray(differences).tolist())
-    half = float(t.ppf(0.5 + share / 2, len(differences) - 1)) * (std or 0.0) / math.sqrt(len(differences))
+    std = _hidden_deviation(mean, std) if by_chance else std or 0.0
+    half = float(t.ppf(0.5 + share / 2, len(differences) - 1)) * std / math.sqrt(len(differences))
     return mean - half, mean + half
 
 
@@ -55,12 +61,18 @@ def paired_p(differences: Sequence[float]) -> float:
     from scipy.stats import t
 
     mean, std = mean_and_std(differences)
-    if mean == 0 and not std:
+    deviation = _hidden_deviation(mean, std)
+    if deviation == 0:
         return 1.0
-    if not std or std <= _ROUNDING * abs(mean):
-        std = _STEP_DEVIATION * abs(mean)
-    p = float(2 * t.sf(abs(mean) / (std / math.sqrt(len(differences))), len(differences) - 1))
+    p = float(2 * t.sf(abs(mean) / (deviation / math.sqrt(len(differences))), len(differences) - 1))
     return max(p, LEAST_P)
+
+
+def _hidden_deviation(mean: float, std: float | None) -> float:
+    """Return the standard deviation of differences of scores, or what steps hide of it if there seems to be none."""
+    if not std or std <= _ROUNDING * abs(mean):
+        return _STEP_DEVIATION * abs(mean)
+    return std
 
 
 def holm(found: Mapping[Key, float]) -> dict[Key, float]:
@@ -217,13 +229,13 @@ def friedman_p(ranked: Floats) -> float:
     if exact is not None:
         return max(exact, LEAST_P)
     count, k = ranked.shape
+    shared = math.prod(math.factorial(times) for times in Counter(doubled[0].tolist()).values())
+    least = max(math.pow(shared / math.factorial(k), count - 1), LEAST_P)  # where all blocks agree
     if (doubled == doubled[0]).all():
-        shared = math.prod(math.factorial(times) for times in Counter(doubled[0].tolist()).values())
-        share = float(shared / math.factorial(k))
-        return max(math.pow(share, count - 1), LEAST_P)
+        return least
     chi2 = float(friedmanchisquare(*ranked.T).statistic)  # corrected for ties
     left = count * (k - 1) - chi2
-    return max(float(f.sf((count - 1) * chi2 / left, k - 1, (k - 1) * (count - 1))), LEAST_P)
+    return max(float(f.sf((count - 1) * chi2 / left, k - 1, (k - 1) * (count - 1))), least)
 
 
 def _exact_p(ranked: Ints) -> float | None:
