@@ -417,6 +417,16 @@ def test_a_curve_that_some_conditions_lack(tmp_path: Path) -> None:
     assert "validation accuracy, validation 0<" not in page
 
 
+def test_nobody_wins_on_training_rows(tmp_path: Path) -> None:
+    chosen = {"skew": "classes:k=2", "clients": 10, "model": "logreg", "rounds": 4, "seeds": "0-2"}
+    frame = fs.compare(algorithm=["fedavg", "local"], out=tmp_path / "x", **chosen)
+    assert frame["p_value"].min() < 0.05
+    assert not frame["winner"].any()
+    assert frame.attrs["verdict"].startswith("No method is called ahead: local has the best mean, on rows that clients")
+    held = fs.compare(algorithm=["fedavg", "local"], out=tmp_path / "y", client_test=0.2, **chosen)
+    assert held["winner"].tolist() == [False, True]
+
+
 def test_scores_on_training_rows_are_called_so(tmp_path: Path) -> None:
     frame = fs.compare(algorithm=["fedavg", "local"], seeds="0-2", out=tmp_path / "x", **SMALL)
     assert frame.attrs["compared_by"] == "client_accuracy_mean"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -243,7 +243,7 @@ class Comparison:
     def cautions(self) -> list[str]:
         """Return what is to be known before anything is made of the table."""
         found = self.runs.counted_once()
-        if self.score.startswith("client_") and self.client_rows.startswith("training"):
+        if self.on_training_rows:
             found.append(
                 "methods are compared on training rows, which say little of other rows: hold some out at every client "
                 "(--client-test 0.2)"
@@ -269,7 +269,16 @@ class Comparison:
         failed: dict[str, int] = {}
         for one in self.configurations:
             failed[one.label] = failed.get(one.label, 0) + len(one.failed)
-        return verdict(self.scores, failed)
+        found = verdict(self.scores, failed)
+        if found.winner is None or not self.on_training_rows:
+            return found
+        says = f"No method is called ahead: {found.winner} has the best mean, on rows that clients have trained with."
+        return replace(found, winner=None, says=says)
+
+    @property
+    def on_training_rows(self) -> bool:
+        """Return whether methods are compared on rows that clients have trained with."""
+        return self.score.startswith("client_") and self.client_rows.startswith("training")
 
     @cached_property
     def ranks(self) -> Ranks | None:
