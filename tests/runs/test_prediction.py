@@ -293,8 +293,11 @@ def test_no_older_model_stands_in_for_the_last_one(tmp_path: Path, lost: str) ->
 
 def test_a_folder_that_does_not_name_its_last_checkpoint_is_read(tmp_path: Path) -> None:
     fed = fs.split(fs.load("digits"), "classes:k=2", clients=5)
-    run = fs.train(fed, "logreg", "ditto", rounds=2, folder=tmp_path / "run")
+    run = fs.train(fed, "logreg", "ditto", rounds=2, checkpoint_every=1, folder=tmp_path / "run")
     path = tmp_path / "run" / "final.json"
     path.write_bytes(manifest(read_manifest(path)["files"]))  # as 0.2.0 wrote it
     rows = fed.test.x[:20]
     assert fs.open_run(tmp_path / "run").predict(rows, client=0).equals(run.predict(rows, client=0))
+    (tmp_path / "run" / "checkpoints" / "00000002.json").unlink()
+    with pytest.raises(FedskewError, match="lacks the checkpoint of the last round: put it back"):
+        fs.open_run(tmp_path / "run").predict(rows, client=0)

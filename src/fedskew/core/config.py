@@ -216,7 +216,7 @@ def _refuse_long_numbers(where: str, value: Any) -> None:
     elif isinstance(value, list):
         for inner in value:
             _refuse_long_numbers(where, inner)
-    elif isinstance(value, int) and value.bit_length() > _TOML_BITS:
+    elif isinstance(value, int) and not -(2**_TOML_BITS) <= value < 2**_TOML_BITS:
         raise FedskewError(
             f"{where} is a whole number of {value.bit_length()} bits, and TOML has {_TOML_BITS} and a sign"
         )

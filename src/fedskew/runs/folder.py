@@ -417,6 +417,8 @@ class RunFolder:
             raise FedskewError(f"{self.path / CHECKPOINTS} is gone, and with it the clients' own models")
         recorded = read_manifest(self.path / FINAL).get("checkpoint")
         if recorded is None:  # a version up to 0.2.0 wrote the folder
+            if rounds[0] < self.read_json(SUMMARY)["rounds"]:
+                raise FedskewError(f"{self.path / CHECKPOINTS} lacks the checkpoint of the last round: put it back")
             return rounds[0]
         round = int(recorded["round"])
         name = f"{CHECKPOINTS}/{round:08d}.json"
