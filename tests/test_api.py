@@ -67,7 +67,7 @@ def test_the_front_page(fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.
     assert fed.test.x.shape == (359, 1, 8, 8)
     assert fed.partition.rows.shape == (1438,)
     assert fed.partition.offsets.shape == (11,)
-    predicted = run.model(torch.from_numpy(fed.test.x)).argmax(1).numpy()
+    predicted = run.model.cpu()(torch.from_numpy(fed.test.x)).argmax(1).numpy()
     assert (predicted == fed.test.y).mean() == pytest.approx(run.summary["test_accuracy_last"])
     settings: dict[str, Any] = {
         "epochs": 3,
@@ -87,7 +87,7 @@ def test_a_folder_holds_all_of_a_run_with_its_picture(fed: fs.Federation, tmp_pa
     assert (run.folder / "picture.png").read_bytes().startswith(b"\x89PNG")
     stored = load_file(run.folder / "model.safetensors")
     assert stored.keys() == run.model.state_dict().keys()
-    assert all(torch.equal(stored[name], value) for name, value in run.model.state_dict().items())
+    assert all(torch.equal(stored[name], value) for name, value in run.model.cpu().state_dict().items())
     environment = json.loads((run.folder / "environment.json").read_text())
     assert environment["torch"] == torch.__version__
     assert environment["federation"] == fed.fingerprint
@@ -232,7 +232,7 @@ def test_a_users_module_is_the_start_and_is_not_changed(engine: str, fed: fs.Fed
     assert [part.training for part in module.modules()] == modes
     assert all(value.grad is None and value.requires_grad for value in module.parameters())
     assert run.model is not module
-    for mine, theirs in zip(run.model.parameters(), module.parameters(), strict=True):
+    for mine, theirs in zip(run.model.cpu().parameters(), module.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)  # with next to no learning rate the start is the end
     assert not any(part.training for part in run.model.modules())
 
@@ -268,7 +268,7 @@ def test_tied_weights_and_temporary_buffers(fed: fs.Federation, tmp_path: Path) 
     run = fs.train(fed, module, rounds=2, folder=tmp_path / "run")
     assert isinstance(run.model, Tied)
     assert run.model.second.weight is run.model.first.weight
-    assert not torch.equal(run.model.first.weight, module.first.weight)
+    assert not torch.equal(run.model.cpu().first.weight, module.first.weight)
     (tmp_path / "run" / "summary.json").unlink()
     assert same_weights(fs.resume(tmp_path / "run", model=module).model, run.model)
 
