@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedskew import __version__
-from fedskew.algorithms.contract import resolve
+from fedskew.algorithms.afl_cp import AFLCP
+from fedskew.algorithms.contract import Algorithm, resolve
+from fedskew.algorithms.privacy import DifferentialPrivacy
 from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import reading
@@ -47,6 +49,8 @@ def run_on_nodes(
     callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
 ) -> Run:
     """Run an experiment with the silos of so many nodes, or go on with it if the folder holds it already."""
+    method = resolve(experiment.algorithm)
+    _refuse_noise(method)
     known, choice = _recorded(folder), silo_options(experiment.data)
     seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
     options = {name: value for name, value in choice.options.items() if name != "paths"}
@@ -66,7 +70,7 @@ def run_on_nodes(
         _check_schema(folder, pipeline)
     facts = _facts(nodes, described, pipeline, request, experiment.validation > 0)
     fed = _federation(described, facts, pipeline, choice, experiment, seed)
-    settings, method = replace(experiment.settings(), engine="flower"), resolve(experiment.algorithm)
+    settings = replace(experiment.settings(), engine="flower")
     if known:
         return alone(resuming(folder, fed, callbacks=callbacks, nodes=nodes))
     return alone(starting(fed, experiment.model, method, settings, folder, callbacks, nodes=nodes))
@@ -84,9 +88,25 @@ def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
     if task.target != target:
         raise FedskewError(f"task={settings.task} needs data=silos:target={task.target}, and it is {target}")
     sent_metrics(task, settings)
-    refuse(resolve(experiment.algorithm), settings)
+    method = resolve(experiment.algorithm)
+    refuse(method, settings)
+    _refuse_noise(method)
     if settings.per_round is not None and settings.per_round > nodes:
         raise FedskewError(f"per_round={settings.per_round} is more than the {nodes} nodes: lower it or leave it out")
+
+
+def _refuse_noise(method: Algorithm) -> None:
+    """Refuse noise that would hide nothing from those against whom it is meant: it comes from the seed of the run."""
+    if isinstance(method, DifferentialPrivacy):
+        raise FedskewError(
+            f"algorithm {method.label()}: dp draws its noise, and the clients of a round, from the seed of the run, "
+            "which every node has and can subtract the noise with: leave dp out, or simulate the run"
+        )
+    if isinstance(method, AFLCP) and method.epsilon is not None:
+        raise FedskewError(
+            f"algorithm {method.label()}: epsilon={method.epsilon:g} would hide how balanced the labels of a node are, "
+            "and every node tells the server how often each class occurs: leave epsilon out, or simulate the run"
+        )
 
 
 def silo_options(data: str | Mapping[str, Any]) -> Choice:
