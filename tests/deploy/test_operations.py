@@ -52,6 +52,7 @@ def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
     (tmp_path / "data").mkdir()
     found = Watched(write_silos(tmp_path / "data", numbers=False), tmp_path / "state")
+    monkeypatch.setattr(server_app, "try_again", lambda grid: None)
     monkeypatch.setattr(server_app, "nodes_of", lambda grid, count, timeout: list(range(count)))
     monkeypatch.setattr(server_app, "GridTransport", lambda grid, nodes, timeout: found)
     return found

@@ -10,7 +10,7 @@ from flwr.serverapp import ServerApp
 from fedskew.cli.console import print_summary, show_progress
 from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
-from fedskew.deploy.flower_grid import GridTransport, look_again_soon, nodes_of
+from fedskew.deploy.flower_grid import GridTransport, look_again_soon, nodes_of, try_again
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.report.page import PageWriter
 from fedskew.report.prometheus import serving_metrics
@@ -29,6 +29,7 @@ app = ServerApp()
 def main(grid: "Grid", context: "Context") -> None:
     """Wait for the nodes, then run the experiment of the app's configuration, or go on with it."""
     look_again_soon()
+    try_again(grid)
     try:
         _run(grid, context)
     except FedskewError as problem:

@@ -23,7 +23,6 @@ from fedskew.tasks.scores import Range
 from fedskew.tasks.task import Task
 from fedskew.topology.collector import BUFFERS, valid_clients
 
-LARGEST = 2**28  # bytes of an answer whose size cannot be known
 _LOSSES = ("loss_before", "loss_after")  # that a client reports where a method needs them
 _SQUARES = {"square", "change"}  # parts of an optimiser's state that are means of squares
 _SLACK = 2**16  # bytes by which an answer may be larger than twice what is expected

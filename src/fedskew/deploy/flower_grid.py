@@ -11,10 +11,11 @@ from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 from fedskew.core.errors import FedskewError
+from fedskew.deploy.message_sizes import LARGEST, PART
 from fedskew.deploy.requests import Refusal, to_bytes
 
 if TYPE_CHECKING:
-    from flwr.app import Context, Message
+    from flwr.app import Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
 
@@ -29,6 +30,8 @@ QUIET = {
 _OF_FLOWER = (3, 4, 5, 7, 8)  # codes of errors with Flower's own words: no message, node gone, app not sound or ended
 _CLOCKS = 60  # seconds by which a message outlives the wait for its answer: then, no node begins with it any more
 _AGAIN = 0.05  # seconds; it doubles until the part is there
+_LAST = 1.0  # second for the parts of an answer at the end of that wait
+_BUSY = 60.0  # seconds for which a server that does not answer, or answers that it cannot now, is asked again
 _POLL, _PATIENCE = 0.02, 0.1  # seconds between two looks for answers: at least, and as a share of the time so far
 
 
@@ -49,6 +52,43 @@ def look_again_soon() -> None:
         function.__kwdefaults__["initial_backoff"] = _AGAIN  # type: ignore[index]
 
 
+def _wait_for_parts(seconds: float) -> None:
+    """Let Flower wait so long for the parts of an answer that a node has begun to send, and not for hours."""
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
+    pull_objects.__kwdefaults__["max_time"] = seconds  # type: ignore[index]
+
+
+def try_again(grid: "Grid") -> None:
+    """Let Flower ask again, for a minute, what the server did not do: by itself it does so for ever, or not at all.
+
+    It gives up at once where the server answers 500, which is whatever went wrong there.
+    """
+    invoker: Any = grid._retry_invoker  # type: ignore[attr-defined]
+    hopeless = invoker.should_giveup
+
+    def gives_up(problem: Exception) -> bool:
+        failed: bool = getattr(getattr(problem, "response", None), "status_code", None) == 500
+        return not failed and hopeless(problem)
+
+    invoker.should_giveup, invoker.max_time = gives_up, _BUSY
+
+
+@contextmanager
+def _asking(what: str) -> Iterator[None]:
+    """Say what the server did not do, in place of how it was asked."""
+    from httpx import HTTPError
+
+    try:
+        yield
+    except HTTPError as problem:
+        reason = str(problem).partition("\n")[0] or type(problem).__name__
+        raise FedskewError(
+            f"the server did not {what}, asked for up to {_BUSY:g} s ({reason}): see what fedskew server says, and "
+            "start the run again"
+        ) from problem
+
+
 class GridTransport:
     """Carries requests over a grid.
 
@@ -67,38 +107,45 @@ class GridTransport:
 
     def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
         """Return the answers that arrive in time, by client."""
-        from flwr.app import ConfigRecord, Message, RecordDict
+        from flwr.app import Message
 
         messages = [
             Message(
-                RecordDict({RECORD: ConfigRecord({**about, "client": client, REQUEST: request})}),
+                _records(REQUEST, request, {**about, "client": client}),
                 dst_node_id=self.nodes[client],
                 message_type="query.work",
                 ttl=self.timeout + _CLOCKS,
             )
             for client, request in requests.items()
         ]
-        numbers = list(self.grid.push_messages(messages))
+        with _asking("take messages to nodes"):
+            numbers = list(self.grid.push_messages(messages))
         if len(numbers) < len(messages):
             raise FedskewError(f"the messages of {_size(requests)} bytes are too large for the SuperLink")
         sent = {number: client for client, number in zip(requests, numbers, strict=True) if number}
         answers: dict[int, bytes] = {}
         began = time.monotonic()
-        while sent and (waited := time.monotonic() - began) < self.timeout:
-            for reply in self.grid.pull_messages(list(sent)):
+        while sent:
+            waited = time.monotonic() - began
+            _wait_for_parts(max(self.timeout - waited, _LAST))
+            with _asking("hand out the answers of nodes"):
+                replies = list(self.grid.pull_messages(list(sent)))
+            for reply in replies:
                 client = sent.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error():
                     reason, code = reply.error.reason, reply.error.code
                     answers[client] = to_bytes(Refusal(reason or f"code {code}", code in _OF_FLOWER))
                 else:
                     answers[client] = _content(reply, ANSWER)
+            if waited >= self.timeout:
+                break
             time.sleep(min(1.0, max(_POLL, _PATIENCE * waited)) if sent else 0)
         return answers
 
 
 def client_app(answer: Answer) -> "ClientApp":
     """Return the app of a node: it answers requests, and nothing else."""
-    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.app import Message
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
@@ -108,16 +155,47 @@ def client_app(answer: Answer) -> "ClientApp":
         record = message.content[RECORD]
         about = {name: value for name, value in record.items() if name != REQUEST} | {"node": dict(context.node_config)}
         found = answer(about, _content(message, REQUEST))
-        return Message(RecordDict({RECORD: ConfigRecord({ANSWER: found})}), reply_to=message)
+        return Message(_records(ANSWER, found), reply_to=message)
 
     return app
 
 
+def none_too_large(answer: Answer) -> Answer:
+    """Return what answers as ``answer`` does, and refuses to send more than the server takes."""
+
+    def bounded(about: Mapping[str, Any], request: bytes) -> bytes:
+        found = answer(about, request)
+        if len(found) <= LARGEST:
+            return found
+        return to_bytes(Refusal(f"an answer of {len(found):,} bytes, and the server takes {LARGEST:,} at most"))
+
+    return bounded
+
+
+def _records(name: str, content: bytes, about: Mapping[str, Any] | None = None) -> "RecordDict":
+    """Return the content of a message: bytes in parts, each of which is sent by itself; the first says ``about``."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    records = RecordDict({RECORD: ConfigRecord({**(about or {}), name: content[:PART]})})
+    for start in range(PART, len(content), PART):
+        records[_part(start // PART)] = ConfigRecord({name: content[start : start + PART]})
+    return records
+
+
 def _content(message: "Message", name: str) -> bytes:
     """Return the bytes of a message; none where somebody has sent another kind of message."""
-    record: Any = message.content.get(RECORD, {})
-    found = record.get(name)
-    return found if isinstance(found, bytes) else b""
+    parts = []
+    for number in range(len(message.content)):
+        record: Any = message.content.get(_part(number), {})
+        parts.append(record.get(name))
+    if not all(isinstance(part, bytes) for part in parts):
+        return b""
+    return b"".join(parts)
+
+
+def _part(number: int) -> str:
+    """Return the name of a part's record."""
+    return f"{RECORD}.{number}" if number else RECORD
 
 
 def _size(requests: Mapping[int, bytes]) -> str:
@@ -127,11 +205,14 @@ def _size(requests: Mapping[int, bytes]) -> str:
 def nodes_of(grid: "Grid", count: int, timeout: float) -> list[int]:
     """Return the nodes as soon as so many are there, in the order of their numbers."""
     end = time.monotonic() + timeout
-    while len(found := sorted(grid.get_node_ids())) < count:
+    while True:
+        with _asking("say which nodes are there"):
+            found = sorted(grid.get_node_ids())
+        if len(found) >= count:
+            return found
         if time.monotonic() > end:
             raise FedskewError(f"{len(found)} of {count} nodes are there after {timeout:g} s: start the others")
         time.sleep(0.1)
-    return found
 
 
 @contextmanager

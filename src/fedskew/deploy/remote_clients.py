@@ -12,8 +12,8 @@ from torch import Tensor
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.data import fitting
-from fedskew.deploy.checks import LARGEST
 from fedskew.deploy.fit_checks import checked_counts, checked_moments, ends_of, inside
+from fedskew.deploy.message_sizes import LARGEST
 from fedskew.deploy.requests import FRESH, Question, Refusal, Request, Version, from_bytes, to_bytes
 
 Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
