@@ -35,6 +35,7 @@ SLOW_MODULES = frozenset(
         "test_download",
         "test_jobs",
         "test_live",
+        "test_load",
         "test_lock",
         "test_mishaps",
         "test_figures",

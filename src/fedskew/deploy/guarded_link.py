@@ -1,16 +1,29 @@
-"""Flower's SuperLink with a guard: from other machines, nodes are let in, and nothing else.
+"""Flower's SuperLink with guards: who may ask for what, how much it takes at once, and that none of its parts is dead.
 
 The port of a SuperLink serves nodes, and also those who start runs and register nodes' keys, whom Flower does not ask
-who they are. These must be on the machine of the server.
+who they are. These must be on the machine of the server. Flower reads all that it is sent before it looks who sends it.
 """
 
+import asyncio
 import ipaddress
+import os
+import signal
+import sys
+import threading
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
+from importlib import import_module
 from typing import Any, TypeAlias
+
+from fedskew.deploy.message_sizes import BODY, OBJECTS
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Call: TypeAlias = Callable[..., Awaitable[Any]]
 OPEN = ("/v1/fleet/", "/health")  # for nodes, and to see whether the server is there
+STRANGER = 2**16  # bytes that somebody may send who has not signed as a node
+AT_ONCE = 16  # bodies of more than that which are in memory at a time; others wait
+PATIENCE = 120.0  # seconds for a body to arrive
+ENDING = 10  # seconds for those who are connected when the server ends
 
 
 class OnlyNodes:
@@ -26,8 +39,66 @@ class OnlyNodes:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"only on the machine of the server"})
+            await _refuse(send, 403, "only on the machine of the server")
+
+
+class BoundedBodies:
+    """Reads what is sent, if it is no more than a run needs; the rest is refused before it is in memory.
+
+    What is large must be signed by the key of a registered node, or come from the machine of the server. ``known`` says
+    whether it is signed so.
+    """
+
+    def __init__(self, app: Call, known: Callable[[Scope], bool]) -> None:
+        self.app, self.known = app, known
+        self.places = asyncio.Semaphore(AT_ONCE)
+
+    async def __call__(self, scope: Scope, receive: Call, send: Call) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        length = _length(scope)
+        if length <= STRANGER:
+            await self._read(scope, receive, send, STRANGER)
+        elif length > BODY:
+            await _refuse(send, 413, f"{length} bytes are more than the {BODY} that are taken at once")
+        elif scope["path"].startswith(OPEN) and not await asyncio.to_thread(self.known, scope):
+            await _refuse(send, 413, f"{length} bytes are more than the {STRANGER} of one who is no registered node")
+        else:
+            async with self.places:
+                await self._read(scope, receive, send, BODY)
+
+    async def _read(self, scope: Scope, receive: Call, send: Call, most: int) -> None:
+        """Read a body of at most so many bytes, and hand it on."""
+        content = bytearray()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return
+                    content += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(content) > most:
+                        await _refuse(send, 413, f"more than {most} bytes, and how many was not said before")
+                        return
+        except TimeoutError:
+            await _refuse(send, 408, f"not there after {PATIENCE:g} seconds")
+            return
+        read = [{"type": "http.request", "body": bytes(content), "more_body": False}]
+        content.clear()
+
+        async def again() -> Any:
+            return read.pop() if read else await receive()
+
+        await self.app(scope, again, send)
+
+
+async def _refuse(send: Call, status: int, reason: str) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": reason.encode()})
 
 
 def _from_here(scope: Scope) -> bool:
@@ -39,15 +110,129 @@ def _from_here(scope: Scope) -> bool:
         return False
 
 
-def main() -> None:
-    """Run ``flower-superlink`` with the guard before everything else."""
+def _length(scope: Scope) -> int:
+    """Return how many bytes a request says that it has; 0 where it does not say."""
+    said = dict(scope["headers"]).get(b"content-length", b"0")
+    return int(said) if said.isdigit() else 0
+
+
+def signed_by_a_node(scope: Scope) -> bool:
+    """Return whether a request is signed by the key of a registered node, as Flower asks for when it has read it."""
+    from base64 import b64decode
+
+    from fastapi import HTTPException, Request
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from flwr.superlink.dependencies.linkstate import get_linkstate
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+
+    request = Request({**scope, "state": {}})
+    try:
+        key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
+        request.state.protobuf_request = ActivateNodeRequest(
+            public_key=key
+        )  # of which no more than the key is looked at
+        authenticate_node(request)
+    except (HTTPException, ValueError):
+        return False
+    return get_linkstate(request).get_node_id_by_public_key(key) is not None
+
+
+def _guard_requests() -> None:
+    """Put the guards before everything else that Flower does with a request."""
     from flwr.superlink import extensions
-    from flwr.superlink.cli import flower_superlink
     from starlette.middleware import Middleware
 
     others = extensions.get_middleware
-    extensions.get_middleware = lambda: (Middleware(OnlyNodes), *others())
+    guards = (Middleware(OnlyNodes), Middleware(BoundedBodies, signed_by_a_node))
+    extensions.get_middleware = lambda: (*guards, *others())
+
+
+def _bound_answers() -> None:
+    """Refuse answers of more objects than the largest one of a run has."""
+    from fastapi import HTTPException
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.superlink.servicer.fleet import fleet_handlers
+
+    plain = fleet_handlers.push_messages
+
+    def bounded(request: Any, state: Any) -> Any:
+        for tree in request.message_object_trees:
+            count = sum(1 for _ in iterate_object_tree(tree))
+            if count > OBJECTS:
+                raise HTTPException(413, f"an answer of {count} objects is more than the {OBJECTS} that are taken")
+        return plain(request, state)
+
+    fleet_handlers.push_messages = bounded
+
+
+def _say_busy() -> None:
+    """Answer 503 where the database is locked: Flower's programs ask again after that, and end after 500."""
+    from fastapi.responses import JSONResponse
+    from flwr.superlink import extensions
+    from sqlalchemy.exc import OperationalError
+
+    others = extensions.configure_app
+
+    def busy(request: Any, problem: Exception) -> Any:
+        print(f"{request.url.path}: the database could not be used: {problem}", file=sys.stderr)
+        return JSONResponse({"detail": "the database cannot be used now"}, 503)
+
+    def configure(app: Any) -> None:
+        others(app)
+        app.add_exception_handler(OperationalError, busy)
+
+    extensions.configure_app = configure
+
+
+def _keep_little() -> None:
+    """Let each connection to the database keep 4 MB of it in memory: Flower's keep 320 MB, and there are up to 15."""
+    sql: Any = import_module("flwr.supercore.sql_mixin")
+    smaller = {"cache_size": "-4000", "mmap_size": "0"}
+    sql.SQLITE_PRAGMAS = tuple((name, smaller.get(name, value)) for name, value in sql.SQLITE_PRAGMAS)
+
+
+def _watch_parts() -> list[str]:
+    """End the server when its SuperExec has, without which no run starts; what has ended is in the list."""
+    link: Any = import_module("flwr.superlink.cli.flower_superlink")  # the function there has the same name
+    ended: list[str] = []
+
+    class Watched(link.SuperLinkLifespan):  # type: ignore[misc]
+        ending = False
+
+        def startup(self) -> None:
+            super().startup()
+            threading.Thread(target=self.watch, daemon=True).start()
+
+        def shutdown(self) -> None:
+            self.ending = True
+            super().shutdown()
+
+        def watch(self) -> None:
+            status = self.superexec_process.wait()
+            if not self.ending:
+                ended.append(f"flower-superexec, which starts runs, has ended (status {status})")
+                os.kill(os.getpid(), signal.SIGINT)
+
+    link.SuperLinkLifespan = Watched
+    return ended
+
+
+def main() -> None:
+    """Run ``flower-superlink`` with all guards."""
+    import uvicorn
+    from flwr.superlink.cli import flower_superlink
+
+    _guard_requests()
+    _bound_answers()
+    _say_busy()
+    _keep_little()
+    ended = _watch_parts()
+    # h11 refuses headers without end, which the other reader of uvicorn keeps.
+    uvicorn.run = partial(uvicorn.run, http="h11", timeout_graceful_shutdown=ENDING)
     flower_superlink()
+    if ended:
+        sys.exit(f"{ended[0]}, and so does this server: start it again with the same --state")
 
 
 if __name__ == "__main__":
