@@ -14,8 +14,9 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedskew.core.errors import FedskewError
+from fedskew.data.cells import MISSING, OTHER
 from fedskew.data.differences import factor_between
-from fedskew.data.fitting import BINS, Moments, Request, fit, keys_of
+from fedskew.data.fitting import BINS, ColumnFacts, Moments, Request, fit, keys_of
 from fedskew.data.schema import Categories, Label, Numeric, Schema
 from fedskew.data.silo import LocalSilos, TableSilo
 
@@ -201,3 +202,11 @@ def test_a_factor_is_found(factor: float) -> None:
 )
 def test_other_differences_are_no_units(here: tuple[float, float, float], why: str) -> None:
     assert factor_between(here, (0.8, 1.0, 1.2)) is None, why
+
+
+def test_categories_of_five_rows_are_named_and_of_four_are_not():
+    facts = ColumnFacts("text", "", 3, counts={"five": 5, "four": 4, "one": 1, MISSING: 3}, texts=3).without_rare()
+    assert facts.counts == {"five": 5, MISSING: 3, OTHER: 5}
+    assert facts.rare == 2
+    nothing_rare = ColumnFacts("text", "", 0, counts={"five": 5, OTHER: 9}, texts=2)
+    assert nothing_rare.without_rare() == nothing_rare

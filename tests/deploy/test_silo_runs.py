@@ -50,18 +50,11 @@ def test_a_run_is_that_of_all_rows_in_one_place(started: Callable[..., Run], sil
     assert_same_run(started(method), in_one_place(paths, method))
 
 
-@pytest.mark.parametrize(
-    ("method", "reason"),
-    [
-        ("fedavg + dp:noise=2", "dp draws its noise, and the clients of a round, from the seed of the run"),
-        ("afl-cp:epsilon=0.5", "every node tells the server how often each class occurs"),
-        ("afl-cp:epsilon=0.5 + median", "every node tells the server how often each class occurs"),
-    ],
-)
+@pytest.mark.parametrize("method", ["fedavg + dp:noise=2", "afl-cp:epsilon=0.5", "afl-cp:epsilon=0.5 + median"])
 def test_noise_that_is_no_secret_is_refused_before_a_node_is_asked(
-    started: Callable[..., Run], silos: SilosInProcess, tmp_path: Path, method: str, reason: str
+    started: Callable[..., Run], silos: SilosInProcess, tmp_path: Path, method: str
 ):
-    with pytest.raises(FedskewError, match=reason):
+    with pytest.raises(FedskewError, match="its noise is drawn from the seed of the run, which the server and every"):
         started(method)
     assert silos.rounds == []
     assert not (tmp_path / "run").exists()

@@ -82,8 +82,13 @@ class AFLCP(Algorithm):
 
     @property
     def requires(self) -> frozenset[Requirement]:
-        """Return ``update_agreement`` if ``consistency`` is part of the score."""
-        return frozenset({"update_agreement"}) if self.consistency > 0 else frozenset()
+        """Return ``update_agreement`` if ``consistency`` is part of the score, ``secret_noise`` with ``epsilon``."""
+        needed: set[Requirement] = set()
+        if self.consistency > 0:
+            needed.add("update_agreement")
+        if self.epsilon is not None:
+            needed.add("secret_noise")
+        return frozenset(needed)
 
     @property
     def weighting(self) -> Weighting:

@@ -42,6 +42,7 @@ Requirement: TypeAlias = Literal[
     "update_agreement",  # the server measures how similar each client's update is to that of the round
     "sgd",  # the method is defined for local SGD only
     "private_updates",  # clients may send nothing but one update, whose norm is clipped
+    "secret_noise",  # privacy by noise that nobody else can draw: nodes, which have the seed of a run, are refused
     "updates",  # clients send updates: methods that train one model on all clients are refused
     "pooled_rows",  # all rows are brought to one place, as the bound of what federated learning can reach
 ]
@@ -223,6 +224,9 @@ class Algorithm:
     def requires(self) -> frozenset[Requirement]:
         """Return what the method needs from the engine or requires of the settings."""
         return frozenset()
+
+    def check_clients(self, clients: int) -> None:
+        """Raise an error for options that do not go with so many clients."""
 
     @property
     def client_selection(self) -> Selection:

@@ -62,6 +62,7 @@ class DifferentialPrivacy(Algorithm):
 
     def check_clients(self, clients: int) -> None:
         """Raise an error for a delta with which handing out one client's rows would count as private."""
+        super().check_clients(clients)
         if self.delta >= 1 / clients:
             raise FedskewError(
                 f"algorithm {self.label()}: delta={self.delta:g} with {clients} clients: publishing all rows of one "
@@ -90,7 +91,7 @@ class DifferentialPrivacy(Algorithm):
     @property
     def requires(self) -> frozenset[Requirement]:
         """Return what the method requires, and that clients send nothing but a clipped update."""
-        return super().requires | {"private_updates"}
+        return super().requires | {"private_updates", "secret_noise"}
 
     @property
     def client_selection(self) -> Selection:

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedskew import __version__
-from fedskew.algorithms.afl_cp import AFLCP
 from fedskew.algorithms.contract import Algorithm, resolve
-from fedskew.algorithms.privacy import DifferentialPrivacy
 from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
 from fedskew.core.files import reading
@@ -96,16 +94,11 @@ def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
 
 
 def _refuse_noise(method: Algorithm) -> None:
-    """Refuse noise that would hide nothing from those against whom it is meant: it comes from the seed of the run."""
-    if isinstance(method, DifferentialPrivacy):
+    """Refuse noise that would hide nothing: it comes from the seed of the run, which all parties have."""
+    if "secret_noise" in method.requires:
         raise FedskewError(
-            f"algorithm {method.label()}: dp draws its noise, and the clients of a round, from the seed of the run, "
-            "which every node has and can subtract the noise with: leave dp out, or simulate the run"
-        )
-    if isinstance(method, AFLCP) and method.epsilon is not None:
-        raise FedskewError(
-            f"algorithm {method.label()}: epsilon={method.epsilon:g} would hide how balanced the labels of a node are, "
-            "and every node tells the server how often each class occurs: leave epsilon out, or simulate the run"
+            f"algorithm {method.label()}: its noise is drawn from the seed of the run, which the server and every node "
+            "have, and would hide nothing: leave it out (dp, epsilon), or simulate the run"
         )
 
 

@@ -7,7 +7,6 @@ import numpy as np
 from torch import nn
 
 from fedskew.algorithms.contract import Algorithm, Weights
-from fedskew.algorithms.privacy import DifferentialPrivacy
 from fedskew.algorithms.topologies import Buffered, Parallel, Scheduled, Synchronous
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
@@ -71,8 +70,7 @@ def check_all(job: Job, settings: Settings, per_round: int) -> None:
     algorithm = job.algorithm
     check_choices(algorithm, settings)
     algorithm.aggregator.check(per_round)
-    if isinstance(algorithm, DifferentialPrivacy):
-        algorithm.check_clients(job.partition.clients)
+    algorithm.check_clients(job.partition.clients)
     _check_task(job, settings)
     _check_schedule(job, settings)
     _check_aggregation(job, per_round)
