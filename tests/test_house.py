@@ -61,7 +61,7 @@ def test_a_file_name_occurs_once():
 
 def test_the_contract_has_fourteen_hooks():
     public = {name for name in vars(Algorithm) if not name.startswith("_")}
-    assert public == HOOKS | PARTS | {"addition", "parts", "cost_per_row", "options", "label"}
+    assert public == HOOKS | PARTS | {"addition", "parts", "cost_per_row", "options", "label", "check_clients"}
     assert len(HOOKS) == 14
     for name in HOOKS:
         assert inspect.isfunction(vars(Algorithm)[name])

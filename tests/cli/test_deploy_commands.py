@@ -294,9 +294,9 @@ def test_an_experiment_that_cannot_run_on_nodes_is_refused(keys: Command, capsys
         ('data = "silos:label=outcome"\nalgorithm = "central"', "central trains on all rows in one place"),
         ('data = "silos:label=outcome"\nalgorithm = "fedavg + attack:kind=backdoor"', "hostile clients are simulated"),
         ('data = "silos:label=outcome"\nsecure = true', "secure=true simulates the clients' side"),
-        ('data = "silos:label=outcome"\nalgorithm = "fedavg + dp"', "fedavg + dp: its noise is drawn from the seed"),
-        ('data = "silos:label=outcome"\nalgorithm = "fedprox + topk + dp"', "fedprox + topk + dp: its noise is drawn from the seed"),
-        ('data = "silos:label=outcome"\nalgorithm = "afl-cp:epsilon=5"', "afl-cp: its noise is drawn from the seed of the run"),
+        ('data = "silos:label=outcome"\nalgorithm = "fedavg + dp"', "fedavg + dp: its noise is drawn"),
+        ('data = "silos:label=outcome"\nalgorithm = "fedprox + topk + dp"', "topk + dp: its noise is drawn"),
+        ('data = "silos:label=outcome"\nalgorithm = "afl-cp:epsilon=5"', "afl-cp: its noise is drawn"),
         ('data = "silos:label=outcome"\nround = 3', "unknown setting in e.toml 'round'"),
     ]:
         Path("e.toml").write_text(change)
