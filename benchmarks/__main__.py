@@ -49,5 +49,8 @@ if __name__ == "__main__":  # workers import this file, and must not start the b
     for name in sys.argv[1:] or DEFAULT:
         if name not in BENCHMARKS:
             sys.exit(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}")
-        print(f"\n== {name}: {(sys.modules[BENCHMARKS[name].__module__].__doc__ or '').splitlines()[0]}", flush=True)
+        print(
+            f"\n== {name}: {(sys.modules[BENCHMARKS[name].__module__].__doc__ or '').splitlines()[0]}",
+            flush=True,
+        )
         BENCHMARKS[name]()

@@ -25,7 +25,12 @@ def visits(holdings: Holdings, chunk: int, retain: int | None, seed: int) -> int
     """Return how often the model is sent to a client in an epoch of all rows, including clients with no rows left."""
     schedule = label_schedule(holdings.counts.sum(axis=0), Stream(seed, "schedule"))
     walk = schedule_singles(
-        holdings, schedule, selection="uniform", chunk=chunk, retain=retain, stream=Stream(seed, "walk")
+        holdings,
+        schedule,
+        selection="uniform",
+        chunk=chunk,
+        retain=retain,
+        stream=Stream(seed, "walk"),
     )
     return len(walk.visits) + len(walk.idle)
 
@@ -33,12 +38,17 @@ def visits(holdings: Holdings, chunk: int, retain: int | None, seed: int) -> int
 def main() -> None:
     """Print a row for every number of retained holders: the mean over splits, and the range."""
     for balance in (True, False):
-        print(f"{'balanced' if balance else 'plain'} Dirichlet(0.5), {CLIENTS} clients, {SPLITS} splits: visits spared")
+        print(
+            f"{'balanced' if balance else 'plain'} Dirichlet(0.5), {CLIENTS} clients, {SPLITS} splits: visits spared"
+        )
         splits = [Holdings.of(split(seed, balance), LABELS, CLASSES) for seed in range(SPLITS)]
         naive = [visits(holdings, 1, None, seed) for seed, holdings in enumerate(splits)]
         for retain in RETAINED:
             line = f"  retain={retain or 'all':<4}"
             for chunk in (5, 10):
-                spared = [1 - visits(each, chunk, retain, seed) / naive[seed] for seed, each in enumerate(splits)]
+                spared = [
+                    1 - visits(each, chunk, retain, seed) / naive[seed]
+                    for seed, each in enumerate(splits)
+                ]
                 line += f"  chunk={chunk:<2} {np.mean(spared):5.1%} ({min(spared):.0%} to {max(spared):.0%})"
             print(line, flush=True)

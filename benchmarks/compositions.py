@@ -4,14 +4,23 @@ import fedskew as fs
 from fedskew.algorithms.contract import algorithms
 from fedskew.core.errors import FedskewError
 
-RULES = ("median", "trimmed-mean", "krum:attackers=2,keep=5", "krum:attackers=2", "clip:norm=1", "ccvr")
+RULES = (
+    "median",
+    "trimmed-mean",
+    "krum:attackers=2,keep=5",
+    "krum:attackers=2",
+    "clip:norm=1",
+    "ccvr",
+)
 ROUNDS, FALL = 250, 0.1  # divergence: so far below the best round
 
 
 def main() -> None:
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=10, seed=0)
     methods = [name for name in algorithms if not algorithms.get(name).addition]
-    print("test accuracy in the last round (best round), digits, dirichlet:alpha=0.5, 10 clients, logreg, 250 rounds\n")
+    print(
+        "test accuracy in the last round (best round), digits, dirichlet:alpha=0.5, 10 clients, logreg, 250 rounds\n"
+    )
     print("| method | alone |", " | ".join(RULES), "|")
     print("|---" * (len(RULES) + 2) + "|")
     fallen = []

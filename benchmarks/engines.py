@@ -13,7 +13,9 @@ ENGINES: dict[str, Engine] = {"loop": Loop(), "stacked": Stacked()}
 
 
 def main(rounds: int = 7) -> None:
-    print(f"{'workload':76} {'sequential':>12} {'stacked':>12} {'ratio':>7} {'wanted':>7}  peak MB loop / stacked")
+    print(
+        f"{'workload':76} {'sequential':>12} {'stacked':>12} {'ratio':>7} {'wanted':>7}  peak MB loop / stacked"
+    )
     for number, workload in enumerate(ALL):
         seconds = {name: median(times) for name, times in _rounds(workload, rounds).items()}
         ratio = seconds["loop"] / seconds["stacked"]
@@ -21,12 +23,17 @@ def main(rounds: int = 7) -> None:
         verdict = "" if ratio >= workload.wanted else "  SHORT"
         times = f"{seconds['loop'] * 1e3:9.1f} ms {seconds['stacked'] * 1e3:9.1f} ms"
         ratios = f"{ratio:6.1f}x {workload.wanted:6.1f}x"
-        print(f"{workload.title:76} {times} {ratios}  {memory[0]:.0f} / {memory[1]:.0f}{verdict}", flush=True)
+        print(
+            f"{workload.title:76} {times} {ratios}  {memory[0]:.0f} / {memory[1]:.0f}{verdict}",
+            flush=True,
+        )
 
 
 def _rounds(workload: Workload, rounds: int) -> dict[str, list[float]]:
     fed = workload.federation()
-    return interleaved({name: workload.training(fed, engine) for name, engine in ENGINES.items()}, rounds)
+    return interleaved(
+        {name: workload.training(fed, engine) for name, engine in ENGINES.items()}, rounds
+    )
 
 
 def _peak_of_process(number: int, engine: str) -> float:

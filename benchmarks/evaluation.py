@@ -14,11 +14,27 @@ from fedskew.data.federation import Federation
 WANTED = 1.4
 TEST_ROWS = 10_000
 MNIST = Workload(
-    "MNIST-sized CNN, 100 clients of 600, 10 a round", "cnn", (1, 28, 28), 10, 100, 600, {"per_round": 10}, 1.0
+    "MNIST-sized CNN, 100 clients of 600, 10 a round",
+    "cnn",
+    (1, 28, 28),
+    10,
+    100,
+    600,
+    {"per_round": 10},
+    1.0,
 )
-LOGREG = replace(MNIST, title="MNIST-sized logistic regression, 100 clients of 600, 10 a round", model="logreg")
+LOGREG = replace(
+    MNIST, title="MNIST-sized logistic regression, 100 clients of 600, 10 a round", model="logreg"
+)
 TINY = Workload(
-    "1000 clients of 60x10 logistic regression, 200 a round", "logreg", (60,), 10, 1000, 64, {"per_round": 200}, 1.0
+    "1000 clients of 60x10 logistic regression, 200 a round",
+    "logreg",
+    (60,),
+    10,
+    1000,
+    64,
+    {"per_round": 200},
+    1.0,
 )
 CASES = ((MNIST, "fedavg"), (LOGREG, "fedavg"), (TINY, "fedavg"), (TINY, "fedper"))
 
@@ -32,15 +48,22 @@ def main(rounds: int = 5) -> None:
                 name: workload.training(fed, None, resolve(method), device=device, eval_every=every)
                 for name, every in runs.items()
             }
-            seconds = {name: median(times) for name, times in interleaved(trainings, rounds).items()}
+            seconds = {
+                name: median(times) for name, times in interleaved(trainings, rounds).items()
+            }
             ratio = seconds["evaluated"] / seconds["training"]
             times = " ".join(f"{seconds[name] * 1e3:9.1f} ms" for name in runs)
             title = f"{workload.title}, {method}"
-            print(f"{title:68} {times} {ratio:6.2f}x {WANTED:6.1f}x{'' if ratio <= WANTED else '  SHORT'}", flush=True)
+            print(
+                f"{title:68} {times} {ratio:6.2f}x {WANTED:6.1f}x{'' if ratio <= WANTED else '  SHORT'}",
+                flush=True,
+            )
 
 
 def _federation(workload: Workload) -> Federation:
     """Return the workload's federation with as many test rows as MNIST."""
     fed, rng = workload.federation(), np.random.default_rng(1)
     x = rng.standard_normal((TEST_ROWS, *workload.shape), dtype=np.float32)
-    return replace(fed, data=replace(fed.data, test=Rows(x, rng.permutation(TEST_ROWS) % workload.classes)))
+    return replace(
+        fed, data=replace(fed.data, test=Rows(x, rng.permutation(TEST_ROWS) % workload.classes))
+    )

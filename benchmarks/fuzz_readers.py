@@ -19,7 +19,9 @@ FILES, SLOWEST = 10_000, 20  # in all; seconds for one of them
 
 
 def load_mutants() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutants", Path(__file__).parents[1] / "tests/data/mutants.py")
+    spec = importlib.util.spec_from_file_location(
+        "mutants", Path(__file__).parents[1] / "tests/data/mutants.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -62,7 +64,9 @@ def fuzz(name: str, first: int, count: int, results: Any) -> None:
                     where = traceback.extract_tb(error.__traceback__)
                     own = [frame for frame in where if "fedskew" in frame.filename] or list(where)
                     at = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
-                    findings.append(f"{number} {file}: {type(error).__name__} {str(error)[:150]!r} at {at}")
+                    findings.append(
+                        f"{number} {file}: {type(error).__name__} {str(error)[:150]!r} at {at}"
+                    )
                 finally:
                     signal.alarm(0)
         peak = most_memory() - base
@@ -85,7 +89,9 @@ def main() -> None:
             files, refused, seconds, peak, findings = share, 0, 0.0, 0.0, ["the process died"]
         process.join()
         total += files
-        print(f"{name:16}{files:8}{refused:9}{seconds:9.1f}{peak:9.1f}  {len(findings)}", flush=True)
+        print(
+            f"{name:16}{files:8}{refused:9}{seconds:9.1f}{peak:9.1f}  {len(findings)}", flush=True
+        )
         for finding in findings[:10]:
             print(f"    {finding}")
     print(f"{total} files in all")

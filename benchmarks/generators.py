@@ -16,7 +16,8 @@ from fedskew.skew.skews import skews
 ROWS, FEATURES, CLASSES, GROUPS, CLIENTS = 1_623_118, 14, 10, 40, 10
 WANTED_SECONDS, WANTED_GIGABYTES = 60, 4
 
-NEEDED = {"classes": "classes:k=2", "domains": "domains:k=4"}  # skews with an option that has no default
+# Skews with an option that has no default
+NEEDED = {"classes": "classes:k=2", "domains": "domains:k=4"}
 EXTRA = (
     "dirichlet:by=group",
     "wgc:overlap=true",

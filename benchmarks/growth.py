@@ -26,7 +26,9 @@ FEATURES, CLASSES, BATCH = 60, 10, 16
 def training(sizes: list[int], model: str, engine: Engine, device: str) -> Server:
     """Return a server whose rounds have all clients of these sizes."""
     rng, count = np.random.default_rng(0), sum(sizes)
-    rows = Rows(rng.standard_normal((count, FEATURES), dtype=np.float32), rng.integers(0, CLASSES, count))
+    rows = Rows(
+        rng.standard_normal((count, FEATURES), dtype=np.float32), rng.integers(0, CLASSES, count)
+    )
     data = Dataset("growth", rows, rows.take(np.arange(1)), tuple(map(str, range(CLASSES))))
     fed = Federation(data, Partition(np.arange(count), np.concatenate([[0], np.cumsum(sizes)])))
     settings = Settings(rounds=NEVER, eval_every=NEVER, device=device, batch_size=BATCH, lr=0.1)
@@ -41,7 +43,9 @@ def unequal(clients: int, rows: int, spread: float) -> list[int]:
 
 
 CASES = {
-    "clients in a round": {count: ([64] * count, "logreg") for count in (1, 3, 10, 30, 100, 300, 1000)},
+    "clients in a round": {
+        count: ([64] * count, "logreg") for count in (1, 3, 10, 30, 100, 300, 1000)
+    },
     "hidden units of an MLP, 20 clients": {
         width: ([64] * 20, f"mlp:hidden={width}") for width in (8, 32, 128, 512, 2048)
     },
@@ -58,13 +62,19 @@ def main(device: str = "cpu", save: Path | None = None) -> None:
         lines: dict[str, list[float]] = {"loop": [], "stacked": []}
         for x, (sizes, model) in cases.items():
             engines: dict[str, Engine] = {"loop": Loop(), "stacked": Stacked()}
-            servers = {name: training(sizes, model, engine, device) for name, engine in engines.items()}
-            found = {name: 1e3 * median(times) for name, times in interleaved(servers, ROUNDS).items()}
+            servers = {
+                name: training(sizes, model, engine, device) for name, engine in engines.items()
+            }
+            found = {
+                name: 1e3 * median(times) for name, times in interleaved(servers, ROUNDS).items()
+            }
             for name, line in lines.items():
                 line.append(found[name])
             print(f"{x:>50} {found['loop']:9.2f} ms {found['stacked']:9.2f} ms", flush=True)
         for name, line in lines.items():
-            axis.plot(list(cases), line, marker="o", label="one by one" if name == "loop" else "stacked")
+            axis.plot(
+                list(cases), line, marker="o", label="one by one" if name == "loop" else "stacked"
+            )
         axis.set(xlabel=title, ylabel="milliseconds a round", yscale="log")
         if 0.0 not in cases:
             axis.set_xscale("log")

@@ -26,7 +26,8 @@ TRIES = (5, 10, 15, 20, 30, 50, 100, 150)  # steps after which the server tries
 MULTIPLES = (1, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 TIES = 1000  # ways to break ties between equal totals
 UNLIKE = ("classes:k=2", "classes:k=2 + noise:sigma=1", "classes:k=5 + noise:sigma=2")
-EPOCHS, TREND = 3, 50  # of the attack by who serves; steps over which the gradients' slow change is taken off
+# Of the attack by who serves; steps over which the gradients' slow change is taken off
+EPOCHS, TREND = 3, 50
 
 
 class Seen(NamedTuple):
@@ -53,7 +54,10 @@ def main() -> None:
         data = fs.load(name)
         for k in (1, 2):
             runs = [list(_tried(data, k, seed)) for seed in SEEDS]
-            cells = [_cell(np.array([[found[view] for found in run] for run in runs])) for view in range(len(heads))]
+            cells = [
+                _cell(np.array([[found[view] for found in run] for run in runs]))
+                for view in range(len(heads))
+            ]
             print(f"| {name}, {k} | {' | '.join(cells)} |", flush=True)
     _print_who_serves()
     _print_sizes()
@@ -68,7 +72,9 @@ def _cell(right: Ints) -> str:
 def _tried(data: fs.Dataset, k: int, seed: int) -> Iterator[list[int]]:
     """Return after each of so many steps how many placeholders are identified by each attack, in the table's order."""
     fed, label_of, held = _secret(data, f"classes:k={k}", seed)
-    usual = label_schedule(frequencies(held.counts.sum(axis=0), frequency="uniform"), Stream(seed, "schedule"))
+    usual = label_schedule(
+        frequencies(held.counts.sum(axis=0), frequency="uniform"), Stream(seed, "schedule")
+    )
     open_, masked = (_observed(fed, held, usual, seed, secret) for secret in (False, True))
     level = _observed(fed, held, _alike(held, seed), seed, secret=True)
     views = (open_.by_client, masked.by_client, masked.sums, level.sums)
@@ -87,13 +93,18 @@ def _alike(held: Holdings, *path: int) -> Ints:
     """Return a schedule whose batches all hold every placeholder equally often."""
     batches = int(held.counts.sum(axis=0).min()) * 10 // BATCH
     return np.concatenate(
-        [Stream(path[0], "alike", *path[1:], step).permutation(BATCH) % 10 for step in range(batches)]
+        [
+            Stream(path[0], "alike", *path[1:], step).permutation(BATCH) % 10
+            for step in range(batches)
+        ]
     )
 
 
 def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int, secret: bool) -> Seen:
     """Return what the server sees of the first steps; with secure sums only masked messages and totals."""
-    path = schedule_batches(held, schedule, selection="uniform", batch_size=BATCH, stream=Stream(seed, "walk"))
+    path = schedule_batches(
+        held, schedule, selection="uniform", batch_size=BATCH, stream=Stream(seed, "walk")
+    )
     placeholder = _placeholders(fed, held)
     model = build("mlp:hidden=32", fed.train.x.shape[1:], 10, seed=seed)
     weights = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -103,12 +114,20 @@ def _observed(fed: fs.Federation, held: Holdings, schedule: Ints, seed: int, sec
     for step, (first, last) in enumerate(pairwise([0, *path.ends[:STEPS].tolist()])):
         there = np.unique(path.clients[first:last])
         mine = [path.rows[first:last][path.clients[first:last] == client] for client in there]
-        batches = [(torch.from_numpy(fed.train.x[rows]), torch.from_numpy(fed.train.y[rows])) for rows in mine]
-        done, messages = _step(model, weights, batches, [ends[client] for client in there] if secret else None, step)
+        batches = [
+            (torch.from_numpy(fed.train.x[rows]), torch.from_numpy(fed.train.y[rows]))
+            for rows in mine
+        ]
+        done, messages = _step(
+            model, weights, batches, [ends[client] for client in there] if secret else None, step
+        )
         asked = [np.bincount(placeholder[rows], minlength=10) for rows in mine]
         # The last gradient, before the score, is that of the head's bias.
         seen.by_client.append(
-            [(asked[i], unpack(message)[-2].values.double().numpy()) for i, message in enumerate(messages)]
+            [
+                (asked[i], unpack(message)[-2].values.double().numpy())
+                for i, message in enumerate(messages)
+            ]
         )
         total = np.sum(asked, axis=0)
         seen.sums.append([(total, list(done.grads.values())[-1].double().numpy() * total.sum())])
@@ -124,11 +143,19 @@ def _placeholders(fed: fs.Federation, held: Holdings) -> Ints:
 
 
 def _step(
-    model: torch.nn.Module, weights: dict[str, torch.Tensor], batches: list, masks: list[Masks] | None, step: int
+    model: torch.nn.Module,
+    weights: dict[str, torch.Tensor],
+    batches: list,
+    masks: list[Masks] | None,
+    step: int,
 ) -> tuple[SynchronousStep, list[bytes]]:
     """Take one step of all parties, and return their last messages."""
     hub = Hub(
-        model, weights, len(batches), step, presence([own.me for own in masks], masks[0].clients) if masks else None
+        model,
+        weights,
+        len(batches),
+        step,
+        presence([own.me for own in masks], masks[0].clients) if masks else None,
     )
     opening = hub.opening()
     work = [
@@ -154,7 +181,10 @@ def _print_who_serves() -> None:
     )
     print(f"| clients | seeds {', '.join(map(str, SEEDS))} |\n|---|---|")
     for skew in UNLIKE:
-        print(f"| `{skew}` | {', '.join(str(_by_who_serves(data, skew, seed)) for seed in SEEDS)} |", flush=True)
+        print(
+            f"| `{skew}` | {', '.join(str(_by_who_serves(data, skew, seed)) for seed in SEEDS)} |",
+            flush=True,
+        )
 
 
 def _by_who_serves(data: fs.Dataset, skew: str, seed: int) -> int:
@@ -165,18 +195,26 @@ def _by_who_serves(data: fs.Dataset, skew: str, seed: int) -> int:
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for epoch in range(EPOCHS):
         path = schedule_batches(
-            held, _alike(held, seed, epoch), selection="uniform", batch_size=BATCH, stream=Stream(seed, "walk", epoch)
+            held,
+            _alike(held, seed, epoch),
+            selection="uniform",
+            batch_size=BATCH,
+            stream=Stream(seed, "walk", epoch),
         )
         for first, last in pairwise([0, *path.ends.tolist()]):
             rows, clients = path.rows[first:last], path.clients[first:last]
-            loss = F.cross_entropy(model(torch.from_numpy(fed.train.x[rows])), torch.from_numpy(fed.train.y[rows]))
+            loss = F.cross_entropy(
+                model(torch.from_numpy(fed.train.x[rows])), torch.from_numpy(fed.train.y[rows])
+            )
             optimizer.zero_grad()
             loss.backward()
             gradients.append(list(model.parameters())[-1].grad.double().numpy() * len(rows))
             served.append(np.bincount(clients * 10 + placeholder[rows], minlength=100))
             optimizer.step()
     found, by = np.array(gradients), np.array(served, dtype=np.float64)
-    found -= np.stack([np.convolve(column, np.ones(TREND) / TREND, "same") for column in found.T], axis=1)
+    found -= np.stack(
+        [np.convolve(column, np.ones(TREND) / TREND, "same") for column in found.T], axis=1
+    )
     cells = np.flatnonzero(by.any(axis=0))
     design = by[:, cells] - by[:, cells].mean(axis=0)
     effect = np.linalg.pinv(design) @ found
@@ -208,11 +246,15 @@ def _print_sizes() -> None:
 
 def _totals(fed: fs.Federation, multiple: int) -> Ints:
     counts = Holdings.of(fed.partition, fed.train.y, 10).counts
-    return np.array([sum(rounded(int(rows), multiple) for rows in column if rows) for column in counts.T])
+    return np.array(
+        [sum(rounded(int(rows), multiple) for rows in column if rows) for column in counts.T]
+    )
 
 
 def _by_size(totals: Ints, sizes: Ints) -> float:
     """Return how many are identified by matching totals with class sizes in order; equal totals in any order."""
     draw = np.random.default_rng(0)
-    right = [(np.lexsort((draw.random(10), totals)) == np.argsort(sizes)).sum() for _ in range(TIES)]
+    right = [
+        (np.lexsort((draw.random(10), totals)) == np.argsort(sizes)).sum() for _ in range(TIES)
+    ]
     return float(np.mean(right))

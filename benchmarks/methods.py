@@ -33,12 +33,22 @@ def main(rounds: int = 15) -> None:
         print(f"{workload.title}: FedAvg {median(base) * 1e3:.1f} ms a round")
         for name, wanted in METHODS.items():
             ratio = median(mine / plain for mine, plain in zip(times[name], base, strict=True))
-            verdict = "" if wanted is None else f"  wanted {wanted:.2f}x" + ("" if ratio <= wanted else "  SHORT")
-            print(f"    {name:28} {median(times[name]) * 1e3:9.1f} ms {ratio:6.2f}x{verdict}", flush=True)
+            verdict = (
+                ""
+                if wanted is None
+                else f"  wanted {wanted:.2f}x" + ("" if ratio <= wanted else "  SHORT")
+            )
+            print(
+                f"    {name:28} {median(times[name]) * 1e3:9.1f} ms {ratio:6.2f}x{verdict}",
+                flush=True,
+            )
 
 
 def _rounds(workload: Workload, rounds: int) -> dict[str, list[float]]:
     fed = workload.federation()
     settings = {"momentum": 0.0} if workload.settings.get("momentum") else {}
     methods = ("fedavg", *METHODS)
-    return interleaved({name: workload.training(fed, Stacked(), resolve(name), **settings) for name in methods}, rounds)
+    return interleaved(
+        {name: workload.training(fed, Stacked(), resolve(name), **settings) for name in methods},
+        rounds,
+    )

@@ -7,11 +7,18 @@ from tempfile import TemporaryDirectory
 import fedskew as fs
 
 ENGINES = ("stacked", "loop", "flower")
-CASES = ((3, "logreg", "fedavg"), (10, "mlp", "fedavg"), (10, "mlp", "fedpbs"), (10, "mlp", "scaffold"))
+CASES = (
+    (3, "logreg", "fedavg"),
+    (10, "mlp", "fedavg"),
+    (10, "mlp", "fedpbs"),
+    (10, "mlp", "scaffold"),
+)
 
 
 def main(rounds: int = 8) -> None:
-    print(f"{'digits, every round evaluated':40} {'stacked':>11} {'loop':>11} {'flower':>11} {'more a round':>13}")
+    print(
+        f"{'digits, every round evaluated':40} {'stacked':>11} {'loop':>11} {'flower':>11} {'more a round':>13}"
+    )
     for clients, model, method in CASES:
         fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=clients, seed=0)
         seconds = [_round(fed, model, method, engine, rounds) for engine in ENGINES]

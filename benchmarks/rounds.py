@@ -33,19 +33,27 @@ class Instant(Loop):
         count = len(plan.clients)
         if count not in self.known:
             delta = {name: torch.full_like(value, 1e-6) for name, value in start.params.items()}
-            report = Report(plan.clients, plan.sizes, plan.steps, np.full(count, 2.3), np.full(count, 0.1))
+            report = Report(
+                plan.clients, plan.sizes, plan.steps, np.full(count, 2.3), np.full(count, 0.1)
+            )
             self.known[count] = Updates(report, {"delta": stacked(delta, count)}, {}, {})
         done = self.known[count]
         yield replace(done, report=replace(done.report, clients=plan.clients, sizes=plan.sizes))
 
 
 def main(rounds: int = ROUNDS) -> None:
-    print(f"{'clients a round':>16} {'advance':>12} {'table of rows':>15} {'clients.csv':>13}   (medians of {rounds})")
+    print(
+        f"{'clients a round':>16} {'advance':>12} {'table of rows':>15} {'clients.csv':>13}   (medians of {rounds})"
+    )
     for per_round in (200, 1000):
-        workload = replace(TINY, clients=5 * per_round, settings={**TINY.settings, "per_round": per_round})
+        workload = replace(
+            TINY, clients=5 * per_round, settings={**TINY.settings, "per_round": per_round}
+        )
         server = workload.training(workload.federation(), Instant(), threads=1)
         times = [median(part) * 1e3 for part in zip(*_measured(server, rounds), strict=True)]
-        print(f"{per_round:16} {times[0]:9.3f} ms {times[1]:12.3f} ms {times[2]:10.3f} ms", flush=True)
+        print(
+            f"{per_round:16} {times[0]:9.3f} ms {times[1]:12.3f} ms {times[2]:10.3f} ms", flush=True
+        )
 
 
 def _measured(server: Server, rounds: int) -> Iterator[tuple[float, float, float]]:
@@ -60,7 +68,9 @@ def _measured(server: Server, rounds: int) -> Iterator[tuple[float, float, float
             written = time.perf_counter()
             clients = result.clients.columns["client"].values
             sizes = server.trained_on.sizes[clients]
-            plan = Plan.draw(0, number, clients, sizes, np.full_like(sizes, 16), np.ones_like(sizes))
+            plan = Plan.draw(
+                0, number, clients, sizes, np.full_like(sizes, 16), np.ones_like(sizes)
+            )
             ready = time.perf_counter()
             plan.table()
             if number >= 5:  # the first ones warm up

@@ -36,18 +36,26 @@ MODELS = [
 
 def main(rounds: int = 3) -> None:
     ways = [(name, threads) for threads in sorted({1, usable_cores()}) for name in WAYS]
-    print(f"{'model':40} {'mults/step':>11} " + " ".join(f"{name[:12]:>12}/{threads}" for name, threads in ways))
+    print(
+        f"{'model':40} {'mults/step':>11} "
+        + " ".join(f"{name[:12]:>12}/{threads}" for name, threads in ways)
+    )
     for workload in MODELS:
         fed = workload.federation()
         job = workload.training(fed, None).job
         cost = measure_cost(job.model, job.x, workload.settings["batch_size"])
         times = _interleaved(workload, ways, rounds)
         best = min(times.values())
-        cells = " ".join(f"{seconds * 1e3:9.1f} ms{'*' if seconds == best else ' '} " for seconds in times.values())
+        cells = " ".join(
+            f"{seconds * 1e3:9.1f} ms{'*' if seconds == best else ' '} "
+            for seconds in times.values()
+        )
         print(f"{workload.title[:40]:40} {cost.multiplications_per_step:11,} {cells}", flush=True)
 
 
-def _interleaved(workload: Workload, ways: list[tuple[str, int]], rounds: int) -> dict[tuple[str, int], float]:
+def _interleaved(
+    workload: Workload, ways: list[tuple[str, int]], rounds: int
+) -> dict[tuple[str, int], float]:
     fed = workload.federation()
     trainings = {way: workload.training(fed, WAYS[way[0]], threads=way[1]) for way in ways}
     times: dict[tuple[str, int], list[float]] = {way: [] for way in ways}

@@ -27,12 +27,19 @@ def main() -> None:
         seconds = time.perf_counter() - began
         size = f"{partition.clients:,} clients over {ROWS:,} rows"
         print(
-            f"{spec:22} {size}: {seconds:5.1f} s, peak {peak_megabytes() / 1e3:.2f} GB (wanted: 30 s, 4 GB)", flush=True
+            f"{spec:22} {size}: {seconds:5.1f} s, peak {peak_megabytes() / 1e3:.2f} GB (wanted: 30 s, 4 GB)",
+            flush=True,
         )
     del rows, y, partition
     _rounds()
-    for method, fleet in (("fedavg", "uniform"), ("fedavg", "phones"), ("afl-cp", "uniform"), ("afl-cp", "phones")):
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # peak memory is that of a process
+    for method, fleet in (
+        ("fedavg", "uniform"),
+        ("fedavg", "phones"),
+        ("afl-cp", "uniform"),
+        ("afl-cp", "phones"),
+    ):
+        # Peak memory is that of a process
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             pool.submit(_crowd, method, fleet).result()
 
 
@@ -41,7 +48,11 @@ def _rounds() -> None:
     trainings = {}
     for clients in (1_000, CLIENTS):
         workload = replace(
-            TINY, clients=clients, rows=10, shape=(20,), settings={"per_round": 100, "batch_size": 5, "lr": 0.1}
+            TINY,
+            clients=clients,
+            rows=10,
+            shape=(20,),
+            settings={"per_round": 100, "batch_size": 5, "lr": 0.1},
         )
         trainings[clients] = workload.training(workload.federation(), None)
     times: dict[int, list[float]] = {clients: [] for clients in trainings}
@@ -53,7 +64,9 @@ def _rounds() -> None:
                 times[clients].append(time.perf_counter() - began)
     few, many = (median(times[clients]) for clients in trainings)
     ratio = f"{many / few:.2f}x; peak {peak_megabytes() / 1e3:.2f} GB"
-    print(f"a round on 100 clients: {few * 1e3:.2f} ms among 1,000, {many * 1e3:.2f} ms among 1,000,000: {ratio}")
+    print(
+        f"a round on 100 clients: {few * 1e3:.2f} ms among 1,000, {many * 1e3:.2f} ms among 1,000,000: {ratio}"
+    )
 
 
 def _crowd(method: str, fleet: str) -> None:

@@ -62,7 +62,9 @@ def _repeat(classes: int, each: int, clients: int, weighted: bool) -> list[Agree
     """Return clients of which client k holds the k-th ``each`` labels, cyclically."""
     held = [{(k * each + j) % classes: 100 + k for j in range(each)} for k in range(clients)]
     stream = Stream(0, "secret labels")
-    return [agree(held, label_range=classes, stream=stream, weighted=weighted) for _ in range(REPEATS)]
+    return [
+        agree(held, label_range=classes, stream=stream, weighted=weighted) for _ in range(REPEATS)
+    ]
 
 
 def _medians(runs: list[Agreement]) -> tuple[float, ...]:
@@ -80,7 +82,9 @@ def _print_vectors() -> None:
     parts = {
         "encrypt": lambda: context.encrypt(numbers).serialize(),
         "decrypt": lambda: context.decrypt(data, "benchmark"),
-        "blind": lambda: (context.cover(numbers) + times(context.load(data, "benchmark"), numbers)).serialize(),
+        "blind": lambda: (
+            context.cover(numbers) + times(context.load(data, "benchmark"), numbers)
+        ).serialize(),
     }
     found = []
     for name, work in parts.items():
@@ -95,10 +99,15 @@ def _print_one_by_one() -> None:
     """Print the estimated time of the protocol as printed, with a ciphertext for each label, from one comparison."""
     import tenseal as ts
 
-    secret = ts.context(ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1)
+    secret = ts.context(
+        ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1
+    )
     secret.global_scale = 2.0**40
     public = ts.context_from(secret.serialize(), 1)
-    one, other = (ts.ckks_vector_from(public, ts.ckks_vector(secret, [label]).serialize()) for label in (3.0, 5.0))
+    one, other = (
+        ts.ckks_vector_from(public, ts.ckks_vector(secret, [label]).serialize())
+        for label in (3.0, 5.0)
+    )
     times = []
     for _ in range(50):
         began = time.perf_counter()

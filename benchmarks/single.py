@@ -15,9 +15,23 @@ from fedskew.server.server import Server
 STEPS = 2000
 SINGLE = {"batch_size": 1, "lr": 0.01}
 WORKLOADS = (
-    Workload("MNIST-sized CNN", "cnn", (1, 28, 28), 10, 10, STEPS // 10, SINGLE, 0.9, "classes:k=1"),
-    Workload("MNIST-sized MLP", "mlp", (1, 28, 28), 10, 10, STEPS // 10, SINGLE, 0.9, "classes:k=1"),
-    Workload("MNIST-sized logistic regression", "logreg", (1, 28, 28), 10, 10, STEPS // 10, SINGLE, 0.9, "classes:k=1"),
+    Workload(
+        "MNIST-sized CNN", "cnn", (1, 28, 28), 10, 10, STEPS // 10, SINGLE, 0.9, "classes:k=1"
+    ),
+    Workload(
+        "MNIST-sized MLP", "mlp", (1, 28, 28), 10, 10, STEPS // 10, SINGLE, 0.9, "classes:k=1"
+    ),
+    Workload(
+        "MNIST-sized logistic regression",
+        "logreg",
+        (1, 28, 28),
+        10,
+        10,
+        STEPS // 10,
+        SINGLE,
+        0.9,
+        "classes:k=1",
+    ),
 )
 BATCHES = Workload(
     "MNIST-sized CNN, batches of 64",
@@ -35,8 +49,15 @@ BATCHES = Workload(
 def main(repeats: int = 5) -> None:
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     for device in devices:
-        print(f"{device}, one thread" if device == "cpu" else f"{device}, steps replayed as a CUDA graph")
-        for workload, method in (*((one, StratifySingle()) for one in WORKLOADS), (BATCHES, StratifyBatch())):
+        print(
+            f"{device}, one thread"
+            if device == "cpu"
+            else f"{device}, steps replayed as a CUDA graph"
+        )
+        for workload, method in (
+            *((one, StratifySingle()) for one in WORKLOADS),
+            (BATCHES, StratifyBatch()),
+        ):
             training = _training(workload, device, method)
             bare = _Bare(training)
             ours, theirs = [], []
@@ -68,7 +89,9 @@ class _Bare:
         settings = training.settings
         self.model = copy.deepcopy(training.model).train()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=settings.lr)
-        self.batches = torch.split(torch.randperm(len(training.job.y)).to(training.device), settings.batch_size)
+        self.batches = torch.split(
+            torch.randperm(len(training.job.y)).to(training.device), settings.batch_size
+        )
         self.x, self.y, self.steps = training.job.x, training.job.y, len(self.batches)
 
     def epoch(self) -> float:

@@ -18,8 +18,14 @@ ROUNDS = 12
 def main(rounds: int = ROUNDS) -> None:
     device = pick_device("auto").type
     heads = ("one seed", "five, in turn", "five, together", "x one seed", "x in turn")
-    print(f"{'workload':58}" + "".join(f"{head:>16}" for head in heads) + f"   ({device}, least of {rounds} rounds)")
-    few = replace(TINY, title=f"{TINY.title[:41]} 10 a round", settings={**TINY.settings, "per_round": 10})
+    print(
+        f"{'workload':58}"
+        + "".join(f"{head:>16}" for head in heads)
+        + f"   ({device}, least of {rounds} rounds)"
+    )
+    few = replace(
+        TINY, title=f"{TINY.title[:41]} 10 a round", settings={**TINY.settings, "per_round": 10}
+    )
     chosen = (TINY, few, MNIST) if device == "cpu" else (TINY, few, MNIST, HAR, CIFAR)
     for workload in chosen:
         apart, together = (_servers(workload, device) for _ in range(2))

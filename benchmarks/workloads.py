@@ -38,13 +38,20 @@ class Workload:
     def federation(self) -> Federation:
         """Return a federation of the same random rows every time."""
         rng, count = np.random.default_rng(0), self.clients * self.rows
-        rows = Rows(rng.standard_normal((count, *self.shape), dtype=np.float32), rng.permutation(count) % self.classes)
+        rows = Rows(
+            rng.standard_normal((count, *self.shape), dtype=np.float32),
+            rng.permutation(count) % self.classes,
+        )
         names = tuple(map(str, range(self.classes)))
         data = Dataset(self.title, rows, rows.take(np.arange(1)), names)
         return Federation(data, partition_rows(self.skew, rows, self.clients, seed=0).partition)
 
     def training(
-        self, fed: Federation, engine: Engine | None, algorithm: Algorithm | None = None, **settings: Any
+        self,
+        fed: Federation,
+        engine: Engine | None,
+        algorithm: Algorithm | None = None,
+        **settings: Any,
     ) -> Server:
         """Return a server before its first round."""
         fixed = {"rounds": NEVER, "eval_every": NEVER, "device": "cpu"}

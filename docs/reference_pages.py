@@ -19,24 +19,58 @@ KINDS = {
     "fleets": "Clients as machines: speed, bandwidth, drop-outs.",
     "schedules": "How the learning rate changes over the rounds.",
 }
-FUNCTIONS = ("load", "split", "measure", "train", "compare", "resume", "open_run", "advise", "check", "load_split")
-SHOWN = ("Run", "Federation", "Dataset", "Partition", "Experiment", "Settings", "Task", "Callback", "Algorithm")
+FUNCTIONS = (
+    "load",
+    "split",
+    "measure",
+    "train",
+    "compare",
+    "resume",
+    "open_run",
+    "advise",
+    "check",
+    "load_split",
+)
+SHOWN = (
+    "Run",
+    "Federation",
+    "Dataset",
+    "Partition",
+    "Experiment",
+    "Settings",
+    "Task",
+    "Callback",
+    "Algorithm",
+)
 
 
 def write_reference(folder: Path) -> None:
     """Write the three pages into the folder."""
     folder.mkdir(exist_ok=True)
-    for name, text in {"components": components(), "commands": commands(), "python": python()}.items():
+    for name, text in {
+        "components": components(),
+        "commands": commands(),
+        "python": python(),
+    }.items():
         path = folder / f"{name}.md"
-        if not path.exists() or path.read_text(encoding="utf-8") != text:  # an unchanged page is not built again
+        if (
+            not path.exists() or path.read_text(encoding="utf-8") != text
+        ):  # an unchanged page is not built again
             path.write_text(text, encoding="utf-8")
 
 
 def components() -> str:
     """Return all registered components with their options."""
-    parts = ["# Components", "`name:option=value,option=value` chooses one; `fedskew list` prints this page."]
+    parts = [
+        "# Components",
+        "`name:option=value,option=value` chooses one; `fedskew list` prints this page.",
+    ]
     for kind, registry in registries().items():
-        parts += [f"## {kind.capitalize()}", KINDS[kind], *(_component(registry, name) for name in registry)]
+        parts += [
+            f"## {kind.capitalize()}",
+            KINDS[kind],
+            *(_component(registry, name) for name in registry),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -50,7 +84,10 @@ def _component(registry: Registry[Any], name: str) -> str:
         rows.append([f"`{option.name}`", option.help.replace("``", "`"), values, default])
     if rows:
         table = [["option", "", "values", "default"], ["---"] * 4, *rows]
-        lines += ["", *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table)]
+        lines += [
+            "",
+            *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table),
+        ]
     return "\n".join(lines)
 
 
@@ -66,19 +103,35 @@ def commands() -> str:
         "# `fedskew`", "# Commands", 1
     )
     for name, command in group.commands.items():  # in full: Typer shortens them
-        text = re.sub(rf"^\* `{name}`: .*$", f"* `{name}`: {command.help.split(chr(10))[0]}", text, count=1, flags=re.M)
+        text = re.sub(
+            rf"^\* `{name}`: .*$",
+            f"* `{name}`: {command.help.split(chr(10))[0]}",
+            text,
+            count=1,
+            flags=re.M,
+        )
     examples = re.compile(r"(?:^fedskew .*\n)+", re.MULTILINE)
     return examples.sub(lambda found: f"```sh\n{html.unescape(found[0])}```\n", text)
 
 
 def python() -> str:
     """Return the public names of the package, as Sphinx reads them."""
-    parts = ["# Python", "`import fedskew as fs`. Methods are classes of the package too: `fs.FedProx(mu=0.1)`."]
+    parts = [
+        "# Python",
+        "`import fedskew as fs`. Methods are classes of the package too: `fs.FedProx(mu=0.1)`.",
+    ]
     parts += [
         "## Functions",
-        *(_automatic(f"autofunction:: fedskew.{name}") for name in FUNCTIONS if hasattr(fedskew, name)),
+        *(
+            _automatic(f"autofunction:: fedskew.{name}")
+            for name in FUNCTIONS
+            if hasattr(fedskew, name)
+        ),
     ]
-    parts += ["## Classes", *(_automatic(f"autoclass:: fedskew.{name}\n   :members:") for name in SHOWN)]
+    parts += [
+        "## Classes",
+        *(_automatic(f"autoclass:: fedskew.{name}\n   :members:") for name in SHOWN),
+    ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -48,13 +48,22 @@ def fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 @pytest.fixture
 def hospitals(monkeypatch: pytest.MonkeyPatch) -> dict[str, pd.DataFrame]:
     """Return four made hospitals with gaps: B lacks a class, C a column, and D has creatinine in other units."""
-    monkeypatch.setattr("fedskew.runs.execute._told", set())  # so that every test is warned of their differences
+    # So that every test is warned of their differences
+    monkeypatch.setattr("fedskew.runs.execute._told", set())
     rng, result = np.random.default_rng(0), {}
     for place, name in enumerate("ABCD"):
         n = 240 + 40 * place
-        age, creatinine = rng.normal(60 + 2 * place, 12, n).round(), rng.lognormal(0, 0.35, n).round(2)
-        sex, wards = rng.choice(["f", "m"], n), ["icu", "surgery", "geriatrics" if name == "C" else "internal"]
-        frame = pd.DataFrame({"age": age, "sex": sex, "creatinine": creatinine, "bmi": rng.normal(26, 4, n).round(1)})
+        age, creatinine = (
+            rng.normal(60 + 2 * place, 12, n).round(),
+            rng.lognormal(0, 0.35, n).round(2),
+        )
+        sex, wards = (
+            rng.choice(["f", "m"], n),
+            ["icu", "surgery", "geriatrics" if name == "C" else "internal"],
+        )
+        frame = pd.DataFrame(
+            {"age": age, "sex": sex, "creatinine": creatinine, "bmi": rng.normal(26, 4, n).round(1)}
+        )
         frame["ward"] = rng.choice(wards, n)
         risk = 0.08 * (age - 60) + 2.5 * np.log(creatinine) + 0.5 * (sex == "m") - 1.5
         outcome = np.where(rng.random(n) < 1 / (1 + np.exp(-risk)), "died", "discharged")
@@ -105,7 +114,10 @@ class Lab:
 
     def rows(self, count: int, shape: Sequence[int], seed: int) -> Rows:
         draw = np.random.default_rng(seed)
-        return Rows(draw.normal(size=(count, *shape)).astype(np.float32), draw.integers(0, self.classes, count))
+        return Rows(
+            draw.normal(size=(count, *shape)).astype(np.float32),
+            draw.integers(0, self.classes, count),
+        )
 
     def federation(
         self,
@@ -117,9 +129,15 @@ class Lab:
         """Return a federation with clients of these sizes, or (``rows``) with these rows of 30."""
         population = 30 if rows is not None else sum(sizes)
         owner = np.repeat(np.arange(len(sizes)), sizes)
-        cut = Partition.from_lists(list(rows)) if rows is not None else Partition.from_owner(owner, len(sizes))
+        cut = (
+            Partition.from_lists(list(rows))
+            if rows is not None
+            else Partition.from_owner(owner, len(sizes))
+        )
         names = tuple(map(str, range(self.classes)))
-        data = Dataset("made up", self.rows(population, shape, seed), self.rows(20, shape, seed + 1), names)
+        data = Dataset(
+            "made up", self.rows(population, shape, seed), self.rows(20, shape, seed + 1), names
+        )
         return Federation(data, cut)
 
     def training(
@@ -131,7 +149,14 @@ class Lab:
         **settings: Any,
     ) -> Server:
         fed = fed or self.federation()
-        usual = {"rounds": 10, "batch_size": 4, "lr": 0.1, "dtype": "float64", "device": "cpu", "threads": 1}
+        usual = {
+            "rounds": 10,
+            "batch_size": 4,
+            "lr": 0.1,
+            "dtype": "float64",
+            "device": "cpu",
+            "threads": 1,
+        }
         network = build(model, fed.data.shape, self.classes, seed=0)
         return Server(fed, network, resolve(algorithm), Settings(**{**usual, **settings}), engine)
 
@@ -144,14 +169,24 @@ class Lab:
     @staticmethod
     def outcome(training: Server) -> dict[str, torch.Tensor]:
         """Return all that training changes, as flat float64 tensors in an order that does not depend on the engine."""
-        found = {name: value for name, value in training.checkpoint().items() if not name.startswith("store/")}
+        found = {
+            name: value
+            for name, value in training.checkpoint().items()
+            if not name.startswith("store/")
+        }
         for client in range(training.trained_on.clients) if training.store else []:
             for part, tensors in training.store.get(np.array([client])).items():
-                found |= {f"client {client} {part} {name}": value for name, value in tensors.items()}
+                found |= {
+                    f"client {client} {part} {name}": value for name, value in tensors.items()
+                }
         for result in getattr(training, "results", []):
             for line in (result.round, *result.clients):
                 where = f"round {result.round['round']} client {line.get('client')}"
-                found |= {f"{where} {name}": torch.tensor(value) for name, value in line.items() if value is not None}
+                found |= {
+                    f"{where} {name}": torch.tensor(value)
+                    for name, value in line.items()
+                    if value is not None
+                }
         return {name: value.detach().double() for name, value in found.items()}
 
     def gap(self, left: Server, right: Server) -> float:
@@ -164,9 +199,20 @@ class Lab:
     @staticmethod
     def plan(training: Server, clients: Sequence[int] | None = None) -> Plan:
         """Return the plan of the training's next round, for some clients in some order."""
-        s, chosen = training.settings, np.arange(training.trained_on.clients) if clients is None else np.array(clients)
+        s, chosen = (
+            training.settings,
+            np.arange(training.trained_on.clients) if clients is None else np.array(clients),
+        )
         sizes, full = training.trained_on.sizes[chosen], np.full(len(chosen), 1)
-        return Plan.draw(s.seed, training.round, chosen, sizes, full * s.batch_size, full * s.epochs, training.least)
+        return Plan.draw(
+            s.seed,
+            training.round,
+            chosen,
+            sizes,
+            full * s.batch_size,
+            full * s.epochs,
+            training.least,
+        )
 
     @staticmethod
     def start(training: Server, plan: Plan) -> Start:

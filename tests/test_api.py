@@ -44,19 +44,28 @@ def mlp() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 10)
+            nn.Flatten(),
+            nn.Linear(64, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(16, 10),
         )
 
 
 def same_weights(left: nn.Module, right: nn.Module) -> bool:
     mine, theirs = left.state_dict(), right.state_dict()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(mine[name], theirs[name]) for name in mine
+    )
 
 
 # -- as the front page says --------------------------------------------------------------------------------------------
 
 
-def test_the_front_page(fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_front_page(
+    fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run = fs.train(fed, model="mlp", algorithm=fs.FedProx(mu=0.1), rounds=3)
     assert run.folder == Path("runs/fedprox-digits-dirichlet-s0")
@@ -87,7 +96,9 @@ def test_a_folder_holds_all_of_a_run_with_its_picture(fed: fs.Federation, tmp_pa
     assert (run.folder / "picture.png").read_bytes().startswith(b"\x89PNG")
     stored = load_file(run.folder / "model.safetensors")
     assert stored.keys() == run.model.state_dict().keys()
-    assert all(torch.equal(stored[name], value) for name, value in run.model.cpu().state_dict().items())
+    assert all(
+        torch.equal(stored[name], value) for name, value in run.model.cpu().state_dict().items()
+    )
     environment = json.loads((run.folder / "environment.json").read_text())
     assert environment["torch"] == torch.__version__
     assert environment["federation"] == fed.fingerprint
@@ -118,7 +129,10 @@ def test_ctrl_c_in_python_is_still_a_keyboard_interrupt(fed: fs.Federation, tmp_
     def stop(result: Any, of: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match=r"interrupted after round 1 of 4; resume with: fedskew resume .*run"):
+    with pytest.raises(
+        KeyboardInterrupt,
+        match=r"interrupted after round 1 of 4; resume with: fedskew resume .*run",
+    ):
         fs.train(fed, "logreg", rounds=4, folder=tmp_path / "run", callbacks=stop)
     with pytest.raises(KeyboardInterrupt, match=r"interrupted after round 1 of 4$"):
         fs.train(fed, "logreg", rounds=4, folder=False, callbacks=stop)
@@ -126,7 +140,10 @@ def test_ctrl_c_in_python_is_still_a_keyboard_interrupt(fed: fs.Federation, tmp_
 
 
 def test_the_same_call_gives_the_same_bits(fed: fs.Federation) -> None:
-    runs = [fs.train(fed, "mlp:hidden=8", "fedadam", rounds=2, per_round=4, seed=5, folder=False) for _ in range(2)]
+    runs = [
+        fs.train(fed, "mlp:hidden=8", "fedadam", rounds=2, per_round=4, seed=5, folder=False)
+        for _ in range(2)
+    ]
     assert same_weights(runs[0].model, runs[1].model)
     pd.testing.assert_frame_equal(*(run.clients for run in runs))
     other = fs.train(fed, "mlp:hidden=8", "fedadam", rounds=2, per_round=4, seed=6, folder=False)
@@ -165,7 +182,11 @@ def test_numpy_torch_and_pandas_are_the_same_rows() -> None:
     x, y = arrays()
     frame = pd.DataFrame(x, columns=["a", "b", "c"])
     expected = fs.split((x, y), "dirichlet", clients=4, seed=2)
-    for data in ((torch.from_numpy(x), torch.from_numpy(y)), (frame, pd.Series(y)), (x.tolist(), y.tolist())):
+    for data in (
+        (torch.from_numpy(x), torch.from_numpy(y)),
+        (frame, pd.Series(y)),
+        (x.tolist(), y.tolist()),
+    ):
         found = fs.split(data, "dirichlet", clients=4, seed=2)
         assert found.fingerprint == expected.fingerprint
     found = fs.split(frame.assign(kind=y), "dirichlet", clients=4, seed=2, label="kind")
@@ -206,7 +227,10 @@ def test_a_function_as_skew() -> None:
 def test_skews_as_text_and_as_table(fed: fs.Federation) -> None:
     table = {"name": "dirichlet", "alpha": 0.2}
     assert fs.split(fs.load("digits"), table, clients=10, seed=0).fingerprint == fed.fingerprint
-    assert fs.split(fs.load("digits"), "dirichlet:alpha=0.3", clients=10, seed=0).fingerprint != fed.fingerprint
+    assert (
+        fs.split(fs.load("digits"), "dirichlet:alpha=0.3", clients=10, seed=0).fingerprint
+        != fed.fingerprint
+    )
 
 
 def test_fingerprints_see_every_part() -> None:
@@ -233,7 +257,8 @@ def test_a_users_module_is_the_start_and_is_not_changed(engine: str, fed: fs.Fed
     assert all(value.grad is None and value.requires_grad for value in module.parameters())
     assert run.model is not module
     for mine, theirs in zip(run.model.cpu().parameters(), module.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs)  # with next to no learning rate the start is the end
+        # With next to no learning rate the start is the end
+        torch.testing.assert_close(mine, theirs)
     assert not any(part.training for part in run.model.modules())
 
 
@@ -259,7 +284,9 @@ class Tied(nn.Module):
         self.register_buffer("scale", torch.ones(1), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.head(self.second(self.first(x.flatten(1)).relu()).relu() * self.scale)
+        answer: torch.Tensor = self.head(
+            self.second(self.first(x.flatten(1)).relu()).relu() * self.scale
+        )
         return answer
 
 
@@ -281,11 +308,16 @@ def test_a_module_in_double_precision(fed: fs.Federation) -> None:
 # -- algorithms --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["fedprox:mu=0.5", {"name": "fedprox", "mu": 0.5}, fs.FedProx(mu=0.5)])
+@pytest.mark.parametrize(
+    "algorithm", ["fedprox:mu=0.5", {"name": "fedprox", "mu": 0.5}, fs.FedProx(mu=0.5)]
+)
 def test_an_algorithm_as_text_table_and_object(algorithm: Any, fed: fs.Federation) -> None:
     run = fs.train(fed, "logreg", algorithm, rounds=1, folder=False)
     assert run.summary["algorithm"] == "fedprox:mu=0.5"
-    assert fs.train(fed, "logreg", fs.FedProx, rounds=1, folder=False).summary["algorithm"] == "fedprox"
+    assert (
+        fs.train(fed, "logreg", fs.FedProx, rounds=1, folder=False).summary["algorithm"]
+        == "fedprox"
+    )
 
 
 @dataclass(frozen=True)
@@ -295,7 +327,11 @@ class Half(fs.FedAvg):
     factor: float = 0.5
 
     def payload(self, view: View) -> Tree:
-        return {"delta": {name: self.factor * value for name, value in super().payload(view)["delta"].items()}}
+        return {
+            "delta": {
+                name: self.factor * value for name, value in super().payload(view)["delta"].items()
+            }
+        }
 
 
 def test_an_algorithm_of_ones_own(fed: fs.Federation, tmp_path: Path) -> None:
@@ -304,7 +340,8 @@ def test_an_algorithm_of_ones_own(fed: fs.Federation, tmp_path: Path) -> None:
     assert not same_weights(run.model, fs.train(fed, "logreg", rounds=2, folder=False).model)
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(
-        fs.FedskewError, match=r"its algorithm was a Python object, .*fedskew.resume\(folder, algorithm=\.\.\.\)"
+        fs.FedskewError,
+        match=r"its algorithm was a Python object, .*fedskew.resume\(folder, algorithm=\.\.\.\)",
     ):
         fs.resume(tmp_path / "run")
     assert same_weights(fs.resume(tmp_path / "run", algorithm=Half()).model, run.model)
@@ -328,11 +365,17 @@ def test_resume_with_data_and_model_given_back(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     expected = fs.train(fed, module, "fedavgm", rounds=4, folder=tmp_path / "whole")
     with pytest.raises(Crash):
-        fs.train(fed, module, "fedavgm", rounds=4, folder=tmp_path / "run", callbacks=crash_after_two)
-    with pytest.raises(fs.FedskewError, match=r"its data was a Python object, .*fedskew.resume\(folder, fed=\.\.\.\)"):
+        fs.train(
+            fed, module, "fedavgm", rounds=4, folder=tmp_path / "run", callbacks=crash_after_two
+        )
+    with pytest.raises(
+        fs.FedskewError,
+        match=r"its data was a Python object, .*fedskew.resume\(folder, fed=\.\.\.\)",
+    ):
         fs.resume(tmp_path / "run")
     with pytest.raises(
-        fs.FedskewError, match=r"its model was a Python object, .*fedskew.resume\(folder, model=\.\.\.\)"
+        fs.FedskewError,
+        match=r"its model was a Python object, .*fedskew.resume\(folder, model=\.\.\.\)",
     ):
         fs.resume(tmp_path / "run", fed=fed)
     with pytest.raises(fs.FedskewError, match="hold other rows than when the run began"):
@@ -347,14 +390,25 @@ def test_resume_with_data_and_model_given_back(tmp_path: Path) -> None:
 def test_data_held_out_with_another_seed_cannot_be_loaded_again_by_itself(tmp_path: Path) -> None:
     """Check that a configuration, which has one seed for both, names the data only if split and held-out seed agree."""
     data = fs.load("digits", validation=0.1, seed=1)
-    other = fs.train(fs.split(data, "iid", clients=3, seed=2), "logreg", rounds=1, folder=tmp_path / "other")
-    same = fs.train(fs.split(data, "iid", clients=3, seed=1), "logreg", rounds=1, folder=tmp_path / "same")
+    other = fs.train(
+        fs.split(data, "iid", clients=3, seed=2), "logreg", rounds=1, folder=tmp_path / "other"
+    )
+    same = fs.train(
+        fs.split(data, "iid", clients=3, seed=1), "logreg", rounds=1, folder=tmp_path / "same"
+    )
     assert other.summary["data"] == "from-python"
     assert same.summary["data"] == "digits"
     configuration = tomllib.loads((tmp_path / "same" / "config.toml").read_text())
-    assert (configuration["split_seed"], configuration["seed"], configuration["validation"]) == (1, 0, 0.1)
+    assert (configuration["split_seed"], configuration["seed"], configuration["validation"]) == (
+        1,
+        0,
+        0.1,
+    )
     (tmp_path / "same" / "summary.json").unlink()
-    assert fs.resume(tmp_path / "same").summary["validation_accuracy_last"] == same.summary["validation_accuracy_last"]
+    assert (
+        fs.resume(tmp_path / "same").summary["validation_accuracy_last"]
+        == same.summary["validation_accuracy_last"]
+    )
 
 
 # -- TensorBoard -------------------------------------------------------------------------------------------------------
@@ -362,7 +416,9 @@ def test_data_held_out_with_another_seed_cannot_be_loaded_again_by_itself(tmp_pa
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_events(fed: fs.Federation, tmp_path: Path) -> None:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
     with pytest.raises(Crash):
         fs.train(
             fed,
@@ -378,8 +434,11 @@ def test_tensorboard_events(fed: fs.Federation, tmp_path: Path) -> None:
     events = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert set(events.Tags()["scalars"]) == set(run.rounds.columns) - {"round", "seconds"}
     losses = events.Scalars("local_loss")
-    assert [event.step for event in losses] == [1, 2, 3, 4]  # what was written before the crash is there once
-    np.testing.assert_allclose([event.value for event in losses], run.rounds["local_loss"], rtol=1e-6)
+    # What was written before the crash is there once
+    assert [event.step for event in losses] == [1, 2, 3, 4]
+    np.testing.assert_allclose(
+        [event.value for event in losses], run.rounds["local_loss"], rtol=1e-6
+    )
     assert [event.step for event in events.Scalars("test_accuracy")] == [2, 4]
 
 
@@ -395,4 +454,9 @@ def test_no_public_name_is_hidden_by_a_module():
                 raise
     for name in fs.__all__:
         assert not isinstance(getattr(fs, name), ModuleType), name
-    assert fs.measure(fs.split(fs.load("digits"), "iid", 3), chance=False).views["labels"]["hellinger"].mean < 0.2
+    assert (
+        fs.measure(fs.split(fs.load("digits"), "iid", 3), chance=False)
+        .views["labels"]["hellinger"]
+        .mean
+        < 0.2
+    )

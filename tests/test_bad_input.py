@@ -176,7 +176,13 @@ def write_runs(place: Path) -> None:
 
     def run(name: str, data: Any = None, model: Any = "logreg") -> Path:
         data = fs.load(str(place / f"{name}.npz")) if data is None else data
-        fs.train(fs.split(data, "iid", clients=4), model, rounds=2, folder=place / name, checkpoint_every=1)
+        fs.train(
+            fs.split(data, "iid", clients=4),
+            model,
+            rounds=2,
+            folder=place / name,
+            checkpoint_every=1,
+        )
         (place / name / SUMMARY).unlink()
         return place / name
 
@@ -184,7 +190,9 @@ def write_runs(place: Path) -> None:
         np.savez(place / f"{name}.npz", x=x, y=y)
         run(name)
     np.savez(place / "moved.npz", x=x[:-4], y=y[:-4])
-    np.savez(place / "changed.npz", x=x + np.float32([[0, 0, 1]]) * (np.arange(40) == 5)[:, None], y=y)
+    np.savez(
+        place / "changed.npz", x=x + np.float32([[0, 0, 1]]) * (np.arange(40) == 5)[:, None], y=y
+    )
     edit(place / "halfconfig" / CONFIG, '[model]\nname = "logreg"\n', "")
     state = place / "torn" / CHECKPOINTS / "00000002.safetensors"
     state.write_bytes(state.read_bytes()[:-7])
@@ -268,7 +276,9 @@ def test_bad_input_ends_in_one_clear_line(
     assert spent < 1
 
 
-def test_the_same_command_without_the_mistake_trains(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_command_without_the_mistake_trains(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Check that the fixture notices training, because the other tests rely on it."""
     with pytest.raises(AssertionError, match="training began"):
         fs.train(fs.split(fs.load("small.npz"), "iid", clients=4), "logreg", folder=False)
@@ -278,7 +288,10 @@ def test_the_same_command_without_the_mistake_trains(here: Path, monkeypatch: py
 def test_the_real_script_says_the_same(kind: str, here: Path) -> None:
     command, *said = KINDS[kind]
     done = subprocess.run(
-        [sys.executable, "-m", "fedskew", *shlex.split(command)], capture_output=True, text=True, cwd=here
+        [sys.executable, "-m", "fedskew", *shlex.split(command)],
+        capture_output=True,
+        text=True,
+        cwd=here,
     )
     assert done.returncode == 2
     assert done.stdout == ""
@@ -346,7 +359,9 @@ def test_tensorboard_without_its_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert call("run --tensorboard", monkeypatch) == 2
-    assert "tensorboard=true needs the package: pip install 'fedskew[tensorboard]'" in one_line(capsys.readouterr().err)
+    assert "tensorboard=true needs the package: pip install 'fedskew[tensorboard]'" in one_line(
+        capsys.readouterr().err
+    )
 
 
 # -- the same from Python: a FedskewError with the same words ----------------------------------------------------------
@@ -390,39 +405,92 @@ class Fussy(nn.Linear):
 
 
 PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
-    "fewer labels than rows": (lambda: with_y(lambda y: y[:-1]), "40 rows of features but 39 labels"),
+    "fewer labels than rows": (
+        lambda: with_y(lambda y: y[:-1]),
+        "40 rows of features but 39 labels",
+    ),
     "text as features": (lambda: with_x(lambda x: x.astype(str)), "not numbers; encode text"),
-    "objects as features": (lambda: with_x(lambda x: x.astype(object)), "x holds object values, not numbers"),
-    "complex features": (lambda: with_x(lambda x: x.astype(complex)), "x holds complex128 values, not numbers"),
+    "objects as features": (
+        lambda: with_x(lambda x: x.astype(object)),
+        "x holds object values, not numbers",
+    ),
+    "complex features": (
+        lambda: with_x(lambda x: x.astype(complex)),
+        "x holds complex128 values, not numbers",
+    ),
     "NaN in an array": (lambda: with_x(nan_in), "holds NaN or infinity"),
-    "NaN in a tensor": (lambda: with_x(lambda x: torch.from_numpy(nan_in(x))), "holds NaN or infinity"),
-    "empty array": (lambda: fs.split((np.empty((0, 3)), np.empty(0, int))), r"x of shape \(0, 3\) is empty"),
-    "one dimension": (lambda: with_x(lambda x: x[:, 0]), r"shape \(40,\) has no features; use shape \(rows, 1\)"),
-    "ragged rows": (lambda: fs.split(([[1.0], [1.0, 2.0]], [0, 1])), "different lengths; make them equal"),
-    "labels with fractions": (lambda: with_y(lambda y: y + 0.5), "labels must be whole numbers or text: round or bin"),
-    "labels with gaps": (lambda: with_y(lambda y: np.where(y == 3, np.nan, y)), "missing in 10 rows"),
+    "NaN in a tensor": (
+        lambda: with_x(lambda x: torch.from_numpy(nan_in(x))),
+        "holds NaN or infinity",
+    ),
+    "empty array": (
+        lambda: fs.split((np.empty((0, 3)), np.empty(0, int))),
+        r"x of shape \(0, 3\) is empty",
+    ),
+    "one dimension": (
+        lambda: with_x(lambda x: x[:, 0]),
+        r"shape \(40,\) has no features; use shape \(rows, 1\)",
+    ),
+    "ragged rows": (
+        lambda: fs.split(([[1.0], [1.0, 2.0]], [0, 1])),
+        "different lengths; make them equal",
+    ),
+    "labels with fractions": (
+        lambda: with_y(lambda y: y + 0.5),
+        "labels must be whole numbers or text: round or bin",
+    ),
+    "labels with gaps": (
+        lambda: with_y(lambda y: np.where(y == 3, np.nan, y)),
+        "missing in 10 rows",
+    ),
     "one class": (lambda: with_y(lambda y: y * 0), "one class only"),
-    "data frame without label=": (lambda: fs.split(pd.DataFrame({"a": [1.0], "y": [0]})), "needs label="),
+    "data frame without label=": (
+        lambda: fs.split(pd.DataFrame({"a": [1.0], "y": [0]})),
+        "needs label=",
+    ),
     "data frame without that column": (
         lambda: fs.split(pd.DataFrame({"a": [1.0], "label": [0]}), label="lable"),
         "'lable': did you mean 'label'",
     ),
     "no data at all": (lambda: fs.split(3), r"expected \(x, y\).* got int"),
-    "clients as text": (lambda: fs.split(small_arrays(), "iid", clients="few"), "clients=few is not a whole number"),
-    "clients=0": (lambda: fs.split(small_arrays(), "iid", clients=0), "clients=0 is out of range, it must be >= 1"),
-    "more clients than rows": (lambda: fs.split(small_arrays(), "iid", clients=41), "too few for 41 clients"),
+    "clients as text": (
+        lambda: fs.split(small_arrays(), "iid", clients="few"),
+        "clients=few is not a whole number",
+    ),
+    "clients=0": (
+        lambda: fs.split(small_arrays(), "iid", clients=0),
+        "clients=0 is out of range, it must be >= 1",
+    ),
+    "more clients than rows": (
+        lambda: fs.split(small_arrays(), "iid", clients=41),
+        "too few for 41 clients",
+    ),
     "seed negative": (lambda: fs.split(small_arrays(), "iid", seed=-1), "seed=-1 is out of range"),
-    "client_test=1": (lambda: fs.split(small_arrays(), "iid", client_test=1), "client_test=1 is out of range"),
+    "client_test=1": (
+        lambda: fs.split(small_arrays(), "iid", client_test=1),
+        "client_test=1 is out of range",
+    ),
     "validation=1": (lambda: fs.load("digits", validation=1), "validation=1 is out of range"),
-    "validation as text": (lambda: fs.load("digits", validation="some"), "validation=some is not a number"),
-    "skew function that returns nonsense": (lambda: owned(lambda rows: [1, 2]), "must return a Partition, got list"),
+    "validation as text": (
+        lambda: fs.load("digits", validation="some"),
+        "validation=some is not a number",
+    ),
+    "skew function that returns nonsense": (
+        lambda: owned(lambda rows: [1, 2]),
+        "must return a Partition, got list",
+    ),
     "skew function that leaves a client empty": (
         lambda: owned(lambda rows: fs.Partition.from_owner(np.arange(rows) % 3, 4)),
         "client 3 has no rows.*fewer clients",
     ),
-    "skew function that gives a row twice": (lambda: owned(twice_held), "row 0 is held by 2 clients"),
+    "skew function that gives a row twice": (
+        lambda: owned(twice_held),
+        "row 0 is held by 2 clients",
+    ),
     "skew function that forgets a row": (
-        lambda: owned(lambda rows: fs.Partition(np.arange(rows - 1), np.array([0, 1, 2, 3, rows - 1]))),
+        lambda: owned(
+            lambda rows: fs.Partition(np.arange(rows - 1), np.array([0, 1, 2, 3, rows - 1]))
+        ),
         "row 31 is held by 0 clients",
     ),
     "skew function with rows from nowhere": (
@@ -433,24 +501,42 @@ PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fs.train(fs.load("digits")),
         "needs what fedskew.split returns, got Dataset",
     ),
-    "model with too many outputs": (lambda: fs.train(fed(), nn.Linear(3, 7)), r"shape \(1, 7\), expected .*\(1, 4\)"),
-    "model for other rows": (lambda: fs.train(fed(), nn.Linear(5, 4)), r"does not take rows of shape \(3,\)"),
+    "model with too many outputs": (
+        lambda: fs.train(fed(), nn.Linear(3, 7)),
+        r"shape \(1, 7\), expected .*\(1, 4\)",
+    ),
+    "model for other rows": (
+        lambda: fs.train(fed(), nn.Linear(5, 4)),
+        r"does not take rows of shape \(3,\)",
+    ),
     "model that raises something else": (
         lambda: fs.train(fed(), Fussy(3, 4)),
         "does not take rows.*only letters please",
     ),
-    "model that answers twice": (lambda: fs.train(fed(), TwoAnswers(3, 4)), "with a tuple, expected a tensor"),
+    "model that answers twice": (
+        lambda: fs.train(fed(), TwoAnswers(3, 4)),
+        "with a tuple, expected a tensor",
+    ),
     "model with a frozen layer": (
         lambda: fs.train(fed(), nn.Linear(3, 4).requires_grad_(False)),
         "Linear has nothing to train: no parameter has requires_grad=True",
     ),
-    "model without parameters": (lambda: fs.train(fed(), nn.Identity()), "Identity has nothing to train"),
+    "model without parameters": (
+        lambda: fs.train(fed(), nn.Identity()),
+        "Identity has nothing to train",
+    ),
     "model function that returns nonsense": (
         lambda: fs.train(fed(), lambda shape, classes: 3),
         "must return a torch.nn.Module",
     ),
-    "unknown keyword": (lambda: fs.train(fed(), "logreg", learning_rate=1), "unknown setting 'learning_rate'"),
-    "misspelt keyword": (lambda: fs.train(fed(), "logreg", batchsize=1), "did you mean 'batch_size'"),
+    "unknown keyword": (
+        lambda: fs.train(fed(), "logreg", learning_rate=1),
+        "unknown setting 'learning_rate'",
+    ),
+    "misspelt keyword": (
+        lambda: fs.train(fed(), "logreg", batchsize=1),
+        "did you mean 'batch_size'",
+    ),
     "lr as text": (lambda: fs.train(fed(), "logreg", lr="fast"), "lr=fast is not a number"),
     "lr true": (lambda: fs.train(fed(), "logreg", lr=True), "lr=True is not a number"),
     "algorithm of another kind": (

@@ -48,11 +48,18 @@ def refused(call: Callable[[], Any], *said: str) -> str:
 # -- numbers and names -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kinds", [(">f4", ">i4", ">i8"), ("<f4", ">i2", "<i8"), (">f8", "<U1", ">i4")])
+@pytest.mark.parametrize(
+    "kinds", [(">f4", ">i4", ">i8"), ("<f4", ">i2", "<i8"), (">f8", "<U1", ">i4")]
+)
 def test_numbers_of_another_byte_order(kinds: tuple[str, str, str]) -> None:
     x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 4
     np.savez("mine.npz", x=x.astype("f4"), y=y.astype(str) if kinds[1] == "<U1" else y, group=y)
-    np.savez("theirs.npz", x=x.astype("f4").astype(kinds[0]), y=y.astype(kinds[1]), group=y.astype(kinds[2]))
+    np.savez(
+        "theirs.npz",
+        x=x.astype("f4").astype(kinds[0]),
+        y=y.astype(kinds[1]),
+        group=y.astype(kinds[2]),
+    )
     mine, theirs = load("npz:path=mine.npz"), load("npz:path=theirs.npz")
     assert np.allclose(mine.train.x, theirs.train.x, atol=1e-6)
     assert np.array_equal(mine.train.y, theirs.train.y)
@@ -82,7 +89,11 @@ def test_a_column_that_is_there_twice(separator: str) -> None:
     sign = {"comma": ",", "semicolon": ";"}[separator]
     text = "a,label,label\n" + "".join(f"{i},{i % 2},{i % 2}\n" for i in ROWS)
     Path("twice.csv").write_text(text.replace(",", sign))
-    refused(lambda: load(f"twice.csv:label=label,separator={separator}"), "column 'label' is there twice", "rename one")
+    refused(
+        lambda: load(f"twice.csv:label=label,separator={separator}"),
+        "column 'label' is there twice",
+        "rename one",
+    )
 
 
 def test_a_table_of_too_many_columns() -> None:
@@ -140,9 +151,13 @@ def test_parquet_columns_that_are_not_single_values() -> None:
 
 def test_a_parquet_index_is_a_column_where_it_is_asked_for() -> None:
     pytest.importorskip("pyarrow")
-    frame = pd.DataFrame({"a": np.arange(40.0), "b": 1.5}, index=pd.Index(np.arange(40) % 2, name="y"))
+    frame = pd.DataFrame(
+        {"a": np.arange(40.0), "b": 1.5}, index=pd.Index(np.arange(40) % 2, name="y")
+    )
     frame.to_parquet("label.parquet")
-    frame.assign(y=np.arange(40) % 2).set_index(pd.Index(np.arange(40) % 4, name="who")).to_parquet("group.parquet")
+    frame.assign(y=np.arange(40) % 2).set_index(pd.Index(np.arange(40) % 4, name="who")).to_parquet(
+        "group.parquet"
+    )
     assert load("label.parquet:label=y").features == ("a", "b")
     assert load("group.parquet:label=y,group=who").groups == ("0", "1", "2", "3")
     assert load("group.parquet:label=y").features == ("a", "b")
@@ -169,7 +184,10 @@ def test_parquet_columns_of_one_name() -> None:
         ),
         ({"users": ["a"], "user_data": {"a": {"x": [[0.0] * 784], "y": [1.5]}}}, "label 1.5"),
         ({"users": ["a"], "user_data": {"a": {"x": [[0.0] * 784], "y": [-1]}}}, "label -1"),
-        ({"users": ["a"], "user_data": {"a": {"x": [[1e300] * 784], "y": [1]}}}, "pixels beyond 255"),
+        (
+            {"users": ["a"], "user_data": {"a": {"x": [[1e300] * 784], "y": [1]}}},
+            "pixels beyond 255",
+        ),
         ({"users": "a"}, "user_data"),
         ([], "users with 784 pixels"),
     ],
@@ -219,12 +237,17 @@ for call in [*(lambda spec=spec: load(spec) for spec in specs), lambda: read_fil
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
-    assert done.stdout.count("is a pipe or device, not a file: write its content to a file first\n") == 6
+    assert (
+        done.stdout.count("is a pipe or device, not a file: write its content to a file first\n")
+        == 6
+    )
 
 
 def header(shape: tuple[int, ...]) -> bytes:
     buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": "<f4", "fortran_order": False, "shape": shape}
+    )
     return buffer.getvalue()
 
 
@@ -255,8 +278,14 @@ def test_bombs_are_refused_before_they_go_off() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused(lambda: load("bomb.npz"), "bomb.npz unpacks to", "over 200 times its size")
     refused(lambda: load("claims.npz"), "claims.npz")
-    refused(lambda: load("bomb.csv.gz:label=label"), "bomb.csv.gz unpacks to more than", "over 200 times its size")
-    refused(lambda: load("images:path=images"), "1.png is ", "12000x12000, more than 64,000,000 pixels")
+    refused(
+        lambda: load("bomb.csv.gz:label=label"),
+        "bomb.csv.gz unpacks to more than",
+        "over 200 times its size",
+    )
+    refused(
+        lambda: load("images:path=images"), "1.png is ", "12000x12000, more than 64,000,000 pixels"
+    )
     refused(lambda: load("images:path=images,size=10000000"), "choose a smaller size=")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_500_000  # kilobytes
     assert time.monotonic() - started < 60
@@ -265,24 +294,43 @@ def test_bombs_are_refused_before_they_go_off() -> None:
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 KINDS = {
-    "threads": ("run --threads 1000000", "threads=1000000 is out of range, it must be >= 1 and <= 1024"),
+    "threads": (
+        "run --threads 1000000",
+        "threads=1000000 is out of range, it must be >= 1 and <= 1024",
+    ),
     "memory": ("run --memory 1e300", "memory=1e300 is out of range"),
     "batch": (f"run --batch-size {10**30}", "is too large: numbers stay below 2^63"),
-    "epochs": ("run --epochs 1000000000", "epochs=1000000000 is out of range, it must be >= 1 and <= 10000"),
+    "epochs": (
+        "run --epochs 1000000000",
+        "epochs=1000000000 is out of range, it must be >= 1 and <= 10000",
+    ),
     "mu": ("run --algorithm fedprox:mu=1e308", "mu=1e308 is too large"),
     "weight decay": ("run --weight-decay 1e308", "weight_decay=1e308 is too large"),
     "model": ("run --model mlp:hidden=1000000000", "75,000,000,010 weights needs 1,200.0 GB"),
-    "model beyond 64 bits": ("run --model cnn:width=1000000000", "cnn:width=1000000000 cannot be built"),
+    "model beyond 64 bits": (
+        "run --model cnn:width=1000000000",
+        "cnn:width=1000000000 cannot be built",
+    ),
     "seeds": ("compare --seeds 0-20000", "seeds 0-20000", "at most 1,000 at a time"),
-    "more seeds, one by one": (f"compare --seeds {','.join(map(str, range(1001)))}", "1,001 seeds", "at most 1,000"),
+    "more seeds, one by one": (
+        f"compare --seeds {','.join(map(str, range(1001)))}",
+        "1,001 seeds",
+        "at most 1,000",
+    ),
     "seeds without end": (f"compare --seeds 0-{10**20}", "at most 1,000 at a time"),
     "seed": (f"run --seed {2**64}", f"seed={2**64} is too large"),
-    "seed of a split": (f"split --data digits --out new --seed {2**64}", f"seed={2**64} is too large"),
+    "seed of a split": (
+        f"split --data digits --out new --seed {2**64}",
+        f"seed={2**64} is too large",
+    ),
     "skew twice": (
         "run --skew iid --skew vop",
         "fedskew run is one run, not several (skew): use fedskew compare --skew iid --skew vop",
     ),
-    "skew twice in split": ("split --data digits --skew iid --skew vop --out new", "--skew is given 2 times"),
+    "skew twice in split": (
+        "split --data digits --skew iid --skew vop --out new",
+        "--skew is given 2 times",
+    ),
     "flag twice": ("run --secure --no-secure", "--secure is given 2 times"),
     "group elsewhere": ("resume group", "the run '../x' is no name of a folder in it"),
 }
@@ -295,7 +343,9 @@ def test_settings_that_no_machine_can_do(
     command, *said = KINDS[kind]
     (here / "group").mkdir()
     values = {"rounds": 1, "model": "logreg", "algorithm": "fedavg", "seed": 0}
-    (here / "group/group.json").write_text(json.dumps([{"name": "../x", "algorithm": "fedavg", "values": values}]))
+    (here / "group/group.json").write_text(
+        json.dumps([{"name": "../x", "algorithm": "fedavg", "values": values}])
+    )
     began = time.process_time()
     assert fedskew(command) == 2
     out, err = capsys.readouterr()
@@ -327,12 +377,16 @@ def test_a_thousand_seeds_are_read_at_once() -> None:
     from fedskew.runs import sweep as several
 
     began = time.process_time()
-    assert len(several.members({"model": "logreg"}, ["fedavg"], several.parse_seeds("0-999"))) == 1_000
+    assert (
+        len(several.members({"model": "logreg"}, ["fedavg"], several.parse_seeds("0-999"))) == 1_000
+    )
     assert time.process_time() - began < 30
 
 
 def test_help_shows_brackets(
-    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fedskew: Callable[[str], Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert fedskew("run --help") == 0

@@ -61,7 +61,14 @@ def test_a_file_name_occurs_once():
 
 def test_the_contract_has_fourteen_hooks():
     public = {name for name in vars(Algorithm) if not name.startswith("_")}
-    assert public == HOOKS | PARTS | {"addition", "parts", "cost_per_row", "options", "label", "check_clients"}
+    assert public == HOOKS | PARTS | {
+        "addition",
+        "parts",
+        "cost_per_row",
+        "options",
+        "label",
+        "check_clients",
+    }
     assert len(HOOKS) == 14
     for name in HOOKS:
         assert inspect.isfunction(vars(Algorithm)[name])
@@ -70,16 +77,28 @@ def test_the_contract_has_fourteen_hooks():
 def test_nothing_is_unpickled():
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, (ast.Import, ast.ImportFrom))
+                else []
+            )
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             roots = {name.split(".")[0] for name in names}
-            assert not roots & {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve"}, path
+            assert not roots & {
+                "pickle",
+                "_pickle",
+                "cPickle",
+                "cloudpickle",
+                "dill",
+                "joblib",
+                "shelve",
+            }, path
 
 
 def test_one_place_knows_the_loss():
-    assert [path.relative_to(SOURCE).as_posix() for path in FILES if "cross_entropy" in path.read_text()] == [
-        "tasks/losses.py"
-    ]
+    assert [
+        path.relative_to(SOURCE).as_posix() for path in FILES if "cross_entropy" in path.read_text()
+    ] == ["tasks/losses.py"]
 
 
 def test_the_front_door_is_small():

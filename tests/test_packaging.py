@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE = [Requirement(line) for line in PROJECT["dependencies"]]
 FOR_USERS = [
-    Requirement(line) for name, lines in PROJECT["optional-dependencies"].items() if name != "dev" for line in lines
+    Requirement(line)
+    for name, lines in PROJECT["optional-dependencies"].items()
+    if name != "dev"
+    for line in lines
 ]
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M))
 PINS = {canonicalize_name(name): version for name, version in PINS.items()}
@@ -24,15 +27,22 @@ def locked() -> dict[str, tuple[str, list[str]]]:
     text = (ROOT / "requirements.lock").read_text()
     blocks = re.findall(r"^([\w.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.M)
     assert len(blocks) == len(re.findall(r"^[\w.-]+==", text, re.M))  # every line has its hashes
-    return {canonicalize_name(name): (version, re.findall(r"[0-9a-f]{64}", hashes)) for name, version, hashes in blocks}
+    return {
+        canonicalize_name(name): (version, re.findall(r"[0-9a-f]{64}", hashes))
+        for name, version, hashes in blocks
+    }
 
 
 @pytest.mark.parametrize("needed", [*BASE, *FOR_USERS], ids=lambda needed: needed.name)
 def test_an_untested_major_version_is_never_taken(needed: Requirement):
     tested = PINS[canonicalize_name(needed.name)]
-    assert needed.specifier.contains(tested), f"{needed} leaves out {tested}, which the tests run with"
+    assert needed.specifier.contains(tested), (
+        f"{needed} leaves out {tested}, which the tests run with"
+    )
     major = int(tested.split(".")[0])
-    assert not needed.specifier.contains(f"{major + 1}.0"), f"{needed} takes {major + 1}.0: add an upper bound"
+    assert not needed.specifier.contains(f"{major + 1}.0"), (
+        f"{needed} takes {major + 1}.0: add an upper bound"
+    )
 
 
 def test_pythons_without_filters_for_tar_archives_are_left_out():

@@ -41,7 +41,10 @@ def test_the_front_door_is_what_python_finds():
 
 def test_the_contract_is_what_python_finds():
     methods = {kind.__name__: kind.__module__ for kind in algorithms._classes()}
-    assert imported(SOURCE / "fedskew/algorithms/__init__.py") == {**methods, **algorithms._CONTRACT}
+    assert imported(SOURCE / "fedskew/algorithms/__init__.py") == {
+        **methods,
+        **algorithms._CONTRACT,
+    }
 
 
 def block(page: str, language: str) -> str:
@@ -55,7 +58,11 @@ def block(page: str, language: str) -> str:
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """Return a folder with the method of CONTRIBUTING, the Python of README, and what must be found."""
-    method = block("CONTRIBUTING.md", "py").replace('"fedprox"', '"mine"').replace("class FedProx", "class Mine")
+    method = (
+        block("CONTRIBUTING.md", "py")
+        .replace('"fedprox"', '"mine"')
+        .replace("class FedProx", "class Mine")
+    )
     derived = "\n\nimport fedskew as fs\n\n\nclass Own(fs.FedAvg):\n    pass\n"
     (tmp_path / "method.py").write_text(method + derived, encoding="utf-8")
     (tmp_path / "readme.py").write_text(block("README.md", "python"), encoding="utf-8")
@@ -65,7 +72,14 @@ def files(tmp_path: Path) -> Path:
 
 def test_mypy(files: Path):
     pytest.importorskip("mypy")
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(HERE / "pyproject.toml")]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file",
+        str(HERE / "pyproject.toml"),
+    ]
     command += ["--cache-dir", str(HERE / ".mypy_cache"), "--no-error-summary"]
     told = subprocess.run(
         [*command, "method.py", "readme.py", "wrong.py"],
@@ -83,11 +97,15 @@ def test_mypy(files: Path):
 
 def test_pyright(files: Path):
     pytest.importorskip("pyright")
-    (files / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{SOURCE.as_posix()}"]}}', encoding="utf-8")
+    (files / "pyrightconfig.json").write_text(
+        f'{{"extraPaths": ["{SOURCE.as_posix()}"]}}', encoding="utf-8"
+    )
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable]
     told = subprocess.run(command, cwd=files, capture_output=True, text=True, check=False)
     if not re.search(r"^\d+ errors?, ", told.stdout, flags=re.MULTILINE):
-        pytest.skip(f"pyright, which npm brings at its first use, cannot be run here: {told.stderr[-200:]}")
+        pytest.skip(
+            f"pyright, which npm brings at its first use, cannot be run here: {told.stderr[-200:]}"
+        )
     errors = [line.strip() for line in told.stdout.splitlines() if " - error: " in line]
     assert len(errors) == 2, told.stdout
     assert 'wrong.py:3:12 - error: No parameter named "mux"' in errors[0]

@@ -26,14 +26,18 @@ def test_workflows_run_what_the_makefile_has(path: Path):
         for step in job["steps"]:
             made = re.match(r"make ([\w-]+)", step.get("run", ""))
             assert made is None or made[1] in targets
-            assert "uses" not in step or re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v1)", step["uses"])
+            assert "uses" not in step or re.fullmatch(
+                r"[\w-]+/[\w-]+@(v\d+|release/v1)", step["uses"]
+            )
     assert "secrets." not in path.read_text(encoding="utf-8")
 
 
 def test_the_version_stands_in_one_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert "version" not in project
-    assert re.search(r"^version:", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M) is None
+    assert (
+        re.search(r"^version:", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M) is None
+    )
     source = (ROOT / "src/fedskew/__init__.py").read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "(\d+\.\d+\.\d+)"$', source, re.M)
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -38,7 +38,9 @@ def main() -> None:
         found[workload] = _compare(chosen, workload, given)
         text = _table(found, given)
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.with_suffix(".json").write_text(json.dumps({"machine": _machine(), "results": found}, indent=2))
+        given.out.with_suffix(".json").write_text(
+            json.dumps({"machine": _machine(), "results": found}, indent=2)
+        )
         given.out.with_suffix(".md").write_text(text)
     print(text)
 
@@ -61,7 +63,11 @@ def _compare(chosen: list[Contender], workload: str, given: argparse.Namespace) 
                 continue
             result = json.loads(lines[-1])
             found[one.name] = {**result, "seconds": so_far["seconds"] + result["seconds"]}
-            print(f"{workload} {one.name}: {median(result['seconds']):.4g} s", file=sys.stderr, flush=True)
+            print(
+                f"{workload} {one.name}: {median(result['seconds']):.4g} s",
+                file=sys.stderr,
+                flush=True,
+            )
     return found
 
 
@@ -76,7 +82,11 @@ def _table(found: dict[str, dict[str, Any]], given: argparse.Namespace) -> str:
     ]
     best = {
         workload: min(
-            (median(one["seconds"]) for name, one in results.items() if one["seconds"] and not name.startswith(OURS)),
+            (
+                median(one["seconds"])
+                for name, one in results.items()
+                if one["seconds"] and not name.startswith(OURS)
+            ),
             default=None,
         )
         for workload, results in found.items()
@@ -113,10 +123,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", help="names of contenders, such as bare,fedskew")
     parser.add_argument("--workloads", default=",".join(DEFAULT), help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=6, help="timed rounds of a process, after one that warms up")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="timed rounds of a process, after one that warms up"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="processes of each contender")
     parser.add_argument("--limit", type=float, default=300, help="seconds that a process may take")
-    parser.add_argument("--out", type=Path, default=ENVIRONMENTS / "results", help="table, without .md and .json")
+    parser.add_argument(
+        "--out", type=Path, default=ENVIRONMENTS / "results", help="table, without .md and .json"
+    )
     given = parser.parse_args()
     unknown = {*given.workloads.split(",")} - {*WORKLOADS} | {*given.names} - {*PEERS}
     if unknown:

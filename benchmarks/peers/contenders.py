@@ -27,7 +27,8 @@ class Environment:
 PEERS = {
     "flower": Environment("flwr[simulation]==1.41.0"),
     "pfl": Environment(
-        "packaging<26 wheel<0.46 multiprocess<0.71 scipy prv_accountant<0.3 dp-accounting<0.6", "pfl==0.6.0"
+        "packaging<26 wheel<0.46 multiprocess<0.71 scipy prv_accountant<0.3 dp-accounting<0.6",
+        "pfl==0.6.0",
     ),
     # The last FedJAX uses jax.tree_map, which later versions of JAX no longer have.
     "fedjax": Environment(
@@ -41,7 +42,8 @@ PEERS = {
         "fluke-fl==0.8.1",
     ),
     "flgo": Environment(
-        "tqdm scipy matplotlib prettytable ujson pynvml pyyaml networkx requests toolz pandas", "flgo==0.4.4"
+        "tqdm scipy matplotlib prettytable ujson pynvml pyyaml networkx requests toolz pandas",
+        "flgo==0.4.4",
     ),
 }
 
@@ -60,14 +62,32 @@ class Contender:
     @property
     def python(self) -> Path:
         """Return the interpreter of its environment."""
-        return ENVIRONMENTS / self.environment / "bin" / "python" if self.environment else Path(sys.executable)
+        return (
+            ENVIRONMENTS / self.environment / "bin" / "python"
+            if self.environment
+            else Path(sys.executable)
+        )
 
     def run(self, workload: str, rounds: int, device: str, limit: float) -> tuple[str, str]:
         """Return what the script printed, and its errors; after ``limit`` seconds it is ended, with its children."""
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.processes)]
-        command = [str(self.python), *(launcher if self.processes > 1 else []), "-m", f"benchmarks.peers.{self.script}"]
+        launcher = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(self.processes),
+        ]
+        command = [
+            str(self.python),
+            *(launcher if self.processes > 1 else []),
+            "-m",
+            f"benchmarks.peers.{self.script}",
+        ]
         command += [workload, "--rounds", str(rounds), "--device", device, *self.options]
-        paths = [str(ROOT), str(ROOT / "src") if not self.environment else str(Path(__file__).parent / "stubs")]
+        paths = [
+            str(ROOT),
+            str(ROOT / "src") if not self.environment else str(Path(__file__).parent / "stubs"),
+        ]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         process = subprocess.Popen(
             command, stdout=-1, stderr=-1, text=True, env=env, cwd=ROOT, start_new_session=True

@@ -42,7 +42,9 @@ class PeerWorkload:
         """Return inputs and outputs of every dense layer, the head included."""
         flat = int(np.prod(self.shape))
         if self.convolutions:
-            flat = self.convolutions[-1] * int(np.prod(self.shape[1:])) // 4 ** len(self.convolutions)
+            flat = (
+                self.convolutions[-1] * int(np.prod(self.shape[1:])) // 4 ** len(self.convolutions)
+            )
         sizes = [flat, *self.dense, self.classes]
         return list(pairwise(sizes))
 
@@ -56,7 +58,9 @@ WORKLOADS = {
         PeerWorkload("har-mlp", (561,), 6, 10, 735, 10, 20, 64, 1e-3, 0.9, dense=(128, 64)),
         PeerWorkload("cifar-cnn", IMAGE, 10, 30, 500, 10, 1, 32, 0.01, convolutions=(32, 64)),
         PeerWorkload("cifar-cnn-100", IMAGE, 10, 100, 500, 100, 1, 32, 0.01, convolutions=(32, 64)),
-        PeerWorkload("pfl-cifar", IMAGE, 10, 1000, 50, 50, 1, 10, 0.1, convolutions=(32, 64), dense=(128,)),
+        PeerWorkload(
+            "pfl-cifar", IMAGE, 10, 1000, 50, 50, 1, 10, 0.1, convolutions=(32, 64), dense=(128,)
+        ),
     )
 }
 
@@ -147,7 +151,9 @@ def arguments() -> argparse.Namespace:
     """Return the command line of every peer's script, with the workload as ``work``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--rounds", type=int, default=6, help="timed rounds, after one that warms up")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="timed rounds, after one that warms up"
+    )
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--engine", default="stacked")
     parser.add_argument("--device", default="cpu")

@@ -19,7 +19,9 @@ def flat_weights() -> Tensor:
     """Return one vector of which every parameter becomes a view."""
     parameters = list(net.parameters())
     flat = torch.cat([value.detach().flatten() for value in parameters])
-    for value, part in zip(parameters, flat.split([value.numel() for value in parameters]), strict=True):
+    for value, part in zip(
+        parameters, flat.split([value.numel() for value in parameters]), strict=True
+    ):
         value.data = part.view_as(value)
     return flat
 

@@ -22,7 +22,9 @@ draw = np.random.default_rng(0)
 def layer(*shape: int) -> tuple[Any, Any]:
     """Return weights and biases, drawn as PyTorch does."""
     bound = 1 / np.sqrt(np.prod(shape[:-1]))
-    return tuple(jnp.asarray(draw.uniform(-bound, bound, size), jnp.float32) for size in (shape, shape[-1:]))
+    return tuple(
+        jnp.asarray(draw.uniform(-bound, bound, size), jnp.float32) for size in (shape, shape[-1:])
+    )
 
 
 convolutions = len(work.convolutions)
@@ -34,9 +36,13 @@ def logits(weights: Any, x: Any) -> Any:
     if convolutions:
         x = x.transpose(0, 2, 3, 1)
         for kernel, bias in weights[:convolutions]:
-            x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
             pool = (1, 2, 2, 1)
-            x = jax.lax.reduce_window(jax.nn.relu(x + bias), -jnp.inf, jax.lax.max, pool, pool, "VALID")
+            x = jax.lax.reduce_window(
+                jax.nn.relu(x + bias), -jnp.inf, jax.lax.max, pool, pool, "VALID"
+            )
         x = x.reshape(x.shape[0], -1)
     *hidden, (kernel, bias) = weights[convolutions:]
     for inner, shift in hidden:
@@ -51,7 +57,9 @@ def loss(weights: Any, batch: Any, key: Any = None) -> Any:
 
 x, y = arrays(work)
 clients = [fedjax.ClientDataset({"x": x[c], "y": y[c]}) for c in range(work.clients)]
-batches = fedjax.ShuffleRepeatBatchHParams(batch_size=work.batch, num_epochs=work.epochs, drop_remainder=False)
+batches = fedjax.ShuffleRepeatBatchHParams(
+    batch_size=work.batch, num_epochs=work.epochs, drop_remainder=False
+)
 fedjax.set_for_each_client_backend("jit")
 local = fedjax.optimizers.sgd(work.lr, momentum=work.momentum or None)
 method = fed_avg.federated_averaging(jax.grad(loss), local, fedjax.optimizers.sgd(1.0), batches)

@@ -30,7 +30,9 @@ class Data:
 
 class Trainer(SGDSerialClientTrainer):
     def train(self, model_parameters: Any, train_loader: Any) -> Any:
-        self.optimizer = torch.optim.SGD(self._model.parameters(), lr=self.lr, momentum=work.momentum)
+        self.optimizer = torch.optim.SGD(
+            self._model.parameters(), lr=self.lr, momentum=work.momentum
+        )
         return super().train(model_parameters, train_loader)
 
 

@@ -75,12 +75,19 @@ options = {
     "no_log_console": True,
     "no_tqdm": True,
 }
-with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere, contextlib.chdir(folder):
+with (
+    tempfile.TemporaryDirectory() as folder,
+    Path(os.devnull).open("w") as nowhere,
+    contextlib.chdir(folder),
+):
     sys.path.insert(0, folder)
     Path("benchmark_file.py").write_text(BENCHMARK.format(name=work.name))
     with contextlib.redirect_stdout(nowhere):
         made = flgo.gen_benchmark_from_file(
-            benchmark="made", config_file="benchmark_file.py", data_type="cv", task_type="classification"
+            benchmark="made",
+            config_file="benchmark_file.py",
+            data_type="cv",
+            task_type="classification",
         )
         made = importlib.import_module(made)
         made.visualize = lambda *_: None  # it draws every client

@@ -10,7 +10,11 @@ from typing import Any
 
 from benchmarks.peers.rounds import WORKLOADS, Clock, arguments, local_sgd, loss_of, model, tensors
 
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"}
+os.environ |= {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+}
 
 
 @functools.cache
@@ -31,13 +35,17 @@ def client_app(name: str) -> Any:
 
     @app.train()
     def train(message: Message, context: Any) -> Message:
-        from benchmarks.peers import run_flower  # the module of the actor, not a pickled copy of this one
+        # The module of the actor, not a pickled copy of this one
+        from benchmarks.peers import run_flower
 
         net, x, y = run_flower.actor_state(name)
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         client = int(context.node_config["partition-id"])
         local_sgd(net, x[client], y[client], WORKLOADS[name])
-        sent = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(y[client])})}
+        sent = {
+            "arrays": ArrayRecord(net.state_dict()),
+            "metrics": MetricRecord({"num-examples": len(y[client])}),
+        }
         return Message(content=RecordDict(sent), reply_to=message)
 
     return app

@@ -36,11 +36,15 @@ wrapped = PyTorchModel(
 x, y = tensors(work)
 np.random.seed(1)
 users = list(range(work.clients))
-data = FederatedDataset.from_slices({c: [x[c], y[c]] for c in users}, get_user_sampler("minimize_reuse", users))
+data = FederatedDataset.from_slices(
+    {c: [x[c], y[c]] for c in users}, get_user_sampler("minimize_reuse", users)
+)
 
 
 class Mark(TrainingProcessCallback):
-    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> Any:
         clock.mark()
         return False, Metrics()
 
@@ -48,7 +52,9 @@ class Mark(TrainingProcessCallback):
 class NoEvaluation(FederatedAveraging):
     def get_next_central_contexts(self, *rest: Any, **named: Any) -> Any:
         contexts, *others = super().get_next_central_contexts(*rest, **named)
-        plain = contexts and tuple(dataclasses.replace(context, do_evaluation=False) for context in contexts)
+        plain = contexts and tuple(
+            dataclasses.replace(context, do_evaluation=False) for context in contexts
+        )
         return (plain, *others)
 
 

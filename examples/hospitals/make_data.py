@@ -13,7 +13,9 @@ import pandas as pd
 MICROMOLES = 88.4  # per litre, in a milligram per decilitre
 
 
-def patients(rng: np.random.Generator, count: int, mean_age: float, wards: list[str]) -> pd.DataFrame:
+def patients(
+    rng: np.random.Generator, count: int, mean_age: float, wards: list[str]
+) -> pd.DataFrame:
     """Return made patients with their outcome."""
     frame = pd.DataFrame(
         {
@@ -25,10 +27,17 @@ def patients(rng: np.random.Generator, count: int, mean_age: float, wards: list[
             "bmi": rng.normal(26, 4, count).round(1),
         }
     )
-    risk = 0.07 * (frame["age"] - 65) + 2.5 * np.log(frame["creatinine"]) + 0.9 * (frame["lactate"] - 1.75) - 4.2
+    risk = (
+        0.07 * (frame["age"] - 65)
+        + 2.5 * np.log(frame["creatinine"])
+        + 0.9 * (frame["lactate"] - 1.75)
+        - 4.2
+    )
     moved = 2.5 * (frame["ward"] == "surgery") - 0.12 * (frame["bmi"] - 26) - 4.6
     chances = np.exp(np.stack([np.zeros(count), risk, moved], axis=1))
-    drawn = (rng.random((count, 1)) > np.cumsum(chances / chances.sum(1, keepdims=True), axis=1)).sum(1)
+    drawn = (
+        rng.random((count, 1)) > np.cumsum(chances / chances.sum(1, keepdims=True), axis=1)
+    ).sum(1)
     frame["outcome"] = np.array(["discharged", "died", "transferred"])[drawn]
     return frame
 

@@ -21,7 +21,10 @@ def persons() -> list[Arrays]:
     data = fs.load("uci-har:part=train")
     assert data.train.group is not None
     assert data.test.group is not None
-    x, y = (np.concatenate([getattr(part, name) for part in (data.train, data.test)]) for name in ("x", "y"))
+    x, y = (
+        np.concatenate([getattr(part, name) for part in (data.train, data.test)])
+        for name in ("x", "y")
+    )
     person, found = np.concatenate([data.train.group, data.test.group]), []
     for some in np.array_split(np.arange(len(data.groups)), len(NAMES)):
         train, test = np.isin(person, some[:-2]), np.isin(person, some[-2:])
@@ -48,7 +51,9 @@ def main(folder: Path) -> None:
     for name, arrays in zip(NAMES, silos, strict=True):
         np.savez(folder / f"{name}.npz", **arrays)
         counted = zip(*np.unique(arrays["y"], return_counts=True), strict=True)
-        print(f"{name}.npz: {len(arrays['y'])} rows, {', '.join(f'{label} {count}' for label, count in counted)}")
+        print(
+            f"{name}.npz: {len(arrays['y'])} rows, {', '.join(f'{label} {count}' for label, count in counted)}"
+        )
 
 
 if __name__ == "__main__":

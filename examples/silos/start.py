@@ -21,7 +21,10 @@ from typing import Any
 from stop import MARK, folder_of, stop
 
 PATIENCE = 120  # seconds for the server to start, for nodes to join and for their answers
-PROGRAMS = {"fedskew": [sys.executable, "-m", "fedskew"], "flwr": [str(Path(sysconfig.get_path("scripts")) / "flwr")]}
+PROGRAMS = {
+    "fedskew": [sys.executable, "-m", "fedskew"],
+    "flwr": [str(Path(sysconfig.get_path("scripts")) / "flwr")],
+}
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}  # Flower calls nobody
 Process = subprocess.Popen[bytes]
 
@@ -31,9 +34,20 @@ def main(folder: Path, silos: list[Path]) -> None:
     keys, deployment, port = folder / "keys", folder / "deployment", free_port()
     server, authority, names = f"127.0.0.1:{port}", keys / "ca.crt", [path.stem for path in silos]
     os.environ |= {"FLWR_HOME": str(deployment / "flower"), **QUIET}
-    do(folder / "keys.log", "fedskew", "keys", keys, "--host", "127.0.0.1", "--nodes", ",".join(names))
+    do(
+        folder / "keys.log",
+        "fedskew",
+        "keys",
+        keys,
+        "--host",
+        "127.0.0.1",
+        "--nodes",
+        ",".join(names),
+    )
     state = folder / "server"
-    link = begin(folder / "server.log", "fedskew", "server", "--keys", keys, "--state", state, "--port", port)
+    link = begin(
+        folder / "server.log", "fedskew", "server", "--keys", keys, "--state", state, "--port", port
+    )
     how = ("--nodes", len(silos), "--server", server, "--keys", keys, "--timeout", PATIENCE)
     do(folder / "deploy.log", "fedskew", "deploy", "experiment.toml", *how, "--out", deployment)
     wait_for(link, folder / "server.log", server, authority)
@@ -105,12 +119,17 @@ def interrupted(*_: Any) -> None:
 
 if __name__ == "__main__":
     where, found = folder_of(sys.argv), sorted(Path.cwd().glob("silo_*.npz"))
-    if os.environ.get(MARK) != str(where):  # begin again with a mark, which all that is started from here inherits
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, MARK: str(where)})
+    # Begin again with a mark, which all that is started from here inherits
+    if os.environ.get(MARK) != str(where):
+        os.execve(
+            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, MARK: str(where)}
+        )
     if not found:
         sys.exit("there is no silo_*.npz here: python make_silos.py")
     if where.exists():
-        sys.exit(f"{where} exists already: give another folder, or remove it after python stop.py {where}")
+        sys.exit(
+            f"{where} exists already: give another folder, or remove it after python stop.py {where}"
+        )
     where.mkdir(parents=True)
     on_interruption(interrupted)
     try:

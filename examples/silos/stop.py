@@ -25,7 +25,9 @@ def processes(folder: Path) -> dict[int, str]:
     mark, found = f"{MARK}={folder}".encode(), {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has just ended, or is somebody else's
-            around, command = ((process / part).read_bytes().split(b"\0") for part in ("environ", "cmdline"))
+            around, command = (
+                (process / part).read_bytes().split(b"\0") for part in ("environ", "cmdline")
+            )
             if mark in around and int(process.name) != os.getpid():
                 found[int(process.name)] = b" ".join(command).decode(errors="replace").strip()
     return found
@@ -41,7 +43,9 @@ def stop(folder: Path) -> int:
 def _end(folder: Path, chosen: Callable[[str], bool], how: signal.Signals) -> set[int]:
     """Send a signal to some processes, and wait until none of them is left; some start others until they end."""
     asked, end = set[int](), time.monotonic() + PATIENCE
-    while (left := [pid for pid, command in processes(folder).items() if chosen(command)]) and time.monotonic() < end:
+    while (
+        left := [pid for pid, command in processes(folder).items() if chosen(command)]
+    ) and time.monotonic() < end:
         for pid in set(left) - asked:
             with suppress(ProcessLookupError):
                 os.kill(pid, how)

@@ -123,5 +123,8 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that is th
 
 
 def __dir__() -> list[str]:
-    methods = [name for name in dir(importlib.import_module("fedskew.algorithms")) if name[:1].isupper()]
+    methods = []
+    for name in dir(importlib.import_module("fedskew.algorithms")):
+        if name[:1].isupper():
+            methods.append(name)
     return sorted({*globals(), *_PUBLIC, *methods})

@@ -59,18 +59,30 @@ def train(
             raise unknown("setting", name, known)
     own = None
     if isinstance(settings.get("task"), (Task, type)):
-        own, settings["task"] = resolve_task(settings["task"]), FROM_PYTHON
+        own = resolve_task(settings["task"])
+        settings["task"] = FROM_PYTHON
     watching = [PageWriter(), *as_callbacks(callbacks)]
-    return alone(starting(fed, model, resolve(algorithm), Settings(**settings), folder, watching, own))
+    return alone(
+        starting(fed, model, resolve(algorithm), Settings(**settings), folder, watching, own)
+    )
 
 
 def _signature_with_settings() -> inspect.Signature:
     """Return ``train``'s own parameters, then every setting with its default, so that help and notebooks show them."""
-    own = [parameter for parameter in inspect.signature(train).parameters.values() if parameter.name != "settings"]
-    extra = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-        for field in fields(Settings)
-    ]
+    own = []
+    for parameter in inspect.signature(train).parameters.values():
+        if parameter.name != "settings":
+            own.append(parameter)
+    extra = []
+    for field in fields(Settings):
+        extra.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=field.type,
+            )
+        )
     return inspect.Signature([*own, *extra], return_annotation=Run)
 
 
@@ -103,7 +115,9 @@ def resume(
         workers: how many, if the run began with another number of them
     """
     watching = [PageWriter(), *as_callbacks(callbacks)]
-    steps = resuming(Path(folder), fed, model, algorithm, task, callbacks=watching, force=force, workers=workers)
+    steps = resuming(
+        Path(folder), fed, model, algorithm, task, callbacks=watching, force=force, workers=workers
+    )
     return alone(steps)
 
 
@@ -148,20 +162,39 @@ def compare(
             raise unknown("setting", name, known)
     chosen = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid}
     values = {**settings, **{name: value for name, value in chosen.items() if value is not None}}
-    asked, place = None if target is None else Target.of(target), None if out is None else Path(out)
+    if target is None:
+        asked = None
+    else:
+        asked = Target.of(target)
+    if out is None:
+        place = None
+    else:
+        place = Path(out)
     if folders and values:
-        raise FedskewError(f"{next(iter(values))}: finished runs are compared as they are, leave it out")
+        raise FedskewError(
+            f"{next(iter(values))}: finished runs are compared as they are, leave it out"
+        )
     places: list[Path] = []
     if folders:
-        places = [_folder_of(one) for some in folders for one in (some if isinstance(some, (list, tuple)) else [some])]
+        places = []
+        for some in folders:
+            for one in some if isinstance(some, (list, tuple)) else [some]:
+                places.append(_folder_of(one))
         if not places:
-            raise FedskewError("compare([]) has no run: give folders of finished runs, or settings by name")
+            raise FedskewError(
+                "compare([]) has no run: give folders of finished runs, or settings by name"
+            )
         found = comparison(places, asked)
         if place:
             record_comparison(found, place, places)
     else:
-        wanted, processes = sweep.plan(values), checked_jobs(jobs, values.get("workers"))
-        wish, metric = (None, "") if asked is None else (str(target), asked.metric or "")
+        wanted = sweep.plan(values)
+        processes = checked_jobs(jobs, values.get("workers"))
+        if asked is None:
+            wish, metric = (None, "")
+        else:
+            wish = str(target)
+            metric = asked.metric or ""
         place = sweep.prepared(place, wanted, or_resume, wish, metric)
         sweep.run_all(place, wanted, lambda member: [], writers=[PageWriter()], jobs=processes)
         found = comparison([place], asked)
@@ -169,16 +202,26 @@ def compare(
     frame = found.frame()
     if place is None and len(places) == 1 and (places[0] / GROUP).is_file():
         place = places[0]
-    frame.attrs["folder"] = None if place is None else str(place)
+    if place is None:
+        frame.attrs["folder"] = None
+    else:
+        frame.attrs["folder"] = str(place)
     return frame
 
 
 def _folder_of(given: Any) -> Path:
     """Return the folder of a run, given as such or as the run."""
-    folder = given.folder if isinstance(given, (Run, Record)) else given
+    if isinstance(given, (Run, Record)):
+        folder = given.folder
+    else:
+        folder = given
     if not isinstance(folder, (str, os.PathLike)):
         raise FedskewError(
             f"compare needs folders of finished runs, got {type(given).__name__}"
-            + (" without a folder" if isinstance(given, Run) else ": methods are given as algorithm=[...]")
+            + (
+                " without a folder"
+                if isinstance(given, Run)
+                else ": methods are given as algorithm=[...]"
+            )
         )
     return Path(folder)

@@ -26,7 +26,9 @@ def digits() -> tuple[Any, Any]:
 
 
 def normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(nn.BatchNorm1d(shape[0]), nn.Linear(shape[0], 32), nn.ReLU(), nn.Linear(32, classes))
+    return nn.Sequential(
+        nn.BatchNorm1d(shape[0]), nn.Linear(shape[0], 32), nn.ReLU(), nn.Linear(32, classes)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +119,12 @@ def test_gains_are_those_of_the_method_that_is_recommended(little: Federation):
     found = advise(little, "logreg", **{**LITTLE, "metric": "ece"})
     for goal in GOALS:
         best = found.for_goal(goal)
-        of = {name: one.everywhere if goal == "everywhere" else one.mean_own for name, one in found.scores.items()}
-        baselines = {"fedavg"} if goal == "everywhere" else {"fedavg", "local"}  # clients alone share no model
+        of = {
+            name: one.everywhere if goal == "everywhere" else one.mean_own
+            for name, one in found.scores.items()
+        }
+        # Clients alone share no model
+        baselines = {"fedavg"} if goal == "everywhere" else {"fedavg", "local"}
         assert best.over.keys() == baselines - {best.method}
         for name, gain in best.over.items():
             assert gain.mean == pytest.approx(-(of[best.method] - of[name]).mean(), abs=1e-12)
@@ -126,20 +132,31 @@ def test_gains_are_those_of_the_method_that_is_recommended(little: Federation):
 
 def test_a_method_without_a_shared_model_is_none_for_the_rows_of_all(little: Federation):
     found = advise(little, normalised, **LITTLE)
-    assert {name for name, scores in found.scores.items() if scores.everywhere is None} == {"local", "fedbn"}
+    assert {name for name, scores in found.scores.items() if scores.everywhere is None} == {
+        "local",
+        "fedbn",
+    }
     assert found.as_dict()["tried"]["local"]["everywhere"] is None
     line = next(line for line in str(found).splitlines() if line.startswith("fedbn"))
     assert line.split()[1] == "–"
-    assert "Clients share no whole model, so that there is none to score on all rows: local, fedbn." in found.notes
+    assert (
+        "Clients share no whole model, so that there is none to score on all rows: local, fedbn."
+        in found.notes
+    )
     kept = advise(little, normalised, norm="local", **LITTLE).for_goal("everywhere")
-    assert kept.verdict == "There is no answer: with these settings, clients share no whole model (norm)."
+    assert (
+        kept.verdict
+        == "There is no answer: with these settings, clients share no whole model (norm)."
+    )
 
 
 def test_where_nothing_but_fedavg_came_to_its_end_nothing_else_is_recommended(
     little: Federation, monkeypatch: pytest.MonkeyPatch
 ):
     score = trials.Trials.score
-    monkeypatch.setattr(trials.Trials, "score", lambda self, m, **c: score(self, m, **c) if m == "fedavg" else None)
+    monkeypatch.setattr(
+        trials.Trials, "score", lambda self, m, **c: score(self, m, **c) if m == "fedavg" else None
+    )
     for best in advise(little, "logreg", **LITTLE).recommendations:
         assert (best.method, best.over, best.clients) == ("fedavg", {}, {})
         assert "Nothing else was tried to the end" in best.verdict
@@ -155,14 +172,18 @@ def test_a_metric_that_no_client_has_gives_no_answer(
         app.main()
     printed = capsys.readouterr()
     assert "empty slice" not in printed.err
-    found = json.loads(printed.out, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    found = json.loads(
+        printed.out, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON")
+    )
     everywhere, own = found["recommendations"]
     assert not everywhere["verdict"].startswith("There is no answer")
     assert (own["method"], own["over"], own["clients"]) == ("fedavg", {}, {})
     assert own["verdict"].startswith("There is no answer")
 
 
-def test_when_the_time_is_up_it_says_what_was_not_tried(little: Federation, monkeypatch: pytest.MonkeyPatch):
+def test_when_the_time_is_up_it_says_what_was_not_tried(
+    little: Federation, monkeypatch: pytest.MonkeyPatch
+):
     seconds = itertools.count(0, 1.0)
     monkeypatch.setattr(trials.time, "monotonic", lambda: next(seconds))
     found = advise(little, "logreg", minutes=1.2, seeds=3, rounds=5, lr=0.1)
@@ -181,7 +202,9 @@ def test_when_the_time_is_up_it_says_what_was_not_tried(little: Federation, monk
         ({"metric": "f2"}, "macro_f1"),
     ],
 )
-def test_bad_input_is_refused_before_any_training(little: Federation, given: dict[str, Any], message: str):
+def test_bad_input_is_refused_before_any_training(
+    little: Federation, given: dict[str, Any], message: str
+):
     with pytest.raises(fs.FedskewError, match=message):
         advise(little, "logreg", **{**LITTLE, **given})
 
@@ -195,9 +218,16 @@ def test_one_client_needs_no_method():
 def test_the_text_names_methods_clients_and_numbers(little: Federation):
     found = advise(little, "logreg", **LITTLE)
     text = str(found)
-    assert len(trials.Trials(little, "logreg", fs.Settings(), 1, 60.0, "accuracy").feds[0].test) == 40
+    assert (
+        len(trials.Trials(little, "logreg", fs.Settings(), 1, 60.0, "accuracy").feds[0].test) == 40
+    )
     assert "Each trial is scored on 40 rows only" in text
-    for part in ("For one model for the rows of all clients:", "tried", "every client alone", "3 seeds, 2 rounds"):
+    for part in (
+        "For one model for the rows of all clients:",
+        "tried",
+        "every client alone",
+        "3 seeds, 2 rounds",
+    ):
         assert part in text
     assert json.loads(json.dumps(found.as_dict()))["tried"].keys() == found.scores.keys()
 
@@ -212,7 +242,20 @@ def test_the_command_prints_json_and_the_command_to_go_on(
         assert ended.value.code in (0, None)
         return capsys.readouterr().out
 
-    words = ("--data", "digits", "--clients", "3", "--model", "logreg", "--rounds", "2", "--seeds", "3", "--lr", "0.2")
+    words = (
+        "--data",
+        "digits",
+        "--clients",
+        "3",
+        "--model",
+        "logreg",
+        "--rounds",
+        "2",
+        "--seeds",
+        "3",
+        "--lr",
+        "0.2",
+    )
     assert isinstance(json.loads(call(*words, "--json"))["recommendations"], list)
     last = call(*words).splitlines()[-1]
     assert last.startswith("fedskew run --data digits --clients 3 --model logreg --algorithm ")

@@ -38,15 +38,34 @@ class Desk:
 
     def federation(self) -> Federation:
         rows = Rows(self.x, self.y)
-        return Federation(Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_lists(self.held))
+        return Federation(
+            Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_lists(self.held)
+        )
 
     def training(
-        self, algorithm: str | Algorithm, engine: Engine | None = None, model: ModelSpec = "logreg", **settings: Any
+        self,
+        algorithm: str | Algorithm,
+        engine: Engine | None = None,
+        model: ModelSpec = "logreg",
+        **settings: Any,
     ) -> Server:
         """Return a server before its first round."""
-        usual = {"rounds": ROUNDS, "epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "dtype": "float64", "device": "cpu"}
+        usual = {
+            "rounds": ROUNDS,
+            "epochs": EPOCHS,
+            "batch_size": BATCH,
+            "lr": LR,
+            "dtype": "float64",
+            "device": "cpu",
+        }
         chosen = Settings(**{**usual, "threads": 1, **settings})
-        return Server(self.federation(), build(model, (FEATURES,), CLASSES, seed=0), resolve(algorithm), chosen, engine)
+        return Server(
+            self.federation(),
+            build(model, (FEATURES,), CLASSES, seed=0),
+            resolve(algorithm),
+            chosen,
+            engine,
+        )
 
     def train(
         self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any
@@ -59,7 +78,11 @@ class Desk:
     @staticmethod
     def flat(weights: Tensors) -> np.ndarray:
         """Return the weights of the regression, or a stack of them, with the biases in the last column."""
-        return torch.cat([weights["head.weight"], weights["head.bias"][..., None]], -1).detach().numpy()
+        return (
+            torch.cat([weights["head.weight"], weights["head.bias"][..., None]], -1)
+            .detach()
+            .numpy()
+        )
 
     @staticmethod
     def column(results: list[RoundResult], name: str) -> list[list[float]]:
@@ -69,7 +92,9 @@ class Desk:
     @staticmethod
     def start() -> np.ndarray:
         head = build("logreg", (FEATURES,), CLASSES, seed=0).head
-        return np.hstack([head.weight.detach().double().numpy(), head.bias.detach().double().numpy()[:, None]])
+        return np.hstack(
+            [head.weight.detach().double().numpy(), head.bias.detach().double().numpy()[:, None]]
+        )
 
     def loss(self, w: np.ndarray, row: int) -> float:
         logits = w @ np.append(self.x[row].astype(np.float64), 1.0)
@@ -92,15 +117,21 @@ class Desk:
     def mean_loss(self, w: np.ndarray, client: int) -> float:
         return sum(self.loss(w, row) for row in self.held[client]) / len(self.held[client])
 
-    def _plan(self, round: int, client: int, batch: int, epochs: int, purpose: str = "batches") -> Plan:
+    def _plan(
+        self, round: int, client: int, batch: int, epochs: int, purpose: str = "batches"
+    ) -> Plan:
         one = np.array([client])
-        return Plan(0, round, one, self.sizes[one], np.array([batch]), np.array([epochs]), purpose=purpose)
+        return Plan(
+            0, round, one, self.sizes[one], np.array([batch]), np.array([epochs]), purpose=purpose
+        )
 
     def probed(self, round: int, client: int, rows: int = BATCH) -> np.ndarray:
         """Return the rows on which a client measures before it is configured."""
         return self.held[client][self._plan(round, client, BATCH, 1, "probe").order[:rows]]
 
-    def descend(self, w: np.ndarray, round: int, client: int, batch: int = BATCH, mu: float = 0.0) -> np.ndarray:
+    def descend(
+        self, w: np.ndarray, round: int, client: int, batch: int = BATCH, mu: float = 0.0
+    ) -> np.ndarray:
         """Return a client's weights after plain SGD on its batches, with a proximal term of strength ``mu``."""
         mine = w.copy()
         for rows in self.batches(round, client, batch):
@@ -109,8 +140,12 @@ class Desk:
 
     def batches(self, round: int, client: int, batch: int = BATCH) -> list[np.ndarray]:
         """Return the rows of every local step."""
-        positions, counts = self._plan(round, client, min(batch, self.sizes[client]), EPOCHS).table()
-        return [self.held[client][positions[step, 0, :count]] for step, count in enumerate(counts[:, 0])]
+        positions, counts = self._plan(
+            round, client, min(batch, self.sizes[client]), EPOCHS
+        ).table()
+        return [
+            self.held[client][positions[step, 0, :count]] for step, count in enumerate(counts[:, 0])
+        ]
 
     def mean_gradient(self, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return sum(self.gradient(w, row) for row in rows) / len(rows)
@@ -126,10 +161,20 @@ class Desk:
             "device": "cpu",
             "threads": 1,
         }
-        run = fs.train(self.federation(), "logreg", algorithm, eval_every=40, weight_decay=0.5, folder=False, **usual)
+        run = fs.train(
+            self.federation(),
+            "logreg",
+            algorithm,
+            eval_every=40,
+            weight_decay=0.5,
+            folder=False,
+            **usual,
+        )
         w = self.flat(dict(run.model.named_parameters()))
         share = self.sizes / self.sizes.sum() if weights == "size" else np.full(5, 0.2)
-        joint = sum(p * self.mean_gradient(w, rows) for p, rows in zip(share, self.held, strict=True))
+        joint = sum(
+            p * self.mean_gradient(w, rows) for p, rows in zip(share, self.held, strict=True)
+        )
         return float(np.abs(joint + 0.5 * w).max())
 
 
@@ -160,12 +205,16 @@ class Net:
         def make(shape: tuple[int, ...], classes: int) -> nn.Module:
             norm = [nn.BatchNorm1d(self.hidden_units)] if self.norm else []
             return Network(
-                nn.Sequential(nn.Linear(shape[0], self.hidden_units), *norm, nn.Tanh()), self.hidden_units, classes
+                nn.Sequential(nn.Linear(shape[0], self.hidden_units), *norm, nn.Tanh()),
+                self.hidden_units,
+                classes,
             )
 
         return build(make, (FEATURES,), CLASSES, seed=0)
 
-    def training(self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any) -> Server:
+    def training(
+        self, algorithm: str | Algorithm, engine: Engine | None = None, **settings: Any
+    ) -> Server:
         """Return a training after three rounds, or after ``rounds``; ``results`` are the results of its rounds."""
         usual = {
             "rounds": self.rounds,
@@ -176,14 +225,19 @@ class Net:
             "device": "cpu",
         }
         rows = Rows(self.x, self.y)
-        fed = Federation(Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_lists(self.held))
+        fed = Federation(
+            Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_lists(self.held)
+        )
         chosen = Settings(**{**usual, "threads": 1, **settings})
         training = Server(fed, self.module(), resolve(algorithm), chosen, engine)
         training.results = [training.advance() for _ in range(chosen.rounds)]
         return training
 
     def start(self) -> Arrays:
-        return {name: value.detach().numpy().astype(np.float64) for name, value in self.module().state_dict().items()}
+        return {
+            name: value.detach().numpy().astype(np.float64)
+            for name, value in self.module().state_dict().items()
+        }
 
     def represent(self, w: Arrays, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the hidden layer; with BatchNorm also the normalised sums and their standard deviation."""
@@ -194,7 +248,9 @@ class Net:
         unit = (sums - sums.mean(0)) / spread
         return np.tanh(unit * w["features.1.weight"] + w["features.1.bias"]), unit, spread
 
-    def gradient(self, w: Arrays, x: np.ndarray, y: np.ndarray, push: Callable | None = None) -> Arrays:
+    def gradient(
+        self, w: Arrays, x: np.ndarray, y: np.ndarray, push: Callable | None = None
+    ) -> Arrays:
         """Return the gradient of the mean cross-entropy; ``push(z, x)`` is that of another term in the hidden layer."""
         z, unit, spread = self.represent(w, x)
         logits = z @ w["head.weight"].T + w["head.bias"]
@@ -220,7 +276,9 @@ class Net:
         """Return the result of plain SGD on a client's batches, with proximal term ``lam`` to ``anchor``."""
         one, least = np.array([client]), 2 if self.norm else 1
         batch = np.minimum(BATCH, self.sizes[one])
-        positions, counts = Plan(0, round, one, self.sizes[one], batch, np.array([EPOCHS]), least).table()
+        positions, counts = Plan(
+            0, round, one, self.sizes[one], batch, np.array([EPOCHS]), least
+        ).table()
         w = dict(w)
         for step, count in enumerate(counts[:, 0]):
             rows = self.held[client][positions[step, 0, :count]]
@@ -228,7 +286,9 @@ class Net:
             if self.norm:
                 sums = x @ w["features.0.weight"].T + w["features.0.bias"]
                 for name, value in (("mean", sums.mean(0)), ("var", sums.var(0, ddof=1))):
-                    w[f"features.1.running_{name}"] = 0.9 * w[f"features.1.running_{name}"] + 0.1 * value
+                    w[f"features.1.running_{name}"] = (
+                        0.9 * w[f"features.1.running_{name}"] + 0.1 * value
+                    )
                 w["features.1.num_batches_tracked"] = w["features.1.num_batches_tracked"] + 1
             grads = self.gradient(w, x, self.y[rows], push)
             for name in anchor or {}:
@@ -247,8 +307,14 @@ class Net:
         shared = {name: start[name] for name in weights if name not in kept}
         own = [{name: start[name] for name in kept} for _ in self.sizes]
         for round in range(self.rounds):
-            ended = [self.descend({**start, **shared, **mine}, round, client) for client, mine in enumerate(own)]
-            shared = {name: value + eta * (self.mean(ended, name) - value) for name, value in shared.items()}
+            ended = [
+                self.descend({**start, **shared, **mine}, round, client)
+                for client, mine in enumerate(own)
+            ]
+            shared = {
+                name: value + eta * (self.mean(ended, name) - value)
+                for name, value in shared.items()
+            }
             own = [{name: w[name] for name in kept} for w in ended]
         return shared, own
 

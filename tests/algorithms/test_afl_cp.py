@@ -44,15 +44,17 @@ def test_entropy_is_that_of_the_labels():
     counts = [[3, 3, 3], [1, 2, 7], [0, 5, 5], [12, 0, 0], [0, 1, 0], [1000, 1, 0]]
     told = AFLCP().client_selection.client_profile(lambda: np.array(counts), Stream(0, "disclose"))
     assert list(told) == ["entropy"]
-    np.testing.assert_allclose(told["entropy"], [entropy(line) for line in counts], rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        told["entropy"], [entropy(line) for line in counts], rtol=0, atol=1e-13
+    )
     assert told["entropy"].min() == 0.0  # one label only, one row only: not a little below
     assert told["entropy"].max() <= 1.0
 
 
 def test_a_single_class_of_all_has_no_entropy():
-    assert AFLCP().client_selection.client_profile(lambda: np.array([[4], [9]]), Stream(0, "disclose"))[
-        "entropy"
-    ].tolist() == [0.0, 0.0]
+    assert AFLCP().client_selection.client_profile(
+        lambda: np.array([[4], [9]]), Stream(0, "disclose")
+    )["entropy"].tolist() == [0.0, 0.0]
 
 
 def test_noise_is_laplacian_of_scale_one():
@@ -76,7 +78,9 @@ def told_by(counts: list[int], epsilon: float, clients: int = 100_000, seed: int
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
-def test_what_is_told_is_the_entropy_with_noise_of_scale_one_over_epsilon_and_clipped(epsilon: float):
+def test_what_is_told_is_the_entropy_with_noise_of_scale_one_over_epsilon_and_clipped(
+    epsilon: float,
+):
     true = entropy([1, 1, 2])
     told = told_by([1, 1, 2], epsilon)
     assert told.min() == 0.0
@@ -86,7 +90,8 @@ def test_what_is_told_is_the_entropy_with_noise_of_scale_one_over_epsilon_and_cl
     share = 0.5 * math.exp(-epsilon * (1 - true))
     assert abs((told == 1).mean() - share) < 5 * math.sqrt(share / len(told))
     inside = np.abs(told[(told > 0) & (told < 1)] - true)
-    within = 1 - math.exp(-epsilon * min(true, 1 - true))  # of noise no larger than the way to the nearer end
+    # Of noise no larger than the way to the nearer end
+    within = 1 - math.exp(-epsilon * min(true, 1 - true))
     assert abs((inside < min(true, 1 - true)).sum() / len(told) - within) < 0.01
 
 
@@ -94,7 +99,8 @@ def test_the_most_unlike_clients_look_alike_to_within_epsilon():
     epsilon = 1.0
     edges = np.linspace(0, 1, 9)[1:-1]
     shares = [
-        np.bincount(np.searchsorted(edges, told_by(counts, epsilon, seed=seed)), minlength=8) / 100_000
+        np.bincount(np.searchsorted(edges, told_by(counts, epsilon, seed=seed)), minlength=8)
+        / 100_000
         for seed, counts in enumerate(([7, 0], [5, 5]))
     ]
     ratios = np.abs(np.log(shares[0] / shares[1]))
@@ -117,7 +123,10 @@ def test_profile_by_hand():
     # Reliability: 1, 1/2, 4/5, 0 and their mean. Times 2, 6, 3: speeds 1, 0, 3/4; without a completed round 0; and
     # the mean.
     reliability, speed = [1, 0.5, 0.8, 0, 0.575], [1, 0, 0.75, 0, 1.75 / 4]
-    score = [(2 * e + r + s) / 4 for e, r, s in zip([0.9, 0.1, 0.5, 0.3, 0.7], reliability, speed, strict=True)]
+    score = [
+        (2 * e + r + s) / 4
+        for e, r, s in zip([0.9, 0.1, 0.5, 0.3, 0.7], reliability, speed, strict=True)
+    ]
     np.testing.assert_allclose(found["reliability"], reliability, atol=1e-15)
     np.testing.assert_allclose(found["speed"], speed, atol=1e-15)
     np.testing.assert_allclose(found["score"], score, atol=1e-15)
@@ -125,7 +134,9 @@ def test_profile_by_hand():
 
 def test_while_nobody_was_seen_all_are_reliable_and_quick():
     none = np.zeros(5, dtype=np.int64)
-    found = AFLCP().client_selection.scores(pool(selected=none, completed=none, seconds=np.zeros(5)))
+    found = AFLCP().client_selection.scores(
+        pool(selected=none, completed=none, seconds=np.zeros(5))
+    )
     assert found["reliability"].tolist() == found["speed"].tolist() == [1.0] * 5
 
 
@@ -134,7 +145,9 @@ def test_equal_profiles_have_equal_scores():
     completed = np.array([1, 3, 10, 2, 0])
     spent = np.array([0.1, 0.1 + 0.1 + 0.1, sum([0.1] * 10), 0.2, 0.0])
     assert len({spent[0], spent[1] / 3, spent[2] / 10}) > 1
-    alike = pool(profile={"entropy": np.full(5, 0.4)}, selected=completed, completed=completed, seconds=spent)
+    alike = pool(
+        profile={"entropy": np.full(5, 0.4)}, selected=completed, completed=completed, seconds=spent
+    )
     found = AFLCP().client_selection.scores(alike)
     assert found["speed"].tolist() == [1.0] * 5
     assert np.ptp(found["score"]) == 0
@@ -144,7 +157,15 @@ def fleet_that_loses_clients() -> fs.Run:
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.3,min_size=5", clients=9, seed=1)
     fleet = "mixed:dropout=0.4,slow=20,deadline=2"
     return fs.train(
-        fed, "logreg", "afl-cp:speed=2", rounds=12, per_round=4, fleet=fleet, seed=1, folder=False, threads=1
+        fed,
+        "logreg",
+        "afl-cp:speed=2",
+        rounds=12,
+        per_round=4,
+        fleet=fleet,
+        seed=1,
+        folder=False,
+        threads=1,
     )
 
 
@@ -153,15 +174,22 @@ def test_scores_and_weights_by_hand_over_rounds_in_which_clients_are_lost():
     fed, lines = run.server.fed, run.clients
     assert lines["dropped"].sum() > 3
     assert lines["late"].sum() > 3
-    told = [entropy([int((fed.train.y[fed.partition.of(k)] == c).sum()) for c in range(10)]) for k in range(9)]
+    told = [
+        entropy([int((fed.train.y[fed.partition.of(k)] == c).sum()) for c in range(10)])
+        for k in range(9)
+    ]
     machines = run.server.participation.fleet.machines(np.arange(9))
     selected, times = [0] * 9, [[] for _ in range(9)]
     for number in range(1, 13):
         rates = {k: len(times[k]) / selected[k] for k in range(9) if selected[k]}
         means = {k: sum(times[k]) / len(times[k]) for k in range(9) if times[k]}
         longest, shortest = max(means.values(), default=0), min(means.values(), default=0)
-        speeds = {k: (longest - mean) / (longest - shortest) if len(means) > 1 else 1.0 for k, mean in means.items()}
-        speeds |= {k: 0.0 for k in range(9) if selected[k] and k not in means}  # chosen, and never made it
+        speeds = {
+            k: (longest - mean) / (longest - shortest) if len(means) > 1 else 1.0
+            for k, mean in means.items()
+        }
+        # Chosen, and never made it
+        speeds |= {k: 0.0 for k in range(9) if selected[k] and k not in means}
         worth = {}
         for line in lines[lines["round"] == number].to_dict("records"):
             k = line["client"]
@@ -172,24 +200,37 @@ def test_scores_and_weights_by_hand_over_rounds_in_which_clients_are_lost():
             assert {name: line[name] for name in due} == pytest.approx(due, abs=1e-12), (number, k)
             selected[k] += 1
             if not line["dropped"] and not line["late"]:
-                training = line["rows"] / machines.rows_per_second[k] + line["steps"] * machines.seconds_per_step[k]
+                training = (
+                    line["rows"] / machines.rows_per_second[k]
+                    + line["steps"] * machines.seconds_per_step[k]
+                )
                 assert line["training_seconds"] == pytest.approx(training, rel=1e-12)
-                assert line["seconds"] > training  # transfers take time too, which is not that of the computer
+                # Transfers take time too, which is not that of the computer
+                assert line["seconds"] > training
                 times[k].append(training)
                 worth[k] = line["rows"] * score
             worth.setdefault(k, 0.0)
         found = dict(lines[lines["round"] == number].set_index("client")["weight"])
-        assert found == pytest.approx({k: value / (sum(worth.values()) or 1) for k, value in worth.items()}, abs=1e-12)
+        assert found == pytest.approx(
+            {k: value / (sum(worth.values()) or 1) for k, value in worth.items()}, abs=1e-12
+        )
 
 
 def test_the_line_says_nothing_about_speed():
     """Check that a fast computer with a slow connection has a high speed, although the network dominates its time."""
     fed = fs.split(fs.load("digits"), "iid", clients=2)
     run = fs.train(
-        fed, "logreg", "afl-cp", rounds=2, fleet="trace:file=" + str(_two_machines()), folder=False, threads=1
+        fed,
+        "logreg",
+        "afl-cp",
+        rounds=2,
+        fleet="trace:file=" + str(_two_machines()),
+        folder=False,
+        threads=1,
     )
     second = run.clients[run.clients["round"] == 2].set_index("client")
-    assert run.clients["seconds"].groupby(run.clients["client"]).mean().idxmax() == 0  # the quick one answers last
+    # The quick one answers last
+    assert run.clients["seconds"].groupby(run.clients["client"]).mean().idxmax() == 0
     assert second["speed"].tolist() == [1.0, 0.0]
 
 
@@ -212,7 +253,9 @@ def test_consistency_by_hand():
         before = {name: value.clone() for name, value in training.params.items()}
         heard.clear()
         lines = training.advance().clients
-        moved = np.concatenate([(training.params[name] - value).numpy().ravel() for name, value in before.items()])
+        moved = np.concatenate(
+            [(training.params[name] - value).numpy().ravel() for name, value in before.items()]
+        )
         known = times > 0
         mean = (likeness[known] / times[known]).mean() if known.any() else 1.0
         for line in lines:
@@ -223,7 +266,9 @@ def test_consistency_by_hand():
             assert line["score"] == pytest.approx(parts / 6, abs=1e-12)
         for update in heard:
             for i, k in enumerate(update.report.clients.tolist()):
-                mine = np.concatenate([update.payload["delta"][name][i].numpy().ravel() for name in before])
+                mine = np.concatenate(
+                    [update.payload["delta"][name][i].numpy().ravel() for name in before]
+                )
                 likeness[k] += (1 + mine @ moved / np.linalg.norm(mine) / np.linalg.norm(moved)) / 2
                 times[k] += 1
     assert 0.1 < likeness.sum() / times.sum() < 0.99
@@ -254,7 +299,8 @@ def test_chances_are_proportional_to_scores_and_nobody_is_left_out(sampling: str
         for i in range(20_000)
     ]
     expected = 20_000 * chance / chance.sum()
-    assert (((np.bincount(drawn, minlength=5) - expected) ** 2) / expected).sum() < 18.5  # 0.1 % of chi-square with 4
+    # 0.1 % of chi-square with 4
+    assert (((np.bincount(drawn, minlength=5) - expected) ** 2) / expected).sum() < 18.5
 
 
 def test_few_of_many_are_drawn_as_if_everybody_had_been_looked_at():
@@ -281,7 +327,13 @@ def test_draws_are_different_clients_in_order():
         chosen = AFLCP().client_selection.select(pool(), 3, Stream(0, "select", i))
         assert len(set(chosen.tolist())) == 3
         assert chosen.tolist() == sorted(chosen.tolist())
-    assert AFLCP().client_selection.select(pool(), 5, Stream(0, "select")).tolist() == [0, 1, 2, 3, 4]
+    assert AFLCP().client_selection.select(pool(), 5, Stream(0, "select")).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "size"])
@@ -289,31 +341,52 @@ def test_equal_scores_are_the_draws_of_fedavg(sampling: str):
     alike = pool(sampling=sampling, profile={"entropy": np.full(5, 0.4)})
     method = AFLCP(entropy=1, reliability=0, speed=0)
     for i in range(20):
-        mine, usual = (one.client_selection.select(alike, 2, Stream(0, "select", i)) for one in (method, Algorithm()))
+        mine, usual = (
+            one.client_selection.select(alike, 2, Stream(0, "select", i))
+            for one in (method, Algorithm())
+        )
         assert np.array_equal(mine, usual)
 
 
 def test_equal_scores_are_fedavg():
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=6)
-    settings = {"rounds": 3, "per_round": 3, "dtype": "float64", "folder": False, "threads": 1, "device": "cpu"}
-    mine, usual = (fs.train(fed, "logreg", name, **settings) for name in ("afl-cp:entropy=0,speed=0", "fedavg"))
+    settings = {
+        "rounds": 3,
+        "per_round": 3,
+        "dtype": "float64",
+        "folder": False,
+        "threads": 1,
+        "device": "cpu",
+    }
+    mine, usual = (
+        fs.train(fed, "logreg", name, **settings) for name in ("afl-cp:entropy=0,speed=0", "fedavg")
+    )
     for name, value in usual.server.params.items():
         np.testing.assert_allclose(mine.server.params[name], value, rtol=0, atol=1e-12)
     assert mine.clients["client"].tolist() == usual.clients["client"].tolist()
     other = fs.train(fed, "logreg", "afl-cp", **settings)
-    assert other.clients["weight"].tolist() != pytest.approx(usual.clients["weight"].tolist(), abs=1e-3)
+    assert other.clients["weight"].tolist() != pytest.approx(
+        usual.clients["weight"].tolist(), abs=1e-3
+    )
 
 
 def test_weights_are_rows_times_score():
     none = np.zeros(3)
     numbers = {"score": np.array([1.0, 0.1, 0.5])}
-    report = Report(np.arange(3), np.array([10, 20, 30]), np.ones(3, dtype=int), none, none, numbers)
+    report = Report(
+        np.arange(3), np.array([10, 20, 30]), np.ones(3, dtype=int), none, none, numbers
+    )
     assert AFLCP().weight(report).tolist() == [10.0, 2.0, 15.0]
 
 
 def test_one_class_clients_that_all_score_zero_still_train():
-    rows = Rows(np.random.default_rng(0).normal(size=(13, 4)).astype(np.float32), np.repeat([0, 1, 2], [6, 6, 1]))
-    fed = fs.split(Dataset("one class each", rows, rows, ("a", "b", "c", "nobody's")), "classes:k=1", clients=3)
+    rows = Rows(
+        np.random.default_rng(0).normal(size=(13, 4)).astype(np.float32),
+        np.repeat([0, 1, 2], [6, 6, 1]),
+    )
+    fed = fs.split(
+        Dataset("one class each", rows, rows, ("a", "b", "c", "nobody's")), "classes:k=1", clients=3
+    )
     run = fs.train(fed, "logreg", "afl-cp:reliability=0,speed=0", rounds=2, folder=False, threads=1)
     assert run.clients["entropy"].tolist() == [0.0] * 6
     assert run.clients["score"].tolist() == [0.1] * 6
@@ -333,7 +406,9 @@ def test_entropies_are_sent_once():
 
 
 def test_no_weight_at_all_is_refused():
-    with pytest.raises(FedskewError, match="entropy=0, reliability=0 and speed=0 leave no score: raise one of them"):
+    with pytest.raises(
+        FedskewError, match="entropy=0, reliability=0 and speed=0 leave no score: raise one of them"
+    ):
         fs.train(
             fs.split(fs.load("digits"), "iid", clients=2),
             "logreg",

@@ -8,7 +8,9 @@ from fedskew.algorithms.contract import Report
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 SPEED, ROUNDS = 10.0, 7
 FLEET = f"uniform:rows_per_second={SPEED},latency=0.5,mbit_per_second=1000,seconds_per_step=0"
 
@@ -28,7 +30,10 @@ def by_hand(desk, buffer: int, mix) -> tuple[np.ndarray, list, list]:
         first = sorted(air, key=lambda k: (air[k][0], k))[:buffer]
         landed = {k: air.pop(k) for k in first}
         clock = landed[first[-1]][0]
-        answers = [(round - born, begin, desk.descend(begin, born, k)) for k, (_, born, begin) in landed.items()]
+        answers = [
+            (round - born, begin, desk.descend(begin, born, k))
+            for k, (_, born, begin) in landed.items()
+        ]
         w = mix(w, answers)
         clocks.append(clock)
         ages.append(sorted((k, round - born) for k, (_, born, _) in landed.items()))
@@ -40,15 +45,21 @@ def compare(desk, method, engine, buffer: int, mix) -> None:
     expected, clocks, ages = by_hand(desk, buffer, mix)
     assert np.abs(w - expected).max() < 1e-12
     assert [result.round["clock"] for result in results] == pytest.approx(clocks)
-    assert [[(line["client"], line["staleness"]) for line in result.clients] for result in results] == ages
-    assert max(age for step in ages for _, age in step) > 0, "no update was stale, the test shows nothing"
+    assert [
+        [(line["client"], line["staleness"]) for line in result.clients] for result in results
+    ] == ages
+    assert max(age for step in ages for _, age in step) > 0, (
+        "no update was stale, the test shows nothing"
+    )
 
 
 @ENGINES
 @pytest.mark.parametrize("buffer", [1, 2, 3])
 def test_fedbuff_by_hand(desk, engine, buffer: int):
     def mix(w, answers):
-        return w + 0.7 * sum((end - begin) / np.sqrt(1 + age) for age, begin, end in answers) / len(answers)
+        return w + 0.7 * sum((end - begin) / np.sqrt(1 + age) for age, begin, end in answers) / len(
+            answers
+        )
 
     compare(desk, fs.FedBuff(buffer=buffer, server_lr=0.7), engine, buffer, mix)
 
@@ -58,7 +69,10 @@ def test_fedbuff_by_hand(desk, engine, buffer: int):
     ("options", "fade"),
     [
         ({"power": 0.7}, lambda age: (age + 1) ** -0.7),
-        ({"staleness": "hinge", "power": 2.0, "wait": 1}, lambda age: 1.0 if age <= 1 else 1 / (2 * (age - 1) + 1)),
+        (
+            {"staleness": "hinge", "power": 2.0, "wait": 1},
+            lambda age: 1.0 if age <= 1 else 1 / (2 * (age - 1) + 1),
+        ),
         ({"staleness": "constant"}, lambda age: 1.0),
     ],
     ids=["polynomial", "hinge", "constant"],
@@ -97,7 +111,9 @@ def test_a_buffer_larger_than_the_clients_waits_for_all(desk):
 
 
 def test_staleness_weighs_less():
-    report = Report(np.arange(3), *(np.ones(3) for _ in range(4)), {"staleness": np.array([0.0, 3.0, 8.0])})
+    report = Report(
+        np.arange(3), *(np.ones(3) for _ in range(4)), {"staleness": np.array([0.0, 3.0, 8.0])}
+    )
     assert fs.FedBuff().weight(report).tolist() == pytest.approx([1.0, 1 / 2, 1 / 3])
 
 
@@ -124,14 +140,18 @@ def test_who_sends_nan_is_left_out_and_the_run_goes_on(desk, method: str):
     assert sum(result.round["excluded"] for result in results) == len(excluded)
 
 
-@pytest.mark.parametrize("fleet", ["mixed:slow=20,dropout=0.3", "mixed:slow=20,deadline=0.5", "phones"])
+@pytest.mark.parametrize(
+    "fleet", ["mixed:slow=20,dropout=0.3", "mixed:slow=20,deadline=0.5", "phones"]
+)
 @pytest.mark.parametrize("method", ["fedasync", "fedbuff:buffer=2"])
 def test_engines_agree_and_a_stopped_run_goes_on(desk, method: str, fleet: str):
     settings = {"rounds": 9, "per_round": 3, "fleet": fleet}
     right, results = desk.train(method, Loop(), **settings)
     found, others = desk.train(method, Stacked(mode="stack"), **settings)
     assert np.abs(found - right).max() < 1e-12
-    assert [result.round["clock"] for result in results] == [result.round["clock"] for result in others]
+    assert [result.round["clock"] for result in results] == [
+        result.round["clock"] for result in others
+    ]
     stopped = desk.training(method, Loop(), **settings)
     for _ in range(4):
         stopped.advance()

@@ -88,11 +88,17 @@ def test_a_backdoor_by_hand(desk: Any, engine: Engine, method: str, strength: fl
         w = other.start()
         for round in range(3):
             moves = [other.descend(w, round, client) - w for client in range(5)]
-            w = w + sum(desk.sizes[k] / 25 * (strength if k in BAD else 1) * moves[k] for k in range(5))
+            w = w + sum(
+                desk.sizes[k] / 25 * (strength if k in BAD else 1) * moves[k] for k in range(5)
+            )
         np.testing.assert_allclose(found, w, rtol=0, atol=1e-10)
     test = desk.federation().test
-    others = np.hstack([stamped(test.x[test.y != 2], float(desk.x.max())), np.ones((int((test.y != 2).sum()), 1))])
-    assert results[-1].round["backdoor_success"] == pytest.approx(((others @ found.T).argmax(1) == 2).mean(), abs=1e-12)
+    others = np.hstack(
+        [stamped(test.x[test.y != 2], float(desk.x.max())), np.ones((int((test.y != 2).sum()), 1))]
+    )
+    assert results[-1].round["backdoor_success"] == pytest.approx(
+        ((others @ found.T).argmax(1) == 2).mean(), abs=1e-12
+    )
 
 
 def test_the_trigger_and_the_rows_that_have_it():
@@ -117,7 +123,8 @@ def test_the_trigger_and_the_rows_that_have_it():
     assert (partition.of(2)[same] == fed.partition.of(2)[same]).all()
     with pytest.raises(FedskewError, match="unknown class as target of attack:kind=backdoor 'x'"):
         Backdoor(lambda seed, clients: one, 0.25, "x").target_of(["a", "b"])
-    assert Backdoor(lambda seed, clients: one, 0.25, "1").target_of(["1", "0"]) == 0  # a name before a number
+    # A name before a number
+    assert Backdoor(lambda seed, clients: one, 0.25, "1").target_of(["1", "0"]) == 0
 
 
 @pytest.mark.parametrize("task", ["classification", "binary"])
@@ -125,7 +132,15 @@ def test_a_backdoor_opens_and_rules_close_it(task: str):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(900, 6)).astype(np.float32)
     fed = fs.split((x, (x[:, 4] > 0).astype(int)), "iid", clients=10)
-    usual = {"rounds": 8, "lr": 0.5, "eval_every": 4, "task": task, "folder": False, "device": "cpu", "threads": 1}
+    usual = {
+        "rounds": 8,
+        "lr": 0.5,
+        "eval_every": 4,
+        "task": task,
+        "folder": False,
+        "device": "cpu",
+        "threads": 1,
+    }
     attack = "attack:kind=backdoor,share=0.2,target=1,strength=2"
     plain = fs.train(fed, "mlp", "fedavg + attack:kind=backdoor,share=0,target=1", **usual)
     open_door = fs.train(fed, "mlp", f"fedavg + {attack}", **usual)
@@ -133,16 +148,25 @@ def test_a_backdoor_opens_and_rules_close_it(task: str):
     assert open_door.rounds["backdoor_success"].notna().tolist() == [False, False, False, True] * 2
     assert plain.summary["backdoor_success_last"] < 0.75
     assert open_door.summary["backdoor_success_last"] > 0.95
-    assert closed.summary["backdoor_success_last"] < open_door.summary["backdoor_success_last"] - 0.1
-    assert open_door.summary["test_accuracy_last"] > plain.summary["test_accuracy_last"] - 0.1  # nobody notices
-    assert open_door.summary["train_majority_rate"] == plain.summary["train_majority_rate"]  # of clean rows
+    assert (
+        closed.summary["backdoor_success_last"] < open_door.summary["backdoor_success_last"] - 0.1
+    )
+    # Nobody notices
+    assert open_door.summary["test_accuracy_last"] > plain.summary["test_accuracy_last"] - 0.1
+    # Of clean rows
+    assert open_door.summary["train_majority_rate"] == plain.summary["train_majority_rate"]
 
 
 def test_seeds_with_a_backdoor_run_as_on_their_own(fedskew: Any):
     spec = "fedavg+attack:kind=backdoor,target=3".replace("+", " + ")
     fed = {seed: fs.split(fs.load("digits"), "iid", clients=5, seed=seed) for seed in (0, 1)}
-    alone = {seed: fs.train(fed[seed], "logreg", spec, rounds=2, seed=seed, folder=False) for seed in (0, 1)}
-    Path("e.toml").write_text(f'algorithm = "{spec}"\nskew = "iid"\nclients = 5\nmodel = "logreg"\nrounds = 2\n')
+    alone = {
+        seed: fs.train(fed[seed], "logreg", spec, rounds=2, seed=seed, folder=False)
+        for seed in (0, 1)
+    }
+    Path("e.toml").write_text(
+        f'algorithm = "{spec}"\nskew = "iid"\nclients = 5\nmodel = "logreg"\nrounds = 2\n'
+    )
     assert fedskew("compare e.toml --seeds 0-1 --out g") == 0
     for place in Path("g").glob("*-s?"):
         run = fs.open_run(place)
@@ -167,7 +191,13 @@ def test_the_table_names_a_fixed_share_of_the_clients(desk: Any):
             row["client"]: float(row["client"] in BAD) for row in result.clients
         }
     assert len(BAD) == 2
-    assert [len(hostile_clients(0, 10, share)) for share in (0.0, 0.04, 0.05, 0.29, 1.0)] == [0, 0, 1, 3, 10]
+    assert [len(hostile_clients(0, 10, share)) for share in (0.0, 0.04, 0.05, 0.29, 1.0)] == [
+        0,
+        0,
+        1,
+        3,
+        10,
+    ]
     assert len({tuple(hostile_clients(seed, 10, 0.2)) for seed in range(20)}) > 10
 
 
@@ -200,7 +230,9 @@ def test_without_hostile_clients_it_is_the_method_itself(desk: Any, engine: Engi
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stopped_run_goes_on_with_the_same_bits(desk: Any, tmp_path: Path, engine: str, kind: str):
+def test_a_stopped_run_goes_on_with_the_same_bits(
+    desk: Any, tmp_path: Path, engine: str, kind: str
+):
     usual = {"rounds": 4, "per_round": 3, "engine": engine, "checkpoint_every": 1, "device": "cpu"}
     spec = f"fedavg + attack:kind={kind},share=0.4"
     whole = fs.train(desk.federation(), "logreg", spec, folder=tmp_path / "whole", **usual)
@@ -210,7 +242,9 @@ def test_a_stopped_run_goes_on_with_the_same_bits(desk: Any, tmp_path: Path, eng
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fs.train(desk.federation(), "logreg", spec, folder=tmp_path / "cut", callbacks=[stop], **usual)
+        fs.train(
+            desk.federation(), "logreg", spec, folder=tmp_path / "cut", callbacks=[stop], **usual
+        )
     rest = fs.resume(tmp_path / "cut", fed=desk.federation())
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, rest.model.state_dict()[name])
@@ -230,7 +264,9 @@ def test_robust_rules_defend_on_the_digits(attack: str, spec: str):
     hostile = f"attack:kind={attack},share=0.3,strength=3"
 
     def accuracy(algorithm: str) -> float:
-        run = fs.train(fed, "mlp", algorithm, rounds=10, eval_every=10, folder=False, device="cpu", threads=1)
+        run = fs.train(
+            fed, "mlp", algorithm, rounds=10, eval_every=10, folder=False, device="cpu", threads=1
+        )
         return float(run.rounds["test_accuracy"].iloc[-1])
 
     undefended, defended = accuracy(f"fedavg + {hostile}"), accuracy(f"fedavg + {hostile} + {spec}")
@@ -241,15 +277,24 @@ def test_robust_rules_defend_on_the_digits(attack: str, spec: str):
 @pytest.mark.parametrize("addition", ["attack", "topk", "quantize"])
 @pytest.mark.parametrize("method", ["sfl", "stratify-batch"])
 def test_where_no_updates_are_sent_it_is_refused(desk: Any, addition: str, method: str):
-    with pytest.raises(FedskewError, match="one model is trained by all clients, so no updates are sent"):
+    with pytest.raises(
+        FedskewError, match="one model is trained by all clients, so no updates are sent"
+    ):
         desk.training(f"{method} + {addition}")
 
 
 def test_labels_that_are_no_classes_cannot_be_flipped():
     fed = fs.split(fs.load("diabetes"), "iid", clients=5)
-    with pytest.raises(FedskewError, match="attack looks at classes, and the targets of task regression are numbers"):
+    with pytest.raises(
+        FedskewError,
+        match="attack looks at classes, and the targets of task regression are numbers",
+    ):
         fs.train(fed, "mlp", "fedavg + attack:kind=label-flip", rounds=1, folder=False)
-    with pytest.raises(FedskewError, match="attack:kind=backdoor gives rows a class, and the targets are none"):
+    with pytest.raises(
+        FedskewError, match="attack:kind=backdoor gives rows a class, and the targets are none"
+    ):
         fs.train(fed, "mlp", "fedavg + attack:kind=backdoor", rounds=1, folder=False)
-    run = fs.train(fed, "mlp", "fedavg + attack:kind=sign-flip", rounds=1, folder=False, device="cpu")
+    run = fs.train(
+        fed, "mlp", "fedavg + attack:kind=sign-flip", rounds=1, folder=False, device="cpu"
+    )
     assert run.clients["hostile"].sum() == 1

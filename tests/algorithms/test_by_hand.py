@@ -43,7 +43,11 @@ def changes(w: np.ndarray, momentum: float, mu: float = 0.0) -> list[np.ndarray]
     for rows, steps in zip(HELD, STEPS, strict=True):
         mine, velocity = w.copy(), np.zeros_like(w)
         for _ in range(steps):
-            velocity = momentum * velocity + gradient(mine, fed.train.x[rows], fed.train.y[rows]) + mu * (mine - w)
+            velocity = (
+                momentum * velocity
+                + gradient(mine, fed.train.x[rows], fed.train.y[rows])
+                + mu * (mine - w)
+            )
             mine = mine - LR * velocity
         result.append(mine - w)
     return result
@@ -51,7 +55,9 @@ def changes(w: np.ndarray, momentum: float, mu: float = 0.0) -> list[np.ndarray]
 
 def start() -> np.ndarray:
     head = build("logreg", (5,), CLASSES, seed=0).head
-    return np.hstack([head.weight.detach().double().numpy(), head.bias.detach().double().numpy()[:, None]])
+    return np.hstack(
+        [head.weight.detach().double().numpy(), head.bias.detach().double().numpy()[:, None]]
+    )
 
 
 def averaged(momentum: float, mu: float = 0.0, weights: np.ndarray = SIZES) -> np.ndarray:
@@ -61,7 +67,9 @@ def averaged(momentum: float, mu: float = 0.0, weights: np.ndarray = SIZES) -> n
     return w
 
 
-def served(momentum: float, rule: Callable[[dict, np.ndarray], np.ndarray], state: dict) -> np.ndarray:
+def served(
+    momentum: float, rule: Callable[[dict, np.ndarray], np.ndarray], state: dict
+) -> np.ndarray:
     """Return the weights after the weighted mean update and a server rule for the step."""
     w = start()
     for _ in range(ROUNDS):
@@ -87,7 +95,9 @@ def adaptive(
 
 def normalised(momentum: float) -> np.ndarray:
     # How much of each of its gradients ends in a client's change: now, and through momentum in every later step.
-    carried = np.array([sum(momentum ** (j - i) for i in range(s) for j in range(i, s)) for s in STEPS])
+    carried = np.array(
+        [sum(momentum ** (j - i) for i in range(s) for j in range(i, s)) for s in STEPS]
+    )
     w, p = start(), SIZES / SIZES.sum()
     for _ in range(ROUNDS):
         w = w + (p @ carried) * np.tensordot(p / carried, changes(w, momentum), 1)
@@ -106,7 +116,9 @@ BY_HAND: dict[str, Callable[[float], np.ndarray]] = {
     "fedyogi:server_lr=0.05,tau=0.01,beta1=0.7,beta2=0.8": lambda m: served(
         m, adaptive(lambda v, d: v - 0.2 * d * np.sign(v - d), 0.7), {"m": 0.0, "v": 1e-4}
     ),
-    "fedadagrad:server_lr=0.05,tau=0.01": lambda m: served(m, adaptive(lambda v, d: v + d, 0.0), {"m": 0.0, "v": 1e-4}),
+    "fedadagrad:server_lr=0.05,tau=0.01": lambda m: served(
+        m, adaptive(lambda v, d: v + d, 0.0), {"m": 0.0, "v": 1e-4}
+    ),
     "fednova": normalised,
 }
 
@@ -125,11 +137,15 @@ def test_by_hand(spec: str, momentum: float, engine):
         device="cpu",
         threads=1,
     )
-    training = Server(federation(), build("logreg", (5,), CLASSES, seed=0), resolve(spec), settings, engine)
+    training = Server(
+        federation(), build("logreg", (5,), CLASSES, seed=0), resolve(spec), settings, engine
+    )
     for _ in range(ROUNDS):
         result = training.advance()
     assert [line["steps"] for line in result.clients] == STEPS
-    found = torch.hstack([training.params["head.weight"], training.params["head.bias"][:, None]]).numpy()
+    found = torch.hstack(
+        [training.params["head.weight"], training.params["head.bias"][:, None]]
+    ).numpy()
     np.testing.assert_allclose(found, BY_HAND[spec](momentum), rtol=0, atol=1e-10)
 
 
@@ -148,6 +164,12 @@ def test_every_method_is_calculated_by_hand_somewhere():
     elsewhere |= {"clip", "krum", "median", "trimmed-mean"}  # tests/algorithms/test_robust.py
     elsewhere |= {"dp", "quantize", "topk"}  # tests/algorithms/test_privacy.py, test_compression.py
     elsewhere |= {"attack"}  # tests/algorithms/test_attack.py
-    elsewhere |= {"fedlc", "fedrep", "fedsam", "lg-fedavg", "q-fedavg"}  # tests/algorithms/test_more_methods.py
+    elsewhere |= {
+        "fedlc",
+        "fedrep",
+        "fedsam",
+        "lg-fedavg",
+        "q-fedavg",
+    }  # tests/algorithms/test_more_methods.py
     elsewhere |= {"fedntd"} & set(algorithms)  # tests/algorithms/test_fedntd.py
     assert {spec.partition(":")[0] for spec in BY_HAND} | elsewhere == set(algorithms)

@@ -21,14 +21,22 @@ def rows_by_client(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     labels = [[0, 1, 0, 1, 1, 0, 0], [1, 1, 1], [2], [0, 1, 1, 0]]
     # Far from 0, so that a covariance from sums must not lose its digits.
     return [
-        (torch.from_numpy(100 + 3 * draw.normal(size=(len(mine), WIDTH))).float(), torch.tensor(mine))
+        (
+            torch.from_numpy(100 + 3 * draw.normal(size=(len(mine), WIDTH))).float(),
+            torch.tensor(mine),
+        )
         for mine in labels
     ]
 
 
 def added(pieces: list[tuple[Tensor, Tensor]], method: CCVR) -> dict[str, dict[str, Tensor]]:
-    tallies = [method.calibrator.class_statistics(features, labels, CLASSES)["ccvr"] for features, labels in pieces]
-    return {"ccvr": {name: sum(tally[name] for tally in tallies) for name in ("count", "sum", "outer")}}
+    tallies = [
+        method.calibrator.class_statistics(features, labels, CLASSES)["ccvr"]
+        for features, labels in pieces
+    ]
+    return {
+        "ccvr": {name: sum(tally[name] for tally in tallies) for name in ("count", "sum", "outer")}
+    }
 
 
 def linear(head: dict[str, Tensor], features: Tensor) -> Tensor:
@@ -50,14 +58,23 @@ def test_added_up_the_moments_are_those_of_the_pooled_rows():
     assert sums["count"].tolist() == [6.0, 8.0, 1.0, 0.0]
     assert {value.dtype for value in sums.values()} == {torch.float64}
     for label in (0, 1):
-        mean, covariance = class_gaussian(float(sums["count"][label]), sums["sum"][label], sums["outer"][label])
+        mean, covariance = class_gaussian(
+            float(sums["count"][label]), sums["sum"][label], sums["outer"][label]
+        )
         np.testing.assert_allclose(mean, pooled[labels == label].mean(0), rtol=0, atol=1e-10)
-        np.testing.assert_allclose(covariance, np.cov(pooled[labels == label], rowvar=False), rtol=0, atol=1e-10)
+        np.testing.assert_allclose(
+            covariance, np.cov(pooled[labels == label], rowvar=False), rtol=0, atol=1e-10
+        )
 
 
 def test_it_does_not_matter_how_rows_are_cut_into_clients():
     pieces = rows_by_client()
-    whole = [(torch.cat([features for features, _ in pieces]), torch.cat([labels for _, labels in pieces]))]
+    whole = [
+        (
+            torch.cat([features for features, _ in pieces]),
+            torch.cat([labels for _, labels in pieces]),
+        )
+    ]
     for name, value in added(whole, CCVR())["ccvr"].items():
         torch.testing.assert_close(value, added(pieces, CCVR())["ccvr"][name], rtol=1e-12, atol=0)
 
@@ -81,7 +98,9 @@ def test_the_paper_writes_the_same_covariance_out_of_the_clients_own():
     means = np.array([mine.mean(0) for mine in own])
     mean = sizes @ means / total
     within = sum((len(mine) - 1) * np.cov(mine, rowvar=False) for mine in own) / (total - 1)
-    between = np.einsum("k,ki,kj->ij", sizes, means, means) / (total - 1) - total / (total - 1) * np.outer(mean, mean)
+    between = np.einsum("k,ki,kj->ij", sizes, means, means) / (total - 1) - total / (
+        total - 1
+    ) * np.outer(mean, mean)
     sums = added(rows_by_client(), CCVR())["ccvr"]
     found = class_gaussian(8.0, sums["sum"][1], sums["outer"][1])
     np.testing.assert_allclose(found[0], mean, rtol=0, atol=1e-10)
@@ -99,20 +118,27 @@ def virtual(method: CCVR, pieces: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarr
         shown.append(features)
         return loss(head, features, labels)
 
-    head = {"w": torch.zeros(CLASSES, WIDTH, dtype=torch.float64), "b": torch.zeros(CLASSES, dtype=torch.float64)}
+    head = {
+        "w": torch.zeros(CLASSES, WIDTH, dtype=torch.float64),
+        "b": torch.zeros(CLASSES, dtype=torch.float64),
+    }
     method.calibrator.calibrate(head, added(pieces, method), noting, Stream(0, "finish"))
     features = torch.cat(shown).numpy()
     return features, np.array([len(batch) for batch in shown])
 
 
 def test_virtual_features_have_the_moments_of_their_class():
-    features = np.random.default_rng(1).multivariate_normal([1, -2, 0, 3, 0.5], np.diag([1, 4, 0.25, 9, 1]) + 0.2, 5000)
+    features = np.random.default_rng(1).multivariate_normal(
+        [1, -2, 0, 3, 0.5], np.diag([1, 4, 0.25, 9, 1]) + 0.2, 5000
+    )
     features[:, 4] = features[:, 3] - 2  # a direction without any spread of its own
     piece = (torch.from_numpy(features), torch.full((5000,), 1))
     drawn, batches = virtual(CCVR(features=20_000, head_epochs=1, head_batch=1000), [piece])
     assert batches.tolist() == [1000] * 20
     np.testing.assert_allclose(drawn.mean(0), features.mean(0), atol=0.1)
-    np.testing.assert_allclose(np.cov(drawn, rowvar=False), np.cov(features, rowvar=False), rtol=0.05, atol=0.1)
+    np.testing.assert_allclose(
+        np.cov(drawn, rowvar=False), np.cov(features, rowvar=False), rtol=0.05, atol=0.1
+    )
     assert np.abs(drawn[:, 4] - drawn[:, 3] + 2).max() < 0.01
 
 
@@ -127,14 +153,18 @@ def test_a_class_of_one_row_is_drawn_at_that_row_and_a_class_of_nobody_not_at_al
 def test_features_that_are_all_zero_do_no_harm():
     head = {"w": torch.ones(CLASSES, WIDTH), "b": torch.zeros(CLASSES)}
     piece = (torch.zeros(6, WIDTH), torch.tensor([0, 0, 0, 1, 1, 2]))
-    new = CCVR(features=10).calibrator.calibrate(head, added([piece], CCVR()), loss, Stream(0, "finish"))
+    new = CCVR(features=10).calibrator.calibrate(
+        head, added([piece], CCVR()), loss, Stream(0, "finish")
+    )
     assert all(torch.isfinite(value).all() for value in new.values())
     assert new["b"][3] < new["b"][0]
 
 
 def test_features_that_are_not_finite_are_refused():
     piece = (torch.full((2, WIDTH), float("nan")), torch.tensor([0, 1]))
-    with pytest.raises(FedskewError, match="the features of the last model are NaN or infinite: lower lr"):
+    with pytest.raises(
+        FedskewError, match="the features of the last model are NaN or infinite: lower lr"
+    ):
         CCVR().calibrator.calibrate(
             {"w": torch.ones(CLASSES, WIDTH)}, added([piece], CCVR()), loss, Stream(0, "finish")
         )
@@ -159,7 +189,10 @@ def test_sgd_by_hand():
     np.testing.assert_allclose(new["w"].numpy(), w, rtol=0, atol=1e-3)
     np.testing.assert_allclose(new["b"].numpy(), b, rtol=0, atol=1e-3)
     assert torch.equal(
-        head["b"], torch.from_numpy(np.random.default_rng(0).normal(size=CLASSES * WIDTH + CLASSES)[-CLASSES:])
+        head["b"],
+        torch.from_numpy(
+            np.random.default_rng(0).normal(size=CLASSES * WIDTH + CLASSES)[-CLASSES:]
+        ),
     )
 
 
@@ -167,17 +200,25 @@ def separable(count: int, seed: int) -> tuple[Tensor, Tensor]:
     draw = np.random.default_rng(seed)
     labels = draw.integers(0, CLASSES, count)
     centres = 4 * np.eye(CLASSES, WIDTH)
-    return torch.from_numpy(centres[labels] + draw.normal(size=(count, WIDTH))), torch.from_numpy(labels)
+    return torch.from_numpy(centres[labels] + draw.normal(size=(count, WIDTH))), torch.from_numpy(
+        labels
+    )
 
 
 def test_a_biased_head_is_put_right():
     features, labels = separable(400, seed=0)
     unseen, right = separable(1000, seed=1)
-    head = {"w": torch.eye(CLASSES, WIDTH).double(), "b": torch.tensor([15.0, 0.0, 0.0, -15.0]).double()}
-    clients = [(features[labels == c], labels[labels == c]) for c in range(CLASSES)]  # one class each
+    head = {
+        "w": torch.eye(CLASSES, WIDTH).double(),
+        "b": torch.tensor([15.0, 0.0, 0.0, -15.0]).double(),
+    }
+    # One class each
+    clients = [(features[labels == c], labels[labels == c]) for c in range(CLASSES)]
     method = CCVR(head_lr=0.1, head_epochs=20)
     new = method.calibrator.calibrate(head, added(clients, method), loss, Stream(0, "finish"))
-    before, after = ((linear(one, unseen).argmax(1) == right).double().mean().item() for one in (head, new))
+    before, after = (
+        (linear(one, unseen).argmax(1) == right).double().mean().item() for one in (head, new)
+    )
     assert before < 0.3
     assert after > 0.97
     assert F.cross_entropy(linear(new, unseen), right) < 0.2
@@ -186,7 +227,9 @@ def test_a_biased_head_is_put_right():
 def test_the_stream_alone_decides():
     method, head = CCVR(features=20), {"w": torch.ones(CLASSES, WIDTH), "b": torch.zeros(CLASSES)}
     total, state = added([separable(50, 0)], method), torch.get_rng_state()
-    one, same, other = (method.calibrator.calibrate(head, total, loss, Stream(seed, "finish")) for seed in (0, 0, 1))
+    one, same, other = (
+        method.calibrator.calibrate(head, total, loss, Stream(seed, "finish")) for seed in (0, 0, 1)
+    )
     assert torch.equal(one["w"], same["w"])
     assert not torch.equal(one["w"], other["w"])
     assert torch.equal(torch.get_rng_state(), state)
@@ -196,7 +239,9 @@ def test_the_stream_alone_decides():
 
 def test_no_epochs_leave_the_head_as_it_is():
     head = {"w": torch.ones(CLASSES, WIDTH), "b": torch.zeros(CLASSES)}
-    new = CCVR(head_epochs=0).calibrator.calibrate(head, added(rows_by_client(), CCVR()), loss, Stream(0, "finish"))
+    new = CCVR(head_epochs=0).calibrator.calibrate(
+        head, added(rows_by_client(), CCVR()), loss, Stream(0, "finish")
+    )
     assert all(torch.equal(new[name], value) for name, value in head.items())
 
 
@@ -210,12 +255,20 @@ def test_every_so_often_a_calibrated_copy_is_scored_and_training_goes_on_without
         "fleet": "uniform:latency=1,seconds_per_step=0.01",
     }
     plain = fs.train(fed, "mlp:hidden=16", "fedavg", **settings)
-    end, often = (fs.train(fed, "mlp:hidden=16", f"fedavg + ccvr{spec}", **settings) for spec in ("", ":every=3"))
+    end, often = (
+        fs.train(fed, "mlp:hidden=16", f"fedavg + ccvr{spec}", **settings)
+        for spec in ("", ":every=3")
+    )
     curve = often.rounds["calibrated_test_accuracy"]
     assert [number + 1 for number in range(7) if not np.isnan(curve[number])] == [3, 6, 7]
     for name in ("test_accuracy", "test_loss", "local_loss"):
-        assert often.rounds[name].tolist() == plain.rounds[name].tolist()  # the curve without it is FedAvg's
-    assert curve.iloc[-1] == often.summary["calibrated_test_accuracy"] == end.summary["calibrated_test_accuracy"]
+        # The curve without it is FedAvg's
+        assert often.rounds[name].tolist() == plain.rounds[name].tolist()
+    assert (
+        curve.iloc[-1]
+        == often.summary["calibrated_test_accuracy"]
+        == end.summary["calibrated_test_accuracy"]
+    )
     assert curve[2] > plain.rounds["test_accuracy"][2] + 0.05  # and with it another
     for name, value in end.server.params.items():
         assert torch.equal(often.server.params[name], value)
@@ -232,8 +285,12 @@ def test_every_so_often_a_calibrated_copy_is_scored_and_training_goes_on_without
     seconds = (2 + sizes / 3 / 1000 + 0.01 * np.ceil(sizes / 32) + 8e-6 * (model + sums) / 20).max()
     took = often.rounds["simulated_seconds"] - plain.rounds["simulated_seconds"]
     assert took.tolist() == pytest.approx([0, 0, seconds, 0, 0, seconds, seconds], abs=1e-9)
-    assert often.rounds["clock"].tolist() == pytest.approx(np.cumsum(often.rounds["simulated_seconds"]).tolist())
-    assert end.summary["simulated_seconds"] - plain.summary["simulated_seconds"] == pytest.approx(seconds)
+    assert often.rounds["clock"].tolist() == pytest.approx(
+        np.cumsum(often.rounds["simulated_seconds"]).tolist()
+    )
+    assert end.summary["simulated_seconds"] - plain.summary["simulated_seconds"] == pytest.approx(
+        seconds
+    )
     assert often.summary["rounds_to_90_percent_of_best_calibrated_test_accuracy"] in (3, 6)
 
 

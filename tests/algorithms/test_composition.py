@@ -31,7 +31,10 @@ class Changed(Rule):
 
     def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
         mean, shares = self.then.combine(payloads, weights)
-        return {**mean, "delta": {name: self.change(value) for name, value in mean["delta"].items()}}, shares
+        return {
+            **mean,
+            "delta": {name: self.change(value) for name, value in mean["delta"].items()},
+        }, shares
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,9 @@ class MedianOfMine(fs.Median):
 
 def combined(algorithm: Algorithm) -> float:
     payloads = {"delta": {"w": torch.tensor([1.0, 5.0])}}
-    return algorithm.aggregator.combine(payloads, torch.tensor([0.75, 0.25]))[0]["delta"]["w"].item()
+    return algorithm.aggregator.combine(payloads, torch.tensor([0.75, 0.25]))[0]["delta"][
+        "w"
+    ].item()
 
 
 def test_all_spellings_agree():
@@ -93,7 +98,13 @@ def test_all_spellings_agree():
     again = resolve("fedprox:mu=0.1,weights=uniform   +  krum:attackers=2 + clip:norm=3")
     assert str(wanted) == text
     assert wanted.label() == "fedprox + krum + clip"
-    assert wanted.options() == {"weights": "uniform", "mu": 0.1, "attackers": 2, "keep": 1, "norm": 3.0}
+    assert wanted.options() == {
+        "weights": "uniform",
+        "mu": 0.1,
+        "attackers": 2,
+        "keep": 1,
+        "norm": 3.0,
+    }
     for same in (
         again,
         resolve(text),
@@ -111,7 +122,10 @@ def test_all_spellings_agree():
 
 def test_a_made_class_is_a_frozen_dataclass_that_validates():
     method = resolve("fedprox + krum")
-    assert str(replace(method, mu=2, attackers=3)) == "fedprox:weights=none,mu=2.0 + krum:attackers=3,keep=1"
+    assert (
+        str(replace(method, mu=2, attackers=3))
+        == "fedprox:weights=none,mu=2.0 + krum:attackers=3,keep=1"
+    )
     assert type(replace(method, mu=2)) is type(method)
     with pytest.raises(FrozenInstanceError):
         method.mu = 1.0  # type: ignore[attr-defined]
@@ -129,7 +143,9 @@ def test_the_first_addition_is_the_outermost():
     assert combined(Algorithm()) == 2
     assert combined(Algorithm() + Doubled() + Shifted(shift=1)) == 2 * (2 + 1)
     assert combined(Algorithm() + Shifted(shift=1) + Doubled()) == 2 * 2 + 1
-    assert combined(Doubled() + Shifted(shift=1)) == combined(fs.FedAvg() + Doubled() + Shifted(shift=1))
+    assert combined(Doubled() + Shifted(shift=1)) == combined(
+        fs.FedAvg() + Doubled() + Shifted(shift=1)
+    )
 
 
 def test_an_addition_alone_is_fedavg_with_it():
@@ -142,7 +158,9 @@ def test_an_addition_alone_is_fedavg_with_it():
 
 def test_records_have_every_option_and_readers_only_those_that_matter():
     choice = algorithms.choose("fedprox + krum:attackers=2 + median")
-    assert choice == Composition("fedprox", {}, (Choice("krum", {"attackers": 2}), Choice("median", {})))
+    assert choice == Composition(
+        "fedprox", {}, (Choice("krum", {"attackers": 2}), Choice("median", {}))
+    )
     full = algorithms.full(choice)
     assert str(full) == "fedprox:weights=none,mu=0.01 + krum:attackers=2,keep=1 + median"
     assert algorithms.choose(str(full)) == full == choice_of(resolve(choice))
@@ -180,7 +198,8 @@ def test_bad_compositions_are_refused(spec: str, says: str):
 
 def test_what_cannot_be_added_in_python():
     with pytest.raises(
-        FedskewError, match=r"fedprox . OtherMu: fedprox and OtherMu both have an option mu: leave one of them out"
+        FedskewError,
+        match=r"fedprox . OtherMu: fedprox and OtherMu both have an option mu: leave one of them out",
     ):
         fs.FedProx() + OtherMu()
     with pytest.raises(FedskewError, match="fedavg is a method of its own"):
@@ -235,10 +254,18 @@ def test_a_run_is_recorded_and_resumed(call: Callable[..., Any]):
     whole = fs.train(fed, "tabular:hidden=8", "fedprox:mu=0.1 + median", **settings)
     assert whole.folder == Path("runs/fedprox+median-digits-iid-s0")
     assert whole.summary["algorithm"] == "fedprox:mu=0.1 + median"
-    assert 'algorithm = "fedprox:weights=none,mu=0.1 + median"\n' in (whole.folder / CONFIG).read_text()
+    assert (
+        'algorithm = "fedprox:weights=none,mu=0.1 + median"\n'
+        in (whole.folder / CONFIG).read_text()
+    )
     with pytest.raises(StopError):
         fs.train(
-            fed, "tabular:hidden=8", fs.FedProx(mu=0.1) + fs.Median(), folder="stopped", callbacks=stop, **settings
+            fed,
+            "tabular:hidden=8",
+            fs.FedProx(mu=0.1) + fs.Median(),
+            folder="stopped",
+            callbacks=stop,
+            **settings,
         )
     assert fs.resume("stopped").summary["algorithm"] == whole.summary["algorithm"]
     for file in (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL):
@@ -252,15 +279,23 @@ def test_an_unregistered_part_is_a_python_object(call: Callable[..., Any]):
     run = fs.train(fed, "logreg", fs.FedProx() + Doubled(), rounds=1, device="cpu", folder="mine")
     both = f"fedskew.algorithms.fedprox.FedProx + {__name__}.Doubled"
     assert run.summary["algorithm"].startswith(f"{both}:weights=none,mu=0.01")
-    assert f'[algorithm]\nname = "{FROM_PYTHON}"\nclass = "{both}"\n' in Path("mine", CONFIG).read_text()
+    assert (
+        f'[algorithm]\nname = "{FROM_PYTHON}"\nclass = "{both}"\n'
+        in Path("mine", CONFIG).read_text()
+    )
 
 
 def test_the_command_line(call: Callable[..., Any], capsys: pytest.CaptureFixture[str]):
     assert call(SMALL, "fedavg + krum:attackers=1") == 0
     assert Path("runs/fedavg+krum-digits-dirichlet-s0").is_dir()
     assert "fedavg + krum:attackers=1" in capsys.readouterr().out
-    assert call(SMALL.replace("run", "compare") + " --out several", "fedavg + median", "fedavg") == 0
-    assert {entry.name for entry in Path("several").iterdir() if entry.is_dir()} == {"fedavg-+-median-s0", "fedavg-s0"}
+    assert (
+        call(SMALL.replace("run", "compare") + " --out several", "fedavg + median", "fedavg") == 0
+    )
+    assert {entry.name for entry in Path("several").iterdir() if entry.is_dir()} == {
+        "fedavg-+-median-s0",
+        "fedavg-s0",
+    }
     assert call(SMALL, "fedavg + krum:attackers=x") == 2
     assert "fedskew: algorithm krum: attackers=x is not a whole number" in capsys.readouterr().err
     assert call(SMALL, "krum:attackers=2") == 2
@@ -272,10 +307,15 @@ def test_a_file_may_name_a_composition(call: Callable[..., Any]):
         'algorithm = ["fedprox:mu=0.5 + clip:norm=1", "median"]\nrounds = 1\nmodel = "logreg"\n'
     )
     assert call("compare experiment.toml --clients 3 --out done --device cpu") == 0
-    assert [member.algorithm for member in several.read(Path("done"))] == ["fedprox:mu=0.5 + clip:norm=1.0", "median"]
+    assert [member.algorithm for member in several.read(Path("done"))] == [
+        "fedprox:mu=0.5 + clip:norm=1.0",
+        "median",
+    ]
 
 
-def test_the_list_says_what_is_an_addition(call: Callable[..., Any], capsys: pytest.CaptureFixture[str]):
+def test_the_list_says_what_is_an_addition(
+    call: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+):
     assert call("list algorithms") == 0
     lines = capsys.readouterr().out.splitlines()
     marked = {line.split()[0] for line in lines if "(an addition: METHOD + " in line}
@@ -285,6 +325,7 @@ def test_the_list_says_what_is_an_addition(call: Callable[..., Any], capsys: pyt
 
 def test_a_plus_without_spaces_is_explained():
     with pytest.raises(
-        FedskewError, match=r"'fedavg\+krum': a plus between parts has a space on each side: fedavg \+ krum"
+        FedskewError,
+        match=r"'fedavg\+krum': a plus between parts has a space on each side: fedavg \+ krum",
     ):
         resolve("fedavg+krum")

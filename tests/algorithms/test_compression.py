@@ -28,7 +28,9 @@ def chosen(round: int, per_round: int) -> np.ndarray:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["loop", "stack"])
 @pytest.mark.parametrize(("share", "count", "per_round"), [(0.1, 2, 5), (0.5, 9, 3), (0.01, 1, 2)])
-def test_the_largest_entries_with_error_feedback(desk: Any, engine: Engine, share: float, count: int, per_round: int):
+def test_the_largest_entries_with_error_feedback(
+    desk: Any, engine: Engine, share: float, count: int, per_round: int
+):
     w, error = desk.start(), np.zeros((5, 3, 6))
     for round in range(3):
         there = chosen(round, per_round)
@@ -44,7 +46,9 @@ def test_the_largest_entries_with_error_feedback(desk: Any, engine: Engine, shar
     for _ in range(3):
         training.advance()
     np.testing.assert_allclose(desk.flat(training.params), w, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(desk.flat(training.store.get(np.arange(5))["state.error"]), error, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(
+        desk.flat(training.store.get(np.arange(5))["state.error"]), error, rtol=0, atol=1e-10
+    )
 
 
 def draws(key: int, tensor: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -66,7 +70,9 @@ def test_random_rounding_by_hand(desk: Any, engine: Engine, width: int):
                 v = delta[part]
                 scale = np.abs(v).max()
                 place = np.abs(v) / scale * levels
-                level = np.floor(place) + (draws(int(keys[client]), tensor, v.shape) < place - np.floor(place))
+                level = np.floor(place) + (
+                    draws(int(keys[client]), tensor, v.shape) < place - np.floor(place)
+                )
                 moved[part] += desk.sizes[client] / 25 * scale * np.sign(v) * level / levels
         w = w + moved
     found, results = desk.train(f"fedavg + quantize:bits={width}", engine)
@@ -76,7 +82,9 @@ def test_random_rounding_by_hand(desk: Any, engine: Engine, width: int):
 
 def test_rounding_has_no_bias_and_few_levels():
     value = torch.tensor([0.013, -0.2, 0.77, -1.0, 0.0, 0.5], dtype=torch.float64)
-    many = torch.stack([rounded(value, 3, uniform(torch.tensor(key), 0, value)) for key in range(20_000)])
+    many = torch.stack(
+        [rounded(value, 3, uniform(torch.tensor(key), 0, value)) for key in range(20_000)]
+    )
     assert (many.mean(0) - value).abs().max() < 0.008  # four standard errors of a step of 1/3
     assert many.std(0)[0] > 0.03
     assert {round(3 * level, 9) for level in many.unique().tolist()} <= {-3, -2, -1, 0, 1, 2, 3}
@@ -88,7 +96,9 @@ def test_the_streams_of_tensors_are_those_of_numpy():
     assert hashed(key, torch.arange(4)).numpy().view(np.uint64).tolist() == (
         longer(np.array([12345], dtype=np.uint64), np.arange(4)).tolist()
     )
-    np.testing.assert_array_equal(uniform(key, 7, torch.zeros(2, 3).double()), draws(12345, 7, (2, 3)))
+    np.testing.assert_array_equal(
+        uniform(key, 7, torch.zeros(2, 3).double()), draws(12345, 7, (2, 3))
+    )
     many = normal(key, 0, torch.zeros(40_000, dtype=torch.float64))
     assert abs(float(many.mean())) < 0.02
     assert abs(float(many.std()) - 1) < 0.02
@@ -110,7 +120,10 @@ def test_a_share_of_one_is_the_method_itself(desk: Any, engine: Engine, method: 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_many_bits_come_near(desk: Any, method: str):
     plain, _ = desk.train(method)
-    gaps = [np.abs(desk.train(f"{method} + quantize:bits={width}")[0] - plain).max() for width in (4, 8, 16)]
+    gaps = [
+        np.abs(desk.train(f"{method} + quantize:bits={width}")[0] - plain).max()
+        for width in (4, 8, 16)
+    ]
     assert gaps[0] > 10 * gaps[1] > 100 * gaps[2] > 0
     assert gaps[2] < 1e-4
 
@@ -124,7 +137,8 @@ def test_many_bits_come_near(desk: Any, method: str):
         ("fedavg + topk:share=0.9", "float32", 4 * ENTRIES),  # 17 places and values are longer
         ("fedavg + quantize:bits=8", "float32", 15 + 4 + 3 + 4),
         ("fedavg + quantize:bits=3", "float32", 6 + 4 + 2 + 4),  # 45 and 9 bits
-        ("scaffold + topk:share=0.1", "float64", 2 * (4 + 8) + 8 * ENTRIES),  # the control is sent whole
+        # The control is sent whole
+        ("scaffold + topk:share=0.1", "float64", 2 * (4 + 8) + 8 * ENTRIES),
     ],
 )
 def test_bytes_up_are_those_of_what_would_be_sent(desk: Any, spec: str, dtype: str, due: int):
@@ -134,13 +148,16 @@ def test_bytes_up_are_those_of_what_would_be_sent(desk: Any, spec: str, dtype: s
 
 def test_a_shorter_message_takes_less_time(desk: Any):
     (plain,), (short,) = (
-        desk.column(desk.train(spec, rounds=1, fleet="phones")[1], "seconds") for spec in ("fedavg", "topk:share=0.1")
+        desk.column(desk.train(spec, rounds=1, fleet="phones")[1], "seconds")
+        for spec in ("fedavg", "topk:share=0.1")
     )
     assert all(left > right for left, right in zip(plain, short, strict=True))
 
 
 def test_buffers_are_sent_whole(norm_net: Any):
-    plain, short = (norm_net.training(spec, rounds=1) for spec in ("fedavg", "fedavg + topk:share=0.1"))
+    plain, short = (
+        norm_net.training(spec, rounds=1) for spec in ("fedavg", "fedavg + topk:share=0.1")
+    )
     entries = sum(value.numel() for value in plain.params.values())
     saved = 8 * entries - math.ceil(entries / 10) * 12
     for left, right in zip(plain.results[0].clients, short.results[0].clients, strict=True):
@@ -149,7 +166,9 @@ def test_buffers_are_sent_whole(norm_net: Any):
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("spec", ["fedavg + topk:share=0.2", "fedavg + quantize:bits=4"])
-def test_a_stopped_run_goes_on_with_the_same_bits(desk: Any, tmp_path: Path, engine: str, spec: str):
+def test_a_stopped_run_goes_on_with_the_same_bits(
+    desk: Any, tmp_path: Path, engine: str, spec: str
+):
     usual = {"rounds": 4, "per_round": 3, "engine": engine, "checkpoint_every": 1, "device": "cpu"}
     whole = fs.train(desk.federation(), "logreg", spec, folder=tmp_path / "whole", **usual)
 
@@ -158,14 +177,18 @@ def test_a_stopped_run_goes_on_with_the_same_bits(desk: Any, tmp_path: Path, eng
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fs.train(desk.federation(), "logreg", spec, folder=tmp_path / "cut", callbacks=[stop], **usual)
+        fs.train(
+            desk.federation(), "logreg", spec, folder=tmp_path / "cut", callbacks=[stop], **usual
+        )
     rest = fs.resume(tmp_path / "cut", fed=desk.federation())
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, rest.model.state_dict()[name])
 
 
 def test_two_compressions_are_refused():
-    with pytest.raises(FedskewError, match=r"fedavg . topk . quantize: both compress the update: keep one"):
+    with pytest.raises(
+        FedskewError, match=r"fedavg . topk . quantize: both compress the update: keep one"
+    ):
         resolve("fedavg + topk + quantize")
 
 

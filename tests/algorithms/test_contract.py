@@ -48,7 +48,10 @@ def test_all_spellings_agree():
         ("fedprx", "unknown algorithm 'fedprx': did you mean 'fedprox'"),
         ("fedprox:mu=-1", "algorithm fedprox: mu=-1 is out of range, it must be >= 0"),
         ("fedprox:mu=big", "mu=big is not a number"),
-        ("fedprox:weight=1", "unknown option of algorithm fedprox 'weight': did you mean 'weights'"),
+        (
+            "fedprox:weight=1",
+            "unknown option of algorithm fedprox 'weight': did you mean 'weights'",
+        ),
         ("fedavgm:beta=1", "beta=1 is out of range, it must be >= 0 and < 1"),
         ("fedavg:weights=rows", "weights=rows is not one of size, uniform"),
         ("central:x=1", "algorithm central takes no options, got 'x'"),
@@ -79,7 +82,8 @@ def test_fednova_and_scaffold_refuse_adam_and_nobody_else_does():
         check_choices(resolve(name), Settings(optimizer="sgd"))
         if name in ("fednova", "scaffold"):
             with pytest.raises(
-                FedskewError, match=f"{name} .* local SGD, got optimizer=adam: use optimizer=sgd, other options"
+                FedskewError,
+                match=f"{name} .* local SGD, got optimizer=adam: use optimizer=sgd, other options",
             ):
                 check_choices(resolve(name), Settings(optimizer="adam"))
         else:

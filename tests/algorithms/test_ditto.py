@@ -10,7 +10,9 @@ import fedskew as fs
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 NETS = pytest.mark.parametrize("name", ["plain_net", "norm_net"])
 LAM = 0.6
 
@@ -30,10 +32,18 @@ def test_by_hand(request, engine, name: str, norm: str, kept: tuple[str, ...]):
     start = net.start()
     shared, of_global, own = start, [start] * 4, [start] * 4
     for round in range(net.rounds):
-        anchor = {key: value for key, value in shared.items() if key in training.params and key not in kept}
-        own = [net.descend(own[client], round, client, anchor=anchor, lam=LAM) for client in range(4)]
+        anchor = {
+            key: value
+            for key, value in shared.items()
+            if key in training.params and key not in kept
+        }
+        own = [
+            net.descend(own[client], round, client, anchor=anchor, lam=LAM) for client in range(4)
+        ]
         ended = [net.descend({**shared, **of_global[client]}, round, client) for client in range(4)]
-        shared = {key: value if key in kept else net.mean(ended, key) for key, value in shared.items()}
+        shared = {
+            key: value if key in kept else net.mean(ended, key) for key, value in shared.items()
+        }
         of_global = [{key: w[key] for key in kept} for w in ended]
     for key, value in training.params.items():
         np.testing.assert_allclose(value.numpy(), shared[key], rtol=0, atol=1e-10)
@@ -46,10 +56,14 @@ def test_by_hand(request, engine, name: str, norm: str, kept: tuple[str, ...]):
 
 @ENGINES
 @NETS
-@pytest.mark.parametrize("optimizer", [{"momentum": 0.9, "weight_decay": 0.01}, {"optimizer": "adam", "lr": 0.01}])
+@pytest.mark.parametrize(
+    "optimizer", [{"momentum": 0.9, "weight_decay": 0.01}, {"optimizer": "adam", "lr": 0.01}]
+)
 def test_lam_0_is_local(request, engine, name: str, optimizer: dict):
     net = request.getfixturevalue(name)
-    ditto, local = (net.training(spec, engine, per_round=3, **optimizer) for spec in ("ditto:lam=0", "local"))
+    ditto, local = (
+        net.training(spec, engine, per_round=3, **optimizer) for spec in ("ditto:lam=0", "local")
+    )
     for client in range(4):
         for key, value in ditto.client_model(client).items():
             torch.testing.assert_close(value, local.client_model(client)[key], rtol=0, atol=1e-12)
@@ -60,11 +74,15 @@ def test_lam_0_is_local(request, engine, name: str, optimizer: dict):
 @pytest.mark.parametrize("norm", ["aggregate", "local", "silo"])
 def test_the_global_model_is_fedavgs(request, engine, name: str, norm: str):
     net = request.getfixturevalue(name)
-    ditto, plain = (net.training(spec, engine, momentum=0.9, per_round=3, norm=norm) for spec in ("ditto", "fedavg"))
+    ditto, plain = (
+        net.training(spec, engine, momentum=0.9, per_round=3, norm=norm)
+        for spec in ("ditto", "fedavg")
+    )
     for key, value in ditto.state().items():
         torch.testing.assert_close(value, plain.state()[key], rtol=0, atol=1e-12)
     for mine, theirs in zip(ditto.results, plain.results, strict=True):
-        whole = norm == "aggregate" or name == "plain_net"  # only then there is a shared model to score
+        # Only then there is a shared model to score
+        whole = norm == "aggregate" or name == "plain_net"
         assert ("test_loss" in mine.round) == ("test_loss" in theirs.round) == whole
         for column in ("bytes_up", "bytes_down", "local_loss", *(["test_loss"] if whole else [])):
             assert mine.round[column] == pytest.approx(theirs.round[column], abs=1e-12)
@@ -92,7 +110,10 @@ def test_a_client_whose_rows_are_broken_keeps_its_old_model(plain_net, engine):
     training.job = replace(training.job, x=x)
     assert training.advance().round["excluded"] == 1
     for client in range(4):
-        same = [torch.equal(value, before[client][key]) for key, value in training.client_model(client).items()]
+        same = [
+            torch.equal(value, before[client][key])
+            for key, value in training.client_model(client).items()
+        ]
         assert all(same) if client == 1 else not any(same)
         assert all(value.isfinite().all() for value in training.client_model(client).values())
 
@@ -120,7 +141,9 @@ def test_resumed_it_has_the_same_bits(model: str, tmp_path, monkeypatch):
             raise Crash
 
     with pytest.raises(Crash):
-        fs.train(fed, model, "ditto:lam=0.5", folder=tmp_path / "killed", callbacks=crash, **settings)
+        fs.train(
+            fed, model, "ditto:lam=0.5", folder=tmp_path / "killed", callbacks=crash, **settings
+        )
     resumed = fs.resume(tmp_path / "killed")
     for client in range(5):
         for key, value in resumed.server.client_model(client).items():

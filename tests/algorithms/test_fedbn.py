@@ -9,8 +9,12 @@ from fedskew.core.errors import FedskewError
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
-STATISTICS = tuple(f"features.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked"))
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
+STATISTICS = tuple(
+    f"features.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+)
 BATCH_NORM = ("features.1.weight", "features.1.bias", *STATISTICS)
 
 
@@ -29,7 +33,8 @@ def test_by_hand(norm_net, engine, spec: str, norm: str, kept: tuple[str, ...], 
     training = norm_net.training(spec, engine, norm=norm)
     shared, own = norm_net.federate(kept, eta)
     start = norm_net.start()
-    for key, value in training.state().items():  # local parts keep their initial values in the global model
+    # Local parts keep their initial values in the global model
+    for key, value in training.state().items():
         np.testing.assert_allclose(value.numpy(), {**start, **shared}[key], rtol=0, atol=1e-10)
     for client, mine in enumerate(own):
         found = training.client_model(client)
@@ -54,7 +59,8 @@ def section_4(net, eta: float, rounds: int) -> tuple[dict, list[dict]]:
 
 
 @ENGINES
-@pytest.mark.parametrize("norm", ["aggregate", "local", "silo"])  # the method determines the BatchNorm policy
+# The method determines the BatchNorm policy
+@pytest.mark.parametrize("norm", ["aggregate", "local", "silo"])
 def test_section_4_by_hand(norm_net, engine, norm: str):
     training = norm_net.training("mfedbn:eta=0.25,norm=global", engine, norm=norm)
     wanted, _ = section_4(norm_net, 0.25, 3)
@@ -62,9 +68,13 @@ def test_section_4_by_hand(norm_net, engine, norm: str):
     for key, value in training.state().items():
         np.testing.assert_allclose(value.numpy(), wanted[key], rtol=0, atol=1e-12)
         moved = np.abs(value.numpy() - start[key]).max()
-        assert (moved == 0) == (key in BATCH_NORM) or key == "features.0.bias"  # which BatchNorm takes off again
+        # Which BatchNorm takes off again
+        assert (moved == 0) == (key in BATCH_NORM) or key == "features.0.bias"
     for client in range(4):
-        assert all(value.equal(training.state()[key]) for key, value in training.client_model(client).items())
+        assert all(
+            value.equal(training.state()[key])
+            for key, value in training.client_model(client).items()
+        )
     assert not training.personalised
     other = norm_net.training("mfedbn:eta=0.25", engine)
     assert float((training.params["head.weight"] - other.params["head.weight"]).abs().max()) > 1e-4
@@ -79,9 +89,14 @@ def test_section_4_scores_clients_with_the_statistics_of_their_training(norm_net
         rows = norm_net.held[client]
         sums = norm_net.x[rows].astype(np.float64) @ w["features.0.weight"].T + w["features.0.bias"]
         unit = (sums - w["features.1.running_mean"]) / np.sqrt(w["features.1.running_var"] + 1e-5)
-        logits = np.tanh(unit * w["features.1.weight"] + w["features.1.bias"]) @ w["head.weight"].T + w["head.bias"]
+        logits = (
+            np.tanh(unit * w["features.1.weight"] + w["features.1.bias"]) @ w["head.weight"].T
+            + w["head.bias"]
+        )
         losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(rows)), norm_net.y[rows]]
-        assert training.results[-1].clients[client]["trained_loss"] == pytest.approx(losses.mean(), abs=1e-10)
+        assert training.results[-1].clients[client]["trained_loss"] == pytest.approx(
+            losses.mean(), abs=1e-10
+        )
 
 
 def test_section_4_sends_batch_norm_down_and_not_up(norm_net):
@@ -100,7 +115,9 @@ def test_section_4_sends_batch_norm_down_and_not_up(norm_net):
     ],
 )
 def test_eta_1_is_fedbn(norm_net, engine, left: str, right: str):
-    mine, theirs = (norm_net.training(spec, engine, momentum=0.9, per_round=3) for spec in (left, right))
+    mine, theirs = (
+        norm_net.training(spec, engine, momentum=0.9, per_round=3) for spec in (left, right)
+    )
     for key, value in mine.state().items():
         torch.testing.assert_close(value, theirs.state()[key], rtol=0, atol=1e-12)
     for client in range(4):
@@ -119,21 +136,32 @@ def test_eta_1_is_fedbn(norm_net, engine, left: str, right: str):
     ],
 )
 def test_without_batch_norm_it_is_fedavg(plain_net, engine, spec: str, norm: str):
-    mine, theirs = (plain_net.training(name, engine, norm=n) for name, n in ((spec, norm), ("fedavg", "aggregate")))
+    mine, theirs = (
+        plain_net.training(name, engine, norm=n)
+        for name, n in ((spec, norm), ("fedavg", "aggregate"))
+    )
     for key, value in mine.state().items():
         torch.testing.assert_close(value, theirs.state()[key], rtol=0, atol=1e-12)
-    assert [line.round for line in mine.results] == [pytest.approx(line.round, abs=1e-12) for line in theirs.results]
+    assert [line.round for line in mine.results] == [
+        pytest.approx(line.round, abs=1e-12) for line in theirs.results
+    ]
     assert not mine.personalised
 
 
 @pytest.mark.parametrize(
     ("spec", "norm", "numbers"),
-    [("fedavg", "aggregate", 4 * 4 + 1), ("fedavg", "silo", 2 * 4), ("fedbn", "aggregate", 0), ("mfedbn", "silo", 0)],
+    [
+        ("fedavg", "aggregate", 4 * 4 + 1),
+        ("fedavg", "silo", 2 * 4),
+        ("fedbn", "aggregate", 0),
+        ("mfedbn", "silo", 0),
+    ],
 )
 def test_what_is_kept_is_not_sent(norm_net, spec: str, norm: str, numbers: int):
     rest = 5 * 4 + 4 + 4 * 3 + 3
     line = norm_net.training(spec, norm=norm).results[-1].round
-    assert line["bytes_up"] == line["bytes_down"] == 4 * 8 * (rest + numbers)  # four clients, eight bytes
+    # Four clients, eight bytes
+    assert line["bytes_up"] == line["bytes_down"] == 4 * 8 * (rest + numbers)
 
 
 def test_a_tiny_eta_hardly_moves_the_global_model_and_clients_use_it(norm_net):
@@ -141,7 +169,10 @@ def test_a_tiny_eta_hardly_moves_the_global_model_and_clients_use_it(norm_net):
     training = norm_net.training("mfedbn:eta=0.00001")
     start = norm_net.start()
     assert (
-        max(np.abs(training.client_model(0)[key].numpy() - start[key]).max() for key in ("head.weight", "head.bias"))
+        max(
+            np.abs(training.client_model(0)[key].numpy() - start[key]).max()
+            for key in ("head.weight", "head.bias")
+        )
         < 1e-4
     )
     assert np.abs(training.client_model(0)["features.1.running_mean"].numpy()).max() > 0.01
@@ -150,7 +181,10 @@ def test_a_tiny_eta_hardly_moves_the_global_model_and_clients_use_it(norm_net):
 @pytest.mark.parametrize("spec", ["fedbn", "mfedbn"])
 def test_a_client_with_one_row_is_refused_before_training(norm_net, spec: str, monkeypatch):
     monkeypatch.setattr(norm_net, "held", [np.arange(5), np.array([7])])
-    with pytest.raises(FedskewError, match=r"client 1 has 1 row, BatchNorm needs 2; use min_size=2 .* or norm=group"):
+    with pytest.raises(
+        FedskewError,
+        match=r"client 1 has 1 row, BatchNorm needs 2; use min_size=2 .* or norm=group",
+    ):
         norm_net.training(spec)
 
 

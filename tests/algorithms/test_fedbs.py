@@ -13,20 +13,28 @@ from fedskew.fleet.machines import fleets
 
 ROUNDS, CLIENTS = 3, 5
 ENGINES = pytest.mark.parametrize(
-    "engine", [Loop(), Stacked(mode="stack"), Stacked(1, "stack")], ids=["loop", "stacked", "one a stack"]
+    "engine",
+    [Loop(), Stacked(mode="stack"), Stacked(1, "stack")],
+    ids=["loop", "stacked", "one a stack"],
 )
 
 
-def by_hand(desk, count: int, tau: float | None, alpha=(1.0,) * CLIENTS, everything=False) -> tuple[np.ndarray, list]:
+def by_hand(
+    desk, count: int, tau: float | None, alpha=(1.0,) * CLIENTS, everything=False
+) -> tuple[np.ndarray, list]:
     w, told = desk.start(), []
     for round in range(ROUNDS):
-        rows = desk.held if everything else [desk.probed(round, client) for client in range(CLIENTS)]
+        rows = (
+            desk.held if everything else [desk.probed(round, client) for client in range(CLIENTS)]
+        )
         v = [desk.gradient_variance(w, rows[client]) for client in range(CLIENTS)]
         best = sorted(sorted(range(CLIENTS), key=lambda client: alpha[client] * v[client])[:count])
         scale = tau if tau is not None else len(best) / sum(v[client] for client in best)
         beta = np.exp([-scale * v[client] for client in best])
         beta /= beta.sum()
-        w = sum(share * desk.descend(w, round, client) for share, client in zip(beta, best, strict=True))
+        w = sum(
+            share * desk.descend(w, round, client) for share, client in zip(beta, best, strict=True)
+        )
         told.append((best, [v[client] for client in best], beta))
     return w, told
 
@@ -45,8 +53,13 @@ def test_by_hand_on_all_rows_with_importance_by_size(desk, engine, count: int):
 
 
 def test_the_importance_of_eq_9_counts_against_large_clients():
-    pool, varies = ClientPool(0, np.array([30, 10, 20])), {"gradient_variance": np.array([1.0, 2.0, 1.4])}
-    assert FedBS().client_selection.configure_training(pool, np.arange(3), varies, 2).clients.tolist() == [0, 2]
+    pool, varies = (
+        ClientPool(0, np.array([30, 10, 20])),
+        {"gradient_variance": np.array([1.0, 2.0, 1.4])},
+    )
+    assert FedBS().client_selection.configure_training(
+        pool, np.arange(3), varies, 2
+    ).clients.tolist() == [0, 2]
     assert FedBS(importance="size").client_selection.configure_training(
         pool, np.arange(3), varies, 1
     ).clients.tolist() == [1]  # 1.5, 1.0, 1.4
@@ -70,7 +83,9 @@ def test_measuring_on_all_rows_takes_its_time(desk):
     for few, all_rows in zip(little, much, strict=True):
         longer = all_rows.round["simulated_seconds"] - few.round["simulated_seconds"]
         steps = 3 - 1  # nine rows in batches of four, against one batch
-        assert longer == pytest.approx((9 - 4) / machine.rows_per_second[0] + steps * machine.seconds_per_step[0])
+        assert longer == pytest.approx(
+            (9 - 4) / machine.rows_per_second[0] + steps * machine.seconds_per_step[0]
+        )
 
 
 def compare(desk, spec: str, engine, count: int, wanted: np.ndarray, told: list) -> None:
@@ -78,14 +93,19 @@ def compare(desk, spec: str, engine, count: int, wanted: np.ndarray, told: list)
     np.testing.assert_allclose(w, wanted, rtol=0, atol=1e-12)
     for round, (best, variance, beta) in enumerate(told):
         assert desk.column(results, "client")[round] == best
-        np.testing.assert_allclose(desk.column(results, "variance")[round], variance, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            desk.column(results, "variance")[round], variance, rtol=0, atol=1e-12
+        )
         for name in ("beta", "weight"):
             np.testing.assert_allclose(desk.column(results, name)[round], beta, rtol=0, atol=1e-12)
 
 
 def test_without_tau_and_with_everybody_it_is_fedavg(desk):
     for engine in (Loop(), Stacked(mode="stack")):
-        left, right = (desk.train(spec, engine, momentum=0.5)[0] for spec in ("fedbs:tau=0", "fedavg:weights=uniform"))
+        left, right = (
+            desk.train(spec, engine, momentum=0.5)[0]
+            for spec in ("fedbs:tau=0", "fedavg:weights=uniform")
+        )
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
 
 
@@ -109,12 +129,16 @@ def test_everybody_is_asked_and_the_steadiest_of_equals_is_the_first():
         pool, chosen, {"gradient_variance": np.array([3.0, np.nan, 2.0, np.inf, 9.0])}, 3
     )
     assert last.clients.tolist() == [0, 2, 4]
-    few = FedBS().client_selection.configure_training(pool, chosen[3:], {"gradient_variance": np.array([2.0, 1.0])}, 4)
+    few = FedBS().client_selection.configure_training(
+        pool, chosen[3:], {"gradient_variance": np.array([2.0, 1.0])}, 4
+    )
     assert few.clients.tolist() == [3, 4]
 
 
 def test_soft_weights_by_hand():
-    assert soft_weights(np.array([5.0, 5.0 + np.log(2)]), 1.0) == pytest.approx([2 / 3, 1 / 3], abs=1e-15)
+    assert soft_weights(np.array([5.0, 5.0 + np.log(2)]), 1.0) == pytest.approx(
+        [2 / 3, 1 / 3], abs=1e-15
+    )
     assert soft_weights(np.array([1.0, 2.0, 9.0]), 0.0).tolist() == [1 / 3] * 3
     far = soft_weights(np.array([1e6, 1e6 + 1, 2e6]), 1.0)  # exp(-1e6) is 0 in floating point
     assert far[:2] == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.e)], abs=1e-15)
@@ -125,7 +149,9 @@ def test_soft_weights_by_hand():
 
 def test_the_round_goes_on_when_the_steadiest_is_lost():
     beta = soft_weights(np.array([0.0, 1e5, 1e5]), 1.0)
-    rest = Report(np.array([1, 2]), np.ones(2), np.ones(2), np.ones(2), np.ones(2), {"beta": beta[1:]})
+    rest = Report(
+        np.array([1, 2]), np.ones(2), np.ones(2), np.ones(2), np.ones(2), {"beta": beta[1:]}
+    )
     weights = FedBS().weight(rest)
     assert weights / weights.sum() == pytest.approx([0.5, 0.5])
 

@@ -13,7 +13,9 @@ from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
 LR, CLIENTS = 0.3, 5
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 
 
 def by_hand(desk, results: list, alpha: float, momentum: float, by_size: bool) -> tuple:
@@ -26,11 +28,18 @@ def by_hand(desk, results: list, alpha: float, momentum: float, by_size: bool) -
         for k in here:
             mine, velocity = w.copy(), np.zeros_like(w)
             for rows in desk.batches(round, k):
-                velocity = momentum * velocity + desk.mean_gradient(mine, rows) - carried[k] + alpha * (mine - w)
+                velocity = (
+                    momentum * velocity
+                    + desk.mean_gradient(mine, rows)
+                    - carried[k]
+                    + alpha * (mine - w)
+                )
                 mine = mine - LR * velocity
             carried[k] = carried[k] - alpha * (mine - w)
             ended[k] = mine
-        p = {k: (desk.sizes[k] / desk.sizes[here].sum() if by_size else 1 / len(here)) for k in here}
+        p = {
+            k: (desk.sizes[k] / desk.sizes[here].sum() if by_size else 1 / len(here)) for k in here
+        }
         mean = sum(p[k] * ended[k] for k in here)
         share = desk.sizes[here].sum() / desk.sizes.sum() if by_size else len(here) / CLIENTS
         h = h - alpha * share * (mean - w)
@@ -39,13 +48,16 @@ def by_hand(desk, results: list, alpha: float, momentum: float, by_size: bool) -
 
 
 @ENGINES
-@pytest.mark.parametrize(("alpha", "momentum", "by_size"), [(0.01, 0.0, False), (0.5, 0.9, False), (0.2, 0.0, True)])
+@pytest.mark.parametrize(
+    ("alpha", "momentum", "by_size"), [(0.01, 0.0, False), (0.5, 0.9, False), (0.2, 0.0, True)]
+)
 def test_by_hand(desk, engine, alpha: float, momentum: float, by_size: bool):
     method = fs.FedDyn(alpha=alpha, weights="size" if by_size else "uniform")
     training = desk.training(method, engine, per_round=3, momentum=momentum)
     results = [training.advance() for _ in range(3)]
     assert len({tuple(line["client"] for line in result.clients) for result in results}) == 3
-    assert {line["client"] for result in results for line in result.clients} > {2, 3}  # one row, one class
+    # One row, one class
+    assert {line["client"] for result in results for line in result.clients} > {2, 3}
     w, h, carried = by_hand(desk, results, alpha, momentum, by_size)
     np.testing.assert_allclose(desk.flat(training.params), w, rtol=0, atol=1e-12)
     np.testing.assert_allclose(desk.flat(training.server_state["h"]), h, rtol=0, atol=1e-12)
@@ -61,14 +73,20 @@ def test_without_strength_it_is_fedavg(desk, engine, weights: str):
         for spec in (f"feddyn:alpha=0,weights={weights}", f"fedavg:weights={weights}")
     )
     np.testing.assert_allclose(found, plain, rtol=0, atol=1e-12)
-    assert not np.allclose(desk.train(f"feddyn:weights={weights}", engine, per_round=3, momentum=0.9)[0], plain)
+    assert not np.allclose(
+        desk.train(f"feddyn:weights={weights}", engine, per_round=3, momentum=0.9)[0], plain
+    )
 
 
 @ENGINES
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 def test_h_is_the_mean_of_all_gradients_whoever_is_absent(desk, engine, weights: str):
-    share = torch.from_numpy(desk.sizes / desk.sizes.sum() if weights == "size" else np.full(CLIENTS, 0.2))
-    training = desk.training("feddyn:alpha=0.1", engine, weights=weights, per_round=4, fleet="uniform:dropout=0.4")
+    share = torch.from_numpy(
+        desk.sizes / desk.sizes.sum() if weights == "size" else np.full(CLIENTS, 0.2)
+    )
+    training = desk.training(
+        "feddyn:alpha=0.1", engine, weights=weights, per_round=4, fleet="uniform:dropout=0.4"
+    )
     x = training.job.x.clone()
     x[desk.held[3]] = torch.nan
     training.job = replace(training.job, x=x)
@@ -78,8 +96,11 @@ def test_h_is_the_mean_of_all_gradients_whoever_is_absent(desk, engine, weights:
         lost = {name: count + result.round[name] for name, count in lost.items()}
         carried = training.store.get(np.arange(CLIENTS))["state.h"]
         for name, h in training.server_state["h"].items():
-            torch.testing.assert_close(torch.tensordot(share, carried[name], 1), h, rtol=0, atol=1e-13)
-        assert not carried["head.bias"][3].any()  # what it sent was not sound, so it keeps what it had
+            torch.testing.assert_close(
+                torch.tensordot(share, carried[name], 1), h, rtol=0, atol=1e-13
+            )
+        # What it sent was not sound, so it keeps what it had
+        assert not carried["head.bias"][3].any()
         assert np.abs(desk.flat(training.server_state["h"])).max() > 0.001
     assert min(lost.values()) > 2
 
@@ -98,23 +119,33 @@ def test_a_negative_strength_is_refused():
 
 @pytest.mark.parametrize("alpha", [1.0, 10.0])
 def test_with_exact_minima_of_unlike_parabolas_it_finds_the_joint_one(alpha: float):
-    steep, at = torch.tensor([1.0, 10.0]).double(), torch.tensor([4.0, -1.0]).double()  # f_k(w) = steep/2 (w - at)^2
+    # F_k(w) = steep/2 (w - at)^2
+    steep, at = torch.tensor([1.0, 10.0]).double(), torch.tensor([4.0, -1.0]).double()
     method, weights = fs.FedDyn(alpha=alpha), {"w": torch.zeros(1).double()}
-    server, memos = method.init_server_state(weights), [method.init_client_state(weights) for _ in range(2)]
+    server, memos = (
+        method.init_server_state(weights),
+        [method.init_client_state(weights) for _ in range(2)],
+    )
     for _ in range(200):
         sent = []
         for k in range(2):
             # Where the corrected gradient is zero; it is linear in w, so two of its values tell.
             view = View({"w": torch.zeros(1).double()}, weights, {}, memos[k], {}, 0.0)
-            at_zero = corrected({"w": -steep[k] * at[k].view(1)}, view.params, method.linear_correction(view))["w"]
+            at_zero = corrected(
+                {"w": -steep[k] * at[k].view(1)}, view.params, method.linear_correction(view)
+            )["w"]
             view = replace(view, params={"w": torch.ones(1).double()})
-            at_one = corrected({"w": steep[k] * (1 - at[k]).view(1)}, view.params, method.linear_correction(view))["w"]
+            at_one = corrected(
+                {"w": steep[k] * (1 - at[k]).view(1)}, view.params, method.linear_correction(view)
+            )["w"]
             view = replace(view, params={"w": at_zero / (at_zero - at_one)})
             sent.append(method.payload(view)["delta"]["w"])
             memos[k] = method.client_state(view)
             torch.testing.assert_close(memos[k]["h"]["w"], steep[k] * (view.params["w"] - at[k]))
         mean = {"delta": {"w": (sent[0] + sent[1]) / 2}}
-        weights, server = method.server_update(weights, server, mean, Cohort(np.ones(2), total=2.0, mean=mean))
+        weights, server = method.server_update(
+            weights, server, mean, Cohort(np.ones(2), total=2.0, mean=mean)
+        )
     assert abs(float(weights["w"]) - float((steep * at).sum() / steep.sum())) < 1e-9
 
 
@@ -128,5 +159,6 @@ def test_conforms_without_strength_and_sends_no_more_than_fedavg():
     report = fs.check("feddyn:alpha=0,weights=size")
     assert {finding.outcome for finding in report.findings} == {"passed"}
     assert (
-        "552 up and 552 down with BatchNorm merged, 384 up and 384 down with BatchNorm local" in report["bytes"].detail
+        "552 up and 552 down with BatchNorm merged, 384 up and 384 down with BatchNorm local"
+        in report["bytes"].detail
     )

@@ -11,7 +11,9 @@ from fedskew.engine.stacked import Stacked
 
 ROUNDS, CLIENTS = 3, 5
 ENGINES = pytest.mark.parametrize(
-    "engine", [Loop(), Stacked(mode="stack"), Stacked(1, "stack")], ids=["loop", "stacked", "one a stack"]
+    "engine",
+    [Loop(), Stacked(mode="stack"), Stacked(1, "stack")],
+    ids=["loop", "stacked", "one a stack"],
 )
 
 
@@ -30,14 +32,23 @@ def test_by_hand(desk, engine):
     result, results = desk.train("fedga", engine)
     np.testing.assert_allclose(result, w, rtol=0, atol=1e-10)
     for name in told[0]:
-        np.testing.assert_allclose(desk.column(results, name), [line[name] for line in told], rtol=0, atol=1e-10)
+        np.testing.assert_allclose(
+            desk.column(results, name), [line[name] for line in told], rtol=0, atol=1e-10
+        )
 
 
 def weight(before, after, sizes=None) -> list[float]:
     ones = np.ones(len(before))
     numbers = {"loss_before": np.array(before), "loss_after": np.array(after)}
     return FedGA().weight(
-        Report(np.arange(len(before)), ones if sizes is None else np.array(sizes), ones, ones, ones, numbers)
+        Report(
+            np.arange(len(before)),
+            ones if sizes is None else np.array(sizes),
+            ones,
+            ones,
+            ones,
+            numbers,
+        )
     )
 
 

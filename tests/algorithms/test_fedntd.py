@@ -13,7 +13,9 @@ from fedskew.data.partition import Partition
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 LR, ROUNDS = 0.3, 3
 
 
@@ -56,14 +58,19 @@ def test_without_distillation_it_is_fedavg(desk, engine):
     np.testing.assert_allclose(found, plain, rtol=0, atol=1e-12)
     np.testing.assert_allclose(by_hand(desk, 0.0, 1.0), plain, rtol=0, atol=1e-10)
     for name in ("local_loss", "steps"):
-        for ours, theirs in zip(desk.column(results, name), desk.column(reports, name), strict=True):
+        for ours, theirs in zip(
+            desk.column(results, name), desk.column(reports, name), strict=True
+        ):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
 
 
 @ENGINES
 def test_a_single_local_step_is_fedavg(norm_net, engine):
     """The divergence is least where the round begins, with BatchNorm only if both see the batch's own statistics."""
-    one, other = (norm_net.training(name, engine, epochs=1, batch_size=64) for name in ("fedntd:beta=5", "fedavg"))
+    one, other = (
+        norm_net.training(name, engine, epochs=1, batch_size=64)
+        for name in ("fedntd:beta=5", "fedavg")
+    )
     for name, value in other.state().items():
         torch.testing.assert_close(one.state()[name], value, rtol=0, atol=1e-12)
     more = norm_net.training("fedntd:beta=5", engine, epochs=2, batch_size=64)
@@ -82,8 +89,12 @@ def test_divergence_and_its_gradient_row_by_row(tau: float):
     for row, y in enumerate(labels.tolist()):
         rest = [c for c in range(5) if c != y]
         here_q, there_q = ((z[row, rest] / tau).log_softmax(0) for z in (here.detach(), there))
-        torch.testing.assert_close(found[row], (there_q.exp() * (there_q - here_q)).sum(), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(slope[row, rest], (here_q.exp() - there_q.exp()) / tau, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            found[row], (there_q.exp() * (there_q - here_q)).sum(), rtol=1e-12, atol=1e-12
+        )
+        torch.testing.assert_close(
+            slope[row, rest], (here_q.exp() - there_q.exp()) / tau, rtol=0, atol=1e-12
+        )
         assert slope[row, y] == 0
 
 
@@ -118,9 +129,12 @@ def test_options_out_of_range_are_refused(desk, spec: str):
 def test_tasks_without_one_class_a_row_are_refused(task: str, y: np.ndarray, names: str):
     rows = Rows(np.eye(6, 5, dtype=np.float32), y)
     fed = Federation(
-        Dataset("made up", rows, rows, tuple(names)), Partition.from_lists([np.arange(3), np.arange(3, 6)])
+        Dataset("made up", rows, rows, tuple(names)),
+        Partition.from_lists([np.arange(3), np.arange(3, 6)]),
     )
-    with pytest.raises(FedskewError, match=f"fedntd looks at classes, and the targets of task {task}"):
+    with pytest.raises(
+        FedskewError, match=f"fedntd looks at classes, and the targets of task {task}"
+    ):
         fs.train(fed, "logreg", "fedntd", task=task, rounds=1, folder=False, device="cpu")
 
 
@@ -131,6 +145,10 @@ def test_it_conforms():
 
 @pytest.mark.parametrize("method", ["fedntd", "fedlc"])
 def test_binary_has_one_output_and_is_refused(method: str):
-    fed = fs.split((np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2), "iid", clients=2)
-    with pytest.raises(FedskewError, match=f"{method} needs one output a class.*use task=classification"):
+    fed = fs.split(
+        (np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2), "iid", clients=2
+    )
+    with pytest.raises(
+        FedskewError, match=f"{method} needs one output a class.*use task=classification"
+    ):
         fs.train(fed, "logreg", method, task="binary", rounds=1, folder=False)

@@ -13,7 +13,9 @@ from fedskew.engine.stacked import Stacked
 from fedskew.fleet.machines import fleets
 
 ROUNDS, CLIENTS = 3, 5
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 SPEEDS = [100, 50, 100, 40, 30]  # of batches of 4: all, half, all, 1.6, 1.2
 
 
@@ -27,7 +29,14 @@ def fleet(tmp_path) -> str:
 
 
 def algorithm4(
-    desk, batches=(4, 4, 1, 4, 4), mu=0.7, grows=None, b_th=2.0, v_th=None, measure=None, soft: float = 0.0
+    desk,
+    batches=(4, 4, 1, 4, 4),
+    mu=0.7,
+    grows=None,
+    b_th=2.0,
+    v_th=None,
+    measure=None,
+    soft: float = 0.0,
 ) -> tuple[np.ndarray, dict]:
     """Return the result of Algorithm 4 with all clients; ``grows(batch, variance, v_th)`` is mu_q / mu."""
     w, told = desk.start(), {"variance": [], "vulnerable": [], "mu": [], "weight": []}
@@ -36,26 +45,37 @@ def algorithm4(
         v = [measure(w, desk.probed(round, q, batches[q])) for q in range(CLIENTS)]  # lines 8-9
         limit = np.median(v) if v_th is None else v_th(v)
         stable = [batches[q] >= b_th and v[q] <= limit for q in range(CLIENTS)]  # line 10
-        mu_q = [0.0 if stable[q] else mu * (grows(batches[q], v[q], limit) if grows else 1.0) for q in range(CLIENTS)]
+        mu_q = [
+            0.0 if stable[q] else mu * (grows(batches[q], v[q], limit) if grows else 1.0)
+            for q in range(CLIENTS)
+        ]
         found = [desk.descend(w, round, q, batches[q], mu_q[q]) for q in range(CLIENTS)]
         beta = np.exp([-soft * value for value in v])  # line 18 where soft is 0
         beta /= beta.sum()
         w = np.tensordot(beta, found, 1)
-        for column, values in zip(told.values(), (v, np.logical_not(stable), mu_q, beta), strict=True):
+        for column, values in zip(
+            told.values(), (v, np.logical_not(stable), mu_q, beta), strict=True
+        ):
             column.append(values)
     return w, told
 
 
-def section4(desk, count: int, batches=(4, 4, 1, 4, 4), mu=0.7, delta=None, tau=None) -> tuple[np.ndarray, dict]:
+def section4(
+    desk, count: int, batches=(4, 4, 1, 4, 4), mu=0.7, delta=None, tau=None
+) -> tuple[np.ndarray, dict]:
     """Return the result of section 4: the SUR ranking, the low-batch set, and soft weights."""
     w, told = desk.start(), {"client": [], "variance": [], "vulnerable": [], "mu": [], "weight": []}
     for round in range(ROUNDS):
-        var = [desk.gradient_variance(w, desk.probed(round, q, batches[q])) for q in range(CLIENTS)]  # eq. 8
+        # Eq. 8
+        var = [desk.gradient_variance(w, desk.probed(round, q, batches[q])) for q in range(CLIENTS)]
         chosen = sorted(sorted(range(CLIENTS), key=lambda q: var[q])[:count])  # eqs. 9-10
         mine = [var[q] for q in chosen]
         low = [value > (np.median(mine) if delta is None else delta) for value in mine]
         mu_q = [mu * flag for flag in low]
-        found = [desk.descend(w, round, q, batches[q], pull) for q, pull in zip(chosen, mu_q, strict=True)]
+        found = [
+            desk.descend(w, round, q, batches[q], pull)
+            for q, pull in zip(chosen, mu_q, strict=True)
+        ]
         beta = np.exp([-(1 / np.mean(mine) if tau is None else tau) * value for value in mine])
         beta /= beta.sum()
         w = np.tensordot(beta, found, 1)  # eq. 11
@@ -68,7 +88,9 @@ def compare(desk, spec: str, engine, wanted: tuple[np.ndarray, dict], **settings
     w, results = desk.train(spec, engine, **settings)
     np.testing.assert_allclose(w, wanted[0], rtol=0, atol=1e-12)
     for name, values in wanted[1].items():
-        np.testing.assert_allclose(desk.column(results, name), values, rtol=0, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(
+            desk.column(results, name), values, rtol=0, atol=1e-12, err_msg=name
+        )
     return results
 
 
@@ -76,7 +98,9 @@ def compare(desk, spec: str, engine, wanted: tuple[np.ndarray, dict], **settings
 def test_by_hand_as_it_comes(desk, engine):
     results = compare(desk, "fedpbs:mu=0.7", engine, algorithm4(desk))
     assert desk.column(results, "batch_size") == [[4.0, 4.0, 1.0, 4.0, 4.0]] * ROUNDS
-    for v, flags in zip(desk.column(results, "variance"), desk.column(results, "vulnerable"), strict=True):
+    for v, flags in zip(
+        desk.column(results, "variance"), desk.column(results, "vulnerable"), strict=True
+    ):
         assert [v[2], flags[2]] == [
             0.0,
             1.0,
@@ -88,19 +112,24 @@ def test_by_hand_as_it_comes(desk, engine):
 def test_by_hand_on_unlike_machines_with_thresholds_and_soft_weights(desk, engine, fleet: str):
     # 4 x 0.4 and 4 x 0.3 round to 2 and 1, and the least is 2 where there are 2 rows.
     batches = [4, 2, 1, 2, 2]
-    wanted = algorithm4(desk, batches, 0.8, lambda b, *_: 2 - b / 4, b_th=3, v_th=lambda _: 0.12, soft=3.0)
+    wanted = algorithm4(
+        desk, batches, 0.8, lambda b, *_: 2 - b / 4, b_th=3, v_th=lambda _: 0.12, soft=3.0
+    )
     spec = "fedpbs:mu=0.8,mu_rule=batch,b_th=3,v_th=0.12,weights=soft,tau=3"
     results = compare(desk, spec, engine, wanted, fleet=fleet)
     assert desk.column(results, "batch_size") == [batches] * ROUNDS
     assert desk.column(results, "steps") == [[6, 6, 2, 6, 4]] * ROUNDS
     assert desk.column(results, "mu")[0][1:] == pytest.approx([1.2, 1.4, 1.2, 1.2], abs=1e-12)
     whole = [desk.loss_variance(desk.start(), desk.probed(0, client)) for client in range(CLIENTS)]
-    assert np.abs(np.array(desk.column(results, "variance")[0]) - whole).max() > 1e-3  # not on the nominal batch
+    # Not on the nominal batch
+    assert np.abs(np.array(desk.column(results, "variance")[0]) - whole).max() > 1e-3
 
 
 @ENGINES
 def test_by_hand_with_the_variance_of_gradients_and_a_quantile_of_batches(desk, engine):
-    wanted = algorithm4(desk, b_th=4, v_th=lambda v: np.quantile(v, 0.3), measure=desk.gradient_variance)
+    wanted = algorithm4(
+        desk, b_th=4, v_th=lambda v: np.quantile(v, 0.3), measure=desk.gradient_variance
+    )
     compare(desk, "fedpbs:mu=0.7,variance=gradient,v_quantile=0.3,b_quantile=0.5", engine, wanted)
 
 
@@ -118,7 +147,9 @@ def test_by_hand_where_mu_follows_the_variance(desk, engine):
 ])  # fmt: skip
 def test_section_4_by_hand(desk, engine, count: int, options: str, given: dict):
     wanted = section4(desk, count, **given)
-    results = compare(desk, f"fedpbs:variant=section4,mu=0.7{options}", engine, wanted, per_round=count)
+    results = compare(
+        desk, f"fedpbs:variant=section4,mu=0.7{options}", engine, wanted, per_round=count
+    )
     assert all(set(line) <= {0.0, 1.0} for line in desk.column(results, "vulnerable"))
 
 
@@ -126,8 +157,12 @@ def test_section_4_by_hand(desk, engine, count: int, options: str, given: dict):
 def test_section_4_by_hand_on_unlike_machines(desk, engine, fleet: str):
     batches = [4, 2, 1, 2, 2]
     wanted = section4(desk, 4, batches, tau=0.5)
-    results = compare(desk, "fedpbs:variant=section4,mu=0.7,tau=0.5", engine, wanted, per_round=4, fleet=fleet)
-    assert desk.column(results, "batch_size")[0] == [batches[q] for q in desk.column(results, "client")[0]]
+    results = compare(
+        desk, "fedpbs:variant=section4,mu=0.7,tau=0.5", engine, wanted, per_round=4, fleet=fleet
+    )
+    assert desk.column(results, "batch_size")[0] == [
+        batches[q] for q in desk.column(results, "client")[0]
+    ]
 
 
 def test_section_4_ranks_by_importance_too(desk):
@@ -141,7 +176,9 @@ def test_section_4_asks_everybody_as_fedbs_does(desk):
     _, same = desk.train("fedbs", per_round=2)
     _, drawn = desk.train("fedpbs:mu=0", per_round=2)
     for left, right, other in zip(asked, same, drawn, strict=True):
-        assert [line["client"] for line in left.clients] == [line["client"] for line in right.clients]
+        assert [line["client"] for line in left.clients] == [
+            line["client"] for line in right.clients
+        ]
         assert left.round["bytes_up"] == right.round["bytes_up"] > other.round["bytes_up"]
 
 
@@ -159,7 +196,9 @@ def test_section_4_asks_everybody_as_fedbs_does(desk):
 )
 def test_identities(desk, spec: str, same: str):
     for engine in (Loop(), Stacked(mode="stack")):
-        left, right = (desk.train(each, engine, momentum=0.5, per_round=3)[0] for each in (spec, same))
+        left, right = (
+            desk.train(each, engine, momentum=0.5, per_round=3)[0] for each in (spec, same)
+        )
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
 
 
@@ -174,7 +213,9 @@ def test_identities(desk, spec: str, same: str):
     ],
 )
 def test_tables_say_what_clients_count_by(desk, spec: str, says: str):
-    run = fs.train(desk.federation(), "logreg", spec, rounds=1, folder=False, device="cpu", threads=1)
+    run = fs.train(
+        desk.federation(), "logreg", spec, rounds=1, folder=False, device="cpu", threads=1
+    )
     assert run.summary["weights"] == says
 
 
@@ -186,7 +227,11 @@ def test_the_proximal_term_matters(desk):
 def orders(algorithm: FedPBS, variance, sizes=None, capacity=1.0):
     sizes = np.full(len(variance), 99) if sizes is None else np.array(sizes)
     pool = ClientPool(
-        0, sizes, batch_size=64, epochs=3, capacity=lambda some: np.broadcast_to(capacity, len(sizes))[some]
+        0,
+        sizes,
+        batch_size=64,
+        epochs=3,
+        capacity=lambda some: np.broadcast_to(capacity, len(sizes))[some],
     )
     return algorithm.client_selection.configure_training(
         pool, np.arange(len(sizes)), {"loss_variance": np.array(variance)}, len(sizes)
@@ -203,19 +248,31 @@ def test_a_single_row_does_not_vary_and_is_vulnerable_all_the_same(desk):
 
 
 def test_half_of_the_nominal_batch_is_enough():
-    found = orders(FedPBS(v_quantile=1), [0.0] * 4, [99, 32, 31, 99], np.array([1.0, 1.0, 1.0, 0.4]))
+    found = orders(
+        FedPBS(v_quantile=1), [0.0] * 4, [99, 32, 31, 99], np.array([1.0, 1.0, 1.0, 0.4])
+    )
     assert found.batch_size.tolist() == [64, 32, 31, 26]
     assert found.numbers["vulnerable"].tolist() == [0, 0, 1, 1]
 
 
 def test_the_variance_is_of_the_clients_own_batch():
-    pool = ClientPool(0, np.array([99, 99, 5]), batch_size=64, capacity=lambda some: np.array([1.0, 0.25, 1.0])[some])
+    pool = ClientPool(
+        0,
+        np.array([99, 99, 5]),
+        batch_size=64,
+        capacity=lambda some: np.array([1.0, 0.25, 1.0])[some],
+    )
     for algorithm in (FedPBS(), FedPBS(variant="section4")):
         assert algorithm.client_selection.probe_rows(pool, np.array([2, 1])).tolist() == [5, 16]
 
 
 def test_batches_by_hand():
-    found = orders(FedPBS(b_min=8), [0.0] * 6, [99, 99, 99, 5, 99, 20], np.array([1.0, 0.39, 0.01, 1.0, 0.3, 0.3]))
+    found = orders(
+        FedPBS(b_min=8),
+        [0.0] * 6,
+        [99, 99, 99, 5, 99, 20],
+        np.array([1.0, 0.39, 0.01, 1.0, 0.3, 0.3]),
+    )
     assert found.batch_size.tolist() == [64, 25, 8, 5, 19, 19]  # 24.96, 0.64, 64, 19.2, 19.2
     assert found.epochs.tolist() == [3] * 6
     assert found.clients.tolist() == [0, 1, 2, 3, 4, 5]
@@ -226,7 +283,9 @@ def test_no_vulnerable_client_is_pulled_with_less_than_mu():
     found = orders(FedPBS(mu=0.8, mu_rule="batch", v_th=0.0), [1.0, 1.0, 0.0], [99, 16, 64])
     assert found.numbers["mu"].tolist() == pytest.approx([0.8, 1.4, 0.0], abs=1e-15)
     rule = {"mu": 0.5, "mu_rule": "heterogeneity", "mu_cap": 8.0}
-    found = orders(FedPBS(v_th=2.0, **rule), [1.0, 2.0, 3.0, 99.0, np.nan, np.inf, 1.0], [99] * 6 + [9])
+    found = orders(
+        FedPBS(v_th=2.0, **rule), [1.0, 2.0, 3.0, 99.0, np.nan, np.inf, 1.0], [99] * 6 + [9]
+    )
     assert found.numbers["mu"].tolist() == [0.0, 0.0, 0.75, 4.0, 4.0, 4.0, 0.5]
     found = orders(FedPBS(v_th=0.0, **rule), [0.0, 1e-9, 0.0], [99, 99, 9])
     assert found.numbers["mu"].tolist() == [0.0, 4.0, 0.5]
@@ -234,19 +293,32 @@ def test_no_vulnerable_client_is_pulled_with_less_than_mu():
 
 def test_quantiles_of_the_round():
     assert orders(FedPBS(), [4.0, 1.0, 2.0, 3.0]).numbers["vulnerable"].tolist() == [1, 0, 0, 1]
-    assert orders(FedPBS(v_quantile=0), [4.0, 1.0, 2.0, 3.0]).numbers["vulnerable"].tolist() == [1, 0, 1, 1]
+    assert orders(FedPBS(v_quantile=0), [4.0, 1.0, 2.0, 3.0]).numbers["vulnerable"].tolist() == [
+        1,
+        0,
+        1,
+        1,
+    ]
     small = orders(FedPBS(v_quantile=1, b_quantile=0.5), [1.0] * 4, [9, 99, 30, 99])
     assert small.numbers["vulnerable"].tolist() == [1, 0, 1, 0]
 
 
 def test_equal_clients_are_on_one_side_whatever_their_last_bits():
-    assert orders(FedPBS(), 0.1 * (1 + 1e-15 * np.arange(3))).numbers["vulnerable"].tolist() == [0, 0, 0]
-    assert orders(FedPBS(v_th=0.1), 0.1 * (1 + 1e-15 * np.arange(3))).numbers["vulnerable"].tolist() == [0, 1, 1]
+    assert orders(FedPBS(), 0.1 * (1 + 1e-15 * np.arange(3))).numbers["vulnerable"].tolist() == [
+        0,
+        0,
+        0,
+    ]
+    assert orders(FedPBS(v_th=0.1), 0.1 * (1 + 1e-15 * np.arange(3))).numbers[
+        "vulnerable"
+    ].tolist() == [0, 1, 1]
 
 
 def test_who_cannot_measure_is_vulnerable_and_moves_nothing():
     for unknown in (np.nan, np.inf):
-        found = orders(FedPBS(weights="soft", b_quantile=0.5), [1.0, unknown, 2.0, 3.0], [50, 99, 40, 60])
+        found = orders(
+            FedPBS(weights="soft", b_quantile=0.5), [1.0, unknown, 2.0, 3.0], [50, 99, 40, 60]
+        )
         assert found.numbers["vulnerable"].tolist() == [0, 1, 1, 1]
         assert found.numbers["beta"][1] == 0
     unmeasured = orders(FedPBS(weights="soft"), [np.nan, np.nan])
@@ -276,16 +348,28 @@ def test_slow_machines_get_smaller_batches(desk):
         ("fedpbs:b_th=0", "b_th=0 is out of range"),
         ("fedpbs:b_th=2.5", "b_th=2.5 is not a whole number or none"),
         ("fedpbs:weights=size", "weights=size is not one of uniform, soft"),
-        ("fedpbs:importance=size", "importance=size with variant=algorithm4: Algorithm 4 has no ranking"),
+        (
+            "fedpbs:importance=size",
+            "importance=size with variant=algorithm4: Algorithm 4 has no ranking",
+        ),
         ("fedpbs:mu_cap=0.5", "mu_cap=0.5 is out of range"),
         ("fedpbs:tau=1", "tau=1.0 with variant=algorithm4: all clients have equal weights"),
-        ("fedpbs:b_th=3,b_quantile=0", "b_quantile=0.0 with variant=algorithm4: b_th=3 is the threshold already"),
-        ("fedpbs:variant=section4,b_th=3", "b_th=3 with variant=section4: section 4 uses variances only"),
+        (
+            "fedpbs:b_th=3,b_quantile=0",
+            "b_quantile=0.0 with variant=algorithm4: b_th=3 is the threshold already",
+        ),
+        (
+            "fedpbs:variant=section4,b_th=3",
+            "b_th=3 with variant=section4: section 4 uses variances only",
+        ),
         (
             "fedpbs:variant=section4,b_quantile=0.2",
             "b_quantile=0.2 with variant=section4: section 4 uses variances",
         ),
-        ("fedpbs:variant=section4,variance=loss", "variance=loss with variant=section4: section 4 is about gradients"),
+        (
+            "fedpbs:variant=section4,variance=loss",
+            "variance=loss with variant=section4: section 4 is about gradients",
+        ),
         (
             "fedpbs:variant=section4,weights=uniform",
             "weights=uniform with variant=section4: section 4 has the weights of eq. 11",

@@ -12,7 +12,9 @@ from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.server.server import Server
 
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 HEAD = ("head.weight", "head.bias")
 
 
@@ -33,7 +35,8 @@ def test_by_hand(request, engine, name: str):
 
 def test_the_head_is_not_sent(plain_net):
     line = plain_net.training("fedper").results[-1].round
-    assert line["bytes_up"] == line["bytes_down"] == 4 * 8 * (5 * 4 + 4)  # four clients, float64, the hidden layer
+    # Four clients, float64, the hidden layer
+    assert line["bytes_up"] == line["bytes_down"] == 4 * 8 * (5 * 4 + 4)
 
 
 @ENGINES
@@ -52,5 +55,8 @@ def test_with_one_client_it_is_fedavg_of_one(plain_net, engine, monkeypatch):
 def test_a_model_without_a_head_is_refused_before_training(plain_net):
     fed = plain_net.training("fedavg", rounds=1).fed
     headless = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 5), nn.Flatten())
-    with pytest.raises(FedskewError, match="fedper keeps the head, but the model has none: name its last layer 'head'"):
+    with pytest.raises(
+        FedskewError,
+        match="fedper keeps the head, but the model has none: name its last layer 'head'",
+    ):
         Server(fed, headless, FedPer(), Settings(device="cpu", threads=1))

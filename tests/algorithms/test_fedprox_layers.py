@@ -11,10 +11,14 @@ from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
 LR, CLIENTS = 0.3, 5
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 
 
-def by_hand(desk, results: list, mu_0: float, a: float, momentum: float, by_size: bool) -> tuple[np.ndarray, list]:
+def by_hand(
+    desk, results: list, mu_0: float, a: float, momentum: float, by_size: bool
+) -> tuple[np.ndarray, list]:
     """Return weights, coefficients and drifts of every round; the last column is one layer, the rest is the other."""
     w, mu, told = desk.start(), np.array([mu_0, mu_0]), []
     for round, result in enumerate(results):
@@ -27,9 +31,13 @@ def by_hand(desk, results: list, mu_0: float, a: float, momentum: float, by_size
                 velocity = momentum * velocity + desk.mean_gradient(mine, rows) + pull * (mine - w)
                 mine = mine - LR * velocity
             ended[k] = mine
-        p = {k: (desk.sizes[k] / desk.sizes[here].sum() if by_size else 1 / len(here)) for k in here}
+        p = {
+            k: (desk.sizes[k] / desk.sizes[here].sum() if by_size else 1 / len(here)) for k in here
+        }
         old, w = w, sum(p[k] * ended[k] for k in here)
-        drift = np.array([np.sqrt(((w - old)[:, :5] ** 2).sum()), np.sqrt(((w - old)[:, 5] ** 2).sum())])
+        drift = np.array(
+            [np.sqrt(((w - old)[:, :5] ** 2).sum()), np.sqrt(((w - old)[:, 5] ** 2).sum())]
+        )
         mu = (1 - a) * mu + a * drift / max(drift) * mu_0
         told.append([*mu, *drift])
     return w, told
@@ -37,12 +45,14 @@ def by_hand(desk, results: list, mu_0: float, a: float, momentum: float, by_size
 
 @ENGINES
 @pytest.mark.parametrize(
-    ("mu", "adapt", "momentum", "by_size"), [(0.7, 0.5, 0.0, True), (2.0, 1.0, 0.9, True), (0.3, 0.2, 0.0, False)]
+    ("mu", "adapt", "momentum", "by_size"),
+    [(0.7, 0.5, 0.0, True), (2.0, 1.0, 0.9, True), (0.3, 0.2, 0.0, False)],
 )
 def test_by_hand(desk, engine, mu: float, adapt: float, momentum: float, by_size: bool):
     method = fs.FedProxLayers(mu=mu, adapt=adapt, weights="size" if by_size else "uniform")
     found, results = desk.train(method, engine, per_round=3, momentum=momentum)
-    assert {line["client"] for result in results for line in result.clients} > {2, 3}  # one row, one class
+    # One row, one class
+    assert {line["client"] for result in results for line in result.clients} > {2, 3}
     w, told = by_hand(desk, results, mu, adapt, momentum, by_size)
     np.testing.assert_allclose(found, w, rtol=0, atol=1e-12)
     columns = ["mu_head.weight", "mu_head.bias", "drift_head.weight", "drift_head.bias"]
@@ -56,7 +66,11 @@ def test_by_hand(desk, engine, mu: float, adapt: float, momentum: float, by_size
 def test_without_adaptation_it_is_fedprox(desk, engine, model: str):
     trainings = [
         desk.training(spec, engine, model=model, per_round=3, momentum=0.9)
-        for spec in ("fedprox:mu=0.7", "fedprox-layers:mu=0.7,adapt=0", "fedprox-layers:mu=0.7,adapt=1")
+        for spec in (
+            "fedprox:mu=0.7",
+            "fedprox-layers:mu=0.7,adapt=0",
+            "fedprox-layers:mu=0.7,adapt=1",
+        )
     ]
     for training in trainings:
         for _ in range(3):
@@ -68,14 +82,23 @@ def test_without_adaptation_it_is_fedprox(desk, engine, model: str):
 
 
 def test_a_model_of_one_module_is_fedprox_if_a_layer_is_a_module(desk):
-    found, plain = (desk.train(spec)[0] for spec in ("fedprox-layers:mu=0.7,group=module", "fedprox:mu=0.7"))
+    found, plain = (
+        desk.train(spec)[0] for spec in ("fedprox-layers:mu=0.7,group=module", "fedprox:mu=0.7")
+    )
     np.testing.assert_allclose(found, plain, rtol=0, atol=1e-12)
 
 
 def test_a_module_moves_as_far_as_its_tensors_together():
     method = fs.FedProxLayers(mu=2.0, adapt=0.25, group="module")
-    weights = {name: torch.zeros(2) for name in ("block.0.weight", "block.0.bias", "head.weight", "scale")}
-    change = {"block.0.weight": [2.0, 4.0], "block.0.bias": [4.0, 8.0], "head.weight": [3.0, 4.0], "scale": [0.0, 1.0]}
+    weights = {
+        name: torch.zeros(2) for name in ("block.0.weight", "block.0.bias", "head.weight", "scale")
+    }
+    change = {
+        "block.0.weight": [2.0, 4.0],
+        "block.0.bias": [4.0, 8.0],
+        "head.weight": [3.0, 4.0],
+        "scale": [0.0, 1.0],
+    }
     mean = {"delta": {name: torch.tensor(value) for name, value in change.items()}}
     moved, server = method.server_update(
         weights, method.init_server_state(weights), mean, Cohort(np.ones(2), total=2.0)
@@ -107,10 +130,15 @@ def test_what_clients_keep_has_no_strength_and_every_round_has_the_same_columns(
     desk = type(desk)()
     desk.held[2] = desk.held[0][:2]  # BatchNorm needs two rows
     model = "tabular:hidden=4"
-    shared, local = (desk.training("fedprox-layers", model=model, norm=norm) for norm in ("aggregate", "local"))
+    shared, local = (
+        desk.training("fedprox-layers", model=model, norm=norm) for norm in ("aggregate", "local")
+    )
     lines = [[training.advance().round for _ in range(2)] for training in (shared, local)]
     assert [list(first) for first, _ in lines] == [list(second) for _, second in lines]
-    columns = [{name.split("_", 1)[1] for name in first if name.startswith(("mu_", "drift_"))} for first, _ in lines]
+    columns = [
+        {name.split("_", 1)[1] for name in first if name.startswith(("mu_", "drift_"))}
+        for first, _ in lines
+    ]
     norm = {name for name in shared.params if name not in local.server_state["mu"]}
     assert norm == {"features.2.weight", "features.2.bias"}
     assert columns == [set(shared.params), set(shared.params) - norm]
@@ -121,7 +149,11 @@ def test_a_round_without_anybody_changes_nothing(desk):
     line = training.advance().round
     assert line["dropped"] == CLIENTS
     np.testing.assert_array_equal(desk.flat(training.params), desk.start())
-    assert [line[name] for name in ("mu_head.weight", "mu_head.bias", "drift_head.weight")] == [0.01, 0.01, 0.0]
+    assert [line[name] for name in ("mu_head.weight", "mu_head.bias", "drift_head.weight")] == [
+        0.01,
+        0.01,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize("wrong", ["mu=-1", "adapt=1.5", "adapt=-0.1", "group=layer"])
@@ -135,5 +167,6 @@ def test_conforms_with_modules_and_strengths_travel_down():
     assert {finding.outcome for finding in report.findings} == {"passed"}
     # One number of 8 bytes for each of the three pairs of weight and bias, or two without BatchNorm's.
     assert (
-        "552 up and 592 down with BatchNorm merged, 384 up and 408 down with BatchNorm local" in report["bytes"].detail
+        "552 up and 592 down with BatchNorm merged, 384 up and 408 down with BatchNorm local"
+        in report["bytes"].detail
     )

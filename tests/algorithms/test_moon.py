@@ -13,7 +13,9 @@ from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.server.server import Server
 
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 NETS = pytest.mark.parametrize("name", ["plain_net", "norm_net"])
 MU, TAU = 2.0, 0.3
 
@@ -22,7 +24,9 @@ def contrast(z: np.ndarray, near: np.ndarray, far: np.ndarray) -> float:
     """Return the mean of eq. 2 over the rows, as it is printed."""
     total = 0.0
     for mine, one, other in zip(z, near, far, strict=True):
-        a, b = (np.exp(mine @ v / np.linalg.norm(mine) / np.linalg.norm(v) / TAU) for v in (one, other))
+        a, b = (
+            np.exp(mine @ v / np.linalg.norm(mine) / np.linalg.norm(v) / TAU) for v in (one, other)
+        )
         total -= np.log(a / (a + b))
     return total / len(z)
 
@@ -51,7 +55,9 @@ def by_hand(net, mu: float) -> tuple[dict, list[dict]]:
         for client, last in enumerate(previous):
             begin = w
 
-            def push(z: np.ndarray, x: np.ndarray, begin: dict = begin, last: dict = last) -> np.ndarray:
+            def push(
+                z: np.ndarray, x: np.ndarray, begin: dict = begin, last: dict = last
+            ) -> np.ndarray:
                 return mu * slope(z, net.represent(begin, x)[0], net.represent(last, x)[0])
 
             ended.append(net.descend(w, round, client, push))
@@ -92,7 +98,9 @@ def test_the_number_is_the_papers():
     z, near, far = draw.normal(size=(3, 5, 4))
     found = Moon(tau=TAU).contrast(*map(torch.from_numpy, (z, near, far))).mean()
     assert float(found) == pytest.approx(contrast(z, near, far), abs=1e-14)
-    cold = Moon(tau=0.01).contrast(torch.eye(2)[:1].double(), torch.eye(2)[1:].double(), torch.eye(2)[:1].double())
+    cold = Moon(tau=0.01).contrast(
+        torch.eye(2)[:1].double(), torch.eye(2)[1:].double(), torch.eye(2)[:1].double()
+    )
     assert float(cold) == 100.0  # e^-100 away from it
 
 
@@ -100,7 +108,9 @@ def test_the_number_is_the_papers():
 @NETS
 def test_mu_0_is_fedavg(request, engine, name: str):
     net = request.getfixturevalue(name)
-    left, right = (net.training(spec, engine, momentum=0.9, per_round=3) for spec in ("moon:mu=0", "fedavg"))
+    left, right = (
+        net.training(spec, engine, momentum=0.9, per_round=3) for spec in ("moon:mu=0", "fedavg")
+    )
     for key, value in left.state().items():
         torch.testing.assert_close(value, right.state()[key], rtol=0, atol=1e-12)
     for mine, theirs in zip(left.results, right.results, strict=True):
@@ -116,14 +126,16 @@ def test_the_first_step_of_all_is_fedavgs_batch_norm_included(norm_net, engine):
     """Check that the slope is zero then: all three representations are equal if all use the batch's statistics."""
     usual = {"rounds": 1, "epochs": 1, "batch_size": 16}
     left, right = (norm_net.training(spec, engine, **usual) for spec in ("moon:mu=10", "fedavg"))
-    for key, value in left.state().items():  # running statistics too: looking at other weights does not move them
+    # Running statistics too: looking at other weights does not move them
+    for key, value in left.state().items():
         torch.testing.assert_close(value, right.state()[key], rtol=0, atol=1e-12)
 
 
 @ENGINES
 def test_the_recorded_loss_is_the_plain_one(plain_net, engine):
     plain, moon = (
-        plain_net.training(spec, engine, rounds=1, epochs=1, batch_size=16) for spec in ("fedavg", "moon:mu=10")
+        plain_net.training(spec, engine, rounds=1, epochs=1, batch_size=16)
+        for spec in ("fedavg", "moon:mu=10")
     )
     for mine, theirs in zip(moon.results[0].clients, plain.results[0].clients, strict=True):
         assert mine["local_loss"] == pytest.approx(theirs["local_loss"], abs=1e-12)
@@ -172,6 +184,7 @@ def test_a_model_without_a_head_is_refused_before_training(plain_net):
 
     begin(Algorithm())
     with pytest.raises(
-        FedskewError, match=r"Headless has no attribute 'head' and no nn\.Linear: name its last layer 'head'"
+        FedskewError,
+        match=r"Headless has no attribute 'head' and no nn\.Linear: name its last layer 'head'",
     ):
         begin(Moon())

@@ -11,7 +11,9 @@ from fedskew.core.errors import FedskewError
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 LR, ROUNDS, CLASSES = 0.3, 3, 3
 
 
@@ -85,11 +87,15 @@ def test_q_fedavg_by_hand(desk, engine, q: float, weights: str):
 @ENGINES
 @pytest.mark.parametrize("spec", ["fedlc:tau=0", "fedsam:rho=0", "q-fedavg:q=0"])
 def test_without_its_idea_it_is_fedavg(desk, engine, spec: str):
-    np.testing.assert_allclose(desk.train(spec, engine)[0], desk.train("fedavg", engine)[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        desk.train(spec, engine)[0], desk.train("fedavg", engine)[0], rtol=0, atol=1e-12
+    )
 
 
 @ENGINES
-@pytest.mark.parametrize("optimizer", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam", "lr": 0.01}])
+@pytest.mark.parametrize(
+    "optimizer", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam", "lr": 0.01}]
+)
 def test_fedrep_moves_the_head_first_and_the_rest_last(desk, engine, optimizer: dict):
     """Check what one client keeps and sends against three epochs of SGD by torch.optim on the same batches."""
     server = desk.training("fedrep", engine, "mlp:hidden=4", epochs=3, per_round=1, **optimizer)
@@ -102,7 +108,10 @@ def test_fedrep_moves_the_head_first_and_the_rest_last(desk, engine, optimizer: 
     positions, counts = plan.table()
     head, body = list(model.head.parameters()), list(model.features.parameters())
     kind = torch.optim.Adam if "optimizer" in optimizer else torch.optim.SGD
-    options = {"lr": LR, **{name: value for name, value in optimizer.items() if name != "optimizer"}}
+    options = {
+        "lr": LR,
+        **{name: value for name, value in optimizer.items() if name != "optimizer"},
+    }
     steps = {True: kind(head, **options), False: kind(body, **options)}
     for step, count in enumerate(counts[:, 0]):
         rows = desk.held[client][positions[step, 0, :count]]
@@ -110,9 +119,12 @@ def test_fedrep_moves_the_head_first_and_the_rest_last(desk, engine, optimizer: 
         logits = model(torch.from_numpy(desk.x[rows]).double())
         torch.nn.functional.cross_entropy(logits, torch.from_numpy(desk.y[rows])).backward()
         steps[step < 2 * len(counts) // 3].step()
-    if "optimizer" not in optimizer:  # Adam counts its steps over both phases here, and each by itself there
+    # Adam counts its steps over both phases here, and each by itself there
+    if "optimizer" not in optimizer:
         for name, value in model.named_parameters():
-            torch.testing.assert_close(server.client_model(client)[name], value.detach(), rtol=0, atol=1e-10)
+            torch.testing.assert_close(
+                server.client_model(client)[name], value.detach(), rtol=0, atol=1e-10
+            )
     for name in ("head.weight", "head.bias"):
         assert torch.equal(server.params[name], begin[name])  # never sent
     assert not torch.equal(server.params["features.1.weight"], begin["features.1.weight"])
@@ -121,15 +133,25 @@ def test_fedrep_moves_the_head_first_and_the_rest_last(desk, engine, optimizer: 
 @ENGINES
 def test_fedrep_with_clients_in_different_epochs(desk, engine):
     """Check that clients of different sizes change phase at different steps in all engines; one epoch is FedPer."""
-    for settings in ({"epochs": 2, "momentum": 0.5}, {"epochs": 3, "optimizer": "adam", "lr": 0.02}):
-        one, other = (desk.training("fedrep", e, "mlp:hidden=4", **settings) for e in (engine, Loop()))
+    for settings in (
+        {"epochs": 2, "momentum": 0.5},
+        {"epochs": 3, "optimizer": "adam", "lr": 0.02},
+    ):
+        one, other = (
+            desk.training("fedrep", e, "mlp:hidden=4", **settings) for e in (engine, Loop())
+        )
         for _ in range(2):
             one.advance()
             other.advance()
         for client in range(5):
             for name, value in one.client_model(client).items():
-                torch.testing.assert_close(value, other.client_model(client)[name], rtol=0, atol=1e-12)
-    once, fedper = (desk.train(method, engine, model="mlp:hidden=4", epochs=1)[1] for method in ("fedrep", "fedper"))
+                torch.testing.assert_close(
+                    value, other.client_model(client)[name], rtol=0, atol=1e-12
+                )
+    once, fedper = (
+        desk.train(method, engine, model="mlp:hidden=4", epochs=1)[1]
+        for method in ("fedrep", "fedper")
+    )
     assert desk.column(once, "local_loss") == desk.column(fedper, "local_loss")
 
 
@@ -144,11 +166,15 @@ def test_lg_fedavg_averages_the_head_alone(desk, engine):
     for name, value in server.params.items():
         own = torch.stack([alone.client_model(client)[name] for client in range(5)])
         if name.startswith("head"):
-            torch.testing.assert_close(value, torch.tensordot(torch.from_numpy(share), own, 1), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                value, torch.tensordot(torch.from_numpy(share), own, 1), rtol=0, atol=1e-12
+            )
         else:
             assert torch.equal(value, begin[name])
             for client in range(5):
-                torch.testing.assert_close(server.client_model(client)[name], own[client], rtol=0, atol=1e-12)
+                torch.testing.assert_close(
+                    server.client_model(client)[name], own[client], rtol=0, atol=1e-12
+                )
 
 
 @pytest.mark.parametrize("method", ["fedrep", "lg-fedavg", "fedper"])

@@ -43,12 +43,22 @@ def noisy_rounds(desk: Any, noise: float, clip: float, per_round: int) -> np.nda
 
 @pytest.mark.usefixtures("accounting")
 @pytest.mark.parametrize("engine", ENGINES, ids=["loop", "stack"])
-@pytest.mark.parametrize(("noise", "clip", "per_round"), [(0.7, 0.3, 5), (1.5, 0.1, 2), (0.0, 0.2, 3), (0.4, 50.0, 1)])
-def test_the_noisy_sum_by_hand(desk: Any, engine: Engine, noise: float, clip: float, per_round: int):
-    found, results = desk.train(f"fedavg + dp:noise={noise},clip={clip}", engine, per_round=per_round)
-    np.testing.assert_allclose(found, noisy_rounds(desk, noise, clip, per_round), rtol=0, atol=1e-10)
+@pytest.mark.parametrize(
+    ("noise", "clip", "per_round"), [(0.7, 0.3, 5), (1.5, 0.1, 2), (0.0, 0.2, 3), (0.4, 50.0, 1)]
+)
+def test_the_noisy_sum_by_hand(
+    desk: Any, engine: Engine, noise: float, clip: float, per_round: int
+):
+    found, results = desk.train(
+        f"fedavg + dp:noise={noise},clip={clip}", engine, per_round=per_round
+    )
+    np.testing.assert_allclose(
+        found, noisy_rounds(desk, noise, clip, per_round), rtol=0, atol=1e-10
+    )
     sampled = [Stream(0, "select", round).uniform(5) < per_round / 5 for round in range(3)]
-    assert [result.round["clients"] for result in results] == [int(there.sum()) for there in sampled]
+    assert [result.round["clients"] for result in results] == [
+        int(there.sum()) for there in sampled
+    ]
 
 
 @pytest.mark.usefixtures("accounting")
@@ -68,7 +78,9 @@ def test_a_round_without_clients_still_adds_noise(desk: Any):
 
 @pytest.mark.usefixtures("accounting")
 @pytest.mark.parametrize("engine", ENGINES, ids=["loop", "stack"])
-def test_without_noise_and_with_a_wide_clip_it_is_fedavg_with_equal_weights(desk: Any, engine: Engine):
+def test_without_noise_and_with_a_wide_clip_it_is_fedavg_with_equal_weights(
+    desk: Any, engine: Engine
+):
     plain, _ = desk.train("fedavg", engine, weights="uniform")
     private, results = desk.train("fedavg + dp:noise=0,clip=1e6", engine, weights="size")
     np.testing.assert_allclose(private, plain, rtol=0, atol=1e-12)
@@ -78,7 +90,9 @@ def test_without_noise_and_with_a_wide_clip_it_is_fedavg_with_equal_weights(desk
 
 @pytest.mark.usefixtures("accounting")
 @pytest.mark.parametrize("spec", ["feddyn", "fedadam", "fedprox-layers"])
-def test_a_method_sees_neither_the_mean_without_noise_nor_the_number_of_clients(desk: Any, spec: str):
+def test_a_method_sees_neither_the_mean_without_noise_nor_the_number_of_clients(
+    desk: Any, spec: str
+):
     seen = []
 
     def watch(weights: Any, state: Any, mean: Any, cohort: Any) -> Any:
@@ -98,7 +112,9 @@ def test_a_method_sees_neither_the_mean_without_noise_nor_the_number_of_clients(
 
 def test_each_client_is_sampled_independently_of_the_others():
     pool, select = ClientPool(0, np.ones(10, dtype=np.int64)), PoissonSelection(Selection()).select
-    there = np.array([np.isin(np.arange(10), select(pool, 3, Stream(0, "select", i))) for i in range(4000)])
+    there = np.array(
+        [np.isin(np.arange(10), select(pool, 3, Stream(0, "select", i))) for i in range(4000)]
+    )
     assert np.abs(there.mean(0) - 0.3).max() < 0.03
     assert abs(there.sum(1).var() - 10 * 0.3 * 0.7) < 0.2  # a fixed number of clients has none
     assert np.abs(np.corrcoef(there.T) - np.eye(10)).max() < 0.06
@@ -133,7 +149,9 @@ def renyi(order: int, chance: float, noise: float) -> float:
 
 
 @pytest.mark.parametrize(("noise", "epochs", "published"), PUBLISHED)
-def test_epsilon_of_published_settings(accounting: Any, noise: float, epochs: int, published: float):
+def test_epsilon_of_published_settings(
+    accounting: Any, noise: float, epochs: int, published: float
+):
     from fedskew.algorithms.privacy import epsilon
 
     chance, rounds = BATCH / ROWS, epochs * ROWS // BATCH
@@ -145,7 +163,8 @@ def test_epsilon_of_published_settings(accounting: Any, noise: float, epochs: in
     first = min(value - math.log(1e-5) / (order - 1) for order, value in divergences.items())
     assert first == pytest.approx(published, rel=0.02)  # by the conversion of that time
     sharper = min(
-        value + math.log1p(-1 / order) - math.log(1e-5 * order) / (order - 1) for order, value in divergences.items()
+        value + math.log1p(-1 / order) - math.log(1e-5 * order) / (order - 1)
+        for order, value in divergences.items()
     )  # that of Canonne, Kamath and Steinke 2020, which dp-accounting uses
     assert found == pytest.approx(sharper, rel=0.02)
     assert found < published
@@ -157,11 +176,16 @@ def test_the_table_in_the_docs():
 
     page = (Path(__file__).parents[2] / "docs/training-privacy.md").read_text()
     lines = [
-        line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"[|] [01.]+ [|] [0-9.]+ [|]", line)
+        line.strip("| ").split(" | ")
+        for line in page.splitlines()
+        if re.match(r"[|] [01.]+ [|] [0-9.]+ [|]", line)
     ]
     assert len(lines) == 9
     for chance, noise, *found in lines:
-        assert [f"{epsilon(float(noise), float(chance), rounds, 1e-5):.2f}" for rounds in (10, 100, 1000)] == found
+        assert [
+            f"{epsilon(float(noise), float(chance), rounds, 1e-5):.2f}"
+            for rounds in (10, 100, 1000)
+        ] == found
 
 
 def test_epsilon_is_in_every_round(desk: Any, accounting: Any):
@@ -172,9 +196,13 @@ def test_epsilon_is_in_every_round(desk: Any, accounting: Any):
         assert result.round["dp_epsilon"] == due
 
 
-def test_without_dp_accounting_the_error_says_what_to_install(desk: Any, monkeypatch: pytest.MonkeyPatch):
+def test_without_dp_accounting_the_error_says_what_to_install(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(FedskewError, match=r"dp needs dp-accounting for epsilon: pip install 'fedskew\[dp\]'"):
+    with pytest.raises(
+        FedskewError, match=r"dp needs dp-accounting for epsilon: pip install 'fedskew\[dp\]'"
+    ):
         desk.training("fedavg + dp")
 
 
@@ -185,7 +213,9 @@ def test_without_dp_accounting_the_error_says_what_to_install(desk: Any, monkeyp
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_stopped_run_goes_on_with_the_same_bits(desk: Any, tmp_path: Path, engine: str):
     usual = {"rounds": 4, "per_round": 3, "engine": engine, "checkpoint_every": 1, "device": "cpu"}
-    whole = fs.train(desk.federation(), "logreg", "fedavg + dp:noise=0.5", folder=tmp_path / "whole", **usual)
+    whole = fs.train(
+        desk.federation(), "logreg", "fedavg + dp:noise=0.5", folder=tmp_path / "whole", **usual
+    )
 
     def stop(result: Any, rounds: int) -> None:
         if result.round["round"] == 2:
@@ -193,7 +223,12 @@ def test_a_stopped_run_goes_on_with_the_same_bits(desk: Any, tmp_path: Path, eng
 
     with pytest.raises(KeyboardInterrupt):
         fs.train(
-            desk.federation(), "logreg", "fedavg + dp:noise=0.5", folder=tmp_path / "cut", callbacks=[stop], **usual
+            desk.federation(),
+            "logreg",
+            "fedavg + dp:noise=0.5",
+            folder=tmp_path / "cut",
+            callbacks=[stop],
+            **usual,
         )
     rest = fs.resume(tmp_path / "cut", fed=desk.federation())
     for name, value in whole.model.state_dict().items():
@@ -231,11 +266,21 @@ def test_methods_outside_the_guarantee_are_refused(spec: str, reason: str):
         ("scaffold + dp", {}, "clients send control beside their update"),
         ("fednova + dp", {}, "clients send normaliser beside their update"),
         ("local + dp", {}, "clients send nothing"),
-        ("fedavg + dp", {"sampling": "size", "per_round": 2}, "epsilon is that of clients with equal chances"),
-        ("fedavg + dp", {"fleet": "phones"}, "a slow client decides at what time the next round begins"),
+        (
+            "fedavg + dp",
+            {"sampling": "size", "per_round": 2},
+            "epsilon is that of clients with equal chances",
+        ),
+        (
+            "fedavg + dp",
+            {"fleet": "phones"},
+            "a slow client decides at what time the next round begins",
+        ),
     ],
 )
-def test_settings_outside_the_guarantee_are_refused(desk: Any, spec: str, settings: dict[str, Any], reason: str):
+def test_settings_outside_the_guarantee_are_refused(
+    desk: Any, spec: str, settings: dict[str, Any], reason: str
+):
     with pytest.raises(FedskewError, match=reason):
         desk.training(spec, **settings)
 
@@ -243,7 +288,8 @@ def test_settings_outside_the_guarantee_are_refused(desk: Any, spec: str, settin
 @pytest.mark.usefixtures("accounting")
 def test_statistics_of_batchnorm_may_stay_but_not_be_sent(norm_net: Any):
     with pytest.raises(
-        FedskewError, match=r"clients send features.1.running_mean, to which neither clipping nor noise"
+        FedskewError,
+        match=r"clients send features.1.running_mean, to which neither clipping nor noise",
     ):
         norm_net.training("fedavg + dp", norm="aggregate")
     trained = norm_net.training("fedavg + dp", norm="local")

@@ -22,7 +22,9 @@ def sent(clients: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: draw.normal(size=(clients, *shape)) for name, shape in SHAPES.items()}
 
 
-def combined(spec: str, delta: dict[str, np.ndarray], weights: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def combined(
+    spec: str, delta: dict[str, np.ndarray], weights: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
     """Return a rule's result for the updates; a second part of the payload has the same values."""
     clients = len(delta["layer"])
     shares = np.full(clients, 1 / clients) if weights is None else weights / weights.sum()
@@ -30,7 +32,9 @@ def combined(spec: str, delta: dict[str, np.ndarray], weights: np.ndarray | None
     result, _ = resolve(spec).aggregator.combine(payload, torch.from_numpy(shares))
     assert result.keys() == payload.keys()
     if "clip" not in spec:
-        assert all(torch.equal(result["extra"][name], value) for name, value in result["delta"].items())
+        assert all(
+            torch.equal(result["extra"][name], value) for name, value in result["delta"].items()
+        )
     return {name: value.numpy() for name, value in result["delta"].items()}
 
 
@@ -69,7 +73,9 @@ def test_median_is_that_of_numpy(clients: int):
 )
 def test_trimmed_mean_of_what_is_left(clients: int, trim: float, cut: int):
     delta = sent(clients)
-    due = {name: np.sort(value, axis=0)[cut : clients - cut].mean(0) for name, value in delta.items()}
+    due = {
+        name: np.sort(value, axis=0)[cut : clients - cut].mean(0) for name, value in delta.items()
+    }
     same(combined(f"trimmed-mean:trim={trim}", delta, np.arange(1.0, clients + 1)), due)
 
 
@@ -128,7 +134,9 @@ def test_clip_leaves_everything_but_delta():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_identities_bit_for_bit(dtype: torch.dtype):
     generator = torch.Generator().manual_seed(0)
-    one = {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()}
+    one = {
+        name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()
+    }
     weights = torch.tensor([0.4, 0.1, 0.1, 0.1, 0.2, 0.1], dtype=torch.float64)
     alike = {"delta": {name: value.expand(6, *value.shape) for name, value in one.items()}}
     for rule in (
@@ -138,7 +146,11 @@ def test_identities_bit_for_bit(dtype: torch.dtype):
     ):  # two are left, and the mean of two equals is exact
         found = rule.aggregator.combine(alike, weights)[0]["delta"]
         assert all(torch.equal(found[name], value) for name, value in one.items())
-    many = {"delta": {n: torch.randn((6, *s), generator=generator, dtype=dtype) for n, s in SHAPES.items()}}
+    many = {
+        "delta": {
+            n: torch.randn((6, *s), generator=generator, dtype=dtype) for n, s in SHAPES.items()
+        }
+    }
     (plain, _), (clipped, _) = (
         Algorithm().aggregator.combine(many, weights),
         Clip(norm=1e9).aggregator.combine(many, weights),
@@ -170,7 +182,9 @@ def test_attackers_that_agree_are_too_few_for_krum():
     assert 3.0 not in flat
     many = [
         float(value.ravel()[0])
-        for value in combined("krum:attackers=0", {n: v[[0, 4, 8, 1]] for n, v in delta.items()}).values()
+        for value in combined(
+            "krum:attackers=0", {n: v[[0, 4, 8, 1]] for n, v in delta.items()}
+        ).values()
     ]
     assert set(many) == {3.0}  # where the honest are fewer, it is taken in
 
@@ -180,12 +194,20 @@ def test_one_addition_hands_on_to_the_next():
     for value in delta.values():
         value[0] *= 100
     lengths = np.linalg.norm(np.hstack([value.reshape(5, -1) for value in delta.values()]), axis=1)
-    short = {n: v / np.maximum(1, lengths / 2).reshape(-1, *[1] * (v.ndim - 1)) for n, v in delta.items()}
-    same(combined("clip:norm=2 + median", delta), {name: np.median(value, axis=0) for name, value in short.items()})
+    short = {
+        n: v / np.maximum(1, lengths / 2).reshape(-1, *[1] * (v.ndim - 1)) for n, v in delta.items()
+    }
+    same(
+        combined("clip:norm=2 + median", delta),
+        {name: np.median(value, axis=0) for name, value in short.items()},
+    )
     middle = {name: np.median(value, axis=0) for name, value in delta.items()}
     length = np.linalg.norm(np.hstack([value.ravel() for value in middle.values()]))
     assert length > 0.5
-    same(combined("fedavg + median + clip:norm=0.5", delta), {n: v * 0.5 / length for n, v in middle.items()})
+    same(
+        combined("fedavg + median + clip:norm=0.5", delta),
+        {n: v * 0.5 / length for n, v in middle.items()},
+    )
     chosen = np.argsort(scores(delta, 1))[:3]
     same(
         combined("krum:keep=3 + median", delta),
@@ -198,10 +220,17 @@ def test_one_addition_hands_on_to_the_next():
 def test_running_variances_stay_in_range(rule: str, clients: int):
     draw = np.random.default_rng(clients)
     for _ in range(50):
-        mean, variance = draw.normal(size=(clients, 3)) * 10, draw.uniform(0.5, 2, size=(clients, 3))
+        mean, variance = (
+            draw.normal(size=(clients, 3)) * 10,
+            draw.uniform(0.5, 2, size=(clients, 3)),
+        )
         count = np.arange(clients) + 3
         merged = UpdateCollector(resolve(rule), "size")
-        buffers = {"norm.running_mean": mean, "norm.running_var": variance, "norm.num_batches_tracked": count}
+        buffers = {
+            "norm.running_mean": mean,
+            "norm.running_var": variance,
+            "norm.num_batches_tracked": count,
+        }
         ones = np.ones(clients)
         report = Report(np.arange(clients), ones.astype(int), ones.astype(int), ones, ones)
         merged.add(Updates(report, {"delta": {"w": torch.from_numpy(mean)}}, tensors(buffers), {}))
@@ -211,8 +240,12 @@ def test_running_variances_stay_in_range(rule: str, clients: int):
         assert found["norm.num_batches_tracked"].dtype == torch.int64
         if rule == "krum":  # a whole client: its statistics belong to each other
             taken = int(np.flatnonzero((mean == result.payload["delta"]["w"].numpy()).all(1))[0])
-            np.testing.assert_allclose(found["norm.running_mean"].numpy(), mean[taken], rtol=0, atol=1e-12)
-            np.testing.assert_allclose(found["norm.running_var"].numpy(), variance[taken], rtol=0, atol=1e-9)
+            np.testing.assert_allclose(
+                found["norm.running_mean"].numpy(), mean[taken], rtol=0, atol=1e-12
+            )
+            np.testing.assert_allclose(
+                found["norm.running_var"].numpy(), variance[taken], rtol=0, atol=1e-9
+            )
 
 
 @pytest.mark.parametrize(
@@ -236,7 +269,8 @@ def test_too_few_clients_are_refused(spec: str, clients: int, says: str):
 @pytest.mark.parametrize("rule", [Krum(), Clip()])
 def test_a_method_that_sends_no_changes_is_refused(rule: Algorithm):
     with pytest.raises(
-        FedskewError, match=rf"{rule.label()} needs the .* the method sends model: leave {rule.label()} out"
+        FedskewError,
+        match=rf"{rule.label()} needs the .* the method sends model: leave {rule.label()} out",
     ):
         rule.aggregator.combine({"model": tensors(sent(5))}, torch.full((5,), 0.2))
 
@@ -244,7 +278,10 @@ def test_a_method_that_sends_no_changes_is_refused(rule: Algorithm):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("trimmed-mean:trim=0.5", "algorithm trimmed-mean: trim=0.5 is out of range, it must be >= 0 and < 0.5"),
+        (
+            "trimmed-mean:trim=0.5",
+            "algorithm trimmed-mean: trim=0.5 is out of range, it must be >= 0 and < 0.5",
+        ),
         ("krum:keep=0", "keep=0 is out of range, it must be >= 1"),
         ("krum:attackers=-1", "attackers=-1 is out of range"),
         ("clip:norm=0", "norm=0 is out of range, it must be > 0"),
@@ -257,7 +294,12 @@ def test_bad_options_are_refused(spec: str, says: str):
 
 
 def test_all_of_them_are_additions():
-    assert {name for name in algorithms if algorithms.get(name).addition} >= {"median", "trimmed-mean", "krum", "clip"}
+    assert {name for name in algorithms if algorithms.get(name).addition} >= {
+        "median",
+        "trimmed-mean",
+        "krum",
+        "clip",
+    }
     for kind in (Median, TrimmedMean, Krum, Clip):
         assert kind.__bases__ == (Algorithm,)
 
@@ -265,7 +307,13 @@ def test_all_of_them_are_additions():
 # -- methods whose server keeps a mean over all clients ----------------------------------------------------------------
 
 STATE = {"scaffold": ("control", "control"), "feddyn:alpha=0.1": ("h", "h")}
-RULES = ["median", "trimmed-mean:trim=0.2", "krum:attackers=1", "krum:attackers=1,keep=3", "clip:norm=0.2"]
+RULES = [
+    "median",
+    "trimmed-mean:trim=0.2",
+    "krum:attackers=1",
+    "krum:attackers=1,keep=3",
+    "clip:norm=0.2",
+]
 
 
 @pytest.mark.parametrize("method", STATE)
@@ -274,13 +322,17 @@ RULES = ["median", "trimmed-mean:trim=0.2", "krum:attackers=1", "krum:attackers=
 def test_what_must_stay_a_mean_stays_one_under_any_rule(desk, method: str, rule: str, weights: str):
     """Check that the gap between the server's state and the clients' does not grow, which makes training diverge."""
     server, memo = STATE[method]
-    share = torch.from_numpy(desk.sizes / desk.sizes.sum() if weights == "size" else np.full(5, 0.2))
+    share = torch.from_numpy(
+        desk.sizes / desk.sizes.sum() if weights == "size" else np.full(5, 0.2)
+    )
     training = desk.training(f"{method} + {rule}", weights=weights, momentum=0.5)
     for _ in range(6):
         training.advance()
         own = training.store.get(np.arange(5))[f"state.{memo}"]
         for name, value in training.server_state[server].items():
-            torch.testing.assert_close(torch.tensordot(share, own[name], 1), value, rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                torch.tensordot(share, own[name], 1), value, rtol=0, atol=1e-12
+            )
         assert max(value.abs().max() for value in training.server_state[server].values()) > 1e-3
 
 
@@ -298,7 +350,9 @@ def test_below_the_quorum_neither_side_moves(desk):
     training = desk.training("scaffold + krum:attackers=1", fleet="uniform:dropout=0.2")
     stood = 0
     for _ in range(8):
-        before = {name: value.clone() for name, value in training.checkpoint_without_stores().items()}
+        before = {
+            name: value.clone() for name, value in training.checkpoint_without_stores().items()
+        }
         held = training.store.get(np.arange(5))["state.control"]["head.bias"]
         line = training.advance().round
         if line["dropped"]:
@@ -332,7 +386,9 @@ def test_three_alike_are_one_whatever_their_order(method: str, rule: str):
 # -- the record --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed-mean:trim=0.2", "krum:attackers=1", "krum:attackers=1,keep=2"])
+@pytest.mark.parametrize(
+    "rule", ["median", "trimmed-mean:trim=0.2", "krum:attackers=1", "krum:attackers=1,keep=2"]
+)
 def test_the_record_has_the_weights_that_the_rule_used(desk, rule: str):
     training = desk.training(f"fedavg + {rule}")
     start = desk.start()
@@ -369,7 +425,10 @@ def test_the_record_has_the_weights_that_the_rule_used(desk, rule: str):
             "central + median",
             "central . median: the rule needs the updates of at least 2 clients, and a step .* has 1",
         ),
-        ("fedasync + median", "fedasync . median: the rule needs the updates of at least 2 clients"),
+        (
+            "fedasync + median",
+            "fedasync . median: the rule needs the updates of at least 2 clients",
+        ),
         (
             "fedbuff:buffer=3 + krum",
             "fedbuff . krum: the rule needs the updates of at least 5 clients, and a step .* has 3",
@@ -390,7 +449,9 @@ class Hostile(Algorithm):
 
     def payload(self, view: View) -> Tree:
         evil = torch.where(view.numbers["size"] < 180, -1000.0, 1.0)
-        return {"delta": {name: evil * value for name, value in super().payload(view)["delta"].items()}}
+        return {
+            "delta": {name: evil * value for name, value in super().payload(view)["delta"].items()}
+        }
 
 
 def test_a_training_survives_its_attackers():
@@ -415,8 +476,11 @@ def test_250_rounds_with_a_rule_do_not_fall_apart(method: str, rule: str):
     """Check training without an attacker; scaffold + median once fell from .967 at round 50 to .109 at round 250."""
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=1", clients=10, seed=0)
     settings = {"rounds": 250, "eval_every": 25, "folder": False, "device": "cpu", "threads": 1}
-    scored = fs.train(fed, "logreg", f"{method} + {rule}", **settings).rounds["test_accuracy"].dropna()
+    scored = (
+        fs.train(fed, "logreg", f"{method} + {rule}", **settings).rounds["test_accuracy"].dropna()
+    )
     assert len(scored) == 10
     assert scored.iloc[-1] > scored.max() - 0.05
-    if "attackers=2," in rule or "krum" not in rule:  # Krum alone takes one client's update, and says so
+    # Krum alone takes one client's update, and says so
+    if "attackers=2," in rule or "krum" not in rule:
         assert scored.iloc[-1] > 0.9

@@ -34,12 +34,17 @@ def apart() -> fs.Federation:
 
 
 def accuracy(fed, method: str, **settings) -> float:
-    return fs.train(fed, algorithm=method, **{**SETTINGS, "rounds": 5, **settings}).summary["test_accuracy_last"]
+    return fs.train(fed, algorithm=method, **{**SETTINGS, "rounds": 5, **settings}).summary[
+        "test_accuracy_last"
+    ]
 
 
 def test_where_averaging_fails_the_schedule_does_not(apart):
     plain = accuracy(apart, "fedavg", lr=0.1)
-    batch, single = accuracy(apart, "stratify-batch", lr=0.1), accuracy(apart, "stratify-single", lr=0.02)
+    batch, single = (
+        accuracy(apart, "stratify-batch", lr=0.1),
+        accuracy(apart, "stratify-single", lr=0.02),
+    )
     assert plain < 0.7
     assert min(batch, single) > 0.94
 
@@ -74,7 +79,13 @@ def test_learning_rate_of_single_samples(apart, single_lr: float | None, factor:
             seen.append(state.lr)
             return super().run_schedule(job, state, schedule, reset_optimizer)
 
-    server = Server(apart, build("logreg", apart.data.shape, len(apart.data.classes), seed=0), method, settings, Spy())
+    server = Server(
+        apart,
+        build("logreg", apart.data.shape, len(apart.data.classes), seed=0),
+        method,
+        settings,
+        Spy(),
+    )
     for _ in range(2):
         server.advance()
     assert seen == pytest.approx([0.1, 0.1 * factor])
@@ -90,7 +101,8 @@ def test_every_label_as_often_as_scheduled(apart, method: str):
 def test_few_retained_holders_make_more_visits():
     fed = fs.split(fs.load("digits"), "iid", clients=10)
     runs = [
-        fs.train(fed, algorithm=f"stratify-single:retain={n}", rounds=1, lr=0.01, **SETTINGS) for n in ("all", 10, 3, 1)
+        fs.train(fed, algorithm=f"stratify-single:retain={n}", rounds=1, lr=0.01, **SETTINGS)
+        for n in ("all", 10, 3, 1)
     ]
     all_clients, ten, three, one = (run.rounds["transfers"].tolist() for run in runs)
     assert all_clients == ten < three < one
@@ -107,7 +119,9 @@ def test_weighted_selection_follows_the_shares():
 
     def samples(selection: str) -> list[int]:
         settings = {**SETTINGS, "model": "logreg", "rounds": 1, "lr": 0.01}
-        run = fs.train(fed, algorithm=f"stratify-batch:selection={selection},per_label=20", **settings)
+        run = fs.train(
+            fed, algorithm=f"stratify-batch:selection={selection},per_label=20", **settings
+        )
         return run.clients["samples"].tolist()
 
     size = fed.partition.sizes
@@ -116,14 +130,19 @@ def test_weighted_selection_follows_the_shares():
 
 
 @pytest.mark.parametrize(
-    "method", ["stratify-batch", "stratify-single", "stratify-batch:selection=weighted,per_label=40"]
+    "method",
+    ["stratify-batch", "stratify-single", "stratify-batch:selection=weighted,per_label=40"],
 )
 def test_with_secret_labels(apart, method: str):
     pytest.importorskip("tenseal")
     fed = fs.split(fs.load("digits"), "classes:k=3", clients=10)
     settings = {**SETTINGS, "rounds": 3, "lr": 0.1 if "batch" in method else 0.02}
-    open_run, secret = (fs.train(fed, algorithm=method, secure=secure, **settings) for secure in (False, True))
-    assert secret.summary["test_accuracy_last"] == pytest.approx(open_run.summary["test_accuracy_last"], abs=0.08)
+    open_run, secret = (
+        fs.train(fed, algorithm=method, secure=secure, **settings) for secure in (False, True)
+    )
+    assert secret.summary["test_accuracy_last"] == pytest.approx(
+        open_run.summary["test_accuracy_last"], abs=0.08
+    )
     held = secret.server.holdings
     assert sorted(held.counts.sum(0)) == sorted(open_run.server.holdings.counts.sum(0))
     assert (held.shares is not None) == ("weighted" in method)
@@ -138,15 +157,21 @@ def uneven() -> fs.Federation:
     owner = np.arange(68) % 2
     label = np.repeat([0, 1, 2], [40, 20, 8])
     rows = Rows(np.random.default_rng(0).normal(size=(68, 3)).astype(np.float32), label)
-    return fs.Federation(Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_owner(owner, 2))
+    return fs.Federation(
+        Dataset("made up", rows, rows, ("a", "b", "c")), Partition.from_owner(owner, 2)
+    )
 
 
-@pytest.mark.parametrize("method", ["stratify-batch", "stratify-single", "stratify-hybrid:batch_rounds=1"])
+@pytest.mark.parametrize(
+    "method", ["stratify-batch", "stratify-single", "stratify-hybrid:batch_rounds=1"]
+)
 def test_on_uneven_labels_uniform_is_uniform(uneven, method: str):
     settings = {**SETTINGS, "model": "logreg", "rounds": 2, "lr": 0.01}
 
     def each(options: str) -> list[int]:
-        run = fs.train(uneven, algorithm=f"{method}{',' if ':' in method else ':'}{options}", **settings)
+        run = fs.train(
+            uneven, algorithm=f"{method}{',' if ':' in method else ':'}{options}", **settings
+        )
         return run.clients.groupby("round")["samples"].sum().tolist()
 
     assert each("selection=uniform") == [24, 24]
@@ -160,7 +185,10 @@ def test_on_uneven_labels_uniform_is_uniform(uneven, method: str):
 def test_more_of_a_label_than_there_is_is_refused_before_the_first_round(uneven, tmp_path):
     for method in ("stratify-batch", "stratify-single:chunk=2"):
         spec = f"{method}{',' if ':' in method else ':'}per_label=9"
-        with pytest.raises(FedskewError, match=r"per_label=9 is more than the 8 rows of the rarest label.*reuse=true"):
+        with pytest.raises(
+            FedskewError,
+            match=r"per_label=9 is more than the 8 rows of the rarest label.*reuse=true",
+        ):
             fs.train(uneven, algorithm=spec, **{**SETTINGS, "folder": tmp_path / "run"})
         assert not (tmp_path / "run").exists()
     with pytest.raises(FedskewError, match="reuse=true with frequency=proportional"):
@@ -172,7 +200,9 @@ def test_while_clients_are_away_labels_still_come_equally_often():
     method, stream = fs.StratifyBatch(per_label=3), Stream(0, "test")
     method.topology(0).check_labels(holdings)
     often = [
-        np.bincount(method.label_schedule(holdings.without(np.array(away, dtype=int)), stream), minlength=3).tolist()
+        np.bincount(
+            method.label_schedule(holdings.without(np.array(away, dtype=int)), stream), minlength=3
+        ).tolist()
         for away in ([], [0], [1])
     ]
     assert often == [[3, 3, 3], [1, 1, 1], [3, 3, 0]]
@@ -192,12 +222,17 @@ def test_reuse_with_shares_and_placeholders(uneven, secure: bool):
 
 
 def test_a_server_that_is_told_shares_does_not_count():
-    counts, shares = np.array([[3, 0, 0], [1, 2, 0]]), np.array([[0.75, 0.0, 0.0], [0.25, 1.0, 0.0]])
+    counts, shares = (
+        np.array([[3, 0, 0], [1, 2, 0]]),
+        np.array([[0.75, 0.0, 0.0], [0.25, 1.0, 0.0]]),
+    )
     told, known = (Holdings(counts, np.arange(6), shares=given) for given in (shares, None))
     method, stream = fs.StratifyBatch(selection="weighted", per_label=5), Stream(0, "test")
     assert np.bincount(method.label_schedule(told, stream), minlength=3).tolist() == [5, 5, 0]
     assert np.bincount(method.label_schedule(known, stream), minlength=3).tolist() == [2, 2, 0]
-    path = method.topology(0).schedule_samples(told, ClientPool(0, counts.sum(1), batch_size=4), stream)
+    path = method.topology(0).schedule_samples(
+        told, ClientPool(0, counts.sum(1), batch_size=4), stream
+    )
     assert sorted(path.rows.tolist()) == list(range(6))  # labels without samples are dropped
 
 
@@ -221,7 +256,9 @@ def test_a_secret_run_resumes_to_the_same_bits(tmp_path):
     with pytest.raises(Interrupted, match="after round 1"):
         fs.train(fed, rounds=3, folder=tmp_path / "stopped", callbacks=stop, **settings)
     resumed = fs.resume(tmp_path / "stopped")
-    assert all(value.equal(whole.server.params[name]) for name, value in resumed.server.params.items())
+    assert all(
+        value.equal(whole.server.params[name]) for name, value in resumed.server.params.items()
+    )
     assert json.loads((tmp_path / "stopped/summary.json").read_text())["label_protocol_bytes"] > 0
 
 
@@ -262,10 +299,17 @@ def test_a_secure_step_tells_the_server_sums_and_nothing_of_each_client(monkeypa
 
 def test_secure_sums_cost_eight_bytes_a_number(apart):
     pytest.importorskip("tenseal")
-    settings = {**SETTINGS, "rounds": 2, "lr": 0.1, "model": "logreg", "algorithm": "stratify-batch:per_label=32"}
+    settings = {
+        **SETTINGS,
+        "rounds": 2,
+        "lr": 0.1,
+        "model": "logreg",
+        "algorithm": "stratify-batch:per_label=32",
+    }
     plain, secret = (fs.train(apart, secure=secure, **settings) for secure in (False, True))
     up, _ = step_bytes(build("logreg", apart.train.x.shape[1:], 10, seed=0), torch.float32)
-    for run, each in ((plain, up), (secret, up + 4 * (10 * 64 + 10))):  # weights and biases of ten classes
+    # Weights and biases of ten classes
+    for run, each in ((plain, up), (secret, up + 4 * (10 * 64 + 10))):
         assert run.rounds["bytes_up"][1] == each * run.rounds["transfers"][1] // 2
 
 
@@ -273,12 +317,21 @@ def test_secure_sums_cost_eight_bytes_a_number(apart):
 def test_a_sum_over_one_client_is_no_secret(clients: int, batch_size: int):
     pytest.importorskip("tenseal")
     fed = fs.split(fs.load("digits"), "iid", clients=clients)
-    with pytest.raises(FedskewError, match="here every step has one: use at least 2 clients and batch_size=2"):
-        fs.train(fed, algorithm="stratify-batch", secure=True, **{**SETTINGS, "batch_size": batch_size})
+    with pytest.raises(
+        FedskewError, match="here every step has one: use at least 2 clients and batch_size=2"
+    ):
+        fs.train(
+            fed, algorithm="stratify-batch", secure=True, **{**SETTINGS, "batch_size": batch_size}
+        )
 
 
 def test_steps_of_one_client_are_left_out_of_secure_training():
-    path = SampleSchedule(np.arange(7), np.array([0, 1, 2, 2, 2, 1, 0]), np.array([2, 4, 5, 7]), np.array([2, 4, 5, 7]))
+    path = SampleSchedule(
+        np.arange(7),
+        np.array([0, 1, 2, 2, 2, 1, 0]),
+        np.array([2, 4, 5, 7]),
+        np.array([2, 4, 5, 7]),
+    )
     kept = with_several_clients(path)
     assert kept.rows.tolist() == [0, 1, 5, 6]
     assert kept.ends.tolist() == kept.visits.tolist() == [2, 4]
@@ -293,12 +346,18 @@ def test_the_schedule_follows_from_what_was_disclosed_and_nothing_else():
     method, stream = fs.StratifyBatch(frequency="proportional"), Stream(0, "test")
     told = np.array([20, 30, 9])
     schedules = []
-    for counts in (np.array([[5, 10, 0], [15, 0, 9], [0, 20, 0]]), np.array([[18, 29, 0], [2, 0, 9], [0, 1, 0]])):
+    for counts in (
+        np.array([[5, 10, 0], [15, 0, 9], [0, 20, 0]]),
+        np.array([[18, 29, 0], [2, 0, 9], [0, 1, 0]]),
+    ):
         assert (counts.sum(0) == told).all()
         here = Holdings(counts, np.arange(counts.sum()), totals=told).without(np.array([1]))
         schedules.append(method.label_schedule(here, stream).tolist())
-        path = method.topology(0).schedule_samples(here, ClientPool(0, counts.sum(1), batch_size=4), stream)
-        assert len(path.rows) == here.counts.sum()  # labels that no present client holds are dropped
+        path = method.topology(0).schedule_samples(
+            here, ClientPool(0, counts.sum(1), batch_size=4), stream
+        )
+        # Labels that no present client holds are dropped
+        assert len(path.rows) == here.counts.sum()
     assert schedules[0] == schedules[1]
     assert np.bincount(schedules[0], minlength=3).tolist() == [
         20,
@@ -311,17 +370,28 @@ def test_the_schedule_follows_from_what_was_disclosed_and_nothing_else():
 def test_secure_training_is_told_totals_over_all_clients(round_totals: int):
     pytest.importorskip("tenseal")
     fed = fs.split(fs.load("digits"), "classes:k=3", clients=10)
-    settings = {**SETTINGS, "rounds": 1, "lr": 0.1, "per_round": 4, "secure": True, "round_totals": round_totals}
+    settings = {
+        **SETTINGS,
+        "rounds": 1,
+        "lr": 0.1,
+        "per_round": 4,
+        "secure": True,
+        "round_totals": round_totals,
+    }
     held = fs.train(fed, algorithm="stratify-batch", **settings).server.holdings
     rows = (
-        held.counts if round_totals == 1 else np.where(held.counts > 0, np.maximum(1, (held.counts + 25) // 50), 0) * 50
+        held.counts
+        if round_totals == 1
+        else np.where(held.counts > 0, np.maximum(1, (held.counts + 25) // 50), 0) * 50
     )
     assert held.totals.tolist() == rows.sum(0).tolist()
     assert held.without(np.arange(9)).known.sum() <= held.totals.sum()
 
 
 def test_rounding_without_secrets_is_refused():
-    with pytest.raises(FedskewError, match="round_totals=50 rounds what secure=true tells of labels"):
+    with pytest.raises(
+        FedskewError, match="round_totals=50 rounds what secure=true tells of labels"
+    ):
         fs.Settings(round_totals=50)
 
 
@@ -339,7 +409,8 @@ def test_the_label_protocol_takes_time_and_the_same_time_again():
     names = ["bytes_down", "bytes_up", "simulated_seconds", "clock"]
     assert first.rounds[names].equals(second.rounds[names])
     lines = first.server.participation.fleet.machines(np.arange(5)).up
-    one_by_one = float((8e-6 * 393_216 / lines).sum())  # every client sends its labels, one after the other
+    # Every client sends its labels, one after the other
+    one_by_one = float((8e-6 * 393_216 / lines).sum())
     assert first.rounds["simulated_seconds"][0] - first.rounds["simulated_seconds"][1] > one_by_one
     assert first.rounds["clock"][0] == first.rounds["simulated_seconds"][0]
     assert first.rounds["clock"][1] == pytest.approx(first.rounds["simulated_seconds"].sum())

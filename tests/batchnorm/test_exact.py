@@ -12,7 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedskew.batchnorm.exact import ExactBatchNorm, Hub, Parties, Party, bn_bytes, step_bytes, synchronous_step
+from fedskew.batchnorm.exact import (
+    ExactBatchNorm,
+    Hub,
+    Parties,
+    Party,
+    bn_bytes,
+    step_bytes,
+    synchronous_step,
+)
 from fedskew.batchnorm.turns import in_turn
 from fedskew.batchnorm.wire import Frame, Kind, unpack
 from fedskew.core.errors import FedskewError
@@ -33,7 +41,9 @@ class Deep(nn.Module):
         self.register_buffer("shift", torch.full((6,), 0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.tail["a"](self.twice(torch.tanh(self.twice(self.inner(x + self.shift))))))
+        return self.last(
+            self.tail["a"](self.twice(torch.tanh(self.twice(self.inner(x + self.shift)))))
+        )
 
 
 def convolutional(**options: object) -> nn.Module:
@@ -53,7 +63,12 @@ def frozen_first() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "dense": (dense, (6,)),
-    "over time": (lambda: nn.Sequential(nn.Conv1d(2, 4, 2), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(12, 3)), (2, 4)),
+    "over time": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 2), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(12, 3)
+        ),
+        (2, 4),
+    ),
     "convolutions": (convolutional, (2, 4, 4)),
     "nested": (Deep, (6,)),
     "cumulative": (lambda: convolutional(momentum=None), (2, 4, 4)),
@@ -78,11 +93,15 @@ def model_of(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     return model, shape
 
 
-def batches_of(shape: tuple[int, ...], sizes: Sequence[int], seed: int) -> list[tuple[Tensor, Tensor]]:
+def batches_of(
+    shape: tuple[int, ...], sizes: Sequence[int], seed: int
+) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     return [
         (
-            2 + party + (1 + party) * torch.randn(size, *shape, generator=generator, dtype=torch.float64),
+            2
+            + party
+            + (1 + party) * torch.randn(size, *shape, generator=generator, dtype=torch.float64),
             torch.randint(0, 3, (size,), generator=generator),
         )
         for party, size in enumerate(sizes)
@@ -90,7 +109,11 @@ def batches_of(shape: tuple[int, ...], sizes: Sequence[int], seed: int) -> list[
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    weights = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+    weights = {
+        name: value.detach().clone()
+        for name, value in model.named_parameters()
+        if value.requires_grad
+    }
     return weights | {name: value.clone() for name, value in model.named_buffers()}
 
 
@@ -136,7 +159,8 @@ def test_in_float32_a_large_mean_does_not_drown_a_small_spread():
     rows = torch.tensor([[0.0, 3.0], [1.0, 1.0], [2.0, 2.0], [5.0, 0.0]])
     batches = [(1e4 + rows[:1], torch.tensor([0])), (1e4 + rows[1:], torch.tensor([1, 2, 0]))]
     found = synchronous_step(model, state_of(model), batches).buffers["0.running_var"]
-    torch.testing.assert_close(found, 0.9 + 0.1 * rows.var(0))  # squares around 1e8 would be off by 8
+    # Squares around 1e8 would be off by 8
+    torch.testing.assert_close(found, 0.9 + 0.1 * rows.var(0))
 
 
 def test_the_order_of_parties_does_not_matter():
@@ -147,8 +171,12 @@ def test_the_order_of_parties_does_not_matter():
     for left, right in ((first.grads, second.grads), (first.buffers, second.buffers)):
         for key, value in left.items():
             close(value, right[key])
-    assert [float(value) for value in first[2:6]] == pytest.approx([float(value) for value in second[2:6]], rel=1e-12)
-    assert [loss for loss, _ in first.scores] == pytest.approx([second.scores[i][0] for i in (1, 2, 0)], rel=1e-12)
+    assert [float(value) for value in first[2:6]] == pytest.approx(
+        [float(value) for value in second[2:6]], rel=1e-12
+    )
+    assert [loss for loss, _ in first.scores] == pytest.approx(
+        [second.scores[i][0] for i in (1, 2, 0)], rel=1e-12
+    )
     assert sum(loss for loss, _ in first.scores) == pytest.approx(float(first.loss_sum))
     assert sum(right for _, right in first.scores) == float(first.score_sum)
 
@@ -164,15 +192,26 @@ def test_parties_that_are_kept_take_the_same_steps_as_new_ones(name: str):
     kept, tensors = Parties(model), state_of(model)
     for number, sizes in enumerate(([3, 2], [2, 4, 1], [5])):
         batches = batches_of(shape, sizes, seed=number)
-        found, wanted = (take(tensors, batches) for take in (kept.step, partial(synchronous_step, model)))
+        found, wanted = (
+            take(tensors, batches) for take in (kept.step, partial(synchronous_step, model))
+        )
         for left, right in ((found.grads, wanted.grads), (found.buffers, wanted.buffers)):
             assert all(torch.equal(left[key], right[key]) for key in right)
-        assert (found.bytes_up, found.bytes_down, found.scores) == (wanted.bytes_up, wanted.bytes_down, wanted.scores)
-        tensors = {key: value - LR * found.grads.get(key, 0) for key, value in {**tensors, **found.buffers}.items()}
+        assert (found.bytes_up, found.bytes_down, found.scores) == (
+            wanted.bytes_up,
+            wanted.bytes_down,
+            wanted.scores,
+        )
+        tensors = {
+            key: value - LR * found.grads.get(key, 0)
+            for key, value in {**tensors, **found.buffers}.items()
+        }
 
 
 def test_two_runs_give_the_same_bits_with_dropout_and_leave_the_weights_alone():
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)
+    ).double()
     tensors, batches = state_of(model), batches_of((6,), (3, 2, 4), 0)
     before = {key: value.clone() for key, value in tensors.items()}
     runs = []
@@ -189,8 +228,11 @@ def test_two_runs_give_the_same_bits_with_dropout_and_leave_the_weights_alone():
 @pytest.mark.parametrize("shape", [(5, 3), (3, 3, 2), (2, 3, 2, 2)], ids=str)
 def test_the_layer_has_the_gradient_that_finite_differences_find(shape: tuple[int, ...]):
     layer = nn.BatchNorm2d(3).double()
-    own = ExactBatchNorm(layer, 0, lambda kind, place, values, count: (values, count))  # alone: totals are its own
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    # Alone: totals are its own
+    own = ExactBatchNorm(layer, 0, lambda kind, place, values, count: (values, count))
+    x = torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
     weight = torch.tensor([0.5, 2.0, -1.0], dtype=torch.float64, requires_grad=True)
 
     def apply(x: Tensor, weight: Tensor) -> Tensor:
@@ -226,7 +268,13 @@ def test_bytes_by_hand():
     done = synchronous_step(model, state_of(model), batches)
     # Frames: 24 bytes, 4 an axis, 4 a number. BatchNorm: 5 and 5 numbers in one axis, 2 x 5 in two.
     norm = 2 * (24 + 4 + 4 * 5) + (24 + 8 + 4 * 10)
-    weights = (24 + 8 + 4 * 30) + (24 + 4 + 4 * 5) + 2 * (24 + 4 + 4 * 5) + (24 + 8 + 4 * 15) + (24 + 4 + 4 * 3)
+    weights = (
+        (24 + 8 + 4 * 30)
+        + (24 + 4 + 4 * 5)
+        + 2 * (24 + 4 + 4 * 5)
+        + (24 + 8 + 4 * 15)
+        + (24 + 4 + 4 * 3)
+    )
     score = 24 + 4 + 8 * 2
     assert bn_bytes(model, torch.float32) == norm
     assert step_bytes(model, torch.float32) == (norm + weights + score, norm + weights)
@@ -252,7 +300,10 @@ def test_bytes_are_known_beforehand(name: str):
 
     batches = batches_of(shape, (2, 3), 0)
     hub.finish(
-        in_turn([work(i, *batch) for i, batch in enumerate(batches)], lambda given: hub.add(list(given.values())))
+        in_turn(
+            [work(i, *batch) for i, batch in enumerate(batches)],
+            lambda given: hub.add(list(given.values())),
+        )
     )
     assert between == [bn_bytes(model, torch.float64)] * 2
     up, down = step_bytes(model, torch.float64)
@@ -264,7 +315,10 @@ def test_a_layer_that_is_named_twice_is_counted_twice():
     model = nn.Sequential(nn.Linear(3, 3), layer, nn.ReLU(), layer)
     assert bn_bytes(model, torch.float64) == 2 * bn_bytes(layer, torch.float64)
     batches = [(x.float(), y) for x, y in batches_of((3,), (2, 3), 0)]
-    assert synchronous_step(model, state_of(model), batches).bytes_up == 2 * step_bytes(model, torch.float32)[0]
+    assert (
+        synchronous_step(model, state_of(model), batches).bytes_up
+        == 2 * step_bytes(model, torch.float32)[0]
+    )
 
 
 def test_a_frame_on_the_wire():
@@ -272,7 +326,11 @@ def test_a_frame_on_the_wire():
     wire = frame.pack()
     head = b"FSN1" + bytes([3, 0, 2, 0]) + struct.pack("<IIQ", 7, 3, 12)
     assert wire == head + struct.pack("<II", 1, 2) + struct.pack("<ff", 1.0, -2.0)
-    for values in (torch.tensor(3), torch.zeros(0, 2, dtype=torch.float64), torch.tensor([True, False])):
+    for values in (
+        torch.tensor(3),
+        torch.zeros(0, 2, dtype=torch.float64),
+        torch.tensor([True, False]),
+    ):
         [back] = unpack(Frame(0, Kind.WEIGHT, 0, 0, values).pack())
         assert back.values.dtype == values.dtype
         assert torch.equal(back.values, values)
@@ -311,7 +369,9 @@ def tampered(change: Callable[[Frame], Frame | list[Frame]], party: int = 1, at:
             def ask(message: bytes) -> bytes:
                 if number == party and next(exchanges) == at:
                     changed = change(unpack(message)[0])
-                    message = b"".join(one.pack() for one in (changed if isinstance(changed, list) else [changed]))
+                    message = b"".join(
+                        one.pack() for one in (changed if isinstance(changed, list) else [changed])
+                    )
                 return meet(message)
 
             return Party(model, ask).step(opening, x, y)
@@ -322,7 +382,10 @@ def tampered(change: Callable[[Frame], Frame | list[Frame]], party: int = 1, at:
     before = threading.active_count()
     try:
         hub.finish(
-            in_turn([work(i, *batch) for i, batch in enumerate(batches)], lambda given: hub.add(list(given.values())))
+            in_turn(
+                [work(i, *batch) for i, batch in enumerate(batches)],
+                lambda given: hub.add(list(given.values())),
+            )
         )
     finally:
         assert threading.active_count() == before  # no party is left waiting
@@ -384,10 +447,15 @@ def test_a_party_refuses_the_weights_of_another_model():
     [(x, y)] = batches_of(shape, (4,), 0)
     for theirs, said in (
         (nn.Linear(6, 3).double(), "the hub sent 2 tensors for a model of 6"),
-        (dense().float(), r"the hub sent step 0 weight 0 \(5x6 float32\) where step 0 weight 0 \(5x6 float64\) is due"),
+        (
+            dense().float(),
+            r"the hub sent step 0 weight 0 \(5x6 float32\) where step 0 weight 0 \(5x6 float64\) is due",
+        ),
     ):
         with pytest.raises(FedskewError, match=said):
-            Party(model, lambda message: message).step(Hub(theirs, state_of(theirs), 1).opening(), x, y)
+            Party(model, lambda message: message).step(
+                Hub(theirs, state_of(theirs), 1).opening(), x, y
+            )
 
 
 def test_a_party_that_ends_early_is_missed():
@@ -431,7 +499,9 @@ def test_an_exception_in_a_party_ends_all_at_once(where: str):
         def forward(self, x: Tensor) -> Tensor:
             return Trap.apply(x)
 
-    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), Trapped(), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    model = nn.Sequential(
+        nn.Linear(6, 5), nn.BatchNorm1d(5), Trapped(), nn.BatchNorm1d(5), nn.Linear(5, 3)
+    ).double()
     before, began = threading.active_count(), time.monotonic()
     with pytest.raises(ZeroDivisionError, match="in the second party"):
         synchronous_step(model, state_of(model), batches_of((6,), (2, 3, 4), 0))
@@ -459,6 +529,9 @@ def test_one_function_runs_at_a_time_and_in_order():
         return run
 
     heard = []
-    assert in_turn([work(0), work(1)], lambda given: heard.append(list(given))) == ["done 0", "done 1"]
+    assert in_turn([work(0), work(1)], lambda given: heard.append(list(given))) == [
+        "done 0",
+        "done 1",
+    ]
     assert seen == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]
     assert heard == [[0, 1], [0, 1], [1]]  # a finished party is not waited for

@@ -8,7 +8,15 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedskew.batchnorm.masked import Mask, MaskedBatchNorm, check_layers, decode, encode, has_batch_norm, maskable
+from fedskew.batchnorm.masked import (
+    Mask,
+    MaskedBatchNorm,
+    check_layers,
+    decode,
+    encode,
+    has_batch_norm,
+    maskable,
+)
 from fedskew.core.errors import FedskewError
 
 LAYERS = {
@@ -28,7 +36,9 @@ LAYERS["no bias"][0].register_parameter("bias", None)
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("layer", "shape"), LAYERS.values(), ids=LAYERS.keys())
-def test_masked_batch_norm_is_batch_norm_on_the_real_rows(layer: nn.Module, shape: tuple[int, ...], masked: bool):
+def test_masked_batch_norm_is_batch_norm_on_the_real_rows(
+    layer: nn.Module, shape: tuple[int, ...], masked: bool
+):
     generator = torch.Generator().manual_seed(0)
     theirs = nn.Sequential(
         nn.Sequential(copy.deepcopy(layer).double()), nn.Flatten()
@@ -40,7 +50,11 @@ def test_masked_batch_norm_is_batch_norm_on_the_real_rows(layer: nn.Module, shap
     assert isinstance(ours[0][0], MaskedBatchNorm)
     for step in range(3):
         x = 5 + 2 * torch.randn(6, *shape, generator=generator, dtype=torch.float64)
-        real = torch.tensor([True, False, True, True, step > 0, False]) if masked else torch.ones(6, dtype=torch.bool)
+        real = (
+            torch.tensor([True, False, True, True, step > 0, False])
+            if masked
+            else torch.ones(6, dtype=torch.bool)
+        )
         mask.rows = real.double() if masked else None
         mine, yours = x.clone().requires_grad_(), x[real].clone().requires_grad_()
         out, expected = ours(mine)[real], theirs(yours)
@@ -61,7 +75,9 @@ def test_masked_batch_norm_is_batch_norm_on_the_real_rows(layer: nn.Module, shap
 def test_in_evaluation_mode_it_is_batch_norm_too(layer: nn.Module, shape: tuple[int, ...]):
     theirs = nn.Sequential(copy.deepcopy(layer).double())
     ours, _ = maskable(theirs)
-    x = 5 + 2 * torch.randn(6, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = 5 + 2 * torch.randn(
+        6, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     for model in (ours, theirs):
         model.train()(x)
         model.eval()
@@ -92,7 +108,10 @@ def test_instance_norm_with_statistics_is_refused():
 
 def merge(buffers: list[dict[str, torch.Tensor]], weights: np.ndarray) -> dict[str, torch.Tensor]:
     coded = [encode(each) for each in buffers]
-    mean = {name: sum(w * each[name] for w, each in zip(weights, coded, strict=True)) for name in coded[0]}
+    mean = {
+        name: sum(w * each[name] for w, each in zip(weights, coded, strict=True))
+        for name in coded[0]
+    }
     return decode(mean, buffers[0])
 
 
@@ -119,27 +138,37 @@ def test_large_mean_and_small_variance_do_not_cancel_in_float32():
     both = [{"running_mean": mean[i : i + 1], "running_var": var[i : i + 1]} for i in range(2)]
     merged = merge(both, np.array([0.5, 0.5]))
     assert merged["running_var"].dtype == torch.float32
-    assert merged["running_var"].item() == pytest.approx(0.02 + 0.0625, rel=1e-4)  # within, and between: (0.5 / 2)^2
+    # Within, and between: (0.5 / 2)^2
+    assert merged["running_var"].item() == pytest.approx(0.02 + 0.0625, rel=1e-4)
     same = merge([both[0], both[0]], np.array([0.5, 0.5]))
     assert same["running_var"].item() == pytest.approx(1e-2, rel=1e-4)
 
 
 def test_names_without_a_partner_take_the_plain_mean():
-    buffers = [{"running_var": torch.tensor([value]), "table": torch.tensor([value, 0.0])} for value in (2.0, 4.0)]
+    buffers = [
+        {"running_var": torch.tensor([value]), "table": torch.tensor([value, 0.0])}
+        for value in (2.0, 4.0)
+    ]
     merged = merge(buffers, np.array([0.25, 0.75]))
     assert merged["running_var"].tolist() == [3.5]
     assert merged["table"].tolist() == [3.5, 0.0]
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
+]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_inputs_of_lower_precision_are_normalised_in_that_of_the_weights(device: str):
     layer = MaskedBatchNorm(nn.BatchNorm2d(3), Mask()).train().to(device)
-    x = torch.randn(4, 5, 3, 6, 6, generator=torch.Generator().manual_seed(0)).to(device)  # four clients
+    # Four clients
+    x = torch.randn(4, 5, 3, 6, 6, generator=torch.Generator().manual_seed(0)).to(device)
     tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-    values = {name: value.detach().expand(4, *value.shape).clone() for name, value in tensors.items()}
+    values = {
+        name: value.detach().expand(4, *value.shape).clone() for name, value in tensors.items()
+    }
 
     def one(weights, rows):
         return functional_call(layer, weights, (rows,))

@@ -23,7 +23,14 @@ from fedskew.core.config import Experiment
 from fedskew.core.registry import options_of
 from fedskew.engine.device import usable_cores
 
-BITS = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors", "config.toml", "partition.npz")
+BITS = (
+    "rounds.csv",
+    "clients.csv",
+    "clients_final.csv",
+    "model.safetensors",
+    "config.toml",
+    "partition.npz",
+)
 SMALL = "--model logreg --clients 4 --rounds 2"
 
 
@@ -74,10 +81,18 @@ def test_a_file_with_overrides(fedskew: Callable[[str], Any]) -> None:
 
 
 def test_the_written_configuration_names_everything(fedskew: Callable[[str], Any]) -> None:
-    assert fedskew("run --clients 4 --rounds 2 --folder run --skew quantity:min_size=5 --model mlp:hidden=8") == 0
+    assert (
+        fedskew(
+            "run --clients 4 --rounds 2 --folder run --skew quantity:min_size=5 --model mlp:hidden=8"
+        )
+        == 0
+    )
     found = config("run")
     assert set(found) == set(options_of(Experiment))
-    defaults = {name: option.default for name, option in cli_list.registries()["skews"].options("quantity").items()}
+    defaults = {
+        name: option.default
+        for name, option in cli_list.registries()["skews"].options("quantity").items()
+    }
     assert found["skew"] == {"name": "quantity", **defaults, "min_size": 5}
     assert found["data"] == {"name": "digits", "test": 0.2, "split_seed": 0, "scale": "standard"}
     assert found["model"] == {"name": "mlp", "hidden": [8], "activation": "relu", "dropout": 0.0}
@@ -94,7 +109,9 @@ def test_the_written_configuration_names_everything(fedskew: Callable[[str], Any
         "--model tabular:hidden=8+4 --skew dirichlet:alpha=1,min_size=4 --norm local --momentum 0.5 --nesterov",
     ],
 )
-def test_the_written_configuration_gives_the_same_bits_again(options: str, fedskew: Callable[[str], Any]) -> None:
+def test_the_written_configuration_gives_the_same_bits_again(
+    options: str, fedskew: Callable[[str], Any]
+) -> None:
     assert fedskew(f"run --clients 4 --rounds 2 {options} --folder first") == 0
     assert fedskew("run first/config.toml --folder second") == 0
     for name in BITS:
@@ -109,7 +126,12 @@ def test_threads_follow_the_environment_and_are_written_down(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(5)), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     assert usable_cores() == (most or 5)
-    assert fedskew("run --data digits --model cnn --rounds 1 --batch-size 64 --clients 2 --skew iid --folder run") == 0
+    assert (
+        fedskew(
+            "run --data digits --model cnn --rounds 1 --batch-size 64 --clients 2 --skew iid --folder run"
+        )
+        == 0
+    )
     used = json.loads(Path("run/environment.json").read_text())["threads"]
     assert config("run")["threads"] == used == (most or 5)
 
@@ -118,13 +140,22 @@ def test_own_files_are_data(fedskew: Callable[[str], Any]) -> None:
     rows = "".join(f"{i % 7},{'left' if i % 3 else 'right'},p{i % 5},{i % 2}\n" for i in range(60))
     Path("my.csv").write_text("size,side,person,class\n" + rows)
     assert (
-        fedskew("run --data my.csv:label=class,group=person --skew natural --model logreg --rounds 1 --folder run") == 0
+        fedskew(
+            "run --data my.csv:label=class,group=person --skew natural --model logreg --rounds 1 --folder run"
+        )
+        == 0
     )
     found = config("run")
     assert found["clients"] == 5
-    assert (found["data"]["path"], found["data"]["drop"], found["data"]["test_path"]) == ("my.csv", [], "none")
+    assert (found["data"]["path"], found["data"]["drop"], found["data"]["test_path"]) == (
+        "my.csv",
+        [],
+        "none",
+    )
     assert fedskew("run run/config.toml --folder again") == 0
-    assert Path("run/model.safetensors").read_bytes() == Path("again/model.safetensors").read_bytes()
+    assert (
+        Path("run/model.safetensors").read_bytes() == Path("again/model.safetensors").read_bytes()
+    )
 
 
 def test_a_switch_of_the_file_can_be_taken_back(fedskew: Callable[[str], Any]) -> None:
@@ -137,7 +168,11 @@ def test_a_switch_of_the_file_can_be_taken_back(fedskew: Callable[[str], Any]) -
 def test_dashes_and_underscores_are_the_same(fedskew: Callable[[str], Any]) -> None:
     Path("experiment.toml").write_text("batch-size = 7\neval_every = 2\n")
     assert fedskew(f"run experiment.toml {SMALL} --folder run --skew dirichlet:min-size=2") == 0
-    assert (config("run")["batch_size"], config("run")["eval_every"], config("run")["skew"]["min_size"]) == (7, 2, 2)
+    assert (
+        config("run")["batch_size"],
+        config("run")["eval_every"],
+        config("run")["skew"]["min_size"],
+    ) == (7, 2, 2)
 
 
 def test_json_is_the_last_and_only_line_on_stdout(
@@ -152,7 +187,9 @@ def test_json_is_the_last_and_only_line_on_stdout(
     assert "run folder: run" in err
 
 
-def test_the_table_at_the_end(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_at_the_end(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fedskew(f"run {SMALL} --algorithm fedprox:mu=0.5 --folder run") == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
@@ -188,7 +225,10 @@ def test_the_table_at_the_end(fedskew: Callable[[str], Any], capsys: pytest.Capt
     assert cells[11] == f"{summary['gini_of_client_weights']:.3f}"
     assert cells[12] == f"{(summary['bytes_down'] + summary['bytes_up']) / 1e6:.2f}"
     assert cells[13] == f"{summary['simulated_seconds']:.1f}"
-    assert any(re.match("worst 10 % +mean accuracy of the worst 10 % of the clients", line) for line in lines)
+    assert any(
+        re.match("worst 10 % +mean accuracy of the worst 10 % of the clients", line)
+        for line in lines
+    )
     assert not any("own test" in line for line in lines)  # there are no personal models here
     assert "lost" not in out
     assert re.fullmatch(
@@ -198,7 +238,9 @@ def test_the_table_at_the_end(fedskew: Callable[[str], Any], capsys: pytest.Capt
 
 
 def test_on_a_narrow_terminal_the_table_lies_on_its_side(
-    fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fedskew: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert fedskew(f"run {SMALL} --algorithm fedprox:mu=0.5 --folder run") == 0
@@ -208,7 +250,9 @@ def test_on_a_narrow_terminal_the_table_lies_on_its_side(
     assert "…" not in "".join(lines)
 
 
-def test_left_out_updates_are_told(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_left_out_updates_are_told(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = "".join(f"{'1e38' if i % 40 == 0 else i % 7},{i % 2}\n" for i in range(200))
     Path("wild.csv").write_text("a,y\n" + rows)
     assert (
@@ -221,13 +265,21 @@ def test_left_out_updates_are_told(fedskew: Callable[[str], Any], capsys: pytest
     out, err = capsys.readouterr()
     left_out = json.loads(out)["excluded_updates"]
     assert 0 < left_out < 20
-    assert f"{left_out} of 20 updates were lost: {left_out} NaN or infinite (excluded in rounds.csv)" in err
+    assert (
+        f"{left_out} of 20 updates were lost: {left_out} NaN or infinite (excluded in rounds.csv)"
+        in err
+    )
     assert f"  {left_out} of 20 lost  " in err
 
 
-def test_lost_updates_are_told(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_updates_are_told(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     fleet = "uniform:rows_per_second=100.0,dropout=0.5,deadline=2.5"
-    assert fedskew(f"run --model logreg --clients 8 --rounds 3 --fleet {fleet} --folder run --json") == 0
+    assert (
+        fedskew(f"run --model logreg --clients 8 --rounds 3 --fleet {fleet} --folder run --json")
+        == 0
+    )
     out, err = capsys.readouterr()
     told = json.loads(out)
     with Path("run/clients.csv").open(newline="") as file:
@@ -237,7 +289,12 @@ def test_lost_updates_are_told(fedskew: Callable[[str], Any], capsys: pytest.Cap
     assert late > 0
     # A row takes 10 ms and the messages 0.1 s: with up to 230 rows no client needs longer than 2.5 s.
     assert all(int(line["rows"]) > 230 for line in lines if line["late"] == "1")
-    assert (told["updates"], told["dropped_updates"], told["late_updates"], told["excluded_updates"]) == (
+    assert (
+        told["updates"],
+        told["dropped_updates"],
+        told["late_updates"],
+        told["excluded_updates"],
+    ) == (
         24,
         dropped,
         late,
@@ -248,7 +305,9 @@ def test_lost_updates_are_told(fedskew: Callable[[str], Any], capsys: pytest.Cap
     assert told["fleet"] == fleet
 
 
-def test_rounds_without_any_answer(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_rounds_without_any_answer(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert (
         fedskew(
             f"compare {SMALL} --fleet uniform:deadline=0.01 --algorithm fedavg --algorithm fedprox --out two --json"
@@ -268,7 +327,9 @@ def test_rounds_without_any_answer(fedskew: Callable[[str], Any], capsys: pytest
 
 def test_through_a_pipe_there_is_no_bar_and_no_colour(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedskew", "run", *SMALL.split(), "--json"]
-    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")
+    }
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
@@ -319,7 +380,9 @@ def test_list_has_every_option_with_default_and_help(
         block = re.split(r"\n  (?! )", text.split(f"\n  {name}  ", 1)[1], maxsplit=1)[0]
         assert block.splitlines()[0].strip(), name
         for option in registry.options(name).values():
-            line = next(line for line in block.splitlines() if line.startswith(f"      {option.name}=  "))
+            line = next(
+                line for line in block.splitlines() if line.startswith(f"      {option.name}=  ")
+            )
             assert option.help in line
             assert option.help, f"{kind} {name}: {option.name} has no help"
             default = "required" if option.default is inspect.Parameter.empty else "default "
@@ -333,20 +396,31 @@ def test_list_spells_defaults_as_they_are_typed(
 ) -> None:
     assert fedskew("list") == 0
     text = capsys.readouterr().out
-    assert "hidden=  width of each hidden layer (a list of a whole number (a+b+c), >= 1; default 128+64)" in text
+    assert (
+        "hidden=  width of each hidden layer (a list of a whole number (a+b+c), >= 1; default 128+64)"
+        in text
+    )
     assert "(true or false; default true)" in text
     assert "default none)" in text
-    assert [line for line in text.splitlines() if line and not line.startswith(" ")] == list(cli_list.registries())
+    assert [line for line in text.splitlines() if line and not line.startswith(" ")] == list(
+        cli_list.registries()
+    )
 
 
 def test_data_list(
-    fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fedskew: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("FEDSKEW_DATA", "/nowhere/at/all")
     monkeypatch.delenv("COLUMNS", raising=False)
     assert fedskew("data list") == 0
     lines = capsys.readouterr().out.splitlines()
-    states = dict(re.split(r"  +", line)[:2] for line in lines if line and not line.startswith(" ") and "  " in line)
+    states = dict(
+        re.split(r"  +", line)[:2]
+        for line in lines
+        if line and not line.startswith(" ") and "  " in line
+    )
     assert states["digits"] == "yes"
     assert states["mnist"] == "no, fetch"
     assert states["femnist"] == "no, by hand"
@@ -359,18 +433,29 @@ def test_data_list(
 def test_data_check(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert fedskew("data check digits:test=0.5") == 0
     text = capsys.readouterr().out
-    for words in ("digits:test=0.5", "899 train, 898 test", "(1, 8, 8)", "10: 0 ", "licence", "groups    none"):
+    for words in (
+        "digits:test=0.5",
+        "899 train, 898 test",
+        "(1, 8, 8)",
+        "10: 0 ",
+        "licence",
+        "groups    none",
+    ):
         assert words in text
 
 
-def test_help_names_every_setting(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_setting(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fedskew("compare --help") == 0
     compared = capsys.readouterr().out
     assert fedskew("run --help") == 0
     text = capsys.readouterr().out
-    assert {name for panel in run_command._PANELS.values() for name in panel} | {"algorithm", "data", "skew"} == set(
-        options_of(Experiment)
-    )
+    assert {name for panel in run_command._PANELS.values() for name in panel} | {
+        "algorithm",
+        "data",
+        "skew",
+    } == set(options_of(Experiment))
     for name in options_of(Experiment):
         assert f"--{name.replace('_', '-')}" in text
         assert f"--{name.replace('_', '-')}" in compared
@@ -414,18 +499,24 @@ except SystemExit as ended:
 
 @pytest.mark.parametrize("arguments", ['"--help"', '"run", "--help"', '"--version"'])
 def test_help_does_not_import_torch(arguments: str) -> None:
-    assert not {"torch", "numpy", "pandas", "matplotlib", "sklearn"} & loaded_by(HELP.format(arguments=arguments))
+    assert not {"torch", "numpy", "pandas", "matplotlib", "sklearn"} & loaded_by(
+        HELP.format(arguments=arguments)
+    )
 
 
 def test_import_is_light() -> None:
-    assert not {"torch", "numpy", "pandas", "matplotlib", "typer", "rich"} & loaded_by("import fedskew")
+    assert not {"torch", "numpy", "pandas", "matplotlib", "typer", "rich"} & loaded_by(
+        "import fedskew"
+    )
     loaded = loaded_by("import fedskew.api, fedskew.runs.sweep")
     assert "torch" in loaded
     assert not {"pandas", "matplotlib", "sklearn", "typer", "rich", "tensorboard"} & loaded
 
 
 def test_python_m_fedskew(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "fedskew", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedskew", "--version"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, f"{fs.__version__}\n")
 
 
@@ -433,7 +524,9 @@ def test_python_m_fedskew(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_before_there_is_anything_to_resume(
-    fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fedskew: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def stop(*args: Any, **kwargs: Any) -> Any:
         raise KeyboardInterrupt
@@ -444,7 +537,9 @@ def test_ctrl_c_before_there_is_anything_to_resume(
 
 
 def test_a_file_that_may_not_be_read(
-    fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fedskew: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise PermissionError(13, "Permission denied", "run/checkpoint.safetensors")
@@ -454,7 +549,9 @@ def test_a_file_that_may_not_be_read(
     assert capsys.readouterr().err == "fedskew: run/checkpoint.safetensors: Permission denied\n"
 
 
-def test_a_bug_is_not_dressed_up_as_bad_input(fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_not_dressed_up_as_bad_input(
+    fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError
 

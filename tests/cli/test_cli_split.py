@@ -20,7 +20,10 @@ def fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     """Return a function that runs the command line in a folder with one table and returns its exit code."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    lines = [f"{k},{rng.normal():.3f},{3 * rng.normal():.2f},{'abc'[k % 3]},site {k % 5}\n" for k in range(150)]
+    lines = [
+        f"{k},{rng.normal():.3f},{3 * rng.normal():.2f},{'abc'[k % 3]},site {k % 5}\n"
+        for k in range(150)
+    ]
     Path("my.csv").write_text("id,small,wide,y,site\n" + "".join(lines))
 
     def call(command: str, skew: str = "") -> Any:
@@ -47,7 +50,12 @@ MY = "--data my.csv --label y --drop id"
 def test_a_split_has_all_that_a_node_and_a_reader_need(
     fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fedskew(f"split {MY} --skew dirichlet:alpha=0.3 --clients 4 --out nodes --svg --client-test 0.2") == 0
+    assert (
+        fedskew(
+            f"split {MY} --skew dirichlet:alpha=0.3 --clients 4 --out nodes --svg --client-test 0.2"
+        )
+        == 0
+    )
     assert sorted(path.name for path in Path("nodes").iterdir()) == [
         *(f"client-{k:03d}{part}.csv" for k in range(4) for part in ("-test", "")),
         "heterogeneity.json", "partition.npz", "picture.png", "picture.svg", "split.json",
@@ -65,8 +73,12 @@ def test_a_split_has_all_that_a_node_and_a_reader_need(
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_a_target_is_met_and_on_record(fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedskew(f"split {MY} --skew lds --target hellinger=0.6 --clients 4 --out nodes --json") == 0
+def test_a_target_is_met_and_on_record(
+    fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        fedskew(f"split {MY} --skew lds --target hellinger=0.6 --clients 4 --out nodes --json") == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert said["heterogeneity"]["labels"]["hellinger"]["mean"] == pytest.approx(0.6, abs=0.01)
     record = json.loads(Path("nodes/split.json").read_text())
@@ -87,7 +99,10 @@ def test_row_numbers_arrays_groups_and_test_rows(
     with np.load("noisy/client-000.npz") as arrays:
         assert arrays["x"].dtype == np.float32
     capsys.readouterr()
-    assert fedskew("split --data my.csv:label=y,drop=id,test=0.2 --skew iid --clients 3 --out tested") == 0
+    assert (
+        fedskew("split --data my.csv:label=y,drop=id,test=0.2 --skew iid --clients 3 --out tested")
+        == 0
+    )
     assert "30 test rows are in test.*" in capsys.readouterr().out
     assert len(Path("tested/test.csv").read_text().splitlines()) == 31
 
@@ -107,7 +122,11 @@ def test_row_numbers_arrays_groups_and_test_rows(
         ("split --data my.csv --out nodes", "iid", "needs label="),
         ("split --data my.csv --label kind --out nodes", "iid", "unknown column"),
         ("split --data my.csv:label=y --label y --out nodes", "iid", "label is given twice"),
-        ("split --data my.csv --label wide --out nodes", "iid", "labels must be whole numbers or text"),
+        (
+            "split --data my.csv --label wide --out nodes",
+            "iid",
+            "labels must be whole numbers or text",
+        ),
         (f"split {MY} --index --npz --out nodes", "iid", "--index and --npz clash"),
         (f"split {MY} --clients 4 --out nodes", "dirichlt", "did you mean 'dirichlet'"),
         (f"split {MY} --clients 151 --out nodes", "vop", "151 clients"),
@@ -116,14 +135,30 @@ def test_row_numbers_arrays_groups_and_test_rows(
         (f"split {MY} --clients 4 --out nodes", "natural", "group"),
         (f"split {MY} --clients 4 --client-test 1 --out nodes", "iid", "client_test=1"),
         (f"split {MY} --clients 4 --out nodes", "iid + noise:sigma=1", "write arrays with --npz"),
-        (f"split {MY} --clients 4 --target helinger=0.5 --out nodes", "dirichlet", "did you mean 'hellinger'"),
-        (f"split {MY} --clients 4 --target hellinger=2 --out nodes", "dirichlet", "must be >= 0 and <= 1"),
-        (f"split {MY} --clients 4 --target hellinger=0.99 --out nodes", "vop", "ask for a level that is reached"),
+        (
+            f"split {MY} --clients 4 --target helinger=0.5 --out nodes",
+            "dirichlet",
+            "did you mean 'hellinger'",
+        ),
+        (
+            f"split {MY} --clients 4 --target hellinger=2 --out nodes",
+            "dirichlet",
+            "must be >= 0 and <= 1",
+        ),
+        (
+            f"split {MY} --clients 4 --target hellinger=0.99 --out nodes",
+            "vop",
+            "ask for a level that is reached",
+        ),
         (f"split {MY} --clients 4 --target hellinger=0.5 --out nodes", "iid", "has no parameter"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
-    fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str], command: str, skew: str, expected: str
+    fedskew: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    skew: str,
+    expected: str,
 ) -> None:
     assert fedskew(command, skew) == 2
     captured = capsys.readouterr()
@@ -151,7 +186,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     ],
 )
 def test_bad_tables_are_one_line_and_nothing_is_written(
-    fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str], content: str, skew: str, expected: str
+    fedskew: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+    content: str,
+    skew: str,
+    expected: str,
 ) -> None:
     Path("my.csv").write_text(content)
     assert fedskew(f"split --data my.csv --label y --skew {skew} --clients 3 --out nodes") == 2
@@ -161,7 +200,9 @@ def test_bad_tables_are_one_line_and_nothing_is_written(
     assert [path.name for path in Path().iterdir()] == ["my.csv"]
 
 
-def test_nan_in_arrays_is_refused(fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_in_arrays_is_refused(
+    fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     x = np.ones((20, 2))
     x[7, 1] = np.nan
     np.savez("my.npz", x=x, y=np.arange(20) % 2)
@@ -174,10 +215,17 @@ def test_nan_in_arrays_is_refused(fedskew: Callable[..., Any], capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_the_convention_of_fedartml(fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_convention_of_fedartml(
+    fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     found = []
     for convention in ("mean", "fedartml"):
-        assert fedskew(f"measure {MY} --skew dirichlet:alpha=1 --clients 3 --convention {convention} --json") == 0
+        assert (
+            fedskew(
+                f"measure {MY} --skew dirichlet:alpha=1 --clients 3 --convention {convention} --json"
+            )
+            == 0
+        )
         found.append(json.loads(capsys.readouterr().out)["labels"])
     assert found[1]["hellinger"]["mean"] > found[0]["hellinger"]["mean"]
     assert set(found[1]) == {"hellinger", "wasserstein"}
@@ -186,7 +234,9 @@ def test_the_convention_of_fedartml(fedskew: Callable[..., Any], capsys: pytest.
 
 
 def test_measure_names_client_column_and_factor(
-    fedskew: Callable[..., Any], hospitals: dict[str, pd.DataFrame], capsys: pytest.CaptureFixture[str]
+    fedskew: Callable[..., Any],
+    hospitals: dict[str, pd.DataFrame],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, frame in hospitals.items():
         frame.to_csv(f"{name}.csv", index=False)
@@ -209,7 +259,9 @@ def test_measure_names_client_column_and_factor(
     assert found["by_client"][3]["two_sample_auc"]["low"] > 0.95
 
 
-def test_a_folder_measures_as_its_cut_does(fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_measures_as_its_cut_does(
+    fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fedskew(f"split {MY} --skew lds --clients 3 --out nodes") == 0
     capsys.readouterr()
     results = []
@@ -225,8 +277,15 @@ def test_a_folder_measures_as_its_cut_does(fedskew: Callable[..., Any], capsys: 
     assert "sqrt(sum (sqrt p - sqrt q)^2 / 2)" in out
 
 
-def test_a_sweep_is_a_line_each_and_a_page(fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedskew(f"measure {MY} --skew dirichlet --clients 5 --sweep alpha=0.01+1+100 --picture page.png") == 0
+def test_a_sweep_is_a_line_each_and_a_page(
+    fedskew: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        fedskew(
+            f"measure {MY} --skew dirichlet --clients 5 --sweep alpha=0.01+1+100 --picture page.png"
+        )
+        == 0
+    )
     head, *lines = capsys.readouterr().out.splitlines()
     assert "hellinger" in head
     assert [line.split()[0] for line in lines] == ["alpha=0.01", "alpha=1", "alpha=100"]

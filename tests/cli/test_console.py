@@ -13,7 +13,14 @@ from fedskew.cli.console import Progress, log_lines, show_progress
 
 
 def row(number: int, **more: Any) -> dict[str, Any]:
-    usual = {"clients": 10, "dropped": 0, "late": 0, "excluded": 0, "bytes_down": 1000, "bytes_up": 500}
+    usual = {
+        "clients": 10,
+        "dropped": 0,
+        "late": 0,
+        "excluded": 0,
+        "bytes_down": 1000,
+        "bytes_up": 500,
+    }
     scores = {"test_loss": 1.0, "test_accuracy": 0.5 + number / 1000}
     return {"round": number, "local_loss": 0.25, "clock": 2.0 * number, **usual, **scores, **more}
 
@@ -63,7 +70,9 @@ def test_fast_rounds_have_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
             one.add(row(number), 100)
             follow(one)
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == [f"fedavg: round {k}/100" for k in (10, 44, 78, 100)]
+    assert [line.split("  ")[0] for line in lines] == [
+        f"fedavg: round {k}/100" for k in (10, 44, 78, 100)
+    ]
     assert lines[0].endswith("local loss 0.250  15 kB sent  20 s simulated  0:03 left")
     assert "left" not in lines[-1]
 
@@ -120,7 +129,9 @@ def test_a_narrow_terminal_has_two_lines(monkeypatch: pytest.MonkeyPatch) -> Non
     with show_progress(["fedavg"], 10) as callbacks_of:
         (callback,) = callbacks_of("fedavg")
         callback.on_run_start(None, None, [])
-        callback.on_round_end(SimpleNamespace(round=row(1, dropped=3, bytes_up=123_456_789, clock=98765.0)), 10)
+        callback.on_round_end(
+            SimpleNamespace(round=row(1, dropped=3, bytes_up=123_456_789, clock=98765.0)), 10
+        )
     assert isinstance(screen.file, io.StringIO)
     last = [line for line in screen.file.getvalue().splitlines() if " left " in line][-1]
     assert "…" in last

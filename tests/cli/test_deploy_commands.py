@@ -31,7 +31,9 @@ EXPERIMENT = 'data = "silos:label=outcome"\nmodel = "logreg"\nalgorithm = "scaff
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[str, str]]]:
     """Return what is started, instead of starting it."""
     found: list[tuple[str, list[str], dict[str, str]]] = []
-    monkeypatch.setattr(os, "execve", lambda path, words, around: found.append((path, words[1:], around)))
+    monkeypatch.setattr(
+        os, "execve", lambda path, words, around: found.append((path, words[1:], around))
+    )
     return found
 
 
@@ -52,18 +54,31 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_keys_are_private_and_belong_together(keys: Command, capsys: pytest.CaptureFixture[str]):
     assert keys("keys more --nodes a") == 0
-    assert capsys.readouterr().out.split() == ["more/ca.crt", "more/ca.key", "more/nodes/a", "more/nodes/a.pub"]
+    assert capsys.readouterr().out.split() == [
+        "more/ca.crt",
+        "more/ca.key",
+        "more/nodes/a",
+        "more/nodes/a.pub",
+    ]
     for name in ("ca.key", "server.key", "nodes/a", "nodes/b"):
         assert (Path("keys") / name).stat().st_mode & 0o777 == 0o600
     authority, server = (
-        x509.load_pem_x509_certificate(Path("keys", name).read_bytes()) for name in ("ca.crt", "server.crt")
+        x509.load_pem_x509_certificate(Path("keys", name).read_bytes())
+        for name in ("ca.crt", "server.crt")
     )
     server.verify_directly_issued_by(authority)
-    signs, serves = (one.extensions.get_extension_for_class(x509.BasicConstraints).value for one in (authority, server))
+    signs, serves = (
+        one.extensions.get_extension_for_class(x509.BasicConstraints).value
+        for one in (authority, server)
+    )
     assert (signs.ca, signs.path_length, serves.ca) == (True, 0, False)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
-    assert {str(ip) for ip in names.get_values_for_type(x509.IPAddress)} == {"10.0.0.7", "127.0.0.1", "::1"}
+    assert {str(ip) for ip in names.get_values_for_type(x509.IPAddress)} == {
+        "10.0.0.7",
+        "127.0.0.1",
+        "::1",
+    }
     left = server.not_valid_after_utc - datetime.now(UTC)
     assert timedelta(days=364) < left <= timedelta(days=365)
     private = load_ssh_private_key(Path("keys/nodes/a").read_bytes(), None)
@@ -71,7 +86,9 @@ def test_keys_are_private_and_belong_together(keys: Command, capsys: pytest.Capt
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.public_key() == public
     assert public != load_ssh_public_key(Path("keys/nodes/b.pub").read_bytes())
-    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain("keys/server.crt", "keys/server.key")
+    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+        "keys/server.crt", "keys/server.key"
+    )
 
 
 def test_keys_are_added_and_never_overwritten(keys: Command, capsys: pytest.CaptureFixture[str]):
@@ -85,14 +102,17 @@ def test_keys_are_added_and_never_overwritten(keys: Command, capsys: pytest.Capt
     ]:
         assert keys(command) == 2
         assert message in complaint(capsys)
-        assert {path: path.read_bytes() for path in Path("keys").rglob("*") if path.is_file()} == before
+        assert {
+            path: path.read_bytes() for path in Path("keys").rglob("*") if path.is_file()
+        } == before
     assert keys("keys keys --nodes c") == 0
     Path("keys/server.crt").rename("old.crt")
     Path("keys/server.key").rename("old.key")
     assert keys("keys keys --host fl2.example.org --days 90") == 0
     assert Path("keys/ca.crt").read_bytes() == before[Path("keys/ca.crt")]
     authority, server = (
-        x509.load_pem_x509_certificate(Path("keys", name).read_bytes()) for name in ("ca.crt", "server.crt")
+        x509.load_pem_x509_certificate(Path("keys", name).read_bytes())
+        for name in ("ca.crt", "server.crt")
     )
     server.verify_directly_issued_by(authority)
 
@@ -122,17 +142,24 @@ def test_a_server_is_started_with_tls_and_keys(keys: Command, started: list[Any]
 
 def test_a_node_is_started_on_its_file(keys: Command, started: list[Any]):
     assert (
-        keys("node --data a.csv --server fl.example.org:8000 --key keys/nodes/a --ca keys/ca.crt --state s --name A")
+        keys(
+            "node --data a.csv --server fl.example.org:8000 --key keys/nodes/a --ca keys/ca.crt --state s --name A"
+        )
         == 0
     )
     ((program, words, around),) = started
     assert (program, words[:2]) == (sys.executable, ["-m", "fedskew.deploy.prompt_node"])
     given = " ".join(words)
-    assert f"--isolation process --superexec-auth-secret-file {Path('s/messages.secret').absolute()}" in given
+    assert (
+        f"--isolation process --superexec-auth-secret-file {Path('s/messages.secret').absolute()}"
+        in given
+    )
     assert "--root-certificates keys/ca.crt --auth-supernode-private-key keys/nodes/a" in given
     assert "--superlink fl.example.org:8000" in given
     here = Path.cwd()
-    assert words[words.index("--node-config") + 1] == f"data='{here}/a.csv' state='{here}/s' name='A'"
+    assert (
+        words[words.index("--node-config") + 1] == f"data='{here}/a.csv' state='{here}/s' name='A'"
+    )
     assert "--insecure" not in words
     assert "--allow-runtime-dependency-installation" not in words
     assert around["FLWR_TELEMETRY_ENABLED"] == "0"
@@ -146,14 +173,28 @@ def test_a_node_takes_tables_with_other_separators(keys: Command, started: list[
     assert len(started) == 1
 
 
-def test_insecure_must_be_asked_for(keys: Command, started: list[Any], capsys: pytest.CaptureFixture[str]):
+def test_insecure_must_be_asked_for(
+    keys: Command, started: list[Any], capsys: pytest.CaptureFixture[str]
+):
     Path("e.toml").write_text(EXPERIMENT)
-    for command in ("server --state s", "server --state s --keys keys --insecure", "deploy e.toml --nodes 2 --out o"):
+    for command in (
+        "server --state s",
+        "server --state s --keys keys --insecure",
+        "deploy e.toml --nodes 2 --out o",
+    ):
         assert keys(command) == 2
         assert "give --keys DIR (fedskew keys makes it), or --insecure" in complaint(capsys)
-    for command in ("", " --key keys/nodes/a", " --ca keys/ca.crt", " --key keys/nodes/a --ca keys/ca.crt --insecure"):
+    for command in (
+        "",
+        " --key keys/nodes/a",
+        " --ca keys/ca.crt",
+        " --key keys/nodes/a --ca keys/ca.crt --insecure",
+    ):
         assert keys(f"node --data a.csv --server h:1 --state s{command}") == 2
-        assert "give --key FILE and --ca FILE (fedskew keys makes them), or --insecure" in complaint(capsys)
+        assert (
+            "give --key FILE and --ca FILE (fedskew keys makes them), or --insecure"
+            in complaint(capsys)
+        )
     assert not started
     assert keys("server --state s --insecure --port 18765") == 0
     assert keys("node --data a.csv --server 127.0.0.1:18765 --state n --insecure") == 0
@@ -175,21 +216,42 @@ def test_what_is_wrong_is_said_before_anything_starts(
         taken.listen()
         port = taken.getsockname()[1]
         for command, message in [
-            (f"server --keys keys --state s --port {port}", f"port {port} of 127.0.0.1 cannot be used"),
+            (
+                f"server --keys keys --state s --port {port}",
+                f"port {port} of 127.0.0.1 cannot be used",
+            ),
             (f"{node}a.csv --port {port}", f"port {port} of 127.0.0.1 cannot be used"),
-            ("server --keys keys --state s --port 70000", "--port 70000: give a number from 1 to 65535"),
+            (
+                "server --keys keys --state s --port 70000",
+                "--port 70000: give a number from 1 to 65535",
+            ),
             (f"{node}a.csv --port 0", "--port 0: give a number from 1 to 65535"),
             (f"{node}cut.csv", "cut.csv"),
             ("keys other --host a --days 99999999", "99999999"),
-            ("server --keys nowhere --state s", "nowhere/ca.crt is not there: give --keys, a folder with ca.crt"),
+            (
+                "server --keys nowhere --state s",
+                "nowhere/ca.crt is not there: give --keys, a folder with ca.crt",
+            ),
             (f"{node}nothing.csv", "nothing.csv is not there: give --data FILE"),
             (f"{node}empty.csv", "empty.csv has no rows"),
             (f"{node}text.csv", "text.csv"),
             (f"{node}a.csv".replace("nodes/a", "nodes/z"), "keys/nodes/z is not there: give --key"),
-            (f"{node}a.csv".replace("keys/nodes/a", "loose"), "loose can be read by others than its owner: chmod 600"),
-            (f"{node}a.csv".replace("nodes/a", "ca.key"), "keys/ca.key is not a node's private key"),
-            (f"{node}a.csv".replace("--ca keys/ca.crt", "--ca a.csv"), "a.csv is not a certificate: give --ca"),
-            (f"{node}a.csv".replace("h:8000", "https://h:8000"), "--server https://h:8000: give HOST:PORT"),
+            (
+                f"{node}a.csv".replace("keys/nodes/a", "loose"),
+                "loose can be read by others than its owner: chmod 600",
+            ),
+            (
+                f"{node}a.csv".replace("nodes/a", "ca.key"),
+                "keys/ca.key is not a node's private key",
+            ),
+            (
+                f"{node}a.csv".replace("--ca keys/ca.crt", "--ca a.csv"),
+                "a.csv is not a certificate: give --ca",
+            ),
+            (
+                f"{node}a.csv".replace("h:8000", "https://h:8000"),
+                "--server https://h:8000: give HOST:PORT",
+            ),
             (f"{node}a.csv".replace("h:8000", "h"), "--server h: give HOST:PORT"),
             (f"{node}a.csv --name it's", "Flower does not take such a name"),
         ]:
@@ -197,13 +259,20 @@ def test_what_is_wrong_is_said_before_anything_starts(
             assert message in complaint(capsys), command
     Path("keys/server.key").chmod(0o644)
     assert keys("server --keys keys --state s --port 18765") == 2
-    assert "keys/server.key can be read by others than its owner: chmod 600 keys/server.key" in complaint(capsys)
+    assert (
+        "keys/server.key can be read by others than its owner: chmod 600 keys/server.key"
+        in complaint(capsys)
+    )
     assert not started
 
 
 @pytest.mark.parametrize(("days", "which"), [(400, "server.crt"), (-1, "ca.crt")])
 def test_a_certificate_that_has_ended_or_not_begun(
-    keys: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, days: int, which: str
+    keys: Command,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    days: int,
+    which: str,
 ):
     class Other(datetime):
         @classmethod
@@ -215,7 +284,9 @@ def test_a_certificate_that_has_ended_or_not_begun(
     assert f"keys/{which} is valid from" in complaint(capsys)
 
 
-def test_without_flower(keys: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_without_flower(
+    keys: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     Path("e.toml").write_text(EXPERIMENT)
     monkeypatch.setitem(sys.modules, "flwr", None)
     for command in (
@@ -228,10 +299,17 @@ def test_without_flower(keys: Command, capsys: pytest.CaptureFixture[str], monke
         assert "this needs Flower: pip install 'fedskew[flower]'" in complaint(capsys)
 
 
-def test_an_app_is_configuration_and_says_how_to_run_it(keys: Command, capsys: pytest.CaptureFixture[str]):
+def test_an_app_is_configuration_and_says_how_to_run_it(
+    keys: Command, capsys: pytest.CaptureFixture[str]
+):
     Path("e.toml").write_text(EXPERIMENT)
     capsys.readouterr()
-    assert keys("deploy e.toml --nodes 3 --server fl.example.org:8443 --keys keys --out out --timeout 90") == 0
+    assert (
+        keys(
+            "deploy e.toml --nodes 3 --server fl.example.org:8443 --keys keys --out out --timeout 90"
+        )
+        == 0
+    )
     told = capsys.readouterr().out
     for wanted in (
         "fedskew server --keys keys --host 0.0.0.0 --port 8443 --state STATE",
@@ -248,7 +326,9 @@ def test_an_app_is_configuration_and_says_how_to_run_it(keys: Command, capsys: p
         "fedskew.apps.client_app:app",
     }
     config = app["tool"]["flwr"]["app"]["config"]
-    assert Experiment(**tomllib.loads(config.pop("experiment"))) == Experiment(**tomllib.loads(EXPERIMENT))
+    assert Experiment(**tomllib.loads(config.pop("experiment"))) == Experiment(
+        **tomllib.loads(EXPERIMENT)
+    )
     assert config == {"nodes": 3, "timeout": 90.0, "folder": str(Path("out/run").absolute())}
     link = tomllib.loads(Path("out/flower/config.toml").read_text())["superlink"]
     assert link["fedskew"] == {
@@ -264,7 +344,8 @@ def test_an_app_is_configuration_and_says_how_to_run_it(keys: Command, capsys: p
 
 def test_commands_can_be_pasted_whatever_folders_are_named():
     told = [
-        shlex.split(command) for _, command in Deployment(Path("an out"), "h:1", Path("my keys"), 2, 5.0).commands()
+        shlex.split(command)
+        for _, command in Deployment(Path("an out"), "h:1", Path("my keys"), 2, 5.0).commands()
     ]
     assert told[0][2:4] == ["--keys", "my keys"]
     assert told[1][1:] == [
@@ -277,7 +358,9 @@ def test_commands_can_be_pasted_whatever_folders_are_named():
     assert told[3][-2:] == [f"{Path.cwd()}/an out/app", "--stream"]
 
 
-def test_metrics_are_served_where_a_port_is_given(keys: Command, capsys: pytest.CaptureFixture[str]):
+def test_metrics_are_served_where_a_port_is_given(
+    keys: Command, capsys: pytest.CaptureFixture[str]
+):
     Path("e.toml").write_text(EXPERIMENT)
     assert keys("deploy e.toml --nodes 3 --keys keys --out out --metrics-port 9464") == 0
     app = tomllib.loads(Path("out/app/pyproject.toml").read_text())
@@ -286,17 +369,37 @@ def test_metrics_are_served_where_a_port_is_given(keys: Command, capsys: pytest.
     assert "1<=x<=65535" in complaint(capsys)
 
 
-def test_an_experiment_that_cannot_run_on_nodes_is_refused(keys: Command, capsys: pytest.CaptureFixture[str]):
+def test_an_experiment_that_cannot_run_on_nodes_is_refused(
+    keys: Command, capsys: pytest.CaptureFixture[str]
+):
     for change, message in [
         ('data = "digits"', "data=digits: every node has its own file, so say how to read it"),
         ('data = "silos"', "label= is missing"),
-        ('data = "silos:label=outcome"\nskew = "iid"', "skew=iid: clients are nodes, with the rows that they have"),
-        ('data = "silos:label=outcome"\nalgorithm = "central"', "central trains on all rows in one place"),
-        ('data = "silos:label=outcome"\nalgorithm = "fedavg + attack:kind=backdoor"', "hostile clients are simulated"),
+        (
+            'data = "silos:label=outcome"\nskew = "iid"',
+            "skew=iid: clients are nodes, with the rows that they have",
+        ),
+        (
+            'data = "silos:label=outcome"\nalgorithm = "central"',
+            "central trains on all rows in one place",
+        ),
+        (
+            'data = "silos:label=outcome"\nalgorithm = "fedavg + attack:kind=backdoor"',
+            "hostile clients are simulated",
+        ),
         ('data = "silos:label=outcome"\nsecure = true', "secure=true simulates the clients' side"),
-        ('data = "silos:label=outcome"\nalgorithm = "fedavg + dp"', "fedavg + dp: its noise is drawn"),
-        ('data = "silos:label=outcome"\nalgorithm = "fedprox + topk + dp"', "topk + dp: its noise is drawn"),
-        ('data = "silos:label=outcome"\nalgorithm = "afl-cp:epsilon=5"', "afl-cp: its noise is drawn"),
+        (
+            'data = "silos:label=outcome"\nalgorithm = "fedavg + dp"',
+            "fedavg + dp: its noise is drawn",
+        ),
+        (
+            'data = "silos:label=outcome"\nalgorithm = "fedprox + topk + dp"',
+            "topk + dp: its noise is drawn",
+        ),
+        (
+            'data = "silos:label=outcome"\nalgorithm = "afl-cp:epsilon=5"',
+            "afl-cp: its noise is drawn",
+        ),
         ('data = "silos:label=outcome"\nround = 3', "unknown setting in e.toml 'round'"),
     ]:
         Path("e.toml").write_text(change)
@@ -305,7 +408,9 @@ def test_an_experiment_that_cannot_run_on_nodes_is_refused(keys: Command, capsys
         assert not Path("out").exists()
 
 
-def test_one_process_at_a_time_has_a_state(keys: Command, started: list[Any], capsys: pytest.CaptureFixture[str]):
+def test_one_process_at_a_time_has_a_state(
+    keys: Command, started: list[Any], capsys: pytest.CaptureFixture[str]
+):
     assert keys("node --data a.csv --server 127.0.0.1:18765 --state twice --insecure") == 0
     for command in ("node --data a.csv --server 127.0.0.1:18765", "server --port 18766"):
         assert keys(f"{command} --state twice --insecure") == 2
@@ -330,7 +435,10 @@ def test_a_key_that_is_not_that_of_the_certificate(
 ):
     assert keys("keys others --host fl.example.org") == 0
     for content, reason in (
-        (Path("others/server.key").read_bytes(), "keys/server.key is not the key of keys/server.crt"),
+        (
+            Path("others/server.key").read_bytes(),
+            "keys/server.key is not the key of keys/server.crt",
+        ),
         (b"nothing", "keys/server.key is no private key"),
     ):
         Path("keys/server.key").write_bytes(content)
@@ -340,7 +448,9 @@ def test_a_key_that_is_not_that_of_the_certificate(
 
 
 @pytest.mark.parametrize("names", ["a+b", "Köln", "a.pub,a", "../a"])
-def test_names_that_cannot_be_those_of_keys(fedskew: Command, names: str, capsys: pytest.CaptureFixture[str]):
+def test_names_that_cannot_be_those_of_keys(
+    fedskew: Command, names: str, capsys: pytest.CaptureFixture[str]
+):
     assert fedskew(f"keys k --nodes {names}") == 2
     assert "cannot be the name of a key: use letters from A to Z, digits" in complaint(capsys)
     assert not Path("k").exists()

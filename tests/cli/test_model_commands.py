@@ -13,7 +13,9 @@ Command = Callable[[str], Any]
 
 
 @pytest.fixture
-def trained(fedskew: Command, hospitals: dict[str, pd.DataFrame], monkeypatch: pytest.MonkeyPatch) -> Command:
+def trained(
+    fedskew: Command, hospitals: dict[str, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> Command:
     monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
     for name, frame in hospitals.items():
         frame.to_csv(f"{name}.csv", index=False, sep=";")
@@ -42,17 +44,31 @@ def test_predict(trained: Command, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.filterwarnings("ignore:hospital_|only hospital_")
 def test_predict_refuses(trained: Command, capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken.csv").touch()
-    pd.read_csv("new.csv", sep=";").rename(columns={"age": "Age"}).to_csv("odd.csv", index=False, sep=";")
+    pd.read_csv("new.csv", sep=";").rename(columns={"age": "Age"}).to_csv(
+        "odd.csv", index=False, sep=";"
+    )
     Path("commas.csv").write_text("age,sex\n50,f\n")
     for command, message in [
-        ("predict out commas.csv --out p.csv", "'age,sex' is one name: say separator=comma, or write semicolons"),
-        ("predict out odd.csv --out p.csv", "odd.csv lacks column 'age', on which the model was trained; is 'Age' the"),
+        (
+            "predict out commas.csv --out p.csv",
+            "'age,sex' is one name: say separator=comma, or write semicolons",
+        ),
+        (
+            "predict out odd.csv --out p.csv",
+            "odd.csv lacks column 'age', on which the model was trained; is 'Age' the",
+        ),
         ("predict out new.csv --out p.csv", "every client keeps a part of the model (features"),
         ("predict out new.csv --out taken.csv", "--out taken.csv exists already"),
-        ("predict out new.csv --client hospital_X --out p.csv", "unknown client of out 'hospital_X'"),
+        (
+            "predict out new.csv --client hospital_X --out p.csv",
+            "unknown client of out 'hospital_X'",
+        ),
         ("predict out nothing.csv --out p.csv", "nothing.csv is not there"),
         ("predict new.csv new.csv --out p.csv", "is not a run folder"),
-        ("predict out new.npz --out p.csv", "new.npz holds arrays, and the model was trained on a table"),
+        (
+            "predict out new.npz --out p.csv",
+            "new.npz holds arrays, and the model was trained on a table",
+        ),
         ("export out --format tf --out m", "unknown format 'tf'"),
     ]:
         assert trained(command) == 2

@@ -89,13 +89,25 @@ OWN = (
     "--algorithm mine:mu=0.25 --skew alternate:first=1 --model narrow:width=3 --data spots:rows=120 --clients 4 "
     "--threads 1 --device cpu"
 )
-TABLES = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors", "config.toml", "partition.npz")
+TABLES = (
+    "rounds.csv",
+    "clients.csv",
+    "clients_final.csv",
+    "model.safetensors",
+    "config.toml",
+    "partition.npz",
+)
 
 Command = Callable[[str], Any]
 
 
 @pytest.fixture
-def own(tmp_path: Path, fedskew: Command, forget_own: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Command:
+def own(
+    tmp_path: Path,
+    fedskew: Command,
+    forget_own: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Command:
     """Return the command line, with a file ``own.py`` in its folder; every call begins as a new process would."""
     monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
     (tmp_path / "own.py").write_text(CODE)
@@ -128,7 +140,9 @@ def test_on_the_command_line_and_in_a_file(own: Command, tmp_path: Path) -> None
     ]
     facts = json.loads(Path("run/environment.json").read_text())
     assert facts["algorithm"]["class"] == "own.Mine"
-    assert [(one["module"], one["source"]) for one in facts["imports"]] == [("own", str(tmp_path / "own.py"))]
+    assert [(one["module"], one["source"]) for one in facts["imports"]] == [
+        ("own", str(tmp_path / "own.py"))
+    ]
     assert own("--import own.py run run/config.toml --folder again") == 0
     for name in TABLES:
         assert Path("run", name).read_bytes() == Path("again", name).read_bytes(), name
@@ -148,7 +162,9 @@ def test_lists_have_them(own: Command, capsys: pytest.CaptureFixture[str]) -> No
     assert "my own" not in capsys.readouterr().out
 
 
-def test_without_the_option_the_error_names_it(own: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_option_the_error_names_it(
+    own: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words in ("--algorithm mine", "--skew alternate", "--model narrow", "--data spots"):
         assert own(f"run {words} --rounds 1") == 2
         assert complaint(capsys).endswith("; for one of your own: fedskew --import FILE")
@@ -170,7 +186,9 @@ def test_a_run_is_resumed_with_the_same_import_alone(
 
     assert own("resume run") == 2
     told = complaint(capsys)
-    assert f"the run uses code of {tmp_path}/own.py: if you trust that code, import it again:" in told
+    assert (
+        f"the run uses code of {tmp_path}/own.py: if you trust that code, import it again:" in told
+    )
     assert told.endswith(f"fedskew --import {tmp_path}/own.py resume run")
     assert "own" not in sys.modules
     assert own("resume run --force") == 2
@@ -181,7 +199,10 @@ def test_a_run_is_resumed_with_the_same_import_alone(
 
     Path("own.py").write_text(CODE + "# changed\n")
     assert own("--import own.py resume run") == 2
-    assert "own.py is not that with which the run began: put it back, or resume anyway: " in complaint(capsys)
+    assert (
+        "own.py is not that with which the run began: put it back, or resume anyway: "
+        in complaint(capsys)
+    )
     assert own("--import own.py resume other --force") == 0
     Path("own.py").unlink()
     assert own("resume run") == 2
@@ -194,7 +215,9 @@ def test_a_run_is_resumed_with_the_same_import_alone(
         assert Path("run", name).read_bytes() == Path("whole", name).read_bytes(), name
 
 
-def test_a_comparison_is_resumed_with_the_same_import_alone(own: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_is_resumed_with_the_same_import_alone(
+    own: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = f"--import own.py compare {OWN} --algorithm fedavg --rounds 2 --out"
     assert own(f"{words} group") == 0
     shutil.rmtree("group/mine-mu-0.25-s0")
@@ -208,8 +231,12 @@ def test_a_comparison_is_resumed_with_the_same_import_alone(own: Command, capsys
     assert Path("group/mine-mu-0.25-s0/summary.json").exists()
 
 
-@pytest.mark.parametrize("imports", [3, [3], [{}], [{"module": "os"}], [{"module": ["os"], "source": 1, "sha256": {}}]])
-def test_a_strange_list_of_imports_is_refused(imports: Any, own: Command, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "imports", [3, [3], [{}], [{"module": "os"}], [{"module": ["os"], "source": 1, "sha256": {}}]]
+)
+def test_a_strange_list_of_imports_is_refused(
+    imports: Any, own: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("stop").touch()
     assert own(f"--import own.py run {OWN} --rounds 2 --folder run") == 130
     facts = Path("run/environment.json")
@@ -220,9 +247,22 @@ def test_a_strange_list_of_imports_is_refused(imports: Any, own: Command, capsys
 
 def test_workers_import_it_too(own: Command, tmp_path: Path) -> None:
     Path("my-own.py").write_text(CODE)  # a name that a worker cannot import by itself
-    run = [sys.executable, "-m", "fedskew", "--import", "my-own.py", "run", *OWN.split(), "--rounds", "2", "--workers"]
+    run = [
+        sys.executable,
+        "-m",
+        "fedskew",
+        "--import",
+        "my-own.py",
+        "run",
+        *OWN.split(),
+        "--rounds",
+        "2",
+        "--workers",
+    ]
     for workers in ("1", "2"):
-        done = subprocess.run([*run, workers, "--folder", workers], capture_output=True, text=True, cwd=tmp_path)
+        done = subprocess.run(
+            [*run, workers, "--folder", workers], capture_output=True, text=True, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
     torchrun = [
         sys.executable,
@@ -237,7 +277,11 @@ def test_workers_import_it_too(own: Command, tmp_path: Path) -> None:
     done = subprocess.run(torchrun, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("rounds.csv", "clients.csv", "model.safetensors"):
-        assert Path("1", name).read_bytes() == Path("2", name).read_bytes() == Path("torchrun", name).read_bytes()
+        assert (
+            Path("1", name).read_bytes()
+            == Path("2", name).read_bytes()
+            == Path("torchrun", name).read_bytes()
+        )
 
 
 def test_in_python_a_plain_import_is_enough(
@@ -251,20 +295,38 @@ def test_in_python_a_plain_import_is_enough(
     assert fs.resume("run").summary["algorithm"] == "mine:mu=0.25"
 
 
-def test_what_is_not_registered_is_recorded_and_refused(own: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_registered_is_recorded_and_refused(
+    own: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     fed = fs.split(fs.load("digits"), "iid", clients=3)
     Path("plain.py").write_text(CODE.replace('@algorithms.register("mine")', ""))
     import_modules(["plain.py"])
     module = sys.modules["plain"]
-    run = fs.train(fed, module.Narrow(module.nn.Flatten(), 64, 10), module.Mine(mu=0.125), rounds=1, folder="run")
+    run = fs.train(
+        fed,
+        module.Narrow(module.nn.Flatten(), 64, 10),
+        module.Mine(mu=0.125),
+        rounds=1,
+        folder="run",
+    )
     assert run.summary["algorithm"] == "plain.Mine:weights=none,mu=0.125"
     assert run.summary["model"] == "plain.Narrow"
     found = tomllib.loads(Path("run/config.toml").read_text())
-    assert found["algorithm"] == {"name": "from-python", "class": "plain.Mine", "weights": "none", "mu": 0.125}
+    assert found["algorithm"] == {
+        "name": "from-python",
+        "class": "plain.Mine",
+        "weights": "none",
+        "mu": 0.125,
+    }
     both = fs.train(fed, "logreg", module.Mine() + fs.Median(), rounds=1, folder=False)
-    assert both.summary["algorithm"].startswith("plain.Mine + fedskew.algorithms.robust.Median:weights=none,mu=0.5")
+    assert both.summary["algorithm"].startswith(
+        "plain.Mine + fedskew.algorithms.robust.Median:weights=none,mu=0.5"
+    )
     assert brief("algorithm", {"name": "from-python", "mu": 1}) == "from-python:mu=1"
     assert own("run run/config.toml --model logreg") == 2
     told = complaint(capsys)
-    assert "algorithm=from-python stands for a Python object (plain.Mine): run it from Python, " in told
+    assert (
+        "algorithm=from-python stands for a Python object (plain.Mine): run it from Python, "
+        in told
+    )
     assert "fedskew --import FILE run" in told

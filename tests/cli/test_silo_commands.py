@@ -21,7 +21,9 @@ def files(fedskew: Command, hospitals: dict[str, pd.DataFrame]) -> Command:
     return fedskew
 
 
-def test_check_lists_clients_and_differences(files: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_lists_clients_and_differences(
+    files: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert files("data check hospital_*.csv:label=outcome") == 0
     told = capsys.readouterr().out
     assert "client    hospital_B: 224 training rows" in told
@@ -40,7 +42,9 @@ def test_measure_says_what_differs(files: Command, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.filterwarnings("ignore:hospital_|only hospital_")
-def test_run_warns_first_and_keeps_the_names(files: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_warns_first_and_keeps_the_names(
+    files: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = "--data hospital_B.csv:label=outcome --data hospital_A.csv --data hospital_D.csv"
     with pytest.warns(UserWarning, match="hospital_D: column 'creatinine' looks like another unit"):
         assert files(f"run {spec} --rounds 2 --model logreg --folder out") == 0
@@ -48,7 +52,11 @@ def test_run_warns_first_and_keeps_the_names(files: Command, capsys: pytest.Capt
     assert config["skew"]["name"] == "natural"
     assert config["clients"] == 3
     for file in ("clients.csv", "clients_final.csv"):
-        assert pd.read_csv(f"out/{file}")["name"].unique().tolist() == ["hospital_A", "hospital_B", "hospital_D"]
+        assert pd.read_csv(f"out/{file}")["name"].unique().tolist() == [
+            "hospital_A",
+            "hospital_B",
+            "hospital_D",
+        ]
     run = fs.open_run("out")
     assert run.final_clients["name"].tolist() == ["hospital_A", "hospital_B", "hospital_D"]
     assert run.clients["name"].tolist()[:3] == ["hospital_A", "hospital_B", "hospital_D"]
@@ -62,8 +70,12 @@ def test_run_warns_first_and_keeps_the_names(files: Command, capsys: pytest.Capt
 def test_several_methods_and_a_resumed_run(files: Command) -> None:
     command = "--data hospital_*.csv:label=outcome --model logreg --rounds 1"
     with pytest.warns(UserWarning, match="hospital_D") as told:
-        assert files(f"compare {command} --algorithm fedavg --algorithm fedprox --algorithm central") == 0
-    assert sum("looks like another unit" in str(one.message) for one in told) == 1  # once for all methods
+        assert (
+            files(f"compare {command} --algorithm fedavg --algorithm fedprox --algorithm central")
+            == 0
+        )
+    # Once for all methods
+    assert sum("looks like another unit" in str(one.message) for one in told) == 1
     assert [path.name for path in Path("runs").iterdir()] == ["compare-silos-natural"]
     assert files(f"run {command} --folder one") == 0
     assert files(f"run {command} --folder one --or-resume") == 0

@@ -20,8 +20,15 @@ def test_every_setting_is_explained_and_its_default_allowed(kind: type):
 
 
 def test_values_are_converted():
-    settings = Settings(lr="0.5", rounds=3.0, per_round="none", nesterov="true", momentum="0.9", threads="2")
-    assert (settings.lr, settings.rounds, settings.per_round, settings.nesterov) == (0.5, 3, None, True)
+    settings = Settings(
+        lr="0.5", rounds=3.0, per_round="none", nesterov="true", momentum="0.9", threads="2"
+    )
+    assert (settings.lr, settings.rounds, settings.per_round, settings.nesterov) == (
+        0.5,
+        3,
+        None,
+        True,
+    )
     assert (settings.momentum, settings.threads) == (0.9, 2)
 
 
@@ -77,8 +84,17 @@ def test_an_experiment_holds_its_settings():
     "experiment",
     [
         Experiment(),
-        Experiment(lr=1e-7, memory=1e5, per_round=3, eval_rows=None, tensorboard=True, seed=2**63 - 1),
-        Experiment(data={"name": "csv", "path": 'C:\\a "b"\n\t\r\x07\x7fü…', "header": True, "columns": [1, 2]}),
+        Experiment(
+            lr=1e-7, memory=1e5, per_round=3, eval_rows=None, tensorboard=True, seed=2**63 - 1
+        ),
+        Experiment(
+            data={
+                "name": "csv",
+                "path": 'C:\\a "b"\n\t\r\x07\x7fü…',
+                "header": True,
+                "columns": [1, 2],
+            }
+        ),
         Experiment(
             model={"name": "mlp", "hidden": (5, 3)},
             skew={"name": "iid", "a": np.float64(0.1)},
@@ -91,17 +107,26 @@ def test_there_and_back(experiment: Experiment, tmp_path: Path):
     path.write_text(to_toml(asdict(experiment)), encoding="utf-8")
     again = Experiment(**read_file(path))
     lists = {
-        name: [list(v) if isinstance(v, tuple) else v for v in value.values()] if isinstance(value, dict) else value
+        name: [list(v) if isinstance(v, tuple) else v for v in value.values()]
+        if isinstance(value, dict)
+        else value
         for name, value in asdict(experiment).items()
     }
-    found = {name: list(value.values()) if isinstance(value, dict) else value for name, value in asdict(again).items()}
+    found = {
+        name: list(value.values()) if isinstance(value, dict) else value
+        for name, value in asdict(again).items()
+    }
     assert found == lists  # TOML has lists only
 
 
 def test_a_file_may_use_dashes_and_tables(tmp_path: Path):
     path = tmp_path / "run.toml"
     path.write_text('batch-size = 16\nskew = "iid"\n[algorithm]\nname = "fedprox"\nmu = 0.1\n')
-    assert read_file(path) == {"batch_size": 16, "skew": "iid", "algorithm": {"name": "fedprox", "mu": 0.1}}
+    assert read_file(path) == {
+        "batch_size": 16,
+        "skew": "iid",
+        "algorithm": {"name": "fedprox", "mu": 0.1},
+    }
 
 
 @pytest.mark.parametrize(
@@ -114,9 +139,15 @@ def test_a_file_may_use_dashes_and_tables(tmp_path: Path):
         ("lr = 1\nlr = 2", "run.toml is not a TOML file"),
         ("batch-size = 1\nbatch_size = 2", "run.toml: batch_size is given twice"),
         (b"\xff\xfe", "run.toml is not a TOML file"),
-        (f"rounds = 0x{'f' * 100_000}", "run.toml: rounds is a whole number of 400000 bits, and TOML has 63"),
+        (
+            f"rounds = 0x{'f' * 100_000}",
+            "run.toml: rounds is a whole number of 400000 bits, and TOML has 63",
+        ),
         (f"rounds = {'9' * 100_000}", "run.toml is not a TOML file"),
-        (f"[skew]\nname = 'classes'\nk = [1, 0b{'1' * 5000}]", "run.toml: skew.k is a whole number of 5000 bits"),
+        (
+            f"[skew]\nname = 'classes'\nk = [1, 0b{'1' * 5000}]",
+            "run.toml: skew.k is a whole number of 5000 bits",
+        ),
         (f"rounds = {'[' * 100_000}", "run.toml cannot be read"),
     ],
 )
@@ -131,5 +162,7 @@ def test_bad_files_are_refused(content: str | bytes, says: str, tmp_path: Path):
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(FedskewError, match=r"there is no experiment file .*run.toml"):
         read_file(tmp_path / "run.toml")
-    with pytest.raises(FedskewError, match="is a folder, not an experiment file; to resume a run: fedskew resume"):
+    with pytest.raises(
+        FedskewError, match="is a folder, not an experiment file; to resume a run: fedskew resume"
+    ):
         read_file(tmp_path)

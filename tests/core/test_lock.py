@@ -51,7 +51,10 @@ def test_the_second_is_told_who_the_first_is_and_a_dead_one_holds_nothing(tmp_pa
 def test_a_note_that_cannot_be_read_does_not_matter(tmp_path: Path):
     first = holder(tmp_path)
     (tmp_path / LOCK).write_bytes(b"\xff{")
-    with pytest.raises(FedskewError, match="is being written by another process: wait"), locked(tmp_path):
+    with (
+        pytest.raises(FedskewError, match="is being written by another process: wait"),
+        locked(tmp_path),
+    ):
         pass
     first.kill()
     first.communicate()
@@ -78,17 +81,24 @@ def test_a_second_resume_is_refused_and_damages_nothing(tmp_path: Path):
             assert process.poll() is None
             time.sleep(0.01)
         again = subprocess.run(
-            [sys.executable, "-m", "fedskew", "resume", str(folder)], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "fedskew", "resume", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         with pytest.raises(FedskewError, match=f"is being written by process {process.pid} on "):
             fs.resume(folder)
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 143
     assert again.returncode == 2
-    assert again.stderr.startswith(f"fedskew: {folder} is being written by process {process.pid} on ")
+    assert again.stderr.startswith(
+        f"fedskew: {folder} is being written by process {process.pid} on "
+    )
     rounds = [int(line.split(",")[0]) for line in (folder / ROUNDS).read_text().splitlines()[1:]]
     assert rounds == list(range(1, len(rounds) + 1))
-    assert {int(line.split(",")[0]) for line in (folder / CLIENTS).read_text().splitlines()[1:]} == set(rounds)
+    assert {
+        int(line.split(",")[0]) for line in (folder / CLIENTS).read_text().splitlines()[1:]
+    } == set(rounds)
 
 
 def test_a_group_has_one_writer_too(tmp_path: Path):
@@ -107,7 +117,10 @@ def test_a_folder_that_is_being_made_has_one_maker(tmp_path: Path):
     """Check a folder such as that of ``fedskew split``, which is moved into place when it is complete."""
     new = tmp_path / "nodes"
     first = holder(new, tmp_path / ".nodes.lock")
-    with pytest.raises(FedskewError, match=f"nodes is being written by process {first.pid} on "), new_folder(new):
+    with (
+        pytest.raises(FedskewError, match=f"nodes is being written by process {first.pid} on "),
+        new_folder(new),
+    ):
         pass
     first.kill()
     first.communicate()
@@ -148,7 +161,10 @@ def test_with_patience_it_waits_until_the_other_is_done(tmp_path):
     other.start()
     try:
         assert held.wait(30)
-        with pytest.raises(FedskewError, match="is being written by"), locked(tmp_path, patience=0.1):
+        with (
+            pytest.raises(FedskewError, match="is being written by"),
+            locked(tmp_path, patience=0.1),
+        ):
             pass
         threading.Timer(0.3, done.set).start()
         with locked(tmp_path, patience=30):

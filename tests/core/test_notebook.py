@@ -69,7 +69,8 @@ def test_a_federation_is_a_table_of_some_clients(fed: fs.Federation) -> None:
     assert head == ["client", "rows", *map(str, range(10))]
     counts = fed.partition.counts(fed.train.y, 10)
     assert rows == [
-        [str(k), f"{counts[k].sum():,}", *(f"{count:,}" for count in counts[k].tolist())] for k in range(10)
+        [str(k), f"{counts[k].sum():,}", *(f"{count:,}" for count in counts[k].tolist())]
+        for k in range(10)
     ]
     assert more == ["… and 2 more"]
 

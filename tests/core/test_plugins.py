@@ -51,7 +51,8 @@ def test_a_file_is_a_module_of_its_name(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_files_of_a_folder_may_import_each_other(tmp_path: Path) -> None:
     second = (
-        'from first_own import Mine\nfrom fedskew.algorithms import algorithms\nalgorithms.register("twin")(Mine)\n'
+        "from first_own import Mine\nfrom fedskew.algorithms import algorithms\n"
+        'algorithms.register("twin")(Mine)\n'
     )
     written(tmp_path / "first_own.py")
     import_modules([written(tmp_path / "second_own.py", second), str(tmp_path / "first_own.py")])
@@ -78,7 +79,9 @@ def test_the_code_that_runs_is_that_of_the_checksum(tmp_path: Path) -> None:
     assert "once" not in algorithms
 
 
-def test_another_process_imports_the_same_code(tmp_path: Path, forget_own: Callable[[], None]) -> None:
+def test_another_process_imports_the_same_code(
+    tmp_path: Path, forget_own: Callable[[], None]
+) -> None:
     source = written(tmp_path / "own.py")
     import_modules([source])
     first = imported()
@@ -111,11 +114,17 @@ def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("x = 1\nx = = 2\n", r"own\.py, line 2: invalid syntax$"),
         ("x = 1\n\n1 / 0\n", r"own\.py, line 3: ZeroDivisionError: division by zero$"),
-        ("import no_such_module\n", r"own\.py, line 1: ModuleNotFoundError: No module named 'no_such_module'$"),
+        (
+            "import no_such_module\n",
+            r"own\.py, line 1: ModuleNotFoundError: No module named 'no_such_module'$",
+        ),
         ("import sys\nsys.exit(3)\n", r"own\.py, line 2: SystemExit: 3$"),
         ("import json\njson.loads('{')\n", r"own\.py, line 2: JSONDecodeError: "),
         ("x = '\0'\n", r"null bytes"),
-        ("x = 1\n", r'registers nothing: write @algorithms\.register\("name"\) before a class of your own'),
+        (
+            "x = 1\n",
+            r'registers nothing: write @algorithms\.register\("name"\) before a class of your own',
+        ),
         ("from fedskew.algorithms import FedProx\n", "registers nothing"),
         (
             METHOD.format(name="fedavg"),
@@ -126,7 +135,10 @@ def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             r"treatment 'iid' is registered twice, by fedskew\.skew\.\w+\.\w+ and own\.mine: choose another name$",
         ),
         (METHOD.format(name="a + b"), r"algorithm 'a \+ b': write its name with letters"),
-        ("from fedskew.models.network import models\nmodels.register('m')(lambda s, c: 0)\n", "needs a docstring"),
+        (
+            "from fedskew.models.network import models\nmodels.register('m')(lambda s, c: 0)\n",
+            "needs a docstring",
+        ),
     ],
 )
 def test_what_cannot_be_imported_is_told_in_one_line(text: str, says: str, tmp_path: Path) -> None:
@@ -142,12 +154,24 @@ def test_what_cannot_be_imported_is_told_in_one_line(text: str, says: str, tmp_p
 def test_a_clash_is_told_of_the_file_in_a_new_process(tmp_path: Path) -> None:
     """Check that it is the file's fault although the module with the built-in name would only be imported later."""
     code = (
-        "from fedskew.models.network import models\n@models.register('mlp')\ndef mine(shape, classes):\n    'Mine.'\n"
+        "from fedskew.models.network import models\n"
+        "@models.register('mlp')\ndef mine(shape, classes):\n    'Mine.'\n"
     )
-    command = [sys.executable, "-m", "fedskew", "--import", written(tmp_path / "own.py", code), "list", "models"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedskew",
+        "--import",
+        written(tmp_path / "own.py", code),
+        "list",
+        "models",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "model 'mlp' is registered twice, by fedskew.models.dense.mlp and own.mine: choose another" in done.stderr
+    assert (
+        "model 'mlp' is registered twice, by fedskew.models.dense.mlp and own.mine: choose another"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +179,10 @@ def test_a_clash_is_told_of_the_file_in_a_new_process(tmp_path: Path) -> None:
     [
         ("nowhere.py", "--import nowhere.py: there is no such file"),
         ("a-folder/nowhere", "--import a-folder/nowhere: there is no such file"),
-        ("no_such_module", "there is no such module: install its package, or give the path of a .py file"),
+        (
+            "no_such_module",
+            "there is no such module: install its package, or give the path of a .py file",
+        ),
         ("fedskew.no_such_module", "there is no such module"),
         ("fedskew.algorithms.fedprox", "registers nothing"),
         ("", "there is no such file"),
@@ -178,7 +205,10 @@ def test_a_file_never_stands_in_for_another_module(name: str, tmp_path: Path) ->
 def installed(folder: Path, name: str, entries: str, code: str) -> None:
     """Write a package as an installer would."""
     written(folder / f"{name}.py", code)
-    written(folder / f"{name}-1.5.dist-info" / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+    written(
+        folder / f"{name}-1.5.dist-info" / "METADATA",
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n",
+    )
     written(folder / f"{name}-1.5.dist-info" / "entry_points.txt", entries)
 
 
@@ -189,7 +219,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_package_is_imported_when_a_name_is_not_known(site: Path) -> None:
-    installed(site, "made_up", "[fedskew.algorithms]\nany = made_up\n", METHOD.format(name="packed"))
+    installed(
+        site, "made_up", "[fedskew.algorithms]\nany = made_up\n", METHOD.format(name="packed")
+    )
     assert resolve("fedprox").label() == "fedprox"
     assert fedskew.algorithms.FedProx is algorithms.get("fedprox")
     assert "made_up" not in sys.modules
@@ -204,8 +236,16 @@ def test_a_package_is_imported_when_all_are_listed(site: Path) -> None:
         "def thing(*given):\n    '''A thing.'''\n"
         "models.register('m')(thing)\nskews.register('s')(thing)\ntreatments.register('t')(thing)\n"
     )
-    installed(site, "made_up", "[fedskew.models]\nany = made_up:thing\n[fedskew.treatments]\nother = made_up\n", code)
-    assert str(skews.choose("dirichlet:alpha=1 + noise:sigma=1")) == "dirichlet:alpha=1.0 + noise:sigma=1.0"
+    installed(
+        site,
+        "made_up",
+        "[fedskew.models]\nany = made_up:thing\n[fedskew.treatments]\nother = made_up\n",
+        code,
+    )
+    assert (
+        str(skews.choose("dirichlet:alpha=1 + noise:sigma=1"))
+        == "dirichlet:alpha=1.0 + noise:sigma=1.0"
+    )
     assert "made_up" not in sys.modules
     assert "m" in list(models)
     assert "s" in list(skews)
@@ -215,8 +255,12 @@ def test_a_package_is_imported_when_all_are_listed(site: Path) -> None:
 def test_a_broken_package_is_named_in_a_warning(site: Path, forget_own: Callable[[], None]) -> None:
     entries = "[fedskew.algorithms]\nbad = broken\nworse = broken:Nothing\n"
     installed(site, "broken", entries, "raise RuntimeError('two\\nlines')\n")
-    installed(site, "clashing", "[fedskew.algorithms]\nany = clashing\n", METHOD.format(name="fedavg"))
-    installed(site, "made_up", "[fedskew.algorithms]\nany = made_up\n", METHOD.format(name="packed"))
+    installed(
+        site, "clashing", "[fedskew.algorithms]\nany = clashing\n", METHOD.format(name="fedavg")
+    )
+    installed(
+        site, "made_up", "[fedskew.algorithms]\nany = made_up\n", METHOD.format(name="packed")
+    )
     with pytest.warns(UserWarning, match="cannot be loaded") as caught:
         assert "packed" in list(algorithms)
     texts = sorted(str(one.message) for one in caught)

@@ -96,15 +96,23 @@ def test_conversion(name: str, given: Any, wanted: Any):
         ({"needed": 1, "count": 2.5}, "count=2.5 is not a whole number or none"),
         ({"needed": 1, "share": 1.01}, "share=1.01 is out of range, it must be >= 0 and <= 1"),
         ({"needed": 1, "widths": "5+0"}, r"widths=5\+0 is out of range, it must be >= 1"),
-        ({"needed": 1, "widths": "5+x"}, r"widths=5\+x is not a list of a whole number \(a\+b\+c\)"),
+        (
+            {"needed": 1, "widths": "5+x"},
+            r"widths=5\+x is not a list of a whole number \(a\+b\+c\)",
+        ),
         ({"needed": 1, "widths": 5}, "widths=5 is not a list of a whole number"),
         ({"needed": 1, "kind": "c"}, "kind=c is not one of a, b, 3"),
         ({"needed": 1, "flag": "maybe"}, "flag=maybe is not true or false"),
         ({"needed": 1, "text": [1]}, r"text=\[1\] is not text"),
         ({"needed": 1, "table": 2j}, "table=2j is not text or a table"),
-        ({"needed": 1, "text": [0] * 99}, r"text=\[0, .*\.\.\. is not text$"),  # a long value is cut
-        ({"needed": 1, "shares": 1}, "unknown option of thing t 'shares': did you mean 'share'[?] Known: count, flag"),
-        ({"needed": 1, "rows": 1}, "unknown option of thing t 'rows'"),  # positional arguments are not options
+        # A long value is cut
+        ({"needed": 1, "text": [0] * 99}, r"text=\[0, .*\.\.\. is not text$"),
+        (
+            {"needed": 1, "shares": 1},
+            "unknown option of thing t 'shares': did you mean 'share'[?] Known: count, flag",
+        ),
+        # Positional arguments are not options
+        ({"needed": 1, "rows": 1}, "unknown option of thing t 'rows'"),
     ],
 )
 def test_refusals(values: dict, says: str):
@@ -155,7 +163,11 @@ def test_a_derived_class_repeats_only_the_help_that_it_changes():
 
         c: Annotated[float, NonNegative] = 0.0
 
-    assert {name: option.help for name, option in options_of(Derived).items()} == {"a": "first", "b": "other", "c": ""}
+    assert {name: option.help for name, option in options_of(Derived).items()} == {
+        "a": "first",
+        "b": "other",
+        "c": "",
+    }
 
 
 @pytest.mark.parametrize(
@@ -210,7 +222,12 @@ def test_parse_refusals(text: str, says: str):
 def test_a_choice_is_spelled_as_it_is_read():
     choice = Choice("x", {"a": (5, 3), "b": True, "c": None, "d": 0.25})
     assert str(choice) == "x:a=5+3,b=true,c=none,d=0.25"
-    assert parse(str(choice), "thing").options == {"a": "5+3", "b": "true", "c": "none", "d": "0.25"}
+    assert parse(str(choice), "thing").options == {
+        "a": "5+3",
+        "b": "true",
+        "c": "none",
+        "d": "0.25",
+    }
     assert str(Choice("x", {})) == "x"
 
 
@@ -251,11 +268,16 @@ def test_things_are_found_in_their_package(shelf: Registry):
     assert shelf.options("first")["size"].default == 3
     assert shelf.name_of(shelf.get("first")) == "first"
     assert shelf.name_of(inspect.getdoc) is None
-    with pytest.raises(FedskewError, match=r"^unknown thing 'frist': did you mean 'first'\? Known: also, first; for"):
+    with pytest.raises(
+        FedskewError,
+        match=r"^unknown thing 'frist': did you mean 'first'\? Known: also, first; for",
+    ):
         shelf.get("frist")
 
 
-@pytest.mark.parametrize("spec", ["first:size=7", {"name": "first", "size": 7}, Choice("first", {"size": "7"})])
+@pytest.mark.parametrize(
+    "spec", ["first:size=7", {"name": "first", "size": 7}, Choice("first", {"size": "7"})]
+)
 def test_choosing(shelf: Registry, spec):
     assert shelf.choose(spec) == Choice("first", {"size": 7})
 
@@ -293,7 +315,8 @@ def test_registering_needs_a_new_name_and_a_docstring(shelf: Registry):
 
     list(shelf)
     with pytest.raises(
-        FedskewError, match=r"thing 'first' is registered twice, by made_up_shelf\.one\.thing and .*documented: "
+        FedskewError,
+        match=r"thing 'first' is registered twice, by made_up_shelf\.one\.thing and .*documented: ",
     ):
         shelf.register("first")(documented)
     with pytest.raises(FedskewError, match=r"thing 'a\+b': write its name with letters"):
@@ -305,4 +328,7 @@ def test_registering_needs_a_new_name_and_a_docstring(shelf: Registry):
 
 
 def test_an_unknown_name_far_from_all_has_no_suggestion():
-    assert str(unknown("skew", "zzz", ["iid", "dirichlet"])) == "unknown skew 'zzz': Known: dirichlet, iid"
+    assert (
+        str(unknown("skew", "zzz", ["iid", "dirichlet"]))
+        == "unknown skew 'zzz': Known: dirichlet, iid"
+    )

@@ -51,7 +51,9 @@ def test_paths_broadcast_and_match_the_reference():
     clients, slots = np.array([[3], [70_000]]), np.arange(4)
     words = bits(9, "batches", 2, clients, slots)
     assert words.dtype == np.uint64
-    assert words.tolist() == [[reference(9, "batches", 2, c, s) for s in range(4)] for c in (3, 70_000)]
+    assert words.tolist() == [
+        [reference(9, "batches", 2, c, s) for s in range(4)] for c in (3, 70_000)
+    ]
     assert Stream(9, "batches", 2, 3).bits(4).tolist() == words[0].tolist()
 
 
@@ -68,7 +70,9 @@ def test_permutation():
     assert not np.array_equal(drawn, Stream(6, "p").permutation(100))
 
 
-@pytest.mark.parametrize(("population", "count"), [(10, 10), (10, 3), (40, 10), (41, 10), (10**9, 500), (1, 1), (5, 0)])
+@pytest.mark.parametrize(
+    ("population", "count"), [(10, 10), (10, 3), (40, 10), (41, 10), (10**9, 500), (1, 1), (5, 0)]
+)
 def test_sample_is_distinct_and_in_range(population: int, count: int):
     drawn = Stream(0, "s").sample(population, count)
     assert len(drawn) == len(set(drawn.tolist())) == count
@@ -84,7 +88,8 @@ def test_sample_refuses_more_than_there_are():
 def test_sample_is_uniform(population: int):
     draws, count = 4000, 3
     hits = np.bincount(
-        np.concatenate([Stream(seed, "s").sample(population, count) for seed in range(draws)]), minlength=population
+        np.concatenate([Stream(seed, "s").sample(population, count) for seed in range(draws)]),
+        minlength=population,
     )
     expected, share = draws * count / population, count / population
     assert np.abs(hits - expected).max() < 4.5 * (expected * (1 - share)) ** 0.5
@@ -98,14 +103,20 @@ def test_the_numpy_generator_is_keyed_by_the_address():
 
 def select(sampling: str, sizes: list[int], count: int, draws: int) -> Counter:
     pool = ClientPool(0, np.array(sizes), sampling)
-    return Counter(tuple(Selection().select(pool, count, Stream(seed, "select")).tolist()) for seed in range(draws))
+    return Counter(
+        tuple(Selection().select(pool, count, Stream(seed, "select")).tolist())
+        for seed in range(draws)
+    )
 
 
 def test_size_proportional_selection_without_replacement():
     sizes, draws = [1, 2, 3, 6], 6000
     chance: Counter = Counter()
-    for first, second in permutations(range(4), 2):  # one after the other, each in proportion to what is left
-        chance[tuple(sorted((first, second)))] += sizes[first] / 12 * sizes[second] / (12 - sizes[first])
+    # One after the other, each in proportion to what is left
+    for first, second in permutations(range(4), 2):
+        chance[tuple(sorted((first, second)))] += (
+            sizes[first] / 12 * sizes[second] / (12 - sizes[first])
+        )
     found = select("size", sizes, 2, draws)
     assert found.keys() == chance.keys()
     for pair, share in chance.items():
@@ -130,7 +141,8 @@ def test_a_thinned_sample_is_one_after_the_other_in_proportion_to_what_is_left()
         left = chances.sum() - chances[first]
         expected[first, second] += chances[first] / chances.sum() * chances[second] / left
     found = Counter(
-        tuple(Stream(seed, "t").thinned_sample(5, 2, lambda some: chances[some]).tolist()) for seed in range(draws)
+        tuple(Stream(seed, "t").thinned_sample(5, 2, lambda some: chances[some]).tolist())
+        for seed in range(draws)
     )
     assert found.keys() == expected.keys()
     for pair, share in expected.items():
@@ -152,5 +164,6 @@ def test_equal_chances_of_one_are_a_plain_sample():
         stream = Stream(seed, "t")
         mine = stream.thinned_sample(1000, 30, lambda some: np.ones(len(some)))
         assert mine.tolist() == stream.sample(1000, 30).tolist()
-        few = stream.thinned_sample(1000, 30, lambda some: np.full(len(some), 0.02))  # draws on many times
+        # Draws on many times
+        few = stream.thinned_sample(1000, 30, lambda some: np.full(len(some), 0.02))
         assert len(set(few.tolist())) == 30

@@ -24,14 +24,18 @@ from fedskew.runs.experiment import check_choices
 ROWS = 24
 _RNG = np.random.default_rng(0)
 _X, _Y = _RNG.normal(size=(ROWS, 3)).astype(np.float32), np.arange(ROWS) % 3
-_CSV = "a,b,text,y\n" + "".join(f"{x:.3f},{i},{'uvw'[i % 3]},{i % 2}\n" for i, (x, *_) in enumerate(_X))
+_CSV = "a,b,text,y\n" + "".join(
+    f"{x:.3f},{i},{'uvw'[i % 3]},{i % 2}\n" for i, (x, *_) in enumerate(_X)
+)
 
 
 def _idx(values: Any) -> bytes:
     kind = {"uint8": 8, "int32": 12}[values.dtype.name]
     sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
     return gzip.compress(
-        bytes([0, 0, kind, values.ndim]) + sizes + values.astype(values.dtype.newbyteorder(">")).tobytes()
+        bytes([0, 0, kind, values.ndim])
+        + sizes
+        + values.astype(values.dtype.newbyteorder(">")).tobytes()
     )
 
 
@@ -43,21 +47,32 @@ def _files(place: Path, contents: dict[str, bytes | str]) -> None:
 
 
 def _write_idx(place: Path) -> None:
-    images, labels = _idx(_RNG.integers(0, 256, (10, 4, 4), dtype=np.uint8)), _idx(np.arange(10, dtype=np.uint8) % 10)
+    images, labels = (
+        _idx(_RNG.integers(0, 256, (10, 4, 4), dtype=np.uint8)),
+        _idx(np.arange(10, dtype=np.uint8) % 10),
+    )
     both = {f"{part}-{kind}-ubyte.gz": content for part in ("train", "t10k") for kind, content in
             (("images-idx3", images), ("labels-idx1", labels))}  # fmt: skip
     _files(place / "mnist", both)
     table = np.column_stack([np.arange(10), np.zeros(10), np.arange(10) % 3]).astype(np.int32)
-    _files(place / "qmnist", {f"qmnist-{part}-labels-idx2-int.gz": _idx(table) for part in ("train", "test")})
+    _files(
+        place / "qmnist",
+        {f"qmnist-{part}-labels-idx2-int.gz": _idx(table) for part in ("train", "test")},
+    )
 
 
 def _write_cifar(place: Path) -> None:
     record = b"".join(bytes([i % 20, i]) + _RNG.bytes(3072) for i in range(4))
-    _files(place / "cifar-100-binary", {"train.bin": record, "test.bin": record, "fine_label_names.txt": "a\nb\n"})
+    _files(
+        place / "cifar-100-binary",
+        {"train.bin": record, "test.bin": record, "fine_label_names.txt": "a\nb\n"},
+    )
 
 
 def _write_leaf(place: Path) -> None:
-    data = {name: {"x": _RNG.random((2, 784)).round(2).tolist(), "y": [1, 2]} for name in ("f0", "f1")}
+    data = {
+        name: {"x": _RNG.random((2, 784)).round(2).tolist(), "y": [1, 2]} for name in ("f0", "f1")
+    }
     text = json.dumps({"users": list(data), "num_samples": [2, 2], "user_data": data})
     _files(place / "femnist", {"train/all.json": text, "test/all.json": text})
 
@@ -67,7 +82,10 @@ def _write_images(place: Path) -> None:
         for label in "ab":
             buffer = io.BytesIO()
             Image.fromarray(_RNG.integers(0, 256, (6, 6, 3), dtype=np.uint8)).save(buffer, kind)
-            _files(place / "images" / label, {f"{number}.{kind.replace('jpeg', 'jpg')}": buffer.getvalue()})
+            _files(
+                place / "images" / label,
+                {f"{number}.{kind.replace('jpeg', 'jpg')}": buffer.getvalue()},
+            )
 
 
 def _write_har(place: Path) -> None:
@@ -76,28 +94,46 @@ def _write_har(place: Path) -> None:
     for part in ("train", "test"):
         rows = "".join("  ".join(f"{x:.4e}" for x in row) + "\n" for row in _X)
         labels = "".join(f"{i % 6 + 1}\n" for i in range(ROWS))
-        _files(folder / part, {f"X_{part}.txt": rows, f"y_{part}.txt": labels, f"subject_{part}.txt": labels})
+        _files(
+            folder / part,
+            {f"X_{part}.txt": rows, f"y_{part}.txt": labels, f"subject_{part}.txt": labels},
+        )
     np.savez(place / "uci-har-inertial.npz", x=_RNG.normal(size=(6, 128, 9)).astype(np.float32), y=np.arange(1, 7),
              subject=np.arange(1, 7), split=np.arange(6) % 2)  # fmt: skip
 
 
 def _write_tables(place: Path) -> None:
-    lines = "".join(",".join(map(str, [*_RNG.integers(0, 9, 54), i % 7 + 1])) + "\n" for i in range(ROWS))
+    lines = "".join(
+        ",".join(map(str, [*_RNG.integers(0, 9, 54), i % 7 + 1])) + "\n" for i in range(ROWS)
+    )
     _files(place / "covtype", {"covtype.data.gz": gzip.compress(lines.encode())})
     motion = "AccX,GyroX,Class,Timestamp\n" + "".join(f"{x:.2f},{y:.2f},{'SLOW' if i % 2 else 'NORMAL'},{i}\n"
                                                       for i, (x, y, _) in enumerate(_X))  # fmt: skip
-    _files(place / "driving-behavior", {"train_motion_data.csv": motion, "test_motion_data.csv": motion})
+    _files(
+        place / "driving-behavior",
+        {"train_motion_data.csv": motion, "test_motion_data.csv": motion},
+    )
 
 
 def _write_trace(place: Path) -> None:
     header = "client,rows_per_second,seconds_per_step,down_mbit,up_mbit,latency,dropout,from,to\n"
-    _files(place, {"trace.csv": header + "".join(f"{i},5{i},0.1,8,2,0.1,0.0{i},100,{i + 200}\n" for i in range(4))})
+    _files(
+        place,
+        {
+            "trace.csv": header
+            + "".join(f"{i},5{i},0.1,8,2,0.1,0.0{i},100,{i + 200}\n" for i in range(4))
+        },
+    )
 
 
 def _write_toml(place: Path) -> None:
     text = 'rounds = 3\nlr = 0.1\nseed = 7\nnesterov = false\nper_round = "none"\ndata = "digits"\n'
     _files(
-        place, {"run.toml": text + '[skew]\nname = "dirichlet"\nalpha = 0.5\n[algorithm]\nname = "fedprox"\nmu = 0.1\n'}
+        place,
+        {
+            "run.toml": text
+            + '[skew]\nname = "dirichlet"\nalpha = 0.5\n[algorithm]\nname = "fedprox"\nmu = 0.1\n'
+        },
     )
 
 
@@ -119,7 +155,14 @@ def _write_npz_split(place: Path) -> None:
 def _split(place: Path, spec: dict[str, Any], kind: Any) -> None:
     origin = read_origin(spec)
     fed = fs.split(origin.data, "iid", 2)
-    save_split(place / "nodes", origin, fed, {"skew": "iid", "seed": 0, "client_test": 0.0}, files=kind, pictures=())
+    save_split(
+        place / "nodes",
+        origin,
+        fed,
+        {"skew": "iid", "seed": 0, "client_test": 0.0},
+        files=kind,
+        pictures=(),
+    )
 
 
 READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
@@ -142,7 +185,10 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "idx": (_write_idx, lambda place: load("qmnist")),
     "cifar": (_write_cifar, lambda place: load("cifar100")),
     "leaf": (_write_leaf, lambda place: load("femnist")),
-    "images": (_write_images, lambda place: load({"name": "images", "path": str(place / "images")})),
+    "images": (
+        _write_images,
+        lambda place: load({"name": "images", "path": str(place / "images")}),
+    ),
     "har": (_write_har, lambda place: load("uci-har")),
     "har npz": (_write_har, lambda place: load("uci-har-inertial")),
     "covtype": (_write_tables, lambda place: load("covtype")),
@@ -150,7 +196,10 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "trace": (_write_trace, lambda place: fleets.get("trace")(4, 0, file=str(place / "trace.csv"))),
     "toml": (_write_toml, _read_toml),
     "split of lines": (_write_csv_split, lambda place: load_split(place / "nodes")),
-    "split of arrays": (_write_npz_split, lambda place: (load_split(place / "nodes"), load_split(place / "nodes", 0))),
+    "split of arrays": (
+        _write_npz_split,
+        lambda place: (load_split(place / "nodes"), load_split(place / "nodes", 0)),
+    ),
 }
 
 _WORDS = (

@@ -13,9 +13,28 @@ from fedskew.data import source as source_module
 from fedskew.data.source import sources
 
 ASKED = {
-    *("digits", "diabetes", "mnist", "fashion-mnist", "qmnist", "femnist", "cifar10", "cifar100", "uci-har"),
+    *(
+        "digits",
+        "diabetes",
+        "mnist",
+        "fashion-mnist",
+        "qmnist",
+        "femnist",
+        "cifar10",
+        "cifar100",
+        "uci-har",
+    ),
     "uci-har-inertial",
-    *("covtype", "pacs", "digits-dg", "tiny-imagenet", "unsw-nb15", "nf-unsw-nb15", "vehicles", "driving-behavior"),
+    *(
+        "covtype",
+        "pacs",
+        "digits-dg",
+        "tiny-imagenet",
+        "unsw-nb15",
+        "nf-unsw-nb15",
+        "vehicles",
+        "driving-behavior",
+    ),
     *("csv", "parquet", "npz", "images", "silos"),
 }
 FETCHABLE = {
@@ -63,7 +82,11 @@ def test_state_of_the_files(data_root: Path) -> None:
     (data_root / "covtype" / "covtype.data").touch()
     (data_root / "uci-har-inertial.npz").touch()
     states = {entry.name: entry.state for entry in listing()}
-    assert (states["unsw-nb15"], states["covtype"], states["uci-har-inertial"]) == ("partly", "present", "present")
+    assert (states["unsw-nb15"], states["covtype"], states["uci-har-inertial"]) == (
+        "partly",
+        "present",
+        "present",
+    )
     fetchable = {entry.name for entry in listing() if entry.fetchable}
     assert fetchable == FETCHABLE
 
@@ -129,7 +152,9 @@ def test_seeds_of_the_two_splits_are_apart() -> None:
     assert not np.array_equal(one.validation.y, two.validation.y)
 
 
-def test_a_reader_of_ones_own_may_return_a_finished_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_of_ones_own_may_return_a_finished_data_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def mine(*, rows: int = 10):
         """Mine."""
         return from_arrays((np.arange(rows)[:, None], np.arange(rows) % 2))

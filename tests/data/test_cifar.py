@@ -24,7 +24,9 @@ def test_cifar10_values(data_root: Path) -> None:
     records = write_cifar10(data_root)
     data = load("cifar10")
     pixels = records[:, 1:].reshape(-1, 3, 32, 32).astype(float)
-    mean, deviation = (np.array([f(pixels[:10, c]) for c in range(3)])[:, None, None] for f in (np.mean, np.std))
+    mean, deviation = (
+        np.array([f(pixels[:10, c]) for c in range(3)])[:, None, None] for f in (np.mean, np.std)
+    )
     np.testing.assert_allclose(data.train.x, (pixels[:10] - mean) / deviation, atol=1e-5)
     np.testing.assert_allclose(data.test.x, (pixels[10:] - mean) / deviation, atol=1e-5)
     assert data.train.y.tolist() == list(range(10))
@@ -58,7 +60,9 @@ def test_truncated_and_wrong_records(data_root: Path) -> None:
     batch = data_root / "cifar-10-batches-bin" / "data_batch_2.bin"
     good = batch.read_bytes()
     batch.write_bytes(good[:-1])
-    with pytest.raises(FedskewError, match=r"data_batch_2\.bin holds 6145 bytes, which is not a multiple of 3073"):
+    with pytest.raises(
+        FedskewError, match=r"data_batch_2\.bin holds 6145 bytes, which is not a multiple of 3073"
+    ):
         load("cifar10")
     batch.write_bytes(b"\x0a" + good[1:])
     with pytest.raises(FedskewError, match="holds the label 10, expected 0 … 9"):
@@ -67,5 +71,7 @@ def test_truncated_and_wrong_records(data_root: Path) -> None:
     with pytest.raises(FedskewError, match=r"data_batch_2\.bin is empty"):
         load("cifar10")
     batch.unlink()
-    with pytest.raises(FedskewError, match=r"data_batch_2\.bin is not there; run: fedskew data fetch cifar10"):
+    with pytest.raises(
+        FedskewError, match=r"data_batch_2\.bin is not there; run: fedskew data fetch cifar10"
+    ):
         load("cifar10")

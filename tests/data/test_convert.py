@@ -46,7 +46,10 @@ def test_all_kinds_of_arrays_are_the_same_data(rows) -> None:
 
 def test_groups_and_validation_and_scaling() -> None:
     data = from_arrays(
-        (X, Y, np.where(np.arange(20) < 10, "a", "b")), test_share=0.2, validation=0.25, standardize=True
+        (X, Y, np.where(np.arange(20) < 10, "a", "b")),
+        test_share=0.2,
+        validation=0.25,
+        standardize=True,
     )
     assert data.groups == ("a", "b")
     assert data.validation is not None
@@ -58,7 +61,9 @@ def test_groups_and_validation_and_scaling() -> None:
 def test_large_offsets_keep_their_precision() -> None:
     x = 1e9 + np.arange(20.0)[:, None]  # single precision would round these to multiples of 64
     data = from_arrays((x, Y), test=(x, Y), standardize=True)
-    np.testing.assert_allclose(data.test.x[:, 0], (np.arange(20) - 9.5) / np.arange(20).std(), atol=1e-5)
+    np.testing.assert_allclose(
+        data.test.x[:, 0], (np.arange(20) - 9.5) / np.arange(20).std(), atol=1e-5
+    )
 
 
 def test_data_frame_with_named_columns() -> None:
@@ -74,7 +79,11 @@ def test_data_frame_with_named_columns() -> None:
     [
         ((X, Y[:-1]), {}, "20 rows of features but 19 labels"),
         ((X, Y, Y[:3]), {}, "20 rows of features but 3 groups"),
-        ((np.where(X == 6, np.nan, X), Y), {"test": (X, Y)}, "train: row 3 holds NaN or infinity; fill or drop it"),
+        (
+            (np.where(X == 6, np.nan, X), Y),
+            {"test": (X, Y)},
+            "train: row 3 holds NaN or infinity; fill or drop it",
+        ),
         ((X, Y), {"test": (np.where(X == 6, np.inf, X), Y)}, "test: row 3 holds NaN or infinity"),
         ((X.astype(str), Y), {}, "x holds <U.* values, not numbers"),
         ((pd.DataFrame({"a": X[:, 0], "t": "text"}), Y), {}, "column 't' is str, not numbers"),
@@ -92,7 +101,11 @@ def test_data_frame_with_named_columns() -> None:
         ((X, Y), {"label": "y"}, "label= and group= name columns of a data frame"),
         (pd.DataFrame(X), {}, "a data frame needs label="),
         (pd.DataFrame({"label": Y, "a": Y}), {"label": "labl"}, "did you mean 'label'"),
-        ((X, Y), {"test": (X[:, :1], Y)}, r"test rows of shape \(1,\), training rows of shape \(2,\)"),
+        (
+            (X, Y),
+            {"test": (X[:, :1], Y)},
+            r"test rows of shape \(1,\), training rows of shape \(2,\)",
+        ),
         ((X, Y, Y), {"test": (X, Y)}, "only one of the training and the test part has groups"),
         ((X, Y), {"test_share": 2}, "a held-out share of 2 is out of range"),
     ],
@@ -133,5 +146,7 @@ class Endless:
     ids=["clients", "x", "y", "rows"],
 )
 def test_datasets_that_give_row_after_row_are_refused(data: Any):
-    with pytest.raises(FedskewError, match=r"got Endless: collect its rows first, such as x = torch\.stack"):
+    with pytest.raises(
+        FedskewError, match=r"got Endless: collect its rows first, such as x = torch\.stack"
+    ):
         fs.split(data, "natural")

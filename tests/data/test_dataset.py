@@ -21,7 +21,11 @@ def test_stratified_is_complete_disjoint_and_in_proportion(labels: list[int], sh
 
 
 def _rows(count: int) -> Rows:
-    return Rows(np.arange(count, dtype=np.float32)[:, None], np.arange(count) % 2, (np.arange(count) // 2) % 5)
+    return Rows(
+        np.arange(count, dtype=np.float32)[:, None],
+        np.arange(count) % 2,
+        (np.arange(count) // 2) % 5,
+    )
 
 
 def test_hold_out_keeps_groups_in_proportion_too() -> None:
@@ -36,7 +40,9 @@ def test_hold_out_keeps_groups_in_proportion_too() -> None:
 
 
 def test_hold_out_refuses_to_leave_a_part_empty() -> None:
-    with pytest.raises(FedskewError, match=r"validation share of 0\.01 of 4 rows leaves one part empty"):
+    with pytest.raises(
+        FedskewError, match=r"validation share of 0\.01 of 4 rows leaves one part empty"
+    ):
         Dataset("d", _rows(4), _rows(4), ("a", "b"), groups=tuple("vwxyz")).hold_out(0.01, seed=0)
 
 

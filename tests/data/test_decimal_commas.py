@@ -83,11 +83,14 @@ def test_decimal_commas(tmp_path: Path, column: str):
     data = fs.load(written(tmp_path, column) + ",standardize=false")
     assert data.shape == (1,)
     plain = {float(text.replace(".", "").replace(",", ".")) for text in column.split()}
-    assert {*data.train.x[:, 0].tolist(), *data.test.x[:, 0].tolist()} == {np.float32(value).item() for value in plain}
+    assert {*data.train.x[:, 0].tolist(), *data.test.x[:, 0].tolist()} == {
+        np.float32(value).item() for value in plain
+    }
 
 
 @pytest.mark.parametrize(
-    "column", ["1,234 5,678", "1,234.5 2,345.0", "1_234 2_345,5", "1'234 2'345.5", "1.234.567 2.345.678"]
+    "column",
+    ["1,234 5,678", "1,234.5 2,345.0", "1_234 2_345,5", "1'234 2'345.5", "1.234.567 2.345.678"],
 )
 def test_what_may_divide_thousands_is_refused(tmp_path: Path, column: str):
     says = r"column 'c0' holds numbers with commas, or with signs between thousands: write them with a decimal point"
@@ -101,11 +104,15 @@ def test_what_may_divide_thousands_is_refused(tmp_path: Path, column: str):
 
 def test_a_point_beside_decimal_commas_is_refused(tmp_path: Path):
     """Check 1.000 in a file with decimal commas: it is a thousand, and was read as one."""
-    with pytest.raises(FedskewError, match=r"column 'c0' has decimal commas, and column 'c1' has points"):
+    with pytest.raises(
+        FedskewError, match=r"column 'c0' has decimal commas, and column 'c1' has points"
+    ):
         fs.load(written(tmp_path, "5,2 1,5", "1.000 2.000"))
     assert fs.load(written(tmp_path, "5,2 1,5", "1.000 2.000") + ",drop=c1").shape == (1,)
 
 
-@pytest.mark.parametrize("column", ["a,b c,d", "12.05.2024 13.05.2024", "10,20,30 40,50", "icu surgery", "1,5 a b c d"])
+@pytest.mark.parametrize(
+    "column", ["a,b c,d", "12.05.2024 13.05.2024", "10,20,30 40,50", "icu surgery", "1,5 a b c d"]
+)
 def test_other_texts_are_categories(tmp_path: Path, column: str):
     assert fs.load(written(tmp_path, column)).shape == (len(column.split()),)

@@ -39,7 +39,9 @@ class Server(ThreadingHTTPServer):
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
-            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+            self.socket = context.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
             self.scheme = "https"
         self.leads: dict[str, str] = {}  # path -> where it leads
         self.kinds: dict[str, str] = {}  # path -> content type
@@ -86,7 +88,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         if self.server.lengths:
             self.send_header("Content-Length", str(len(content) - start))
-        self.send_header("Content-Type", self.server.kinds.get(self.path.lstrip("/"), "application/gzip"))
+        self.send_header(
+            "Content-Type", self.server.kinds.get(self.path.lstrip("/"), "application/gzip")
+        )
         self.end_headers()
         end = start + self.server.cuts.pop(0) if self.server.cuts else len(content)
         if not self.server.pause:
@@ -109,12 +113,25 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("openssl"):
         pytest.skip("needs openssl to make a certificate")
     folder = tmp_path_factory.mktemp("tls")
-    made = ["-keyout", folder / "key", "-out", folder / "certificate", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    made = [
+        "-keyout",
+        folder / "key",
+        "-out",
+        folder / "certificate",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=127.0.0.1",
+    ]
     extra = ["-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *made, *extra], check=True, capture_output=True
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *made, *extra],
+        check=True,
+        capture_output=True,
     )
-    (folder / "both").write_bytes((folder / "certificate").read_bytes() + (folder / "key").read_bytes())
+    (folder / "both").write_bytes(
+        (folder / "certificate").read_bytes() + (folder / "key").read_bytes()
+    )
     return folder / "both"
 
 
@@ -162,7 +179,9 @@ def one_file(server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch) -
     list(datasets)
     server.files["file.gz"] = CONTENT
     wanted = Download("mnist/file.gz", (server.url("file.gz"),), checksum(CONTENT), len(CONTENT))
-    monkeypatch.setitem(sources, "mnist", Source("free", files=("mnist/file.gz",), downloads=(wanted,)))
+    monkeypatch.setitem(
+        sources, "mnist", Source("free", files=("mnist/file.gz",), downloads=(wanted,))
+    )
     return data_root / "mnist" / "file.gz"
 
 
@@ -181,7 +200,9 @@ def test_whole_file_with_progress(server: Server, one_file: Path) -> None:
     assert len(server.asked) == 1
 
 
-def test_md5_and_what_is_already_there(server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_md5_and_what_is_already_there(
+    server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     list(datasets)
     server.files |= {"a": b"aaa", "b": b"bbb"}
     wanted = tuple(
@@ -199,12 +220,17 @@ def test_goes_on_by_itself_after_cuts(server: Server, one_file: Path) -> None:
     server.cuts = [300_000, 5, 100_000]
     fetch("mnist")
     assert one_file.read_bytes() == CONTENT
-    assert server.asked == [("/file.gz", part) for part in (None, "bytes=300000-", "bytes=300005-", "bytes=400005-")]
+    assert server.asked == [
+        ("/file.gz", part) for part in (None, "bytes=300000-", "bytes=300005-", "bytes=400005-")
+    ]
 
 
 def test_goes_on_in_the_next_call(server: Server, one_file: Path) -> None:
     server.cuts = [300_000, 0]
-    with pytest.raises(FedskewError, match=r"cut after 300,000 of 1,024,000 bytes; fetch again to resume from there"):
+    with pytest.raises(
+        FedskewError,
+        match=r"cut after 300,000 of 1,024,000 bytes; fetch again to resume from there",
+    ):
         fetch("mnist")
     assert names(one_file.parent) == ["file.gz.part"]
     fetch("mnist")
@@ -229,7 +255,9 @@ def test_a_complete_part_is_not_loaded_again(server: Server, one_file: Path) -> 
 
 
 @pytest.mark.parametrize("stale", [b"other", CONTENT + b"too long", CONTENT[:-1] + b"!"])
-def test_a_wrong_part_is_loaded_again_from_the_beginning(server: Server, one_file: Path, stale: bytes) -> None:
+def test_a_wrong_part_is_loaded_again_from_the_beginning(
+    server: Server, one_file: Path, stale: bytes
+) -> None:
     one_file.parent.mkdir()
     one_file.with_name("file.gz.part").write_bytes(stale)
     fetch("mnist")
@@ -250,26 +278,36 @@ def test_second_address_when_the_first_refuses(
 ) -> None:
     list(datasets)
     server.files["good"] = b"abc"
-    published([server.url("gone"), "https://127.0.0.1:9/unreachable", server.url("good")], b"abc", monkeypatch)
+    published(
+        [server.url("gone"), "https://127.0.0.1:9/unreachable", server.url("good")],
+        b"abc",
+        monkeypatch,
+    )
     fetch("mnist")
     assert (data_root / "x").read_bytes() == b"abc"
     (data_root / "x").unlink()
     del server.files["good"]
-    with pytest.raises(FedskewError, match=r"gone answers 404 .*unreachable cannot be reached: .*good answers 404"):
+    with pytest.raises(
+        FedskewError, match=r"gone answers 404 .*unreachable cannot be reached: .*good answers 404"
+    ):
         fetch("mnist")
 
 
 def test_something_else_under_the_name_is_left_alone(one_file: Path) -> None:
     one_file.parent.mkdir()
     one_file.write_bytes(b"a sample of my own")
-    with pytest.raises(FedskewError, match=r"is there but does not have the published sha256:.* move it away"):
+    with pytest.raises(
+        FedskewError, match=r"is there but does not have the published sha256:.* move it away"
+    ):
         fetch("mnist")
     assert one_file.read_bytes() == b"a sample of my own"
 
 
 def test_disk_problems(one_file: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (data_root / "mnist").write_text("a file where a folder should be")
-    with pytest.raises(FedskewError, match=r"file\.gz cannot be written: .*; free space or choose FEDSKEW_DATA"):
+    with pytest.raises(
+        FedskewError, match=r"file\.gz cannot be written: .*; free space or choose FEDSKEW_DATA"
+    ):
         fetch("mnist")
     (data_root / "mnist").unlink()
     plain = Path.open
@@ -302,19 +340,34 @@ def packed(kind: str, members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def offer(server: Server, monkeypatch: pytest.MonkeyPatch, kind: str, members: dict[str, bytes]) -> None:
+def offer(
+    server: Server, monkeypatch: pytest.MonkeyPatch, kind: str, members: dict[str, bytes]
+) -> None:
     list(datasets)
     name = f"sets.{kind}"
     server.files[name] = packed(kind, members)
     wanted = Download(
-        "My Set", (server.url(name),), checksum(server.files[name]), len(server.files[name]), archive=name
+        "My Set",
+        (server.url(name),),
+        checksum(server.files[name]),
+        len(server.files[name]),
+        archive=name,
     )
-    monkeypatch.setitem(sources, "mnist", Source("free", files=("My Set/a.txt",), downloads=(wanted,)))
+    monkeypatch.setitem(
+        sources, "mnist", Source("free", files=("My Set/a.txt",), downloads=(wanted,))
+    )
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_archives_are_unpacked(server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    offer(server, monkeypatch, kind, {"My Set/a.txt": b"one", "My Set/deep/b.txt": b"two", "__MACOSX/junk": b"x"})
+def test_archives_are_unpacked(
+    server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    offer(
+        server,
+        monkeypatch,
+        kind,
+        {"My Set/a.txt": b"one", "My Set/deep/b.txt": b"two", "__MACOSX/junk": b"x"},
+    )
     server.cuts = [20]
     assert fetch("mnist") == (data_root / "My Set",)
     assert (data_root / "My Set/deep/b.txt").read_bytes() == b"two"
@@ -324,7 +377,13 @@ def test_archives_are_unpacked(server: Server, data_root: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("zip", "../evil"), ("zip", "/evil"), ("zip", "C:/evil"), ("zip", "a\\..\\..\\evil"), ("tar.gz", "../evil")],
+    [
+        ("zip", "../evil"),
+        ("zip", "/evil"),
+        ("zip", "C:/evil"),
+        ("zip", "a\\..\\..\\evil"),
+        ("tar.gz", "../evil"),
+    ],
 )
 def test_archives_cannot_write_elsewhere(
     server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
@@ -379,19 +438,35 @@ BAD_ARCHIVES = {
         lambda: zipped((entry("My Set/link", 0o120777), b"/etc/passwd")),
         "'My Set/link', which is no file",
     ),
-    "device": ("zip", lambda: zipped((entry("My Set/null", 0o020666), b"")), "'My Set/null', which is no file"),
+    "device": (
+        "zip",
+        lambda: zipped((entry("My Set/null", 0o020666), b"")),
+        "'My Set/null', which is no file",
+    ),
     "encrypted": (
         "zip",
         lambda: edited(packed("zip", {"My Set/a.txt": b"1"}), 6, 8, b"\1"),
         "a.txt', which is encrypted",
     ),
-    "twice": ("zip", lambda: zipped((entry("a"), b"1"), (entry("a"), b"2")), "'a', which is there twice"),
+    "twice": (
+        "zip",
+        lambda: zipped((entry("a"), b"1"), (entry("a"), b"2")),
+        "'a', which is there twice",
+    ),
     "bomb": ("zip", bomb, "which no published set does"),
-    "bomb that lies about its size": ("zip", lambda: edited(bomb(), 22, 24, b"d\0\0\0"), "cannot be unpacked"),
+    "bomb that lies about its size": (
+        "zip",
+        lambda: edited(bomb(), 22, 24, b"d\0\0\0"),
+        "cannot be unpacked",
+    ),
     "symbolic link": ("tar.gz", lambda: tarred(tarfile.SYMTYPE), "'My Set/odd', which is no file"),
     "hard link": ("tar.gz", lambda: tarred(tarfile.LNKTYPE), "'My Set/odd', which is no file"),
     "pipe": ("tar.gz", lambda: tarred(tarfile.FIFOTYPE), "'My Set/odd', which is no file"),
-    "tar bomb": ("tar.gz", lambda: tarred(tarfile.REGTYPE, 100_000_000), "which no published set does"),
+    "tar bomb": (
+        "tar.gz",
+        lambda: tarred(tarfile.REGTYPE, 100_000_000),
+        "which no published set does",
+    ),
 }
 
 
@@ -404,26 +479,38 @@ def test_bad_archives_are_refused_before_anything_is_written(
     list(datasets)
     server.files[f"sets.{ending}"] = content
     wanted = Download(
-        "My Set", (server.url(f"sets.{ending}"),), checksum(content), len(content), archive=f"sets.{ending}"
+        "My Set",
+        (server.url(f"sets.{ending}"),),
+        checksum(content),
+        len(content),
+        archive=f"sets.{ending}",
     )
-    monkeypatch.setitem(sources, "mnist", Source("free", files=("My Set/a.txt",), downloads=(wanted,)))
+    monkeypatch.setitem(
+        sources, "mnist", Source("free", files=("My Set/a.txt",), downloads=(wanted,))
+    )
     with pytest.raises(FedskewError, match=said):
         fetch("mnist")
     assert names(data_root) == [f"sets.{ending}.part"]
 
 
-def test_archive_without_the_folder(server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_without_the_folder(
+    server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     offer(server, monkeypatch, "zip", {"Other/a.txt": b"one"})
     with pytest.raises(FedskewError, match="has no folder 'My Set' in it"):
         fetch("mnist")
     assert not (data_root / "My Set").exists()
 
 
-def test_incomplete_folder_is_left_alone(server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_folder_is_left_alone(
+    server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     offer(server, monkeypatch, "zip", {"My Set/a.txt": b"one"})
     (data_root / "My Set").mkdir()
     (data_root / "My Set" / "mine.txt").write_text("precious")
-    with pytest.raises(FedskewError, match=r"is there but lacks My Set/a\.txt: move that folder away"):
+    with pytest.raises(
+        FedskewError, match=r"is there but lacks My Set/a\.txt: move that folder away"
+    ):
         fetch("mnist")
     assert server.asked == []
     assert (data_root / "My Set" / "mine.txt").read_text() == "precious"
@@ -431,7 +518,8 @@ def test_incomplete_folder_is_left_alone(server: Server, data_root: Path, monkey
 
 def test_what_cannot_be_fetched(data_root: Path) -> None:
     with pytest.raises(
-        FedskewError, match=rf"pacs cannot be fetched: download .* {re.escape(str(data_root))}/PACS/<domain>"
+        FedskewError,
+        match=rf"pacs cannot be fetched: download .* {re.escape(str(data_root))}/PACS/<domain>",
     ):
         fetch("pacs")
     for name in ("digits", "csv"):
@@ -445,7 +533,8 @@ def test_what_cannot_be_fetched(data_root: Path) -> None:
 def test_only_https_addresses(data_root: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     published([url], b"abc", monkeypatch)
     with pytest.raises(
-        FedskewError, match=f"{url}: only https addresses are fetched, over others a file can be changed"
+        FedskewError,
+        match=f"{url}: only https addresses are fetched, over others a file can be changed",
     ):
         fetch("mnist")
     assert names(data_root) == []
@@ -465,7 +554,9 @@ def test_https_over_every_hop(
     plain_server.files["x"] = server.files["x"] = b"abc"
     server.leads = {"down": plain_server.url("x"), "on": server.url("x")}
     published([server.url("down")], b"abc", monkeypatch)
-    with pytest.raises(FedskewError, match=r"down leads to http://.*/x: only https addresses are fetched"):
+    with pytest.raises(
+        FedskewError, match=r"down leads to http://.*/x: only https addresses are fetched"
+    ):
         fetch("mnist")
     assert plain_server.asked == []
     assert names(data_root) == []
@@ -474,8 +565,12 @@ def test_https_over_every_hop(
     assert (data_root / "x").read_bytes() == b"abc"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-def test_a_server_that_nobody_trusts(server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
+def test_a_server_that_nobody_trusts(
+    server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
     server.files["x"] = b"abc"
     published([server.url("x")], b"abc", monkeypatch)
@@ -493,7 +588,12 @@ def test_a_server_that_nobody_trusts(server: Server, data_root: Path, monkeypatc
     ],
 )
 def test_the_next_address_when_one_answers_nonsense(
-    server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch, nonsense: bytes, kind: str, said: str
+    server: Server,
+    data_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nonsense: bytes,
+    kind: str,
+    said: str,
 ) -> None:
     server.files |= {"bad": nonsense, "good": b"abc"}
     server.kinds["bad"] = kind
@@ -506,7 +606,9 @@ def test_the_next_address_when_one_answers_nonsense(
     assert (data_root / "x").read_bytes() == b"abc"
 
 
-def test_no_more_is_read_than_was_published(server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_read_than_was_published(
+    server: Server, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.files["x"], server.lengths = CONTENT * 20, False
     published([server.url("x")], b"abc", monkeypatch)
     seen: list[int] = []
@@ -535,10 +637,14 @@ def test_two_processes_do_not_write_one_file(server: Server, one_file: Path) -> 
     one_file.parent.mkdir()
     part = one_file.with_name("file.gz.part")
     hold = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.flock(file, 2); print('held', flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", hold, part], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, part], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(FedskewError, match=r"file\.gz\.part is being fetched by another process: wait for it"):
+        with pytest.raises(
+            FedskewError, match=r"file\.gz\.part is being fetched by another process: wait for it"
+        ):
             fetch("mnist")
         assert server.asked == []
         other.kill()

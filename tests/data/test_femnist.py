@@ -12,15 +12,32 @@ from fedskew.data import load
 
 def write(folder: Path, file: str, writers: dict[str, list[int]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    user_data = {name: {"x": [[label / 61] * 784 for label in labels], "y": labels} for name, labels in writers.items()}
-    content = {"users": list(writers), "num_samples": [len(y) for y in writers.values()], "user_data": user_data}
+    user_data = {
+        name: {"x": [[label / 61] * 784 for label in labels], "y": labels}
+        for name, labels in writers.items()
+    }
+    content = {
+        "users": list(writers),
+        "num_samples": [len(y) for y in writers.values()],
+        "user_data": user_data,
+    }
     (folder / file).write_text(json.dumps(content))
 
 
 def write_all(root: Path) -> None:
-    write(root / "femnist/train", "all_data_0_niid_0_keep_0_train_9.json", {"f0001_41": [0, 61], "f0000_14": [10]})
-    write(root / "femnist/train", "all_data_1_niid_0_keep_0_train_9.json", {"f0500_02": [36, 36, 1]})
-    write(root / "femnist/test", "all_data_0_niid_0_keep_0_test_9.json", {"f0001_41": [5], "f0009_00": [3]})
+    write(
+        root / "femnist/train",
+        "all_data_0_niid_0_keep_0_train_9.json",
+        {"f0001_41": [0, 61], "f0000_14": [10]},
+    )
+    write(
+        root / "femnist/train", "all_data_1_niid_0_keep_0_train_9.json", {"f0500_02": [36, 36, 1]}
+    )
+    write(
+        root / "femnist/test",
+        "all_data_0_niid_0_keep_0_test_9.json",
+        {"f0001_41": [5], "f0009_00": [3]},
+    )
 
 
 def test_values_and_writers(data_root: Path) -> None:
@@ -34,7 +51,9 @@ def test_values_and_writers(data_root: Path) -> None:
     assert data.train.group.tolist() == [1, 1, 0, 3, 3, 3]
     assert data.test.group.tolist() == [1, 2]
     grey = np.array([0, 61, 10, 36, 36, 1]) / 61
-    np.testing.assert_allclose(data.train.x[:, 0, 5, 7], (grey - grey.mean()) / grey.std(), atol=1e-5)
+    np.testing.assert_allclose(
+        data.train.x[:, 0, 5, 7], (grey - grey.mean()) / grey.std(), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(

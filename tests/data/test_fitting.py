@@ -40,12 +40,17 @@ def fitted(silos: Sequence[TableSilo], **request: Any) -> Schema:
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(st.lists(numbers, min_size=2, max_size=12), min_size=1, max_size=5), st.sampled_from([0, 1e9, -1e9]))
+@given(
+    st.lists(st.lists(numbers, min_size=2, max_size=12), min_size=1, max_size=5),
+    st.sampled_from([0, 1e9, -1e9]),
+)
 @example([[0.0, 8e-06]], 1e9)  # a spread of some roundings of the mean
 def test_sums_equal_pooled_rows(parts: list[list[float]], offset: float) -> None:
     parts = [[value + offset for value in part] for part in parts]
     pooled = np.concatenate(parts)
-    silos = [silo(f"s{place}", {"a": np.array(part, dtype=float)}) for place, part in enumerate(parts)]
+    silos = [
+        silo(f"s{place}", {"a": np.array(part, dtype=float)}) for place, part in enumerate(parts)
+    ]
     if np.isnan(pooled).all():
         with pytest.raises(FedskewError, match="column 'a' has no value in any training row"):
             fitted(silos)
@@ -57,7 +62,9 @@ def test_sums_equal_pooled_rows(parts: list[list[float]], offset: float) -> None
     spread = (filled - filled[0]).std()  # free of the offset's rounding
     assert column.mean == pytest.approx(filled.mean(), rel=1e-9, abs=1e-9)
     vanishes = spread < 1e-150  # squares are too small numbers then, as where all numbers are equal
-    assert column.deviation == pytest.approx(spread, rel=1e-9) or (vanishes and column.deviation == 1.0)
+    assert column.deviation == pytest.approx(spread, rel=1e-9) or (
+        vanishes and column.deviation == 1.0
+    )
     assert filled.min() < filled.max() or column.deviation == 1.0
     other = fitted(silos[::-1]).columns
     assert other == (column,)
@@ -66,18 +73,25 @@ def test_sums_equal_pooled_rows(parts: list[list[float]], offset: float) -> None
 def test_one_silo_has_the_bits_of_numpy() -> None:
     values = np.random.default_rng(0).lognormal(3, 2, 1001)
     (column,) = fitted([silo("s", {"a": values})]).columns
-    assert column == Numeric("a", float(np.median(values)), float(values.mean()), float(values.std()))
+    assert column == Numeric(
+        "a", float(np.median(values)), float(values.mean()), float(values.std())
+    )
 
 
 def test_as_scikit_learn_on_pooled_rows(hospitals: dict[str, pd.DataFrame]) -> None:
     frames = list(hospitals.values())
-    silos = [TableSilo(name, frame, np.arange(len(frame)), ("outcome",)) for name, frame in hospitals.items()]
+    silos = [
+        TableSilo(name, frame, np.arange(len(frame)), ("outcome",))
+        for name, frame in hospitals.items()
+    ]
     schema = fit("made", LocalSilos(silos), Request("outcome")).schema
     pooled = pd.concat(frames, ignore_index=True)
     found = np.concatenate([schema.encode(frame) for frame in frames])
     titles = {name: place for place, name in enumerate(schema.features)}
     numeric = ["age", "creatinine", "bmi"]
-    scaled = StandardScaler().fit_transform(SimpleImputer(strategy="median").fit_transform(pooled[numeric]))
+    scaled = StandardScaler().fit_transform(
+        SimpleImputer(strategy="median").fit_transform(pooled[numeric])
+    )
     np.testing.assert_allclose(found[:, [titles[name] for name in numeric]], scaled, atol=1e-6)
     scaler = StandardScaler().fit(SimpleImputer(strategy="median").fit_transform(pooled[numeric]))
     columns = {column.name: column for column in schema.columns}
@@ -117,7 +131,10 @@ class Counting:
 
 def test_medians_take_few_messages() -> None:
     rng = np.random.default_rng(1)
-    silos = [Counting(silo(f"s{place}", {f"c{k}": rng.normal(10**k, 1, 501) for k in range(6)})) for place in range(3)]
+    silos = [
+        Counting(silo(f"s{place}", {f"c{k}": rng.normal(10**k, 1, 501) for k in range(6)}))
+        for place in range(3)
+    ]
     fit("made", LocalSilos(silos), Request("y"))
     assert silos[0].asked <= 6
     assert silos[0].sent <= 2 * 6 * BINS
@@ -153,7 +170,9 @@ def test_a_column_of_different_texts_stays_where_it_is() -> None:
     names = silo("b", {"who": [f"person {number}" for number in range(100)]})
     facts = names.describe(Request("y", compared=True)).columns["who"]
     assert (facts.counts, facts.texts, facts.example) == ({}, 100, "")
-    with pytest.raises(FedskewError, match="made: b: column 'who' has 100 texts in 100 training rows; drop=who"):
+    with pytest.raises(
+        FedskewError, match="made: b: column 'who' has 100 texts in 100 training rows; drop=who"
+    ):
         fitted([silo("a", {"who": ["x"] * 5}), names], compared=True)
 
 
@@ -173,12 +192,20 @@ def test_a_schema_survives_json() -> None:
     ("columns", "message"),
     [
         ({"b": ["x"]}, "new.csv lacks column 'a', on which the model was trained; it has b"),
-        ({"a": ["?"], "b": ["x"]}, r"new.csv: column 'a' holds text \('\?'\), and the training rows have numbers"),
-        ({"a": [1.0], "b": [7]}, r"new.csv: column 'b' holds numbers \(7\), and the training rows have categories"),
+        (
+            {"a": ["?"], "b": ["x"]},
+            r"new.csv: column 'a' holds text \('\?'\), and the training rows have numbers",
+        ),
+        (
+            {"a": [1.0], "b": [7]},
+            r"new.csv: column 'b' holds numbers \(7\), and the training rows have categories",
+        ),
     ],
 )
 def test_what_does_not_fit_a_schema(columns: dict[str, Any], message: str) -> None:
-    schema = Schema((Numeric("a", 0, 0, 1), Categories("b", ("x", "y"), 0)), Label(("y",), "class", ("0", "1")))
+    schema = Schema(
+        (Numeric("a", 0, 0, 1), Categories("b", ("x", "y"), 0)), Label(("y",), "class", ("0", "1"))
+    )
     with pytest.raises(FedskewError, match=message):
         schema.check("new.csv", pd.DataFrame(columns))
 
@@ -205,7 +232,9 @@ def test_other_differences_are_no_units(here: tuple[float, float, float], why: s
 
 
 def test_categories_of_five_rows_are_named_and_of_four_are_not():
-    facts = ColumnFacts("text", "", 3, counts={"five": 5, "four": 4, "one": 1, MISSING: 3}, texts=3).without_rare()
+    facts = ColumnFacts(
+        "text", "", 3, counts={"five": 5, "four": 4, "one": 1, MISSING: 3}, texts=3
+    ).without_rare()
     assert facts.counts == {"five": 5, MISSING: 3, OTHER: 5}
     assert facts.rare == 2
     nothing_rare = ColumnFacts("text", "", 0, counts={"five": 5, OTHER: 9}, texts=2)

@@ -36,9 +36,16 @@ def refusal(read: Callable[[], Any]) -> str:
 
 
 @seed(0)
-@settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(number=st.integers(0, 2**32))
-def test_a_damaged_file_is_read_or_refused(reader: tuple[Path, Callable[[], Any]], number: int) -> None:
+def test_a_damaged_file_is_read_or_refused(
+    reader: tuple[Path, Callable[[], Any]], number: int
+) -> None:
     place, read = reader
     began = time.monotonic()
     with mutants.damaged(place, random.Random(number)):

@@ -8,11 +8,15 @@ import pytest
 from fedskew.core.errors import FedskewError
 from fedskew.data import load
 
-SIGNALS = [f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]
+SIGNALS = [
+    f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+]
 
 
 def lines(rows: np.ndarray) -> str:
-    return "".join("  " + " ".join(f"{value: .7e}" for value in row) + "\r\n" for row in np.atleast_2d(rows))
+    return "".join(
+        "  " + " ".join(f"{value: .7e}" for value in row) + "\r\n" for row in np.atleast_2d(rows)
+    )
 
 
 def write_har(root: Path, train: int = 12, test: int = 4) -> dict[str, np.ndarray]:
@@ -28,7 +32,9 @@ def write_har(root: Path, train: int = 12, test: int = 4) -> dict[str, np.ndarra
         values[f"{part} signals"] = rng.normal(size=(count, 9, 128))
         (top / part / f"X_{part}.txt").write_text(lines(values[part]))
         (top / part / f"y_{part}.txt").write_text("".join(f"{n % 6 + 1}\n" for n in range(count)))
-        (top / part / f"subject_{part}.txt").write_text("".join(f"{subjects[n // 6 % 2]}\n" for n in range(count)))
+        (top / part / f"subject_{part}.txt").write_text(
+            "".join(f"{subjects[n // 6 % 2]}\n" for n in range(count))
+        )
         for position, signal in enumerate(SIGNALS):
             path = top / part / "Inertial Signals" / f"{signal}_{part}.txt"
             path.write_text(lines(values[f"{part} signals"][:, position]))
@@ -49,7 +55,9 @@ def test_published_split_as_published(data_root: Path) -> None:
     scaled = load("uci-har:standardize=true")
     np.testing.assert_allclose(scaled.train.x.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(
-        scaled.test.x, (values["test"] - values["train"].mean(0)) / values["train"].std(0), atol=1e-5
+        scaled.test.x,
+        (values["test"] - values["train"].mean(0)) / values["train"].std(0),
+        atol=1e-5,
     )
 
 
@@ -57,7 +65,8 @@ def test_training_rows_alone(data_root: Path) -> None:
     write_har(data_root)
     (data_root / "UCI HAR Dataset/test/X_test.txt").unlink()
     with pytest.raises(
-        FedskewError, match=r"X_test\.txt is not there; run: fedskew data fetch uci-har, or use uci-har:part=train"
+        FedskewError,
+        match=r"X_test\.txt is not there; run: fedskew data fetch uci-har, or use uci-har:part=train",
     ):
         load("uci-har")
     data = load("uci-har:part=train,test=0.5,split_seed=2")
@@ -82,8 +91,16 @@ def test_inertial_signals_from_npz_are_the_same(data_root: Path) -> None:
     official = load("uci-har-inertial")
     x = np.concatenate([values["train signals"], values["test signals"]]).transpose(0, 2, 1)
     parts = (official.train, official.test)
-    y, subject = (np.concatenate([getattr(part, kind) for part in parts]) + 1 for kind in ("y", "group"))
-    np.savez(data_root / "uci-har-inertial.npz", x=x, y=y, subject=subject, split=np.repeat([0, 1], [12, 4]))
+    y, subject = (
+        np.concatenate([getattr(part, kind) for part in parts]) + 1 for kind in ("y", "group")
+    )
+    np.savez(
+        data_root / "uci-har-inertial.npz",
+        x=x,
+        y=y,
+        subject=subject,
+        split=np.repeat([0, 1], [12, 4]),
+    )
     for part in ("train", "test"):
         for file in (data_root / "UCI HAR Dataset" / part / "Inertial Signals").iterdir():
             file.unlink()
@@ -101,7 +118,11 @@ def test_inertial_signals_from_npz_are_the_same(data_root: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("train/X_train.txt", "1 2 3\n4 5", "holds 5 numbers, expected 12 rows of 3: it is cut off"),
+        (
+            "train/X_train.txt",
+            "1 2 3\n4 5",
+            "holds 5 numbers, expected 12 rows of 3: it is cut off",
+        ),
         ("train/X_train.txt", "1 2 x\n", "holds something that is not a number"),
         ("train/X_train.txt", "", "is empty"),
         ("train/y_train.txt", "1\n7\n", "holds numbers other than 1 … 6"),

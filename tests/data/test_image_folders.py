@@ -20,7 +20,8 @@ def raw(x: np.ndarray, notes: tuple[str, ...]) -> np.ndarray:
     note = next(note for note in notes if "channels standardised" in note)
     means, deviations = note[note.index("(") + 1 : -1].split("; ")
     mean, deviation = (
-        np.array([float(part) for part in text.split(", ")])[:, None, None] for text in (means, deviations)
+        np.array([float(part) for part in text.split(", ")])[:, None, None]
+        for text in (means, deviations)
     )
     return (x * deviation + mean) * 255
 
@@ -103,7 +104,9 @@ def test_pacs(data_root: Path) -> None:
         for label in ("dog", "elephant"):
             for n in range(5):
                 picture(data_root / "PACS" / domain / label / f"pic_{n}.jpg", (n, 50, 99), size=227)
-    with pytest.raises(FedskewError, match=r"PACS/sketch is not there; download .*<domain>/<class>"):
+    with pytest.raises(
+        FedskewError, match=r"PACS/sketch is not there; download .*<domain>/<class>"
+    ):
         load("pacs")
     for label in ("dog", "elephant"):
         for n in range(5):
@@ -119,8 +122,16 @@ def test_digits_dg_keeps_its_split(data_root: Path) -> None:
     for position, domain in enumerate(("mnist", "mnist_m", "svhn", "syn")):
         for digit in ("0", "1", "2"):
             for n in range(2):
-                picture(data_root / "digits_dg" / domain / "train" / digit / f"{n}.jpg", (position, 0, 0), size=32)
-            picture(data_root / "digits_dg" / domain / "val" / digit / "1.jpg", (position, 0, 0), size=32)
+                picture(
+                    data_root / "digits_dg" / domain / "train" / digit / f"{n}.jpg",
+                    (position, 0, 0),
+                    size=32,
+                )
+            picture(
+                data_root / "digits_dg" / domain / "val" / digit / "1.jpg",
+                (position, 0, 0),
+                size=32,
+            )
     data = load("digits-dg")
     assert (len(data.train), len(data.test), data.shape) == (24, 12, (3, 32, 32))
     assert data.groups == ("mnist", "mnist_m", "svhn", "syn")
@@ -130,7 +141,8 @@ def test_digits_dg_keeps_its_split(data_root: Path) -> None:
 
 def test_digits_dg_says_what_to_put_where(data_root: Path) -> None:
     with pytest.raises(
-        FedskewError, match=rf"unpack it as {data_root}/digits_dg/<domain>/\{{train,val\}}/<class>/\*\.jpg"
+        FedskewError,
+        match=rf"unpack it as {data_root}/digits_dg/<domain>/\{{train,val\}}/<class>/\*\.jpg",
     ):
         load("digits-dg")
 
@@ -139,10 +151,14 @@ def write_tiny(root: Path) -> Path:
     top = root / "tiny-imagenet-200"
     for n, wnid in enumerate(("n02", "n01", "n03")):
         for number in range(3):
-            picture(top / "train" / wnid / "images" / f"{wnid}_{number}.JPEG", (80 * n, 0, 0), size=64)
+            picture(
+                top / "train" / wnid / "images" / f"{wnid}_{number}.JPEG", (80 * n, 0, 0), size=64
+            )
         picture(top / "val" / "images" / f"val_{n}.JPEG", (80 * n, 0, 0), size=64)
     (top / "wnids.txt").write_text("n02\nn01\nn03\n")
-    boxes = "".join(f"val_{n}.JPEG\t{wnid}\t0\t32\t44\t62\n" for n, wnid in enumerate(("n02", "n01", "n03")))
+    boxes = "".join(
+        f"val_{n}.JPEG\t{wnid}\t0\t32\t44\t62\n" for n, wnid in enumerate(("n02", "n01", "n03"))
+    )
     (top / "val" / "val_annotations.txt").write_text(boxes)
     return top
 
@@ -156,7 +172,9 @@ def test_tiny_imagenet(data_root: Path) -> None:
     np.testing.assert_allclose(raw(data.test.x, data.notes)[:, 0, 0, 0], [0, 80, 160], atol=2)
     annotations = top / "val" / "val_annotations.txt"
     annotations.write_text(annotations.read_text() + "val_9.JPEG\tn09\t0\t0\t0\t0\n")
-    with pytest.raises(FedskewError, match="line 4 does not name an image and one of the 3 classes"):
+    with pytest.raises(
+        FedskewError, match="line 4 does not name an image and one of the 3 classes"
+    ):
         load("tiny-imagenet")
     annotations.write_text("val_9.JPEG\tn01\t0\t0\t0\t0\n")
     with pytest.raises(FedskewError, match=r"val_9\.JPEG is not there"):

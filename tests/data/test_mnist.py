@@ -12,7 +12,9 @@ from fedskew.data import load
 
 
 def idx(array: np.ndarray, kind: int) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, kind, array.ndim, *array.shape) + array.tobytes()
+    return (
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, kind, array.ndim, *array.shape) + array.tobytes()
+    )
 
 
 def write_mnist(folder: Path, train: int = 6, test: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -59,9 +61,13 @@ def test_unpacked_files_serve_as_well(data_root: Path) -> None:
 
 def test_qmnist_groups_by_writer(data_root: Path) -> None:
     _, labels = write_mnist(data_root / "mnist")
-    write_writers(data_root / "qmnist", labels[:6], [30, 7, 7, 30, 7, 7], "qmnist-train-labels-idx2-int.gz")
+    write_writers(
+        data_root / "qmnist", labels[:6], [30, 7, 7, 30, 7, 7], "qmnist-train-labels-idx2-int.gz"
+    )
     more = np.concatenate([labels[6:], [9, 9]])  # the real file goes on beyond MNIST's test digits
-    write_writers(data_root / "qmnist", more, [8, 100, 8, 8, 1, 1], "qmnist-test-labels-idx2-int.gz")
+    write_writers(
+        data_root / "qmnist", more, [8, 100, 8, 8, 1, 1], "qmnist-test-labels-idx2-int.gz"
+    )
     data = load("qmnist")
     assert data.groups == ("7", "8", "30", "100")
     assert data.train.group is not None
@@ -72,14 +78,17 @@ def test_qmnist_groups_by_writer(data_root: Path) -> None:
 
 def test_qmnist_notices_labels_of_other_digits(data_root: Path) -> None:
     _, labels = write_mnist(data_root / "mnist")
-    write_writers(data_root / "qmnist", labels[:6][::-1], [1] * 6, "qmnist-train-labels-idx2-int.gz")
+    write_writers(
+        data_root / "qmnist", labels[:6][::-1], [1] * 6, "qmnist-train-labels-idx2-int.gz"
+    )
     with pytest.raises(FedskewError, match=r"classes in .* are not those of the files in mnist/"):
         load("qmnist")
 
 
 def test_missing_file_says_how_to_get_it(data_root: Path) -> None:
     with pytest.raises(
-        FedskewError, match=r"mnist/train-images-idx3-ubyte\.gz is not there; run: fedskew data fetch mnist$"
+        FedskewError,
+        match=r"mnist/train-images-idx3-ubyte\.gz is not there; run: fedskew data fetch mnist$",
     ):
         load("mnist")
 

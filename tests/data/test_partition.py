@@ -75,7 +75,11 @@ def test_bad_files_are_refused(tmp_path: Path):
         np.save(file, np.arange(3))
     with pytest.raises(FedskewError, match="is not a partition file"):
         Partition.load(path)
-    for arrays in ({"rows": [0, 1]}, {"rows": [0, 1], "offsets": [0, 3]}, {"rows": [0, 1], "offsets": [0, 2, 1, 2]}):
+    for arrays in (
+        {"rows": [0, 1]},
+        {"rows": [0, 1], "offsets": [0, 3]},
+        {"rows": [0, 1], "offsets": [0, 2, 1, 2]},
+    ):
         np.savez(path, **{key: np.array(value) for key, value in arrays.items()})
         with pytest.raises(FedskewError, match="is not a partition file"):
             Partition.load(path)

@@ -14,24 +14,33 @@ def covtype_lines(rows: int = 70) -> list[str]:
     result = []
     for n in range(rows):
         numeric = [2000 + n, n, 3, *range(7)]
-        hot = [int(n % 4 == area) for area in range(4)] + [int(n % 40 == soil) for soil in range(40)]
+        hot = [int(n % 4 == area) for area in range(4)] + [
+            int(n % 40 == soil) for soil in range(40)
+        ]
         result.append(",".join(map(str, [*numeric, *hot, n % 7 + 1])) + "\n")
     return result
 
 
 def test_covtype(data_root: Path) -> None:
     (data_root / "covtype").mkdir()
-    (data_root / "covtype" / "covtype.data.gz").write_bytes(gzip.compress("".join(covtype_lines()).encode()))
+    (data_root / "covtype" / "covtype.data.gz").write_bytes(
+        gzip.compress("".join(covtype_lines()).encode())
+    )
     data = load("covtype:test=0.5")
     assert data.shape == (54,)
     assert np.bincount(data.test.y).tolist() == [5] * 7
     assert data.classes[2] == "Ponderosa Pine"
-    assert (data.features[0], data.features[10], data.features[53]) == ("Elevation", "Wilderness_Area1", "Soil_Type40")
+    assert (data.features[0], data.features[10], data.features[53]) == (
+        "Elevation",
+        "Wilderness_Area1",
+        "Soil_Type40",
+    )
     np.testing.assert_allclose(data.train.x[:, 0].mean(), 0, atol=1e-5)
     np.testing.assert_allclose(data.train.x[:, 0].std(), 1, atol=1e-5)
     assert set(data.train.x[:, 2].tolist()) == {0}  # constant
     elevation, label = (
-        np.concatenate([part(data.train), part(data.test)]) for part in (lambda r: r.x[:, 0], lambda r: r.y)
+        np.concatenate([part(data.train), part(data.test)])
+        for part in (lambda r: r.x[:, 0], lambda r: r.y)
     )
     assert label[np.argsort(elevation)].tolist() == [n % 7 for n in range(70)]
     assert set(np.unique(data.train.x[:, 10:])) == {0, 1}
@@ -44,10 +53,16 @@ def test_covtype(data_root: Path) -> None:
     ("lines", "message"),
     [
         ([], "is empty"),
-        ([*covtype_lines(3), "1,2,3\n"], r"not a table of 55 numbers a line \(line 4\): it is cut off"),
+        (
+            [*covtype_lines(3), "1,2,3\n"],
+            r"not a table of 55 numbers a line \(line 4\): it is cut off",
+        ),
         (["1,2,3\n"], r"not a table of 55 numbers a line \(3 columns\)"),
         ([covtype_lines(1)[0].replace("2000", "abc")], "not a table of 55 numbers a line: .*abc"),
-        ([covtype_lines(1)[0].rstrip()[:-1] + "9\n"], "the last column must hold cover types 1 … 7"),
+        (
+            [covtype_lines(1)[0].rstrip()[:-1] + "9\n"],
+            "the last column must hold cover types 1 … 7",
+        ),
     ],
 )
 def test_covtype_damaged(data_root: Path, lines: list[str], message: str) -> None:
@@ -61,7 +76,8 @@ def write_unsw(folder: Path, part: str, rows: int) -> None:
     folder.mkdir(exist_ok=True)
     kinds = ["Normal", "Exploits", "Worms"]
     body = "".join(
-        f"{n},0.{n},{'tcp' if n % 2 else 'udp'},-,FIN,{n},{kinds[n % 3]},{int(n % 3 > 0)}\n" for n in range(rows)
+        f"{n},0.{n},{'tcp' if n % 2 else 'udp'},-,FIN,{n},{kinds[n % 3]},{int(n % 3 > 0)}\n"
+        for n in range(rows)
     )
     (folder / f"UNSW_NB15_{part}-set.csv").write_text(
         "\ufeffid,dur,proto,service,state,spkts,attack_cat,label\n" + body
@@ -90,13 +106,16 @@ def test_nf_unsw_nb15_leaves_out_what_gives_the_attack_away(data_root: Path) -> 
         "TCP_FLAGS,FLOW_DURATION_MILLISECONDS,Label,Attack\n"
     )
     body = "".join(
-        f"1.2.3.{n},{n},4.5.6.{n},80,6,7.0,{n},5,1,1,27,0,{n % 2},{['Benign', 'DoS'][n % 2]}\n" for n in range(20)
+        f"1.2.3.{n},{n},4.5.6.{n},80,6,7.0,{n},5,1,1,27,0,{n % 2},{['Benign', 'DoS'][n % 2]}\n"
+        for n in range(20)
     )
     (data_root / "nf-unsw-nb15").mkdir()
     (data_root / "nf-unsw-nb15" / "NF-UNSW-NB15.csv").write_text(columns + body)
     data = load("nf-unsw-nb15:test=0.5")
     assert data.classes == ("Benign", "DoS")
-    assert [feature for feature in data.features if "ADDR" in feature or feature in ("Label", "Attack")] == []
+    assert [
+        feature for feature in data.features if "ADDR" in feature or feature in ("Label", "Attack")
+    ] == []
     assert len(data.features) == 10
     assert len(data.test) == 10
 
@@ -110,7 +129,8 @@ def write_vehicle(folder: Path, name: str, header: str = "TimeStamp,Speed,gFz,La
 
 def test_vehicles(data_root: Path) -> None:
     with pytest.raises(
-        FedskewError, match=r"vehicles is not there; download https://www.kaggle.com/.* put its \.csv files into"
+        FedskewError,
+        match=r"vehicles is not there; download https://www.kaggle.com/.* put its \.csv files into",
     ):
         load("vehicles")
     (data_root / "vehicles").mkdir()
@@ -143,8 +163,12 @@ def test_driving_behavior(data_root: Path) -> None:
     folder = data_root / "driving-behavior"
     folder.mkdir()
     for part, rows in (("train", 12), ("test", 9)):
-        body = "".join(f"{n},0,0,0,0,1,{['SLOW', 'NORMAL', 'AGGRESSIVE'][n % 3]},{n}\n" for n in range(rows))
-        (folder / f"{part}_motion_data.csv").write_text("AccX,AccY,AccZ,GyroX,GyroY,GyroZ,Class,Timestamp\n" + body)
+        body = "".join(
+            f"{n},0,0,0,0,1,{['SLOW', 'NORMAL', 'AGGRESSIVE'][n % 3]},{n}\n" for n in range(rows)
+        )
+        (folder / f"{part}_motion_data.csv").write_text(
+            "AccX,AccY,AccZ,GyroX,GyroY,GyroZ,Class,Timestamp\n" + body
+        )
     data = load("driving-behavior")
     assert (len(data.train), len(data.test)) == (12, 9)
     assert data.features == ("AccX", "AccY", "AccZ", "GyroX", "GyroY", "GyroZ")

@@ -26,7 +26,18 @@ def test_mnist(states: dict[str, str]) -> None:
     assert data.validation is not None
     assert (len(data.train), len(data.validation), len(data.test)) == (48_000, 12_000, 10_000)
     plain = load("mnist")
-    assert np.bincount(plain.train.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(plain.train.y).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
     assert plain.notes[0].endswith("(0.1307; 0.3081)")
     assert plain.train.x[:, :, 0, 0].max() == plain.train.x.min()  # the corners are blank
 

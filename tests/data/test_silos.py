@@ -30,7 +30,11 @@ def same(one: fs.Dataset, other: fs.Dataset) -> bool:
         np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y) and np.array_equal(a.group, b.group)  # type: ignore[arg-type]
         for a, b in pairs
     )
-    return equal and (one.classes, one.groups, one.features) == (other.classes, other.groups, other.features)
+    return equal and (one.classes, one.groups, one.features) == (
+        other.classes,
+        other.groups,
+        other.features,
+    )
 
 
 def test_one_client_a_file_however_they_are_given(folder: Path, hospitals: Frames) -> None:
@@ -41,7 +45,9 @@ def test_one_client_a_file_however_they_are_given(folder: Path, hospitals: Frame
     assert fed.recipe["skew"] == {"name": "natural", "groups": None}
     assert fed.partition.sizes.tolist() == [192, 224, 256, 288]
     assert same(data, fs.load("files:label=outcome"))
-    assert same(data, fs.load(together([f"files/hospital_{name}.csv:label=outcome" for name in "DBCA"])))
+    assert same(
+        data, fs.load(together([f"files/hospital_{name}.csv:label=outcome" for name in "DBCA"]))
+    )
     assert same(data, fs.load(hospitals, label="outcome"))
     assert same(data, fs.load(dict(reversed(hospitals.items())), label="outcome"))
     for name, frame in hospitals.items():
@@ -63,7 +69,10 @@ def test_every_client_splits_for_itself(folder: Path, hospitals: Frames) -> None
             for place, name in enumerate(data.classes):
                 assert (own == place).sum() == pytest.approx(share * counts.get(name, 0), abs=2)
     # A client's test rows are the same whoever else takes part.
-    alone = fs.load({"hospital_A": hospitals["hospital_A"], "hospital_B": hospitals["hospital_B"]}, label="outcome")
+    alone = fs.load(
+        {"hospital_A": hospitals["hospital_A"], "hospital_B": hospitals["hospital_B"]},
+        label="outcome",
+    )
     whole = fs.load(hospitals, label="outcome")
     place = {name: whole.classes.index(name) for name in alone.classes}
     assert alone.test.group is not None
@@ -109,11 +118,21 @@ def test_a_column_of_another_spelling_is_noticed(hospitals: Frames) -> None:
 
 def test_a_text_of_another_spelling_is_noticed(hospitals: Frames) -> None:
     first = hospitals["hospital_B"]
-    hospitals["hospital_B"] = first.assign(outcome=first["outcome"] + " ", ward=first["ward"].replace("icu", "ICU"))
+    hospitals["hospital_B"] = first.assign(
+        outcome=first["outcome"] + " ", ward=first["ward"].replace("icu", "ICU")
+    )
     found = fs.load(hospitals, label="outcome").differences
-    assert sum("are 'died' and 'died ' the same? Then write them alike" in line for line in found) == 1
+    assert (
+        sum("are 'died' and 'died ' the same? Then write them alike" in line for line in found) == 1
+    )
     assert sum("are 'died ' and 'died' the same?" in line for line in found) == 3
-    assert sum("only hospital_B has 'ICU'" in line and "are 'ICU' and 'icu' the same?" in line for line in found) == 1
+    assert (
+        sum(
+            "only hospital_B has 'ICU'" in line and "are 'ICU' and 'icu' the same?" in line
+            for line in found
+        )
+        == 1
+    )
     assert sum("the same?" in line for line in found) == 5
 
 
@@ -121,7 +140,10 @@ def test_a_text_of_another_spelling_is_noticed(hospitals: Frames) -> None:
     ("text", "message"),
     [
         ("", r"files/odd\.csv is empty"),
-        ("age;outcome\n3;died\n", "'age;outcome' is one name: say separator=semicolon, or write commas"),
+        (
+            "age;outcome\n3;died\n",
+            "'age;outcome' is one name: say separator=semicolon, or write commas",
+        ),
     ],
 )
 def test_a_file_without_columns(folder: Path, text: str, message: str) -> None:
@@ -147,21 +169,28 @@ def test_overlapping_windows_need_test_rows(folder: Path) -> None:
 
 
 def test_a_type_conflict_names_file_column_and_value(hospitals: Frames) -> None:
-    hospitals["hospital_B"]["age"] = hospitals["hospital_B"]["age"].astype(str).replace("60.0", "about 60")
+    hospitals["hospital_B"]["age"] = (
+        hospitals["hospital_B"]["age"].astype(str).replace("60.0", "about 60")
+    )
     with pytest.raises(
         FedskewError,
         match=r"hospital_B: column 'age' holds text \('about 60'\), and numbers in hospital_A \(\d+\): correct it, "
         "or say categorical=age or drop=age",
     ):
         fs.load(hospitals, label="outcome")
-    assert "age=about 60" in fs.load(hospitals, label="outcome", categorical="age", max_categories=200).features
+    assert (
+        "age=about 60"
+        in fs.load(hospitals, label="outcome", categorical="age", max_categories=200).features
+    )
     assert "age" not in fs.load(hospitals, label="outcome", drop="age").features
 
 
 def test_a_file_without_values_of_a_column(hospitals: Frames) -> None:
     hospitals["hospital_A"]["sex"] = None
     data = fs.load(hospitals, label="outcome")
-    assert "hospital_A has no value in column 'sex': filled as missing values are" in data.differences
+    assert (
+        "hospital_A has no value in column 'sex': filled as missing values are" in data.differences
+    )
     assert "sex=missing" in data.features
 
 
@@ -188,16 +217,25 @@ def test_own_test_files_that_do_not_fit(folder: Path, hospitals: Frames) -> None
         ({"age": "old"}, r"hospital_A: the test table: column 'age' holds text \('old'\)"),
         ({"ward": 3}, r"hospital_A: the test table: column 'ward' holds numbers \(3\)"),
     ]:
-        hospitals["hospital_A"].head(20).assign(**change).to_csv("files/hospital_A-test.csv", index=False)
+        hospitals["hospital_A"].head(20).assign(**change).to_csv(
+            "files/hospital_A-test.csv", index=False
+        )
         with pytest.raises(FedskewError, match=message):
             fs.load("files:label=outcome")
 
 
 def test_a_folder_with_a_label_holds_tables(folder: Path) -> None:
     Path("files/older").mkdir()
-    assert fs.load("files:label=outcome").groups == ("hospital_A", "hospital_B", "hospital_C", "hospital_D")
+    assert fs.load("files:label=outcome").groups == (
+        "hospital_A",
+        "hospital_B",
+        "hospital_C",
+        "hospital_D",
+    )
     Path("nothing").mkdir()
-    with pytest.raises(FedskewError, match="nothing: no file of that name; expected files that end in"):
+    with pytest.raises(
+        FedskewError, match="nothing: no file of that name; expected files that end in"
+    ):
         fs.load("nothing:label=outcome")
 
 
@@ -225,25 +263,41 @@ def test_npz_files_equal_their_pooled_rows(tmp_path: Path) -> None:
     axes = (0, 2)
     scaled = (pooled - pooled.mean(axes, keepdims=True)) / (pooled - 1e6).std(axes, keepdims=True)
     np.testing.assert_allclose(data.train.x, scaled, atol=2e-6)
-    np.testing.assert_array_equal(data.test.y, np.concatenate([wanted[1][1][40:], wanted[0][1][40:]]))
+    np.testing.assert_array_equal(
+        data.test.y, np.concatenate([wanted[1][1][40:], wanted[0][1][40:]])
+    )
     x = rng.normal(5, 1, (50, 2))
     np.savez(tmp_path / "c.npz", x=x * 1000, y=np.zeros(50, int))
-    with pytest.raises(FedskewError, match=r"c\.npz has no test rows, and .*a\.npz has: give all of them, or none"):
+    with pytest.raises(
+        FedskewError, match=r"c\.npz has no test rows, and .*a\.npz has: give all of them, or none"
+    ):
         fs.load(f"{tmp_path}/*.npz")
     np.savez(tmp_path / "e.npz", x=x[:, None], y=np.arange(50) % 2)
-    with pytest.raises(FedskewError, match=r"e has rows of shape \(1, 2\), and c has rows of shape \(2,\)"):
+    with pytest.raises(
+        FedskewError, match=r"e has rows of shape \(1, 2\), and c has rows of shape \(2,\)"
+    ):
         fs.load({"name": "silos", "paths": (f"{tmp_path}/c.npz", f"{tmp_path}/e.npz")})
     np.savez(tmp_path / "d.npz", x=x, y=np.arange(50) % 2)
-    found = fs.load({"name": "silos", "paths": (f"{tmp_path}/c.npz", f"{tmp_path}/d.npz")}).differences
-    factors = [float(line.split("are about ")[1].split(" times d's")[0]) for line in found if "another unit" in line]
+    found = fs.load(
+        {"name": "silos", "paths": (f"{tmp_path}/c.npz", f"{tmp_path}/d.npz")}
+    ).differences
+    factors = [
+        float(line.split("are about ")[1].split(" times d's")[0])
+        for line in found
+        if "another unit" in line
+    ]
     assert factors == pytest.approx([1000, 1000], rel=0.1)
     assert "c has no row of class '1' (column 'y')" in found
 
 
 @pytest.mark.parametrize("options", ["", " --npz"])
-def test_a_folder_that_split_wrote(folder: Path, hospitals: Frames, fedskew, monkeypatch, options: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_folder_that_split_wrote(
+    folder: Path, hospitals: Frames, fedskew, monkeypatch, options: str
+) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("fedskew.export.split_figure.draw_split", lambda *args: b"picture")
-    pd.concat([frame.assign(site=name) for name, frame in hospitals.items()]).to_csv("all.csv", index=False)
+    pd.concat([frame.assign(site=name) for name, frame in hospitals.items()]).to_csv(
+        "all.csv", index=False
+    )
     spec = "--data all.csv:label=outcome,test=0.2 --group site --skew natural"
     assert fedskew(f"split {spec} --out nodes{options}") == 0
     record = json.loads(Path("nodes/split.json").read_text())
@@ -258,7 +312,9 @@ def test_a_folder_that_split_wrote(folder: Path, hospitals: Frames, fedskew, mon
     with pytest.raises(FedskewError, match="unknown client of nodes 'hospital_X'"):
         fs.load_split("nodes", "hospital_X")
     assert fedskew(f"split {spec} --out numbers --index") == 0
-    with pytest.raises(FedskewError, match="numbers holds row numbers only: split again without --index"):
+    with pytest.raises(
+        FedskewError, match="numbers holds row numbers only: split again without --index"
+    ):
         fs.load("numbers")
 
 
@@ -272,7 +328,10 @@ def test_names_where_clients_are_groups_and_numbers_elsewhere(hospitals: Frames)
     mixed = fs.split(data, "iid", clients=3)
     assert not mixed.named
     assert mixed.client_names == ("0", "1", "2")
-    with pytest.raises(FedskewError, match=r"clients=3: .* comes with its 4 clients \(hospital_A, .*leave clients out"):
+    with pytest.raises(
+        FedskewError,
+        match=r"clients=3: .* comes with its 4 clients \(hospital_A, .*leave clients out",
+    ):
         fs.split(data, clients=3)
     assert fs.split(data, clients=4).partition == fed.partition
 
@@ -303,7 +362,9 @@ def test_what_is_wrong_with_files(folder: Path, spec: str, message: str) -> None
 
 
 def test_other_mistakes(folder: Path, hospitals: Frames) -> None:
-    with pytest.raises(FedskewError, match="several --data are files of clients, and digits is a data set"):
+    with pytest.raises(
+        FedskewError, match="several --data are files of clients, and digits is a data set"
+    ):
         together(["files/hospital_A.csv:label=outcome", "digits"])
     with pytest.raises(FedskewError, match="label=b here and label=a before"):
         together(["files/hospital_A.csv:label=a", "files/hospital_B.csv:label=b"])
@@ -316,7 +377,9 @@ def test_other_mistakes(folder: Path, hospitals: Frames) -> None:
         fs.load("files:label=outcome")
     with pytest.raises(FedskewError, match="a data frame needs label="):
         fs.load(hospitals)
-    with pytest.raises(FedskewError, match="unknown option of a data frame 'lable': did you mean 'label'"):
+    with pytest.raises(
+        FedskewError, match="unknown option of a data frame 'lable': did you mean 'label'"
+    ):
         fs.load(hospitals, lable="outcome")
     with pytest.raises(FedskewError, match="group=ward: every data frame is a client already"):
         fs.load(hospitals, label="outcome", group="ward")

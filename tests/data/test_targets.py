@@ -20,7 +20,9 @@ FLAGS = (X[:, :2] > 0).astype(int)
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(price=PRICE, red=FLAGS[:, 0], tall=FLAGS[:, 1] == 1)
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(
+        price=PRICE, red=FLAGS[:, 0], tall=FLAGS[:, 1] == 1
+    )
     frame["site"] = np.arange(60) % 3
     frame.to_csv(tmp_path / "t.csv", index=False)
     return tmp_path / "t.csv"
@@ -54,7 +56,9 @@ def test_bins_of_labels_are_the_most_frequent_combinations():
 
 
 def test_bins_are_for_targets_without_classes():
-    with pytest.raises(FedskewError, match=r"bins=4: the targets of digits are classes.* leave it out"):
+    with pytest.raises(
+        FedskewError, match=r"bins=4: the targets of digits are classes.* leave it out"
+    ):
         fs.load("digits").with_bins(4)
     with pytest.raises(FedskewError, match="split: bins=1 is out of range"):
         fs.split((X, PRICE), "iid", task="regression", bins=1)
@@ -67,13 +71,20 @@ def test_a_column_of_numbers(table: Path):
     data = fs.load(f"{table}:label=price,target=number,drop=red+tall,group=site")
     assert (data.target, data.classes, data.features) == ("number", (), ("a", "b", "c"))
     assert data.train.y.dtype == np.float32
-    assert np.sort(np.concatenate([data.train.y, data.test.y])) == pytest.approx(np.sort(PRICE), rel=1e-6)  # as written
+    # As written
+    assert np.sort(np.concatenate([data.train.y, data.test.y])) == pytest.approx(
+        np.sort(PRICE), rel=1e-6
+    )
     assert any("10 bins of the target" in note for note in data.notes)
 
 
 def test_several_columns_of_labels(table: Path):
     data = fs.load(f"{table}:label=red+tall,target=labels,drop=price,test=0.25")
-    assert (data.target, data.classes, data.features) == ("labels", ("red", "tall"), ("a", "b", "c", "site"))
+    assert (data.target, data.classes, data.features) == (
+        "labels",
+        ("red", "tall"),
+        ("a", "b", "c", "site"),
+    )
     assert data.train.y.dtype == np.uint8
     assert data.train.y.sum(0) + data.test.y.sum(0) == pytest.approx(FLAGS.sum(0))
 
@@ -109,7 +120,9 @@ def test_arrays_and_frames_in_memory():
     frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(red=FLAGS[:, 0], tall=FLAGS[:, 1])
     fed = fs.split(frame, "iid", 3, label="red+tall", task="multilabel")
     assert (fed.data.classes, fed.data.features) == (("red", "tall"), ("a", "b", "c"))
-    own = fs.Task(lambda out, y: (out - y).abs(), {"mae": lambda out, y: abs(out - y).mean()}, "number")
+    own = fs.Task(
+        lambda out, y: (out - y).abs(), {"mae": lambda out, y: abs(out - y).mean()}, "number"
+    )
     assert fs.split((X, PRICE), "iid", 3, task=own).data.target == "number"
     assert fs.split((X, FLAGS[:, 0]), "iid", 3, task="binary").data.target == "class"
 
@@ -121,7 +134,9 @@ def test_whole_numbers_are_numbers_when_asked_for():
 
 def test_a_loaded_data_set_knows_its_targets():
     assert fs.split(fs.load("diabetes"), "iid", 3, task="regression").data.target == "number"
-    with pytest.raises(FedskewError, match="takes targets of kind number, and those of digits are of kind class"):
+    with pytest.raises(
+        FedskewError, match="takes targets of kind number, and those of digits are of kind class"
+    ):
         fs.split(fs.load("digits"), "iid", 3, task="regression")
 
 
@@ -195,7 +210,10 @@ def test_a_share_of_every_tenth_is_held_out():
 
 
 def test_a_share_of_every_combination_is_held_out():
-    data = from_arrays((np.zeros((100, 1)), np.repeat([[0, 0], [0, 1], [1, 0], [1, 1]], 25, axis=0)), target="labels")
+    data = from_arrays(
+        (np.zeros((100, 1)), np.repeat([[0, 0], [0, 1], [1, 0], [1, 1]], 25, axis=0)),
+        target="labels",
+    )
     assert np.unique(data.test.y, axis=0, return_counts=True)[1].tolist() == [5] * 4
 
 

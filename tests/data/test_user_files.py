@@ -21,12 +21,22 @@ def test_every_cell_of_a_small_table(tmp_path: Path) -> None:
         tmp_path / "a.csv",
         "id,color,size,ok,flat,y\n1,red,1,True,5,no\n2,,3,False,5,yes\n3,blue,,True,5,no\n4,red,8,True,5,yes\n",
     )
-    test = write(tmp_path / "b.csv", "id,color,size,ok,flat,y\n5,green,5,False,9,maybe\n6,,,True,5,no\n")
+    test = write(
+        tmp_path / "b.csv", "id,color,size,ok,flat,y\n5,green,5,False,9,maybe\n6,,,True,5,no\n"
+    )
     data = load({"name": "csv", "path": train, "test_path": test, "label": "y", "drop": "id"})
     assert data.classes == ("maybe", "no", "yes")
     assert data.train.y.tolist() == [1, 2, 1, 2]
     assert data.test.y.tolist() == [0, 1]
-    assert data.features == ("color=blue", "color=missing", "color=red", "size", "ok=False", "ok=True", "flat")
+    assert data.features == (
+        "color=blue",
+        "color=missing",
+        "color=red",
+        "size",
+        "ok=False",
+        "ok=True",
+        "flat",
+    )
     size = np.array([1, 3, 3, 8])  # the training median 3 fills the gap
     mean, deviation = size.mean(), size.std()
     expected = [
@@ -38,14 +48,25 @@ def test_every_cell_of_a_small_table(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.train.x, expected, atol=1e-6)
     # Green was never seen in training: no category at all. A constant column is only shifted.
     np.testing.assert_allclose(
-        data.test.x, [[0, 0, 0, (5 - mean) / deviation, 1, 0, 4], [0, 1, 0, (3 - mean) / deviation, 0, 1, 0]], atol=1e-6
+        data.test.x,
+        [[0, 0, 0, (5 - mean) / deviation, 1, 0, 4], [0, 1, 0, (3 - mean) / deviation, 0, 1, 0]],
+        atol=1e-6,
     )
     assert data.notes == (
         "2 numeric columns standardised with the mean and deviation of the training rows",
         "4 missing or infinite values in color (2), size (2): numbers filled with the training median, text with "
         "'missing'",
     )
-    plain = load({"name": "csv", "path": train, "test_path": test, "label": "y", "drop": "id", "standardize": False})
+    plain = load(
+        {
+            "name": "csv",
+            "path": train,
+            "test_path": test,
+            "label": "y",
+            "drop": "id",
+            "standardize": False,
+        }
+    )
     assert plain.train.x[:, 3].tolist() == [1, 3, 3, 8]
     assert plain.test.x[:, 6].tolist() == [9, 5]
 
@@ -93,7 +114,9 @@ def test_rare_categories_are_pooled(tmp_path: Path) -> None:
     kinds = ["a"] * 6 + ["b"] * 5 + ["c"] * 4 + ["d"] * 2 + ["e"] * 1 + ["a"] * 2
     frame = pd.DataFrame({"kind": kinds, "n": range(20), "y": [0, 1] * 10})
     frame.iloc[:18].to_csv(tmp_path / "train.csv", index=False)
-    pd.DataFrame({"kind": ["b", "e", "new"], "n": 1, "y": 0}).to_csv(tmp_path / "test.csv", index=False)
+    pd.DataFrame({"kind": ["b", "e", "new"], "n": 1, "y": 0}).to_csv(
+        tmp_path / "test.csv", index=False
+    )
     spec = f"{tmp_path}/train.csv:label=y,test_path={tmp_path}/test.csv,max_categories=3,standardize=false"
     data = load(spec)
     assert data.features == ("kind=a", "kind=b", "kind=other", "n")
@@ -107,16 +130,23 @@ def test_numbers_as_categories_on_demand(tmp_path: Path) -> None:
     data = load(f"{path}:label=y,categorical=code")
     assert data.features == ("code=0", "code=1", "code=2")
     assert data.train.x.sum() == len(data.train)
-    mixed = write(tmp_path / "m.csv", "code,y\n" + "".join(f"{'x' if n == 5 else n % 3},{n % 2}\n" for n in range(30)))
+    mixed = write(
+        tmp_path / "m.csv",
+        "code,y\n" + "".join(f"{'x' if n == 5 else n % 3},{n % 2}\n" for n in range(30)),
+    )
     with pytest.raises(
-        FedskewError, match=r"column 'code' holds 'x' among numbers; correct it, or say categorical=code or drop=code"
+        FedskewError,
+        match=r"column 'code' holds 'x' among numbers; correct it, or say categorical=code or drop=code",
     ):
         load(f"{mixed}:label=y,split_seed=1")
     assert "code=x" in load(f"{mixed}:label=y,split_seed=1,categorical=code").features
 
 
 def test_infinite_numbers_count_as_missing(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv", "a,y\n" + "".join(f"{'inf' if n == 3 else n},{n % 2}\n" for n in range(20)))
+    path = write(
+        tmp_path / "t.csv",
+        "a,y\n" + "".join(f"{'inf' if n == 3 else n},{n % 2}\n" for n in range(20)),
+    )
     data = load(f"{path}:label=y")
     assert np.isfinite(data.train.x).all()
     assert any(note.startswith("1 missing or infinite values in a (1)") for note in data.notes)
@@ -144,20 +174,37 @@ def test_gzip_separator_and_byte_order_mark(tmp_path: Path) -> None:
         ("a,y\n1,0\n2,1\n", "label=y,drop=a", "no feature column is left"),
         ("a,y\n1,0\n2,\n3,1\n4,\n", "label=y", r"column 'y' is missing in 2 rows \(first: row 1\)"),
         ("a,g,y\n1,,0\n2,q,1\n", "label=y,group=g", "column 'g' is missing in 1 rows"),
-        ("a,b,y\n1,,0\n2,,1\n3,,0\n4,,1\n", "label=y,test=0.5", "column 'b' has no value in any training row; drop=b"),
+        (
+            "a,b,y\n1,,0\n2,,1\n3,,0\n4,,1\n",
+            "label=y,test=0.5",
+            "column 'b' has no value in any training row; drop=b",
+        ),
         ("a,y\n1,0\n2,0\n", "label=y", r"column 'y' holds one class only \(0\)"),
-        ("a,y\n1,0.5\n2,1\n", "label=y", r"column 'y' holds 0\.5, labels must be whole numbers or text"),
-        ("a,b,y\n1,2,0\n2,3", "label=y", "the last line has 2 of 3 columns, so the file is cut off"),
+        (
+            "a,y\n1,0.5\n2,1\n",
+            "label=y",
+            r"column 'y' holds 0\.5, labels must be whole numbers or text",
+        ),
+        (
+            "a,b,y\n1,2,0\n2,3",
+            "label=y",
+            "the last line has 2 of 3 columns, so the file is cut off",
+        ),
         ("a,y\n1,0\n2,1,7\n3,0\n", "label=y", "is not a regular table"),
         ("a,y\n1,0,5\n2,1,7\n", "label=y", "is not a regular table"),
-        ("a,y\n1,0\n2,1\n", "label=y,test=0.1", r"test share of 0\.1 of 2 rows leaves one part empty: choose"),
+        (
+            "a,y\n1,0\n2,1\n",
+            "label=y,test=0.1",
+            r"test share of 0\.1 of 2 rows leaves one part empty: choose",
+        ),
         ("a,y\n1,0\n2,1\n", "label=y,test=1", r"test=1 is out of range, it must be > 0 and < 1"),
         ("a,y\n1,0\n2,1\n", "label=y,window=-1", "out of range"),
         ("a,y\n1,0\n2,1\n", "", "needs label=: column with the class"),
         ("a,y\n1,0\n2,1\n", "label=y,lable=z", "did you mean 'label'"),
     ],
 )
-@pytest.mark.filterwarnings("ignore")  # a warning that only the test run turns into an error must not be what stops us
+# A warning that only the test run turns into an error must not be what stops us
+@pytest.mark.filterwarnings("ignore")
 def test_what_is_wrong_with_a_table(tmp_path: Path, text: str, options: str, message: str) -> None:
     path = write(tmp_path / "t.csv", text)
     with pytest.raises(FedskewError, match=message) as error:
@@ -171,15 +218,21 @@ def test_other_bad_files(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes("a,y\nä,1\nb,2\n".encode("latin-1"))
     with pytest.raises(FedskewError, match="is not UTF-8 text"):
         load(f"{tmp_path}/latin.csv:label=y")
-    names = write(tmp_path / "names.csv", "name,y\n" + "".join(f"person{n},{n % 2}\n" for n in range(100)))
-    with pytest.raises(FedskewError, match="column 'name' has 80 texts in 80 training rows; drop=name"):
+    names = write(
+        tmp_path / "names.csv", "name,y\n" + "".join(f"person{n},{n % 2}\n" for n in range(100))
+    )
+    with pytest.raises(
+        FedskewError, match="column 'name' has 80 texts in 80 training rows; drop=name"
+    ):
         load(f"{names}:label=y")
     train = write(tmp_path / "train.csv", "a,b,y\n1,1,0\n2,2,1\n")
     test = write(tmp_path / "test.csv", "a,y\n1,0\n")
     with pytest.raises(FedskewError, match="the test table lacks column 'b'"):
         load(f"{train}:label=y,test_path={test}")
     test = write(tmp_path / "test.csv", "a,b,y\n1,x,0\n")
-    with pytest.raises(FedskewError, match=r"column 'b' holds text \('x'\), and the training rows have numbers"):
+    with pytest.raises(
+        FedskewError, match=r"column 'b' holds text \('x'\), and the training rows have numbers"
+    ):
         load(f"{train}:label=y,test_path={test}")
 
 
@@ -197,7 +250,10 @@ def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
     frame["gap"] = pd.array([None if n % 7 == 0 else n for n in range(len(frame))], dtype="Int64")
     frame.to_parquet(tmp_path / "t.parquet")
     frame.to_csv(tmp_path / "t.csv", index=False)
-    one, two = load(f"{tmp_path}/t.parquet:label=y,group=who"), load(f"{tmp_path}/t.csv:label=y,group=who")
+    one, two = (
+        load(f"{tmp_path}/t.parquet:label=y,group=who"),
+        load(f"{tmp_path}/t.csv:label=y,group=who"),
+    )
     np.testing.assert_array_equal(one.train.x, two.train.x)
     assert one.features == two.features == ("a", "kind=high", "kind=low", "gap")
     assert one.notes == two.notes
@@ -207,7 +263,9 @@ def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
 def test_parquet_that_cannot_be_used(tmp_path: Path) -> None:
     frame = table().assign(when=pd.Timestamp("2026-01-01"))
     frame.to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(FedskewError, match="column 'when' holds times; leave it out with drop=when"):
+    with pytest.raises(
+        FedskewError, match="column 'when' holds times; leave it out with drop=when"
+    ):
         load(f"{tmp_path}/t.parquet:label=y")
     with pytest.raises(FedskewError, match="did you mean 'when'"):
         load(f"{tmp_path}/t.parquet:label=y,drop=wen")
@@ -219,7 +277,9 @@ def test_parquet_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_npz_with_names_groups_and_images(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(3, 2, (20, 3, 4, 4))
-    np.savez(tmp_path / "t.npz", x=x, y=np.array(["cat", "dog"] * 10), group=np.arange(20) // 10 + 5)
+    np.savez(
+        tmp_path / "t.npz", x=x, y=np.array(["cat", "dog"] * 10), group=np.arange(20) // 10 + 5
+    )
     data = load(f"{tmp_path}/t.npz:test=0.2")
     assert data.classes == ("cat", "dog")
     assert data.groups == ("5", "6")

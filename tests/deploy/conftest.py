@@ -30,16 +30,23 @@ class InProcess:
 
     nodes: list[Node]
     silent: set[int] = field(default_factory=set)
-    late: set[int] = field(default_factory=set)  # they do what they are asked, and nobody waits for the answer
+    # They do what they are asked, and nobody waits for the answer
+    late: set[int] = field(default_factory=set)
     changed: Callable[[int, bytes], bytes] = lambda client, content: content
     seen: list[bytes] = field(default_factory=list)
 
     def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
         self.seen += requests.values()
-        there = {client: content for client, content in requests.items() if client not in self.silent}
+        there = {
+            client: content for client, content in requests.items() if client not in self.silent
+        }
         answers = {client: self.nodes[client].answer(content) for client, content in there.items()}
         self.seen += answers.values()
-        return {client: self.changed(client, content) for client, content in answers.items() if client not in self.late}
+        return {
+            client: self.changed(client, content)
+            for client, content in answers.items()
+            if client not in self.late
+        }
 
 
 @dataclass
@@ -64,12 +71,23 @@ def pair(tmp_path: Path) -> Callable[..., Pair]:
         **settings: Any,
     ) -> Pair:
         algorithm = resolve(spec)
-        fed = fed or fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=CLIENTS, seed=0, client_test=0.1)
-        defaults = {"rounds": 3, "batch_size": 64, "engine": "loop", "dtype": "float64", "lr": 0.05, "threads": 1}
+        fed = fed or fs.split(
+            fs.load("digits"), "dirichlet:alpha=0.5", clients=CLIENTS, seed=0, client_test=0.1
+        )
+        defaults = {
+            "rounds": 3,
+            "batch_size": 64,
+            "engine": "loop",
+            "dtype": "float64",
+            "lr": 0.05,
+            "threads": 1,
+        }
         chosen = Settings(**{**defaults, **settings})
         task = resolve_task({"class": "classification", "number": "regression"}[fed.data.target])
         if fed.data.target == "class":
-            task = task.fitted(np.bincount(fed.train.y[fed.partition.rows], minlength=len(fed.data.classes)))
+            task = task.fitted(
+                np.bincount(fed.train.y[fed.partition.rows], minlength=len(fed.data.classes))
+            )
 
         def network() -> Any:
             return build(model, fed.data.shape, task.width(len(fed.data.classes)), 0)
@@ -92,8 +110,12 @@ def pair(tmp_path: Path) -> Callable[..., Pair]:
         facts = [from_bytes(node.answer(to_bytes(Tell()))) for node in nodes]
 
         def remote() -> RemoteServer:
-            return RemoteServer(federation_of(fed.data, facts), network(), algorithm, chosen, task, Nodes(transport))
+            return RemoteServer(
+                federation_of(fed.data, facts), network(), algorithm, chosen, task, Nodes(transport)
+            )
 
-        return Pair(Server(fed, network(), algorithm, chosen, task=task), remote(), transport, remote)
+        return Pair(
+            Server(fed, network(), algorithm, chosen, task=task), remote(), transport, remote
+        )
 
     return made

@@ -63,7 +63,12 @@ class Machines:
     def do(self, *command: str) -> str:
         """Run a command to its end and return all that it says."""
         done = subprocess.run(
-            command, env=self.around, cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE
+            command,
+            env=self.around,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
         return done.stdout + done.stderr
 
@@ -86,14 +91,20 @@ class Machines:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def start_server(self) -> None:
-        self.start("server", "server", *self.security(), "--state", "link", "--port", str(self.port))
+        self.start(
+            "server", "server", *self.security(), "--state", "link", "--port", str(self.port)
+        )
         until("a healthy server", self.healthy)
 
     def security(self) -> list[str]:
         return ["--keys", "keys"] if self.secure else ["--insecure"]
 
     def healthy(self) -> bool:
-        trusted = ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.crt")) if self.secure else None
+        trusted = (
+            ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.crt"))
+            if self.secure
+            else None
+        )
         address = f"http{'s' if self.secure else ''}://127.0.0.1:{self.port}/health"
         try:
             with urllib.request.urlopen(address, context=trusted) as answer:
@@ -102,13 +113,30 @@ class Machines:
             return False
 
     def start_node(
-        self, number: int, key: str, ca: str = "keys/ca.crt", name: str = "", port: int = 0, **around: str
+        self,
+        number: int,
+        key: str,
+        ca: str = "keys/ca.crt",
+        name: str = "",
+        port: int = 0,
+        **around: str,
     ) -> None:
         name = name or key
         path, server = str(self.paths[number]), f"127.0.0.1:{port or self.port}"
         own = ["--key", f"keys/nodes/{key}", "--ca", ca] if self.secure else ["--insecure"]
         self.start(
-            name, "node", "--data", path, "--server", server, *own, "--state", f"state_{name}", "--name", name, **around
+            name,
+            "node",
+            "--data",
+            path,
+            "--server",
+            server,
+            *own,
+            "--state",
+            f"state_{name}",
+            "--name",
+            name,
+            **around,
         )
 
     def register(self, key: str) -> None:
@@ -116,7 +144,13 @@ class Machines:
 
     def deploy(self, name: str, nodes: int = 3, timeout: float = 120, **settings: Any) -> None:
         """Write the app of an experiment; the connection is that of the first."""
-        values = {"data": "silos:label=outcome", "model": "logreg", **SETTINGS, "checkpoint_every": 1, "eval_every": 3}
+        values = {
+            "data": "silos:label=outcome",
+            "model": "logreg",
+            **SETTINGS,
+            "checkpoint_every": 1,
+            "eval_every": 3,
+        }
         (self.folder / f"{name}.toml").write_text(to_toml(values | settings))
         told = self.fedskew(
             *f"deploy {name}.toml --nodes {nodes} --out {name} --timeout {timeout}".split(),
@@ -176,7 +210,10 @@ class Machines:
         mine, found = str(self.folder).encode(), []
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                around, words = (process / "environ").read_bytes(), (process / "cmdline").read_bytes()
+                around, words = (
+                    (process / "environ").read_bytes(),
+                    (process / "cmdline").read_bytes(),
+                )
             except OSError:
                 continue
             if words and mine in around and int(process.name) != os.getpid():
@@ -195,5 +232,6 @@ def started(machines: Machines) -> Iterator[Machines]:
             machines.stop(name)
         until("the end of all processes", lambda: not machines.left(), 30)
     with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that were closed may linger
+        # Connections that were closed may linger
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         tried.bind(("127.0.0.1", machines.port))

@@ -16,8 +16,23 @@ from fedskew.runs.run import Run
 
 PLANTED = 31337.4242
 NAMES = ("hospital_A", "hospital_B", "hospital_C")
-SETTINGS: dict[str, Any] = {"rounds": 3, "batch_size": 16, "dtype": "float64", "lr": 0.1, "threads": 1}
-EQUAL = ("train_loss", "test_loss", "test_accuracy", "bytes_up", "bytes_down", "clock", "clients", "dropped")
+SETTINGS: dict[str, Any] = {
+    "rounds": 3,
+    "batch_size": 16,
+    "dtype": "float64",
+    "lr": 0.1,
+    "threads": 1,
+}
+EQUAL = (
+    "train_loss",
+    "test_loss",
+    "test_accuracy",
+    "bytes_up",
+    "bytes_down",
+    "clock",
+    "clients",
+    "dropped",
+)
 
 
 def write_silos(folder: Path, numbers: bool = True) -> list[Path]:
@@ -26,35 +41,53 @@ def write_silos(folder: Path, numbers: bool = True) -> list[Path]:
     for number, name in enumerate(NAMES):
         rng = np.random.default_rng(number)
         rows = 50 + 10 * number
-        colour, shape = rng.choice(["red", "green", "blue"], rows), rng.choice(["round", "square"], rows)
+        colour, shape = (
+            rng.choice(["red", "green", "blue"], rows),
+            rng.choice(["round", "square"], rows),
+        )
         age = rng.normal(50 + 5 * number, 10, rows).round(2)
-        sick = (colour == "red") & (shape == "round") | (age > 65 if numbers else rng.random(rows) < 0.1)
+        sick = (colour == "red") & (shape == "round") | (
+            age > 65 if numbers else rng.random(rows) < 0.1
+        )
         columns = {
             "colour": colour,
             "shape": shape,
             **({"age": age, "income": rng.normal(31000, 900, rows)} if numbers else {}),
         }
         paths.append(folder / f"{name}.csv")
-        pd.DataFrame({**columns, "outcome": np.where(sick, "sick", "well")}).to_csv(paths[-1], index=False)
+        pd.DataFrame({**columns, "outcome": np.where(sick, "sick", "well")}).to_csv(
+            paths[-1], index=False
+        )
     return paths
 
 
 def in_one_place(paths: Sequence[Path], algorithm: str, **settings: Any) -> Run:
     """Run a method in the loop engine, with the rows of all silos."""
-    fed = fs.split(fs.load({"name": "silos", "paths": tuple(map(str, paths)), "label": "outcome"}), "natural")
-    return fs.train(fed, "logreg", algorithm, engine="loop", folder=False, **{**SETTINGS, **settings})
+    fed = fs.split(
+        fs.load({"name": "silos", "paths": tuple(map(str, paths)), "label": "outcome"}), "natural"
+    )
+    return fs.train(
+        fed, "logreg", algorithm, engine="loop", folder=False, **{**SETTINGS, **settings}
+    )
 
 
 def forms(value: float) -> list[bytes]:
     """Return how a number may be written."""
-    binary = [struct.pack("<d", value), struct.pack("<f", value), struct.pack(">d", value), struct.pack(">f", value)]
+    binary = [
+        struct.pack("<d", value),
+        struct.pack("<f", value),
+        struct.pack(">d", value),
+        struct.pack(">f", value),
+    ]
     return [*binary, *(one.hex().encode() for one in binary), repr(value).encode()]
 
 
 def assert_same_run(found: Run, expected: Run) -> None:
     """Compare two runs: weights and what the tables say."""
     for name, value in expected.model.state_dict().items():
-        np.testing.assert_allclose(found.model.state_dict()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            found.model.state_dict()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12
+        )
     for name in EQUAL:
         mine, theirs = (run.rounds[name].astype(float) for run in (found, expected))
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, err_msg=name)
@@ -96,14 +129,21 @@ class SilosInProcess:
         self.paths = [self.paths[old] for old in clients]
 
     def ask(self, requests: Mapping[int, bytes], about: Mapping[str, Any]) -> dict[int, bytes]:
-        kinds = {request[8:200].split(b'"object": ["')[1].split(b'"')[0].decode() for request in requests.values()}
+        kinds = {
+            request[8:200].split(b'"object": ["')[1].split(b'"')[0].decode()
+            for request in requests.values()
+        }
         self.rounds.append("+".join(sorted(kinds)))
         answers = {}
         for client, request in requests.items():
             if client in self.silent:
                 continue
             path = self.paths[client]
-            own = {"data": str(path), "state": str(self.state / path.stem), **(self.own if client == 0 else {})}
+            own = {
+                "data": str(path),
+                "state": str(self.state / path.stem),
+                **(self.own if client == 0 else {}),
+            }
             answers[client] = silo_node.answer({**about, "client": client, "node": own}, request)
         self.sent += [*requests.values(), *answers.values(), repr(about).encode()]
         return answers

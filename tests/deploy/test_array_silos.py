@@ -53,17 +53,25 @@ def written(tmp_path: Path) -> Callable[..., list[Path]]:
 def started(tmp_path: Path) -> Start:
     """Return a function that runs FedAvg on nodes with these files."""
 
-    def start(paths: list[Path], options: str = "", asked: list[str] | None = None, **settings: Any) -> Run:
+    def start(
+        paths: list[Path], options: str = "", asked: list[str] | None = None, **settings: Any
+    ) -> Run:
         chosen = {"model": "logreg", **SETTINGS, **settings}
-        silos = SilosInProcess(list(paths), tmp_path / "state", rounds=[] if asked is None else asked)
+        silos = SilosInProcess(
+            list(paths), tmp_path / "state", rounds=[] if asked is None else asked
+        )
         experiment = Experiment(data=f"silos:label=y{options}", **chosen)
         return run_on_nodes(Nodes(silos), len(paths), experiment, tmp_path / "run")
 
     return start
 
 
-def in_one_place(paths: list[Path], options: dict[str, Any], validation: float = 0.0, **settings: Any) -> Run:
-    data = fs.load({"name": "silos", "paths": tuple(map(str, paths)), **options}, validation=validation)
+def in_one_place(
+    paths: list[Path], options: dict[str, Any], validation: float = 0.0, **settings: Any
+) -> Run:
+    data = fs.load(
+        {"name": "silos", "paths": tuple(map(str, paths)), **options}, validation=validation
+    )
     chosen = {"engine": "loop", "folder": False, **SETTINGS, **settings}
     return fs.train(fs.split(data, "natural"), chosen.pop("model", "logreg"), "fedavg", **chosen)
 
@@ -78,22 +86,35 @@ CASES: dict[str, tuple[tuple[int, ...], str, dict[str, Any], dict[str, Any]]] = 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_is_that_of_all_rows_in_one_place(written: Callable[..., list[Path]], started: Start, case: str):
+def test_a_run_is_that_of_all_rows_in_one_place(
+    written: Callable[..., list[Path]], started: Start, case: str
+):
     shape, kind, options, settings = CASES[case]
     paths = written(*(arrays(number, shape, kind) for number in range(3)))
     told = "".join(f",{name}={str(value).lower()}" for name, value in options.items())
     asked: list[str] = []
-    found, expected = started(paths, told, asked, **settings), in_one_place(paths, options, **settings)
-    columns = [name for name in ("train_loss", "test_loss", "validation_loss") if name in expected.rounds]
+    found, expected = (
+        started(paths, told, asked, **settings),
+        in_one_place(paths, options, **settings),
+    )
+    columns = [
+        name for name in ("train_loss", "test_loss", "validation_loss") if name in expected.rounds
+    ]
     for name, value in expected.model.state_dict().items():
-        np.testing.assert_allclose(found.model.state_dict()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.rounds[columns].astype(float), expected.rounds[columns].astype(float), rtol=1e-9)
+        np.testing.assert_allclose(
+            found.model.state_dict()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12
+        )
+    np.testing.assert_allclose(
+        found.rounds[columns].astype(float), expected.rounds[columns].astype(float), rtol=1e-9
+    )
     assert len(columns) == (3 if "validation" in settings else 2)
     moments = 0 if options.get("standardize") is False else 1
     assert asked[: 3 + moments] == ["Question"] * (1 + moments) + ["Tell", "Train"]
 
 
-def test_own_test_rows_one_class_and_predictions(written: Callable[..., list[Path]], started: Start):
+def test_own_test_rows_one_class_and_predictions(
+    written: Callable[..., list[Path]], started: Start
+):
     """Classes are numbers here and the same as text there; a silo of one class takes part, and the others name it."""
     silos = [arrays(number) for number in range(3)]
     for number, silo in enumerate(silos):
@@ -107,7 +128,9 @@ def test_own_test_rows_one_class_and_predictions(written: Callable[..., list[Pat
         found, expected = started(paths), in_one_place(paths, {})
     assert_same_run(found, expected)
     assert (len(found.server.fed.test), found.clients["rows"][:3].tolist()) == (30, [30, 40, 50])
-    assert "hospital_B has no row of class '0', '1' (column 'y')" in found.server.fed.data.differences
+    assert (
+        "hospital_B has no row of class '0', '1' (column 'y')" in found.server.fed.data.differences
+    )
     assert found.server.fed.data.differences == expected.server.fed.data.differences
     new = silos[0]["x_test"]
     pd.testing.assert_frame_equal(fs.open_run(found.folder).predict(new), expected.predict(new))
@@ -143,17 +166,32 @@ BROKEN: dict[str, tuple[Arrays, str]] = {
         r"hospital_B has rows of shape \(5,\), and hospital_A has rows of shape \(4,\): give files of one kind",
     ),
     "NaN": (with_nan(), r"client 1: hospital_B: .*row \d+ holds NaN or infinity; fill or drop it"),
-    "lengths": ({"x": np.zeros((9, 4)), "y": np.arange(8)}, "hospital_B.npz: 9 rows of features but 8 labels"),
+    "lengths": (
+        {"x": np.zeros((9, 4)), "y": np.arange(8)},
+        "hospital_B.npz: 9 rows of features but 8 labels",
+    ),
     "no y": ({"x": np.zeros((9, 4))}, "hospital_B.npz has no array 'y', it holds x"),
     "text": ({"x": np.full((9, 4), "a"), "y": np.arange(9)}, "x holds <U1 values, not numbers"),
-    "fractions": ({"x": np.zeros((9, 4)), "y": np.arange(9) / 2}, "y holds 0.5, labels must be whole numbers or text"),
-    "objects": ({"x": np.zeros((9, 4)), "y": np.array([{}] * 9)}, "it holds Python objects .* never unpickled"),
-    "windows": ({**arrays(1), "series": np.zeros(50, int)}, "hospital_B.npz holds windows that overlap"),
+    "fractions": (
+        {"x": np.zeros((9, 4)), "y": np.arange(9) / 2},
+        "y holds 0.5, labels must be whole numbers or text",
+    ),
+    "objects": (
+        {"x": np.zeros((9, 4)), "y": np.array([{}] * 9)},
+        "it holds Python objects .* never unpickled",
+    ),
+    "windows": (
+        {**arrays(1), "series": np.zeros(50, int)},
+        "hospital_B.npz holds windows that overlap",
+    ),
     "test rows": (
         {**arrays(1), "x_test": np.zeros((3, 5)), "y_test": np.arange(3)},
         r"hospital_B: test rows of shape \(5,\), training rows of shape \(4,\)",
     ),
-    "too far apart": ({"x": np.full((50, 4), 2.0**660), "y": arrays(1)["y"]}, "x holds numbers too large to add up"),
+    "too far apart": (
+        {"x": np.full((50, 4), 2.0**660), "y": arrays(1)["y"]},
+        "x holds numbers too large to add up",
+    ),
     "too large": (
         {"x": np.full((50, 4), 1e300), "y": arrays(1)["y"]},
         "client hospital_B: moments of column '0': squares: told inf, expected a finite number",
@@ -171,7 +209,9 @@ def test_what_does_not_fit_is_named_before_round_1(
     assert not (tmp_path / "run").exists()
 
 
-def test_labels_of_other_width_and_a_wrong_name_of_the_label(written: Callable[..., list[Path]], started: Start):
+def test_labels_of_other_width_and_a_wrong_name_of_the_label(
+    written: Callable[..., list[Path]], started: Start
+):
     paths = written(arrays(0, kind="labels"), {"x": arrays(1)["x"], "y": np.ones((50, 3), int)})
     with pytest.raises(FedskewError, match="hospital_B has 3 labels a row, and hospital_A has 2"):
         started(paths, ",target=labels,test=0.5")
@@ -185,16 +225,22 @@ def test_labels_of_other_width_and_a_wrong_name_of_the_label(written: Callable[.
 
 
 @pytest.mark.parametrize("table", [0, 2])
-def test_arrays_and_tables_do_not_go_together(written: Callable[..., list[Path]], started: Start, table: int):
+def test_arrays_and_tables_do_not_go_together(
+    written: Callable[..., list[Path]], started: Start, table: int
+):
     paths = written(*(arrays(number) for number in range(3)))
     frame = pd.DataFrame({"a": np.arange(30.0), "y": np.arange(30) % 2})
     paths[table] = paths[table].with_suffix(".csv")
     frame.to_csv(paths[table], index=False)
-    with pytest.raises(FedskewError, match=rf"holds arrays, and {NAMES[table]} a table: give files of one kind"):
+    with pytest.raises(
+        FedskewError, match=rf"holds arrays, and {NAMES[table]} a table: give files of one kind"
+    ):
         started(paths)
 
 
-def test_a_node_reads_its_file_before_anything_connects(written: Callable[..., list[Path]], tmp_path: Path):
+def test_a_node_reads_its_file_before_anything_connects(
+    written: Callable[..., list[Path]], tmp_path: Path
+):
     pytest.importorskip("flwr", reason="needs fedskew[flower]")
     good, bad = written(arrays(0), {"x": np.zeros((9, 4))})
     with pytest.raises(FedskewError, match="has no array 'y'"):

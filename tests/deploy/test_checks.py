@@ -45,18 +45,33 @@ def test_one_number_that_is_not_finite_is_enough(odd: float, place: int):
 
 
 def labelled() -> dict[str, Any]:
-    outputs, targets = torch.tensor([[1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]), torch.tensor([[1, 0], [0, 1], [1, 1]])
+    outputs, targets = (
+        torch.tensor([[1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]),
+        torch.tensor([[1, 0], [0, 1], [1, 1]]),
+    )
     return sums_over(Multilabel(), outputs, targets, 2)
 
 
 LABELS: dict[str, tuple[dict[str, Any], str]] = {
-    "more hits than rows": ({"hits": np.array([0.0, 4.0])}, "sums count something else than 3 rows"),
-    "more missing than rows": ({"missing": np.array([9.0, 0.0])}, "sums count something else than 3 rows"),
+    "more hits than rows": (
+        {"hits": np.array([0.0, 4.0])},
+        "sums count something else than 3 rows",
+    ),
+    "more missing than rows": (
+        {"missing": np.array([9.0, 0.0])},
+        "sums count something else than 3 rows",
+    ),
     "more exact than rows": ({"exact": np.array(4.0)}, "sums count something else than 3 rows"),
     "parts of rows": ({"exact": np.array(0.5)}, "sums count something else than 3 rows"),
     "below 0": ({"extra": np.array([-1.0, 0.0])}, "sums count something else than 3 rows"),
-    "labels twice": ({"extra": np.array([3.0, 3.0])}, "sums count a label of a row twice: hits, missing, extra"),
-    "a loss below 0": ({"loss": np.array(-1.0)}, "sums/loss of a row: told -0.333.*, expected a finite number from 0"),
+    "labels twice": (
+        {"extra": np.array([3.0, 3.0])},
+        "sums count a label of a row twice: hits, missing, extra",
+    ),
+    "a loss below 0": (
+        {"loss": np.array(-1.0)},
+        "sums/loss of a row: told -0.333.*, expected a finite number from 0",
+    ),
     "half a row": ({"rows": np.array(2.5)}, "sums are over 2.5 rows, expected at most 3"),
 }
 
@@ -94,23 +109,46 @@ def report(**parts: float) -> Change:
 
 def buffer(name: str, value: float) -> Change:
     def change(update: Updates) -> Updates:
-        found = {n: torch.full_like(v, value) if n.endswith(name) else v for n, v in update.buffers.items()}
+        found = {
+            n: torch.full_like(v, value) if n.endswith(name) else v
+            for n, v in update.buffers.items()
+        }
         return replace(update, buffers=found)
 
     return change
 
 
 TRAINED: dict[str, tuple[str, Change, str]] = {
-    "accuracy 5": ("fedavg", report(accuracy=5.0), "update/report/accuracy: told 5.0, expected a finite number from 0"),
+    "accuracy 5": (
+        "fedavg",
+        report(accuracy=5.0),
+        "update/report/accuracy: told 5.0, expected a finite number from 0",
+    ),
     "accuracy below 0": ("fedavg", report(accuracy=-0.1), "update/report/accuracy: told -0.1"),
     "accuracy NaN": ("fedavg", report(accuracy=math.nan), "update/report/accuracy: told nan"),
-    "a loss below 0": ("fedavg", report(loss=-1e9), "update/report/loss: told -1000000000.0, expected a finite number"),
-    "a loss of NaN": ("fedavg", report(loss=math.nan), "update/report/loss: told nan, expected a finite number from 0"),
+    "a loss below 0": (
+        "fedavg",
+        report(loss=-1e9),
+        "update/report/loss: told -1000000000.0, expected a finite number",
+    ),
+    "a loss of NaN": (
+        "fedavg",
+        report(loss=math.nan),
+        "update/report/loss: told nan, expected a finite number from 0",
+    ),
     "an infinite loss": ("fedavg", report(loss=math.inf), "update/report/loss: told inf"),
     "loss before": ("fedga", report(loss_before=-1.0), "update/report/loss_before: told -1.0"),
     "loss after": ("fedga", report(loss_after=math.nan), "update/report/loss_after: told nan"),
-    "variance": ("fedavg", buffer("running_var", -1.0), "update/buffers/.*running_var has numbers below 0"),
-    "steps": ("fedavg", buffer("num_batches_tracked", -5), "update/buffers/.*num_batches_tracked has numbers below 0"),
+    "variance": (
+        "fedavg",
+        buffer("running_var", -1.0),
+        "update/buffers/.*running_var has numbers below 0",
+    ),
+    "steps": (
+        "fedavg",
+        buffer("num_batches_tracked", -5),
+        "update/buffers/.*num_batches_tracked has numbers below 0",
+    ),
 }
 
 
@@ -126,7 +164,9 @@ def test_a_lie_about_training(pair: Callable[..., Pair], case: str):
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_client_that_has_diverged_is_left_out_of_the_mean_as_in_simulation(pair: Callable[..., Pair], loss: float):
+def test_a_client_that_has_diverged_is_left_out_of_the_mean_as_in_simulation(
+    pair: Callable[..., Pair], loss: float
+):
     """Its weights and its loss are NaN; that is no lie."""
     both = pair("fedavg")
 
@@ -137,7 +177,9 @@ def test_a_client_that_has_diverged_is_left_out_of_the_mean_as_in_simulation(pai
     both.transport.changed = answering(Updates, diverged)
     result = both.remote.advance()
     assert (result.round["excluded"], result.round["dropped"]) == (1, 0)
-    both.transport.changed = answering(Updates, lambda update: report(accuracy=5.0)(diverged(update)))
+    both.transport.changed = answering(
+        Updates, lambda update: report(accuracy=5.0)(diverged(update))
+    )
     with left_out("update/report/accuracy: told 5.0"):
         both.remote.advance()
 
@@ -145,8 +187,12 @@ def test_a_client_that_has_diverged_is_left_out_of_the_mean_as_in_simulation(pai
 @pytest.mark.parametrize("method", ["fedbs", "fedpbs"])
 def test_a_variance_below_0(pair: Callable[..., Pair], method: str):
     both = pair(method)
-    both.transport.changed = answering(dict, lambda told: {name: -1 - value for name, value in told.items()})
-    with left_out(r"measurement/(gradient|loss)_variance: told -\d.*, expected a finite number from 0"):
+    both.transport.changed = answering(
+        dict, lambda told: {name: -1 - value for name, value in told.items()}
+    )
+    with left_out(
+        r"measurement/(gradient|loss)_variance: told -\d.*, expected a finite number from 0"
+    ):
         result = both.remote.advance()
     assert column(result, "late")[BAD] == 1
 
@@ -171,19 +217,33 @@ def test_statistics_of_batchnorm_below_0_do_not_end_the_round(pair: Callable[...
 
 
 VISITS: dict[str, tuple[Change, str]] = {
-    "NaN": (lambda r: replace(r, params={n: v * math.nan for n, v in r.params.items()}), "model has NaN or infinite"),
+    "NaN": (
+        lambda r: replace(r, params={n: v * math.nan for n, v in r.params.items()}),
+        "model has NaN or infinite",
+    ),
     "one infinity": (
-        lambda r: replace(r, params={n: v.index_fill(0, torch.tensor([0]), math.inf) for n, v in r.params.items()}),
+        lambda r: replace(
+            r, params={n: v.index_fill(0, torch.tensor([0]), math.inf) for n, v in r.params.items()}
+        ),
         "model has NaN or infinite numbers",
     ),
     "losses": (lambda r: replace(r, losses=r.losses - 100), "model/losses: told -"),
-    "scores": (lambda r: replace(r, scores=r.scores + 6), "model/scores: told [67].0, expected .* from 0 to 1"),
+    "scores": (
+        lambda r: replace(r, scores=r.scores + 6),
+        "model/scores: told [67].0, expected .* from 0 to 1",
+    ),
     "variance": (
         lambda r: replace(r, buffers={n: v - 100 for n, v in r.buffers.items()}),
         "model/buffers/.* has numbers below 0",
     ),
     "squares": (
-        lambda r: replace(r, optimizer={**r.optimizer, "square": {n: v - 1 for n, v in r.optimizer["square"].items()}}),
+        lambda r: replace(
+            r,
+            optimizer={
+                **r.optimizer,
+                "square": {n: v - 1 for n, v in r.optimizer["square"].items()},
+            },
+        ),
         "model/optimizer/square has numbers below 0",
     ),
 }
@@ -210,18 +270,40 @@ def frames(change: Callable[[Frame], Frame], kind: Kind) -> Callable[[int, bytes
         if client != BAD or not isinstance(answer, (Waiting, torch.Tensor)):
             return content
         found = unpack(out_of_tensor(answer.sent if isinstance(answer, Waiting) else answer))
-        message = in_tensor(b"".join((change(one) if one.kind == kind else one).pack() for one in found))
+        message = in_tensor(
+            b"".join((change(one) if one.kind == kind else one).pack() for one in found)
+        )
         return to_bytes(Waiting(message) if isinstance(answer, Waiting) else message)
 
     return changed
 
 
 STEPS: dict[str, tuple[Kind, Callable[[Frame], Frame], str]] = {
-    "NaN": (Kind.GRADIENT, lambda f: replace(f, values=f.values * math.nan), "its gradient 0 has NaN or infinite"),
-    "rows": (Kind.GRADIENT, lambda f: replace(f, count=2**60), r"its gradient 0 is over [\d,]+ values, expected those"),
-    "none": (Kind.SUM, lambda f: replace(f, count=0), "its sum 0 is over 0 values, expected those of"),
-    "more": (Kind.SUM, lambda f: replace(f, count=f.count * 7 + 1), r"its sum 0 is over [\d,]+ values"),
-    "squares": (Kind.SPREAD, lambda f: replace(f, values=-1 - f.values), "its spread 0 has sums of squares below 0"),
+    "NaN": (
+        Kind.GRADIENT,
+        lambda f: replace(f, values=f.values * math.nan),
+        "its gradient 0 has NaN or infinite",
+    ),
+    "rows": (
+        Kind.GRADIENT,
+        lambda f: replace(f, count=2**60),
+        r"its gradient 0 is over [\d,]+ values, expected those",
+    ),
+    "none": (
+        Kind.SUM,
+        lambda f: replace(f, count=0),
+        "its sum 0 is over 0 values, expected those of",
+    ),
+    "more": (
+        Kind.SUM,
+        lambda f: replace(f, count=f.count * 7 + 1),
+        r"its sum 0 is over [\d,]+ values",
+    ),
+    "squares": (
+        Kind.SPREAD,
+        lambda f: replace(f, values=-1 - f.values),
+        "its spread 0 has sums of squares below 0",
+    ),
     "loss": (Kind.SCORE, lambda f: replace(f, values=f.values - 1e6), "its loss of a row: told -"),
     "score": (Kind.SCORE, lambda f: replace(f, values=f.values + 1e6), "its score of a row: told"),
 }
@@ -256,14 +338,24 @@ def loss(value: float) -> Change:
 
 
 def without(part: str) -> Change:
-    return lambda scored: replace(scored, parts={name: each for name, each in scored.parts.items() if name != part})
+    return lambda scored: replace(
+        scored, parts={name: each for name, each in scored.parts.items() if name != part}
+    )
 
 
 SCORED: dict[str, tuple[str, Change, str]] = {
-    "no parts": ("fedavg", lambda s: replace(s, parts={}), "sums has other names than expected: test, train"),
+    "no parts": (
+        "fedavg",
+        lambda s: replace(s, parts={}),
+        "sums has other names than expected: test, train",
+    ),
     "no test rows": ("fedavg", without("test"), "sums has other names than expected: test"),
     "no training rows": ("fedavg", without("train"), "sums has other names than expected: train"),
-    "a loss below 0": ("fedavg", loss(-1e9), "sums/train/loss of a row: told -.*, expected a finite number from 0"),
+    "a loss below 0": (
+        "fedavg",
+        loss(-1e9),
+        "sums/train/loss of a row: told -.*, expected a finite number from 0",
+    ),
     "a loss of NaN": ("fedavg", loss(math.nan), "sums/train/loss of a row: told nan"),
     "an infinite loss": ("fedavg", loss(math.inf), "sums/train/loss of a row: told inf"),
     "fewer rows": (
@@ -279,17 +371,33 @@ SCORED: dict[str, tuple[str, Change, str]] = {
     "an accuracy of NaN": ("fedavg", own(accuracy=math.nan), "scores/accuracy: told nan"),
     "a loss of its own": ("fedavg", own(loss=-1.0), "scores/loss: told -1.0"),
     "a huge loss": ("fedavg", own(loss=HUGE), "scores/loss is a int, expected a float"),
-    "one score less": ("fedavg", lambda s: replace(s, own={"loss": 1.0}), "scores has other names .*: accuracy"),
+    "one score less": (
+        "fedavg",
+        lambda s: replace(s, own={"loss": 1.0}),
+        "scores has other names .*: accuracy",
+    ),
     "a formula": ("fedavg", own(**{"=1+1": 1.0}), "scores has other names than expected: =1.1"),
     "of its model": ("ditto", own(global_accuracy=7.0), "scores/global_accuracy: told 7.0"),
-    "on test rows": ("fedbn", own_test(balanced_accuracy=7.0), "scores on test rows/balanced_accuracy: told 7.0"),
-    "none on test rows": ("fedbn", lambda s: replace(s, own_test=None), "scores on test rows is a NoneType"),
+    "on test rows": (
+        "fedbn",
+        own_test(balanced_accuracy=7.0),
+        "scores on test rows/balanced_accuracy: told 7.0",
+    ),
+    "none on test rows": (
+        "fedbn",
+        lambda s: replace(s, own_test=None),
+        "scores on test rows is a NoneType",
+    ),
     "test rows of a model that is not its own": (
         "fedavg",
         lambda s: replace(s, own_test={"loss": 1.0}),
         "scores on test rows is a dict, expected a NoneType",
     ),
-    "a row too early": ("fedavg", lambda s: replace(s, row={"loss": 1.0}), "last row is a dict, expected a NoneType"),
+    "a row too early": (
+        "fedavg",
+        lambda s: replace(s, row={"loss": 1.0}),
+        "last row is a dict, expected a NoneType",
+    ),
     "a matrix too early": (
         "fedavg",
         lambda s: replace(s, confusion=np.zeros((10, 10), np.int64)),
@@ -322,20 +430,28 @@ def test_a_model_that_has_diverged_stops_the_run_with_the_reasons(pair: Callable
         return to_bytes(loss(math.nan)(answer)) if isinstance(answer, Scored) else content
 
     both.transport.changed = diverged
-    with pytest.raises(FedskewError, match="none of 5 clients answered: client 0: sums/train/loss of a row: told nan"):
+    with pytest.raises(
+        FedskewError,
+        match="none of 5 clients answered: client 0: sums/train/loss of a row: told nan",
+    ):
         both.remote.advance()
 
 
 @pytest.mark.parametrize(
     ("lie", "message"),
     [
-        ({"squared": np.array(-1.0)}, "sums/test/squared: told -1.0, expected a finite number from 0"),
+        (
+            {"squared": np.array(-1.0)},
+            "sums/test/squared: told -1.0, expected a finite number from 0",
+        ),
         ({"absolute": np.array(math.inf)}, "sums/test/absolute: told inf"),
         ({"targets": np.array(math.nan)}, "sums/test/targets: told nan, expected a finite number"),
         ({"squared_targets": np.array(-5.0)}, "sums/test/squared_targets: told -5.0"),
     ],
 )
-def test_a_lie_about_errors_of_numbers(pair: Callable[..., Pair], lie: dict[str, Any], message: str):
+def test_a_lie_about_errors_of_numbers(
+    pair: Callable[..., Pair], lie: dict[str, Any], message: str
+):
     fed = fs.split(fs.load("diabetes"), "iid", clients=CLIENTS, seed=0)
     both = pair("fedavg", "logreg", fed, rounds=1)
     both.transport.changed = answering(Scored, sums("test", lambda found: lie))
@@ -348,7 +464,9 @@ def row(**values: Any) -> Change:
 
 
 def less(name: str) -> Change:
-    return lambda scored: replace(scored, row={key: value for key, value in scored.row.items() if key != name})
+    return lambda scored: replace(
+        scored, row={key: value for key, value in scored.row.items() if key != name}
+    )
 
 
 def one_below_0(scored: Scored) -> Scored:
@@ -372,7 +490,11 @@ def wrapped(scored: Scored) -> Scored:
 
 MATRIX = r"confusion matrix: told [\d,]+ rows, expected [\d,]+, and none below 0"
 FINAL: dict[str, tuple[str, Change, str]] = {
-    "a number beyond floats": ("fedavg", row(accuracy=HUGE), "last row/accuracy is a int, expected a float"),
+    "a number beyond floats": (
+        "fedavg",
+        row(accuracy=HUGE),
+        "last row/accuracy is a int, expected a float",
+    ),
     "an accuracy of 5": (
         "fedavg",
         row(accuracy=5.0),
@@ -388,13 +510,25 @@ FINAL: dict[str, tuple[str, Change, str]] = {
         "last row has other names than expected: =HYPERLINK",
     ),
     "a column more": ("fedavg", row(more=1.0), "last row has other names than expected: more"),
-    "a column less": ("fedavg", less("balanced_accuracy"), "last row has other names than expected: balanced_accuracy"),
+    "a column less": (
+        "fedavg",
+        less("balanced_accuracy"),
+        "last row has other names than expected: balanced_accuracy",
+    ),
     "no row": ("fedavg", lambda s: replace(s, row=None), "last row is a NoneType, expected a dict"),
     "text": ("fedavg", row(loss="low"), "last row/loss is a str, expected a float"),
-    "a score that is told earlier": ("fedavg", own(loss=1.0), "scores has other names than expected: loss"),
+    "a score that is told earlier": (
+        "fedavg",
+        own(loss=1.0),
+        "scores has other names than expected: loss",
+    ),
     "its own model": ("fedbn", row(own_test_accuracy=7.0), "last row/own_test_accuracy: told 7.0"),
     "the global one": ("ditto", row(global_auc=-7.0), "last row/global_auc: told -7.0"),
-    "no matrix": ("fedbn", lambda s: replace(s, confusion=None), "confusion matrix is a NoneType, expected a ndarray"),
+    "no matrix": (
+        "fedbn",
+        lambda s: replace(s, confusion=None),
+        "confusion matrix is a NoneType, expected a ndarray",
+    ),
     "a matrix over more rows": (
         "fedbn",
         lambda s: replace(s, confusion=s.confusion * 2),
@@ -413,7 +547,9 @@ def test_a_lie_in_the_last_table(pair: Callable[..., Pair], case: str):
     both.transport.changed = answering(Scored, change)
     with left_out(message):
         table = both.remote.final_clients().table
-    assert [entry["client"] for entry in table] == [client for client in range(CLIENTS) if client != BAD]
+    assert [entry["client"] for entry in table] == [
+        client for client in range(CLIENTS) if client != BAD
+    ]
 
 
 def test_a_client_of_one_class_has_no_auc(pair: Callable[..., Pair]):
@@ -444,10 +580,22 @@ CLASSES: dict[str, tuple[Change, str]] = {
         statistics(lambda s: {"outer": -s["outer"]}),
         "statistics/ccvr/outer: told no covariance",
     ),
-    "sums too large for them": (statistics(lambda s: {"sum": 1e6 * (1 + s["sum"].abs())}), "statistics/ccvr"),
-    "more rows": (statistics(lambda s: {"count": s["count"] + 1e9}), "statistics/ccvr/count: told other numbers"),
-    "parts of rows": (statistics(lambda s: {"count": s["count"] / 3}), "statistics/ccvr/count: told other numbers"),
-    "rows of no class": (statistics(lambda s: {"count": s["count"] * 0}), "statistics/ccvr: told sums over class"),
+    "sums too large for them": (
+        statistics(lambda s: {"sum": 1e6 * (1 + s["sum"].abs())}),
+        "statistics/ccvr",
+    ),
+    "more rows": (
+        statistics(lambda s: {"count": s["count"] + 1e9}),
+        "statistics/ccvr/count: told other numbers",
+    ),
+    "parts of rows": (
+        statistics(lambda s: {"count": s["count"] / 3}),
+        "statistics/ccvr/count: told other numbers",
+    ),
+    "rows of no class": (
+        statistics(lambda s: {"count": s["count"] * 0}),
+        "statistics/ccvr: told sums over class",
+    ),
     "one NaN": (
         statistics(lambda s: {"sum": s["sum"].index_fill(0, torch.tensor([0]), math.nan)}),
         "statistics has NaN or infinite numbers",
@@ -474,7 +622,10 @@ def test_a_head_that_is_nan_is_not_taken(pair: Callable[..., Pair]):
     def far(told: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         count = told["count"][:, None]
         total = 1e150 * count.expand_as(told["sum"])
-        return {"sum": total, "outer": total[:, :, None] * total[:, None, :] / count[:, :, None].clamp_min(1)}
+        return {
+            "sum": total,
+            "outer": total[:, :, None] * total[:, None, :] / count[:, :, None].clamp_min(1),
+        }
 
     both.transport.changed = answering(dict, statistics(far))
     before = both.remote.state()
@@ -486,7 +637,9 @@ def test_a_head_that_is_nan_is_not_taken(pair: Callable[..., Pair]):
 # -- anything else -----------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_that_no_check_expects_is_a_refusal(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_that_no_check_expects_is_a_refusal(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+):
     both = pair("fedavg", rounds=1)
 
     def fails(found: Any, like: Any, task: Any) -> Any:
@@ -516,7 +669,11 @@ class Ending(SilosInProcess):
         if self.rounds.count("Train") < self.after:
             return answers
         told = {client: from_bytes(content) for client, content in answers.items()}
-        lies = {c: to_bytes(self.change(t)) for c, t in told.items() if c in self.liars and isinstance(t, self.kind)}
+        lies = {
+            c: to_bytes(self.change(t))
+            for c, t in told.items()
+            if c in self.liars and isinstance(t, self.kind)
+        }
         return answers | lies
 
 
@@ -539,7 +696,10 @@ def test_one_node_does_not_end_a_run_after_its_last_round(tmp_path: Path, value:
 
 def test_one_node_does_not_end_a_run_with_ccvr(tmp_path: Path):
     def negative(told: dict[str, Any]) -> dict[str, Any]:
-        return {part: {name: -value for name, value in tensors.items()} for part, tensors in told.items()}
+        return {
+            part: {name: -value for name, value in tensors.items()}
+            for part, tensors in told.items()
+        }
 
     silos = Ending(write_silos(tmp_path), tmp_path / "state", kind=dict, change=negative)
     with pytest.warns(UserWarning, match="client hospital_B: statistics/ccvr/count"):
@@ -557,12 +717,15 @@ def test_the_model_is_on_disk_if_nobody_scores_it(tmp_path: Path, when: str):
     folder, paths = tmp_path / "run", write_silos(tmp_path)
     silos = Ending(list(paths), tmp_path / "state", change=change, liars=(0, 1, 2))
     with pytest.raises(
-        FedskewError, match="none of 3 clients answered: client hospital_A: it answered with a NoneType"
+        FedskewError,
+        match="none of 3 clients answered: client hospital_A: it answered with a NoneType",
     ):
         run_on_nodes(Nodes(silos), 3, experiment(checkpoint_every=1), folder)
     assert not (folder / on_disk.SUMMARY).exists()
     kept = (folder / on_disk.MODEL).read_bytes()
-    whole = run_on_nodes(Nodes(SilosInProcess(list(paths), tmp_path / "state")), 3, experiment(), folder)
+    whole = run_on_nodes(
+        Nodes(SilosInProcess(list(paths), tmp_path / "state")), 3, experiment(), folder
+    )
     assert (folder / on_disk.MODEL).read_bytes() == kept
     assert len(whole.rounds) == 3
 
@@ -576,5 +739,7 @@ def test_the_model_is_on_disk_before_the_last_scores_are_asked_for(tmp_path: Pat
                 found.append((folder / on_disk.MODEL).exists())
             return super().ask(requests, about)
 
-    run_on_nodes(Nodes(Watching(write_silos(tmp_path), tmp_path / "state")), 3, experiment(), folder)
+    run_on_nodes(
+        Nodes(Watching(write_silos(tmp_path), tmp_path / "state")), 3, experiment(), folder
+    )
     assert found == [True]

@@ -66,7 +66,12 @@ def test_the_server_has_what_it_reads_and_no_private_key_of_others(services: dic
     assert services["server"]["ports"] == [f"{given['port']}:{given['port']}"]
     places = mounted(services["server"])
     keys = given["keys"]
-    for file in ("ca.crt", "server.crt", "server.key", *(f"nodes/{node}.pub" for node in NODES.values())):
+    for file in (
+        "ca.crt",
+        "server.crt",
+        "server.key",
+        *(f"nodes/{node}.pub" for node in NODES.values()),
+    ):
         assert places.pop(f"{keys}/{file}") == f"./keys/{file}"
     assert places == {str(given["state"]): "+./state/server", "/deployments": "+./deployments"}
 
@@ -101,7 +106,9 @@ def test_the_image_is_made_of_the_wheel():
 
 def test_keys_and_data_are_never_committed(services: dict[str, Any]):
     ignored = (ROOT / "containers/.gitignore").read_text().split()
-    sources = {place.lstrip("+") for service in services.values() for place in mounted(service).values()}
+    sources = {
+        place.lstrip("+") for service in services.values() for place in mounted(service).values()
+    }
     assert {f"/{source.split('/')[1]}/" for source in sources} == set(ignored)
 
 
@@ -111,7 +118,9 @@ def test_every_command_of_the_page_is_one():
     found = re.findall(rf"(fedskew (?:{known}) [^\n']*)", text)
     names = [parsed(command)[0] for command in found]
     assert sorted(names) == ["deploy", "keys", "node", "run", "status"]
-    assert len(re.findall(r"\bfedskew (?=[a-z])", text.replace("fedskew keys keys", "fedskew keys"))) == len(names)
+    assert len(
+        re.findall(r"\bfedskew (?=[a-z])", text.replace("fedskew keys keys", "fedskew keys"))
+    ) == len(names)
 
 
 def test_the_snippet_for_prometheus_is_yaml():

@@ -35,7 +35,10 @@ def answering(kind: type[Any], change: Callable[[Any], Any]) -> Callable[[int, b
 def payload(update: Updates, change: Callable[[torch.Tensor], torch.Tensor]) -> Updates:
     """Return an update with another first tensor."""
     name, value = next(iter(update.payload["delta"].items()))
-    return replace(update, payload={**update.payload, "delta": {**update.payload["delta"], name: change(value)}})
+    return replace(
+        update,
+        payload={**update.payload, "delta": {**update.payload["delta"], name: change(value)}},
+    )
 
 
 def renamed(update: Updates) -> Updates:
@@ -45,7 +48,9 @@ def renamed(update: Updates) -> Updates:
 
 @contextmanager
 def left_out(reason: str) -> Iterator[Any]:
-    with pytest.warns(UserWarning, match=rf"1 of {CLIENTS} clients are left out: client {BAD}: {reason}") as warned:
+    with pytest.warns(
+        UserWarning, match=rf"1 of {CLIENTS} clients are left out: client {BAD}: {reason}"
+    ) as warned:
         yield warned
 
 
@@ -122,7 +127,9 @@ def test_nobody_answers(pair: Callable[..., Pair]):
 
 def test_nan_is_left_out_of_the_mean(pair: Callable[..., Pair]):
     both = pair("scaffold")
-    both.transport.changed = answering(Updates, lambda update: payload(update, lambda value: value * float("nan")))
+    both.transport.changed = answering(
+        Updates, lambda update: payload(update, lambda value: value * float("nan"))
+    )
     result = both.remote.advance()
     assert (result.round["excluded"], result.round["dropped"]) == (1, 0)
     assert column(result, "weight")[BAD] == 0
@@ -136,7 +143,9 @@ def test_a_client_that_measures_nothing_does_not_train(pair: Callable[..., Pair]
     with left_out("no answer in time"):
         result = both.remote.advance()
     assert (result.round["late"], result.round["excluded"], result.round["dropped"]) == (1, 0, 0)
-    assert [row["client"] for row in result.clients if row["weight"] > 0] == [c for c in range(CLIENTS) if c != BAD]
+    assert [row["client"] for row in result.clients if row["weight"] > 0] == [
+        c for c in range(CLIENTS) if c != BAD
+    ]
 
 
 def test_one_is_too_late_to_measure_and_another_does_not_answer(
@@ -197,7 +206,9 @@ def test_an_update_of_another_form_is_left_out(pair: Callable[..., Pair], wrong:
     same_state(both, without)
 
 
-def test_an_answer_of_10_times_the_size_is_not_unpacked(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_of_10_times_the_size_is_not_unpacked(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+):
     both, unpacked = pair("fedavg", "tabular:hidden=400"), list[int]()
 
     def counted(content: bytes) -> Any:
@@ -205,7 +216,9 @@ def test_an_answer_of_10_times_the_size_is_not_unpacked(pair: Callable[..., Pair
         return from_bytes(content)
 
     monkeypatch.setattr("fedskew.deploy.remote_clients.from_bytes", counted)
-    both.transport.changed = answering(Updates, lambda update: payload(update, lambda value: value.repeat(1, 10, 1)))
+    both.transport.changed = answering(
+        Updates, lambda update: payload(update, lambda value: value.repeat(1, 10, 1))
+    )
     with left_out(r"an answer of [\d,]+ bytes"):
         both.remote.advance()
     assert 200_000 < max(unpacked) < 300_000
@@ -219,12 +232,16 @@ def test_bytes_that_are_no_message(pair: Callable[..., Pair], content: bytes):
         both.remote.advance()
 
 
-def test_a_client_cannot_say_that_it_has_more_rows_or_is_another(pair: Callable[..., Pair], tmp_path):
+def test_a_client_cannot_say_that_it_has_more_rows_or_is_another(
+    pair: Callable[..., Pair], tmp_path
+):
     lies, honest = pair("fedavg"), pair("fedavg", folder=tmp_path / "honest")
 
     def lie(update: Updates) -> Updates:
         report = update.report
-        return replace(update, report=replace(report, sizes=report.sizes * 1000, clients=report.clients - 1))
+        return replace(
+            update, report=replace(report, sizes=report.sizes * 1000, clients=report.clients - 1)
+        )
 
     lies.transport.changed = answering(Updates, lie)
     assert column(lies.remote.advance(), "weight") == column(honest.remote.advance(), "weight")
@@ -235,19 +252,30 @@ def test_what_the_server_has_sent_is_not_taken_from_an_answer():
     sent, one = {"rate": np.ones(1), "loss_before": np.zeros(1)}, np.ones(1, dtype=np.int64)
     asked = Updates(Report(2 * one, 10 * one, 3 * one, np.zeros(1), np.zeros(1), sent), {}, {}, {})
     numbers = {"rate": np.full(1, 9.0), "loss_before": np.full(1, 0.5)}
-    told = replace(asked, report=Report(one, 99 * one, 4 * one, np.full(1, 0.7), np.full(1, 0.8), numbers))
+    told = replace(
+        asked, report=Report(one, 99 * one, 4 * one, np.full(1, 0.7), np.full(1, 0.8), numbers)
+    )
     found = checked_update(told, asked, Classification()).report
-    assert [found.clients[0], found.sizes[0], found.steps[0], found.numbers["rate"][0]] == [2, 10, 3, 1.0]
+    assert [found.clients[0], found.sizes[0], found.steps[0], found.numbers["rate"][0]] == [
+        2,
+        10,
+        3,
+        1.0,
+    ]
     assert [found.loss[0], found.accuracy[0], found.numbers["loss_before"][0]] == [0.7, 0.8, 0.5]
 
 
 def test_scores_of_another_form_are_left_out(pair: Callable[..., Pair]):
     matrix = {"confusion": np.ones((2, 2))}
     wrong = {
-        "sums/train/confusion": lambda s: replace(s, parts={**s.parts, "train": {**s.parts["train"], **matrix}}),
+        "sums/train/confusion": lambda s: replace(
+            s, parts={**s.parts, "train": {**s.parts["train"], **matrix}}
+        ),
         "sums/train has other names": lambda s: replace(s, parts={**s.parts, "train": {}}),
         "scores has other names": lambda s: replace(s, own={}),
-        "sums has other names than expected: elsewhere": lambda s: replace(s, parts={**s.parts, "elsewhere": {}}),
+        "sums has other names than expected: elsewhere": lambda s: replace(
+            s, parts={**s.parts, "elsewhere": {}}
+        ),
         "sums is a NoneType, expected a dict": lambda s: replace(s, parts=None),
         "scores is a NoneType": lambda s: replace(s, own=None),
         "scores on test rows is a dict": lambda s: replace(s, own_test={"loss": 1.0}),
@@ -262,7 +290,9 @@ def test_scores_of_another_form_are_left_out(pair: Callable[..., Pair]):
         assert np.isfinite(result.round["test_accuracy"])
 
 
-def sums(part: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Scored], Scored]:
+def sums(
+    part: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Callable[[Scored], Scored]:
     """Return a lie about the sums of one part of the data."""
     return lambda s: replace(s, parts={**s.parts, part: {**s.parts[part], **change(s.parts[part])}})
 
@@ -275,18 +305,28 @@ def off_diagonal(found: dict[str, Any]) -> dict[str, Any]:
 
 
 LIES = {
-    r"sums/train are over .* rows, expected \d+": sums("train", lambda s: {"rows": np.array(s["rows"] * 1000)}),
-    "sums/test are over .* rows, expected at most": sums("test", lambda s: {"rows": np.array(s["rows"] + 1e6)}),
+    r"sums/train are over .* rows, expected \d+": sums(
+        "train", lambda s: {"rows": np.array(s["rows"] * 1000)}
+    ),
+    "sums/test are over .* rows, expected at most": sums(
+        "test", lambda s: {"rows": np.array(s["rows"] + 1e6)}
+    ),
     "sums/test are over nan rows": sums("test", lambda s: {"rows": np.array(np.nan)}),
     "sums/test are over -": sums("test", lambda s: {"rows": np.array(-s["rows"])}),
-    r"sums/test/confusion has .* rows, expected": sums("test", lambda s: {"confusion": s["confusion"] * 0}),
+    r"sums/test/confusion has .* rows, expected": sums(
+        "test", lambda s: {"confusion": s["confusion"] * 0}
+    ),
     "sums/test count something else than .* rows": sums("test", off_diagonal),
-    "sums/train count something else": sums("train", lambda s: {"confusion": s["confusion"] * np.nan}),
+    "sums/train count something else": sums(
+        "train", lambda s: {"confusion": s["confusion"] * np.nan}
+    ),
 }
 
 
 @pytest.mark.parametrize("reason", LIES)
-def test_scores_over_other_rows_than_a_client_has_are_left_out(pair: Callable[..., Pair], reason: str, tmp_path):
+def test_scores_over_other_rows_than_a_client_has_are_left_out(
+    pair: Callable[..., Pair], reason: str, tmp_path
+):
     both, without = pair("fedavg", rounds=1), pair("fedavg", rounds=1, folder=tmp_path / "silent")
     both.transport.changed = answering(Scored, LIES[reason])
     with left_out(reason):
@@ -303,16 +343,25 @@ def test_scores_over_other_rows_than_a_client_has_are_left_out(pair: Callable[..
 def test_the_last_table_has_the_rows_that_the_server_knows(pair: Callable[..., Pair]):
     both = pair("fedavg", rounds=1)
     both.remote.advance()
-    both.transport.changed = answering(Scored, lambda s: replace(s, row={**s.row, "rows": 10**9, "client": 77}))
+    both.transport.changed = answering(
+        Scored, lambda s: replace(s, row={**s.row, "rows": 10**9, "client": 77})
+    )
     table = both.remote.final_clients().table
-    assert [(row["client"], row["rows"]) for row in table] == list(enumerate(both.plain.fed.partition.sizes))
+    assert [(row["client"], row["rows"]) for row in table] == list(
+        enumerate(both.plain.fed.partition.sizes)
+    )
     for row in ({3: 1.0}, {"a\nb": 1.0}, [1.0], 3):
         both.transport.changed = answering(Scored, lambda s, row=row: replace(s, row=row))
         with left_out("last row (has other names than expected|is a (list|int), expected a dict)"):
             assert len(both.remote.final_clients().table) == CLIENTS - 1
 
 
-REFUSALS = [Refusal("\x1b[2J\n" + "x" * 30_000), Refusal(5), Refusal(None), Refusal("", of_flower=np.zeros(2))]  # type: ignore[arg-type]
+REFUSALS = [
+    Refusal("\x1b[2J\n" + "x" * 30_000),
+    Refusal(5),
+    Refusal(None),
+    Refusal("", of_flower=np.zeros(2)),
+]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=["long", "number", "nothing", "array"])
@@ -322,7 +371,10 @@ def test_whatever_a_node_refuses_with_is_one_line(pair: Callable[..., Pair], ref
     both.transport.changed = lambda client, found: to_bytes(refusal) if client == BAD else found
     with left_out("") as warned:
         both.remote.advance()
-    assert all(len(told) < 2000 and told.isprintable() for told in map(str, (one.message for one in warned)))
+    assert all(
+        len(told) < 2000 and told.isprintable()
+        for told in map(str, (one.message for one in warned))
+    )
     assert noted == [REFUSED] * 2  # to train, and to evaluate: in the log it has no words
 
 
@@ -371,7 +423,10 @@ def test_clients_that_exchange_statistics_go_on_without_one(pair: Callable[..., 
     with pytest.warns(UserWarning, match="left out") as warned:
         result = both.remote.advance()
     told = [str(one.message) for one in warned]
-    assert any(f"clients [{BAD}] are left out: they exchange statistics of another shape" in one for one in told)
+    assert any(
+        f"clients [{BAD}] are left out: they exchange statistics of another shape" in one
+        for one in told
+    )
     assert any("client 0: no answer in time" in one for one in told)
     assert any("client 4: it exchanges a NoneType, expected a tensor" in one for one in told)
     assert column(result, "dropped") == [1, 0, 1, 0, 1]
@@ -381,12 +436,17 @@ def test_clients_that_exchange_statistics_go_on_without_one(pair: Callable[..., 
     ("sent", "reason"),
     [
         (None, "it still waits for an exchange"),
-        (torch.zeros(3, dtype=torch.uint16), r"it exchanges torch.uint16 of shape \(3,\), expected statistics"),
+        (
+            torch.zeros(3, dtype=torch.uint16),
+            r"it exchanges torch.uint16 of shape \(3,\), expected statistics",
+        ),
         (torch.tensor(1.0), r"it exchanges torch.float32 of shape \(\), expected statistics"),
     ],
     ids=["for ever", "whole numbers", "one number"],
 )
-def test_a_client_that_goes_on_to_wait_is_left_out(pair: Callable[..., Pair], sent: Any, reason: str):
+def test_a_client_that_goes_on_to_wait_is_left_out(
+    pair: Callable[..., Pair], sent: Any, reason: str
+):
     """The others have ended by then, and the round goes on with them."""
     both, honest = pair("fedtan", rounds=1), list[torch.Tensor]()
 
@@ -405,13 +465,16 @@ def test_a_client_that_goes_on_to_wait_is_left_out(pair: Callable[..., Pair], se
 
 @pytest.mark.filterwarnings(f"ignore:.*client {BAD}. no answer in time:UserWarning")
 @pytest.mark.parametrize("method", ["stratify-batch", "sfl"])
-def test_one_model_for_all_stops_with_the_reason_and_nothing_is_lost(pair: Callable[..., Pair], method: str):
+def test_one_model_for_all_stops_with_the_reason_and_nothing_is_lost(
+    pair: Callable[..., Pair], method: str
+):
     both = pair(method)
     both.remote.advance()
     saved = both.remote.checkpoint()
     both.transport.silent = {BAD}
     with pytest.raises(
-        FedskewError, match=r"(none of 1 clients answered in time|clients \[2\] do not answer in a step)"
+        FedskewError,
+        match=r"(none of 1 clients answered in time|clients \[2\] do not answer in a step)",
     ):
         both.remote.advance()
     both.transport.silent = set()
@@ -422,14 +485,23 @@ def test_one_model_for_all_stops_with_the_reason_and_nothing_is_lost(pair: Calla
     for _ in range(3):
         both.plain.advance()
     for name, value in both.plain.state().items():
-        np.testing.assert_allclose(again.state()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            again.state()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12
+        )
 
 
 def test_a_step_of_all_is_not_made_of_other_things(pair: Callable[..., Pair]):
-    for change in (lambda w: Waiting(None), lambda w: Waiting(torch.zeros(3)), lambda w: torch.zeros(3)):
+    for change in (
+        lambda w: Waiting(None),
+        lambda w: Waiting(torch.zeros(3)),
+        lambda w: torch.zeros(3),
+    ):
         both = pair("stratify-batch")
         both.transport.changed = answering(Waiting, change)
-        with left_out("(it exchanges a NoneType|its part of the step is no message)"), pytest.raises(FedskewError):
+        with (
+            left_out("(it exchanges a NoneType|its part of the step is no message)"),
+            pytest.raises(FedskewError),
+        ):
             both.remote.advance()
 
 
@@ -438,7 +510,10 @@ def test_statistics_with_nan_do_not_reach_the_head(pair: Callable[..., Pair]):
     both.remote.advance()
 
     def broken(answer: dict[str, Any]) -> dict[str, Any]:
-        return {part: {name: value * float("nan") for name, value in ts.items()} for part, ts in answer.items()}
+        return {
+            part: {name: value * float("nan") for name, value in ts.items()}
+            for part, ts in answer.items()
+        }
 
     both.transport.changed = answering(dict, broken)
     with left_out("statistics has NaN or infinite numbers"):

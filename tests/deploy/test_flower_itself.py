@@ -26,11 +26,15 @@ def test_masks_of_secure_aggregation_have_32_bits():
     seed = bytes(range(32))
     folded = np.bitwise_xor.reduce(np.frombuffer(seed, dtype="<u4"))
     other = bytes(28) + folded.tobytes()
-    for mine, theirs in zip(*(pseudo_rand_gen(one, 2**32, [(100,), (3, 4)]) for one in (seed, other)), strict=True):
+    for mine, theirs in zip(
+        *(pseudo_rand_gen(one, 2**32, [(100,), (3, 4)]) for one in (seed, other)), strict=True
+    ):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_node_looks_soon_after_a_message_and_seldom_after_a_while(monkeypatch: pytest.MonkeyPatch):
+def test_a_node_looks_soon_after_a_message_and_seldom_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+):
     clock, waited = [100.0], list[float]()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "sleep", waited.append)
@@ -60,7 +64,9 @@ def test_only_the_processes_of_a_node_know_its_secret(tmp_path: Path):
     (tmp_path / "silo.csv").write_text("a,b\n1,2\n")
     secrets = set()
     for _ in range(2):
-        process = node_process(tmp_path / "silo.csv", "127.0.0.1:9000", tmp_path / "state", None, None, None)
+        process = node_process(
+            tmp_path / "silo.csv", "127.0.0.1:9000", tmp_path / "state", None, None, None
+        )
         path = Path(process.arguments[process.arguments.index("--superexec-auth-secret-file") + 1])
         assert path.stat().st_mode & 0o777 == 0o600
         secrets.add(path.read_bytes())

@@ -18,7 +18,13 @@ pytest.importorskip("flwr", reason="needs fedskew[flower]")
 # Ray leaves the end of its processes to the collector of garbage.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 CLIENTS = 3
-SETTINGS: dict[str, Any] = {"rounds": 2, "dtype": "float64", "batch_size": 64, "lr": 0.05, "threads": 1}
+SETTINGS: dict[str, Any] = {
+    "rounds": 2,
+    "dtype": "float64",
+    "batch_size": 64,
+    "lr": 0.05,
+    "threads": 1,
+}
 COLUMNS = {
     "train_loss",
     "test_loss",
@@ -38,7 +44,9 @@ def fed() -> fs.Federation:
 
 def assert_same(nodes: Any, plain: Any) -> None:
     for name, value in plain.model.state_dict().items():
-        np.testing.assert_allclose(nodes.model.state_dict()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            nodes.model.state_dict()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12
+        )
     assert len(COLUMNS & set(plain.rounds)) >= 5
     for name in COLUMNS & set(plain.rounds):
         np.testing.assert_allclose(nodes.rounds[name], plain.rounds[name], rtol=1e-9, err_msg=name)
@@ -46,13 +54,19 @@ def assert_same(nodes: Any, plain: Any) -> None:
 
 def test_a_run_and_its_folder_are_those_of_the_loop_engine(fed: fs.Federation, tmp_path):
     plain, nodes = (
-        fs.train(fed, "tabular:hidden=6", "scaffold", engine=engine, folder=tmp_path / engine, **SETTINGS)
+        fs.train(
+            fed, "tabular:hidden=6", "scaffold", engine=engine, folder=tmp_path / engine, **SETTINGS
+        )
         for engine in ("loop", "flower")
     )
     assert_same(nodes, plain)
-    files = {path.name for path in (tmp_path / "loop").iterdir()} - {"clients"}  # their state is with the nodes
+    # Their state is with the nodes
+    files = {path.name for path in (tmp_path / "loop").iterdir()} - {"clients"}
     assert files <= {path.name for path in (tmp_path / "flower").iterdir()}
-    assert fs.open_run(tmp_path / "flower").summary["test_accuracy_last"] == plain.summary["test_accuracy_last"]
+    assert (
+        fs.open_run(tmp_path / "flower").summary["test_accuracy_last"]
+        == plain.summary["test_accuracy_last"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +77,9 @@ def simulation() -> Iterator[GridTransport]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method(fed: fs.Federation, simulation: GridTransport, monkeypatch: pytest.MonkeyPatch, method: str):
+def test_every_method(
+    fed: fs.Federation, simulation: GridTransport, monkeypatch: pytest.MonkeyPatch, method: str
+):
     @contextmanager
     def already(*given: Any) -> Iterator[GridTransport]:
         yield simulation
@@ -71,7 +87,8 @@ def test_every_method(fed: fs.Federation, simulation: GridTransport, monkeypatch
     monkeypatch.setattr(crew, "simulated", already)
     model = ALONE.get(method, "tabular:hidden=6")
     plain, nodes = (
-        fs.train(fed, model, method, engine=engine, folder=False, **SETTINGS) for engine in ("loop", "flower")
+        fs.train(fed, model, method, engine=engine, folder=False, **SETTINGS)
+        for engine in ("loop", "flower")
     )
     assert_same(nodes, plain)
 
@@ -79,5 +96,14 @@ def test_every_method(fed: fs.Federation, simulation: GridTransport, monkeypatch
 def test_python_objects_cannot_be_made_elsewhere(fed: fs.Federation):
     from torch import nn
 
-    with pytest.raises(FedskewError, match="engine=flower makes clients in other processes from names, and model is"):
-        fs.train(fed, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), engine="flower", rounds=1, folder=False)
+    with pytest.raises(
+        FedskewError,
+        match="engine=flower makes clients in other processes from names, and model is",
+    ):
+        fs.train(
+            fed,
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+            engine="flower",
+            rounds=1,
+            folder=False,
+        )

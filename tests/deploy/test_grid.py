@@ -9,7 +9,15 @@ import pytest
 
 from fedskew.core.errors import FedskewError
 from fedskew.deploy import flower_grid
-from fedskew.deploy.flower_grid import ANSWER, RECORD, GridTransport, client_app, nodes_of, none_too_large, try_again
+from fedskew.deploy.flower_grid import (
+    ANSWER,
+    RECORD,
+    GridTransport,
+    client_app,
+    nodes_of,
+    none_too_large,
+    try_again,
+)
 from fedskew.deploy.message_sizes import BODY, LARGEST, OBJECTS, PART
 from fedskew.deploy.requests import Refusal, from_bytes
 
@@ -44,7 +52,9 @@ class Grid:
 
 
 def content(record: Any, name: str = RECORD) -> Any:
-    return lambda message: flwr.Message(flwr.RecordDict({name: flwr.ConfigRecord(record)}), reply_to=message)
+    return lambda message: flwr.Message(
+        flwr.RecordDict({name: flwr.ConfigRecord(record)}), reply_to=message
+    )
 
 
 def failed(message: Any) -> Any:
@@ -58,7 +68,14 @@ def asked(grid: Grid, timeout: float = 0.3) -> dict[int, bytes]:
 
 
 def test_answers_errors_and_silence():
-    grid = Grid(content({ANSWER: b"fine"}), failed, "silent", "refused", content({ANSWER: "text"}), content({}, "x"))
+    grid = Grid(
+        content({ANSWER: b"fine"}),
+        failed,
+        "silent",
+        "refused",
+        content({ANSWER: "text"}),
+        content({}, "x"),
+    )
     found = asked(grid)
     assert [message.metadata.dst_node_id for message in grid.sent] == [10, 11, 12, 13, 14, 15]
     assert found[0] == b"fine"
@@ -73,10 +90,14 @@ def test_a_message_does_not_outlive_the_wait_for_its_answer():
     assert [message.metadata.ttl for message in grid.sent] == [65.0]
 
 
-@pytest.mark.parametrize(("code", "of_flower"), [(0, False), (1, False), (2, False), (5, True), (6, False), (8, True)])
+@pytest.mark.parametrize(
+    ("code", "of_flower"), [(0, False), (1, False), (2, False), (5, True), (6, False), (8, True)]
+)
 def test_errors_in_words_of_flower_are_known(code: int, of_flower: bool):
     """Only these are fit for a log: other errors may quote what is in a node's file."""
-    found = asked(Grid(lambda message: flwr.Message(flwr.Error(code=code, reason="gone"), reply_to=message)))
+    found = asked(
+        Grid(lambda message: flwr.Message(flwr.Error(code=code, reason="gone"), reply_to=message))
+    )
     assert from_bytes(found[0]) == Refusal("gone", of_flower)
 
 
@@ -112,7 +133,9 @@ def test_messages_that_are_too_large_for_the_server():
         def push_messages(self, messages: Iterable[Any]) -> list[Any]:
             return []
 
-    with pytest.raises(FedskewError, match="the messages of 1 bytes are too large for the SuperLink"):
+    with pytest.raises(
+        FedskewError, match="the messages of 1 bytes are too large for the SuperLink"
+    ):
         asked(Small("silent"))
 
 
@@ -149,12 +172,21 @@ def test_what_is_sent_arrives_in_parts_that_the_server_takes(size: int):
 
 def test_messages_whose_parts_are_not_there():
     """A node may send any records: then there is no answer in them, and nothing is joined from what is there."""
-    for records in ({RECORD: b"a", "fedskew.2": b"c"}, {"fedskew.1": b"b"}, {RECORD: b"a", "fedskew.1": 5}, {}):
-        reply = flwr.RecordDict({name: flwr.ConfigRecord({ANSWER: part}) for name, part in records.items()})
+    for records in (
+        {RECORD: b"a", "fedskew.2": b"c"},
+        {"fedskew.1": b"b"},
+        {RECORD: b"a", "fedskew.1": 5},
+        {},
+    ):
+        reply = flwr.RecordDict(
+            {name: flwr.ConfigRecord({ANSWER: part}) for name, part in records.items()}
+        )
         assert flower_grid._content(SimpleNamespace(content=reply), ANSWER) == b""  # type: ignore[arg-type]
 
 
-def test_an_answer_that_the_server_does_not_take_is_refused_at_the_node(monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_that_the_server_does_not_take_is_refused_at_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+):
     assert OBJECTS * BODY >= LARGEST
     monkeypatch.setattr(flower_grid, "LARGEST", 1000)
     answer = none_too_large(lambda about, request: bytes(int(request)))
@@ -200,8 +232,13 @@ def test_a_server_that_is_busy_is_asked_again(failing: Callable[..., Any], statu
 
 
 @pytest.mark.parametrize(("status", "again"), [(500, True), (503, True), (404, False)])
-def test_a_server_that_stays_so_is_named_with_what_it_did_not_do(failing: Callable[..., Any], status: int, again: bool):
+def test_a_server_that_stays_so_is_named_with_what_it_did_not_do(
+    failing: Callable[..., Any], status: int, again: bool
+):
     grid, answered = failing(status)
-    with pytest.raises(FedskewError, match=rf"the server did not say which nodes are there.*{status}.*start the run"):
+    with pytest.raises(
+        FedskewError,
+        match=rf"the server did not say which nodes are there.*{status}.*start the run",
+    ):
         nodes_of(grid, 1, 1.0)
     assert (len(answered) > 1) is again

@@ -31,13 +31,17 @@ def answered(path: str, client: Any, kind: str = "http") -> list[Any]:
 
 
 @pytest.mark.parametrize("client", [("127.0.0.1", 5), ("::1", 5), ("10.0.0.7", 5)])
-@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/x", "/v1/fleet/activate-node", "/health"])
+@pytest.mark.parametrize(
+    "path", ["/v1/control/start-run", "/v1/runtime/x", "/v1/fleet/activate-node", "/health"]
+)
 def test_the_servers_own_machine_may_do_everything(path: str, client: Any):
     assert answered(path, client)[0]["status"] == 200
 
 
 @pytest.mark.parametrize("client", [("10.0.0.8", 5), ("testclient", 5), None, ("", 0)])
-@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/x", "/", "/docs"])
+@pytest.mark.parametrize(
+    "path", ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/x", "/", "/docs"]
+)
 def test_other_machines_may_not(path: str, client: Any):
     assert answered(path, client)[0]["status"] == 403
 
@@ -65,7 +69,9 @@ def flower(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
     monkeypatch.setattr(uvicorn, "run", lambda **given: given)
     monkeypatch.setattr(cli, "flower_superlink", lambda: None)
-    return SimpleNamespace(extensions=extensions, handlers=fleet_handlers, sql=sql_mixin, uvicorn=uvicorn)
+    return SimpleNamespace(
+        extensions=extensions, handlers=fleet_handlers, sql=sql_mixin, uvicorn=uvicorn
+    )
 
 
 def test_the_guards_are_before_all_that_flower_has(flower: SimpleNamespace):
@@ -79,11 +85,15 @@ def test_the_guards_are_before_all_that_flower_has(flower: SimpleNamespace):
 
 
 def test_sockets_are_closed():
-    assert answered("/v1/control/logs", ("10.0.0.8", 5), "websocket") == [{"type": "websocket.close", "code": 1008}]
+    assert answered("/v1/control/logs", ("10.0.0.8", 5), "websocket") == [
+        {"type": "websocket.close", "code": 1008}
+    ]
     assert answered("", None, "lifespan")[0]["status"] == 200
 
 
-def bodies(sizes: list[int], said: int | None, path: str = "/v1/fleet/push-object", known: bool = True) -> Any:
+def bodies(
+    sizes: list[int], said: int | None, path: str = "/v1/fleet/push-object", known: bool = True
+) -> Any:
     """Return the status of the answer to a body in such pieces, what of it was read, and what was handed on."""
     sent: list[Any] = []
     pieces, handed = iter(sizes), []
@@ -97,7 +107,11 @@ def bodies(sizes: list[int], said: int | None, path: str = "/v1/fleet/push-objec
 
     async def receive() -> Any:
         read.append(next(pieces))
-        return {"type": "http.request", "body": bytes(read[-1]), "more_body": len(read) < len(sizes)}
+        return {
+            "type": "http.request",
+            "body": bytes(read[-1]),
+            "more_body": len(read) < len(sizes),
+        }
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -149,7 +163,11 @@ def test_so_many_large_bodies_are_in_memory_at_once():
 
     async def all_at_once() -> None:
         guard = BoundedBodies(app, lambda scope: True)
-        scope = {"type": "http", "path": "/v1/fleet/push-object", "headers": [(b"content-length", b"100000")]}
+        scope = {
+            "type": "http",
+            "path": "/v1/fleet/push-object",
+            "headers": [(b"content-length", b"100000")],
+        }
         await asyncio.gather(*(guard(dict(scope), receive, None) for _ in range(3 * AT_ONCE)))  # type: ignore[arg-type]
 
     asyncio.run(all_at_once())
@@ -171,7 +189,11 @@ def test_a_body_that_does_not_arrive_gives_its_place_back(monkeypatch: pytest.Mo
 
     async def one_after_another() -> None:
         guard = BoundedBodies(never, lambda scope: True)
-        scope = {"type": "http", "path": "/v1/fleet/push-object", "headers": [(b"content-length", b"100000")]}
+        scope = {
+            "type": "http",
+            "path": "/v1/fleet/push-object",
+            "headers": [(b"content-length", b"100000")],
+        }
         await guard(scope, never, send)
         assert sent[0]["status"] == 408
         await guard(scope, gone, send)
@@ -186,12 +208,18 @@ def test_an_answer_has_no_more_objects_than_the_largest_one(flower: SimpleNamesp
     from flwr.proto.message_pb2 import ObjectTree
 
     def request(parts: int) -> Any:
-        records = ObjectTree(object_id="records", children=[ObjectTree(object_id=str(i)) for i in range(parts)])
-        return SimpleNamespace(message_object_trees=[ObjectTree(object_id="message", children=[records])])
+        records = ObjectTree(
+            object_id="records", children=[ObjectTree(object_id=str(i)) for i in range(parts)]
+        )
+        return SimpleNamespace(
+            message_object_trees=[ObjectTree(object_id="message", children=[records])]
+        )
 
     main()
     assert flower.handlers.push_messages(request=request(OBJECTS - 2), state=None) == "pushed"
-    with pytest.raises(HTTPException, match=f"413: an answer of {OBJECTS + 1} objects is more than"):
+    with pytest.raises(
+        HTTPException, match=f"413: an answer of {OBJECTS + 1} objects is more than"
+    ):
         flower.handlers.push_messages(request=request(OBJECTS - 1), state=None)
 
 
@@ -209,7 +237,11 @@ def test_a_database_that_is_locked_is_no_error_of_the_server(
 
     @app.get("/{what}")
     def fail(what: str) -> None:
-        raise OperationalError("INSERT", {}, Exception("database is locked")) if what == "locked" else ValueError(what)
+        raise (
+            OperationalError("INSERT", {}, Exception("database is locked"))
+            if what == "locked"
+            else ValueError(what)
+        )
 
     async def status(what: str) -> int:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -230,7 +262,9 @@ def test_keys_of_registered_nodes_are_known(flower: SimpleNamespace):
     other, unknown = generate_key_pairs()
     registered = {public_key_to_bytes(public): 7}
     state = SimpleNamespace(get_node_id_by_public_key=registered.get)
-    app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state)))
+    app = SimpleNamespace(
+        state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state))
+    )
 
     def known(*pair: Any) -> bool:
         """Return whether a request is known that a node with these keys has signed, as Flower's nodes do."""
@@ -239,7 +273,9 @@ def test_keys_of_registered_nodes_are_known(flower: SimpleNamespace):
             context: Any = SimpleNamespace(request=request)
             NodeAuthHttpInterceptor(*pair).intercept(context, lambda context: httpx.Response(200))
         headers = [(name.lower(), value) for name, value in request.headers.raw]
-        return guarded_link.signed_by_a_node({"type": "http", "app": app, "path": request.url.path, "headers": headers})
+        return guarded_link.signed_by_a_node(
+            {"type": "http", "app": app, "path": request.url.path, "headers": headers}
+        )
 
     assert known(private, public)
     assert not known(other, unknown)  # signed, and not registered

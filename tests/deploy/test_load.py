@@ -18,7 +18,8 @@ import fedskew as fs
 pytest.importorskip("flwr", reason="needs fedskew[flower]")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 HUGE, LARGE = 300_000_000, 100_000_000  # bytes of what strangers send, and of an answer
-MORE = 150  # MB by which the server may grow: without a guard it takes 6 times as much as it is sent
+# MB by which the server may grow: without a guard it takes 6 times as much as it is sent
+MORE = 150
 HOSTILE = f"""
 
 _honest = answer
@@ -42,7 +43,11 @@ class Server(Machines):
         """Return the number of the process that starts runs."""
         server = self.running["server"].pid
         children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-        (found,) = (child for child in children if b"superexec" in Path(f"/proc/{child}/cmdline").read_bytes())
+        (found,) = (
+            child
+            for child in children
+            if b"superexec" in Path(f"/proc/{child}/cmdline").read_bytes()
+        )
         return int(found)
 
     def send(self, head: str, body: int = 0) -> bytes:
@@ -59,7 +64,12 @@ class Server(Machines):
 
 
 def post(path: str, *headers: str) -> str:
-    lines = [f"POST {path} HTTP/1.1", "Host: server", "Content-Type: application/protobuf", *headers]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: server",
+        "Content-Type: application/protobuf",
+        *headers,
+    ]
     return "\r\n".join(lines) + "\r\n\r\n"
 
 
@@ -81,7 +91,10 @@ def test_what_strangers_send_takes_no_memory(server: Server):
         post("/v1/fleet/push-object", "Transfer-Encoding: chunked") + f"{HUGE:x}\r\n",
         post("/health", "X-Long: ").rstrip(),
     ]
-    threads = [threading.Thread(target=lambda head=head: told.append(server.send(head, HUGE))) for head in requests]
+    threads = [
+        threading.Thread(target=lambda head=head: told.append(server.send(head, HUGE)))
+        for head in requests
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -97,8 +110,13 @@ def test_what_strangers_send_takes_no_memory(server: Server):
 def test_a_huge_answer_ends_neither_the_run_nor_the_server(server: Server, tmp_path: Path):
     """A node with another program sends it at once; the others go on, and so does the next run."""
     other = tmp_path / "hostile"
-    shutil.copytree(Path(fs.__file__).parent, other / "fedskew", ignore=shutil.ignore_patterns("__pycache__"))
-    node, sizes = other / "fedskew" / "runs" / "silo_node.py", other / "fedskew" / "deploy" / "message_sizes.py"
+    shutil.copytree(
+        Path(fs.__file__).parent, other / "fedskew", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    node, sizes = (
+        other / "fedskew" / "runs" / "silo_node.py",
+        other / "fedskew" / "deploy" / "message_sizes.py",
+    )
     node.write_text(node.read_text() + HOSTILE)
     sizes.write_text(sizes.read_text().replace("2**28", "2**40").replace("2**22", "2**40"))
     before = server.peak()
@@ -119,7 +137,8 @@ def test_a_huge_answer_ends_neither_the_run_nor_the_server(server: Server, tmp_p
 def test_a_server_ends_with_its_parts(server: Server):
     os.kill(server.superexec(), signal.SIGKILL)
     assert server.running["server"].wait(30) == 1
-    assert "flower-superexec, which starts runs, has ended (status -9), and so does this server" in server.said(
-        "server"
+    assert (
+        "flower-superexec, which starts runs, has ended (status -9), and so does this server"
+        in server.said("server")
     )
     server.start_server()  # with the same state

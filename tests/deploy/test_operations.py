@@ -43,7 +43,10 @@ class Watched(SilosInProcess):
         answers = super().ask(requests, about)
         self.watch(self.rounds[-1])
         refused = to_bytes(Refusal(f"hospital_B.csv: {PLANTED} is no number"))
-        changed = {**dict.fromkeys(self.refuse, refused), **dict.fromkeys(self.gone, to_bytes(Refusal(GONE, True)))}
+        changed = {
+            **dict.fromkeys(self.refuse, refused),
+            **dict.fromkeys(self.gone, to_bytes(Refusal(GONE, True))),
+        }
         return {client: changed.get(client, content) for client, content in answers.items()}
 
 
@@ -65,8 +68,16 @@ def go(silos: Watched, tmp_path: Path) -> Callable[..., Path]:
     def started(rounds: int = 3, **config: Any) -> Path:
         silos.paths.sort()
         settings = {**SETTINGS, "rounds": rounds, "checkpoint_every": 1}
-        experiment = to_toml({"data": "silos:label=outcome", "model": "logreg", "algorithm": "scaffold", **settings})
-        given = {"nodes": 3, "timeout": 5.0, "folder": str(tmp_path / "run"), "experiment": experiment, **config}
+        experiment = to_toml(
+            {"data": "silos:label=outcome", "model": "logreg", "algorithm": "scaffold", **settings}
+        )
+        given = {
+            "nodes": 3,
+            "timeout": 5.0,
+            "folder": str(tmp_path / "run"),
+            "experiment": experiment,
+            **config,
+        }
         server_app.main(None, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
         return tmp_path / "run"
 
@@ -87,14 +98,28 @@ def named(events: list[dict[str, Any]]) -> list[str]:
 def test_the_events_of_a_run(go: Callable[..., Path]):
     began = datetime.now(UTC) - timedelta(milliseconds=1)
     events = lines(folder := go(2))
-    assert named(events) == ["start", "nodes 0", "round 1", "checkpoint 1", "round 2", "checkpoint 2", "end 2"]
+    assert named(events) == [
+        "start",
+        "nodes 0",
+        "round 1",
+        "checkpoint 1",
+        "round 2",
+        "checkpoint 2",
+        "end 2",
+    ]
     times = [datetime.fromisoformat(event["time"]) for event in events]
     assert times == sorted(times)
     assert began <= times[0]
     assert times[-1] <= datetime.now(UTC)
     assert events[1]["clients"] == list(NAMES)
     (_, row) = [event for event in events if event["event"] == "round"]
-    assert (row["rounds"], row["clients"], row["dropped"], row["late"], row["excluded"]) == (2, 3, 0, 0, 0)
+    assert (row["rounds"], row["clients"], row["dropped"], row["late"], row["excluded"]) == (
+        2,
+        3,
+        0,
+        0,
+        0,
+    )
     assert 0 < row["seconds"] < 60
     table = (folder / "rounds.csv").read_text().splitlines()
     last = dict(zip(table[0].split(","), table[-1].split(","), strict=True))
@@ -104,7 +129,9 @@ def test_the_events_of_a_run(go: Callable[..., Path]):
     assert lines(folder) == events
 
 
-def test_who_does_not_answer_is_named_and_no_words_of_a_node_are_written(go: Callable[..., Path], silos: Watched):
+def test_who_does_not_answer_is_named_and_no_words_of_a_node_are_written(
+    go: Callable[..., Path], silos: Watched
+):
     def watch(asked: str) -> None:
         if asked == "Train" and silos.rounds.count("Train") == 2:
             silos.silent, silos.refuse = {0}, frozenset({1})
@@ -117,9 +144,13 @@ def test_who_does_not_answer_is_named_and_no_words_of_a_node_are_written(go: Cal
     assert any(PLANTED in str(one.message) for one in warned)
     told = [event for event in lines(folder) if event["event"] == "unanswered"]
     silent = {"client": "hospital_A", "reason": "no answer in time"}
-    refused = {"client": "hospital_B", "reason": "the node refused: the output of the run has its words"}
+    refused = {
+        "client": "hospital_B",
+        "reason": "the node refused: the output of the run has its words",
+    }
     found = [(event["asked"], event["round"], event["client"], event["reason"]) for event in told]
-    assert found[0] == ("train", 2, refused["client"], refused["reason"])  # the other had its message
+    # The other had its message
+    assert found[0] == ("train", 2, refused["client"], refused["reason"])
     assert [one for one in found if one[:2] == ("train", 3)] == [
         ("train", 3, silent["client"], silent["reason"]),
         ("train", 3, refused["client"], refused["reason"]),
@@ -148,13 +179,23 @@ def test_a_run_that_stops_says_why_and_goes_on_in_the_same_file(
         go()
     folder = tmp_path / "run"
     first = lines(folder)
-    assert named(first)[-5:] == ["checkpoint 1", "unanswered 2", "unanswered 2", "unanswered 2", "error 1"]
-    assert (first[-1]["kind"], first[-1]["reason"]) == ("UnansweredError", "none of 3 clients answered")
+    assert named(first)[-5:] == [
+        "checkpoint 1",
+        "unanswered 2",
+        "unanswered 2",
+        "unanswered 2",
+        "error 1",
+    ]
+    assert (first[-1]["kind"], first[-1]["reason"]) == (
+        "UnansweredError",
+        "none of 3 clients answered",
+    )
     assert PLANTED not in (folder / "events.jsonl").read_text()
     assert (status(folder).state, status(folder).round) == ("stopped", 1)
     assert status(folder).then == "go on with it: flwr run APP --stream"
 
-    with pytest.raises(FedskewError, match="3 of 3 clients did not answer"):  # before the first round of what goes on
+    # Before the first round of what goes on
+    with pytest.raises(FedskewError, match="3 of 3 clients did not answer"):
         go()
     second = lines(folder)[len(first) :]
     assert named(second) == ["start", "unanswered", "unanswered", "unanswered", "error"]
@@ -190,7 +231,10 @@ def test_a_line_that_is_cut_anywhere_breaks_nothing(tmp_path: Path):
         kept = whole[:length].count(b"\n")
         assert len(read_events(tmp_path)) == kept
         append_line(path, b'{"event": "end"}\n')
-        assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:kept]) + b'{"event": "end"}\n'
+        assert (
+            path.read_bytes()
+            == b"".join(whole.splitlines(keepends=True)[:kept]) + b'{"event": "end"}\n'
+        )
 
 
 def test_a_long_line_that_is_cut_is_removed(tmp_path: Path):
@@ -200,7 +244,9 @@ def test_a_long_line_that_is_cut_is_removed(tmp_path: Path):
     assert path.read_bytes() == b'{"event": "start"}\n{"event": "end"}\n'
 
 
-def test_nothing_is_written_into_a_folder_that_is_no_run_of_nodes(go: Callable[..., Path], tmp_path: Path):
+def test_nothing_is_written_into_a_folder_that_is_no_run_of_nodes(
+    go: Callable[..., Path], tmp_path: Path
+):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/notes.txt").write_text("mine")
     with pytest.raises(FedskewError, match="run"):
@@ -233,7 +279,9 @@ def test_a_log_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path):
     (tmp_path / "events.jsonl").mkdir()
     log = EventLog(tmp_path)
     log.note("start")
-    with pytest.warns(UserWarning, match=r"events.jsonl could not be made .*; the run itself is whole"):
+    with pytest.warns(
+        UserWarning, match=r"events.jsonl could not be made .*; the run itself is whole"
+    ):
         log._begin()
 
 
@@ -293,13 +341,25 @@ def test_the_metrics_of_a_run(go: Callable[..., Path], silos: Watched):
                 assert get(port, host=f"fl.example.org:{port}")[0] == 403
 
     silos.watch = watch
-    with pytest.warns(UserWarning, match="client hospital_C: no answer in time"), pytest.raises(Killed):
+    with (
+        pytest.warns(UserWarning, match="client hospital_C: no answer in time"),
+        pytest.raises(Killed),
+    ):
         go(4, metrics_port=port)
     assert seen[0] == {"fedskew_round": 0, "fedskew_rounds": 4}
     assert [one["fedskew_round"] for one in seen] == [0, 1, 2, 3]
-    fates = [{fate: one[f'fedskew_clients{{fate="{fate}"}}'] for fate in ("answered", "dropped")} for one in seen[1:]]
-    assert fates == [{"answered": 3, "dropped": 0}, {"answered": 3, "dropped": 0}, {"answered": 2, "dropped": 1}]
-    rows = [line.split(",") for line in (silos.state.parent / "run/rounds.csv").read_text().splitlines()]
+    fates = [
+        {fate: one[f'fedskew_clients{{fate="{fate}"}}'] for fate in ("answered", "dropped")}
+        for one in seen[1:]
+    ]
+    assert fates == [
+        {"answered": 3, "dropped": 0},
+        {"answered": 3, "dropped": 0},
+        {"answered": 2, "dropped": 1},
+    ]
+    rows = [
+        line.split(",") for line in (silos.state.parent / "run/rounds.csv").read_text().splitlines()
+    ]
     table = {name: [float(row[i]) for row in rows[1:]] for i, name in enumerate(rows[0])}
     for way in ("up", "down"):
         assert seen[3][f'fedskew_bytes_total{{way="{way}"}}'] == sum(table[f"bytes_{way}"])
@@ -319,8 +379,13 @@ def test_the_metrics_of_a_run(go: Callable[..., Path], silos: Watched):
     assert "fedskew_round_seconds" not in resumed
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_starts(go: Callable[..., Path], tmp_path: Path):
-    with serving_metrics(port := free_port()), pytest.raises(FedskewError, match=f"port {port} of 127.0.0.1 cannot be"):
+def test_a_port_that_is_taken_is_refused_before_anything_starts(
+    go: Callable[..., Path], tmp_path: Path
+):
+    with (
+        serving_metrics(port := free_port()),
+        pytest.raises(FedskewError, match=f"port {port} of 127.0.0.1 cannot be"),
+    ):
         go(metrics_port=port)
     assert not (tmp_path / "run").exists()
     with serving_metrics(None) as none:

@@ -12,8 +12,13 @@ from fedskew.algorithms.contract import algorithms
 from fedskew.core.errors import FedskewError
 from fedskew.deploy.hollow import positions_of
 
-METHODS = [name for name in algorithms if not getattr(algorithms.get(name), "addition", False) and name != "central"]
-ALONE = {"stratify-single": "mlp:hidden=6", "stratify-hybrid": "mlp:hidden=6"}  # one row at a time, so no BatchNorm
+METHODS = [
+    name
+    for name in algorithms
+    if not getattr(algorithms.get(name), "addition", False) and name != "central"
+]
+# One row at a time, so no BatchNorm
+ALONE = {"stratify-single": "mlp:hidden=6", "stratify-hybrid": "mlp:hidden=6"}
 OF_ALL_ROWS = ("auc", "average_precision", "ece")  # metrics that do not follow from sums
 MORE = [
     ("fedavg + ccvr", {}),
@@ -56,7 +61,10 @@ def compare(both: Pair) -> None:
                     atol=1e-12,
                 )
     calibrated = both.plain.calibrate()
-    same({k: v for k, v in calibrated.items() if not k.endswith(OF_ALL_ROWS)}, both.remote.calibrate())
+    same(
+        {k: v for k, v in calibrated.items() if not k.endswith(OF_ALL_ROWS)},
+        both.remote.calibrate(),
+    )
     for name, value in both.plain.state().items():
         np.testing.assert_allclose(
             both.remote.state()[name].numpy(), value.numpy(), rtol=1e-9, atol=1e-12, err_msg=name
@@ -64,7 +72,10 @@ def compare(both: Pair) -> None:
     plain, remote = both.plain.final_clients(), both.remote.final_clients()
     for mine, theirs in zip(plain.table, remote.table, strict=True):
         same({name: value for name, value in mine.items() if name != "name"}, theirs)
-    for mine, theirs in ((plain.confusion, remote.confusion), (both.plain.confusion(), both.remote.confusion())):
+    for mine, theirs in (
+        (plain.confusion, remote.confusion),
+        (both.plain.confusion(), both.remote.confusion()),
+    ):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -73,7 +84,9 @@ def test_every_method(pair: Callable[..., Pair], method: str):
     compare(pair(method, **({"model": ALONE[method]} if method in ALONE else {})))
 
 
-@pytest.mark.parametrize(("method", "settings"), MORE, ids=[f"{spec} {settings}" for spec, settings in MORE])
+@pytest.mark.parametrize(
+    ("method", "settings"), MORE, ids=[f"{spec} {settings}" for spec, settings in MORE]
+)
 def test_additions_and_settings(pair: Callable[..., Pair], method: str, settings: dict[str, Any]):
     compare(pair(method, **settings))
 
@@ -87,7 +100,11 @@ def test_what_needs_all_rows_is_refused(pair: Callable[..., Pair]):
     for spec, settings, reason in (
         ("central", {}, "central trains on all rows in one place"),
         ("fedavg + attack:kind=backdoor", {}, "hostile clients are simulated"),
-        ("fedavg", {"test_trained": True}, "test_trained=true evaluates clients' models on the server"),
+        (
+            "fedavg",
+            {"test_trained": True},
+            "test_trained=true evaluates clients' models on the server",
+        ),
         ("fedavg", {"metric": "auc"}, "metric auc needs the predictions for all rows in one place"),
     ):
         with pytest.raises(FedskewError, match=reason):

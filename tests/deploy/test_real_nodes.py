@@ -17,7 +17,14 @@ from pathlib import Path
 
 import pytest
 from tests.deploy.machines import PATIENCE, Machines, started, until
-from tests.deploy.silos import NAMES, assert_hidden, assert_same_run, in_one_place, plant, write_silos
+from tests.deploy.silos import (
+    NAMES,
+    assert_hidden,
+    assert_same_run,
+    in_one_place,
+    plant,
+    write_silos,
+)
 
 import fedskew as fs
 from fedskew.data.schema import Schema
@@ -56,7 +63,10 @@ def test_methods_are_those_of_the_loop_engine_and_strangers_are_not_let_in(machi
         found = machines.finished(method)
         assert_same_run(found, in_one_place(machines.paths, method, eval_every=3))
         assert list(found.final_clients["name"]) == list(NAMES)
-    for name, reason in (("stranger", "Failed to activate SuperNode"), ("deceived", "CERTIFICATE_VERIFY_FAILED")):
+    for name, reason in (
+        ("stranger", "Failed to activate SuperNode"),
+        ("deceived", "CERTIFICATE_VERIFY_FAILED"),
+    ):
         assert machines.running[name].wait(PATIENCE) != 0
         assert reason in machines.said(name)
         machines.kill(name)  # with what Flower leaves behind of a node that was not let in
@@ -75,21 +85,29 @@ def test_a_server_killed_at_a_random_moment_goes_on_to_the_result_of_scaffold(ma
     machines.start_server()
     told = machines.run("scaffold")
     assert (machines.folder / "scaffold" / "run" / "summary.json").exists(), told
-    assert_same_run(machines.finished("scaffold"), in_one_place(machines.paths, "scaffold", eval_every=3))
+    assert_same_run(
+        machines.finished("scaffold"), in_one_place(machines.paths, "scaffold", eval_every=3)
+    )
 
 
 def test_a_node_of_another_version_is_refused(machines: Machines):
     """It has a copy of the package that says that it is another version."""
     other = machines.folder / "other_version"
-    shutil.copytree(Path(fs.__file__).parent, other / "fedskew", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(fs.__file__).parent, other / "fedskew", ignore=shutil.ignore_patterns("__pycache__")
+    )
     init = other / "fedskew" / "__init__.py"
-    init.write_text(init.read_text().replace(f'__version__ = "{fs.__version__}"', '__version__ = "0.0.1"'))
+    init.write_text(
+        init.read_text().replace(f'__version__ = "{fs.__version__}"', '__version__ = "0.0.1"')
+    )
     machines.register("other")
     machines.start_node(0, "other", PYTHONPATH=str(other))
     machines.deploy("versions", nodes=4)
     told = machines.run("versions")
     machines.stop("other")
-    assert f"node other runs fedskew 0.0.1, and the server {fs.__version__}: install the same" in told
+    assert (
+        f"node other runs fedskew 0.0.1, and the server {fs.__version__}: install the same" in told
+    )
     assert not (machines.folder / "versions" / "run").exists()
 
 
@@ -138,7 +156,9 @@ class _Recorded(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         with socket.create_connection(("127.0.0.1", self.server.port)) as there:
-            back = threading.Thread(target=self.pump, args=(there, self.request, self.server.received), daemon=True)
+            back = threading.Thread(
+                target=self.pump, args=(there, self.request, self.server.received), daemon=True
+            )
             back.start()
             self.pump(self.request, there, self.server.sent)
             back.join()

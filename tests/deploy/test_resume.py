@@ -43,5 +43,7 @@ def test_state_that_is_gone_is_named(pair: Callable[..., Pair], tmp_path: Path):
     both.remote.advance()
     for path in tmp_path.glob("*/*.safetensors"):
         path.unlink()
-    with pytest.raises(FedskewError, match=r"none of 5 clients answered: client 0: .*0-1.safetensors is gone"):
+    with pytest.raises(
+        FedskewError, match=r"none of 5 clients answered: client 0: .*0-1.safetensors is gone"
+    ):
         both.remote.advance()

@@ -45,22 +45,31 @@ def started(silos: SilosInProcess, tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpbs", "scaffold", "afl-cp", "fedbn", "sfl"])
-def test_a_run_is_that_of_all_rows_in_one_place(started: Callable[..., Run], silos: SilosInProcess, method: str):
+def test_a_run_is_that_of_all_rows_in_one_place(
+    started: Callable[..., Run], silos: SilosInProcess, method: str
+):
     paths = list(silos.paths)
     assert_same_run(started(method), in_one_place(paths, method))
 
 
-@pytest.mark.parametrize("method", ["fedavg + dp:noise=2", "afl-cp:epsilon=0.5", "afl-cp:epsilon=0.5 + median"])
+@pytest.mark.parametrize(
+    "method", ["fedavg + dp:noise=2", "afl-cp:epsilon=0.5", "afl-cp:epsilon=0.5 + median"]
+)
 def test_noise_that_is_no_secret_is_refused_before_a_node_is_asked(
     started: Callable[..., Run], silos: SilosInProcess, tmp_path: Path, method: str
 ):
-    with pytest.raises(FedskewError, match="its noise is drawn from the seed of the run, which the server and every"):
+    with pytest.raises(
+        FedskewError,
+        match="its noise is drawn from the seed of the run, which the server and every",
+    ):
         started(method)
     assert silos.rounds == []
     assert not (tmp_path / "run").exists()
 
 
-def test_predictions_and_the_names_of_silos_are_there(started: Callable[..., Run], silos: SilosInProcess):
+def test_predictions_and_the_names_of_silos_are_there(
+    started: Callable[..., Run], silos: SilosInProcess
+):
     run = started("fedavg")
     assert list(run.final_clients["name"]) == list(NAMES)
     new = pd.read_csv(silos.paths[0]).drop(columns="outcome")
@@ -68,12 +77,16 @@ def test_predictions_and_the_names_of_silos_are_there(started: Callable[..., Run
 
 
 @pytest.mark.parametrize("method", ["fedbn", "ditto"])
-def test_models_of_clients_are_with_them(started: Callable[..., Run], silos: SilosInProcess, method: str):
+def test_models_of_clients_are_with_them(
+    started: Callable[..., Run], silos: SilosInProcess, method: str
+):
     run = started(method, rounds=1, model="tabular")
     new = pd.read_csv(silos.paths[0]).drop(columns="outcome")
     for one in (run, fs.open_run(run.folder)):
         assert one.personalised
-        with pytest.raises(FedskewError, match="the model of hospital_B stays with the client, on its own machine"):
+        with pytest.raises(
+            FedskewError, match="the model of hospital_B stays with the client, on its own machine"
+        ):
             one.predict(new, client="hospital_B")
         if method == "ditto":
             assert len(one.predict(new)) == len(new)
@@ -84,7 +97,9 @@ def test_models_of_clients_are_with_them(started: Callable[..., Run], silos: Sil
 
 def test_a_run_on_nodes_is_gone_on_with_where_they_are(started: Callable[..., Run]):
     run = started("fedavg", rounds=1)
-    with pytest.raises(FedskewError, match="its rows are with its nodes: go on with it by flwr run"):
+    with pytest.raises(
+        FedskewError, match="its rows are with its nodes: go on with it by flwr run"
+    ):
         fs.resume(run.folder)
 
 
@@ -119,11 +134,14 @@ def test_without_numbers_a_schema_is_there_after_two_messages(tmp_path: Path):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpbs", "scaffold", "stratify-batch"])
-def test_no_value_of_a_row_is_in_any_message(started: Callable[..., Run], silos: SilosInProcess, method: str):
+def test_no_value_of_a_row_is_in_any_message(
+    started: Callable[..., Run], silos: SilosInProcess, method: str
+):
     largest = plant(silos.paths[1])
     run = started(method, rounds=1)
     assert_hidden(b"".join(silos.sent), largest, run.server.fed.data.schema)
-    assert str(run.folder).encode() not in b"".join(silos.sent)  # nor where the server keeps its files
+    # Nor where the server keeps its files
+    assert str(run.folder).encode() not in b"".join(silos.sent)
 
 
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])
@@ -131,7 +149,9 @@ def test_nodes_may_join_in_any_order(tmp_path: Path, order: tuple[int, ...]):
     paths = write_silos(tmp_path, numbers=False)
     silos = SilosInProcess([paths[number] for number in order], tmp_path / "state")
     experiment = Experiment(data="silos:label=outcome", model="logreg", **SETTINGS)
-    assert_same_run(run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run"), in_one_place(paths, "fedavg"))
+    assert_same_run(
+        run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run"), in_one_place(paths, "fedavg")
+    )
     assert silos.paths == paths
 
 
@@ -139,7 +159,9 @@ def test_tables_with_semicolons(tmp_path: Path):
     silos = SilosInProcess(write_silos(tmp_path, numbers=False), tmp_path / "state")
     for path in silos.paths:
         path.write_text(path.read_text().replace(",", ";"))
-    experiment = Experiment(data="silos:label=outcome,separator=semicolon", model="logreg", **{**SETTINGS, "rounds": 1})
+    experiment = Experiment(
+        data="silos:label=outcome,separator=semicolon", model="logreg", **{**SETTINGS, "rounds": 1}
+    )
     assert len(run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run").rounds) == 1
 
 
@@ -173,7 +195,9 @@ def test_an_unexpected_error_is_named_and_its_text_stays_with_the_silo(
         raise ValueError(f"could not convert {PLANTED}")
 
     monkeypatch.setattr("fedskew.runs.silo_node.facts_of", broken)
-    with pytest.raises(FedskewError, match="a ValueError, which is told in the log of the node") as stopped:
+    with pytest.raises(
+        FedskewError, match="a ValueError, which is told in the log of the node"
+    ) as stopped:
         started("fedavg")
     assert str(PLANTED) not in str(stopped.value)
     assert str(PLANTED) in capsys.readouterr().err
@@ -183,7 +207,10 @@ def test_another_version_is_refused(
     started: Callable[..., Run], silos: SilosInProcess, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("fedskew.runs.silo_node.__version__", "0.0.1")
-    with pytest.raises(FedskewError, match=r"node hospital_A runs fedskew 0.0.1, and the server .*: install the same"):
+    with pytest.raises(
+        FedskewError,
+        match=r"node hospital_A runs fedskew 0.0.1, and the server .*: install the same",
+    ):
         started("fedavg")
 
 
@@ -191,19 +218,24 @@ def test_a_run_does_not_go_on_with_other_nodes(started: Callable[..., Run], silo
     started("fedavg", rounds=1)
     silos.own = {"name": "clinic"}
     with pytest.raises(
-        FedskewError, match=r"is a run of hospital_A, hospital_B, .*there are clinic, hospital_B, .*same"
+        FedskewError,
+        match=r"is a run of hospital_A, hospital_B, .*there are clinic, hospital_B, .*same",
     ):
         started("fedavg", rounds=1)
 
 
 def test_two_silos_of_one_name(started: Callable[..., Run], silos: SilosInProcess):
     silos.own = {"name": "hospital_B"}
-    with pytest.raises(FedskewError, match="several nodes are named hospital_B: start them with names of their own"):
+    with pytest.raises(
+        FedskewError, match="several nodes are named hospital_B: start them with names of their own"
+    ):
         started("fedavg")
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_run_does_not_go_on_with_other_values(silos: SilosInProcess, tmp_path: Path, finished: bool):
+def test_a_run_does_not_go_on_with_other_values(
+    silos: SilosInProcess, tmp_path: Path, finished: bool
+):
     """The numbers of rows are the same; means and deviations, by which features are made, are not."""
 
     class Killed(BaseException):
@@ -217,7 +249,9 @@ def test_a_run_does_not_go_on_with_other_values(silos: SilosInProcess, tmp_path:
 
     def go(transport: SilosInProcess) -> Run:
         experiment = Experiment(
-            data="silos:label=outcome", model="logreg", **{**SETTINGS, "rounds": 3, "checkpoint_every": 1}
+            data="silos:label=outcome",
+            model="logreg",
+            **{**SETTINGS, "rounds": 3, "checkpoint_every": 1},
         )
         return run_on_nodes(Nodes(transport), 3, experiment, tmp_path / "run")
 
@@ -227,12 +261,17 @@ def test_a_run_does_not_go_on_with_other_values(silos: SilosInProcess, tmp_path:
     frame = pd.read_csv(path)
     frame["age"] += 1
     frame.to_csv(path, index=False)
-    with pytest.raises(FedskewError, match=r"the nodes' files give another schema \(columns\) than when the run began"):
+    with pytest.raises(
+        FedskewError,
+        match=r"the nodes' files give another schema \(columns\) than when the run began",
+    ):
         go(SilosInProcess(sorted(silos.paths), tmp_path / "state"))
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedbuff:buffer=2"])
-def test_a_run_that_was_killed_goes_on_to_the_same_bits(silos: SilosInProcess, tmp_path: Path, method: str):
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(
+    silos: SilosInProcess, tmp_path: Path, method: str
+):
     """The server is killed in the middle of a round, at every message of the run; nodes keep what they did."""
 
     class Killed(BaseException):
@@ -240,7 +279,9 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(silos: SilosInProcess, t
 
     def go(folder: Path, transport: SilosInProcess) -> Run:
         settings = {**SETTINGS, "rounds": 2, "checkpoint_every": 1}
-        experiment = Experiment(data="silos:label=outcome", model="logreg", algorithm=method, **settings)
+        experiment = Experiment(
+            data="silos:label=outcome", model="logreg", algorithm=method, **settings
+        )
         return run_on_nodes(Nodes(transport), 3, experiment, folder)
 
     expected = go(tmp_path / "whole", silos)
@@ -259,7 +300,9 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(silos: SilosInProcess, t
             go(folder, Mortal(sorted(silos.paths), state))
         found = go(folder, SilosInProcess(sorted(silos.paths), state))
         for name, value in expected.model.state_dict().items():
-            assert (found.model.state_dict()[name] == value).all(), f"killed after {last} rounds of messages"
+            assert (found.model.state_dict()[name] == value).all(), (
+                f"killed after {last} rounds of messages"
+            )
         assert found.summary["test_accuracy_last"] == expected.summary["test_accuracy_last"]
 
 
@@ -268,7 +311,11 @@ def test_a_node_does_not_go_on_with_other_rows(tmp_path: Path):
     silos = SilosInProcess(write_silos(tmp_path, numbers=False), tmp_path / "state")
     asked, path = silos.ask, silos.paths[0]
     experiment = Experiment(
-        data="silos:label=outcome", model="logreg", algorithm="scaffold", checkpoint_every=1, **SETTINGS
+        data="silos:label=outcome",
+        model="logreg",
+        algorithm="scaffold",
+        checkpoint_every=1,
+        **SETTINGS,
     )
 
     def ask(requests: Any, about: Any) -> Any:
@@ -284,13 +331,17 @@ def test_a_node_does_not_go_on_with_other_rows(tmp_path: Path):
     frame = pd.read_csv(path)
     frame["shape"] = frame["shape"].to_numpy()[::-1]
     frame.to_csv(path, index=False)
-    with pytest.raises(FedskewError, match=r"hospital_A\.csv holds other rows than when the run began"):
+    with pytest.raises(
+        FedskewError, match=r"hospital_A\.csv holds other rows than when the run began"
+    ):
         run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run")
     path.write_text(before)
     assert len(run_on_nodes(Nodes(silos), 3, experiment, tmp_path / "run").rounds) == 3
 
 
-def test_a_file_that_does_not_fit_is_named_without_its_folder(started: Callable[..., Run], silos: SilosInProcess):
+def test_a_file_that_does_not_fit_is_named_without_its_folder(
+    started: Callable[..., Run], silos: SilosInProcess
+):
     frame = pd.read_csv(silos.paths[1])
     frame.rename(columns={"outcome": "result"}).to_csv(silos.paths[1], index=False)
     with pytest.raises(FedskewError, match="hospital_B: ") as stopped:
@@ -306,14 +357,22 @@ def test_scores_without_a_node_say_so(started: Callable[..., Run], silos: SilosI
         return asked(requests, about)
 
     silos.ask = ask  # type: ignore[method-assign]
-    said = "client hospital_A: no answer in time; scores are of 26 of 36 test rows, not to be compared"
+    said = (
+        "client hospital_A: no answer in time; scores are of 26 of 36 test rows, not to be compared"
+    )
     with pytest.warns(UserWarning, match=said):
         started("fedavg", rounds=1)
 
 
 @pytest.mark.filterwarnings("ignore:only hospital_B has 'grey'")
-def test_categories_of_few_rows_never_leave_a_node(started: Callable[..., Run], silos: SilosInProcess):
-    for path, value, rows in ((silos.paths[0], "mayor", 4), (silos.paths[1], "grey", 30), (silos.paths[2], "king", 1)):
+def test_categories_of_few_rows_never_leave_a_node(
+    started: Callable[..., Run], silos: SilosInProcess
+):
+    for path, value, rows in (
+        (silos.paths[0], "mayor", 4),
+        (silos.paths[1], "grey", 30),
+        (silos.paths[2], "king", 1),
+    ):
         frame = pd.read_csv(path)
         frame.loc[: rows - 1, "colour"] = value
         frame.to_csv(path, index=False)
@@ -328,10 +387,14 @@ def test_categories_of_few_rows_never_leave_a_node(started: Callable[..., Run], 
     for unknown in ("mayor", "somebody"):  # both are other, at nodes and in new rows
         new = pd.read_csv(silos.paths[0]).drop(columns="outcome").assign(colour=unknown)
         encoded = features(run.server.fed.data.schema, "new", new)
-        assert encoded[:, run.server.fed.data.features.index("colour=other")].tolist() == [1.0] * len(new)
+        assert encoded[:, run.server.fed.data.features.index("colour=other")].tolist() == [
+            1.0
+        ] * len(new)
 
 
-def test_a_column_of_rare_categories_alone_is_other(started: Callable[..., Run], silos: SilosInProcess):
+def test_a_column_of_rare_categories_alone_is_other(
+    started: Callable[..., Run], silos: SilosInProcess
+):
     for path in silos.paths:
         frame = pd.read_csv(path)
         frame["shape"] = [f"shape {row // 3}" for row in range(len(frame))]

@@ -18,7 +18,8 @@ import pandas as pd
 from fedskew.cli import app
 
 FENCE = re.compile(r"^```(\{?\w*\}?)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-ELSEWHERE = ("make ", "pip ", "torchrun ", "flwr ", "export ", "fedskew server ", "fedskew node ")  # by other tests
+# By other tests
+ELSEWHERE = ("make ", "pip ", "torchrun ", "flwr ", "export ", "fedskew server ", "fedskew node ")
 LESS = {"run": ("--rounds", "1"), "compare": ("--rounds", "1"), "advise": ("--rounds", "2")}
 TRACKERS = ("--mlflow", "--wandb")  # left out where they are not installed
 
@@ -91,7 +92,9 @@ def prepare(text: str) -> None:
         frame["outcome"] = np.where(frame.age + rng.normal(0, 1, 60) > number, "died", "discharged")
         frame.to_csv(f"hospital_{place}.csv", index=False)
     frame.drop(columns="outcome").to_csv("new.csv", index=False)
-    pd.DataFrame({"a": rng.normal(size=200), "y": np.arange(200) % 3, "outcome": np.arange(200) % 2}).to_csv("my.csv")
+    pd.DataFrame(
+        {"a": rng.normal(size=200), "y": np.arange(200) % 3, "outcome": np.arange(200) % 2}
+    ).to_csv("my.csv")
     Path("machines.csv").write_text("client,rows_per_second,down_mbit,up_mbit,latency,dropout,from,to\n" + "".join(
         f"{client},{100 + client},40,8,0.06,0.02,0,86400\n" for client in range(10)
     ))  # fmt: skip
@@ -101,7 +104,9 @@ def prepare(text: str) -> None:
     )
     Path("experiment.toml").write_text('rounds = 2\n[algorithm]\nname = "fedprox"\nmu = 0.1\n')
     for name in [name for name in ("NAME", "A", "B") if f"runs/{name}" in text]:
-        run(["fedskew", "run", "--data", "hospital_*.csv:label=outcome", "--folder", f"runs/{name}"])
+        run(
+            ["fedskew", "run", "--data", "hospital_*.csv:label=outcome", "--folder", f"runs/{name}"]
+        )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the site, built from a copy of the pages."""
     place = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(place / "trees"), "-b", "html"]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-d",
+        str(place / "trees"),
+        "-b",
+        "html",
+    ]
     ended = subprocess.run(
         [*command, str(ROOT / "docs"), str(place / "html")],
         capture_output=True,
@@ -34,25 +45,37 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_there(site: Path):
-    written = {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")}
-    notebooks = {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").glob("*.ipynb")}
+    written = {
+        path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")
+    }
+    notebooks = {
+        path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").glob("*.ipynb")
+    }
     made = {path.relative_to(site).with_suffix("") for path in site.rglob("*.html")}
     assert len(notebooks) == 2
     assert written | notebooks <= made
     for name in ("train", "compare", "split", "measure", "Federation"):
-        assert f'id="fedskew.{name}"' in (site / "reference" / "python.html").read_text(encoding="utf-8")
+        assert f'id="fedskew.{name}"' in (site / "reference" / "python.html").read_text(
+            encoding="utf-8"
+        )
     assert "fedskew compare" in (site / "reference" / "commands.html").read_text(encoding="utf-8")
-    assert 'id="stratify-batch"' in (site / "reference" / "components.html").read_text(encoding="utf-8")
+    assert 'id="stratify-batch"' in (site / "reference" / "components.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path):
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']([^\"']+)", text)
-        loaded += re.findall(r"<link[^>]*rel=[\"'](?:stylesheet|preload|icon)[\"'][^>]*href=[\"']([^\"']+)", text)
+        loaded += re.findall(
+            r"<link[^>]*rel=[\"'](?:stylesheet|preload|icon)[\"'][^>]*href=[\"']([^\"']+)", text
+        )
         assert not [one for one in loaded if one.startswith(("http:", "https:", "//"))], page
     for style in site.rglob("*.css"):
-        assert not re.findall(r"url\(\s*[\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style
+        assert not re.findall(r"url\(\s*[\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), (
+            style
+        )
 
 
 def test_notebooks_show_what_they_made(site: Path):

@@ -20,9 +20,23 @@ def numbers(value: int, *shape: int) -> Tensor:
     return torch.full(shape, value, dtype=torch.uint8)
 
 
-def plan(clients: list[int], sizes: list[int], batch: int = 4, epochs: int = 2, round: int = 1, seed: int = 5) -> Plan:
+def plan(
+    clients: list[int],
+    sizes: list[int],
+    batch: int = 4,
+    epochs: int = 2,
+    round: int = 1,
+    seed: int = 5,
+) -> Plan:
     count = len(clients)
-    return Plan.draw(seed, round, np.array(clients), np.array(sizes), np.full(count, batch), np.full(count, epochs))
+    return Plan.draw(
+        seed,
+        round,
+        np.array(clients),
+        np.array(sizes),
+        np.full(count, batch),
+        np.full(count, epochs),
+    )
 
 
 def by_hand(image: Tensor, down: int, right: int, flip: int) -> Tensor:
@@ -36,7 +50,9 @@ def by_hand(image: Tensor, down: int, right: int, flip: int) -> Tensor:
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 1, 2, 2), (4, 2, 9, 3)])
 def test_every_move_is_that_of_a_loop_by_hand(shape: tuple[int, ...]):
     image = images(*shape)[0]
-    moves = torch.cartesian_prod(torch.arange(2 * PAD + 1), torch.arange(2 * PAD + 1), torch.arange(2))
+    moves = torch.cartesian_prod(
+        torch.arange(2 * PAD + 1), torch.arange(2 * PAD + 1), torch.arange(2)
+    )
     found = augment(image.expand(len(moves), *image.shape), *moves.T)
     expected = torch.stack([by_hand(image, *move) for move in moves.tolist()])
     assert torch.equal(found, expected)
@@ -44,7 +60,9 @@ def test_every_move_is_that_of_a_loop_by_hand(shape: tuple[int, ...]):
 
 def test_leading_axes_are_kept_and_each_image_has_its_own_move():
     x = images(3, 4, 2, 6, 5).double()
-    down, right = (torch.randint(9, (3, 4), generator=torch.Generator().manual_seed(i)) for i in (1, 2))
+    down, right = (
+        torch.randint(9, (3, 4), generator=torch.Generator().manual_seed(i)) for i in (1, 2)
+    )
     flip = torch.arange(12).view(3, 4) % 2
     found = augment(x, down, right, flip)
     assert (found.shape, found.dtype) == (x.shape, x.dtype)
@@ -52,7 +70,8 @@ def test_leading_axes_are_kept_and_each_image_has_its_own_move():
         assert torch.equal(found[i], augment(x[i], down[i], right[i], flip[i]))
         for j in range(4):
             assert torch.equal(
-                found[i, j], by_hand(x[i, j], int(down[i, j]), int(right[i, j]), int(flip[i, j])).double()
+                found[i, j],
+                by_hand(x[i, j], int(down[i, j]), int(right[i, j]), int(flip[i, j])).double(),
             )
 
 
@@ -67,7 +86,8 @@ def test_identities():
 
 def test_a_number_that_is_not_finite_does_not_reach_the_padding():
     x = torch.full((1, 1, 3, 3), torch.nan)
-    found = augment(x, numbers(0, 1), numbers(PAD, 1), numbers(0, 1))  # four rows up: nothing of the image is left
+    # Four rows up: nothing of the image is left
+    found = augment(x, numbers(0, 1), numbers(PAD, 1), numbers(0, 1))
     assert torch.equal(found, torch.zeros_like(x))
 
 
@@ -77,17 +97,23 @@ def test_an_empty_batch_stays_empty():
 
 
 def test_moves_are_uniform_and_not_tied_to_each_other():
-    down, right, flip = draw_moves("crop+flip", plan([0, 1, 2], [3000, 3000, 3000], batch=30), CPU).flatten(1).long()
+    down, right, flip = (
+        draw_moves("crop+flip", plan([0, 1, 2], [3000, 3000, 3000], batch=30), CPU)
+        .flatten(1)
+        .long()
+    )
     count = len(down)
     assert count == 18_000
     cells = torch.bincount((down * 9 + right) * 2 + flip, minlength=162).double()
     assert len(cells) == 162
     expected = count / 162
-    assert float(((cells - expected) ** 2 / expected).sum()) < 233  # chi-square with 161 degrees, the 0.9998 quantile
+    # Chi-square with 161 degrees, the 0.9998 quantile
+    assert float(((cells - expected) ** 2 / expected).sum()) < 233
 
 
 @pytest.mark.parametrize(
-    ("how", "crops", "flips"), [("crop", True, False), ("flip", False, True), ("crop+flip", True, True)]
+    ("how", "crops", "flips"),
+    [("crop", True, False), ("flip", False, True), ("crop+flip", True, True)],
 )
 def test_only_what_is_asked_for_moves(how, crops: bool, flips: bool):
     moves = draw_moves(how, plan([0, 1], [40, 40]), CPU)
@@ -119,7 +145,9 @@ def test_a_client_has_the_same_moves_alone_and_among_others_in_any_order():
 
 def test_seed_round_client_step_and_slot_all_matter():
     def first(**other) -> Tensor:
-        return draw_moves("crop+flip", plan(**{"clients": [3], "sizes": [64], "batch": 16, **other}), CPU)
+        return draw_moves(
+            "crop+flip", plan(**{"clients": [3], "sizes": [64], "batch": 16, **other}), CPU
+        )
 
     reference = first()
     for other in ({"seed": 6}, {"round": 2}, {"clients": [4]}):
@@ -131,5 +159,7 @@ def test_seed_round_client_step_and_slot_all_matter():
 def test_rows_that_are_no_images_are_refused():
     check_images("none", (561,))
     check_images("crop", (3, 32, 32))
-    with pytest.raises(FedskewError, match=r"augment=flip needs images of shape .*, got rows of shape \(9, 128\)"):
+    with pytest.raises(
+        FedskewError, match=r"augment=flip needs images of shape .*, got rows of shape \(9, 128\)"
+    ):
         check_images("flip", (9, 128))

@@ -13,7 +13,9 @@ from fedskew.engine.plan import Plan
 from fedskew.engine.stacked import Stacked
 from fedskew.topology.collector import UpdateCollector
 
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 BATCH_NORM = "tabular:hidden=5+4"
 
 
@@ -21,7 +23,10 @@ BATCH_NORM = "tabular:hidden=5+4"
 @pytest.mark.parametrize("model", ["mlp:hidden=5", BATCH_NORM])
 @pytest.mark.parametrize("special", ["fedprox:mu=0", "fedavgm:beta=0,server_lr=1"])
 def test_same_bits_as_fedavg(lab, engine, model: str, special: str):
-    plain, other = (lab.run(3, None, name, model, engine, momentum=0.9, epochs=2) for name in ("fedavg", special))
+    plain, other = (
+        lab.run(3, None, name, model, engine, momentum=0.9, epochs=2)
+        for name in ("fedavg", special)
+    )
     for name, value in plain.state().items():
         assert torch.equal(value, other.state()[name]), name
 
@@ -32,8 +37,13 @@ def test_fednova_with_equal_steps_is_fedavg(lab, engine, momentum: float):
     # 5 to 8 rows are two batches of 4, so weights still differ.
     even, ragged = lab.federation((7, 5, 8)), lab.federation((9, 5, 2))
     for fed, equal in ((even, True), (ragged, False)):
-        runs = [lab.run(3, fed, name, engine=engine, momentum=momentum) for name in ("fedavg", "fednova")]
-        gap = max((runs[0].params[name] - runs[1].params[name]).abs().max() for name in runs[0].params)
+        runs = [
+            lab.run(3, fed, name, engine=engine, momentum=momentum)
+            for name in ("fedavg", "fednova")
+        ]
+        gap = max(
+            (runs[0].params[name] - runs[1].params[name]).abs().max() for name in runs[0].params
+        )
         assert gap < 1e-12 if equal else gap > 1e-4
 
 
@@ -44,7 +54,8 @@ def test_identical_clients_are_one_client(lab, engine, name: str, model: str):
     rows = np.arange(9)
     # A full batch, because each client shuffles for itself.
     one, three = (
-        lab.run(3, lab.federation(rows=[rows] * k), name, model, engine, batch_size=16, epochs=2) for k in (1, 3)
+        lab.run(3, lab.federation(rows=[rows] * k), name, model, engine, batch_size=16, epochs=2)
+        for k in (1, 3)
     )
     for key, value in one.state().items():
         torch.testing.assert_close(value, three.state()[key], rtol=0, atol=1e-10)
@@ -53,11 +64,15 @@ def test_identical_clients_are_one_client(lab, engine, name: str, model: str):
 def train_plainly(training, client: int, rounds: int, fresh: bool) -> tuple[nn.Module, list[float]]:
     """Train with a plain loop on the rows of the plan; ``fresh`` starts a new optimiser every round."""
     s, model, losses = training.settings, copy.deepcopy(training.model).train(), []
-    sgd = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+    sgd = torch.optim.SGD(
+        model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
+    )
     rows = training.trained_on.of(client)
     for round in range(rounds):
         if fresh:
-            sgd = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+            sgd = torch.optim.SGD(
+                model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
+            )
         one = [np.array([value]) for value in (client, len(rows), s.batch_size, s.epochs)]
         positions, counts = Plan.draw(s.seed, round, *one, least=training.least).table()
         total = 0.0
@@ -79,7 +94,9 @@ def train_plainly(training, client: int, rounds: int, fresh: bool) -> tuple[nn.M
     [("central", (9, 5, 4), False), ("local", (9, 5, 4), False), ("fedavg", (13,), True)],
     ids=["central", "local", "fedavg of one"],
 )
-def test_against_a_plain_loop(lab, engine, model: str, name: str, sizes: tuple[int, ...], fresh: bool):
+def test_against_a_plain_loop(
+    lab, engine, model: str, name: str, sizes: tuple[int, ...], fresh: bool
+):
     local = {"momentum": 0.9, "weight_decay": 0.01, "epochs": 2, "lr": 0.05}
     training = lab.run(3, lab.federation(sizes), name, model, engine, **local)
     for client in range(training.trained_on.clients):
@@ -88,14 +105,25 @@ def test_against_a_plain_loop(lab, engine, model: str, name: str, sizes: tuple[i
         assert found.keys() == plain.state_dict().keys()
         for key, value in plain.state_dict().items():
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-10, msg=key)
-        lines = [line for result in training.results for line in result.clients if line["client"] == client]
+        lines = [
+            line
+            for result in training.results
+            for line in result.clients
+            if line["client"] == client
+        ]
         assert [line["local_loss"] for line in lines] == pytest.approx(losses, abs=1e-10)
 
 
 def test_central_does_not_depend_on_the_cut(lab):
     apart = lab.federation((9, 5, 4, 7, 2))
     together = lab.federation((27,))
-    assert lab.gap(lab.run(2, apart, "central", momentum=0.9), lab.run(2, together, "central", momentum=0.9)) == 0
+    assert (
+        lab.gap(
+            lab.run(2, apart, "central", momentum=0.9),
+            lab.run(2, together, "central", momentum=0.9),
+        )
+        == 0
+    )
 
 
 def test_local_leaves_the_global_model_alone(lab):

@@ -42,7 +42,11 @@ def tied() -> nn.Module:
 def twice() -> nn.Module:
     layer = nn.Linear(6, 6)
     return nn.Sequential(
-        layer, nn.ReLU(inplace=True), layer, nn.GELU(), nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3))
+        layer,
+        nn.ReLU(inplace=True),
+        layer,
+        nn.GELU(),
+        nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)),
     )
 
 
@@ -56,9 +60,15 @@ IMAGES = nn.Sequential(
     nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(8, 4, 1, bias=False),
     nn.LeakyReLU(inplace=True), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 3),
 )  # fmt: skip
-CIRCULAR = nn.Sequential(nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(243, 3))
+CIRCULAR = nn.Sequential(
+    nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(243, 3)
+)
 POOLED = nn.Sequential(
-    nn.Conv2d(4, 3, 3, padding=2, dilation=2), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
+    nn.Conv2d(4, 3, 3, padding=2, dilation=2),
+    nn.MaxPool2d(2),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(48, 3),
 )
 SPEC = {
     "logreg": (6,), "mlp:hidden=5+4": (6,), "mlp:hidden=5,activation=silu": (6,), "tabular:hidden=5+4": (6,),
@@ -77,7 +87,10 @@ MODELS = {spec: (build(spec, shape, 3, seed=0), shape) for spec, shape in SPEC.i
     "strides and groups": (IMAGES, (4, 9, 9)),
     "circular padding": (CIRCULAR, (4, 9, 9)),
     "pooling of odd sizes": (POOLED, (4, 9, 9)),
-    "rows of vectors": (nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Flatten(), nn.Linear(15, 3)), (3, 4)),
+    "rows of vectors": (
+        nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Flatten(), nn.Linear(15, 3)),
+        (3, 4),
+    ),
 }
 
 
@@ -85,7 +98,8 @@ def stacks(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return different weights for every client, and its buffers."""
     generator = torch.Generator().manual_seed(1)
     params = {
-        name: value.detach() + 0.1 * torch.randn(CLIENTS, *value.shape, dtype=value.dtype, generator=generator)
+        name: value.detach()
+        + 0.1 * torch.randn(CLIENTS, *value.shape, dtype=value.dtype, generator=generator)
         for name, value in model.named_parameters()
     }
     return params, {name: torch.stack([value] * CLIENTS) for name, value in model.named_buffers()}
@@ -96,7 +110,9 @@ def stacks(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def test_a_stack_is_every_client_alone(name: str, features: bool):
     model, shape = copy.deepcopy(MODELS[name][0]).double().train(), MODELS[name][1]
     params, buffers = stacks(model)
-    x = torch.randn(CLIENTS, ROWS, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(
+        CLIENTS, ROWS, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
     stack = StackedModel(model, params, features)
     given = {name: value.clone() for name, value in buffers.items()}
     outputs = stack.forward({**params, **given}, x.clone())
@@ -104,12 +120,18 @@ def test_a_stack_is_every_client_alone(name: str, features: bool):
     slopes = torch.randn(outputs.shape, dtype=torch.float64, generator=generator)
     inside = stack.features
     assert (inside is not None) == features
-    of_features = None if inside is None else torch.randn(inside.shape, dtype=torch.float64, generator=generator)
+    of_features = (
+        None
+        if inside is None
+        else torch.randn(inside.shape, dtype=torch.float64, generator=generator)
+    )
     grads, moved = stack.backward(slopes, of_features), stack.moved
     for i in range(CLIENTS):
         alone, seen = copy.deepcopy(model), []
         if features:
-            head_module(alone).register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+            head_module(alone).register_forward_pre_hook(
+                lambda _, inputs, seen=seen: seen.append(inputs[0])
+            )
         mine = {name: value[i].clone().requires_grad_() for name, value in params.items()}
         own = {name: value[i].clone() for name, value in buffers.items()}
         expected = functional_call(alone, {**mine, **own}, (x[i].clone(),))
@@ -123,7 +145,8 @@ def test_a_stack_is_every_client_alone(name: str, features: bool):
             torch.testing.assert_close(grads[name][i], grad, rtol=1e-9, atol=1e-9)
         for name, value in moved.items():
             torch.testing.assert_close(value[i], own[name], rtol=1e-10, atol=1e-10)
-    assert max(float(value.abs().max()) for value in grads.values()) > 0.01  # there was something to agree on
+    # There was something to agree on
+    assert max(float(value.abs().max()) for value in grads.values()) > 0.01
 
 
 def test_frozen_weights_are_used_and_get_no_gradient():

@@ -31,14 +31,20 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("algorithm", ["fedprox:mu=0.1", "fedadam", "local", "central"])
 def test_frozen_parameters_stay_and_are_never_sent(lab, algorithm, settings):
     plain, stack = (
-        lab.run(3, None, algorithm, frozen_first(), engine, **settings) for engine in (Loop(), Stacked(mode="stack"))
+        lab.run(3, None, algorithm, frozen_first(), engine, **settings)
+        for engine in (Loop(), Stacked(mode="stack"))
     )
     assert lab.gap(plain, stack) < 1e-8
     assert set(plain.params) == {"1.weight", "1.bias", "3.weight", "3.bias"}
     for training in (plain, stack):
-        torch.testing.assert_close(training.model[0].weight, frozen_first()[0].weight.double(), rtol=0, atol=0)
+        torch.testing.assert_close(
+            training.model[0].weight, frozen_first()[0].weight.double(), rtol=0, atol=0
+        )
         if algorithm != "local":
-            assert float((training.params["3.weight"] - frozen_first()[3].weight.detach()).abs().max()) > 1e-3
+            assert (
+                float((training.params["3.weight"] - frozen_first()[3].weight.detach()).abs().max())
+                > 1e-3
+            )
     if (
         algorithm == "fedadam" and not settings
     ):  # 5 clients, 8 bytes a number: 2 x 5 of BatchNorm, 5 x 3 + 3, statistics, counter
@@ -47,7 +53,9 @@ def test_frozen_parameters_stay_and_are_never_sent(lab, algorithm, settings):
 
 def test_a_model_with_nothing_to_train_is_refused(lab):
     model = nn.Linear(6, 3).requires_grad_(False)
-    with pytest.raises(FedskewError, match="Linear has nothing to train: no parameter has requires_grad=True"):
+    with pytest.raises(
+        FedskewError, match="Linear has nothing to train: no parameter has requires_grad=True"
+    ):
         lab.training(model=model)
 
 
@@ -61,7 +69,9 @@ def test_a_model_that_cannot_be_stacked_is_looped(lab):
     assert can_be_stacked(frozen_first().double(), training.job.x)
 
 
-@pytest.mark.parametrize(("model", "threads"), [("mlp:hidden=5", 3), ("mlp:hidden=5,dropout=0.5", 1)])
+@pytest.mark.parametrize(
+    ("model", "threads"), [("mlp:hidden=5", 3), ("mlp:hidden=5,dropout=0.5", 1)]
+)
 def test_layers_that_draw_random_numbers_take_turns(lab, monkeypatch, model: str, threads: int):
     seen = []
 

@@ -26,11 +26,19 @@ CASES = {
 
 
 def peer(ours: Optimizer, params: list[torch.Tensor], lr: float) -> torch.optim.Optimizer:
-    others = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "adadelta": torch.optim.Adadelta}
+    others = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "adadelta": torch.optim.Adadelta,
+    }
     if ours.name in others:
         return others[ours.name](params, lr=lr, weight_decay=ours.weight_decay)
     return torch.optim.SGD(
-        params, lr=lr, momentum=ours.momentum, weight_decay=ours.weight_decay, nesterov=ours.nesterov
+        params,
+        lr=lr,
+        momentum=ours.momentum,
+        weight_decay=ours.weight_decay,
+        nesterov=ours.nesterov,
     )
 
 
@@ -41,7 +49,10 @@ def peer_step(ours: Optimizer, other: torch.optim.Optimizer, params: list[torch.
 
 
 def drawn(generator: torch.Generator, *stack: int) -> dict[str, torch.Tensor]:
-    return {n: torch.randn((*stack, *shape), generator=generator, dtype=torch.float64) for n, shape in SHAPES.items()}
+    return {
+        n: torch.randn((*stack, *shape), generator=generator, dtype=torch.float64)
+        for n, shape in SHAPES.items()
+    }
 
 
 @pytest.mark.parametrize("ours", CASES.values(), ids=CASES.keys())
@@ -57,7 +68,8 @@ def test_ten_steps_of_one_client(ours: Optimizer):
         for name, value in theirs.items():
             value.grad = before[name].clone()
         peer_step(ours, other, list(theirs.values()))
-        assert all(torch.equal(grads[name], before[name]) for name in grads)  # gradients are only read
+        # Gradients are only read
+        assert all(torch.equal(grads[name], before[name]) for name in grads)
         for name in params:
             torch.testing.assert_close(params[name], theirs[name].detach(), rtol=0, atol=1e-12)
 
@@ -66,12 +78,19 @@ def test_ten_steps_of_one_client(ours: Optimizer):
 def test_a_stack_is_its_clients_even_when_they_stop_early(ours: Optimizer):
     generator = torch.Generator().manual_seed(1)
     params = drawn(generator, 3)
-    theirs = [{name: value[i].clone().requires_grad_() for name, value in params.items()} for i in range(3)]
+    theirs = [
+        {name: value[i].clone().requires_grad_() for name, value in params.items()}
+        for i in range(3)
+    ]
     others = [peer(ours, list(each.values()), lr=0.05) for each in theirs]
     state = ours.init(params, stacked=True)
-    for active in (3, 3, 3, 2, 2, 2, 1, 1, 1, 1):  # as the stacked engine does: those at work are a prefix
+    # As the stacked engine does: those at work are a prefix
+    for active in (3, 3, 3, 2, 2, 2, 1, 1, 1, 1):
         grads = drawn(generator, active)
-        head = {part: {name: value[:active] for name, value in tensors.items()} for part, tensors in state.items()}
+        head = {
+            part: {name: value[:active] for name, value in tensors.items()}
+            for part, tensors in state.items()
+        }
         views = {name: value[:active] for name, value in params.items()}
         ours.step_(views, grads, head, torch.tensor(0.05, dtype=torch.float64), stacked=True)
         for i in range(active):
@@ -80,12 +99,16 @@ def test_a_stack_is_its_clients_even_when_they_stop_early(ours: Optimizer):
             peer_step(ours, others[i], list(theirs[i].values()))
     for i in range(3):
         for name in params:
-            torch.testing.assert_close(params[name][i], theirs[i][name].detach(), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                params[name][i], theirs[i][name].detach(), rtol=0, atol=1e-12
+            )
 
 
 def test_no_state_without_momentum():
     assert Optimizer().init({"w": torch.ones(2)}, stacked=False) == {}
-    assert Optimizer(momentum=0.5).init({"w": torch.ones(2)}, stacked=False)["momentum"]["w"].tolist() == [0, 0]
+    assert Optimizer(momentum=0.5).init({"w": torch.ones(2)}, stacked=False)["momentum"][
+        "w"
+    ].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("ours", CASES.values(), ids=CASES.keys())
@@ -116,17 +139,26 @@ def test_clipping_is_that_of_pytorch_and_each_client_has_its_own_norm():
 
 
 def test_a_client_that_diverges_leaves_the_others_of_its_stack_alone():
-    grads = {"w": torch.tensor([[3.0, 4.0], [torch.inf, 1.0], [torch.nan, 1.0]], dtype=torch.float64)}
+    grads = {
+        "w": torch.tensor([[3.0, 4.0], [torch.inf, 1.0], [torch.nan, 1.0]], dtype=torch.float64)
+    }
     found = clipped(grads, 1.0, stacked=True)["w"]
-    torch.testing.assert_close(found[0], torch.tensor([0.6, 0.8], dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        found[0], torch.tensor([0.6, 0.8], dtype=torch.float64), rtol=0, atol=1e-6
+    )
     assert not found[1:].isfinite().all(1).any()
 
 
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}]
+)
 def test_sgd_makes_the_bits_of_the_fused_one_of_pytorch(settings: dict):
     params = drawn(torch.Generator().manual_seed(4), 2)
     theirs = [value.clone().requires_grad_() for value in params.values()]
-    their_optimizer, ours = torch.optim.SGD(theirs, lr=0.05, fused=True, **settings), Optimizer("sgd", **settings)
+    their_optimizer, ours = (
+        torch.optim.SGD(theirs, lr=0.05, fused=True, **settings),
+        Optimizer("sgd", **settings),
+    )
     state = ours.init(params, stacked=True)
     for seed in (1, 2, 3):
         grads = drawn(torch.Generator().manual_seed(seed), 2)
@@ -134,7 +166,9 @@ def test_sgd_makes_the_bits_of_the_fused_one_of_pytorch(settings: dict):
             weight.grad = grad.clone()
         their_optimizer.step()
         ours.step_(params, grads, state, torch.tensor(0.05, dtype=torch.float64))
-    assert all(torch.equal(mine, weight) for mine, weight in zip(params.values(), theirs, strict=True))
+    assert all(
+        torch.equal(mine, weight) for mine, weight in zip(params.values(), theirs, strict=True)
+    )
 
 
 def test_gradients_in_another_layout_than_the_weights_are_the_same_step():
@@ -147,9 +181,13 @@ def test_gradients_in_another_layout_than_the_weights_are_the_same_step():
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adadelta"])
 def test_momentum_is_for_sgd(name: str):
-    with pytest.raises(FedskewError, match=f"momentum=0.9 clashes with optimizer={name}: .*leave momentum at 0"):
+    with pytest.raises(
+        FedskewError, match=f"momentum=0.9 clashes with optimizer={name}: .*leave momentum at 0"
+    ):
         Settings(optimizer=name, momentum=0.9)
-    with pytest.raises(FedskewError, match="nesterov=true needs optimizer=sgd and a momentum above 0"):
+    with pytest.raises(
+        FedskewError, match="nesterov=true needs optimizer=sgd and a momentum above 0"
+    ):
         Settings(optimizer=name, momentum=0.9, nesterov=True)
 
 
@@ -157,7 +195,11 @@ def test_momentum_is_for_sgd(name: str):
 def test_a_norm_to_clip_at_is_above_zero(value):
     with pytest.raises(FedskewError, match="clip_norm"):
         Settings(clip_norm=value)
-    assert (Settings().clip_norm, Settings(clip_norm="none").clip_norm, Settings(clip_norm="2").clip_norm) == (
+    assert (
+        Settings().clip_norm,
+        Settings(clip_norm="none").clip_norm,
+        Settings(clip_norm="2").clip_norm,
+    ) == (
         None,
         None,
         2.0,

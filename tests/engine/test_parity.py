@@ -24,7 +24,9 @@ BATCH_NORM = "tabular:hidden=5+4"
 def tiny(name: str) -> list[str]:
     """Return narrow spellings of a model, one for each of its normalisations."""
     options = models.options(name)
-    narrow = [f"{option}={value}" for option, value in (("width", 4), ("hidden", 4)) if option in options]
+    narrow = [
+        f"{option}={value}" for option, value in (("width", 4), ("hidden", 4)) if option in options
+    ]
     norms = [["norm=batch"], ["norm=group"]] if "norm" in options else [[]]
     return [f"{name}:{','.join(narrow + norm)}".rstrip(":") for norm in norms]
 
@@ -46,16 +48,21 @@ ZOO = [spec for name in models for spec in tiny(name)]
 @pytest.mark.parametrize("spec", ZOO)
 def test_every_model_in_float64(lab, spec: str):
     fed = lab.federation(shape=shape_for(spec))
-    plain, stack = (lab.run(5, fed, "fedavg", spec, engine, momentum=0.5, lr=0.05) for engine in (Loop(), STACK))
+    plain, stack = (
+        lab.run(5, fed, "fedavg", spec, engine, momentum=0.5, lr=0.05) for engine in (Loop(), STACK)
+    )
     assert lab.gap(plain, stack) < 1e-8
-    assert (plain.params["head.weight"] - plain.model.head.weight).abs().max() > 1e-3  # there was something to agree on
+    # There was something to agree on
+    assert (plain.params["head.weight"] - plain.model.head.weight).abs().max() > 1e-3
 
 
 def test_every_engine_draws_its_own_dropout_and_repeats_it(lab):
     """README and docs/decisions.md name dropout as what engines do not agree on; here is how far."""
     found = {}
     for name, engine in (("loop", Loop()), ("stack", STACK)):
-        first, again = (lab.run(3, None, "fedavg", "mlp:hidden=5,dropout=0.5", engine) for _ in range(2))
+        first, again = (
+            lab.run(3, None, "fedavg", "mlp:hidden=5,dropout=0.5", engine) for _ in range(2)
+        )
         assert lab.gap(first, again) == 0
         found[name] = first
     assert lab.gap(found["loop"], found["stack"]) > 1e-3
@@ -69,10 +76,16 @@ def test_every_model_in_float32(lab, spec: str):
     # Deep nets at larger rates have units so near their kink that rounding decides their sign: then no two machines
     # agree.
     lr = 0.005 if spec.startswith("resnet") else 0.02
-    plain, stack = (lab.run(2, fed, "fedavg", spec, engine, dtype="float32", lr=lr) for engine in (Loop(), STACK))
+    plain, stack = (
+        lab.run(2, fed, "fedavg", spec, engine, dtype="float32", lr=lr)
+        for engine in (Loop(), STACK)
+    )
     assert lab.gap(plain, stack) < 1e-3
     start = lab.training(fed, "fedavg", spec, dtype="float32").params
-    assert max(float((value - start[name]).abs().max()) for name, value in plain.params.items()) > 3e-3  # it did train
+    # It did train
+    assert (
+        max(float((value - start[name]).abs().max()) for name, value in plain.params.items()) > 3e-3
+    )
 
 
 LOCAL = {
@@ -82,19 +95,25 @@ LOCAL = {
 }
 
 
-REFUSED = {("fednova", "adam"), ("scaffold", "adam"), ("krum", "norm local")}  # krum needs five clients a round
-REFUSED |= {(name, "norm local") for name in ("sfl", "stratify-batch")}  # one model for all keeps nothing apart
+# Krum needs five clients a round
+REFUSED = {("fednova", "adam"), ("scaffold", "adam"), ("krum", "norm local")}
+# One model for all keeps nothing apart
+REFUSED |= {(name, "norm local") for name in ("sfl", "stratify-batch")}
 REFUSED |= {
     (name, local) for name in ("stratify-single", "stratify-hybrid") for local in LOCAL
 }  # BatchNorm on one sample
-REFUSED |= {("dp", local) for local in LOCAL}  # statistics of BatchNorm; tests/algorithms/test_privacy.py
+# Statistics of BatchNorm; tests/algorithms/test_privacy.py
+REFUSED |= {("dp", local) for local in LOCAL}
 
 
 @pytest.mark.parametrize(
-    ("name", "local"), [(name, local) for name in algorithms for local in LOCAL if (name, local) not in REFUSED]
+    ("name", "local"),
+    [(name, local) for name in algorithms for local in LOCAL if (name, local) not in REFUSED],
 )
 def test_every_algorithm(lab, name: str, local: str):
-    plain, stack = (lab.run(5, None, name, BATCH_NORM, engine, **LOCAL[local]) for engine in (Loop(), STACK))
+    plain, stack = (
+        lab.run(5, None, name, BATCH_NORM, engine, **LOCAL[local]) for engine in (Loop(), STACK)
+    )
     assert lab.gap(plain, stack) < 1e-8
 
 
@@ -116,12 +135,21 @@ class EveryHook(Algorithm):
 
     def objective(self, loss: Tensor, view: View) -> Tensor:
         assert view.server.keys() == {"drift"}
-        far = sum((view.params[name] - last).square().sum() for name, last in view.client_state["last"].items())
+        far = sum(
+            (view.params[name] - last).square().sum()
+            for name, last in view.client_state["last"].items()
+        )
         return loss + 0.01 * far * view.numbers["size"] / view.numbers["steps"]
 
     def correct_gradients(self, grads: Tensors, view: View) -> Tensors:
-        pulled = {name: grad + 0.1 * (view.params[name] - view.start[name]) for name, grad in grads.items()}
-        shared = {name: pulled[name] - view.numbers["lr"] * drift for name, drift in view.server["drift"].items()}
+        pulled = {
+            name: grad + 0.1 * (view.params[name] - view.start[name])
+            for name, grad in grads.items()
+        }
+        shared = {
+            name: pulled[name] - view.numbers["lr"] * drift
+            for name, drift in view.server["drift"].items()
+        }
         return {**pulled, **shared}
 
     def client_state(self, view: View) -> Tree:
@@ -135,7 +163,9 @@ class EveryHook(Algorithm):
             "extra": {"momentum": view.numbers["steps"] * view.momentum},
         }
 
-    def server_update(self, weights: Tensors, server: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         assert mean["extra"]["momentum"].item() > 0
         assert mean["weights"].keys() == weights.keys()  # kept names are left out of every part
         moved, _ = super().server_update(weights, server, mean, cohort)
@@ -153,7 +183,9 @@ def test_an_algorithm_that_uses_every_hook(lab, norm: str):
     ]
     assert lab.gap(runs[0], runs[1]) < 1e-8
     assert lab.gap(runs[1], runs[2]) < 1e-8
-    visits = [runs[0].store.get(np.array([client]))["state.count"]["visits"].item() for client in range(5)]
+    visits = [
+        runs[0].store.get(np.array([client]))["state.count"]["visits"].item() for client in range(5)
+    ]
     assert sum(visits) == 12
     assert not any(value.requires_grad for value in runs[0].checkpoint().values())
 
@@ -164,8 +196,12 @@ def test_what_an_engine_yields_is_not_overwritten_by_the_next_client(lab, norm: 
     plan = lab.plan(training)
     updates = list(Loop().train(training.job, lab.start(training, plan), plan))
     for i, update in enumerate(updates):
-        alone = next(Loop().train(training.job, lab.start(training, only := plan.only(np.array([i]))), only))
-        found, wanted = ({**each.payload, **each.kept, "buffers": each.buffers} for each in (update, alone))
+        alone = next(
+            Loop().train(training.job, lab.start(training, only := plan.only(np.array([i]))), only)
+        )
+        found, wanted = (
+            {**each.payload, **each.kept, "buffers": each.buffers} for each in (update, alone)
+        )
         for part, tensors in found.items():
             for name, value in tensors.items():
                 assert torch.equal(value, wanted[part][name]), (part, name)
@@ -179,17 +215,27 @@ def test_small_memory_gives_the_same_in_chunks(lab, name: str, clients: int):
     room = measure_cost(whole.model, whole.job.x, 4).bytes_per_client * clients
     plan = lab.plan(whole)
     stacks = [
-        len(update.report.clients) for update in Stacked(room, "stack").train(whole.job, lab.start(whole, plan), plan)
+        len(update.report.clients)
+        for update in Stacked(room, "stack").train(whole.job, lab.start(whole, plan), plan)
     ]
     assert max(stacks) == min(clients, whole.trained_on.clients)
     assert sum(stacks) == whole.trained_on.clients
-    assert lab.gap(whole, lab.run(3, fed, name, "resnet9:width=4", Stacked(room, "stack"), lr=0.01)) < 1e-8
+    assert (
+        lab.gap(whole, lab.run(3, fed, name, "resnet9:width=4", Stacked(room, "stack"), lr=0.01))
+        < 1e-8
+    )
 
 
 @pytest.mark.parametrize("spec", ["resnet9:width=4", "cnn:width=2", BATCH_NORM])
 def test_the_loop_is_the_reference_in_another_memory_layout(lab, spec: str):
     fed = lab.federation(shape=shape_for(spec))
-    assert lab.gap(lab.run(3, fed, "local", spec, Loop()), lab.run(3, fed, "local", spec, Stacked(mode="loop"))) < 1e-8
+    assert (
+        lab.gap(
+            lab.run(3, fed, "local", spec, Loop()),
+            lab.run(3, fed, "local", spec, Stacked(mode="loop")),
+        )
+        < 1e-8
+    )
 
 
 def test_a_layer_used_twice(lab):

@@ -12,7 +12,9 @@ CLIENTS, SIZES = np.array([4, 11, 2, 900_000]), np.array([9, 4, 1, 7])
 BATCH, EPOCHS = np.array([4, 4, 8, 2]), np.array([2, 1, 3, 2])
 
 
-def draw(seed: int = 0, round: int = 0, order: tuple[int, ...] = (0, 1, 2, 3), least: int = 1) -> Plan:
+def draw(
+    seed: int = 0, round: int = 0, order: tuple[int, ...] = (0, 1, 2, 3), least: int = 1
+) -> Plan:
     pick = np.array(order)
     return Plan.draw(seed, round, CLIENTS[pick], SIZES[pick], BATCH[pick], EPOCHS[pick], least)
 
@@ -21,7 +23,9 @@ def visits(plan: Plan, client: int) -> list[int]:
     """Return the positions that a client uses, from the table, without padding."""
     positions, counts = plan.table()
     i = plan.clients.tolist().index(client)
-    return [p for step in range(len(counts)) for p in positions[step, i, : counts[step, i]].tolist()]
+    return [
+        p for step in range(len(counts)) for p in positions[step, i, : counts[step, i]].tolist()
+    ]
 
 
 def test_every_epoch_is_a_permutation_of_the_clients_rows():
@@ -50,7 +54,12 @@ def test_a_batch_smaller_than_least_is_left_out():
     plan = Plan.draw(0, 0, CLIENTS, np.array([9, 4, 2, 7]), BATCH, EPOCHS, least=2)
     _, counts = plan.table()
     assert plan.steps.tolist() == [4, 1, 3, 6]
-    assert counts.T.tolist() == [[4, 4, 4, 4, 0, 0], [4, 0, 0, 0, 0, 0], [2, 2, 2, 0, 0, 0], [2, 2, 2, 2, 2, 2]]
+    assert counts.T.tolist() == [
+        [4, 4, 4, 4, 0, 0],
+        [4, 0, 0, 0, 0, 0],
+        [2, 2, 2, 0, 0, 0],
+        [2, 2, 2, 2, 2, 2],
+    ]
     # The second epoch starts with its own shuffle, not with the row that the first one left out.
     full, short = draw().table()[0], plan.table()[0]
     assert short[2, 0, :4].tolist() == full[3, 0, :4].tolist()
@@ -89,23 +98,32 @@ def test_the_address_decides_the_bits():
 def test_first_positions_are_uniform():
     clients, size = 6000, 6
     ones = np.ones(clients, dtype=np.int64)
-    order = Plan.draw(1, 0, np.arange(clients), size * ones, ones, ones).order.reshape(clients, size)
+    order = Plan.draw(1, 0, np.arange(clients), size * ones, ones, ones).order.reshape(
+        clients, size
+    )
     for slot in (0, size - 1):
         counts = np.bincount(order[:, slot], minlength=size)
         assert (
             (counts - 1000) ** 2 / 1000
         ).sum() < 20.5  # chi-square, 5 degrees of freedom: one seed in a thousand is above
-    follows = np.bincount(order[:, 0] * size + order[:, 1], minlength=size * size).reshape(size, size)
+    follows = np.bincount(order[:, 0] * size + order[:, 1], minlength=size * size).reshape(
+        size, size
+    )
     assert (follows.diagonal() == 0).all()
-    assert ((follows[~np.eye(size, dtype=bool)] - 200) ** 2 / 200).sum() < 58.3  # 29 degrees of freedom
+    # 29 degrees of freedom
+    assert ((follows[~np.eye(size, dtype=bool)] - 200) ** 2 / 200).sum() < 58.3
 
 
 def plainly_shuffled(plan: Plan) -> list[int]:
     """Return the definition: positions by the high 40 bits of their hashes, ascending where these are equal."""
     found = []
-    for client, size, epochs in zip(plan.clients.tolist(), plan.sizes.tolist(), plan.epochs.tolist(), strict=True):
+    for client, size, epochs in zip(
+        plan.clients.tolist(), plan.sizes.tolist(), plan.epochs.tolist(), strict=True
+    ):
         for epoch in range(epochs):
-            words = bits(plan.seed, plan.purpose, plan.round, client, epoch, np.arange(size)).tolist()
+            words = bits(
+                plan.seed, plan.purpose, plan.round, client, epoch, np.arange(size)
+            ).tolist()
             found += sorted(range(size), key=lambda position: words[position] >> 24)
     return found
 
@@ -128,5 +146,7 @@ def test_the_order_is_the_plain_definition(clients: list, seed: int, round: int,
 
 
 def test_rows_with_equal_hashes_stay_in_their_order(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fedskew.engine.plan.longer", lambda words, part: np.zeros(len(words), dtype=np.uint64))
+    monkeypatch.setattr(
+        "fedskew.engine.plan.longer", lambda words, part: np.zeros(len(words), dtype=np.uint64)
+    )
     assert draw(order=(0, 1)).order.tolist() == [*range(9), *range(9), *range(4)]

@@ -25,19 +25,29 @@ BATCH = 6  # of clients with 9, 5, 4, 7 and 2 rows
 MODELS = ["logreg", "mlp:hidden=5", "tabular:hidden=5+4"]  # the last with BatchNorm
 
 
-def probe(lab, training: Server, engine, what=WHAT, clients=None, rows: int = BATCH) -> dict[str, np.ndarray]:
+def probe(
+    lab, training: Server, engine, what=WHAT, clients=None, rows: int = BATCH
+) -> dict[str, np.ndarray]:
     members = np.arange(training.trained_on.clients) if clients is None else np.array(clients)
     full = np.full(len(members), 1)
-    plan = Plan.draw(0, training.round, members, training.trained_on.sizes[members], full * rows, full)
+    plan = Plan.draw(
+        0, training.round, members, training.trained_on.sizes[members], full * rows, full
+    )
     return engine.probe(training.job, lab.start(training, plan), plan, what)
 
 
 def by_hand(training: Server, client: int, rows: int = BATCH) -> list[float]:
     """Return the measurements row by row with plain autograd, on the client's own model in evaluation mode."""
     size = training.trained_on.sizes[client]
-    plan = Plan.draw(0, training.round, np.array([client]), np.array([size]), np.array([rows]), np.array([1]))
+    plan = Plan.draw(
+        0, training.round, np.array([client]), np.array([size]), np.array([rows]), np.array([1])
+    )
     state = training.client_model(client)
-    weights = {name: value.clone().requires_grad_() for name, value in state.items() if name in training.params}
+    weights = {
+        name: value.clone().requires_grad_()
+        for name, value in state.items()
+        if name in training.params
+    }
     model, losses, gradients = training.model.eval(), [], []
     for row in training.trained_on.of(client)[plan.order[:rows]]:
         logits = functional_call(model, {**state, **weights}, (training.job.x[row : row + 1],))
@@ -53,7 +63,8 @@ def by_hand(training: Server, client: int, rows: int = BATCH) -> list[float]:
 @pytest.mark.parametrize("norm", ["aggregate", "local"])
 @pytest.mark.parametrize("model", MODELS)
 def test_by_hand_and_alike_in_every_engine(lab, model: str, norm: str):
-    training = lab.run(2, None, "fedavg", model, Loop(), norm=norm)  # kept BatchNorm is each client's own by now
+    # Kept BatchNorm is each client's own by now
+    training = lab.run(2, None, "fedavg", model, Loop(), norm=norm)
     wanted = np.array([by_hand(training, client) for client in range(5)])
     assert (wanted > 1e-4).all()
     reference = probe(lab, training, Loop())
@@ -63,7 +74,9 @@ def test_by_hand_and_alike_in_every_engine(lab, model: str, norm: str):
         assert list(found) == list(WHAT), name
         for number in WHAT:
             assert found[number].dtype == np.float64
-            np.testing.assert_allclose(found[number], reference[number], rtol=0, atol=1e-10, err_msg=name)
+            np.testing.assert_allclose(
+                found[number], reference[number], rtol=0, atol=1e-10, err_msg=name
+            )
 
 
 @pytest.mark.parametrize("norm", ["aggregate", "local"])
@@ -74,7 +87,12 @@ def test_on_all_rows_in_pieces(lab, monkeypatch, model: str, norm: str, room: in
     weights = 8 * sum(value.numel() for value in training.params.values())
     monkeypatch.setattr("fedskew.engine.loop.GRADIENTS_AT_ONCE", room * weights)
     wanted = np.array([by_hand(training, client, 9) for client in range(5)])
-    for engine in (Loop(), Stacked(1, "stack"), Stacked(40 * weights, "stack"), Stacked(mode="stack")):
+    for engine in (
+        Loop(),
+        Stacked(1, "stack"),
+        Stacked(40 * weights, "stack"),
+        Stacked(mode="stack"),
+    ):
         found = probe(lab, training, engine, rows=9)
         np.testing.assert_allclose(np.array(list(found.values())).T, wanted, rtol=0, atol=1e-10)
 
@@ -86,7 +104,12 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
-        self.bytes = max([self.bytes, *(out.nbytes for out in tree_leaves(made) if isinstance(out, torch.Tensor))])
+        self.bytes = max(
+            [
+                self.bytes,
+                *(out.nbytes for out in tree_leaves(made) if isinstance(out, torch.Tensor)),
+            ]
+        )
         return made
 
 
@@ -94,7 +117,8 @@ class Largest(TorchDispatchMode):
 def test_all_rows_of_a_large_client_take_bounded_memory(lab, monkeypatch, engine):
     monkeypatch.setattr("fedskew.engine.loop.GRADIENTS_AT_ONCE", 4 << 20)
     fed = lab.federation(rows=[list(range(27)) * 20, [1, 2, 3]])
-    training = lab.training(fed, "fedavg", "mlp:hidden=1000")  # 10,003 weights, 80 kB: of 540 rows 43 MB
+    # 10,003 weights, 80 kB: of 540 rows 43 MB
+    training = lab.training(fed, "fedavg", "mlp:hidden=1000")
     with Largest() as largest:
         found = probe(lab, training, engine, ("gradient_variance",), rows=540)
     assert 1 << 16 < largest.bytes < 5 << 20
@@ -163,7 +187,9 @@ def test_frozen_weights_and_dropout_take_no_part(lab, engine):
 
 
 def test_float32_is_near(lab):
-    plain, wide = (lab.training(None, "fedavg", MODELS[1], dtype=dtype) for dtype in ("float32", "float64"))
+    plain, wide = (
+        lab.training(None, "fedavg", MODELS[1], dtype=dtype) for dtype in ("float32", "float64")
+    )
     for engine in (Loop(), STACKS["stack"]):
         for name, value in probe(lab, plain, engine).items():
             np.testing.assert_allclose(value, probe(lab, wide, engine)[name], rtol=1e-4)

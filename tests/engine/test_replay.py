@@ -48,9 +48,13 @@ class InPlace:
             return
         now, stack.state = stack.state, copy.copy(self.before[name])
         part()
-        for there, value in zip(_leaves(vars(self.after[name])), _leaves(vars(stack.state)), strict=True):
+        for there, value in zip(
+            _leaves(vars(self.after[name])), _leaves(vars(stack.state)), strict=True
+        ):
             if there is not value:
-                once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in there.stride())
+                once = tuple(
+                    slice(0, 1) if stride == 0 else slice(None) for stride in there.stride()
+                )
                 there[once].copy_(value[once].clone())
         stack.state = now
         self.replayed += 1
@@ -60,18 +64,27 @@ def _leaves(value: Any) -> list[Tensor]:
     """Return all tensors in nested dictionaries, those that training makes."""
     if isinstance(value, Tensor):
         return [value]
-    return [leaf for part in value.values() for leaf in _leaves(part)] if isinstance(value, dict) else []
+    return (
+        [leaf for part in value.values() for leaf in _leaves(part)]
+        if isinstance(value, dict)
+        else []
+    )
 
 
 class Captured(Stacked):
     """A stacked engine that treats the CPU like a GPU."""
 
     def _stack(self, job: Job, plan: Plan, joint: bool = False, own_lr: bool = False) -> Stack:
-        needed, stacks = Room.of(plan), self._stacks.setdefault((id(job.model), repr(job.algorithm), own_lr), [])
+        needed, stacks = (
+            Room.of(plan),
+            self._stacks.setdefault((id(job.model), repr(job.algorithm), own_lr), []),
+        )
         for stack in stacks:
             if stack.room.fits(needed):
                 return stack
-        stack = CapturedStack(job, _for_all_rounds(job, plan, needed), job.x.dim() == 4, joint, own_lr)
+        stack = CapturedStack(
+            job, _for_all_rounds(job, plan, needed), job.x.dim() == 4, joint, own_lr
+        )
         stack.replay = InPlace(stack)
         stacks.append(stack)
         return stack
@@ -80,7 +93,9 @@ class Captured(Stacked):
 SIZES = (9, 5, 4, 7, 2, 17, 12, 8, 1, 6)
 EQUAL = (8, 8, 8, 8, 8, 8)
 METHODS = [
-    name for name in algorithms if name not in ("dp", "krum", "sfl", "central") and not name.startswith("stratify")
+    name
+    for name in algorithms
+    if name not in ("dp", "krum", "sfl", "central") and not name.startswith("stratify")
 ]  # dp's rounds have clients by chance, krum needs more clients; the others train one model
 
 
@@ -89,7 +104,9 @@ def agree(lab, sizes: tuple[int, ...], method: str, model: str, **settings: Any)
     fed = lab.federation(sizes, (2, 8, 8) if "cnn" in model else (6,))
     settings = {"per_round": 5, "epochs": 2, "momentum": 0.5, **settings}
     captured = Captured(mode="stack")
-    plain, other = (lab.run(7, fed, method, model, engine, **settings) for engine in (Loop(), captured))
+    plain, other = (
+        lab.run(7, fed, method, model, engine, **settings) for engine in (Loop(), captured)
+    )
     assert lab.gap(plain, other) < 1e-8
     return sum(stack.replay.replayed for stacks in captured._stacks.values() for stack in stacks)
 
@@ -100,7 +117,9 @@ def test_every_method_with_clients_of_different_sizes(lab, method: str):
     assert agree(lab, SIZES, method, "mlp:hidden=5", **least) > 10
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "fedprox", "fedga", "fedrep", "ditto", "fedlc"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "scaffold", "moon", "fedprox", "fedga", "fedrep", "ditto", "fedlc"]
+)
 def test_rounds_of_one_shape_are_replayed_as_a_whole(lab, method: str):
     assert agree(lab, EQUAL, method, "mlp:hidden=5") >= 4
 
@@ -109,7 +128,9 @@ def test_rounds_of_one_shape_are_replayed_as_a_whole(lab, method: str):
 def test_rounds_that_measure_losses_are_taken_part_by_part(lab, method: str):
     captured = Captured(mode="stack")
     lab.run(3, lab.federation(EQUAL), method, engine=captured)
-    assert [list(stack.states) for stacks in captured._stacks.values() for stack in stacks] == [[()]]
+    assert [list(stack.states) for stacks in captured._stacks.values() for stack in stacks] == [
+        [()]
+    ]
 
 
 @pytest.mark.parametrize("kind", [Stacked, Captured])
@@ -134,10 +155,13 @@ def test_epochs_may_change_from_round_to_round(lab, kind: type[Stacked]):
 def test_losses_are_summed_as_often_as_there_is_room_for_outputs(
     lab, monkeypatch, kind: type[Stacked], sizes: tuple[int, ...]
 ):
-    monkeypatch.setattr("fedskew.engine.stack._OUTPUTS_KEPT", 2 * 5 * 4 * lab.classes)  # two steps of five clients
+    # Two steps of five clients
+    monkeypatch.setattr("fedskew.engine.stack._OUTPUTS_KEPT", 2 * 5 * 4 * lab.classes)
     monkeypatch.setattr("fedskew.engine.captured._STEPS_AT_ONCE", 2)
     fed, engine = lab.federation(sizes), kind(mode="stack")
-    plain, other = (lab.run(5, fed, "fedavg", engine=one, per_round=5, epochs=3) for one in (Loop(), engine))
+    plain, other = (
+        lab.run(5, fed, "fedavg", engine=one, per_round=5, epochs=3) for one in (Loop(), engine)
+    )
     assert lab.gap(plain, other) < 1e-8
     assert [len(stack.outputs) for stacks in engine._stacks.values() for stack in stacks] == [2]
 
@@ -179,7 +203,9 @@ def test_shapes_that_alternate_use_their_own_graphs(lab):
     """Rounds of two shapes, whole and in parts: each must find its own tensors again."""
     fed = lab.federation((8, 8, 8, 8, 3, 3, 3, 3))
     captured = Captured(mode="stack")
-    plain, other = (lab.training(fed, "fedprox:mu=0.5", "mlp:hidden=5", engine) for engine in (Loop(), captured))
+    plain, other = (
+        lab.training(fed, "fedprox:mu=0.5", "mlp:hidden=5", engine) for engine in (Loop(), captured)
+    )
     for training in (plain, other):
         training.per_round = 3
         training.results = [training.advance() for _ in range(12)]
@@ -203,7 +229,11 @@ def test_clients_of_several_runs(lab, sizes: tuple[int, ...], methods: tuple[str
     chosen = [{"seed": seed, "lr": lr} for seed, lr in ((0, 0.1), (1, 0.1), (1, 0.05))]
     settings = {"per_round": 5, "epochs": 2, "schedule": "cosine"}
     plain, others = (
-        [lab.training(fed, method, engine=Loop(), **one, **settings) for method in methods for one in chosen]
+        [
+            lab.training(fed, method, engine=Loop(), **one, **settings)
+            for method in methods
+            for one in chosen
+        ]
         for _ in range(2)
     )
     captured = Captured(mode="stack")
@@ -213,15 +243,22 @@ def test_clients_of_several_runs(lab, sizes: tuple[int, ...], methods: tuple[str
         learnt = together.train([Asked(i, half.start, half.plan) for i, half in enumerate(halves)])
         assert len(learnt) == len(others)
         for i, server in enumerate(others):
-            server.results = [*getattr(server, "results", []), server.complete(halves[i], learnt[i])]
+            server.results = [
+                *getattr(server, "results", []),
+                server.complete(halves[i], learnt[i]),
+            ]
     for one, other in zip(plain, others, strict=True):
         one.results = [one.advance() for _ in range(7)]
         assert lab.gap(one, other) < 1e-8
-    assert sum(stack.replay.replayed for stacks in captured._stacks.values() for stack in stacks) >= 4
+    assert (
+        sum(stack.replay.replayed for stacks in captured._stacks.values() for stack in stacks) >= 4
+    )
 
 
 @pytest.mark.parametrize("sizes", [SIZES, EQUAL])
-def test_rounds_that_cannot_be_captured_have_their_own_results(lab, monkeypatch, sizes: tuple[int, ...]):
+def test_rounds_that_cannot_be_captured_have_their_own_results(
+    lab, monkeypatch, sizes: tuple[int, ...]
+):
     monkeypatch.setattr(InPlace, "__call__", lambda self, name, part: part())
     assert agree(lab, sizes, "fedprox", "mlp:hidden=5") == 0
 

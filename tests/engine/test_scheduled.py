@@ -32,12 +32,19 @@ from fedskew.topology.synchronous import synchronous_cost
 
 ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked()], ids=["loop", "stacked"])
 SIZES = (14, 9, 3, 12)
-METHODS = ("stratify-batch", "stratify-batch:selection=weighted,frequency=proportional", "sfl", "stratify-single")
+METHODS = (
+    "stratify-batch",
+    "stratify-batch:selection=weighted,frequency=proportional",
+    "sfl",
+    "stratify-single",
+)
 
 
 def federation(shape: tuple[int, ...] = (5,)) -> Federation:
     draw = np.random.default_rng(1)
-    rows = Rows(draw.normal(size=(sum(SIZES), *shape)).astype(np.float32), draw.integers(0, 3, sum(SIZES)))
+    rows = Rows(
+        draw.normal(size=(sum(SIZES), *shape)).astype(np.float32), draw.integers(0, 3, sum(SIZES))
+    )
     parts = Partition.from_lists(np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
     return Federation(Dataset("made up", rows, rows, ("a", "b", "c")), parts)
 
@@ -53,10 +60,22 @@ class Spy:
         return self.engine.run_schedule(job, state, schedule, reset_optimizer)
 
 
-def training(method: str, engine, model: str = "mlp:hidden=6", shape: tuple[int, ...] = (5,), **settings) -> Server:
-    usual = {"rounds": 4, "epochs": 2, "batch_size": 4, "lr": 0.05, "dtype": "float64", "device": "cpu", "threads": 1}
+def training(
+    method: str, engine, model: str = "mlp:hidden=6", shape: tuple[int, ...] = (5,), **settings
+) -> Server:
+    usual = {
+        "rounds": 4,
+        "epochs": 2,
+        "batch_size": 4,
+        "lr": 0.05,
+        "dtype": "float64",
+        "device": "cpu",
+        "threads": 1,
+    }
     chosen = Settings(**{**usual, **settings})
-    return Server(federation(shape), build(model, shape, 3, seed=0), resolve(method), chosen, engine)
+    return Server(
+        federation(shape), build(model, shape, 3, seed=0), resolve(method), chosen, engine
+    )
 
 
 @ENGINES
@@ -71,7 +90,9 @@ def training(method: str, engine, model: str = "mlp:hidden=6", shape: tuple[int,
         ("stratify-single", "cnn:width=2", (1, 8, 8)),
     ],
 )
-def test_it_is_central_sgd_on_the_same_samples(engine, method: str, model: str, shape, momentum: float):
+def test_it_is_central_sgd_on_the_same_samples(
+    engine, method: str, model: str, shape, momentum: float
+):
     spy = Spy(engine)
     run = training(method, spy, model, shape, momentum=momentum)
     central = copy.deepcopy(run.model).train()
@@ -88,7 +109,10 @@ def test_it_is_central_sgd_on_the_same_samples(engine, method: str, model: str, 
             loss.backward()
             optimizer.step()
             losses.append(loss.item() * len(rows))
-        for name, value in {**dict(central.named_parameters()), **dict(central.named_buffers())}.items():
+        for name, value in {
+            **dict(central.named_parameters()),
+            **dict(central.named_buffers()),
+        }.items():
             torch.testing.assert_close(run.state()[name], value.detach(), rtol=0, atol=1e-10)
         assert result.round["local_loss"] == pytest.approx(sum(losses) / len(path.rows), abs=1e-10)
 
@@ -96,7 +120,11 @@ def test_it_is_central_sgd_on_the_same_samples(engine, method: str, model: str, 
 @ENGINES
 @pytest.mark.parametrize(
     ("method", "model"),
-    [("stratify-batch", "cnn:width=2"), ("stratify-batch", "resnet9:width=2"), ("stratify-single", "cnn:width=2")],
+    [
+        ("stratify-batch", "cnn:width=2"),
+        ("stratify-batch", "resnet9:width=2"),
+        ("stratify-single", "cnn:width=2"),
+    ],
 )
 def test_images_are_moved_by_their_place_in_the_schedule(engine, method: str, model: str):
     spy = Spy(engine)
@@ -111,10 +139,16 @@ def test_images_are_moved_by_their_place_in_the_schedule(engine, method: str, mo
         for places in np.split(np.arange(len(path.rows)), path.ends[:-1]):
             rows = path.rows[places]
             optimizer.zero_grad()
-            images = [augment(run.job.x[row], *moves[:, place]) for row, place in zip(rows, places, strict=True)]
+            images = [
+                augment(run.job.x[row], *moves[:, place])
+                for row, place in zip(rows, places, strict=True)
+            ]
             F.cross_entropy(central(torch.stack(images)), run.job.y[rows]).backward()
             optimizer.step()
-        for name, value in {**dict(central.named_parameters()), **dict(central.named_buffers())}.items():
+        for name, value in {
+            **dict(central.named_parameters()),
+            **dict(central.named_buffers()),
+        }.items():
             torch.testing.assert_close(run.state()[name], value.detach(), rtol=0, atol=1e-10)
 
 
@@ -135,7 +169,9 @@ def test_lines_of_clients_by_hand(engine):
     assert result.round["excluded"] == 0
 
 
-@pytest.mark.parametrize("method", ["stratify-batch", "stratify-single", "stratify-hybrid:batch_rounds=1", "sfl"])
+@pytest.mark.parametrize(
+    "method", ["stratify-batch", "stratify-single", "stratify-hybrid:batch_rounds=1", "sfl"]
+)
 def test_resumed_it_is_the_same(method: str):
     settings = {"momentum": 0.9, "fleet": "mixed:slow=5,dropout=0.2"}
     whole = training(method, Stacked(), **settings)
@@ -149,8 +185,12 @@ def test_resumed_it_is_the_same(method: str):
     assert all(value.equal(whole.params[name]) for name, value in resumed.params.items())
 
 
-def path_of(clients: list[int], ends: list[int], visits: list[int], idle: tuple[int, ...] = ()) -> SampleSchedule:
-    arrays = (np.array(values, dtype=np.int64) for values in (range(len(clients)), clients, ends, visits))
+def path_of(
+    clients: list[int], ends: list[int], visits: list[int], idle: tuple[int, ...] = ()
+) -> SampleSchedule:
+    arrays = (
+        np.array(values, dtype=np.int64) for values in (range(len(clients)), clients, ends, visits)
+    )
     return SampleSchedule(*arrays, idle=np.array(idle, dtype=np.int64))
 
 
@@ -168,14 +208,17 @@ def machines(tmp_path, deadline: str = "none"):
 
 def test_a_chain_by_hand(tmp_path):
     path = path_of([0, 0, 1, 0], [1, 2, 3, 4], [2, 3, 4], idle=(2,))
-    cost = sequential_cost(path, 3, machines(tmp_path), VisitBytes(down=1_000_000, up=500_000, request=8))
+    cost = sequential_cost(
+        path, 3, machines(tmp_path), VisitBytes(down=1_000_000, up=500_000, request=8)
+    )
     at_0 = 2 * 0.5 + 8 / 8 + 4 / 8
     at_1 = 2 * 0.25 + 8 / 4 + 4 / 8 + 1 / 5
     idle = 8 / 1 + 4 / 1
     assert cost.duration == pytest.approx((at_0 + 2 / 10) + at_1 + (at_0 + 1 / 10) + idle)
     assert cost.visits.tolist() == [2, 1, 1]
     assert cost.run_length == 1.0
-    assert cost.busy.tolist() == pytest.approx([2 * at_0 + 3 / 10, at_1, idle])  # no samples, but transfers
+    # No samples, but transfers
+    assert cost.busy.tolist() == pytest.approx([2 * at_0 + 3 / 10, at_1, idle])
     assert cost.transfers == 4
     assert cost.bytes_down.tolist() == [2_000_000 + 3 * 8, 1_000_000 + 8, 1_000_000]
     assert cost.bytes_up.tolist() == [1_000_000, 500_000, 500_000]
@@ -184,7 +227,9 @@ def test_a_chain_by_hand(tmp_path):
 
 def test_a_broadcast_by_hand(tmp_path):
     fleet = machines(tmp_path)
-    cost = sequential_cost(path_of([0, 0, 1], [1, 2, 3], [2, 3]), 3, fleet, VisitBytes(1_000_000, 500_000, 8))
+    cost = sequential_cost(
+        path_of([0, 0, 1], [1, 2, 3], [2, 3]), 3, fleet, VisitBytes(1_000_000, 500_000, 8)
+    )
     after = with_broadcast(cost, np.array([0, 1]), fleet, 2_000_000)
     assert after.duration - cost.duration == pytest.approx(max(0.5 + 16 / 8, 0.25 + 16 / 4))
     assert after.transfers == 4
@@ -196,7 +241,9 @@ def test_a_broadcast_by_hand(tmp_path):
 
 def test_the_final_model_goes_to_all_who_are_there():
     """Check that the model is sent once for each visit and once more to all clients: Fig. 1 of Stratify, step a7."""
-    run, other = (training(method, Stacked(), dtype="float32") for method in ("stratify-single", "sfl"))
+    run, other = (
+        training(method, Stacked(), dtype="float32") for method in ("stratify-single", "sfl")
+    )
     size = sum(4 * value.numel() for value in run.params.values())
     for walked, all_clients in ((run, 4), (other, 0)):
         line = walked.advance()
@@ -206,7 +253,9 @@ def test_the_final_model_goes_to_all_who_are_there():
         assert line.round["bytes_down"] == size * (visits + all_clients) + orders
         assert line.round["bytes_up"] == size * visits
         for client in line.clients:
-            mine = size * (client["visits"] + bool(all_clients)) + (8 * client["samples"] if all_clients else 0)
+            mine = size * (client["visits"] + bool(all_clients)) + (
+                8 * client["samples"] if all_clients else 0
+            )
             assert client["bytes_down"] == mine
 
 
@@ -221,7 +270,9 @@ def test_the_label_protocol_on_the_clock_by_hand(tmp_path):
 
 def test_lockstep_by_hand(tmp_path):
     path = path_of([0, 1, 0, 2, 1], [3, 5], [3, 5])
-    cost = synchronous_cost(path, 3, machines(tmp_path), VisitBytes(down=1_000_000, up=1_000_000, request=8))
+    cost = synchronous_cost(
+        path, 3, machines(tmp_path), VisitBytes(down=1_000_000, up=1_000_000, request=8)
+    )
     first = max(1.0 + 2.0 + 2 / 10, 0.5 + 3.0 + 1 / 5)
     second = max(8 + 8 + 1 / 1, 0.5 + 3.0 + 1 / 5)
     assert cost.duration == pytest.approx(first + second)
@@ -235,7 +286,9 @@ def test_lockstep_by_hand(tmp_path):
 @pytest.mark.parametrize(("deadline", "samples"), [("1", 0), ("4", 3), ("30", 5)])
 def test_the_deadline_ends_a_walk(tmp_path, deadline: str, samples: int):
     path = path_of([0, 1, 0, 2, 1], [3, 5], [3, 5])
-    cost = synchronous_cost(path, 3, machines(tmp_path, deadline), VisitBytes(1_000_000, 1_000_000, 0))
+    cost = synchronous_cost(
+        path, 3, machines(tmp_path, deadline), VisitBytes(1_000_000, 1_000_000, 0)
+    )
     assert len(cost.schedule.rows) == samples
     assert cost.duration == (pytest.approx(3.7 + 17) if samples == 5 else float(deadline))
 
@@ -282,7 +335,11 @@ def test_a_model_that_breaks_is_reported_and_nothing_changes():
     [
         ("stratify-single", {"model": "tabular:hidden=4"}, "one sample at a time.*norm=group"),
         ("stratify-hybrid", {"model": "tabular:hidden=4"}, "one sample at a time.*norm=group"),
-        ("stratify-batch", {"model": "tabular:hidden=4", "norm": "local"}, "has one model for all: use norm=aggregate"),
+        (
+            "stratify-batch",
+            {"model": "tabular:hidden=4", "norm": "local"},
+            "has one model for all: use norm=aggregate",
+        ),
         ("stratify-batch:selection=weighted", {"secure": True}, "per_label="),
         (
             "stratify-batch:selection=weighted,per_label=3,frequency=proportional",
@@ -305,7 +362,9 @@ def test_no_rows_are_no_step():
     run = training("stratify-batch", Stacked(), momentum=0.9)
     run.advance()
     trainer = _Trainer(
-        run.job, ModelState(run.params, run.buffers, run.rounds.optimizer, 0.05, 1), reset_optimizer=False
+        run.job,
+        ModelState(run.params, run.buffers, run.rounds.optimizer, 0.05, 1),
+        reset_optimizer=False,
     )
     assert trainer._eager(torch.zeros((0, 4), dtype=torch.int64), 0, set()) == []
     assert all(value.equal(run.params[name]) for name, value in trainer.params.items())
@@ -320,11 +379,22 @@ def test_no_rows_are_no_step():
         ("stratify-batch", "tabular:hidden=6", (5,), "none"),
     ],
 )
-def test_replayed_graphs_are_single_steps(monkeypatch, method: str, model: str, shape, augment: str):
+def test_replayed_graphs_are_single_steps(
+    monkeypatch, method: str, model: str, shape, augment: str
+):
     ends = []
     for steps in (4, 4, 10**9):  # captured twice, and never enough steps for a graph
         monkeypatch.setattr("fedskew.engine.scheduled._STEPS_AT_ONCE", steps)
-        run = training(method, Stacked(), model, shape, device="cuda", momentum=0.9, batch_size=2, augment=augment)
+        run = training(
+            method,
+            Stacked(),
+            model,
+            shape,
+            device="cuda",
+            momentum=0.9,
+            batch_size=2,
+            augment=augment,
+        )
         for _ in range(2):
             run.advance()
         ends.append(run.state())

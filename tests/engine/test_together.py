@@ -21,21 +21,27 @@ ROUNDS = 3
 BATCH_NORM = "tabular:hidden=5+4"
 
 
-def trainings(lab: Any, methods: Sequence[Any], seeds: Sequence[int], **settings: Any) -> list[Server]:
+def trainings(
+    lab: Any, methods: Sequence[Any], seeds: Sequence[int], **settings: Any
+) -> list[Server]:
     """Return trainings of these methods with these seeds, each seed with its own partition of the same rows."""
     fed, found = lab.federation((9, 5, 4, 7, 2, 8)), []
     for seed in seeds:
         owner = np.random.default_rng(seed).permutation(fed.partition.owner)
         own = replace(fed, partition=Partition.from_owner(owner, fed.clients))
         chosen = {"per_round": 4, "epochs": 2, **settings, "seed": seed}
-        found += [lab.training(own, method, engine=Stacked(mode="stack"), **chosen) for method in methods]
+        found += [
+            lab.training(own, method, engine=Stacked(mode="stack"), **chosen) for method in methods
+        ]
     return found
 
 
 def advance(servers: Sequence[Server], together: Together) -> list[int]:
     """Run a round of all, and return which were trained together."""
     halves = [server.invite() for server in servers]
-    learnt = together.train([Asked(i, half.start, half.plan) for i, half in enumerate(halves) if half])
+    learnt = together.train(
+        [Asked(i, half.start, half.plan) for i, half in enumerate(halves) if half]
+    )
     for i, (server, half) in enumerate(zip(servers, halves, strict=True)):
         assert half is not None
         result = server.complete(half, learnt.get(i))
@@ -44,7 +50,11 @@ def advance(servers: Sequence[Server], together: Together) -> list[int]:
 
 
 def check(
-    lab: Any, alone: Sequence[Server], others: Sequence[Server], joined: Sequence[int], within: float = 0
+    lab: Any,
+    alone: Sequence[Server],
+    others: Sequence[Server],
+    joined: Sequence[int],
+    within: float = 0,
 ) -> None:
     together = Together(dict(enumerate(server.job for server in others)), Stacked(mode="stack"))
     for _ in range(ROUNDS):
@@ -54,7 +64,10 @@ def check(
     for one, other in zip(alone, others, strict=True):
         assert lab.gap(one, other) < (within or TOLERANCE[one.settings.dtype])
     for one, other in pairwise(others):
-        assert any(not torch.allclose(value, other.params[name]) for name, value in one.params.items())  # no copies
+        # No copies
+        assert any(
+            not torch.allclose(value, other.params[name]) for name, value in one.params.items()
+        )
 
 
 def amplification(lab: Any, methods: Sequence[str]) -> float:
@@ -107,7 +120,10 @@ def test_methods_and_their_options(lab, methods: list[str], dtype: str):
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "scaffold"])
 @pytest.mark.parametrize("norm", ["aggregate", "local"])
 def test_batch_norm(lab, method: str, norm: str):
-    runs = [trainings(lab, [method], (0, 1, 2), model=BATCH_NORM, norm=norm, batch_size=3) for _ in range(2)]
+    runs = [
+        trainings(lab, [method], (0, 1, 2), model=BATCH_NORM, norm=norm, batch_size=3)
+        for _ in range(2)
+    ]
     check(lab, *runs, joined=range(3), within=1e-8)  # small batches enlarge differences
 
 
@@ -118,11 +134,15 @@ SETTINGS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(map(str, settings.values())))
+@pytest.mark.parametrize(
+    "settings", SETTINGS, ids=lambda settings: "-".join(map(str, settings.values()))
+)
 def test_learning_rates(lab, settings: dict[str, Any]):
     runs = []
     for _ in range(2):
-        pairs = [trainings(lab, ["fedprox:mu=0.1"], (0, 1), lr=lr, **settings) for lr in (0.1, 0.02)]
+        pairs = [
+            trainings(lab, ["fedprox:mu=0.1"], (0, 1), lr=lr, **settings) for lr in (0.1, 0.02)
+        ]
         runs.append([server for pair in pairs for server in pair])
     check(lab, *runs, joined=range(4))
 
@@ -137,7 +157,12 @@ def test_runs_in_different_rounds(lab):
 def test_equal_clients_have_the_same_bits(lab):
     fed, runs = lab.federation((8, 8, 8, 8)), []
     for _ in range(2):
-        runs.append([lab.training(fed, engine=Stacked(mode="stack"), seed=seed, dtype="float32") for seed in range(3)])
+        runs.append(
+            [
+                lab.training(fed, engine=Stacked(mode="stack"), seed=seed, dtype="float32")
+                for seed in range(3)
+            ]
+        )
     together = Together(dict(enumerate(server.job for server in runs[1])), Stacked(mode="stack"))
     for _ in range(3):
         advance(runs[1], together)
@@ -231,7 +256,9 @@ def test_a_run_that_diverges_leaves_the_others_as_they_are(lab):
     others = [*runs[1], bad]
     halves = [server.invite() for server in others]
     jobs = dict(enumerate(server.job for server in others))
-    learnt = Together(jobs, Stacked(mode="stack")).train([Asked(i, h.start, h.plan) for i, h in enumerate(halves)])
+    learnt = Together(jobs, Stacked(mode="stack")).train(
+        [Asked(i, h.start, h.plan) for i, h in enumerate(halves)]
+    )
     for i, server in enumerate(runs[1]):
         server.results = [server.complete(halves[i], learnt[i])]
     for one, other in zip(runs[0], runs[1], strict=True):

@@ -14,7 +14,9 @@ from fedskew.runs.execute import prepare
 from fedskew.server.server import Server
 
 ROWS, CLASSES = 90, 3
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack"), Stacked()], ids=["loop", "stack", "auto"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack"), Stacked()], ids=["loop", "stack", "auto"]
+)
 METHODS = [
     "fedavg", "moon", "scaffold:option=I", "fedga", "fedpbs", "fedbs", "ditto", "local", "fedavg + ccvr:every=1", "sfl",
     "stratify-batch", "stratify-single",
@@ -28,7 +30,11 @@ class Shifts(nn.Module):
         super().__init__()
         self.in_place = in_place
         self.register_buffer("mean", torch.full(shape, 0.7))
-        body = [nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(27, 5)] if len(shape) == 3 else [nn.Linear(shape[0], 5)]
+        body = (
+            [nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(27, 5)]
+            if len(shape) == 3
+            else [nn.Linear(shape[0], 5)]
+        )
         self.body, self.head = nn.Sequential(*body, nn.Tanh()), nn.Linear(5, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,12 +45,16 @@ class Shifts(nn.Module):
 def arrays(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.default_rng(3)
     y = np.arange(ROWS) % CLASSES
-    return (draw.normal(size=(ROWS, *shape)) + y.reshape(-1, *(1,) * len(shape))).astype(np.float32), y
+    return (draw.normal(size=(ROWS, *shape)) + y.reshape(-1, *(1,) * len(shape))).astype(
+        np.float32
+    ), y
 
 
 def trained(fed, shape: tuple[int, ...], in_place: bool, method: str, engine) -> Server:
     torch.manual_seed(0)
-    settings = Settings(rounds=2, batch_size=4, threads=1, device="cpu", test_trained=method == "fedavg")
+    settings = Settings(
+        rounds=2, batch_size=4, threads=1, device="cpu", test_trained=method == "fedavg"
+    )
     training, _ = prepare(fed, Shifts(shape, in_place), resolve(method), settings)
     training.engine = engine
     training.results = [training.advance() for _ in range(2)]
@@ -74,7 +84,9 @@ def test_nor_do_images_of_one_channel(engine):
     """Check images of one channel, for which both memory layouts are the same and conversion makes no copy."""
     fed = fs.split(arrays((1, 4, 4)), "iid", clients=3, seed=0)
     before = [part.x.copy() for part in (fed.train, fed.test)]
-    writes, twin = (trained(fed, (1, 4, 4), in_place, "fedavg", engine) for in_place in (True, False))
+    writes, twin = (
+        trained(fed, (1, 4, 4), in_place, "fedavg", engine) for in_place in (True, False)
+    )
     for part, old in zip((fed.train, fed.test), before, strict=True):
         np.testing.assert_array_equal(part.x, old)
     assert writes.results == twin.results

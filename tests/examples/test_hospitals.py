@@ -32,7 +32,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         start = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "fedskew"]
         if "--minutes" in words:  # a minute is for people
             words += ["--rounds", "6", "--seeds", "3"]
-        ended = subprocess.run([*start, *words[1:]], cwd=place, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            [*start, *words[1:]], cwd=place, capture_output=True, text=True, check=False
+        )
         assert ended.returncode == 0, f"{line}\n{ended.stdout}\n{ended.stderr}"
         name = " ".join(words[:2])
         printed[name + " again" if name in printed else name] = ended.stdout + ended.stderr
@@ -46,7 +48,9 @@ def test_every_step_is_one_command():
 
 
 def test_the_wrong_unit_is_found_and_named(told: dict[str, str]):
-    found = re.search(r"creatinine of hospital_D is ([\d.]+) times the others'", told["fedskew measure"])
+    found = re.search(
+        r"creatinine of hospital_D is ([\d.]+) times the others'", told["fedskew measure"]
+    )
     assert found is not None
     assert 80 < float(found[1]) < 97  # 88.4, as two samples show it
     assert "creatinine of hospital_D" not in told["fedskew measure again"]
@@ -75,6 +79,8 @@ def test_every_new_patient_gets_a_prediction(told: dict[str, str]):
     found, new = pd.read_csv(place / "predictions.csv"), pd.read_csv(place / "new_patients.csv")
     assert len(found) == len(new) == 100
     assert set(found["prediction"]) <= {"died", "discharged", "transferred"}
-    assert found[["p(died)", "p(discharged)", "p(transferred)"]].sum(axis=1).to_numpy() == pytest.approx(1)
+    assert found[["p(died)", "p(discharged)", "p(transferred)"]].sum(
+        axis=1
+    ).to_numpy() == pytest.approx(1)
     assert "discharged" in set(found["prediction"])
     assert found["prediction"].nunique() > 1

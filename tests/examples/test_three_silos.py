@@ -16,7 +16,9 @@ import pytest
 import fedskew as fs
 
 pytest.importorskip("flwr", reason="needs fedskew[flower]")
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="processes are found in /proc"
+)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "silos"
 PATIENCE = 300  # seconds for a command
@@ -78,7 +80,9 @@ def is_free(port: int) -> bool:
 
 
 def test_the_commands_of_the_page(place: Path):
-    (block,) = re.findall(r"```sh\n(.*?)```", (EXAMPLE / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = re.findall(
+        r"```sh\n(.*?)```", (EXAMPLE / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     make, start, stop = (shlex.split(line)[1:] for line in block.splitlines())
     assert "so the silos have digits" in done(place, *make)
     folder = place / "three_silos"
@@ -90,7 +94,9 @@ def test_the_commands_of_the_page(place: Path):
         run = fs.open_run(folder / "deployment" / "run")
         assert list(run.final_clients["name"]) == ["silo_A", "silo_B", "silo_C"]
         assert run.rounds["test_accuracy"].iloc[-1] > 0.5
-        assert "<html" in (folder / "deployment" / "run" / "report.html").read_text(encoding="utf-8")
+        assert "<html" in (folder / "deployment" / "run" / "report.html").read_text(
+            encoding="utf-8"
+        )
         again = begin(place, *start)
         assert "exists already" in again.communicate(timeout=PATIENCE)[0]
         assert again.returncode == 1

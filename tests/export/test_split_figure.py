@@ -64,7 +64,10 @@ def test_a_disc_for_every_class_that_a_client_holds(drawn: list[Figure]) -> None
     (discs,) = axes.collections
     counts = fed.partition.counts(fed.train.y, 5)
     assert len(discs.get_offsets()) == np.count_nonzero(counts) == 12
-    areas = {(int(y), int(x)): area for (x, y), area in zip(discs.get_offsets(), discs.get_sizes(), strict=True)}
+    areas = {
+        (int(y), int(x)): area
+        for (x, y), area in zip(discs.get_offsets(), discs.get_sizes(), strict=True)
+    }
     largest = max(areas.values())
     for (client, label), area in areas.items():
         assert area / largest == pytest.approx(counts[client, label] / counts.max())
@@ -88,7 +91,9 @@ def test_the_density_is_that_of_the_most_skewed_feature(drawn: list[Figure]) -> 
     draw_split(fed, found, "title")
     axes = axes_of(drawn[0], "the feature in which")
     assert "feature 1" in axes.get_xlabel()
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [f"client {k}" for k in range(4)]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        f"client {k}" for k in range(4)
+    ]
     outlines = [patch.get_data().values for patch in axes.patches]
     assert len(outlines) == 8  # an outline and a shade each
     np.testing.assert_allclose([values.sum() for values in outlines], 1)
@@ -97,7 +102,9 @@ def test_the_density_is_that_of_the_most_skewed_feature(drawn: list[Figure]) -> 
 def test_no_feature_varies(drawn: list[Figure]) -> None:
     fed = fs.split((np.ones((40, 2), np.float32), np.arange(40) % 2), "iid", clients=3)
     draw_split(fed, measure(fed), "title")
-    assert any("no feature varies" in text.get_text() for axes in drawn[0].axes for text in axes.texts)
+    assert any(
+        "no feature varies" in text.get_text() for axes in drawn[0].axes for text in axes.texts
+    )
 
 
 def test_the_numbers_are_those_that_were_measured(drawn: list[Figure]) -> None:
@@ -113,7 +120,10 @@ def test_the_numbers_are_those_that_were_measured(drawn: list[Figure]) -> None:
 
 
 def test_a_page_has_a_matrix_for_every_cut(drawn: list[Figure]) -> None:
-    feds = {f"alpha={alpha}": federation(10, 4, f"dirichlet:alpha={alpha}") for alpha in (0.01, 0.1, 1, 10, 100)}
+    feds = {
+        f"alpha={alpha}": federation(10, 4, f"dirichlet:alpha={alpha}")
+        for alpha in (0.01, 0.1, 1, 10, 100)
+    }
     draw_sweep(feds, {name: measure(fed, chance=False) for name, fed in feds.items()}, "title")
     matrices = [axes for axes in drawn[0].axes if axes.images]
     assert [axes.get_title().splitlines()[0] for axes in matrices] == list(feds)
@@ -133,10 +143,14 @@ def test_effects_and_classifiers_of_single_clients(drawn: list[Figure]) -> None:
         for one in client.columns:
             shown = image.get_array()[line, columns.index(one.column)]
             assert shown == pytest.approx(np.clip(one.effect, -2, 2))
-    assert [label.get_text() for label in effects.get_yticklabels()] == [f"client {i}" for i in range(4)]
+    assert [label.get_text() for label in effects.get_yticklabels()] == [
+        f"client {i}" for i in range(4)
+    ]
     aucs = axes_of(drawn[0], "can a classifier")
     points = aucs.lines[0].get_xdata()
-    assert points.tolist() == [one.auc.value for one in found.findings.clients if one.auc is not None]
+    assert points.tolist() == [
+        one.auc.value for one in found.findings.clients if one.auc is not None
+    ]
 
 
 def test_without_columns_or_tested_clients_the_panels_are_empty(drawn: list[Figure]) -> None:

@@ -18,7 +18,8 @@ ODD = ["7", "-0.50", "1e3", "", " 2 ", "0.1000"]  # spellings that a parser woul
 
 def lines(rows: int = 60) -> list[str]:
     return [
-        f'{k},{ODD[k % 6]},"text, {k % 3}\nnext line",{k * k % 7},{"abc"[k % 3]},site {k % 4}\n' for k in range(rows)
+        f'{k},{ODD[k % 6]},"text, {k % 3}\nnext line",{k * k % 7},{"abc"[k % 3]},site {k % 4}\n'
+        for k in range(rows)
     ]
 
 
@@ -80,9 +81,9 @@ def test_csv_files_hold_the_lines_of_the_input_byte_for_byte(tmp_path: Path, csv
     for client in range(4):
         text = (tmp_path / f"out/client-{client:03d}.csv").read_bytes().decode()
         assert text == header + "".join(known[row] for row in np.sort(fed.partition.of(client)))
-    assert sum(len((tmp_path / f"out/client-{k:03d}.csv").read_bytes()) - len(header) for k in range(4)) == sum(
-        map(len, known)
-    )
+    assert sum(
+        len((tmp_path / f"out/client-{k:03d}.csv").read_bytes()) - len(header) for k in range(4)
+    ) == sum(map(len, known))
     assert files(tmp_path / "out") == [
         "client-000.csv", "client-001.csv", "client-002.csv", "client-003.csv",
         "heterogeneity.json", "partition.npz", "split.json",
@@ -95,9 +96,14 @@ def test_a_gzipped_semicolon_table_with_windows_line_ends(tmp_path: Path) -> Non
     path = tmp_path / "my.csv.gz"
     path.write_bytes(gzip.compress(text.encode()))
     fed = written(tmp_path / "out", f"{path}:label=y,separator=semicolon", "iid", 3)
-    parts = [gzip.decompress((tmp_path / f"out/client-{k:03d}.csv.gz").read_bytes()).decode() for k in range(3)]
+    parts = [
+        gzip.decompress((tmp_path / f"out/client-{k:03d}.csv.gz").read_bytes()).decode()
+        for k in range(3)
+    ]
     assert all(part.startswith("a;b;y\r\n") for part in parts)
-    assert sorted(line for part in parts for line in part.splitlines()[1:]) == sorted(text.splitlines()[1:])
+    assert sorted(line for part in parts for line in part.splitlines()[1:]) == sorted(
+        text.splitlines()[1:]
+    )
     same(load_split(tmp_path / "out"), fed)
 
 
@@ -133,9 +139,13 @@ def test_a_test_file_of_another_kind_is_copied(tmp_path: Path, frame: pd.DataFra
 
 def test_rows_that_no_client_holds_are_kept(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    table = pd.DataFrame(rng.normal(size=(80, 6)), columns=list("abcdef")).assign(y=np.arange(80) % 2)
+    table = pd.DataFrame(rng.normal(size=(80, 6)), columns=list("abcdef")).assign(
+        y=np.arange(80) % 2
+    )
     table.to_csv(tmp_path / "my.csv", index=False)
-    fed = written(tmp_path / "out", f"{tmp_path}/my.csv:label=y", "wgc:overlap=true,quantile=0.05", 3)
+    fed = written(
+        tmp_path / "out", f"{tmp_path}/my.csv:label=y", "wgc:overlap=true,quantile=0.05", 3
+    )
     held = set(fed.partition.rows.tolist())
     assert 0 < len(held) < 80
     assert len(pd.read_csv(tmp_path / "out/nobody.csv")) == 80 - len(held)
@@ -157,7 +167,10 @@ def test_parquet_keeps_its_types_and_values(tmp_path: Path, frame: pd.DataFrame)
 
 def test_npz_keeps_its_types_and_values(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    arrays = {"x": rng.integers(0, 255, (50, 3, 4, 4)).astype(np.uint8), "y": np.array(list("abcde") * 10)}
+    arrays = {
+        "x": rng.integers(0, 255, (50, 3, 4, 4)).astype(np.uint8),
+        "y": np.array(list("abcde") * 10),
+    }
     arrays |= {
         "group": np.arange(50) // 10,
         "x_test": arrays["x"][:7],
@@ -170,7 +183,9 @@ def test_npz_keeps_its_types_and_values(tmp_path: Path) -> None:
         with np.load(tmp_path / f"out/client-{client:03d}.npz") as found:
             assert found["x"].dtype == np.uint8
             for name in ("x", "y", "group"):
-                np.testing.assert_array_equal(found[name], arrays[name][np.sort(fed.partition.of(client))])
+                np.testing.assert_array_equal(
+                    found[name], arrays[name][np.sort(fed.partition.of(client))]
+                )
     with np.load(tmp_path / "out/test.npz") as found:
         np.testing.assert_array_equal(found["y"], arrays["y_test"])
     same(load_split(tmp_path / "out"), fed)
@@ -182,7 +197,9 @@ def test_a_data_set_by_name_becomes_arrays_with_its_test_rows(tmp_path: Path) ->
     same(load_split(tmp_path / "out"), fed)
     for client in range(4):
         with np.load(tmp_path / f"out/client-{client:03d}.npz") as found:
-            np.testing.assert_array_equal(found["x"], fed.train.x[np.sort(fed.partition.of(client))])
+            np.testing.assert_array_equal(
+                found["x"], fed.train.x[np.sort(fed.partition.of(client))]
+            )
 
 
 def test_a_folder_of_images_is_cut_whole(tmp_path: Path) -> None:
@@ -191,16 +208,22 @@ def test_a_folder_of_images_is_cut_whole(tmp_path: Path) -> None:
     for label in ("cat", "dog"):
         (tmp_path / "pictures" / label).mkdir(parents=True)
         for number in range(6):
-            Image.new("RGB", (4, 4), (number * 20, 0, 0)).save(tmp_path / "pictures" / label / f"{number}.png")
+            Image.new("RGB", (4, 4), (number * 20, 0, 0)).save(
+                tmp_path / "pictures" / label / f"{number}.png"
+            )
     fed = written(tmp_path / "out", f"{tmp_path}/pictures", "iid", 3)
     assert fed.partition.sizes.tolist() == [4, 4, 4]
     same(load_split(tmp_path / "out"), fed)
 
 
 def test_overlapping_windows_are_written_with_their_series(tmp_path: Path) -> None:
-    table = pd.DataFrame({"a": np.arange(240.0), "y": np.arange(240) // 20 % 3, "who": np.arange(240) // 24})
+    table = pd.DataFrame(
+        {"a": np.arange(240.0), "y": np.arange(240) // 20 % 3, "who": np.arange(240) // 24}
+    )
     table.to_csv(tmp_path / "my.csv", index=False)
-    fed = written(tmp_path / "out", f"{tmp_path}/my.csv:label=y,group=who,window=8,stride=4", "iid", 3)
+    fed = written(
+        tmp_path / "out", f"{tmp_path}/my.csv:label=y,group=who,window=8,stride=4", "iid", 3
+    )
     assert fed.train.series is not None
     assert len(fed.train) == 10 * 5  # all series, none of them for test
     same(load_split(tmp_path / "out"), fed)
@@ -209,7 +232,9 @@ def test_overlapping_windows_are_written_with_their_series(tmp_path: Path) -> No
 def test_treatments_are_in_the_arrays_and_nowhere_else(tmp_path: Path, csv: Path) -> None:
     spec, skew = f"{csv}:label=y,drop=id", "iid + noise:sigma=0.5"
     for kind, word in (("same", "csv files"), ("index", "row numbers")):
-        with pytest.raises(fs.FedskewError, match=f"changes values, which {word} cannot show.*--npz"):
+        with pytest.raises(
+            fs.FedskewError, match=f"changes values, which {word} cannot show.*--npz"
+        ):
             written(tmp_path / "out", spec, skew, files=kind)
     fed = written(tmp_path / "out", spec, skew, files="arrays")
     assert fed.treated is not None
@@ -221,7 +246,9 @@ def test_treatments_are_in_the_arrays_and_nowhere_else(tmp_path: Path, csv: Path
 # -- row numbers -------------------------------------------------------------------------------------------------------
 
 
-def test_row_numbers_are_those_of_the_file(tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_numbers_are_those_of_the_file(
+    tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     fed = written(tmp_path / "out", "my.csv:label=y,drop=id,test=0.25", files="index")
     rows = [np.load(path) for path in sorted((tmp_path / "out").glob("*.npy"))]
@@ -249,8 +276,12 @@ def test_row_numbers_of_a_file_that_changed_are_refused(tmp_path: Path, csv: Pat
 
 
 @pytest.mark.parametrize("kind", ["same", "arrays", "index"])
-def test_a_client_alone_has_the_classes_and_features_of_all(tmp_path: Path, csv: Path, kind: Any) -> None:
-    fed = written(tmp_path / "out", f"{csv}:label=y,drop=id", "classes:k=1", 3, files=kind, client_test=0.2)
+def test_a_client_alone_has_the_classes_and_features_of_all(
+    tmp_path: Path, csv: Path, kind: Any
+) -> None:
+    fed = written(
+        tmp_path / "out", f"{csv}:label=y,drop=id", "classes:k=1", 3, files=kind, client_test=0.2
+    )
     assert fed.held_out is not None
     for client in range(3):
         own = load_split(tmp_path / "out", client)
@@ -274,9 +305,15 @@ def test_a_client_without_held_out_rows_is_tested_on_the_test_rows(tmp_path: Pat
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
 def test_a_node_can_be_pointed_at_one_file(tmp_path: Path, frame: pd.DataFrame, kind: str) -> None:
     if kind == "npz":
-        np.savez(tmp_path / "my.npz", x=frame[["whole", "real"]].to_numpy(), y=frame["y"].to_numpy().astype(str))
+        np.savez(
+            tmp_path / "my.npz",
+            x=frame[["whole", "real"]].to_numpy(),
+            y=frame["y"].to_numpy().astype(str),
+        )
     else:
-        getattr(frame, f"to_{kind}")(tmp_path / f"my.{kind}", **({"index": False} if kind == "csv" else {}))
+        getattr(frame, f"to_{kind}")(
+            tmp_path / f"my.{kind}", **({"index": False} if kind == "csv" else {})
+        )
     options = "" if kind == "npz" else ":label=y"
     fed = written(tmp_path / "out", f"{tmp_path}/my.{kind}{options}", "iid")
     alone = fs.load(f"{tmp_path}/out/client-003.{kind}{options}")
@@ -287,10 +324,17 @@ def test_a_node_can_be_pointed_at_one_file(tmp_path: Path, frame: pd.DataFrame, 
 # -- the folder --------------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_says_how_it_was_made_and_how_unlike_the_clients_are(tmp_path: Path, csv: Path) -> None:
+def test_the_folder_says_how_it_was_made_and_how_unlike_the_clients_are(
+    tmp_path: Path, csv: Path
+) -> None:
     fed = written(tmp_path / "out", f"{csv}:label=y,drop=id", seed=3)
     record = json.loads((tmp_path / "out/split.json").read_text())
-    assert (record["skew"], record["seed"], record["clients"], record["rows"]) == ("dirichlet:alpha=1", 3, 4, 60)
+    assert (record["skew"], record["seed"], record["clients"], record["rows"]) == (
+        "dirichlet:alpha=1",
+        3,
+        4,
+        60,
+    )
     assert record["data"] == {"name": "csv", "path": str(csv), "label": "y", "drop": ["id"]}
     found = json.loads((tmp_path / "out/heterogeneity.json").read_text())
     assert found["clients"] == 4
@@ -303,7 +347,9 @@ def test_the_same_split_twice_is_the_same_bytes(tmp_path: Path, csv: Path) -> No
         written(tmp_path / name, f"{csv}:label=y,drop=id", client_test=0.2)
     assert files(tmp_path / "one") == files(tmp_path / "two")
     for name in files(tmp_path / "one"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), (
+            name
+        )
 
 
 def test_a_thousand_clients_sort_by_name(tmp_path: Path) -> None:
@@ -324,7 +370,10 @@ def damage(folder: Path, change: Callable[[Path], object], expected: str) -> Non
     [
         (lambda out: (out / "split.json").unlink(), "it has no split.json"),
         (lambda out: (out / "split.json").write_text("{"), "split.json cannot be read"),
-        (lambda out: (out / "split.json").write_text("{}"), "split.json is damaged: it lacks classes, clients"),
+        (
+            lambda out: (out / "split.json").write_text("{}"),
+            "split.json is damaged: it lacks classes, clients",
+        ),
         (lambda out: (out / "partition.npz").unlink(), "there is no partition file"),
         (lambda out: (out / "client-001.csv").unlink(), "client-001.csv is not there"),
         (
@@ -333,12 +382,16 @@ def damage(folder: Path, change: Callable[[Path], object], expected: str) -> Non
         ),
     ],
 )
-def test_what_is_damaged_is_named(tmp_path: Path, csv: Path, change: Callable[[Path], object], expected: str) -> None:
+def test_what_is_damaged_is_named(
+    tmp_path: Path, csv: Path, change: Callable[[Path], object], expected: str
+) -> None:
     written(tmp_path / "out", f"{csv}:label=y,drop=id")
     damage(tmp_path / "out", change, expected)
 
 
-def test_nothing_remains_of_a_split_that_fails(tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_remains_of_a_split_that_fails(
+    tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 

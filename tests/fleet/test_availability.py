@@ -67,11 +67,16 @@ def test_somebody_is_there_when_it_says_so_however_odd_the_clock():
         # The first such second: no client is available just before, and none in between.
         if then > clock:
             assert not found.open(np.nextafter(then, 0)).any()
-            assert not any(found.open(between).any() for between in np.linspace(clock, then, 20, endpoint=False))
+            assert not any(
+                found.open(between).any()
+                for between in np.linspace(clock, then, 20, endpoint=False)
+            )
             assert then - clock <= DAY
 
 
-STARTS = st.lists(st.one_of(st.integers(0, DAY - 1), st.sampled_from([0, 1, DAY - 1])), min_size=1, max_size=20)
+STARTS = st.lists(
+    st.one_of(st.integers(0, DAY - 1), st.sampled_from([0, 1, DAY - 1])), min_size=1, max_size=20
+)
 CLOCKS = st.one_of(st.floats(0, 1e7), st.integers(0, 10 * DAY).map(float))
 
 
@@ -79,9 +84,13 @@ CLOCKS = st.one_of(st.floats(0, 1e7), st.integers(0, 10 * DAY).map(float))
 def test_members_are_those_with_open_windows_that_are_not_busy(
     starts: list, length: int, same: bool, clock: float, data: st.DataObject
 ):
-    lengths = np.full(len(starts), length) if same else (length + 7919 * np.arange(len(starts))) % DAY + 1
+    lengths = (
+        np.full(len(starts), length) if same else (length + 7919 * np.arange(len(starts))) % DAY + 1
+    )
     found = Windows(np.array(starts), lengths)
-    busy = np.array(data.draw(st.lists(st.integers(0, len(starts) - 1), unique=True)), dtype=np.int64)
+    busy = np.array(
+        data.draw(st.lists(st.integers(0, len(starts) - 1), unique=True)), dtype=np.int64
+    )
     expected = set(np.flatnonzero(found.open(clock)).tolist()) - set(busy.tolist())
     members = found.members(clock, busy)
     assert len(members) == len(expected)

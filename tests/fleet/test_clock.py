@@ -5,7 +5,14 @@ import pytest
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Stream
-from fedskew.fleet.clock import Meeting, Outcome, Work, computing_seconds, simulate_round, transfer_seconds
+from fedskew.fleet.clock import (
+    Meeting,
+    Outcome,
+    Work,
+    computing_seconds,
+    simulate_round,
+    transfer_seconds,
+)
 from fedskew.fleet.machines import Fleet, Machines
 from fedskew.fleet.presets import mixed, phones, uniform
 
@@ -30,7 +37,17 @@ THREE = table((10, 0, 8, 4, 0.5, 0), (2, 0, 16, 8, 0.25, 0), (1, 0, 80, 80, 0, 0
 
 
 def simulated(
-    fleet: Fleet, clients, rows, epochs, down=10**6, up=10**6, steps=0, once=0, seed=0, round=0, **more
+    fleet: Fleet,
+    clients,
+    rows,
+    epochs,
+    down=10**6,
+    up=10**6,
+    steps=0,
+    once=0,
+    seed=0,
+    round=0,
+    **more,
 ) -> Outcome:
     """Return the outcome for these rows and steps in an epoch and these rows once."""
     each = np.ones(len(clients))
@@ -49,8 +66,12 @@ def simulated(
     )
 
 
-def play_three(rows=(10, 10, 10), epochs=(1, 1, 1), waited: float = 0.0, steps=0, once=0, **rules) -> Outcome:
-    return simulated(fleet_of(THREE, **rules), np.arange(3), rows, epochs, waited=waited, steps=steps, once=once)
+def play_three(
+    rows=(10, 10, 10), epochs=(1, 1, 1), waited: float = 0.0, steps=0, once=0, **rules
+) -> Outcome:
+    return simulated(
+        fleet_of(THREE, **rules), np.arange(3), rows, epochs, waited=waited, steps=steps, once=once
+    )
 
 
 def test_seconds_by_hand():
@@ -64,12 +85,16 @@ def test_seconds_by_hand():
 
 
 def test_seconds_of_the_uniform_fleet():
-    fleet = uniform(3, 0, rows_per_second=250.0, seconds_per_step=0.5, mbit_per_second=16.0, latency=0.25)
-    machines = fleet.machines(np.arange(3))
-    assert transfer_seconds(machines, 3_000_000, 1_000_000).tolist() == pytest.approx([0.5 + 2.0] * 3)
-    assert computing_seconds(machines, np.array([0, 500, 2000]), np.array([0, 1, 4])).tolist() == pytest.approx(
-        [0, 2.5, 10]
+    fleet = uniform(
+        3, 0, rows_per_second=250.0, seconds_per_step=0.5, mbit_per_second=16.0, latency=0.25
     )
+    machines = fleet.machines(np.arange(3))
+    assert transfer_seconds(machines, 3_000_000, 1_000_000).tolist() == pytest.approx(
+        [0.5 + 2.0] * 3
+    )
+    assert computing_seconds(
+        machines, np.array([0, 500, 2000]), np.array([0, 1, 4])
+    ).tolist() == pytest.approx([0, 2.5, 10])
 
 
 def test_what_is_done_once_comes_on_top_of_the_epochs():
@@ -155,15 +180,22 @@ def test_as_many_epochs_as_fit_to_the_last_bit(deadline: float):
     # Speeds of 1 to 300 rows a second, 1 row an epoch: (deadline - 0.2) * speed is often whole but for rounding, and
     # a quotient is then one too many (0.6) or one too few (0.7).
     speeds = np.arange(1, 301)
-    fleet = fleet_of(table(*((speed, 0, 1, 1, 0.1, 0) for speed in speeds)), deadline=deadline, partial=True)
+    fleet = fleet_of(
+        table(*((speed, 0, 1, 1, 0.1, 0) for speed in speeds)), deadline=deadline, partial=True
+    )
     outcome = simulated(fleet, np.arange(300), 1, np.full(300, 200), 0, 0)
-    wanted = [max(tried for tried in range(201) if 2 * 0.1 + tried / speed <= deadline) for speed in speeds]
+    wanted = [
+        max(tried for tried in range(201) if 2 * 0.1 + tried / speed <= deadline)
+        for speed in speeds
+    ]
     assert outcome.epochs.tolist() == wanted
     assert outcome.late.tolist() == [epochs == 0 for epochs in wanted]
 
 
 def test_partial_without_a_deadline_is_refused():
-    with pytest.raises(FedskewError, match="partial=true needs a deadline to fit epochs into: add deadline=SECONDS"):
+    with pytest.raises(
+        FedskewError, match="partial=true needs a deadline to fit epochs into: add deadline=SECONDS"
+    ):
         uniform(3, 0, partial=True)
 
 
@@ -177,7 +209,9 @@ def test_nobody():
 
 
 def simulate_many(fleet: Fleet, clients, round: int = 0, seed: int = 0) -> Outcome:
-    return simulated(fleet, clients, 100, np.ones(len(clients), dtype=np.int64), seed=seed, round=round)
+    return simulated(
+        fleet, clients, 100, np.ones(len(clients), dtype=np.int64), seed=seed, round=round
+    )
 
 
 def test_no_chance_no_drop_out():
@@ -188,7 +222,9 @@ def test_no_chance_no_drop_out():
 def test_as_many_drop_out_as_the_chance_says(chance: float):
     clients, rounds = 2000, 10
     fleet = uniform(clients, 0, dropout=chance)
-    dropped = np.array([simulate_many(fleet, np.arange(clients), round).dropped for round in range(rounds)])
+    dropped = np.array(
+        [simulate_many(fleet, np.arange(clients), round).dropped for round in range(rounds)]
+    )
     # Squared deviations in units of the binomial variance: their sum over rounds is chi-square with 10 degrees of
     # freedom, under 29.6 in 999 of 1000 seeds. Over clients, each with 10 draws, it is near their number.
     per_round = (dropped.sum(axis=1) - clients * chance) ** 2 / (clients * chance * (1 - chance))
@@ -200,7 +236,9 @@ def test_as_many_drop_out_as_the_chance_says(chance: float):
 def test_each_machine_drops_out_with_its_own_chance():
     count = 4000
     fleet = fleet_of(table(*((1, 0, 1, 1, 0, i % 2) for i in range(count))))
-    assert simulate_many(fleet, np.arange(count)).dropped.tolist() == [bool(i % 2) for i in range(count)]
+    assert simulate_many(fleet, np.arange(count)).dropped.tolist() == [
+        bool(i % 2) for i in range(count)
+    ]
 
 
 def test_a_drop_out_is_the_clients_own_whoever_else_is_chosen():
@@ -222,13 +260,16 @@ def test_drop_outs_are_the_stream_of_the_round_and_the_client():
     drawn = np.array([Stream(6, "dropout", 4, client).uniform(2) for client in range(50)])
     assert outcome.dropped.tolist() == (drawn[:, 0] < 0.5).tolist()
     full = 0.1 + 0.1 + 0.4 + 0.4
-    assert outcome.seconds.tolist() == pytest.approx(np.where(drawn[:, 0] < 0.5, full * drawn[:, 1], full).tolist())
+    assert outcome.seconds.tolist() == pytest.approx(
+        np.where(drawn[:, 0] < 0.5, full * drawn[:, 1], full).tolist()
+    )
 
 
 def test_drop_outs_change_with_the_round_and_the_seed():
     fleet = uniform(300, 0, dropout=0.5)
     drawn = [
-        tuple(simulate_many(fleet, np.arange(300), round, seed).dropped) for round, seed in ((0, 0), (1, 0), (0, 1))
+        tuple(simulate_many(fleet, np.arange(300), round, seed).dropped)
+        for round, seed in ((0, 0), (1, 0), (0, 1))
     ]
     assert len(set(drawn)) == 3
 
@@ -239,7 +280,8 @@ def test_who_drops_out_is_lost_after_an_evenly_drawn_part_of_its_time():
     counts = np.histogram(part, bins=10, range=(0, 1))[0]
     assert counts.sum() == outcome.dropped.sum()
     expected = counts.sum() / 10
-    assert ((counts - expected) ** 2 / expected).sum() < 27.9  # chi-square with 9 degrees of freedom, 999 of 1000
+    # Chi-square with 9 degrees of freedom, 999 of 1000
+    assert ((counts - expected) ** 2 / expected).sum() < 27.9
     # Whether and when are drawn independently: a small probability does not mean an early drop-out.
     rare = simulate_many(uniform(20_000, 0, dropout=0.05), np.arange(20_000))
     assert rare.seconds[rare.dropped].max() > 0.9 * rare.seconds[~rare.dropped].max()

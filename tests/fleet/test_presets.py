@@ -42,7 +42,18 @@ def test_all_of_them():
         ("silos", {"rows_per_second", "seconds_per_step", "mbit_per_second", "latency"}),
         ("mixed", {"slow", "rows_per_second", "seconds_per_step", "mbit_per_second", "latency"}),
         ("edge", {"slow", "rows_per_second", "seconds_per_step", "mbit_per_second", "latency"}),
-        ("phones", {"share", "slow", "rows_per_second", "seconds_per_step", "down_mbit", "up_mbit", "latency"}),
+        (
+            "phones",
+            {
+                "share",
+                "slow",
+                "rows_per_second",
+                "seconds_per_step",
+                "down_mbit",
+                "up_mbit",
+                "latency",
+            },
+        ),
         ("trace", {"file"}),
     ],
 )
@@ -125,15 +136,28 @@ def in_tenths(values: np.ndarray, low: float, high: float) -> float:
 
 
 def test_mixed_is_log_uniform_between_the_best_and_slow_times_worse():
-    found = columns(mixed(20_000, 5, slow=8.0, rows_per_second=400.0, mbit_per_second=16.0, latency=0.1, dropout=0.2))
+    found = columns(
+        mixed(
+            20_000,
+            5,
+            slow=8.0,
+            rows_per_second=400.0,
+            mbit_per_second=16.0,
+            latency=0.1,
+            dropout=0.2,
+        )
+    )
     assert in_tenths(np.log2(found["rows_per_second"]), np.log2(50), np.log2(400)) < 27.9
     assert in_tenths(np.log2(found["down"]), 1, 4) < 27.9
     assert found["up"].tolist() == found["down"].tolist()
-    assert found["latency"] == pytest.approx(0.1 * 16 / found["down"])  # 0.1 s on the best connection
+    # 0.1 s on the best connection
+    assert found["latency"] == pytest.approx(0.1 * 16 / found["down"])
     assert in_tenths(found["dropout"], 0, 0.4) < 27.9
 
 
-@pytest.mark.parametrize(("dropout", "low", "high"), [(0.0, 0, 0), (0.1, 0, 0.2), (0.5, 0, 1), (0.9, 0.8, 1)])
+@pytest.mark.parametrize(
+    ("dropout", "low", "high"), [(0.0, 0, 0), (0.1, 0, 0.2), (0.5, 0, 1), (0.9, 0.8, 1)]
+)
 def test_chances_to_drop_out_have_the_given_mean(dropout: float, low: float, high: float):
     found = columns(mixed(20_000, 0, dropout=dropout))["dropout"]
     assert found.mean() == pytest.approx(dropout, abs=0.01)
@@ -177,9 +201,11 @@ def test_capacity_is_a_part_of_the_fastest(preset):
 def test_phones_are_there_for_their_share_of_every_day():
     fleet = phones(400, 0, share=0.25)
     half_hours = np.array([there(fleet, 1800.0 * i + 900) for i in range(48)])
-    assert half_hours.sum(axis=0).tolist() == [12] * 400  # 6 hours each, of which one may run past midnight
+    # 6 hours each, of which one may run past midnight
+    assert half_hours.sum(axis=0).tolist() == [12] * 400
     assert (half_hours[0] & half_hours[-1]).any()
-    assert half_hours.mean(axis=1) == pytest.approx(np.full(48, 0.25), abs=0.1)  # at any time of the day
+    # At any time of the day
+    assert half_hours.mean(axis=1) == pytest.approx(np.full(48, 0.25), abs=0.1)
     assert there(fleet, 86_400 * 7 + 5000).tolist() == there(fleet, 5000).tolist()
 
 
@@ -206,7 +232,10 @@ def test_a_million_phones():
 def test_a_network_of_26_mb_is_in_time_on_the_edge_and_late_on_mixed_lines():
     """Check the LEAF network of 6.6 million weights, with 30 writers of 111 digits: AFL-CP's second experiment."""
     size, rows, clients = 4 * 6_603_710, np.full(30, 111.0), np.arange(30)
-    assert sum(value.numel() for value in build("leaf-cnn", (1, 28, 28), 62, seed=0).parameters()) * 4 == size
+    assert (
+        sum(value.numel() for value in build("leaf-cnn", (1, 28, 28), 62, seed=0).parameters()) * 4
+        == size
+    )
 
     def late(spec: str) -> float:
         found = 0
@@ -216,7 +245,14 @@ def test_a_network_of_26_mb_is_in_time_on_the_edge_and_late_on_mixed_lines():
             work = Work(rows, np.ceil(rows / 32), 0 * rows, 0 * rows)
             transfer = transfer_seconds(fleet.machines(clients), size, size)
             found += simulate_round(
-                fleet, fleet.machines(clients), clients, work, np.ones(30, dtype=np.int64), transfer, seed, 0
+                fleet,
+                fleet.machines(clients),
+                clients,
+                work,
+                np.ones(30, dtype=np.int64),
+                transfer,
+                seed,
+                0,
             ).late.sum()
         return found / 600
 

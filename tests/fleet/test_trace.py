@@ -56,7 +56,9 @@ def test_order_of_lines_and_columns_blanks_and_a_mark_do_not_matter(write, tmp_p
 
 
 def test_rules_and_a_chance_in_place_of_the_files(write):
-    choice = fleets.choose(f"trace:file={write(HEADER, *LINES)},dropout=0.125,deadline=9,partial=true")
+    choice = fleets.choose(
+        f"trace:file={write(HEADER, *LINES)},dropout=0.125,deadline=9,partial=true"
+    )
     fleet = fleets.get("trace")(3, 0, **choice.options)
     assert fleet.machines(np.arange(3)).dropout.tolist() == [0.125] * 3
     assert (fleet.deadline, fleet.partial) == (9.0, True)
@@ -64,8 +66,19 @@ def test_rules_and_a_chance_in_place_of_the_files(write):
 
 def test_windows_may_run_past_midnight(write):
     hours = ["28800,43200", "79200,21600", "0,86400"]  # 8 to 12, 22 to 6, always
-    fleet = trace(3, 0, file=write(HOURS, *(f"{line},{pair}" for line, pair in zip(LINES, hours, strict=True))))
-    for hour, wanted in {0: [0, 1, 1], 6: [0, 0, 1], 8: [1, 0, 1], 12: [0, 0, 1], 22: [0, 1, 1], 29: [0, 1, 1]}.items():
+    fleet = trace(
+        3,
+        0,
+        file=write(HOURS, *(f"{line},{pair}" for line, pair in zip(LINES, hours, strict=True))),
+    )
+    for hour, wanted in {
+        0: [0, 1, 1],
+        6: [0, 0, 1],
+        8: [1, 0, 1],
+        12: [0, 0, 1],
+        22: [0, 1, 1],
+        29: [0, 1, 1],
+    }.items():
         assert there(fleet, 3600.0 * hour).astype(int).tolist() == wanted
 
 
@@ -92,23 +105,50 @@ BAD = {
     ),
     "no line down": ([HEADER, "0,5,0,2,0,0"], "line 2, client 0: down_mbit=0 is out of range"),
     "no line up": ([HEADER, "0,5,8,-2,0,0"], "line 2, client 0: up_mbit=-2 is out of range"),
-    "latency": ([HEADER, "0,5,8,2,-0.1,0"], "line 2, client 0: latency=-0.1 is out of range, it must be >= 0"),
-    "chance": ([HEADER, "0,5,8,2,0,1.5"], "line 2, client 0: dropout=1.5 is out of range, it must be >= 0 and <= 1"),
-    "nan": ([HEADER, "0,nan,8,2,0,0"], "line 2, client 0: rows_per_second=nan is out of range, it must be > 0"),
+    "latency": (
+        [HEADER, "0,5,8,2,-0.1,0"],
+        "line 2, client 0: latency=-0.1 is out of range, it must be >= 0",
+    ),
+    "chance": (
+        [HEADER, "0,5,8,2,0,1.5"],
+        "line 2, client 0: dropout=1.5 is out of range, it must be >= 0 and <= 1",
+    ),
+    "nan": (
+        [HEADER, "0,nan,8,2,0,0"],
+        "line 2, client 0: rows_per_second=nan is out of range, it must be > 0",
+    ),
     "infinite": ([HEADER, "0,inf,8,2,0,0"], "rows_per_second=inf is out of range"),
-    "not a number": ([HEADER, "0,fast,8,2,0,0"], "line 2, client 0: rows_per_second=fast is not a number"),
+    "not a number": (
+        [HEADER, "0,fast,8,2,0,0"],
+        "line 2, client 0: rows_per_second=fast is not a number",
+    ),
     "nothing": ([HEADER, "0,5,,2,0,0"], "line 2, client 0: down_mbit= is not a number"),
-    "two lines in quotes": ([HEADER, '0,"5\n6",8,2,0,0'], "client 0: rows_per_second=5 6 is not a number"),
+    "two lines in quotes": (
+        [HEADER, '0,"5\n6",8,2,0,0'],
+        "client 0: rows_per_second=5 6 is not a number",
+    ),
     "client in words": ([HEADER, "first,5,8,2,0,0"], "line 2: client=first is not a whole number"),
     "half a client": ([HEADER, "0.5,5,8,2,0,0"], "line 2: client=0.5 is not a whole number"),
     "short": ([HEADER, "0,5,8,2,0"], "line 2 has 5 of the header's 6 columns: complete it"),
     "long": ([HEADER, "0,5,8,2,0,0,9"], "line 2 has 7 of the header's 6 columns"),
-    "missing": ([HEADER, LINES[0], LINES[2]], "has no line for client 1: write one for each of the 3, 0 to 2"),
+    "missing": (
+        [HEADER, LINES[0], LINES[2]],
+        "has no line for client 1: write one for each of the 3, 0 to 2",
+    ),
     "header only": ([HEADER], "has no line for client 0"),
-    "twice": ([HEADER, *LINES, LINES[1]], "line 5: client 1 is already in line 3: keep one of them"),
-    "one more": ([HEADER, *LINES, "3,5,8,2,0,0"], "line 5: client 3 is none of the 3 clients, 0 to 2: remove the line"),
+    "twice": (
+        [HEADER, *LINES, LINES[1]],
+        "line 5: client 1 is already in line 3: keep one of them",
+    ),
+    "one more": (
+        [HEADER, *LINES, "3,5,8,2,0,0"],
+        "line 5: client 3 is none of the 3 clients, 0 to 2: remove the line",
+    ),
     "below": ([HEADER, "-1,5,8,2,0,0"], "line 2: client -1 is none of the 3 clients"),
-    "no column": (["client,rows_per_second,down_mbit,latency,dropout"], "line 1: there is no column up_mbit: add it"),
+    "no column": (
+        ["client,rows_per_second,down_mbit,latency,dropout"],
+        "line 1: there is no column up_mbit: add it",
+    ),
     "half the hours": (
         [HEADER + ",from", "0,5,8,2,0,0,0"],
         "there is no column to: add it, the columns are client, .*, from, to",
@@ -125,7 +165,10 @@ BAD = {
         [HOURS, LINES[0] + ",5,86401"],
         "line 2, client 0: to=86401 is out of range, it must be >= 0 and <= 86400",
     ),
-    "half a second": ([HOURS, LINES[0] + ",1.5,5"], "line 2, client 0: from=1.5 is not a whole number"),
+    "half a second": (
+        [HOURS, LINES[0] + ",1.5,5"],
+        "line 2, client 0: from=1.5 is not a whole number",
+    ),
     "no time": (
         [HOURS, *(f"{line},7,{7 + i % 2}" for i, line in enumerate(LINES, 1))],
         "client 1: from and to are both 7: write 0 and 86400 for the whole day",
@@ -153,7 +196,8 @@ def test_a_file_of_no_bytes(tmp_path: Path):
 @pytest.mark.parametrize("name", ["absent.csv", "."])
 def test_no_file(tmp_path: Path, name: str):
     with pytest.raises(
-        FedskewError, match=r"fleet trace: there is no file .*: give file= a CSV file with columns client, "
+        FedskewError,
+        match=r"fleet trace: there is no file .*: give file= a CSV file with columns client, ",
     ):
         trace(1, 0, file=str(tmp_path / name))
 
@@ -168,5 +212,7 @@ def test_not_text(tmp_path: Path):
 def test_not_csv(tmp_path: Path):
     path = tmp_path / "long.csv"
     path.write_text(HEADER + "\n" + "x" * 200_000 + ",1,2,3,4,5\n")
-    with pytest.raises(FedskewError, match=r"long\.csv line 2 is not CSV \(field larger than field limit"):
+    with pytest.raises(
+        FedskewError, match=r"long\.csv line 2 is not CSV \(field larger than field limit"
+    ):
         trace(1, 0, file=str(path))

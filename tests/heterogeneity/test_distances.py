@@ -29,7 +29,9 @@ def shares(draw: st.DrawFn, lines: int) -> np.ndarray:
 
 
 def by_hand(p: np.ndarray, q: np.ndarray) -> list[float]:
-    hellinger = math.sqrt(sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p, q, strict=True)) / 2)
+    hellinger = math.sqrt(
+        sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p, q, strict=True)) / 2
+    )
     variation = sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
     codes = [k / (len(p) - 1) for k in range(len(p))]
     divergence = max(jensenshannon(p, q, base=2) ** 2, 0.0) if not np.array_equal(p, q) else 0.0
@@ -61,7 +63,8 @@ def test_only_wasserstein_sees_the_order_of_the_classes(pair: np.ndarray, random
     order = list(range(pair.shape[1]))
     random.shuffle(order)
     one, renamed, reversed_ = (
-        of_shares(shown).between(np.array([0]), np.array([1]))[:, 0] for shown in (pair, pair[:, order], pair[:, ::-1])
+        of_shares(shown).between(np.array([0]), np.array([1]))[:, 0]
+        for shown in (pair, pair[:, order], pair[:, ::-1])
     )
     assert renamed[:WASSERSTEIN] == pytest.approx(one[:WASSERSTEIN], abs=1e-7)
     assert reversed_ == pytest.approx(one, abs=1e-7)
@@ -91,4 +94,8 @@ def test_to_a_single_line():
 
 
 def test_entropy_in_bits():
-    assert of_shares(np.array([[0.25] * 4, [1.0, 0, 0, 0], [0.5, 0.5, 0, 0]])).entropy.tolist() == [2, 0, 1]
+    assert of_shares(np.array([[0.25] * 4, [1.0, 0, 0, 0], [0.5, 0.5, 0, 0]])).entropy.tolist() == [
+        2,
+        0,
+        1,
+    ]

@@ -49,7 +49,10 @@ def _t_test(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def test_numbers_without_spread():
-    same, apart = hedges_g(Sample(5, 1.0, 0.0), Sample(5, 1.0, 0.0)), hedges_g(Sample(5, 1.0, 0.0), Sample(5, 2.0, 0.0))
+    same, apart = (
+        hedges_g(Sample(5, 1.0, 0.0), Sample(5, 1.0, 0.0)),
+        hedges_g(Sample(5, 1.0, 0.0), Sample(5, 2.0, 0.0)),
+    )
     assert same == (0, 0, 0)
     assert apart == (-math.inf,) * 3
     assert all(map(math.isnan, hedges_g(Sample(5, 1.0, 1.0), Sample(0, 0.0, 0.0))))
@@ -70,9 +73,14 @@ def test_cramers_v_against_scipy(rows: list[list[int]]):
     phi = association(table, method="cramer") ** 2 * min(r - 1, c - 1)
     corrected = max(0.0, phi - (r - 1) * (c - 1) / (n - 1))  # Bergsma 2013
     room = min(k - 1 - (k - 1) ** 2 / (n - 1) for k in (r, c))
-    assert found.value == pytest.approx(min(1, math.sqrt(corrected / room)) if room > 0 else 0, abs=1e-9)
+    assert found.value == pytest.approx(
+        min(1, math.sqrt(corrected / room)) if room > 0 else 0, abs=1e-9
+    )
     chi = chi2_contingency(table, correction=False).statistic
-    for end, level, at in ((found.low, 0.975, chi), (found.high, 0.025, max(chi, (r - 1) * (c - 1)))):
+    for end, level, at in (
+        (found.low, 0.975, chi),
+        (found.high, 0.025, max(chi, (r - 1) * (c - 1))),
+    ):
         if 0 < end < 1 and end != found.value:
             centre = end**2 * n * min(r - 1, c - 1)
             assert ncx2.cdf(at, (r - 1) * (c - 1), centre) == pytest.approx(level, abs=1e-4)
@@ -89,7 +97,9 @@ def test_auc_interval_is_newcombes():
     found = auc_interval(0.85, 40, 60)
     for end in found[1:]:
         shape = 1 + 49 * ((1 - end) / (2 - end) + end / (1 + end))
-        assert abs(0.85 - end) == pytest.approx(z_of(0.95) * math.sqrt(end * (1 - end) * shape / 2400), abs=1e-6)
+        assert abs(0.85 - end) == pytest.approx(
+            z_of(0.95) * math.sqrt(end * (1 - end) * shape / 2400), abs=1e-6
+        )
     sure = auc_interval(1.0, 40, 60)
     assert sure.value == sure.high == 1
     assert 0.9 < sure.low < 1
@@ -107,7 +117,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
         one, other = draw.normal(0.5, 1, 40), draw.normal(0, 1, 60)
         low, high = hedges_g(Sample.of(one), Sample.of(other))[1:]
         held["g"] += low <= 0.5 <= high
-        low, high = cramers_v_interval(np.stack([draw.multinomial(80, share) for share in shares]))[1:]
+        low, high = cramers_v_interval(np.stack([draw.multinomial(80, share) for share in shares]))[
+            1:
+        ]
         held["v"] += low <= v <= high
         low, high = auc_interval(auc(np.concatenate([one, other]), np.arange(100) < 40), 40, 60)[1:]
         held["auc"] += low <= truth <= high

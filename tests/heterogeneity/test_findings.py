@@ -24,7 +24,9 @@ def sites(sizes: tuple[int, ...] = (300, 300, 300), **changes: Any) -> dict[str,
     """Return tables of the same distribution; ``changes`` alters one: site=function of its table."""
     draw, result = np.random.default_rng(5), {}
     for name, size in zip("abcdefgh", sizes, strict=False):
-        frame = pd.DataFrame({"age": draw.normal(60, 10, size), "dose": draw.lognormal(1, 0.3, size)})
+        frame = pd.DataFrame(
+            {"age": draw.normal(60, 10, size), "dose": draw.lognormal(1, 0.3, size)}
+        )
         frame["ward"] = draw.choice(["x", "y", "z"], size, p=[0.5, 0.3, 0.2])
         frame["ill"] = np.where(draw.random(size) < 0.3, "yes", "no")
         result[name] = changes.get(name, lambda table: table)(frame)
@@ -32,7 +34,9 @@ def sites(sizes: tuple[int, ...] = (300, 300, 300), **changes: Any) -> dict[str,
 
 
 def found_in(frames: Frames, **options: Any) -> Findings:
-    found = fs.measure(fs.split(fs.load(dict(frames), label="ill", test=0.01)), each=True, **options).findings
+    found = fs.measure(
+        fs.split(fs.load(dict(frames), label="ill", test=0.01)), each=True, **options
+    ).findings
     assert found is not None
     return found
 
@@ -42,7 +46,9 @@ def test_equal_clients_differ_in_nothing():
     assert found.verdict[0] == "verdict: no difference between the clients beyond chance"
     assert found.verdict[1].startswith("labels: no clear difference; over all clients V = 0.0")
     assert found.verdict[2] == "features: no clear difference in any of 3 columns"
-    assert found.verdict[3] == "a classifier cannot tell the rows of any of 3 clients from the others'"
+    assert (
+        found.verdict[3] == "a classifier cannot tell the rows of any of 3 clients from the others'"
+    )
     assert all(one.strength == "no" for one in found.columns)
 
 
@@ -66,7 +72,9 @@ def test_the_hospitals(hospitals: Frames):
     assert first.factor == pytest.approx(88.4, rel=0.1)
     assert first.effect > first.low > 2
     assert "strong feature shift" in verdict[0]
-    assert f"creatinine of hospital_D is {first.factor:.3g} times the others' (median " in verdict[2]
+    assert (
+        f"creatinine of hospital_D is {first.factor:.3g} times the others' (median " in verdict[2]
+    )
     assert "; another unit?)" in verdict[2]
     by_name = {one.name: one for one in found.findings.clients}
     assert by_name["hospital_B"].absent == ("transferred",)
@@ -93,12 +101,16 @@ def test_numbers_are_those_of_the_file():
     fed = fs.split(fs.load(dict(frames), label="ill", test=0.01))
     assert fed.data.schema is not None
     age = next(column for column in fed.data.schema.columns if column.name == "age")
-    values = fed.train.x[:, fed.data.features.index("age")].astype(np.float64) * age.unit[0] + age.mean
+    values = (
+        fed.train.x[:, fed.data.features.index("age")].astype(np.float64) * age.unit[0] + age.mean
+    )
     mine = fed.partition.of(1)
     rest = np.setdiff1d(fed.partition.rows, mine)
     due = hedges_g(Sample.of(values[mine]), Sample.of(values[rest]))
     assert (first.effect, first.low, first.high) == pytest.approx(tuple(due), rel=1e-6)
-    assert (first.here, first.others) == pytest.approx((np.median(values[mine]), np.median(values[rest])), rel=1e-6)
+    assert (first.here, first.others) == pytest.approx(
+        (np.median(values[mine]), np.median(values[rest])), rel=1e-6
+    )
     assert 65 < first.here < 79
     assert first.words().startswith("higher (median 7")
     assert found.verdict[0] == "verdict: strong feature shift"
@@ -106,7 +118,9 @@ def test_numbers_are_those_of_the_file():
 
 
 def test_categories_have_their_own_effect():
-    found = found_in(sites(c=lambda table: table.assign(ward=np.where(np.arange(len(table)) % 2, "x", "z"))))
+    found = found_in(
+        sites(c=lambda table: table.assign(ward=np.where(np.arange(len(table)) % 2, "x", "z")))
+    )
     first = found.columns[0]
     assert (first.column, found.names[first.client], first.kind) == ("ward", "c", "category")
     assert first.category in ("y", "z")
@@ -119,7 +133,10 @@ def test_categories_have_their_own_effect():
 
 def test_label_skew_is_called_so_with_shares_and_sizes():
     found = found_in(
-        sites((400, 400, 100), a=lambda table: table.assign(ill=np.where(np.arange(400) % 20, "yes", "no")))
+        sites(
+            (400, 400, 100),
+            a=lambda table: table.assign(ill=np.where(np.arange(400) % 20, "yes", "no")),
+        )
     )
     assert found.verdict[0].startswith("verdict: strong label skew")
     assert "sizes that differ 4" in found.verdict[0]
@@ -129,7 +146,10 @@ def test_label_skew_is_called_so_with_shares_and_sizes():
     assert sum(one.label_shares.values()) == pytest.approx(1)
     assert one.label is not None
     counts = np.array(
-        [[round(share * client.rows) for share in client.label_shares.values()] for client in found.clients]
+        [
+            [round(share * client.rows) for share in client.label_shares.values()]
+            for client in found.clients
+        ]
     )
     due = cramers_v_interval(np.stack([counts[0], counts[1:].sum(0)]))
     assert (one.label.effect, one.label.low, one.label.high) == pytest.approx(tuple(due), abs=1e-9)
@@ -149,7 +169,10 @@ def test_images_are_compared_by_channel():
     found = fs.measure(fed, each=True).findings
     assert found is not None
     assert {one.column for one in found.columns} == {"mean of channel 0", "deviation of channel 0"}
-    assert (found.columns[0].column, found.names[found.columns[0].client]) == ("deviation of channel 0", "client 4")
+    assert (found.columns[0].column, found.names[found.columns[0].client]) == (
+        "deviation of channel 0",
+        "client 4",
+    )
     assert found.verdict[0] == "verdict: strong feature shift"
 
 
@@ -175,9 +198,13 @@ def test_targets_that_are_numbers_or_several_labels():
     assert found.label_v is None
     assert found.clients[0].label is not None
     assert found.clients[0].label.kind == "number"
-    assert found.clients[0].label.here == pytest.approx(np.median(plain.train.y[plain.partition.of(0)]))
+    assert found.clients[0].label.here == pytest.approx(
+        np.median(plain.train.y[plain.partition.of(0)])
+    )
     draw = np.random.default_rng(0)
-    several = fs.split((draw.normal(size=(200, 3)), draw.integers(0, 2, (200, 2))), "iid", 2, task="multilabel")
+    several = fs.split(
+        (draw.normal(size=(200, 3)), draw.integers(0, 2, (200, 2))), "iid", 2, task="multilabel"
+    )
     labels = fs.measure(several, each=True).findings
     assert labels is not None
     assert labels.clients[0].label is not None
@@ -195,18 +222,24 @@ def test_few_clients_and_constant_columns(clients: int):
 
 def test_a_column_that_is_constant_at_each_client_is_infinitely_far():
     x = np.repeat([0.0, 1.0], 20)[:, None].astype(np.float32)
-    found = fs.measure(Rows(x, np.zeros(40, np.int64)), Partition.from_owner(np.arange(40) // 20, 2), each=True)
+    found = fs.measure(
+        Rows(x, np.zeros(40, np.int64)), Partition.from_owner(np.arange(40) // 20, 2), each=True
+    )
     assert found.findings is not None
     assert np.isinf(found.findings.columns[0].effect)
     assert found.findings.columns[0].strength == "strong"
-    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["by_column"][0]["effect"] is None
+    assert (
+        json.loads(json.dumps(found.as_dict(), allow_nan=False))["by_column"][0]["effect"] is None
+    )
 
 
 def test_many_clients_and_columns_are_sampled(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MOST_CLIENTS", 4)
     draw = np.random.default_rng(0)
     rows = Rows(draw.normal(size=(600, 30)).astype(np.float32), draw.integers(0, 2, 600))
-    found = fs.measure(rows, Partition.from_owner(np.arange(600) % 10, 10), each=True, features=12).findings
+    found = fs.measure(
+        rows, Partition.from_owner(np.arange(600) % 10, 10), each=True, features=12
+    ).findings
     assert found is not None
     assert [one.client for one in found.clients] == [0, 3, 6, 9]
     assert len(found.columns) == 12
@@ -224,7 +257,11 @@ def test_the_same_call_gives_the_same_numbers_and_the_order_of_clients_does_not_
     assert one.as_dict() == again.as_dict()
     turned = found_in(dict(reversed(frames.items())))
     first, other = one.columns[0], turned.columns[0]
-    assert (first.column, one.names[first.client]) == (other.column, turned.names[other.client]) == ("dose", "b")
+    assert (
+        (first.column, one.names[first.client])
+        == (other.column, turned.names[other.client])
+        == ("dose", "b")
+    )
     assert other.effect == pytest.approx(first.effect, rel=0.05)  # test rows are drawn by position
     assert first.factor == pytest.approx(40, rel=0.15)
 
@@ -239,9 +276,16 @@ def test_a_variable_divided_among_clients_by_hand():
     assert found.surely == pytest.approx(due.low)
     assert compared.sizes[1] == pytest.approx(due.value / 0.8)
     assert (found.here, found.others) == (10.5, 2.0)
-    shifted = Compared(Variable("v", values + 1e9), np.array([0, 3, 5, 7]), np.arange(3)).contrast(1, 0.95)
+    shifted = Compared(Variable("v", values + 1e9), np.array([0, 3, 5, 7]), np.arange(3)).contrast(
+        1, 0.95
+    )
     assert shifted.effect == pytest.approx(found.effect, rel=1e-6)
-    assert [strength_of(value, "number") for value in (0.1, 0.2, -0.5, 0.8)] == ["no", "weak", "medium", "strong"]
+    assert [strength_of(value, "number") for value in (0.1, 0.2, -0.5, 0.8)] == [
+        "no",
+        "weak",
+        "medium",
+        "strong",
+    ]
 
 
 def test_without_being_asked_nothing_is_examined():

@@ -47,7 +47,12 @@ def hellinger(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def four(p: np.ndarray, q: np.ndarray, wasserstein: float) -> list[float]:
-    return [hellinger(p, q), float(jensenshannon(p, q, base=2)), float(np.abs(p - q).sum()) / 2, wasserstein]
+    return [
+        hellinger(p, q),
+        float(jensenshannon(p, q, base=2)),
+        float(np.abs(p - q).sum()) / 2,
+        wasserstein,
+    ]
 
 
 def labels_by_hand(a: np.ndarray, b: np.ndarray, classes: int) -> list[float]:
@@ -55,10 +60,14 @@ def labels_by_hand(a: np.ndarray, b: np.ndarray, classes: int) -> list[float]:
     return four(p, q, wasserstein_distance(a / (classes - 1), b / (classes - 1)))
 
 
-def features_by_hand(a: np.ndarray, b: np.ndarray, everything: np.ndarray, bins: int = 20) -> list[float]:
+def features_by_hand(
+    a: np.ndarray, b: np.ndarray, everything: np.ndarray, bins: int = 20
+) -> list[float]:
     each = []
     for column in range(everything.shape[1]):
-        low, high = (float(end) for end in (everything[:, column].min(), everything[:, column].max()))
+        low, high = (
+            float(end) for end in (everything[:, column].min(), everything[:, column].max())
+        )
         if low < high:
             p, q = ((part[:, column].astype(np.float64) - low) / (high - low) for part in (a, b))
             shares = [np.histogram(part, bins=bins, range=(0, 1))[0] / len(part) for part in (p, q)]
@@ -144,7 +153,9 @@ def test_the_order_of_clients_and_of_rows_does_not_matter(rows: Rows, partition:
     assert again.sizes == pytest.approx(found.sizes)
 
 
-def test_renaming_labels_changes_wasserstein_of_labels_alone(rows: Rows, partition: Partition, found):
+def test_renaming_labels_changes_wasserstein_of_labels_alone(
+    rows: Rows, partition: Partition, found
+):
     renamed = measure(Rows(rows.x, np.array([2, 0, 3, 1])[rows.y]), partition)
     assert means(renamed.labels)[:3] == pytest.approx(means(found.labels)[:3])
     assert means(renamed.labels)[3] != pytest.approx(means(found.labels)[3], rel=0.01)
@@ -158,12 +169,15 @@ def test_renaming_labels_changes_wasserstein_of_labels_alone(rows: Rows, partiti
 
 def test_scaling_and_moving_a_feature_changes_nothing(rows: Rows, partition: Partition, found):
     moved = Rows((rows.x * np.array([4, 1, -2, 0.5, 8], np.float32)).astype(np.float32), rows.y)
-    assert means(measure(moved, partition).features)[3] == pytest.approx(means(found.features)[3], abs=1e-6)
+    assert means(measure(moved, partition).features)[3] == pytest.approx(
+        means(found.features)[3], abs=1e-6
+    )
 
 
 def test_dealt_at_random_it_is_what_chance_gives_and_falls_with_the_size():
     few, many = (
-        measure(one, partition_rows("iid", one, 10, seed=0).partition) for one in (table(1_000), table(40_000))
+        measure(one, partition_rows("iid", one, 10, seed=0).partition)
+        for one in (table(1_000), table(40_000))
     )
     for found in (few, many):
         for view in found.views.values():
@@ -179,13 +193,18 @@ def test_dealt_at_random_it_is_what_chance_gives_and_falls_with_the_size():
 def test_what_differs_shows_where_it_differs():
     random = np.random.default_rng(0)
     y = random.integers(0, 4, 8_000)
-    x = (random.standard_normal((8_000, 2)) * 0.1 + np.stack([y // 2, y % 2], axis=1)).astype(np.float32)
+    x = (random.standard_normal((8_000, 2)) * 0.1 + np.stack([y // 2, y % 2], axis=1)).astype(
+        np.float32
+    )
     rows = Rows(x, y)
 
     def above_chance(spec: str) -> dict[str, bool]:
         made = partition_rows(spec, rows, 5, seed=0)
         views = measure(made.rows, made.partition).views
-        return {view: view_["hellinger"].mean > view_["hellinger"].by_chance + 0.1 for view, view_ in views.items()}
+        return {
+            view: view_["hellinger"].mean > view_["hellinger"].by_chance + 0.1
+            for view, view_ in views.items()
+        }
 
     labels, features, given_label, given_features = (
         "labels",
@@ -193,14 +212,24 @@ def test_what_differs_shows_where_it_differs():
         "features given label",
         "labels given features",
     )
-    assert above_chance("iid") == {labels: False, features: False, given_label: False, given_features: False}
+    assert above_chance("iid") == {
+        labels: False,
+        features: False,
+        given_label: False,
+        given_features: False,
+    }
     assert above_chance("dirichlet:alpha=0.5") == {
         labels: True,
         features: True,
         given_label: False,
         given_features: False,
     }
-    assert above_chance("sldf") == {labels: False, features: True, given_label: True, given_features: False}
+    assert above_chance("sldf") == {
+        labels: False,
+        features: True,
+        given_label: True,
+        given_features: False,
+    }
     assert above_chance("relabel:fraction=0.6") == {
         labels: False,
         features: False,
@@ -239,7 +268,9 @@ def test_sampled_features_are_within_the_stated_error():
         assert any("20 random ones of 79" in line for line in sampled.definition)
 
 
-def test_wasserstein_on_steps_is_never_above_the_exact_and_at_most_a_step_below(monkeypatch: pytest.MonkeyPatch):
+def test_wasserstein_on_steps_is_never_above_the_exact_and_at_most_a_step_below(
+    monkeypatch: pytest.MonkeyPatch,
+):
     rows = table(3_000)
     partition = partition_rows("dirichlet:alpha=0.3", rows, 8, seed=0).partition
     exact = measure(rows, partition)
@@ -255,13 +286,22 @@ def test_wasserstein_on_steps_is_never_above_the_exact_and_at_most_a_step_below(
     assert any("exact in 4 features." in line for line in exact.definition)
 
 
-def test_little_memory_gives_the_same(monkeypatch: pytest.MonkeyPatch, rows: Rows, partition: Partition, found):
-    for name in ("coded._CELLS_AT_ONCE", "coded._VALUES_AT_ONCE", "distances._CELLS_AT_ONCE", "study._VALUES_AT_ONCE"):
+def test_little_memory_gives_the_same(
+    monkeypatch: pytest.MonkeyPatch, rows: Rows, partition: Partition, found
+):
+    for name in (
+        "coded._CELLS_AT_ONCE",
+        "coded._VALUES_AT_ONCE",
+        "distances._CELLS_AT_ONCE",
+        "study._VALUES_AT_ONCE",
+    ):
         monkeypatch.setattr(f"fedskew.heterogeneity.{name}", 50)
     monkeypatch.setattr("fedskew.heterogeneity.regions._VALUES_AT_ONCE", 50)
     again = measure(rows, partition).as_dict()
     flat = [(path, value) for path, value in _leaves(found.as_dict()) if not isinstance(value, str)]
-    assert [path for path, _ in flat] == [path for path, value in _leaves(again) if not isinstance(value, str)]
+    assert [path for path, _ in flat] == [
+        path for path, value in _leaves(again) if not isinstance(value, str)
+    ]
     assert [value for _, value in flat] == pytest.approx(
         [value for _, value in _leaves(again) if not isinstance(value, str)]
     )
@@ -295,7 +335,9 @@ def test_many_clients_take_no_table_of_clients_by_clients():
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 7, 10])
 def test_every_pair_has_one_number(clients: int):
     pairs = choose_pairs(clients, 10**6, Stream(0, "test"))
-    both = {frozenset(pair) for pair in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)}
+    both = {
+        frozenset(pair) for pair in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
+    }
     assert both == {frozenset(pair) for pair in combinations(range(clients), 2)}
     assert len(pairs.first) == pairs.total == clients * (clients - 1) // 2
     assert pairs.exact
@@ -318,13 +360,20 @@ def test_standard_error():
 
 def test_levels_are_the_numbers_of_measure(rows: Rows, partition: Partition, found):
     for of in ("labels", "features"):
-        assert list(levels(rows, partition, of).values()) == pytest.approx(means(found.views[of]), abs=1e-12)
+        assert list(levels(rows, partition, of).values()) == pytest.approx(
+            means(found.views[of]), abs=1e-12
+        )
 
 
 def test_entropy_and_sizes(rows: Rows, partition: Partition, found):
-    shares = [np.bincount(rows.y[partition.of(client)], minlength=4) / partition.sizes[client] for client in range(6)]
+    shares = [
+        np.bincount(rows.y[partition.of(client)], minlength=4) / partition.sizes[client]
+        for client in range(6)
+    ]
     each = [-sum(p * math.log(p) for p in line if p > 0) / math.log(4) for line in shares]
-    assert found.label_entropy == pytest.approx({"mean": np.mean(each), "least": min(each), "most": max(each)})
+    assert found.label_entropy == pytest.approx(
+        {"mean": np.mean(each), "least": min(each), "most": max(each)}
+    )
     assert found.sizes["ratio"] == partition.sizes.max() / partition.sizes.min()
     assert found.sizes["gini"] == gini(partition.sizes)
 
@@ -333,7 +382,10 @@ def test_the_most_skewed_feature_is_named():
     random = np.random.default_rng(0)
     x = random.standard_normal((500, 4)).astype(np.float32)
     rows = Rows(x, np.zeros(500, np.int64))
-    assert measure(rows, Partition.from_owner((x[:, 2] > 0).astype(np.int64), 2)).most_skewed_feature == 2
+    assert (
+        measure(rows, Partition.from_owner((x[:, 2] > 0).astype(np.int64), 2)).most_skewed_feature
+        == 2
+    )
 
 
 def test_a_federation_is_measured_by_its_training_rows_and_classes():
@@ -358,7 +410,10 @@ def test_json_table_and_text(found):
 
 def test_the_same_twice(rows: Rows, partition: Partition, found):
     assert measure(rows, partition) == found
-    assert measure(rows, partition, seed=1).labels["hellinger"].by_chance != found.labels["hellinger"].by_chance
+    assert (
+        measure(rows, partition, seed=1).labels["hellinger"].by_chance
+        != found.labels["hellinger"].by_chance
+    )
 
 
 def test_data_without_differences():
@@ -398,15 +453,23 @@ def test_images_are_flattened():
         ({"features": 0}, "measure: features=0 is out of range, it must be >= 1"),
         ({"pairs": 0}, "measure: pairs=0 is out of range, it must be >= 1"),
         ({"min_rows": 0}, "measure: min_rows=0 is out of range, it must be >= 1"),
-        ({"classes": 2}, "measure: 2 classes, but there is a row of class 3: use classes=4 or more"),
-        ({"partition": None}, "measure needs what fedskew.split returns, or rows and their partition; got Rows"),
+        (
+            {"classes": 2},
+            "measure: 2 classes, but there is a row of class 3: use classes=4 or more",
+        ),
+        (
+            {"partition": None},
+            "measure needs what fedskew.split returns, or rows and their partition; got Rows",
+        ),
         (
             {"partition": Partition(np.arange(4), np.array([0, 4, 4]))},
             "client 1 has no rows (1 of 2 clients have none): use fewer clients or a milder skew",
         ),
     ],
 )
-def test_bad_input_is_refused_in_a_line(rows: Rows, partition: Partition, change: dict, message: str):
+def test_bad_input_is_refused_in_a_line(
+    rows: Rows, partition: Partition, change: dict, message: str
+):
     with pytest.raises(FedskewError) as problem:
         measure(rows, **{"partition": partition} | change)
     assert str(problem.value) == message
@@ -434,7 +497,12 @@ def test_the_convention_of_fedartml_by_hand():
     Shares are (1, 0, 0), (1, 0, 0), (0, 0, 1): taken as samples these are the same, and FedArtML's distance is 0.
     """
     y = np.array([0, 0, 0, 0, 2, 2])
-    rows = Rows(np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 4.0], [4.0, 1.0], [4.0, 4.0]], np.float32), y)
+    rows = Rows(
+        np.array(
+            [[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 4.0], [4.0, 1.0], [4.0, 4.0]], np.float32
+        ),
+        y,
+    )
     partition = Partition.from_owner(np.array([0, 0, 1, 1, 2, 2]), clients=3)
     plain = measure(rows, partition, classes=3, bins=2, chance=False)
     theirs = measure(rows, partition, classes=3, bins=2, chance=False, convention="fedartml")
@@ -447,7 +515,9 @@ def test_the_convention_of_fedartml_by_hand():
     half = 1 - math.sqrt(0.5)
     hellinger = [math.sqrt(2 / 3), math.sqrt((1 + half + half) / 3)]
     assert theirs.features["hellinger"].mean == pytest.approx(np.mean(hellinger))
-    assert theirs.features["wasserstein"].mean == pytest.approx((0 + math.sqrt((0 + 1 / 2 + 1 / 2) / 3)) / 2)
+    assert theirs.features["wasserstein"].mean == pytest.approx(
+        (0 + math.sqrt((0 + 1 / 2 + 1 / 2) / 3)) / 2
+    )
     assert set(theirs.features) == set(theirs.labels) == {"hellinger", "wasserstein"}
     assert any("FedArtML" in sentence for sentence in theirs.definition)
     for of in ("labels", "features"):
@@ -470,7 +540,9 @@ def test_the_convention_is_that_of_the_package():
         found = levels(rows, partition, "labels", classes=classes, convention="fedartml")
         shares = counts / counts.sum(1, keepdims=True)
         assert found["hellinger"] == pytest.approx(theirs.hellinger_distance(shares), abs=1e-12)
-        assert found["wasserstein"] == pytest.approx(theirs.earth_movers_distance(shares), abs=1e-12)
+        assert found["wasserstein"] == pytest.approx(
+            theirs.earth_movers_distance(shares), abs=1e-12
+        )
 
 
 def test_one_class_each_is_no_distance_in_fedartml():
@@ -484,7 +556,9 @@ def test_its_numbers_are_at_most_one():
     draw = np.random.default_rng(0)
     rows = Rows(draw.normal(size=(300, 4)).astype(np.float32), draw.integers(0, 3, 300))
     partition = Partition.from_owner(draw.integers(0, 5, 300), clients=5)
-    plain, theirs = (measure(rows, partition, convention=convention) for convention in ("mean", "fedartml"))
+    plain, theirs = (
+        measure(rows, partition, convention=convention) for convention in ("mean", "fedartml")
+    )
     for view, found in theirs.views.items():
         assert plain.views[view]["hellinger"].mean <= found["hellinger"].mean <= 1
         assert 0 < found["wasserstein"].mean <= 1

@@ -39,7 +39,10 @@ def check(found: Found, rows: Rows, clients: int, seed: int, tolerance: float = 
     """Check that the level is that of ``measure``, within tolerance, and that the spelling repeats the partition."""
     again = partition_rows(found.spec, rows, clients, seed)
     assert again.partition == found.partition
-    view, name = measure(again.rows, again.partition, chance=False).views[found.target.of], found.target.distance
+    view, name = (
+        measure(again.rows, again.partition, chance=False).views[found.target.of],
+        found.target.distance,
+    )
     assert view[name].mean == pytest.approx(found.level, abs=1e-12)
     assert abs(found.level - found.target.level) <= tolerance
     assert found.trials <= 40
@@ -57,13 +60,15 @@ def test_dirichlet_reaches_every_level_on_digits(digits: Rows, seed: int):
 @pytest.mark.parametrize("seed", range(10))
 def test_dirichlet_reaches_every_level_on_uci_har(har: Rows, seed: int):
     misses = [
-        abs(find("dirichlet:min_size=1", har, 10, seed, f"hellinger={level}").level - float(level)) for level in LEVELS
+        abs(find("dirichlet:min_size=1", har, 10, seed, f"hellinger={level}").level - float(level))
+        for level in LEVELS
     ]
     assert max(misses) <= 0.01
 
 
 @pytest.mark.parametrize(
-    "target", ["jensen-shannon=0.5", "wasserstein=0.2", "total_variation=0.4", "labels.hellinger=0.35"]
+    "target",
+    ["jensen-shannon=0.5", "wasserstein=0.2", "total_variation=0.4", "labels.hellinger=0.35"],
 )
 def test_other_distances(digits: Rows, target: str):
     check(find("dirichlet", digits, 10, 0, target), digits, 10, 0)
@@ -102,7 +107,9 @@ def test_whole_numbers_are_found_where_one_has_the_level(digits: Rows):
         check(found, digits, 10, 0)
     per_client = find("shards", digits, 10, 0, "hellinger=0.7", tolerance=0.05)
     assert per_client.spec.startswith("shards:per_client=")
-    assert find("domains", blobs(), 6, 0, "features.hellinger=0.13", tolerance=0.1).spec.startswith("domains:k=")
+    assert find("domains", blobs(), 6, 0, "features.hellinger=0.13", tolerance=0.1).spec.startswith(
+        "domains:k="
+    )
 
 
 def test_a_whole_number_that_the_skew_refuses_is_passed_over(digits: Rows):
@@ -112,11 +119,16 @@ def test_a_whole_number_that_the_skew_refuses_is_passed_over(digits: Rows):
 
 def test_the_same_twice_and_with_its_classes(digits: Rows):
     one, two = (find("dirichlet", digits, 10, 4, "hellinger=0.45") for _ in range(2))
-    assert (one.spec, one.level, one.trials, one.partition) == (two.spec, two.level, two.trials, two.partition)
-    wide = find("dirichlet", digits, 10, 4, "wasserstein=0.1", classes=20)
-    assert measure(digits, wide.partition, classes=20, chance=False).labels["wasserstein"].mean == pytest.approx(
-        wide.level
+    assert (one.spec, one.level, one.trials, one.partition) == (
+        two.spec,
+        two.level,
+        two.trials,
+        two.partition,
     )
+    wide = find("dirichlet", digits, 10, 4, "wasserstein=0.1", classes=20)
+    assert measure(digits, wide.partition, classes=20, chance=False).labels[
+        "wasserstein"
+    ].mean == pytest.approx(wide.level)
 
 
 def test_the_mild_crossing_is_taken(digits: Rows):
@@ -137,12 +149,21 @@ def test_every_parameter_belongs_to_its_skew():
         (
             "classes",
             "hellinger=0.3",
-            ("no classes partition of 5 clients with seed 0", "k 1 … 3 reaches", "nearest", "classes:k="),
+            (
+                "no classes partition of 5 clients with seed 0",
+                "k 1 … 3 reaches",
+                "nearest",
+                "classes:k=",
+            ),
         ),
         (
             "sldf",
             "hellinger=0.5",
-            ("has labels.hellinger=0.5 within 0.01", "strength 0 … 1 reaches 0.0", "another skew or seed"),
+            (
+                "has labels.hellinger=0.5 within 0.01",
+                "strength 0 … 1 reaches 0.0",
+                "another skew or seed",
+            ),
         ),
         ("noise", "hellinger=0.5", ("sigma 0.001 … 1000 reaches",)),
         ("lds", "hellinger=0.99", ("nearest", "with lds:strength=1.0")),
@@ -160,8 +181,14 @@ def test_what_cannot_be_reached_is_named(spec: str, target: str, words: tuple[st
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("hellinger", "target 'hellinger': write distance=level, such as hellinger=0.6 or features.wasserstein=0.1"),
-        ("=0.6", "target '=0.6': write distance=level, such as hellinger=0.6 or features.wasserstein=0.1"),
+        (
+            "hellinger",
+            "target 'hellinger': write distance=level, such as hellinger=0.6 or features.wasserstein=0.1",
+        ),
+        (
+            "=0.6",
+            "target '=0.6': write distance=level, such as hellinger=0.6 or features.wasserstein=0.1",
+        ),
         ("hellinger=much", "target 'hellinger=much': 'much' is not a number"),
         ("hellinger=1.2", "target 'hellinger=1.2': 1.2 is out of range, it must be >= 0 and <= 1"),
         ("hellinger=nan", "target 'hellinger=nan': nan is out of range, it must be >= 0 and <= 1"),
@@ -189,7 +216,10 @@ def test_bad_spelling_is_refused_in_a_line(target: str, message: str):
             "dirichlet:alpha=0.2",
             "skew dirichlet:alpha=0.2: a target is reached by alpha: leave it out, or leave the target out",
         ),
-        ("iid", "skew iid has no parameter that a target could set: use one of classes, dirichlet, domains"),
+        (
+            "iid",
+            "skew iid has no parameter that a target could set: use one of classes, dirichlet, domains",
+        ),
         (
             "dirichlet + noise",
             "skew dirichlet + noise: alpha of dirichlet and sigma of noise are both open, and a target can only set "
@@ -198,7 +228,10 @@ def test_bad_spelling_is_refused_in_a_line(target: str, message: str):
         ("dirichlt", "unknown skew 'dirichlt': did you mean 'dirichlet'?"),
         ("dirichlet:alfa=3", "unknown option of skew dirichlet 'alfa': did you mean 'alpha'?"),
         ("domains", "skew domains: the data has no groups"),
-        (lambda rows, clients, stream: Partition.from_owner(rows.y, 3), "a target needs a skew by name"),
+        (
+            lambda rows, clients, stream: Partition.from_owner(rows.y, 3),
+            "a target needs a skew by name",
+        ),
         (3, "skew 3: write it as text, name:key=value, or as a table with a name"),
     ],
 )

@@ -10,7 +10,8 @@ from torch import Tensor
 from fedskew.kernels.geometry import Geometry
 
 pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and find_spec("triton")), reason="kernels for a GPU: needs one, and Triton"
+    not (torch.cuda.is_available() and find_spec("triton")),
+    reason="kernels for a GPU: needs one, and Triton",
 )
 
 # clients, rows, height, width, inputs, outputs, kernel, stride, padding, dilation, pooling, ReLU, bias
@@ -30,7 +31,12 @@ def expected(x: Tensor, weight: Tensor, bias: Tensor | None, case: tuple) -> Ten
     found = []
     for i in range(len(x)):
         y = F.conv2d(
-            x[i].movedim(-1, 1), weight[i], None if bias is None else bias[i], stride, padding, dilation=dilation
+            x[i].movedim(-1, 1),
+            weight[i],
+            None if bias is None else bias[i],
+            stride,
+            padding,
+            dilation=dilation,
         )
         y = F.max_pool2d(y, 2) if pool else y
         found.append((y.relu() if relu else y).movedim(1, -1))
@@ -42,12 +48,28 @@ def expected(x: Tensor, weight: Tensor, bias: Tensor | None, case: tuple) -> Ten
 def test_outputs_and_gradients(case: tuple, precision: str, tolerance: float):
     from fedskew.kernels import conv_kernels as kernels
 
-    clients, rows, height, width, inputs, outputs, size, stride, padding, dilation, pool, relu, biased = case
+    (
+        clients,
+        rows,
+        height,
+        width,
+        inputs,
+        outputs,
+        size,
+        stride,
+        padding,
+        dilation,
+        pool,
+        relu,
+        biased,
+    ) = case
     generator = torch.Generator("cuda").manual_seed(0)
     x = torch.randn(clients, rows, height, width, inputs, device="cuda", generator=generator)
     weight = torch.randn(clients, outputs, inputs, size, size, device="cuda", generator=generator)
     bias = torch.randn(clients, outputs, device="cuda", generator=generator) if biased else None
-    geometry = Geometry((size, size), (stride, stride), (padding, padding), (dilation, dilation), pool, relu)
+    geometry = Geometry(
+        (size, size), (stride, stride), (padding, padding), (dilation, dilation), pool, relu
+    )
     y, place = kernels.forward(x, weight, bias, geometry, precision)
     leaves = [value.double().requires_grad_() for value in (x, weight, bias) if value is not None]
     reference = expected(leaves[0], leaves[1], leaves[2] if biased else None, case)

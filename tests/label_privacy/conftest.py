@@ -16,10 +16,15 @@ class Room:
     """A server and clients, and the messages between them."""
 
     def __init__(
-        self, holder: KeyHolder, counts: Mapping[str, Mapping[int, int]], server: type[Server] = Server
+        self,
+        holder: KeyHolder,
+        counts: Mapping[str, Mapping[int, int]],
+        server: type[Server] = Server,
     ) -> None:
         self.server = server(holder.for_server())
-        self.clients = {name: Client(holder.for_client(name), held) for name, held in counts.items()}
+        self.clients = {
+            name: Client(holder.for_client(name), held) for name, held in counts.items()
+        }
         self.outbox = self.server.start()
 
     def until(self, step: str, sender: str | None = None) -> bytes:

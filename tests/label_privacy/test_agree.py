@@ -44,13 +44,18 @@ def check(holdings: Holdings, found: Agreement) -> None:
     for held, shares in zip(holdings, found.shares, strict=True):
         assert shares.keys() == {placeholder_of[label] for label in held}
         for label, count in held.items():
-            assert abs(shares[placeholder_of[label]] - max(count / wanted[label], 0.001)) <= 0.000501
+            assert (
+                abs(shares[placeholder_of[label]] - max(count / wanted[label], 0.001)) <= 0.000501
+            )
 
 
 def deal(classes: int, clients: int, each: int, seed: int = 0) -> list[dict[int, int]]:
     generator = np.random.default_rng(seed)
     return [
-        {int(label): int(generator.integers(1, 6000)) for label in generator.choice(classes, each, replace=False)}
+        {
+            int(label): int(generator.integers(1, 6000))
+            for label in generator.choice(classes, each, replace=False)
+        }
         for _ in range(clients)
     ]
 
@@ -58,7 +63,9 @@ def deal(classes: int, clients: int, each: int, seed: int = 0) -> list[dict[int,
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.dictionaries(st.integers(0, 12), st.integers(1, 10**6), min_size=1, max_size=6), min_size=1, max_size=4
+        st.dictionaries(st.integers(0, 12), st.integers(1, 10**6), min_size=1, max_size=6),
+        min_size=1,
+        max_size=4,
     ),
     st.booleans(),
     st.booleans(),
@@ -76,7 +83,11 @@ def test_sizes_of_the_paper(classes: int, clients: int, each: int, weighted: boo
 
 def test_neighbours_and_ends_of_the_greatest_range():
     edges = [0, 1, 1030, 1031, 1032, 2061, 2062, 2**20 - 2, 2**20 - 1]
-    holdings = [{label: 1 + k for k, label in enumerate(edges[::2])}, dict.fromkeys(edges, 9), {2**20 - 1: 2, 0: 2**31}]
+    holdings = [
+        {label: 1 + k for k, label in enumerate(edges[::2])},
+        dict.fromkeys(edges, 9),
+        {2**20 - 1: 2, 0: 2**31},
+    ]
     check(holdings, run(holdings, 2**20))
 
 

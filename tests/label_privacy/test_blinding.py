@@ -16,7 +16,10 @@ def test_the_prime_is_one_that_encryption_can_batch_and_that_tells_all_labels_ap
 
 @pytest.mark.parametrize("labels", [0, -3, 2**20 + 1])
 def test_a_range_that_is_too_large_or_empty(labels: int):
-    with pytest.raises(FedskewError, match=rf"label_range={labels} is out of range, it must be between 1 and 1048576"):
+    with pytest.raises(
+        FedskewError,
+        match=rf"label_range={labels} is out of range, it must be between 1 and 1048576",
+    ):
         check_labels(labels)
 
 

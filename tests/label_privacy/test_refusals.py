@@ -33,8 +33,14 @@ def parts(enrolment: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
 BAD_COUNTS = {
     "no labels": ({}, "ann has no labels: leave it out, or give it rows"),
-    "negative label": ({-1: 3}, "ann: label -1 is out of range, it must be a whole number from 0 to 1048575"),
-    "label too great": ({2**20: 3}, "ann: label 1048576 is out of range, it must be a whole number from 0 to 1048575"),
+    "negative label": (
+        {-1: 3},
+        "ann: label -1 is out of range, it must be a whole number from 0 to 1048575",
+    ),
+    "label too great": (
+        {2**20: 3},
+        "ann: label 1048576 is out of range, it must be a whole number from 0 to 1048575",
+    ),
     "half a label": ({1.5: 3}, "ann: label 1.5 is out of range"),
     "a name": ({"cat": 3}, "ann: label 'cat' is out of range"),
     "no rows": ({4: 0}, "ann: label 4 has 0 rows, it must be a whole number from 1 to 2147483648"),
@@ -84,9 +90,13 @@ def test_another_context(holder, room):
     head, (_, *own) = parts(holder.for_client("ann"))
     stranger = Client(seal(pack(head, [make_context().secret_bytes(), *own])), {7: 3})
     question = room.until("turn")
-    with refused("ann: server uses another encryption context", "enrol all parties with the same key holder"):
+    with refused(
+        "ann: server uses another encryption context", "enrol all parties with the same key holder"
+    ):
         stranger.receive(question)
-    with refused("server: ann uses another encryption context", "enrol all parties with the same key holder"):
+    with refused(
+        "server: ann uses another encryption context", "enrol all parties with the same key holder"
+    ):
         room.server.receive(stranger._send_labels(None))
 
 
@@ -156,7 +166,9 @@ def test_the_key_of_another_session(room):
 
 def test_an_unknown_sender(room):
     with refused("server: unknown sender 'eve': enrol it first; known: ann, bob"):
-        room.server.receive(Channel("eve", "server", "s", "c", b"k" * 32).wrap("labels", {"count": [1]}))
+        room.server.receive(
+            Channel("eve", "server", "s", "c", b"k" * 32).wrap("labels", {"count": [1]})
+        )
     with refused("ann: unknown sender 'eve': only server may write here"):
         room.clients["ann"].receive(Channel("eve", "ann", "s", "c", b"k" * 32).wrap("turn"))
 
@@ -177,7 +189,9 @@ def test_messages_out_of_order(room):
     ann, bob = (room.clients[name]._channel for name in ("ann", "bob"))
     with refused("server: message 1 from ann is out of order: deliver message 0 first"):
         room.server.receive(ann.wrap("labels", {"count": [1]}))
-    with refused("server: bob is out of order, it sent 'labels' when 'nothing' was awaited: start a new session"):
+    with refused(
+        "server: bob is out of order, it sent 'labels' when 'nothing' was awaited: start a new session"
+    ):
         room.server.receive(bob.wrap("labels", {"count": [1]}))
 
 
@@ -190,9 +204,13 @@ def test_another_step_than_awaited(room):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_client_decrypts_one_total_and_no_more(make_room, weighted: bool):
-    room = make_room(KeyHolder(["ann", "bob"], Terms(10, weighted=weighted)), {"ann": {1: 2}, "bob": {1: 5}})
+    room = make_room(
+        KeyHolder(["ann", "bob"], Terms(10, weighted=weighted)), {"ann": {1: 2}, "bob": {1: 5}}
+    )
     room.finish()
-    _, again = room.server._ask("ann", "total", "opened", room.server._masked(room.server._draw_masks()))
+    _, again = room.server._ask(
+        "ann", "total", "opened", room.server._masked(room.server._draw_masks())
+    )
     with refused("ann: server is out of order, it sent 'total' when 'nothing' was awaited"):
         room.clients["ann"].receive(again)
 
@@ -201,7 +219,9 @@ def test_wrong_receiver_and_session():
     at_ann = Channel("ann", "server", "s1", "c", b"k" * 32)
     with refused("ann: a message from server is for bob: deliver it there"):
         at_ann.unwrap(Channel("server", "bob", "s1", "c", b"k" * 32).wrap("turn"), "turn")
-    with refused("ann: server is in session s2, not s1: enrol all parties with the same key holder"):
+    with refused(
+        "ann: server is in session s2, not s1: enrol all parties with the same key holder"
+    ):
         at_ann.unwrap(Channel("server", "ann", "s2", "c", b"k" * 32).wrap("turn"), "turn")
 
 
@@ -210,7 +230,12 @@ BAD_ANSWERS = {
     "no count": ("labels", {}, 0, "'count' must be 1 whole numbers"),
     "too few vectors": ("labels", {"count": [2]}, 0, "it carries 0 ciphertexts, not 1"),
     "not as many slots": ("matched", {"slots": [-1]}, 0, "'slots' must be 2 whole numbers"),
-    "slots that are none": ("matched", {"slots": [0, -1]}, 0, "its slots are not different slots of the list"),
+    "slots that are none": (
+        "matched",
+        {"slots": [0, -1]},
+        0,
+        "its slots are not different slots of the list",
+    ),
     "a slot in words": ("matched", {"slots": ["a", -1]}, 0, "'slots' must be 2 whole numbers"),
     "totals of another mask": (
         "opened",
@@ -227,12 +252,16 @@ def test_answers_that_make_no_sense(room, name: str):
     room.until(step)
     line = room.clients["ann"]._channel
     line._sent -= 1
-    with refused(f"server: bad {step!r} from ann, {text}: run the same version of fedskew at all parties"):
+    with refused(
+        f"server: bad {step!r} from ann, {text}: run the same version of fedskew at all parties"
+    ):
         room.server.receive(line.wrap(step, fields, [b""] * blobs))
 
 
 def test_a_total_below_the_own_count(make_room):
-    room = make_room(KeyHolder(["ann", "bob"], Terms(10, weighted=True)), {"ann": {1: 2}, "bob": {1: 5}})
+    room = make_room(
+        KeyHolder(["ann", "bob"], Terms(10, weighted=True)), {"ann": {1: 2}, "bob": {1: 5}}
+    )
     question = room.until("total")
     room.clients["ann"]._counts[1] = 8
     with refused("ann: bad 'total' from server, a total is below this client's own count"):

@@ -22,7 +22,8 @@ tenseal = pytest.importorskip("tenseal")
 
 LABELS = {"ann": (700_001, 700_002), "bob": (700_001, 700_002, 812_345), "eve": (812_345, 700_001)}
 COUNTS = {
-    name: {label: 90_001 + 1009 * k + label % 89 for label in labels} for k, (name, labels) in enumerate(LABELS.items())
+    name: {label: 90_001 + 1009 * k + label % 89 for label in labels}
+    for k, (name, labels) in enumerate(LABELS.items())
 }
 
 
@@ -45,7 +46,11 @@ def things(thing: Any, seen: set[int] | None = None) -> Iterator[Any]:
         return
     seen.add(id(thing))
     yield thing
-    inside: list[Any] = list(vars(thing).values()) if hasattr(thing, "__dict__") and not isinstance(thing, type) else []
+    inside: list[Any] = (
+        list(vars(thing).values())
+        if hasattr(thing, "__dict__") and not isinstance(thing, type)
+        else []
+    )
     if isinstance(thing, dict):
         inside += [*thing.keys(), *thing.values()]
     elif isinstance(thing, list | tuple | set):
@@ -58,7 +63,11 @@ def things(thing: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 def whole_numbers(thing: Any) -> set[int]:
     """Return the numbers that can be reached from ``thing``, including those in the headers of messages."""
-    found = {int(part) for part in things(thing) if isinstance(part, int | float | np.number) and np.isfinite(part)}
+    found = {
+        int(part)
+        for part in things(thing)
+        if isinstance(part, int | float | np.number) and np.isfinite(part)
+    }
     for part in things(thing):
         if isinstance(part, bytes) and part.startswith(b"fedskew1"):
             for end in (len(part), -32):  # enrolments carry no HMAC
@@ -101,7 +110,8 @@ def test_the_server_cannot_decrypt_what_it_holds(played):
     assert contexts
     assert len(vectors) >= 2  # a block, and the sum
     assert not any(
-        context.is_private() or context.has_galois_keys() or context.has_relin_keys() for context in contexts
+        context.is_private() or context.has_galois_keys() or context.has_relin_keys()
+        for context in contexts
     )
     for vector in vectors:
         assert not vector.context().is_private()
@@ -112,7 +122,8 @@ def test_the_server_cannot_decrypt_what_it_holds(played):
     for blob in blobs:
         with pytest.raises(ValueError, match="secret_key"):
             room.server._context.decrypt(blob, "test")
-    assert room.clients["ann"]._context.decrypt(blobs[0], "test").shape == (SLOTS,)  # whereas a client can
+    # Whereas a client can
+    assert room.clients["ann"]._context.decrypt(blobs[0], "test").shape == (SLOTS,)
 
 
 def test_no_label_and_no_clients_count_reaches_the_server(played):
@@ -129,7 +140,10 @@ def test_no_label_and_no_clients_count_reaches_the_server(played):
 
 
 def test_the_length_of_a_message_tells_nothing_of_its_numbers():
-    ann, server = (Channel(*pair, "session", "context", b"key") for pair in (("ann", "server"), ("server", "ann")))
+    ann, server = (
+        Channel(*pair, "session", "context", b"key")
+        for pair in (("ann", "server"), ("server", "ann"))
+    )
     sent = [ann.wrap("opened", {"values": values}) for values in ([0, -1], [10**18, 7])]
     assert len(sent[0]) == len(sent[1])
     for data, values in zip(sent, ([0, -1], [10**18, 7]), strict=True):
@@ -151,7 +165,10 @@ def test_shares_or_counts_but_never_both(played):
 
 
 def test_the_order_of_a_clients_labels_tells_nothing(holder):
-    orders = [client.Client(holder.for_client("ann"), dict.fromkeys(range(50), 1))._labels for _ in range(3)]
+    orders = [
+        client.Client(holder.for_client("ann"), dict.fromkeys(range(50), 1))._labels
+        for _ in range(3)
+    ]
     assert len({tuple(order) for order in orders}) == 3
     assert all(sorted(order) == list(range(50)) != order for order in orders)
 
@@ -233,7 +250,8 @@ def test_the_noise_does_not_tell_the_factor():
 def test_the_noise_that_covers_is_even_and_new_every_time():
     vector = make_context().encrypt(np.zeros(SLOTS, dtype=np.int64))
     first, second = (
-        np.frombuffer(bfv._noise(vector)[-8 * 6 * 8192 :], dtype="<u8").reshape(2, 3, 8192) for _ in range(2)
+        np.frombuffer(bfv._noise(vector)[-8 * 6 * 8192 :], dtype="<u8").reshape(2, 3, 8192)
+        for _ in range(2)
     )
     assert not first[1].any()
     assert (first[0] != second[0]).mean() > 0.999
@@ -245,7 +263,9 @@ def test_tiles_without_a_label_answer_no_question(seen_by_bob, monkeypatch: pyte
     """Check that a client that reports one label cannot test 63 others in the rest of its vector."""
     spread = client.spread_labels
     monkeypatch.setattr(
-        client, "spread_labels", lambda labels: [np.where(row == 0, NEAR[0], row) for row in spread(labels)]
+        client,
+        "spread_labels",
+        lambda labels: [np.where(row == 0, NEAR[0], row) for row in spread(labels)],
     )
     values = seen_by_bob(NEAR, own=range(400, 401)).reshape(64, 64)
     assert (values[1:] == 0).mean() < 0.01

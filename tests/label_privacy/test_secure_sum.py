@@ -25,7 +25,10 @@ def ends(parties: list[int], clients: int = CLIENTS) -> list[Masks]:
 
 def batches_of(sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(0)
-    return [(torch.randn(n, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw)) for n in sizes]
+    return [
+        (torch.randn(n, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw))
+        for n in sizes
+    ]
 
 
 def dense(norm: bool = True) -> nn.Module:
@@ -35,7 +38,10 @@ def dense(norm: bool = True) -> nn.Module:
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        name: value.detach().clone()
+        for name, value in (*model.named_parameters(), *model.named_buffers())
+    }
 
 
 class Listener(Hub):
@@ -50,7 +56,9 @@ class Listener(Hub):
         return super()._received(messages, due)
 
 
-def listened(model: nn.Module, masks: list[Masks | None], sizes: tuple[int, ...], step: int = 0) -> Listener:
+def listened(
+    model: nn.Module, masks: list[Masks | None], sizes: tuple[int, ...], step: int = 0
+) -> Listener:
     present = presence([own.me for own in masks], CLIENTS) if masks[0] else None
     hub = Listener(model, state_of(model), len(masks), step, present)
     opening = hub.opening()
@@ -65,11 +73,17 @@ def listened(model: nn.Module, masks: list[Masks | None], sizes: tuple[int, ...]
 
 def test_the_sum_is_that_of_the_numbers_to_fixed_point_rounding():
     masks = ends([0, 3, 11])
-    values = [torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) * 1000 for k in range(3)]
+    values = [
+        torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) * 1000
+        for k in range(3)
+    ]
     for own in masks:
         own.enter(4, [0, 3, 11])
     total = sum(own.hide(mine, 40) for own, mine in zip(masks, values, strict=True))
-    assert float((opened(total, 40, torch.float64) - sum(values)).abs().max()) <= 3 * 2.0**-41 + 3000 * 2.0**-52
+    assert (
+        float((opened(total, 40, torch.float64) - sum(values)).abs().max())
+        <= 3 * 2.0**-41 + 3000 * 2.0**-52
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
@@ -113,8 +127,16 @@ def test_every_number_that_reaches_the_hub_is_uniform_noise():
     numbers = []
     for step in range(40):
         hub = listened(dense(), ends([1, 4, 9]), (2, 3, 1), step)
-        frames = [frame for messages in hub.heard for message in messages for frame in unpack(message)]
-        assert {frame.kind for frame in frames} == {Kind.SUM, Kind.SPREAD, Kind.SLOPE, Kind.GRADIENT, Kind.SCORE}
+        frames = [
+            frame for messages in hub.heard for message in messages for frame in unpack(message)
+        ]
+        assert {frame.kind for frame in frames} == {
+            Kind.SUM,
+            Kind.SPREAD,
+            Kind.SLOPE,
+            Kind.GRADIENT,
+            Kind.SCORE,
+        }
         assert all(frame.values.dtype == torch.int64 for frame in frames)
         numbers += [int(value) for frame in frames for value in frame.values.flatten()]
     assert kstest(np.array(numbers) * 2.0**-64 + 0.5, "uniform").pvalue > 1e-6
@@ -123,7 +145,9 @@ def test_every_number_that_reaches_the_hub_is_uniform_noise():
 def test_masks_do_not_come_twice():
     model, (own, other) = dense(), ends([0, 1])
     first, second = ([own, other] for _ in range(2))
-    heard = [listened(model, masks, (2, 2), step).heard for step, masks in enumerate((first, second))]
+    heard = [
+        listened(model, masks, (2, 2), step).heard for step, masks in enumerate((first, second))
+    ]
     same = [a == b for one, two in zip(*heard, strict=True) for a, b in zip(one, two, strict=True)]
     assert not any(same)  # the same weights and rows, and yet no message alike
     with pytest.raises(FedskewError, match="client 0: step 1 of secure sums was begun before"):
@@ -135,7 +159,8 @@ def test_without_one_of_its_clients_a_step_is_not_opened_and_the_next_one_is():
     batches = batches_of((2, 2, 2))
     hub = Hub(model, state_of(model), 3, 0, presence([0, 1, 2], CLIENTS))
     last = [
-        Party(model, lambda _: b"", own).step(hub.opening(), x, y) for own, (x, y) in zip(masks, batches, strict=True)
+        Party(model, lambda _: b"", own).step(hub.opening(), x, y)
+        for own, (x, y) in zip(masks, batches, strict=True)
     ]
     with pytest.raises(FedskewError, match="2 of 3 parties sent a message"):
         hub.finish(last[:2])
@@ -202,10 +227,15 @@ def test_a_party_refuses_to_send_bare_numbers_into_a_secure_sum():
     [(x, y)] = batches_of((2,))
     [own] = ends([0])
     with pytest.raises(FedskewError, match="the hub sent step 0 weight 3"):
-        Party(model, lambda message: message, own).step(Hub(model, state_of(model), 1).opening(), x, y)
+        Party(model, lambda message: message, own).step(
+            Hub(model, state_of(model), 1).opening(), x, y
+        )
     hub = Hub(model, state_of(model), 1, 0, presence([0, 1], CLIENTS))
     bare = Frame(0, Kind.GRADIENT, 0, 2, torch.zeros(5, 6))
-    with pytest.raises(FedskewError, match=r"party 0 sent step 0 gradient 0 \(5x6 float32\) where .* int64\) is due"):
+    with pytest.raises(
+        FedskewError,
+        match=r"party 0 sent step 0 gradient 0 \(5x6 float32\) where .* int64\) is due",
+    ):
         hub.finish([b"".join([bare.pack()] * 5)])
 
 

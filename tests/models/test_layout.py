@@ -45,8 +45,14 @@ def test_kinds_of_normalisation_are_kept_apart():
     assert found.layer_norm == {"parts.layer.weight", "parts.layer.bias", "parts.rms.weight"}
     assert found.instance_norm == {"parts.instance.weight", "parts.instance.bias"}
     prefix = "parts.batch.0.0."
-    assert found.batch_norm == {prefix + "running_mean", prefix + "running_var", prefix + "num_batches_tracked"}
-    assert found.norm == found.group_norm | found.layer_norm | found.instance_norm | found.batch_norm
+    assert found.batch_norm == {
+        prefix + "running_mean",
+        prefix + "running_var",
+        prefix + "num_batches_tracked",
+    }
+    assert (
+        found.norm == found.group_norm | found.layer_norm | found.instance_norm | found.batch_norm
+    )
     assert "clock" in found.buffers
     assert not found.parameters & found.buffers
 

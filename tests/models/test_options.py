@@ -35,13 +35,17 @@ def written_out(name: str) -> Network:
         return [nn.Linear(inputs, units), nn.ReLU()]
 
     def convolved(last: int, units: int, *given: int, first: tuple[nn.Module, ...] = ()) -> Network:
-        before = dense(last, units) if units else []  # the dense layer is drawn before the convolutions
+        # The dense layer is drawn before the convolutions
+        before = dense(last, units) if units else []
         return Network(nn.Sequential(*first, *convolutions(*given), *before), units or last, 4)
 
     if name == "mlp":
         return Network(nn.Sequential(nn.Flatten(), *dense(12, 8), *dense(8, 5)), 5, 4)
     if name == "tabular":
-        pairs = [[nn.Linear(a, b, bias=False), nn.BatchNorm1d(b), nn.ReLU()] for a, b in ((12, 8), (8, 6))]
+        pairs = [
+            [nn.Linear(a, b, bias=False), nn.BatchNorm1d(b), nn.ReLU()]
+            for a, b in ((12, 8), (8, 6))
+        ]
         return Network(nn.Sequential(nn.Flatten(), *pairs[0], *pairs[1]), 6, 4)
     nets = {
         "cnn": lambda: convolved(24, 0, 2, 2, 3),
@@ -92,15 +96,22 @@ KINDS = {
 def test_every_activation_of_a_net_is_the_one_asked_for(name: str, activation: str):
     spec, shape = SMALL[name]
     model = build(f"{spec},activation={activation}", shape, 4, seed=0)
-    found = [type(module) for module in model.modules() if isinstance(module, tuple(KINDS.values()))]
-    plain = [module for module in build(spec, shape, 4, seed=0).modules() if isinstance(module, nn.ReLU)]
+    found = [
+        type(module) for module in model.modules() if isinstance(module, tuple(KINDS.values()))
+    ]
+    plain = [
+        module for module in build(spec, shape, 4, seed=0).modules() if isinstance(module, nn.ReLU)
+    ]
     assert found == [KINDS[activation]] * len(plain)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_dropout_drops_that_share_in_training_and_nothing_in_evaluation(name: str):
     spec, shape = SMALL[name]
-    plain, model = build(spec, shape, 4, seed=0), build(f"{spec},dropout=0.75,activation=tanh", shape, 4, seed=0)
+    plain, model = (
+        build(spec, shape, 4, seed=0),
+        build(f"{spec},dropout=0.75,activation=tanh", shape, 4, seed=0),
+    )
     layers = [module for module in model.modules() if isinstance(module, nn.Dropout)]
     assert layers
     assert all(layer.p == 0.75 for layer in layers)
@@ -131,7 +142,10 @@ def test_both_options_have_help(name: str):
     [
         ("mlp:dropout=1", "dropout=1 is out of range, it must be >= 0 and < 1"),
         ("mlp:dropout=-0.1", "dropout=-0.1 is out of range"),
-        ("mlp:activation=sigmoid", "activation=sigmoid is not one of relu, leaky_relu, elu, gelu, silu, tanh"),
+        (
+            "mlp:activation=sigmoid",
+            "activation=sigmoid is not one of relu, leaky_relu, elu, gelu, silu, tanh",
+        ),
         ("resnet9:dropout=0.1", "dropout"),
         ("logreg:dropout=0.1", "takes no options"),
     ],
@@ -142,7 +156,9 @@ def test_bad_values_are_refused(spec: str, says: str):
 
 
 def test_a_factor_on_the_logits_of_resnet9():
-    plain, scaled = (build(f"resnet9:width=2{more}", (1, 8, 8), 4, seed=3) for more in ("", ",logits=0.125"))
+    plain, scaled = (
+        build(f"resnet9:width=2{more}", (1, 8, 8), 4, seed=3) for more in ("", ",logits=0.125")
+    )
     assert list(plain.state_dict()) == list(scaled.state_dict())
     x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     head = plain.head

@@ -56,14 +56,15 @@ def test_sizes_of_the_small_nets_by_hand():
     assert size("logreg", (28, 28), 10) == 784 * 10 + 10
     assert size("mlp", (561,), 6) == (561 * 128 + 128) + (128 * 64 + 64) + (64 * 6 + 6)
     assert size("cnn", (3, 32, 32), 10) == conv(3, 32, 9) + conv(32, 64, 9) + (8 * 8 * 64 * 10 + 10)
-    assert size("cnn:width=6,hidden=50", (1, 8, 8), 10) == conv(1, 6, 9) + conv(6, 12, 9) + (48 * 50 + 50) + (
-        50 * 10 + 10
-    )
+    assert size("cnn:width=6,hidden=50", (1, 8, 8), 10) == conv(1, 6, 9) + conv(6, 12, 9) + (
+        48 * 50 + 50
+    ) + (50 * 10 + 10)
     leaf = conv(1, 32, 25) + conv(32, 64, 25) + (7 * 7 * 64 * 2048 + 2048) + (2048 * 62 + 62)
     assert size("leaf-cnn", (1, 28, 28), 62) == leaf
     har = conv(9, 32, 9) + conv(32, 64, 9) + (32 * 64 * 128 + 128) + (128 * 6 + 6)
     assert size("har-cnn", (9, 128), 6) == har
-    covtype = conv(1, 32, 3) + conv(32, 64, 3) + (13 * 64 * 128 + 128) + (128 * 7 + 7)  # 54 features, halved twice
+    # 54 features, halved twice
+    covtype = conv(1, 32, 3) + conv(32, 64, 3) + (13 * 64 * 128 + 128) + (128 * 7 + 7)
     assert size("tabular-cnn", (54,), 7) == covtype
 
 
@@ -84,9 +85,14 @@ def test_sizes_of_the_residual_nets_by_hand(norm: str):
     assert size(f"resnet9:norm={norm}", (3, 32, 32), 10) == nine + nine_norm + 512 * 10 + 10
 
     stem = 9 * 3 * 64 + 2 * 64
-    stages = sum(block(a, b) + block(b, b) for a, b in [(64, 64), (64, 128), (128, 256), (256, 512)])
+    stages = sum(
+        block(a, b) + block(b, b) for a, b in [(64, 64), (64, 128), (128, 256), (256, 512)]
+    )
     projections = sum(a * b + 2 * b for a, b in [(64, 128), (128, 256), (256, 512)])
-    assert size(f"resnet18:norm={norm}", (3, 64, 64), 200) == stem + stages + projections + 512 * 200 + 200
+    assert (
+        size(f"resnet18:norm={norm}", (3, 64, 64), 200)
+        == stem + stages + projections + 512 * 200 + 200
+    )
 
     stem = 9 * 3 * 16 + 2 * 16
     stages = sum(block(a, b) + 2 * block(b, b) for a, b in [(16, 16), (16, 32), (32, 64)])
@@ -160,7 +166,9 @@ def test_a_stack_of_copies_equals_each_copy_alone(name: str):
         ("har-cnn", (9, 3), "(channels, length) with length >= 4"),
     ],
 )
-def test_a_shape_that_does_not_fit_is_refused_by_name(spec: str, shape: tuple[int, ...], needs: str):
+def test_a_shape_that_does_not_fit_is_refused_by_name(
+    spec: str, shape: tuple[int, ...], needs: str
+):
     with pytest.raises(FedskewError) as caught:
         build(spec, shape, 10, seed=0)
     message = str(caught.value)
@@ -177,7 +185,10 @@ def test_the_smallest_images_pass():
         ("resnet9:width=2", 8),
         ("resnet20:width=2", 4),
     ]:
-        assert build(spec, (1, side, side), 10, seed=0)(torch.zeros(2, 1, side, side)).shape == (2, 10)
+        assert build(spec, (1, side, side), 10, seed=0)(torch.zeros(2, 1, side, side)).shape == (
+            2,
+            10,
+        )
 
 
 def test_group_norm_never_normalises_a_value_by_itself():

@@ -14,7 +14,8 @@ SITTING = {
     "command": "fedskew paper made-up", "case": "a", "fedskew": "1", "python": "3", "torch": "2", "numpy": "2",
     "machine": "x86_64 CPU", "seconds": 10.0, "date": "2026-01-01",
 }  # fmt: skip
-Runs = Mapping[tuple[str, str], Sequence[float | str]]  # by case and method: a number for each seed, or why it failed
+# By case and method: a number for each seed, or why it failed
+Runs = Mapping[tuple[str, str], Sequence[float | str]]
 
 
 @pytest.fixture
@@ -22,7 +23,10 @@ def table() -> Callable[..., PaperTable]:
     """Return what makes a table of two cases and methods, with an accuracy in per cent; anything can be another."""
 
     def made(
-        *claims: Claim, cases: Sequence[str] = ("a", "b"), methods: Sequence[str] = ("new", "old"), **given: Any
+        *claims: Claim,
+        cases: Sequence[str] = ("a", "b"),
+        methods: Sequence[str] = ("new", "old"),
+        **given: Any,
     ) -> PaperTable:
         better, paper = given.pop("better", "higher"), given.pop("paper", {})
         values = (Value("accuracy", "score", 100.0, 1, better, paper),)
@@ -40,14 +44,20 @@ def record(tmp_path: Path) -> Callable[..., Results]:
     """Return what records runs of a table."""
 
     def recorded(table: PaperTable, runs: Runs, curves: Sequence[dict[str, Any]] = ()) -> Results:
-        cases, methods = ({entry.name: entry for entry in entries} for entries in (table.cases, table.methods))
+        cases, methods = (
+            {entry.name: entry for entry in entries} for entries in (table.cases, table.methods)
+        )
         found = []
         for (case, method), numbers in runs.items():
             settings = configuration(table, cases[case], methods[method])
             for seed, number in enumerate(numbers):
                 key = (case, method, seed, settings)
                 failed = isinstance(number, str)
-                found.append(Result(*key, failed=number) if failed else Result(*key, {"score": number}, curves))
+                found.append(
+                    Result(*key, failed=number)
+                    if failed
+                    else Result(*key, {"score": number}, curves)
+                )
         results = Results(tmp_path / "replication", table.label)
         results.add(found, SITTING)
         return results

@@ -15,7 +15,9 @@ from fedskew.runs.sweep import parse_seeds
 TABLES = [table for paper in papers() for table in tables_of(paper)]
 
 
-@pytest.mark.parametrize("table", [*TABLES, *(table.reduced() for table in TABLES)], ids=lambda table: table.label)
+@pytest.mark.parametrize(
+    "table", [*TABLES, *(table.reduced() for table in TABLES)], ids=lambda table: table.label
+)
 def test_every_cell_can_be_measured(table: PaperTable):
     assert table.cases
     assert table.methods
@@ -90,7 +92,11 @@ CONTENT = {
 
 
 def test_settings_of_a_cell_go_from_general_to_special():
-    content = {**CONTENT, "settings": {"lr": 1.0, "rounds": 2}, "method": [{"name": "m", "rounds": 3}]}
+    content = {
+        **CONTENT,
+        "settings": {"lr": 1.0, "rounds": 2},
+        "method": [{"name": "m", "rounds": 3}],
+    }
     table = _table("made", "table1", content)
     assert values_of(table, table.cases[0], table.methods[0]) == {"lr": 0.1, "rounds": 3}
 
@@ -99,9 +105,18 @@ def test_settings_of_a_cell_go_from_general_to_special():
     ("more", "message"),
     [
         ({"tittle": "x"}, "PaperTable has no tittle"),
-        ({"value": [{"name": "v", "measure": "x", "paper": {"other": {"a": 1.0}}}]}, "'other' is none of m"),
-        ({"value": [{"name": "v", "measure": "x", "paper": {"m": {"z": 1.0}}}]}, "'z' is none of a"),
-        ({"claim": [{"text": "c", "kind": "above", "value": "w", "method": "m"}]}, "'w' is none of v"),
+        (
+            {"value": [{"name": "v", "measure": "x", "paper": {"other": {"a": 1.0}}}]},
+            "'other' is none of m",
+        ),
+        (
+            {"value": [{"name": "v", "measure": "x", "paper": {"m": {"z": 1.0}}}]},
+            "'z' is none of a",
+        ),
+        (
+            {"claim": [{"text": "c", "kind": "above", "value": "w", "method": "m"}]},
+            "'w' is none of v",
+        ),
         ({"quick": {"cases": ["b"]}}, "'b' is none of a"),
         ({"method": [{"name": "m", "only": ["b"]}]}, "'b' is none of a"),
     ],

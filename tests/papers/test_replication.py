@@ -30,7 +30,9 @@ def test_recorded_runs_have_the_settings_of_the_table(table: PaperTable):
 
 
 def test_what_was_chosen_on_validation_rows_is_the_best_there():
-    found = [(measured(t, Results(DOCS / "replication", t.label)), c) for t in TABLES for c in t.claims]
+    found = [
+        (measured(t, Results(DOCS / "replication", t.label)), c) for t in TABLES for c in t.claims
+    ]
     chosen = [verdict(results, claim) for results, claim in found if claim.kind == "chosen"]
     assert len(chosen) > 10
     assert {one.outcome for one in chosen} == {"chosen"}
@@ -40,8 +42,13 @@ def test_every_result_says_how_it_was_made():
     for table in TABLES:
         results = Results(DOCS / "replication", table.label)
         if results.read():
-            assert all(sitting["command"].startswith("fedskew paper ") for sitting in results.history()), table.label
-            assert all("/" not in sitting["command"] or "--case" in sitting["command"] for sitting in results.history())
+            assert all(
+                sitting["command"].startswith("fedskew paper ") for sitting in results.history()
+            ), table.label
+            assert all(
+                "/" not in sitting["command"] or "--case" in sitting["command"]
+                for sitting in results.history()
+            )
 
 
 @pytest.fixture
@@ -74,7 +81,9 @@ SMALLEST = [
 
 
 @pytest.mark.parametrize(("paper", "table", "data"), SMALLEST)
-def test_the_smallest_version_runs(fedskew: Callable[..., Any], capsys, paper: str, table: str, data: str):
+def test_the_smallest_version_runs(
+    fedskew: Callable[..., Any], capsys, paper: str, table: str, data: str
+):
     if data and not (root() / data).exists():
         pytest.skip(f"needs {data} in FEDSKEW_DATA")
     if table == "table4":
@@ -94,14 +103,21 @@ def test_the_smallest_version_runs(fedskew: Callable[..., Any], capsys, paper: s
     }
     assert not any(run.failed for run in runs)
     for value in found.values:
-        assert any(value.measure_of(run.method) in run.numbers for run in runs) or "std_of_last" in value.measure
+        assert (
+            any(value.measure_of(run.method) in run.numbers for run in runs)
+            or "std_of_last" in value.measure
+        )
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.label)
 def test_another_experiment_has_no_number_of_the_paper_and_no_verdict(table: PaperTable):
     small = table.reduced()
     if not table.quick.settings:
-        assert (small.values, small.claims, small.title) == (table.values, table.claims, table.title)
+        assert (small.values, small.claims, small.title) == (
+            table.values,
+            table.claims,
+            table.title,
+        )
         return
     assert not small.claims
     assert not any(value.paper for value in small.values)
@@ -127,7 +143,9 @@ def test_without_a_name_the_papers_are_listed(fedskew: Callable[..., Any], capsy
         (["layers", "--device", "gpux"], "gpux"),
     ],
 )
-def test_bad_words_are_refused_before_anything_is_written(fedskew: Callable[..., Any], capsys, words, message: str):
+def test_bad_words_are_refused_before_anything_is_written(
+    fedskew: Callable[..., Any], capsys, words, message: str
+):
     assert fedskew("paper", *words) == 2
     assert message in capsys.readouterr().err
     assert not list(Path().iterdir())

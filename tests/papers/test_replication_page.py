@@ -15,7 +15,14 @@ from fedskew.papers.results import Results
 
 Made, Record = Callable[..., PaperTable], Callable[..., Results]
 PAPER = Paper(
-    "made-up", "MadeUp", "A title", "An Author", "arXiv:0000.00000", "It adds a rule.", "Run it.", ("Is it us? No.",)
+    "made-up",
+    "MadeUp",
+    "A title",
+    "An Author",
+    "arXiv:0000.00000",
+    "It adds a rule.",
+    "Run it.",
+    ("Is it us? No.",),
 )
 CLAIM = Claim("new is better.", "better", "accuracy", "new", ("old",))
 RUNS = {
@@ -42,12 +49,18 @@ def page(folder: Path, quick: bool = False) -> str:
 
 def cells(text: str, first: str) -> list[list[str]]:
     """Return the rows of the Markdown tables that begin with this."""
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith(f"| {first} |")]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in text.splitlines()
+        if line.startswith(f"| {first} |")
+    ]
     assert rows, text
     return rows
 
 
-def test_numbers_are_those_of_the_csv(table: Made, record: Record, of: Callable[..., None], tmp_path: Path):
+def test_numbers_are_those_of_the_csv(
+    table: Made, record: Record, of: Callable[..., None], tmp_path: Path
+):
     made = table(CLAIM, paper={"new": {"a": 70.5}})
     of(made)
     results = record(made, RUNS)
@@ -57,14 +70,20 @@ def test_numbers_are_those_of_the_csv(table: Made, record: Record, of: Callable[
     for case in "ab":
         (row,) = cells(text, case)
         for method, cell in zip(("new", "old"), row[1:], strict=True):
-            some = [100 * float(r["score"]) for r in rows if (r["case"], r["method"]) == (case, method) and r["score"]]
+            some = [
+                100 * float(r["score"])
+                for r in rows
+                if (r["case"], r["method"]) == (case, method) and r["score"]
+            ]
             expected = [round(np.mean(some), 1), round(np.std(some, ddof=1), 1)]
             if (case, method) == ("a", "new"):
                 expected = [70.5, *expected, round(np.mean(some) - 70.5, 1)]
             if (case, method) == ("a", "old"):
                 assert cell.endswith(" (diverged in 1 of 3 runs)")
                 expected += [1, 3]
-            np.testing.assert_allclose([float(n) for n in re.findall(r"[+-]?[\d.]+", cell)], expected, atol=1e-9)
+            np.testing.assert_allclose(
+                [float(n) for n in re.findall(r"[+-]?[\d.]+", cell)], expected, atol=1e-9
+            )
     assert "accuracy: *paper* / ours, 3 seeds (0, 1, 2) / difference" in text
     assert "*70.5* / 71.3 ± 1.2 / +0.8" in text
 
@@ -104,13 +123,18 @@ def test_runs_of_other_settings_are_left_out(table: Made, record: Record, of: Ca
     assert "Not measured yet." in text
 
 
-def test_many_methods_are_rows_and_every_value_has_a_table(table: Made, record: Record, of: Callable[..., None]):
+def test_many_methods_are_rows_and_every_value_has_a_table(
+    table: Made, record: Record, of: Callable[..., None]
+):
     names = [f"m|{k}" for k in range(8)]
     values = (Value("accuracy", "score", 100.0), Value("share", "score", digits=3))
     made = table(methods=names, values=values)
     of(made)
     text = page(record(made, {("a", name): (0.25,) for name in names}).folder)
-    assert [row[1:] for row in cells(text, "m\\|3")] == [["25.0", "not measured yet"], ["0.250", "not measured yet"]]
+    assert [row[1:] for row in cells(text, "m\\|3")] == [
+        ["25.0", "not measured yet"],
+        ["0.250", "not measured yet"],
+    ]
 
 
 def test_the_quick_version(table: Made, record: Record, of: Callable[..., None]):
@@ -125,19 +149,25 @@ def test_the_quick_version(table: Made, record: Record, of: Callable[..., None])
     assert "| b |" not in text
 
 
-def test_the_quick_version_of_another_experiment(table: Made, record: Record, of: Callable[..., None]):
+def test_the_quick_version_of_another_experiment(
+    table: Made, record: Record, of: Callable[..., None]
+):
     quick = Quick(cases=("a",), settings={"rounds": 1, "data": "digits"})
     made = table(CLAIM, quick=quick, settings={"rounds": 9})
     of(made)
     few = {key: numbers[:1] for key, numbers in RUNS.items() if key[0] == "a"}
     text = page(record(made.reduced(), few).folder, quick=True)
-    assert "## Table 1: made up; quick version, not the paper's set-up: data digits, rounds 1" in text
+    assert (
+        "## Table 1: made up; quick version, not the paper's set-up: data digits, rounds 1" in text
+    )
     assert "`rounds=1 data=digits`" in text
     assert "**points that way**" not in text
     assert "*paper* /" not in text
 
 
-def test_written_twice_the_bytes_are_the_same(table: Made, record: Record, of: Callable[..., None], tmp_path: Path):
+def test_written_twice_the_bytes_are_the_same(
+    table: Made, record: Record, of: Callable[..., None], tmp_path: Path
+):
     made = table(CLAIM, cases=("a", "b"), curves=("test_loss",))
     of(made, table(name="table2", printed="Table 2", methods=(Entry("new").name,)))
     record(made, RUNS, [{"round": r, "test_loss": 1 / r} for r in (1, 2, 3)])

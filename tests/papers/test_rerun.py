@@ -16,7 +16,14 @@ from fedskew.papers.rerun import UNFINISHED, configuration, rerun
 from fedskew.papers.results import Result, Results
 from fedskew.runs.federate import load, split
 
-SETTINGS = {"data": "digits", "clients": 4, "model": "logreg", "rounds": 3, "device": "cpu", "threads": 1}
+SETTINGS = {
+    "data": "digits",
+    "clients": 4,
+    "model": "logreg",
+    "rounds": 3,
+    "device": "cpu",
+    "threads": 1,
+}
 
 
 def made(**more) -> PaperTable:
@@ -26,7 +33,10 @@ def made(**more) -> PaperTable:
         "printed": "Table 1",
         "title": "a table",
         "cases": (Entry("alpha 1", {"skew": "dirichlet:alpha=1"}), Entry("iid", {"skew": "iid"})),
-        "methods": (Entry("FedAvg", {"algorithm": "fedavg"}), Entry("FedProx", {"algorithm": "fedprox:mu=1"})),
+        "methods": (
+            Entry("FedAvg", {"algorithm": "fedavg"}),
+            Entry("FedProx", {"algorithm": "fedprox:mu=1"}),
+        ),
         "values": (Value("accuracy", "test_accuracy_last"),),
         "quick": Quick(),
         "settings": SETTINGS,
@@ -46,13 +56,17 @@ def test_every_cell_is_what_a_run_alone_gives(tmp_path: Path):
     table = made()
     rerun(table, tmp_path, show_progress)
     found = records(tmp_path)
-    assert set(found) == {(c, m, s) for c in ("alpha 1", "iid") for m in ("FedAvg", "FedProx") for s in (0, 1)}
+    assert set(found) == {
+        (c, m, s) for c in ("alpha 1", "iid") for m in ("FedAvg", "FedProx") for s in (0, 1)
+    }
     settings = {"model": "logreg", "rounds": 3, "device": "cpu", "threads": 1, "folder": False}
     for seed in (0, 1):
         fed = split(load("digits"), "dirichlet:alpha=1", clients=4, seed=seed)
         alone = fs.train(fed, algorithm="fedprox:mu=1", seed=seed, **settings)
         numbers = found["alpha 1", "FedProx", seed].numbers
-        assert numbers["test_accuracy_last"] == pytest.approx(alone.summary["test_accuracy_last"], abs=1e-6)
+        assert numbers["test_accuracy_last"] == pytest.approx(
+            alone.summary["test_accuracy_last"], abs=1e-6
+        )
         assert numbers["megabytes_of_a_round"] == pytest.approx(
             float((alone.rounds.bytes_down + alone.rounds.bytes_up).median()) / 1e6, rel=1e-5
         )
@@ -70,12 +84,19 @@ def test_only_what_is_missing_or_changed_is_measured(tmp_path: Path):
     before = (tmp_path / "made-table1.csv").stat().st_mtime_ns
     rerun(made(), tmp_path, show_progress, cases=["iid"], seeds=[0])
     assert (tmp_path / "made-table1.csv").stat().st_mtime_ns == before
-    changed = made(methods=(Entry("FedAvg", {"algorithm": "fedavg"}), Entry("FedProx", {"algorithm": "fedprox:mu=9"})))
+    changed = made(
+        methods=(
+            Entry("FedAvg", {"algorithm": "fedavg"}),
+            Entry("FedProx", {"algorithm": "fedprox:mu=9"}),
+        )
+    )
     old = records(tmp_path)
     rerun(changed, tmp_path, show_progress, cases=["iid"], seeds=[0])
     new = records(tmp_path)
     assert new["iid", "FedAvg", 0] == old["iid", "FedAvg", 0]
-    assert new["iid", "FedProx", 0].configuration == configuration(changed, changed.cases[1], changed.methods[1])
+    assert new["iid", "FedProx", 0].configuration == configuration(
+        changed, changed.cases[1], changed.methods[1]
+    )
     assert new["iid", "FedProx", 0].configuration != old["iid", "FedProx", 0].configuration
     assert new["iid", "FedProx", 0].numbers != old["iid", "FedProx", 0].numbers
 
@@ -112,15 +133,25 @@ def test_a_run_that_diverges_is_recorded_as_such(tmp_path: Path):
     )
     rerun(made(methods=methods), tmp_path, show_progress, cases=["iid"], seeds=[0])
     found = records(tmp_path)
-    assert "NaN or infinite" in found["iid", "wild", 0].failed or "lower lr" in found["iid", "wild", 0].failed
+    assert (
+        "NaN or infinite" in found["iid", "wild", 0].failed
+        or "lower lr" in found["iid", "wild", 0].failed
+    )
     assert found["iid", "wild", 0].numbers == {}
     assert found["iid", "FedAvg", 0].failed == ""
 
 
 def test_a_method_is_measured_only_in_its_cases(tmp_path: Path):
-    methods = (Entry("FedAvg", {"algorithm": "fedavg"}, only=("iid",)), Entry("FedProx", {"algorithm": "fedprox"}))
+    methods = (
+        Entry("FedAvg", {"algorithm": "fedavg"}, only=("iid",)),
+        Entry("FedProx", {"algorithm": "fedprox"}),
+    )
     rerun(made(methods=methods, seeds="0"), tmp_path, show_progress)
-    assert set(records(tmp_path)) == {("alpha 1", "FedProx", 0), ("iid", "FedAvg", 0), ("iid", "FedProx", 0)}
+    assert set(records(tmp_path)) == {
+        ("alpha 1", "FedProx", 0),
+        ("iid", "FedAvg", 0),
+        ("iid", "FedProx", 0),
+    }
 
 
 def test_long_curves_are_thinned_and_keep_their_ends():
@@ -134,7 +165,9 @@ def test_long_curves_are_thinned_and_keep_their_ends():
 def test_processes_that_record_different_cases_keep_each_others_results(tmp_path: Path):
     results = Results(tmp_path, "t")
     results.add([Result("a", "m", 0, "x", {"one": 1.0})], {"command": "first"})
-    results.add([Result("b", "m", 0, "y", {"two": 2.5}, [{"round": 1, "loss": 0.5}])], {"command": "second"})
+    results.add(
+        [Result("b", "m", 0, "y", {"two": 2.5}, [{"round": 1, "loss": 0.5}])], {"command": "second"}
+    )
     results.add([Result("a", "m", 0, "z", {"one": 3.0})], {"command": "third"})
     assert results.read() == [
         Result("a", "m", 0, "z", {"one": 3.0}, []),
@@ -145,7 +178,9 @@ def test_processes_that_record_different_cases_keep_each_others_results(tmp_path
 
 def test_the_quick_version():
     table = made(quick=Quick("5", ("iid",), ("FedAvg",), {"rounds": 1, "lr": 0.5}))
-    table = replace(table, methods=(Entry("FedAvg", {"algorithm": "fedavg", "rounds": 9}), *table.methods[1:]))
+    table = replace(
+        table, methods=(Entry("FedAvg", {"algorithm": "fedavg", "rounds": 9}), *table.methods[1:])
+    )
     small = table.reduced()
     assert ([case.name for case in small.cases], [m.name for m in small.methods], small.seeds) == (
         ["iid"],
@@ -166,7 +201,9 @@ def test_a_path_in_the_data_folder_is_that_of_this_machine(monkeypatch: pytest.M
 def test_distribution_by_hand():
     found = distribution("digits", "classes:k=2", 5, seed=0)
     rows = load("digits").train
-    counts = np.array([[found[f"rows_{client}_{label}"] for label in range(10)] for client in range(5)])
+    counts = np.array(
+        [[found[f"rows_{client}_{label}"] for label in range(10)] for client in range(5)]
+    )
     assert counts.sum(axis=0).tolist() == np.bincount(rows.y).tolist()
     assert found["classes"] == 2
     assert found["largest_class"] == pytest.approx((counts.max(axis=1) / counts.sum(axis=1)).mean())
@@ -179,13 +216,16 @@ def test_readings_of_heterogeneity(tmp_path: Path):
     (tmp_path / "my.csv").write_text("sorted,noise,y\n" + "".join(lines))
     data = f"csv:path={tmp_path / 'my.csv'},label=y,standardize=false"
     mean, largest, fedartml = (
-        heterogeneity(data, "vop", 2, reading, seed=0) for reading in ("mean", "largest", "fedartml")
+        heterogeneity(data, "vop", 2, reading, seed=0)
+        for reading in ("mean", "largest", "fedartml")
     )
-    assert largest["features_hellinger"] == pytest.approx(1, abs=0.01)  # halves of a sorted column do not overlap
+    # Halves of a sorted column do not overlap
+    assert largest["features_hellinger"] == pytest.approx(1, abs=0.01)
     assert largest["features_wasserstein"] == pytest.approx(0.5, abs=0.01)
     assert mean["features_hellinger"] < 0.7 < largest["features_hellinger"]
     assert mean["labels_hellinger"] == largest["labels_hellinger"] < 0.05
-    assert fedartml["features_wasserstein"] < mean["features_wasserstein"]  # by size, both halves' shares are the same
+    # By size, both halves' shares are the same
+    assert fedartml["features_wasserstein"] < mean["features_wasserstein"]
 
 
 def test_a_label_schedule_takes_the_variance_between_classes_away():

@@ -30,7 +30,10 @@ def test_better_by_hand(table: Made, record: Record):
     """Differences are 2, 4, 6 in case a and 1, 1, 1 in case b: means of the seeds 1.5, 2.5, 3.5."""
     made = table(BETTER)
     old = {("a", "old"): (0.50, 0.50, 0.50), ("b", "old"): (0.60, 0.60, 0.60)}
-    found = judge(made, record(made, {("a", "new"): (0.52, 0.54, 0.56), ("b", "new"): (0.61, 0.61, 0.61), **old}))
+    found = judge(
+        made,
+        record(made, {("a", "new"): (0.52, 0.54, 0.56), ("b", "new"): (0.61, 0.61, 0.61), **old}),
+    )
     half = t.ppf(0.975, 2) * 1.0 / 3**0.5
     assert half == pytest.approx(2.4841, abs=1e-4)
     assert found.outcome == "held"
@@ -52,7 +55,9 @@ def test_better_by_hand(table: Made, record: Record):
         ("higher", (0.81, 0.82), "points another way: fewer than 3 seeds"),
     ],
 )
-def test_outcomes_of_better(table: Made, record: Record, better: str, old: tuple[float, ...], outcome: str):
+def test_outcomes_of_better(
+    table: Made, record: Record, better: str, old: tuple[float, ...], outcome: str
+):
     made = table(BETTER, cases=("a",), better=better)
     assert str(judge(made, record(made, {("a", "new"): GOOD, ("a", "old"): old}))) == outcome
 
@@ -65,7 +70,9 @@ def test_outcomes_of_better(table: Made, record: Record, better: str, old: tuple
         ((0.70, 0.75, 0.68), "not held: no difference beyond noise to old"),
     ],
 )
-def test_with_a_tolerance_it_may_be_that_much_worse(table: Made, record: Record, old: tuple[float, ...], outcome: str):
+def test_with_a_tolerance_it_may_be_that_much_worse(
+    table: Made, record: Record, old: tuple[float, ...], outcome: str
+):
     made = table(replace(BETTER, tolerance=1.0), cases=("a",))
     assert str(judge(made, record(made, {("a", "new"): GOOD, ("a", "old"): old}))) == outcome
 
@@ -78,14 +85,18 @@ def test_what_was_chosen_must_be_the_best(table: Made, record: Record):
         ("y", ("x",), "chosen"),
         ("x", ("y",), "not the best"),
     ):
-        made = table(Claim("c", "chosen", "accuracy", method, others), cases=("a",), methods=("x", "y", "z"))
+        made = table(
+            Claim("c", "chosen", "accuracy", method, others), cases=("a",), methods=("x", "y", "z")
+        )
         found = judge(made, record(made, runs))
         assert (str(found), len(found.numbers)) == (outcome, 2 if others else 3)
 
 
 def test_another_measure_for_some_methods(table: Made, record: Record):
     made = table(ABOVE, cases=("a",))
-    made = replace(made, values=(replace(made.values[0], measure="missing", instead={"new": "score"}),))
+    made = replace(
+        made, values=(replace(made.values[0], measure="missing", instead={"new": "score"}),)
+    )
     assert str(judge(made, record(made, {("a", "new"): (0.71,), ("a", "old"): (0.9,)}))) == "held"
 
 
@@ -95,7 +106,10 @@ def test_every_rival_counts(table: Made, record: Record):
     runs = {("a", "new"): GOOD, ("a", "old"): (0.61, 0.62, 0.60)}
     mixed = judge(made, record(made, {**runs, ("a", "like"): (0.72, 0.70, 0.71)}))
     assert str(mixed) == "not held: mixed, better than old, no difference beyond noise to like"
-    assert str(judge(made, record(made, {("a", "like"): (0.8, 0.8, 0.8)}))) == "not held: reversed against like"
+    assert (
+        str(judge(made, record(made, {("a", "like"): (0.8, 0.8, 0.8)})))
+        == "not held: reversed against like"
+    )
 
 
 def test_one_rival_decides_that_it_did_not_hold(table: Made, record: Record):
@@ -113,7 +127,9 @@ def test_cases_of_the_claim_and_of_the_methods(table: Made, record: Record):
     made = table(claim, cases=("a", "b", "c"))
     made = replace(made, methods=(Entry("new"), Entry("old", only=("a", "b"))))
     runs = {("a", "new"): GOOD, ("b", "new"): (0.1, 0.1, 0.1), ("c", "new"): GOOD}
-    found = judge(made, record(made, {**runs, ("a", "old"): (0.6, 0.6, 0.6), ("b", "old"): (0.6, 0.6, 0.6)}))
+    found = judge(
+        made, record(made, {**runs, ("a", "old"): (0.6, 0.6, 0.6), ("b", "old"): (0.6, 0.6, 0.6)})
+    )
     assert found.outcome == "held"
     assert "better in 1 of 1 case)" in found.numbers[0]
 
@@ -121,7 +137,12 @@ def test_cases_of_the_claim_and_of_the_methods(table: Made, record: Record):
 def test_rounding_is_no_difference(table: Made, record: Record):
     """Three tenths more and less are not zero in floating point, but the same in every seed."""
     made = table(BETTER)
-    runs = {("a", "new"): (0.203,) * 3, ("a", "old"): (0.2,) * 3, ("b", "new"): (0.7,) * 3, ("b", "old"): (0.703,) * 3}
+    runs = {
+        ("a", "new"): (0.203,) * 3,
+        ("a", "old"): (0.2,) * 3,
+        ("b", "new"): (0.7,) * 3,
+        ("b", "old"): (0.703,) * 3,
+    }
     assert (100 * 0.203 - 100 * 0.2) + (100 * 0.7 - 100 * 0.703) > 0
     assert str(judge(made, record(made, runs))) == "not held: no difference beyond noise to old"
 
@@ -138,9 +159,13 @@ def test_only_seeds_with_all_cases_are_averaged(table: Made, record: Record):
 def test_runs_that_failed_are_named(table: Made, record: Record):
     made = table(BETTER)
     fine = {("b", "new"): GOOD, ("b", "old"): (0.6, 0.6, 0.6)}
-    own = judge(made, record(made, {**fine, ("a", "new"): (0.9, "NaN", 0.9), ("a", "old"): (0.6, 0.6, 0.6)}))
+    own = judge(
+        made, record(made, {**fine, ("a", "new"): (0.9, "NaN", 0.9), ("a", "old"): (0.6, 0.6, 0.6)})
+    )
     assert str(own) == "not held: new: diverged in 1 of 6 runs (a seed 1)"
-    other = judge(made, record(made, {**fine, ("a", "new"): GOOD, ("a", "old"): ("NaN", "NaN", "NaN")}))
+    other = judge(
+        made, record(made, {**fine, ("a", "new"): GOOD, ("a", "old"): ("NaN", "NaN", "NaN")})
+    )
     assert other.outcome == "held"
     assert other.numbers[0].endswith("3 seeds; better in 1 of 1 case; left out: a)")
     assert other.numbers[1] == "old: diverged in 3 of 6 runs (a seed 0, a seed 1, a seed 2)"
@@ -152,7 +177,9 @@ def test_runs_that_failed_are_named(table: Made, record: Record):
     assert better.numbers[0] == "against old +3.00 (2 seeds; better in 1 of 2 cases)"
 
 
-def test_with_no_case_in_which_all_runs_ended_the_other_seeds_are_compared(table: Made, record: Record):
+def test_with_no_case_in_which_all_runs_ended_the_other_seeds_are_compared(
+    table: Made, record: Record
+):
     made = table(BETTER, cases=("a",))
     found = judge(made, record(made, {("a", "new"): GOOD, ("a", "old"): (0.6, 0.6, "NaN")}))
     assert str(found) == "points that way: fewer than 3 seeds"
@@ -177,7 +204,9 @@ def test_what_is_missing_is_said(table: Made, record: Record):
 
 
 def test_no_results_and_no_test(table: Made, record: Record):
-    made = table(BETTER, NEAR, Claim("it is secure", "untestable", because="no attack is implemented"))
+    made = table(
+        BETTER, NEAR, Claim("it is secure", "untestable", because="no attack is implemented")
+    )
     assert [str(one) for one in verdicts(made, record(made, {}))] == [
         "no results yet", "no results yet", "cannot be tested here: no attack is implemented",
     ]  # fmt: skip
@@ -193,7 +222,8 @@ def test_results_of_other_settings_do_not_count(table: Made, record: Record):
     [
         (NEAR, GOOD, "held"),
         (NEAR, (0.715, 0.715), "held"),  # half a point above the paper's 71.0
-        (replace(NEAR, tolerance=0.2), (0.712,), "held"),  # though 71.2 - 71.0 is above 0.2 in floating point
+        # Though 71.2 - 71.0 is above 0.2 in floating point
+        (replace(NEAR, tolerance=0.2), (0.712,), "held"),
         (NEAR, (0.716,), "not held: off by more than 0.5 in 1 of 2 cases"),
         (NEAR, (0.704,), "not held: off by more than 0.5 in 1 of 2 cases"),
         (ABOVE, (0.70,), "held"),
@@ -206,7 +236,9 @@ def test_results_of_other_settings_do_not_count(table: Made, record: Record):
         (ABOVE, (0.9, "NaN"), "not held: new: diverged in 1 of 5 runs (b seed 1)"),
     ],
 )
-def test_the_level_of_a_method(table: Made, record: Record, claim: Claim, b: tuple[float, ...], outcome: str):
+def test_the_level_of_a_method(
+    table: Made, record: Record, claim: Claim, b: tuple[float, ...], outcome: str
+):
     made = table(claim, paper={"new": {"a": 71.0, "b": 71.0}})
     assert str(judge(made, record(made, {("a", "new"): GOOD, ("b", "new"): b}))) == outcome
 
@@ -219,7 +251,9 @@ def test_better_needs_a_direction(table: Made, record: Record):
 
 def test_summary_table(table: Made, record: Record):
     made = table(paper={"new": {"a": 72.0}, "old": {"b": 60.0}})
-    results = record(made, {("a", "new"): GOOD, ("a", "old"): (0.6, "NaN", 0.6), ("b", "new"): (0.5,)})
+    results = record(
+        made, {("a", "new"): GOOD, ("a", "old"): (0.6, "NaN", 0.6), ("b", "new"): (0.5,)}
+    )
     assert summary_table(made, results) == [
         ["", "new", "old"],
         ["a", "72.0 / 71.0 ± 1.0 / -1.0", "60.0 ± 0.0 (diverged in 1 of 3 runs)"],
@@ -228,9 +262,16 @@ def test_summary_table(table: Made, record: Record):
 
 
 def test_cells_that_are_not_to_be_measured_and_numbers_that_are_none(table: Made, record: Record):
-    made = replace(table(paper={"old": {"b": 60.0}}), methods=(Entry("new"), Entry("old", only=("a",))))
+    made = replace(
+        table(paper={"old": {"b": 60.0}}), methods=(Entry("new"), Entry("old", only=("a",)))
+    )
     results = record(
-        made, {("a", "new"): (0.6, math.nan), ("a", "old"): (math.inf, math.nan), ("b", "new"): (0.5, 0.5)}
+        made,
+        {
+            ("a", "new"): (0.6, math.nan),
+            ("a", "old"): (math.inf, math.nan),
+            ("b", "new"): (0.5, 0.5),
+        },
     )
     assert summary_table(made, results)[1:] == [
         ["a", "60.0 (no number in 1 of 2 runs)", "no number in 2 of 2 runs"],
@@ -239,7 +280,10 @@ def test_cells_that_are_not_to_be_measured_and_numbers_that_are_none(table: Made
 
 
 def test_several_values_are_named(table: Made, record: Record):
-    made = table(values=(Value("accuracy", "score", 100.0), Value("share", "score", digits=2)), methods=("new",))
+    made = table(
+        values=(Value("accuracy", "score", 100.0), Value("share", "score", digits=2)),
+        methods=("new",),
+    )
     assert summary_table(made, record(made, {("a", "new"): (0.6,), ("b", "new"): (0.5,)})) == [
         ["value", "", "new"], ["accuracy", "a", "60.0"], ["accuracy", "b", "50.0"],
         ["share", "a", "0.60"], ["share", "b", "0.50"],

@@ -11,7 +11,9 @@ import pytest
 import fedskew as fs
 from fedskew.report.page import report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 # Appended to a copy of the page: what it may not say by itself. Its hash is not allowed, so the policy goes as well.
 PROBE = """<script>
@@ -67,11 +69,15 @@ def probed(page: Path, folder: Path, width: int = 1280) -> dict[str, str]:
 
 def runs(folder: Path) -> dict[str, Path]:
     """Return the pages of a run with few clients, of one with many, and of a comparison."""
-    few, many = (fs.split(fs.load("digits"), "dirichlet:alpha=0.3", clients=count) for count in (10, 250))
+    few, many = (
+        fs.split(fs.load("digits"), "dirichlet:alpha=0.3", clients=count) for count in (10, 250)
+    )
     fs.train(few, "logreg", rounds=5, folder=folder / "few")
     fs.train(many, "logreg", "afl-cp", rounds=20, fleet="edge", folder=folder / "many")
     for seed in (0, 1):
-        fs.train(few, "logreg", "fedprox:mu=1.0", seed=seed, rounds=5, folder=folder / f"prox-{seed}")
+        fs.train(
+            few, "logreg", "fedprox:mu=1.0", seed=seed, rounds=5, folder=folder / f"prox-{seed}"
+        )
     places = [folder / "few", folder / "prox-0", folder / "prox-1"]
     return {
         "few": folder / "few/report.html",
@@ -97,7 +103,9 @@ def test_pages_are_drawn(tmp_path: Path) -> None:
 
 def test_names_are_not_run(tmp_path: Path) -> None:
     nasty = "<img src=x onerror=console.error(1)>"
-    labels = [[nasty, "$x_$", "</script><script>console.error(2)</script>"][k % 3] for k in range(60)]
+    labels = [
+        [nasty, "$x_$", "</script><script>console.error(2)</script>"][k % 3] for k in range(60)
+    ]
     fed = fs.split((np.random.default_rng(0).normal(size=(60, 2)), labels), "iid", clients=3)
     fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run")
     dom, console = browse(tmp_path / "run/report.html", tmp_path / "profile")
@@ -107,7 +115,9 @@ def test_names_are_not_run(tmp_path: Path) -> None:
 
 
 def test_a_script_that_is_not_the_pages_own_is_refused(tmp_path: Path) -> None:
-    fed = fs.split((np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 2), "iid", clients=3)
+    fed = fs.split(
+        (np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 2), "iid", clients=3
+    )
     fs.train(fed, "logreg", rounds=1, folder=tmp_path / "run")
     page = tmp_path / "run/report.html"
     page.write_text(with_script(page.read_text(), "<script>console.error('it ran')</script>"))
@@ -119,7 +129,9 @@ def test_a_script_that_is_not_the_pages_own_is_refused(tmp_path: Path) -> None:
 
 def test_a_reader_uses_the_page_of_a_comparison(tmp_path: Path) -> None:
     """Legends hide and show a method, the axis changes, keys reach the switches, and the page prints."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which make test installs")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright, which make test installs"
+    )
     methods = ["fedavg", "fedprox:mu=1.0", "scaffold"]
     fs.compare(algorithm=methods, seeds="0-2", rounds=3, model="logreg", out=tmp_path / "compared")
     said: list[str] = []

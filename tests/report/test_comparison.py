@@ -70,10 +70,14 @@ def test_the_numbers_by_hand(folder: Path) -> None:
     reached, sent = [], []
     for name in names:
         rounds = rows_of(folder / name, "rounds.csv")
-        first = next((i for i, one in enumerate(rounds) if float(one["test_accuracy"]) >= 0.5), None)
+        first = next(
+            (i for i, one in enumerate(rounds) if float(one["test_accuracy"]) >= 0.5), None
+        )
         if first is not None:
             reached.append(first + 1)
-            sent.append(sum(int(one["bytes_down"]) + int(one["bytes_up"]) for one in rounds[: first + 1]))
+            sent.append(
+                sum(int(one["bytes_down"]) + int(one["bytes_up"]) for one in rounds[: first + 1])
+            )
     assert row["reached_target"] == len(reached)
     easy = frame.loc[("fedprox", 0.01, "iid")]
     assert easy["reached_target"] == 3
@@ -93,11 +97,21 @@ def test_significance_is_paired_over_seeds_and_skews(folder: Path) -> None:
     best = found.verdict.best
     assert best in ("fedavg", "fedprox:mu=0.01")  # so large a mu holds the model still
     assert set(slow["p_value"]) == {found.verdict.p_values["fedprox:mu=10.0"]}
-    mine = [row["test_accuracy_last"] for one in found.configurations if one.label == best for row in one.rows]
-    theirs = [
-        row["test_accuracy_last"] for one in found.configurations if one.options["mu"] == 10.0 for row in one.rows
+    mine = [
+        row["test_accuracy_last"]
+        for one in found.configurations
+        if one.label == best
+        for row in one.rows
     ]
-    assert slow["difference_to_best"].iloc[0] == pytest.approx(statistics.mean(theirs) - statistics.mean(mine))
+    theirs = [
+        row["test_accuracy_last"]
+        for one in found.configurations
+        if one.options["mu"] == 10.0
+        for row in one.rows
+    ]
+    assert slow["difference_to_best"].iloc[0] == pytest.approx(
+        statistics.mean(theirs) - statistics.mean(mine)
+    )
     assert not frame["winner"].any()  # fedavg and a tiny mu are the same
     assert found.verdict.says.startswith("No method is ahead: ")
 
@@ -105,14 +119,18 @@ def test_significance_is_paired_over_seeds_and_skews(folder: Path) -> None:
 def test_the_files(folder: Path) -> None:
     frame = pd.read_csv(folder / "comparison.csv")
     pd.testing.assert_frame_equal(frame, fs.compare(folder), check_dtype=False)
-    table = [line for line in (folder / "comparison.md").read_text().splitlines() if line.startswith("|")]
+    table = [
+        line for line in (folder / "comparison.md").read_text().splitlines() if line.startswith("|")
+    ]
     assert len(table) == 2 + 6
     assert len({line.count("|") for line in table}) == 1
     assert "| fedprox | 10 | classes:k=3 | 3 |" in table[-1]
     latex = (folder / "comparison.tex").read_text()
     body = latex.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
     assert len(body) == 6
-    assert {line.count(" & ") for line in body} == {latex.split(r"\toprule")[1].splitlines()[1].count(" & ")}
+    assert {line.count(" & ") for line in body} == {
+        latex.split(r"\toprule")[1].splitlines()[1].count(" & ")
+    }
     page = (folder / "report.html").read_text()
     assert "No method is ahead" in page
     assert "Critical differences" in page
@@ -125,7 +143,9 @@ def test_the_files(folder: Path) -> None:
 
 
 def test_the_same_figures_have_the_same_bytes() -> None:
-    found = ranks({name: {seed: place * seed for seed in range(1, 5)} for place, name in enumerate("abc")})
+    found = ranks(
+        {name: {seed: place * seed for seed in range(1, 5)} for place, name in enumerate("abc")}
+    )
     assert draw_ranks(found) == draw_ranks(found)
 
 
@@ -139,7 +159,9 @@ def test_another_target_and_a_single_group(folder: Path, tmp_path: Path) -> None
     some = [folder / f"fedavg-iid-s{seed}" for seed in range(2)] + [folder / "fedprox-mu-10-iid-s0"]
     few = fs.compare(*some)
     assert "skew" not in few.columns
-    assert few.attrs["verdict"].startswith("Nothing can be said about who is ahead: 1 block has a score of both")
+    assert few.attrs["verdict"].startswith(
+        "Nothing can be said about who is ahead: 1 block has a score of both"
+    )
     assert few.attrs["target"] == f"accuracy={0.9 * few['test_accuracy_last'].max():.4g}"
 
 
@@ -157,7 +179,9 @@ def test_low_is_good_of_errors(tmp_path: Path) -> None:
     better, worse = frame.iloc[0], frame.iloc[1]
     assert better["test_mae_last"] < worse["test_mae_last"]
     assert better["difference_to_best"] == 0
-    assert worse["difference_to_best"] == pytest.approx(worse["test_mae_last"] - better["test_mae_last"])
+    assert worse["difference_to_best"] == pytest.approx(
+        worse["test_mae_last"] - better["test_mae_last"]
+    )
     assert better["reached_target"] > worse["reached_target"]
 
 
@@ -189,7 +213,9 @@ def test_names_are_text_in_every_file(folder: Path, tmp_path: Path) -> None:
 
 
 def test_signs_of_latex_and_markdown() -> None:
-    assert in_latex("a\\b{}~^#\nc") == r"a\textbackslash{}b\{\}\textasciitilde{}\textasciicircum{}\# c"
+    assert (
+        in_latex("a\\b{}~^#\nc") == r"a\textbackslash{}b\{\}\textasciitilde{}\textasciicircum{}\# c"
+    )
     assert in_markdown("*a* [b](c) `d`") == r"\*a\* \[b\](c) \`d\`"
 
 
@@ -199,7 +225,10 @@ def test_failures_are_shown_and_the_others_go_on(
     few = "compare --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm --grid server_lr=1,9e18 --seeds 0-2"
     assert fedskew(f"{few} --out group --json") == 1
     told = json.loads(capsys.readouterr().out)["comparison"]
-    assert [(row["server_lr"], row["seeds"], row["failed"]) for row in told["rows"]] == [(1.0, 3, 0), (9e18, 0, 3)]
+    assert [(row["server_lr"], row["seeds"], row["failed"]) for row in told["rows"]] == [
+        (1.0, 3, 0),
+        (9e18, 0, 3),
+    ]
     assert told["rows"][1]["test_accuracy_last"] is None
     lines = Path("group/comparison.md").read_text().splitlines()
     assert any(line.startswith("| fedavgm | 9e+18 | 0 (3 failed) | failed |") for line in lines)
@@ -245,7 +274,10 @@ def test_a_file_says_all_of_it_and_jobs_give_the_same(
     assert len(sweep.read(Path("one"))) == 12
     for member in sweep.read(Path("one")):
         for name in ("rounds.csv", "clients.csv", "model.safetensors"):
-            assert Path("one", member.name, name).read_bytes() == Path("two", member.name, name).read_bytes()
+            assert (
+                Path("one", member.name, name).read_bytes()
+                == Path("two", member.name, name).read_bytes()
+            )
     assert fs.compare("two").attrs["target"] == "accuracy=0.4"
     capsys.readouterr()
     assert fedskew("compare e.toml --out one --or-resume --rounds 3") == 2
@@ -300,14 +332,21 @@ def test_what_cannot_be_compared(
 
 
 def test_the_page_of_any_runs_is_that_of_a_comparison(folder: Path, tmp_path: Path) -> None:
-    page = report([folder / "fedavg-iid-s0", folder / "fedavg-classes-k-3-s0"], tmp_path / "page.html").read_text()
+    page = report(
+        [folder / "fedavg-iid-s0", folder / "fedavg-classes-k-3-s0"], tmp_path / "page.html"
+    ).read_text()
     assert "There is nothing to compare: fewer than two methods have a score." in page
     found = json.loads(re.search(r'id="report-data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     assert {"test_accuracy", "test_accuracy-1"} <= found["charts"].keys()
 
 
 def test_the_python_interface_continues(tmp_path: Path) -> None:
-    wanted = {"algorithm": ["fedavg", "scaffold"], "seeds": [0, 1], "out": tmp_path / "both", **SMALL}
+    wanted = {
+        "algorithm": ["fedavg", "scaffold"],
+        "seeds": [0, 1],
+        "out": tmp_path / "both",
+        **SMALL,
+    }
     first = fs.compare(**wanted)
     with pytest.raises(fs.FedskewError, match="exists"):
         fs.compare(**wanted)
@@ -341,7 +380,9 @@ PAGE_OF_DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
 
 def blocks(language: str) -> list[str]:
     """Return the blocks of code of the page."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE_OF_DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", PAGE_OF_DOCS.read_text(encoding="utf-8"), re.DOTALL
+    )
 
 
 def test_every_command_of_the_page(fedskew: Callable[[str], Any]) -> None:
@@ -350,7 +391,11 @@ def test_every_command_of_the_page(fedskew: Callable[[str], Any]) -> None:
         assert fedskew(command.removeprefix("fedskew ")) == 0, command
     Path("page.toml").write_text(blocks("toml")[0])
     wanted = sweep.plan(
-        {name: value for name, value in read_file(Path("page.toml"), COMPARED).items() if name != "target"}
+        {
+            name: value
+            for name, value in read_file(Path("page.toml"), COMPARED).items()
+            if name != "target"
+        }
     )
     assert len(wanted) == 2 * 5 * (2 + 3)
     exec(compile(blocks("python")[0], "compare.md", "exec"), {})
@@ -359,20 +404,29 @@ def test_every_command_of_the_page(fedskew: Callable[[str], Any]) -> None:
 
 def test_a_bound_takes_no_part_in_the_tests(tmp_path: Path):
     methods = ["fedavg", "fedprox:mu=1.0", "central"]
-    frame = fs.compare(algorithm=methods, seeds="0-2", rounds=2, model="logreg", out=tmp_path / "bound")
+    frame = fs.compare(
+        algorithm=methods, seeds="0-2", rounds=2, model="logreg", out=tmp_path / "bound"
+    )
     assert list(frame["method"]) == ["fedavg", "fedprox", "central"]
     assert "central" not in frame.attrs["verdict"]
     text = (tmp_path / "bound" / "comparison.md").read_text(encoding="utf-8")
     assert text.count("| bound |") == 1
-    assert "central trains on all rows in one place: a bound, which takes no part in the tests." in text
+    assert (
+        "central trains on all rows in one place: a bound, which takes no part in the tests."
+        in text
+    )
 
 
 @pytest.mark.parametrize(
     ("first", "second", "kind"),
     [("fedprox", "fedprox:mu=0.01", "algorithm"), ("dirichlet", "dirichlet:alpha=0.5", "skew")],
 )
-def test_two_spellings_of_one_choice_are_given_twice(first: str, second: str, kind: str, tmp_path: Path) -> None:
-    with pytest.raises(fs.FedskewError, match=f"{first} is given twice, also as .*{second}: give every"):
+def test_two_spellings_of_one_choice_are_given_twice(
+    first: str, second: str, kind: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        fs.FedskewError, match=f"{first} is given twice, also as .*{second}: give every"
+    ):
         fs.compare(**{kind: [first, second]}, seeds="0-1", out=tmp_path / "x", **SMALL)
     assert not (tmp_path / "x").exists()
 
@@ -399,7 +453,9 @@ def test_python_objects_are_the_same_only_with_the_same_curves(tmp_path: Path) -
 
 def test_tasks_are_not_mixed(tmp_path: Path) -> None:
     for name, data in (("a", "digits"), ("b", "diabetes")):
-        fs.train(fs.split(fs.load(data), "iid", clients=3), "logreg", rounds=2, folder=tmp_path / name)
+        fs.train(
+            fs.split(fs.load(data), "iid", clients=3), "logreg", rounds=2, folder=tmp_path / name
+        )
     said = rf"{tmp_path}/a \(classification\) and {tmp_path}/b \(regression\) have different tasks"
     with pytest.raises(fs.FedskewError, match=said):
         fs.compare(tmp_path / "a", tmp_path / "b")
@@ -422,7 +478,9 @@ def test_nobody_wins_on_training_rows(tmp_path: Path) -> None:
     frame = fs.compare(algorithm=["fedavg", "local"], out=tmp_path / "x", **chosen)
     assert frame["p_value"].min() < 0.05
     assert not frame["winner"].any()
-    assert frame.attrs["verdict"].startswith("No method is called ahead: local has the best mean, on rows that clients")
+    assert frame.attrs["verdict"].startswith(
+        "No method is called ahead: local has the best mean, on rows that clients"
+    )
     held = fs.compare(algorithm=["fedavg", "local"], out=tmp_path / "y", client_test=0.2, **chosen)
     assert held["winner"].tolist() == [False, True]
 
@@ -435,7 +493,10 @@ def test_scores_on_training_rows_are_called_so(tmp_path: Path) -> None:
         text = (tmp_path / "x" / name).read_text().replace("\\_", "_")
         assert "compared by client_accuracy_mean (on training rows of each client)" in text
         assert "methods are compared on training rows, which say little of other rows" in text
-    assert "the model that each uses, on training rows of each client" in (tmp_path / "x/comparison.md").read_text()
+    assert (
+        "the model that each uses, on training rows of each client"
+        in (tmp_path / "x/comparison.md").read_text()
+    )
     held = fs.compare(algorithm=["fedavg", "local"], client_test=0.2, out=tmp_path / "y", **SMALL)
     assert held.attrs["warnings"] == []
     assert "(on held-out rows of each client)" in (tmp_path / "y/report.html").read_text()
@@ -444,7 +505,9 @@ def test_scores_on_training_rows_are_called_so(tmp_path: Path) -> None:
 def test_methods_without_a_shared_model_are_compared_by_what_clients_use(
     fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = "compare --skew classes:k=2 --rounds 20 --lr 0.1 --client-test 0.2 --seeds 0-2 --out own"
+    command = (
+        "compare --skew classes:k=2 --rounds 20 --lr 0.1 --client-test 0.2 --seeds 0-2 --out own"
+    )
     assert fedskew(f"{command} --algorithm fedavg --algorithm fedper --algorithm lg-fedavg") == 0
     goal = (
         "Methods are compared by client_accuracy_mean (on held-out rows of each client), the clients' own score: there "
@@ -462,7 +525,13 @@ def test_methods_without_a_shared_model_are_compared_by_what_clients_use(
         "There is no shared score of lg-fedavg",
     ]
     assert frame["winner"].tolist() == [False, False, True]
-    empty = ["test_accuracy_last", "test_accuracy_best", "rounds_to_target", "bytes_to_target", "reached_target"]
+    empty = [
+        "test_accuracy_last",
+        "test_accuracy_best",
+        "rounds_to_target",
+        "bytes_to_target",
+        "reached_target",
+    ]
     assert frame[empty].notna().sum(axis=1).tolist() == [5, 0, 0]
     summary = json.loads(Path("own/summary.json").read_text())
     assert "test_accuracy_last" in summary["means"]["fedavg"]
@@ -476,7 +545,9 @@ def test_methods_without_a_shared_model_are_compared_by_what_clients_use(
     assert tex[2] == f"% {goal}"
     assert "& -- & -- &" in next(line for line in tex if line.startswith("fedper"))
     page = Path("own/report.html").read_text()
-    assert page.index("clients&#x27; own score: there is no shared model of fedper") < page.index("<table")
+    assert page.index("clients&#x27; own score: there is no shared model of fedper") < page.index(
+        "<table"
+    )
     assert page.count(why) == 1
     assert why in Path("own/fedper-s0/report.html").read_text()
     capsys.readouterr()
@@ -486,12 +557,16 @@ def test_methods_without_a_shared_model_are_compared_by_what_clients_use(
     assert capsys.readouterr().out.count(why) == 1
 
 
-def test_a_run_of_an_older_version_has_no_shared_score_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_an_older_version_has_no_shared_score_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def shared_in_part(server: Server) -> bool:
         return bool(server.params.keys() - server.job.local_names)
 
     def without(server: Server, config: Any) -> dict[str, Any]:
-        return {name: value for name, value in facts(server, config).items() if name != "shared_model"}
+        return {
+            name: value for name, value in facts(server, config).items() if name != "shared_model"
+        }
 
     fed = fs.split(fs.load("digits"), "classes:k=3", clients=4, client_test=0.2)
     with monkeypatch.context() as older:
@@ -499,9 +574,15 @@ def test_a_run_of_an_older_version_has_no_shared_score_either(tmp_path: Path, mo
         older.setattr("fedskew.runs.execute.facts", without)
         for method in ("fedavg", "fedper", "ditto", "local"):
             fs.train(fed, "mlp:hidden=8", method, rounds=2, folder=tmp_path / method)
-        shutil.copytree(tmp_path / "fedper", tmp_path / "gone", ignore=shutil.ignore_patterns("checkpoints", "journal"))
+        shutil.copytree(
+            tmp_path / "fedper",
+            tmp_path / "gone",
+            ignore=shutil.ignore_patterns("checkpoints", "journal"),
+        )
     assert "test_accuracy_last" in fs.open_run(tmp_path / "fedper").summary  # as it was recorded
-    table = fs.compare([tmp_path / name for name in ("fedavg", "fedper", "ditto", "local")]).set_index("method")
+    table = fs.compare(
+        [tmp_path / name for name in ("fedavg", "fedper", "ditto", "local")]
+    ).set_index("method")
     assert table.attrs["compared_by"] == "client_accuracy_mean"
     assert table["test_accuracy_last"].notna().to_dict() == {
         "fedavg": True, "fedper": False, "ditto": True, "local": False,
@@ -519,9 +600,18 @@ def test_a_calibrated_model_is_scored_with_its_new_head(tmp_path: Path) -> None:
         **{**SMALL, "model": "mlp:hidden=16"},
     )  # fmt: skip
     plain, calibrated = frame["test_accuracy_last"]
-    summaries = [json.loads((tmp_path / f"x/fedavg-+-ccvr-s{seed}/summary.json").read_text()) for seed in range(3)]
-    assert calibrated == pytest.approx(statistics.mean(row["calibrated_test_accuracy"] for row in summaries))
-    assert calibrated != plain == pytest.approx(statistics.mean(row["test_accuracy_last"] for row in summaries))
+    summaries = [
+        json.loads((tmp_path / f"x/fedavg-+-ccvr-s{seed}/summary.json").read_text())
+        for seed in range(3)
+    ]
+    assert calibrated == pytest.approx(
+        statistics.mean(row["calibrated_test_accuracy"] for row in summaries)
+    )
+    assert (
+        calibrated
+        != plain
+        == pytest.approx(statistics.mean(row["test_accuracy_last"] for row in summaries))
+    )
     assert frame["test_accuracy_best"].notna().tolist() == [True, False]
 
 
@@ -552,8 +642,16 @@ def test_a_target_in_python_is_recorded_and_checked_before_training(tmp_path: Pa
     with pytest.raises(fs.FedskewError, match="target auc: no run followed it on test rows"):
         fs.compare(tmp_path / "x", target="auc=0.5", out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    with pytest.raises(fs.FedskewError, match="a target is a score of a shared model on test rows, and every client"):
-        fs.compare(algorithm=["local", "fedper"], target=0.5, out=tmp_path / "y", **{**SMALL, "model": "mlp"})
+    with pytest.raises(
+        fs.FedskewError,
+        match="a target is a score of a shared model on test rows, and every client",
+    ):
+        fs.compare(
+            algorithm=["local", "fedper"],
+            target=0.5,
+            out=tmp_path / "y",
+            **{**SMALL, "model": "mlp"},
+        )
     assert not (tmp_path / "y").exists()
     fs.compare(algorithm=["local", "fedper"], out=tmp_path / "y", **{**SMALL, "model": "mlp"})
     sweep.record_target(tmp_path / "y", "0.5")  # as an older version did
@@ -575,14 +673,21 @@ def test_a_target_that_no_run_follows_is_refused_before_training(
 def test_the_notes_say_that_skews_are_taken_together(folder: Path) -> None:
     fs.compare(folder, out=folder)
     for name in ("comparison.md", "comparison.tex", "report.html"):
-        assert "best, p and ★ are over all conditions together (skew)" in (folder / name).read_text()
+        assert (
+            "best, p and ★ are over all conditions together (skew)" in (folder / name).read_text()
+        )
     assert "over all conditions" not in "".join(comparison([folder / "fedavg-iid-s0"]).notes())
 
 
 def test_columns_of_text_are_aligned_to_the_left(folder: Path) -> None:
     head, rule = (folder / "comparison.md").read_text().splitlines()[4:6]
     ways = dict(zip(head.strip("| ").split(" | "), rule.strip("| ").split(" | "), strict=True))
-    assert (ways["method"], ways["mu"], ways["skew"], ways["seeds"]) == ("---", "---:", "---", "---:")
+    assert (ways["method"], ways["mu"], ways["skew"], ways["seeds"]) == (
+        "---",
+        "---:",
+        "---",
+        "---:",
+    )
     assert r"\begin{tabular}{lrlr" in (folder / "comparison.tex").read_text()
 
 
@@ -621,14 +726,18 @@ def test_what_stands_for_runs_in_python(folder: Path, tmp_path: Path) -> None:
         fs.compare(grid="mu=0.1,1", out=tmp_path / "x", **SMALL)  # type: ignore[arg-type]
 
 
-def test_another_target_is_recorded(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_target_is_recorded(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     few = "compare --rounds 2 --model logreg --clients 4 --algorithm fedavg --algorithm fedprox:mu=10 --out two"
     assert fedskew(few) == 0
     assert "which is 90% of the best mean" in capsys.readouterr().out
     assert fedskew("compare two --target 0.55") == 0
     assert "The target is accuracy = 0.55 on test rows (as given)." in capsys.readouterr().out
     assert fedskew("resume two") == 0
-    assert "The target is accuracy = 0.55 on test rows (from target.txt)." in capsys.readouterr().out
+    assert (
+        "The target is accuracy = 0.55 on test rows (from target.txt)." in capsys.readouterr().out
+    )
     assert fedskew(f"{few} --or-resume --target 0.6") == 0
     assert "accuracy = 0.6 on test rows" in Path("two/comparison.md").read_text()
     assert fedskew(f"{few} --or-resume --target auc=0.6") == 2
@@ -642,7 +751,11 @@ def test_an_unfinished_comparison_is_resumed_as_a_whole(
     shutil.copytree(folder, "part")
     shutil.rmtree("part/fedavg-iid-s1")
     if there:
-        shutil.copytree(folder / "fedavg-iid-s1", "part/fedavg-iid-s1", ignore=shutil.ignore_patterns("summary.json"))
+        shutil.copytree(
+            folder / "fedavg-iid-s1",
+            "part/fedavg-iid-s1",
+            ignore=shutil.ignore_patterns("summary.json"),
+        )
     assert fedskew("compare part") == 2
     assert "is not finished: resume it (fedskew resume part)" in capsys.readouterr().err
     assert resume_command(Path("part/fedavg-iid-s1")) == "fedskew resume part"
@@ -656,7 +769,9 @@ def test_the_help_names_the_table_of_the_grid(
 
 
 def test_ctrl_c_while_the_choices_are_checked(
-    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fedskew: Callable[[str], Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stopped(*args: Any, **more: Any) -> None:
         raise KeyboardInterrupt
@@ -667,7 +782,9 @@ def test_ctrl_c_while_the_choices_are_checked(
 
 
 def test_the_table_of_the_terminal(
-    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fedskew: Callable[[str], Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     few = "compare --rounds 4 --model mlp:hidden=8 --clients 3 --algorithm fedavgm --grid server_lr=1,9e18 --seeds 0-2"

@@ -22,8 +22,17 @@ from fedskew.report import live
 from fedskew.report.live import LivePage, serving
 from fedskew.report.page import live_page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-BITS = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors", "config.toml", "partition.npz")
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+BITS = (
+    "rounds.csv",
+    "clients.csv",
+    "clients_final.csv",
+    "model.safetensors",
+    "config.toml",
+    "partition.npz",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +48,9 @@ def fed() -> fs.Federation:
     return fs.split(fs.load("digits"), "dirichlet:alpha=0.3", clients=5)
 
 
-def ask(url: str, path: str | None = None, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
+def ask(
+    url: str, path: str | None = None, method: str = "GET", **headers: str
+) -> tuple[int, bytes, dict[str, str]]:
     """Return status, content and headers of the answer; without its own Host header, that of the address."""
     place = urlsplit(url)
     connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=10)
@@ -65,7 +76,9 @@ def listens(page: LivePage) -> bool:
         return one.connect_ex(("127.0.0.1", int(urlsplit(page.url).port or 0))) == 0
 
 
-def test_it_shows_the_rounds_so_far_and_the_run_has_the_same_bits(fed: fs.Federation, tmp_path: Path) -> None:
+def test_it_shows_the_rounds_so_far_and_the_run_has_the_same_bits(
+    fed: fs.Federation, tmp_path: Path
+) -> None:
     seen: list[Any] = []
     with serving(True) as (page,):
         before = data(page)
@@ -73,7 +86,11 @@ def test_it_shows_the_rounds_so_far_and_the_run_has_the_same_bits(fed: fs.Federa
         callbacks = [page, lambda result, rounds: seen.append(data(page))]
         run = fs.train(fed, "logreg", folder=tmp_path / "run", callbacks=callbacks, **settings)
         after = data(page)
-    assert (before["version"], before["says"], before["ended"]) == (0, "No round has ended yet.", False)
+    assert (before["version"], before["says"], before["ended"]) == (
+        0,
+        "No round has ended yet.",
+        False,
+    )
     assert [one["says"] for one in seen] == [f"Round {k} of 4." for k in (1, 2, 3, 4)]
     assert [one["version"] for one in seen] == [1, 2, 3, 4]
     table = seen[2]["data"]["tables"]["rounds"]
@@ -87,13 +104,17 @@ def test_it_shows_the_rounds_so_far_and_the_run_has_the_same_bits(fed: fs.Federa
     assert after["says"] == f"The run has ended. Its page is {tmp_path / 'run/report.html'}."
     same = fs.train(fed, "logreg", folder=tmp_path / "same", **settings)
     for name in BITS:
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "same" / name).read_bytes(), name
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "same" / name).read_bytes(), (
+            name
+        )
     plain, lively = ((tmp_path / name / "report.html").read_text() for name in ("same", "run"))
     told = re.compile(r'<script type="application/json" id="report-data">(.*?)</script>')
     assert told.findall(plain) == told.findall(lively)
     assert json.loads(told.findall(lively)[0]) == after["data"]
     assert 'id="live"' not in lively
-    assert "connect-src" not in lively.replace((Path(live.__file__).parent / "vendor/echarts.min.js").read_text(), "")
+    assert "connect-src" not in lively.replace(
+        (Path(live.__file__).parent / "vendor/echarts.min.js").read_text(), ""
+    )
     assert same.summary["test_accuracy_last"] == run.summary["test_accuracy_last"]
 
 
@@ -128,7 +149,9 @@ def test_only_two_paths_of_this_machine_are_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt, RuntimeError])
-def test_an_interrupted_run_frees_the_port(fed: fs.Federation, tmp_path: Path, problem: type[BaseException]) -> None:
+def test_an_interrupted_run_frees_the_port(
+    fed: fs.Federation, tmp_path: Path, problem: type[BaseException]
+) -> None:
     def stop(result: Any, rounds: int) -> None:
         raise problem
 
@@ -154,7 +177,9 @@ def test_a_resumed_run_begins_with_its_earlier_rounds(fed: fs.Federation, tmp_pa
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run", checkpoint_every=2, callbacks=stop)
+        fs.train(
+            fed, "logreg", rounds=3, folder=tmp_path / "run", checkpoint_every=2, callbacks=stop
+        )
     seen: list[Any] = []
 
     class Look(fs.Callback):
@@ -184,15 +209,21 @@ def test_it_takes_a_small_share_of_the_time(
         began = time.monotonic()
         fs.train(fed, "logreg", rounds=40, folder=tmp_path / "run", callbacks=[page])
         took = time.monotonic() - began
-    assert len(made) <= 2 + took / 1.0  # the first, the last, and one in 20 times the time that it takes
+    # The first, the last, and one in 20 times the time that it takes
+    assert len(made) <= 2 + took / 1.0
 
 
-def test_an_error_of_the_page_is_a_warning(fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_page_is_a_warning(
+    fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(run: Any) -> Any:
         raise ValueError("no chart")
 
     monkeypatch.setattr(live, "run_content", broken)
-    with serving(True) as (page,), pytest.warns(UserWarning, match="the live page could not be made.*no chart"):
+    with (
+        serving(True) as (page,),
+        pytest.warns(UserWarning, match="the live page could not be made.*no chart"),
+    ):
         run = fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run", callbacks=[page])
     assert run.summary["rounds"] == 2
 
@@ -230,7 +261,10 @@ def test_on_the_command_line(
     assert found
     with socket.socket() as one:
         one.bind(("127.0.0.1", int(found[1])))  # it is free again
-    assert call(f"run {small} --live --algorithm fedavg --algorithm fedprox --folder two", monkeypatch) == 2
+    assert (
+        call(f"run {small} --live --algorithm fedavg --algorithm fedprox --folder two", monkeypatch)
+        == 2
+    )
     assert not Path("two").exists()
 
 
@@ -240,7 +274,9 @@ def test_on_the_command_line(
 @contextmanager
 def browser_on(page: LivePage) -> Iterator[Any]:
     """Yield a browser's page that has asked for content; its console may only say that the server is gone."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which make test installs")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright, which make test installs"
+    )
     said: list[str] = []
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -262,12 +298,17 @@ def test_a_browser_follows_the_run_to_its_end(
     monkeypatch.setattr(live, "_LAST", 30.0)  # it waits until the browser has the last version
     with serving(True) as (page,), browser_on(page) as shown:
         training = threading.Thread(
-            target=fs.train, args=(fed, "logreg"), kwargs={"rounds": 3, "folder": tmp_path / "run", "callbacks": [page]}
+            target=fs.train,
+            args=(fed, "logreg"),
+            kwargs={"rounds": 3, "folder": tmp_path / "run", "callbacks": [page]},
         )
         training.start()
         shown.wait_for_selector("#live[role=status]")
         training.join()
-        assert shown.inner_text("#live") == f"The run has ended. Its page is {tmp_path / 'run/report.html'}."
+        assert (
+            shown.inner_text("#live")
+            == f"The run has ended. Its page is {tmp_path / 'run/report.html'}."
+        )
         assert shown.inner_text("h1").startswith("fedavg on digits")
         places = shown.locator("[data-chart]").count()
         assert places >= 8  # the confusion matrix, too
@@ -287,7 +328,9 @@ def test_a_browser_tells_that_the_server_is_gone(monkeypatch: pytest.MonkeyPatch
         assert shown.inner_text("#live") == gone
 
 
-def test_before_the_first_round(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_the_first_round(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert b"<h1>Waiting for the first round</h1>" in live_page()
     assert fedskew("run --help") == 0
     said = re.sub(r"[\s│]+", " ", capsys.readouterr().out)

@@ -70,7 +70,11 @@ class Page(HTMLParser):
 
     @property
     def charts(self) -> set[str]:
-        return {str(attributes["data-chart"]) for _, attributes in self.elements if "data-chart" in attributes}
+        return {
+            str(attributes["data-chart"])
+            for _, attributes in self.elements
+            if "data-chart" in attributes
+        }
 
 
 def column(path: Path, name: str) -> list[float | None]:
@@ -89,11 +93,15 @@ def test_the_numbers_are_those_of_the_tables(tmp_path: Path) -> None:
     assert table["sent (kB)"] == pytest.approx(sent / 1e3)
     assert table["clock (s)"] == column(folder / "rounds.csv", "clock")
     best = found.summary["test_accuracy_best_round"]
-    assert [n for n, value in zip(table["round"], table["best round"], strict=True) if value is not None] == [best]
+    assert [
+        n for n, value in zip(table["round"], table["best round"], strict=True) if value is not None
+    ] == [best]
     cells = page.json["charts"]["matrix"]["series"][0]["data"]
     counts = federation().partition.counts(federation().train.y, 10)
     assert [cell[3] for cell in cells] == counts.reshape(-1).tolist()
-    assert page.json["charts"]["sizes"]["series"][0]["data"] == federation().partition.sizes.tolist()
+    assert (
+        page.json["charts"]["sizes"]["series"][0]["data"] == federation().partition.sizes.tolist()
+    )
     assert found.confusion is not None
     assert [cell[3] for cell in page.json["charts"]["confusion"]["series"][0]["data"]] == [
         int(count) for count in found.confusion.to_numpy().reshape(-1)
@@ -141,7 +149,17 @@ def test_names_are_shown_and_not_run(tmp_path: Path) -> None:
     assert page.json["charts"]["sizes"]["xAxis"]["data"] == [f"{NASTY}{k}" for k in range(3)]
 
 
-USUAL = {"accuracy", "loss", "balanced_accuracy", "matrix", "sizes", "clients", "lorenz", "participation", "confusion"}
+USUAL = {
+    "accuracy",
+    "loss",
+    "balanced_accuracy",
+    "matrix",
+    "sizes",
+    "clients",
+    "lorenz",
+    "participation",
+    "confusion",
+}
 PANELS: dict[str, tuple[set[str], dict[str, Any]]] = {
     "fedavg": (set(), {}),
     "fedprox-layers": ({"mu", "drift"}, {}),
@@ -167,28 +185,42 @@ def test_lost_updates_and_validation(tmp_path: Path) -> None:
     run = fs.train(fed, "logreg", rounds=6, fleet="uniform:dropout=0.5", folder=folder)
     page = Page(folder / "report.html")
     assert page.charts == USUAL | {"fates"}
-    assert f"{run.summary['dropped_updates']} of 48 updates were lost because the client dropped out." in page.text
+    assert (
+        f"{run.summary['dropped_updates']} of 48 updates were lost because the client dropped out."
+        in page.text
+    )
     drawn = page.json["charts"]["fates"]["series"]
     assert (
         sum(next(series["data"] for series in drawn if series["name"] == "dropped out"))
         == run.summary["dropped_updates"]
     )
-    assert "validation rows" in [series["name"] for series in page.json["charts"]["accuracy"]["series"]]
+    assert "validation rows" in [
+        series["name"] for series in page.json["charts"]["accuracy"]["series"]
+    ]
 
 
 @pytest.mark.parametrize(
     ("losses", "told"),
-    [([1.0, 0.5, 1.1], True), ([1.0, 0.2, 0.5], True), ([1.0, 0.5, 0.6], False), ([2.0, float("nan")], True)],
+    [
+        ([1.0, 0.5, 1.1], True),
+        ([1.0, 0.2, 0.5], True),
+        ([1.0, 0.5, 0.6], False),
+        ([2.0, float("nan")], True),
+    ],
 )
 def test_a_diverging_loss_is_told(tmp_path: Path, losses: list[float], told: bool) -> None:
     data = RunData(fs.open_run(trained(tmp_path / "run")))
     assert data.warnings() == []
     vars(data)["rounds"] = {**data.rounds, "train_loss": losses}
-    assert [("diverges" in text and "train rows" in text) for text in data.warnings()] == [True] * told
+    assert [("diverges" in text and "train rows" in text) for text in data.warnings()] == [
+        True
+    ] * told
 
 
 def test_the_policy_for_batchnorm_is_told(tmp_path: Path) -> None:
-    fed = fs.split((np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2), "iid", clients=3)
+    fed = fs.split(
+        (np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2), "iid", clients=3
+    )
     fs.train(fed, "tabular:hidden=8", rounds=1, norm="local", folder=tmp_path / "run")
     assert "has BatchNorm. The setting is norm=local;" in Page(tmp_path / "run/report.html").text
 
@@ -279,7 +311,9 @@ def test_a_damaged_folder_is_refused_before_anything_is_written(tmp_path: Path) 
         report([whole], tmp_path / "missing/page.html")
 
 
-def test_a_page_that_cannot_be_made_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_cannot_be_made_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedskew.report.page._of_run", lambda run: 1 / 0)
     with pytest.warns(UserWarning, match=r"report\.html could not be made"):
         run = fs.train(federation(), "logreg", rounds=1, folder=tmp_path / "run")
@@ -288,15 +322,26 @@ def test_a_page_that_cannot_be_made_does_not_fail_the_run(tmp_path: Path, monkey
 
 def test_several_runs(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     small = "--rounds 3 --clients 4 --model logreg"
-    assert fedskew(f"compare {small} --algorithm fedavg --algorithm fedprox:mu=1.0 --seeds 0-1 --out group") == 0
+    assert (
+        fedskew(
+            f"compare {small} --algorithm fedavg --algorithm fedprox:mu=1.0 --seeds 0-1 --out group"
+        )
+        == 0
+    )
     assert capsys.readouterr().out.splitlines()[-1] == "report: group/report.html"
     page = Page(Path("group/report.html"))
     tables = page.json["tables"]
     assert tables.keys() == {"fedavg", "fedprox:mu=1.0"}
-    scores = np.array([column(Path(f"group/fedavg-s{seed}/rounds.csv"), "test_accuracy") for seed in (0, 1)])
+    scores = np.array(
+        [column(Path(f"group/fedavg-s{seed}/rounds.csv"), "test_accuracy") for seed in (0, 1)]
+    )
     assert tables["fedavg"]["test_accuracy"] == pytest.approx(scores.mean(0))
-    assert tables["fedavg"]["test_accuracy high"] == pytest.approx(scores.mean(0) + scores.std(0, ddof=1))
-    assert tables["fedavg"]["test_accuracy low"] == pytest.approx(scores.mean(0) - scores.std(0, ddof=1))
+    assert tables["fedavg"]["test_accuracy high"] == pytest.approx(
+        scores.mean(0) + scores.std(0, ddof=1)
+    )
+    assert tables["fedavg"]["test_accuracy low"] == pytest.approx(
+        scores.mean(0) - scores.std(0, ddof=1)
+    )
     assert "test_accuracy" in page.charts
     assert "fedavg, fedprox:mu=1.0 on digits" in page.text
     assert "fedskew run group/fedprox-mu-1.0-s1/config.toml" in page.text
@@ -304,14 +349,28 @@ def test_several_runs(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixtu
     assert fedskew("report group/fedavg-s0 other --out both.html") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "report: both.html"
     usual = fs.open_run("group/fedavg-s0").config["lr"]
-    assert Page(Path("both.html")).json["tables"].keys() == {f"fedavg, lr={usual}", "fedavg, lr=0.5"}
+    assert Page(Path("both.html")).json["tables"].keys() == {
+        f"fedavg, lr={usual}",
+        "fedavg, lr=0.5",
+    }
     assert fedskew("report group other --out all.html") == 0
-    assert Page(Path("all.html")).json["tables"].keys() == {"fedavg", "fedprox:mu=1.0", "fedavg, lr=0.5"}
+    assert Page(Path("all.html")).json["tables"].keys() == {
+        "fedavg",
+        "fedprox:mu=1.0",
+        "fedavg, lr=0.5",
+    }
 
 
 def test_failed_runs_are_shown_as_failed(fedskew: Callable[[str], Any]) -> None:
-    assert fedskew("compare --rounds 2 --clients 4 --model logreg --algorithm fedavg --seeds 0-1 --out group") == 0
-    Path("group/fedavg-s1/failed.json").write_text('{"algorithm": "fedavg", "seed": 1, "failed": "it <b>diverged</b>"}')
+    assert (
+        fedskew(
+            "compare --rounds 2 --clients 4 --model logreg --algorithm fedavg --seeds 0-1 --out group"
+        )
+        == 0
+    )
+    Path("group/fedavg-s1/failed.json").write_text(
+        '{"algorithm": "fedavg", "seed": 1, "failed": "it <b>diverged</b>"}'
+    )
     assert fedskew("report group") == 0
     page = Page(Path("group/report.html"))
     assert "fedavg-s1 failed: it <b>diverged</b>" in page.text
@@ -338,5 +397,7 @@ def test_all_names_of_few_classes_are_drawn() -> None:
     names = [f"a long name of class {number}" for number in range(8)]
     few = heat_map(["a", "b"], names, ones / 8, ones, "client", "class")["xAxis"]["axisLabel"]
     assert (few["interval"], few["rotate"]) == (0, 45)
-    short = heat_map(["a", "b"], list("abcdefgh"), ones / 8, ones, "client", "class")["xAxis"]["axisLabel"]
+    short = heat_map(["a", "b"], list("abcdefgh"), ones / 8, ones, "client", "class")["xAxis"][
+        "axisLabel"
+    ]
     assert (short["interval"], short["rotate"]) == (0, 0)

@@ -22,7 +22,13 @@ def test_functions_and_callbacks_see_every_round_and_the_end(fed: fs.Federation)
         def on_run_end(self, run):
             seen.append(run.summary["rounds"])
 
-    fs.train(fed, "logreg", rounds=2, folder=False, callbacks=[Notes(), lambda result, rounds: seen.append("f")])
+    fs.train(
+        fed,
+        "logreg",
+        rounds=2,
+        folder=False,
+        callbacks=[Notes(), lambda result, rounds: seen.append("f")],
+    )
     assert seen == [(1, 2), "f", (2, 2), "f", 2]
 
 
@@ -38,7 +44,11 @@ def test_a_callback_stops_the_run_which_is_then_finished(fed: fs.Federation, tmp
 
 
 def test_early_stopping_by_hand(fed: fs.Federation):
-    usual = fs.train(fed, "logreg", rounds=12, lr=2.0, folder=False).rounds["validation_accuracy"].tolist()
+    usual = (
+        fs.train(fed, "logreg", rounds=12, lr=2.0, folder=False)
+        .rounds["validation_accuracy"]
+        .tolist()
+    )
     best, since, stops = -1.0, 0, None
     for number, value in enumerate(usual, 1):
         best, since = (value, number) if value > best else (best, since)
@@ -55,24 +65,44 @@ def test_a_run_that_is_interrupted_stops_where_it_would_have(fed: fs.Federation,
     whole = fs.train(fed, "logreg", folder=False, **settings)
 
     def crash(result, rounds):
-        if result.round["round"] == whole.summary["rounds"]:  # after the decision to stop, before anything is summed up
+        # After the decision to stop, before anything is summed up
+        if result.round["round"] == whole.summary["rounds"]:
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        fs.train(fed, "logreg", folder=tmp_path / "run", checkpoint_every=1, callbacks=crash, **settings)
-    assert fs.resume(tmp_path / "run").rounds["local_loss"].tolist() == whole.rounds["local_loss"].tolist()
+        fs.train(
+            fed, "logreg", folder=tmp_path / "run", checkpoint_every=1, callbacks=crash, **settings
+        )
+    assert (
+        fs.resume(tmp_path / "run").rounds["local_loss"].tolist()
+        == whole.rounds["local_loss"].tolist()
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "validation", "says"),
     [
         ("fedavg", 0.0, "stop_after=2 needs validation rows.*add validation=0.2"),
-        ("local", 0.2, r"needs a global model, and every client keeps a part of the model \(features"),
-        ("fedbn", 0.2, r"needs a global model, and every client keeps a part of the model \(features"),
-        ("fedper", 0.2, r"needs a global model, and every client keeps a part of the model \(head\.bias, head\."),
+        (
+            "local",
+            0.2,
+            r"needs a global model, and every client keeps a part of the model \(features",
+        ),
+        (
+            "fedbn",
+            0.2,
+            r"needs a global model, and every client keeps a part of the model \(features",
+        ),
+        (
+            "fedper",
+            0.2,
+            r"needs a global model, and every client keeps a part of the model \(head\.bias, head\.",
+        ),
     ],
 )
-def test_what_cannot_be_watched_is_refused_before_training(tmp_path: Path, method: str, validation: float, says: str):
+def test_what_cannot_be_watched_is_refused_before_training(
+    tmp_path: Path, method: str, validation: float, says: str
+):
     fed = fs.split(fs.load("digits", validation=validation), "iid", clients=3)
     with pytest.raises(fs.FedskewError, match=says):
         fs.train(fed, "tabular:hidden=8", method, rounds=3, stop_after=2, folder=tmp_path / "run")
@@ -80,5 +110,7 @@ def test_what_cannot_be_watched_is_refused_before_training(tmp_path: Path, metho
 
 
 def test_what_is_no_callback_is_refused(fed: fs.Federation):
-    with pytest.raises(fs.FedskewError, match=r"a callback is a fedskew.Callback or a function.*got str"):
+    with pytest.raises(
+        fs.FedskewError, match=r"a callback is a fedskew.Callback or a function.*got str"
+    ):
         fs.train(fed, "logreg", rounds=1, folder=False, callbacks=["loud"])

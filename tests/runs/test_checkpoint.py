@@ -31,7 +31,10 @@ class Trained:
     """The part of a training that a checkpoint needs: in every round some clients get new rows."""
 
     def __init__(self, *names: str, floats: int = FLOATS) -> None:
-        self.round, self.held = 0, {name: ClientStore({"local": {"w": torch.zeros(floats)}}) for name in names}
+        self.round, self.held = (
+            0,
+            {name: ClientStore({"local": {"w": torch.zeros(floats)}}) for name in names},
+        )
 
     def advance(self, clients: Any) -> None:
         """Set a client's row to its number and, in the other columns, the round; the second store has the negative."""
@@ -127,7 +130,9 @@ def test_a_round_of_ten_among_fifty_thousand_writes_ten_rows(folder: Path) -> No
     assert sum(map(len, before.values())) > 50_000 * ROW
     training.advance(np.arange(7, 50_000, 5_000))
     checkpoints.save(training)  # type: ignore[arg-type]
-    (new,) = {name: content for name, content in journal(folder).items() if name not in before}.values()
+    (new,) = {
+        name: content for name, content in journal(folder).items() if name not in before
+    }.values()
     assert 10 * ROW < len(new) < 10 * ROW + 300
     assert state(folder).stat().st_size < 500
     assert {name: content for name, content in journal(folder).items() if name in before} == before
@@ -168,7 +173,9 @@ def test_the_journal_stays_short_and_gives_back_every_row(folder: Path) -> None:
         files = range(*load_file(state(folder))["journal"].tolist())
         assert set(files) <= set(numbers(folder))
         last = [folder / JOURNAL / f"{number:08d}.safetensors" for number in files]
-        rows = sum(len(load_file(path)[name]) for path in last for name in load_file(path) if "/w" in name)
+        rows = sum(
+            len(load_file(path)[name]) for path in last for name in load_file(path) if "/w" in name
+        )
         assert rows <= 2 * 2 * len(training.rounds())  # two stores
         again = restored(folder, "own", "personal")
         assert again.rounds() == again.rounds("personal") == oracle(round)
@@ -182,7 +189,8 @@ def test_where_everybody_takes_part_the_journal_is_one_checkpoint(folder: Path) 
     for round in (1, 2, 3):
         training.advance([5, 1, 2])
         checkpoints.save(training)  # type: ignore[arg-type]
-        assert numbers(folder) == [number for number in (round - 1, round) if number]  # of the last two checkpoints
+        # Of the last two checkpoints
+        assert numbers(folder) == [number for number in (round - 1, round) if number]
 
 
 # -- crashes -----------------------------------------------------------------------------------------------------------
@@ -202,7 +210,8 @@ def crash_before(operation: int, patch: pytest.MonkeyPatch) -> Iterator[list[str
             if name != "open" or args[:1] == ("wb",):
                 seen.append(f"{name} {Path(subject).name}" if isinstance(subject, Path) else name)
                 if len(seen) == operation:
-                    if name == "fsync" and stat.S_ISREG(os.fstat(subject).st_mode):  # the kernel had half of it
+                    # The kernel had half of it
+                    if name == "fsync" and stat.S_ISREG(os.fstat(subject).st_mode):
                         os.ftruncate(subject, os.fstat(subject).st_size // 2)
                     raise Crash
             return original(subject, *args, **kwargs)
@@ -233,14 +242,22 @@ def test_a_crash_before_every_single_step(tmp_path: Path, monkeypatch: pytest.Mo
         folder = tmp_path / f"{step}"
         folder.mkdir()
         for operation in (step, 1 + step % 5)[: 1 + step % 2]:
-            with crash_before(operation, monkeypatch), suppress(Crash):  # the second time it may come to its end before
+            # The second time it may come to its end before
+            with crash_before(operation, monkeypatch), suppress(Crash):
                 run(Trained(*names), folder, ROUNDS)
             left = restored(folder, *names)
             assert left.rounds() == left.rounds("personal") == oracle(left.round), steps[step - 1]
         run(Trained(*names), folder, ROUNDS)
         assert journal(folder) == expected, steps[step - 1]
-        for name in ("00000005.json", "00000005.safetensors", "00000006.json", "00000006.safetensors"):
-            assert (folder / CHECKPOINTS / name).read_bytes() == (tmp_path / "never" / CHECKPOINTS / name).read_bytes()
+        for name in (
+            "00000005.json",
+            "00000005.safetensors",
+            "00000006.json",
+            "00000006.safetensors",
+        ):
+            assert (folder / CHECKPOINTS / name).read_bytes() == (
+                tmp_path / "never" / CHECKPOINTS / name
+            ).read_bytes()
 
 
 @pytest.mark.usefixtures("small")
@@ -252,7 +269,8 @@ def test_a_lost_checkpoint_begins_again_without_the_old_rows(folder: Path) -> No
     training = restored(folder, "own")
     assert training.round == 0
     assert training.rounds() == {}
-    assert [path.name for path in (folder / JOURNAL).iterdir()] == ["notes.txt"]  # only its own files are removed
+    # Only its own files are removed
+    assert [path.name for path in (folder / JOURNAL).iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.usefixtures("small")
@@ -268,21 +286,34 @@ def test_a_finished_run_is_left_as_it_is(folder: Path) -> None:
 # -- damages -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_checkpoint_is_named_nothing_changes_and_the_one_before_is_offered(folder: Path) -> None:
+def test_a_damaged_checkpoint_is_named_nothing_changes_and_the_one_before_is_offered(
+    folder: Path,
+) -> None:
     run(Trained("own"), folder, 4)
     for path in (state(folder), folder / CHECKPOINTS / "00000004.json"):
         content = path.read_bytes()
-        for damage in (b"", content[:-1], content + b" ", content[:20] + bytes([content[20] ^ 4]) + content[21:]):
+        for damage in (
+            b"",
+            content[:-1],
+            content + b" ",
+            content[:20] + bytes([content[20] ^ 4]) + content[21:],
+        ):
             path.write_bytes(damage)
             before = {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
             with pytest.raises(FedskewError) as caught:
                 restored(folder, "own")
             assert str(caught.value).startswith(f"{path} is damaged")
-            assert str(caught.value).endswith(f"round 3, which is intact: fedskew resume {folder} --force")
-            assert before == {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+            assert str(caught.value).endswith(
+                f"round 3, which is intact: fedskew resume {folder} --force"
+            )
+            assert before == {
+                str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()
+            }
         path.write_bytes(content)
     state(folder).unlink()
-    with pytest.raises(FedskewError, match=r"00000004\.safetensors is gone: .* round 3, which is intact"):
+    with pytest.raises(
+        FedskewError, match=r"00000004\.safetensors is gone: .* round 3, which is intact"
+    ):
         restored(folder, "own")
     training = Trained("own")
     Checkpoints(RunFolder(folder)).restore(training, force=True)  # type: ignore[arg-type]
@@ -299,7 +330,8 @@ def test_with_all_checkpoints_damaged_there_is_nothing_to_go_on_from(folder: Pat
         path.write_bytes(b"")
     for force in (False, True):
         with pytest.raises(
-            FedskewError, match=r"00000004\.safetensors is damaged: .* remove checkpoints to start again"
+            FedskewError,
+            match=r"00000004\.safetensors is damaged: .* remove checkpoints to start again",
         ):
             Checkpoints(RunFolder(folder)).restore(Trained("own"), force=force)  # type: ignore[arg-type]
 
@@ -309,7 +341,9 @@ def test_a_damaged_file_of_the_journal_is_named(folder: Path) -> None:
     path = folder / JOURNAL / "00000003.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(FedskewError, match=r"00000003\.safetensors is damaged: its content is not what was written"):
+    with pytest.raises(
+        FedskewError, match=r"00000003\.safetensors is damaged: its content is not what was written"
+    ):
         restored(folder, "own")
 
 
@@ -320,7 +354,9 @@ def test_a_damaged_file_of_the_journal_is_named(folder: Path) -> None:
 )
 def test_the_checkpoint_of_another_method_is_refused(other: Trained, folder: Path) -> None:
     run(Trained("own"), folder, 2)
-    with pytest.raises(FedskewError, match=r"does not fit the model and the algorithm of .*: were they changed"):
+    with pytest.raises(
+        FedskewError, match=r"does not fit the model and the algorithm of .*: were they changed"
+    ):
         Checkpoints(RunFolder(folder)).restore(other)  # type: ignore[arg-type]
 
 
@@ -368,7 +404,11 @@ def test_memory_for_a_hundred_thousand_clients(folder: Path) -> None:
         command = [sys.executable, "-c", textwrap.dedent(MANY), str(folder), act]
         here = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
         done = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": here}, capture_output=True, text=True, check=False
+            command,
+            env={**os.environ, "PYTHONPATH": here},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert 0.9 < float(done.stdout) < 3

@@ -28,7 +28,16 @@ RUN = (
     "--data digits --skew dirichlet:alpha=0.3 --clients 10 --model mlp --rounds 4 --per-round 6 --threads 1 "
     "--device cpu --checkpoint-every 1"
 )
-TIMED = {".lock", "timing.csv", "summary.json", "final.json", "config.toml", "start.json", "picture.png", "report.html"}
+TIMED = {
+    ".lock",
+    "timing.csv",
+    "summary.json",
+    "final.json",
+    "config.toml",
+    "start.json",
+    "picture.png",
+    "report.html",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -44,14 +53,21 @@ def fed():
 
 def content(folder):
     """Return all files but those with times or the number of workers in them, and the summary without its time."""
-    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {
+        str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()
+    }
     found = {
         name: path.read_bytes()
         for name, path in files.items()
-        if path.name not in TIMED and not (name.startswith("checkpoints/") and path.suffix == ".json")
+        if path.name not in TIMED
+        and not (name.startswith("checkpoints/") and path.suffix == ".json")
     }
     summary = RunFolder(folder).read_json("summary.json")
-    return sorted(files), found, {name: value for name, value in summary.items() if name != "seconds"}
+    return (
+        sorted(files),
+        found,
+        {name: value for name, value in summary.items() if name != "seconds"},
+    )
 
 
 def train(fed, place, workers, algorithm="scaffold", **more):
@@ -87,7 +103,9 @@ def test_a_killed_worker_ends_the_run_which_then_goes_on_with_any_number_of_them
             began.append(time.monotonic())
             os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
-    with pytest.raises(FedskewError, match=r"worker 1 is gone.*round 2 of 4; resume with: fedskew resume"):
+    with pytest.raises(
+        FedskewError, match=r"worker 1 is gone.*round 2 of 4; resume with: fedskew resume"
+    ):
         train(fed, tmp_path / "killed", 2, callbacks=kill)
     assert time.monotonic() - began[0] < 10
     assert multiprocessing.active_children() == []
@@ -107,7 +125,9 @@ def test_workers_end_when_the_leader_is_killed(tmp_path):
         "    fed = fs.split(fs.load('digits'), 'iid', clients=4)\n"
         "    fs.train(fed, 'logreg', rounds=2, folder=False, workers=2, callbacks=die)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == -signal.SIGKILL
     worker, ends = Path(f"/proc/{int(done.stdout)}"), time.monotonic() + 10
     while worker.exists() and worker.joinpath("stat").read_text().split()[2] != "Z":
@@ -158,7 +178,14 @@ class Peculiar(nn.Module):
 
 def test_a_peculiar_model_is_the_same_in_workers(fed, tmp_path):
     for workers in (1, 3):
-        fs.train(fed, Peculiar(), folder=tmp_path / str(workers), workers=workers, engine="loop", **SETTINGS)
+        fs.train(
+            fed,
+            Peculiar(),
+            folder=tmp_path / str(workers),
+            workers=workers,
+            engine="loop",
+            **SETTINGS,
+        )
     assert content(tmp_path / "1") == content(tmp_path / "3")
 
 
@@ -189,11 +216,14 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 
 def test_torchrun_starts_the_same_run(tmp_path):
     words = ["run", *RUN.split(), "--algorithm", "fedprox", "--folder"]
-    done = subprocess.run([*TORCHRUN, *words, str(tmp_path / "two")], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*TORCHRUN, *words, str(tmp_path / "two")], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run folder:") == 1
     one = subprocess.run(
-        [sys.executable, "-m", "fedskew", *words, str(tmp_path / "one"), "--workers", "1"], capture_output=True
+        [sys.executable, "-m", "fedskew", *words, str(tmp_path / "one"), "--workers", "1"],
+        capture_output=True,
     )
     assert one.returncode == 0
     assert content(tmp_path / "two") == content(tmp_path / "one")
@@ -202,10 +232,14 @@ def test_torchrun_starts_the_same_run(tmp_path):
 def test_torchrun_compares_methods_and_resumes_what_is_not_finished(tmp_path, fedskew):
     words = ["compare", *RUN.split(), "--algorithm", "fedavg", "--algorithm", "scaffold", "--out"]
     two, one = tmp_path / "two", tmp_path / "one"
-    done = subprocess.run([*TORCHRUN, *words, str(two)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*TORCHRUN, *words, str(two)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     shutil.rmtree(two / "scaffold-s0")
-    done = subprocess.run([*TORCHRUN, "resume", str(two)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*TORCHRUN, "resume", str(two)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert fedskew(" ".join([*words, str(one), "--workers", "1"])) == 0
     for name in ("fedavg-s0", "scaffold-s0"):
@@ -217,7 +251,9 @@ def test_a_worker_of_torchrun_with_other_rows_is_refused(fed):
     assert Recipe(config, fed.fingerprint, []).trainer(server_of).jobs[0].x.equal(server.job.x)
     with pytest.raises(FedskewError, match=r"other rows of digits.* than the machine of process 0"):
         Recipe({**config, "split_seed": 7}, fed.fingerprint, []).trainer(server_of)
-    with pytest.raises(FedskewError, match="other code in what --import names than the machine of process 0"):
+    with pytest.raises(
+        FedskewError, match="other code in what --import names than the machine of process 0"
+    ):
         Recipe(config, fed.fingerprint, ["0" * 64]).trainer(server_of)
 
 

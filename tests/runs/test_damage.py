@@ -12,7 +12,8 @@ from fedskew.core.errors import FedskewError
 from fedskew.runs.folder import CLIENTS, FINAL_CLIENTS, MODEL, ROUNDS
 
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)
-DAMAGES = int(os.environ.get("FEDSKEW_DAMAGES", "60"))  # of each kind of folder; more where there is time
+# Of each kind of folder; more where there is time
+DAMAGES = int(os.environ.get("FEDSKEW_DAMAGES", "60"))
 
 
 class Crash(BaseException):
@@ -30,7 +31,14 @@ def train(fed: fs.Federation, folder: Path, stop: int | None = None) -> fs.Run:
             raise Crash
 
     return fs.train(
-        fed, "logreg", "scaffold", rounds=5, per_round=2, folder=folder, checkpoint_every=1, callbacks=watch
+        fed,
+        "logreg",
+        "scaffold",
+        rounds=5,
+        per_round=2,
+        folder=folder,
+        checkpoint_every=1,
+        callbacks=watch,
     )
 
 
@@ -51,7 +59,10 @@ def damage(folder: Path, draw: random.Random) -> str:
     drawn = (".lock", "picture.png", "report.html")  # nothing reads them
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in drawn)
     path = draw.choice(files)
-    content, how = bytearray(path.read_bytes()), draw.choice(["bit", "bit", "cut", "more", "over", "empty", "gone"])
+    content, how = (
+        bytearray(path.read_bytes()),
+        draw.choice(["bit", "bit", "cut", "more", "over", "empty", "gone"]),
+    )
     at = draw.randrange(len(content))
     if how == "gone":
         path.unlink()

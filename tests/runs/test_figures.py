@@ -15,7 +15,9 @@ from fedskew.runs import figures as picture
 def federation(clients: int, classes: int) -> fs.Federation:
     rows = max(4 * clients, 10 * classes)
     x = np.random.default_rng(0).normal(size=(rows, 2)).astype(np.float32)
-    return fs.split((x, [f"class {k % classes}" for k in range(rows)]), "quantity:alpha=5", clients=clients)
+    return fs.split(
+        (x, [f"class {k % classes}" for k in range(rows)]), "quantity:alpha=5", clients=clients
+    )
 
 
 def rounds(count: int, *parts: str, every: int = 1, **more: Any) -> list[dict[str, Any]]:
@@ -28,7 +30,14 @@ def rounds(count: int, *parts: str, every: int = 1, **more: Any) -> list[dict[st
         found = score(number)
         return None if found is None else 1 - found
 
-    cost = {"bytes_down": 1_000_000, "bytes_up": 500_000, "clients": 4, "excluded": 0, "dropped": 0, "late": 0}
+    cost = {
+        "bytes_down": 1_000_000,
+        "bytes_up": 500_000,
+        "clients": 4,
+        "excluded": 0,
+        "dropped": 0,
+        "late": 0,
+    }
     return [
         {"round": n, **cost, "clock": 0.5 * n, **more}
         | {f"{part}_accuracy": score(n) for part in parts}
@@ -93,11 +102,18 @@ def test_every_curve_has_its_name(drawn: list[Figure]) -> None:
     ]
     assert [line.get_xdata().tolist() for line in loss.lines] == [list(range(1, 9))] * 4
     assert matrix.images[0].get_array().shape == (10, 2)
-    assert drawn[0].get_suptitle() == "fedavg  ·  mlp  ·  arrays partitioned by quantity:alpha=5  ·  seed 0"
+    assert (
+        drawn[0].get_suptitle()
+        == "fedavg  ·  mlp  ·  arrays partitioned by quantity:alpha=5  ·  seed 0"
+    )
 
 
-@pytest.mark.parametrize(("metric", "level"), [("accuracy", 0.6), ("balanced_accuracy", 0.25), ("macro_f1", None)])
-def test_one_class_for_all_rows_is_a_line(drawn: list[Figure], metric: str, level: float | None) -> None:
+@pytest.mark.parametrize(
+    ("metric", "level"), [("accuracy", 0.6), ("balanced_accuracy", 0.25), ("macro_f1", None)]
+)
+def test_one_class_for_all_rows_is_a_line(
+    drawn: list[Figure], metric: str, level: float | None
+) -> None:
     table = [{**row, f"test_{metric}": row["test_accuracy"]} for row in rounds(3, "test")]
     picture.draw_run(table, federation(2, 4), {**SUMMARY, "test_majority_rate": 0.6}, metric)
     first = drawn[0].axes[0]
@@ -114,7 +130,10 @@ def test_a_fleet_that_was_chosen_is_named(drawn: list[Figure]) -> None:
 
 def test_accuracy_over_simulated_time_and_over_what_was_sent(drawn: list[Figure]) -> None:
     picture.draw_run(rounds(4, "train", "test", every=2), federation(2, 2), SUMMARY)
-    time, sent = panel(drawn[0], "simulated time (s)"), panel(drawn[0], "sent so far, both ways (MB)")
+    time, sent = (
+        panel(drawn[0], "simulated time (s)"),
+        panel(drawn[0], "sent so far, both ways (MB)"),
+    )
     assert points(time) == [[1.0, 2.0]] * 2  # rounds 2 and 4, half a second each
     assert points(sent) == [[3.0, 6.0]] * 2  # and 1.5 MB
     for axes in (time, sent):
@@ -140,7 +159,8 @@ def test_units_of_time(clock: float, label: str, shown: float, drawn: list[Figur
 
 
 @pytest.mark.parametrize(
-    ("sent", "label", "shown"), [(700, "kB", 0.7), (5 * 10**6, "MB", 5), (7 * 10**9, "GB", 7), (9 * 10**12, "TB", 9)]
+    ("sent", "label", "shown"),
+    [(700, "kB", 0.7), (5 * 10**6, "MB", 5), (7 * 10**9, "GB", 7), (9 * 10**12, "TB", 9)],
 )
 def test_units_of_what_was_sent(sent: int, label: str, shown: float, drawn: list[Figure]) -> None:
     picture.draw_run(rounds(1, "test", bytes_down=sent, bytes_up=0), federation(2, 2), SUMMARY)
@@ -159,7 +179,9 @@ def test_what_became_of_the_clients_of_each_round(drawn: list[Figure]) -> None:
     picture.draw_run(lines, federation(2, 2), SUMMARY)
     axes = next(axes for axes in drawn[0].axes if axes.get_ylabel() == "clients of the round")
     found = {patch.get_label(): patch.get_data() for patch in axes.patches}  # type: ignore[attr-defined]
-    assert {name: (data.baseline.tolist(), data.values.tolist()) for name, data in found.items()} == {
+    assert {
+        name: (data.baseline.tolist(), data.values.tolist()) for name, data in found.items()
+    } == {
         "answered": ([0, 0, 0], [1, 4, 0]),
         "late": ([1, 4, 0], [2, 4, 0]),
         "dropped out": ([2, 4, 0], [4, 4, 4]),
@@ -170,7 +192,10 @@ def test_what_became_of_the_clients_of_each_round(drawn: list[Figure]) -> None:
 def test_where_nobody_is_lost_there_is_no_such_panel(drawn: list[Figure]) -> None:
     picture.draw_run(rounds(3, "test"), federation(2, 2), SUMMARY)
     assert not [axes for axes in drawn[0].axes if axes.get_ylabel() == "clients of the round"]
-    matrix, time = drawn[0].axes[2].get_subplotspec(), panel(drawn[0], "simulated time (s)").get_subplotspec()
+    matrix, time = (
+        drawn[0].axes[2].get_subplotspec(),
+        panel(drawn[0], "simulated time (s)").get_subplotspec(),
+    )
     assert matrix is not None
     assert time is not None
     assert (len(matrix.rowspan), len(time.rowspan)) == (2, 1)  # the matrix takes its place

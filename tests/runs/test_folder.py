@@ -23,12 +23,16 @@ from fedskew.runs.folder import (
     write_atomically,
 )
 
-ROWS: list[dict[str, Any]] = [{"round": number, "loss": 1 / number, "note": None} for number in (1, 2, 3)]
+ROWS: list[dict[str, Any]] = [
+    {"round": number, "loss": 1 / number, "note": None} for number in (1, 2, 3)
+]
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", "rounds = 3\n", {"threads": 1}, Partition(np.arange(3), np.array([0, 3])))
+    return RunFolder.create(
+        tmp_path / "run", "rounds = 3\n", {"threads": 1}, Partition(np.arange(3), np.array([0, 3]))
+    )
 
 
 def test_a_new_run_is_complete_and_nothing_lies_beside_it(disk: RunFolder) -> None:
@@ -47,7 +51,8 @@ def test_a_new_run_is_complete_and_nothing_lies_beside_it(disk: RunFolder) -> No
 
 def test_an_existing_folder_is_never_touched(tmp_path: Path) -> None:
     with pytest.raises(
-        FedskewError, match=r"exists already: resume it \(fedskew resume .*\), remove it or choose another"
+        FedskewError,
+        match=r"exists already: resume it \(fedskew resume .*\), remove it or choose another",
     ):
         must_be_new(tmp_path)
     must_be_new(tmp_path / "new")
@@ -70,14 +75,20 @@ def test_tables_grow_and_numbers_come_back_as_they_were(disk: RunFolder) -> None
     text = (disk.path / "rounds.csv").read_text()
     assert text == "round,loss,note\n1,1.0,\n2,0.5,\n3,0.3333333333333333,\n"
     assert disk.table("rounds.csv") == ROWS
-    assert [type(value) for value in disk.table("rounds.csv")[0].values()] == [int, float, type(None)]
+    assert [type(value) for value in disk.table("rounds.csv")[0].values()] == [
+        int,
+        float,
+        type(None),
+    ]
     assert disk.table("clients.csv") == []
 
 
 def test_a_table_is_not_continued_with_other_columns(disk: RunFolder) -> None:
     disk.append("rounds.csv", [{**ROWS[0], "test_loss": 1.0}])
     before = (disk.path / "rounds.csv").read_bytes()
-    with pytest.raises(FedskewError, match="has other columns than this version of fedskew writes: finish the"):
+    with pytest.raises(
+        FedskewError, match="has other columns than this version of fedskew writes: finish the"
+    ):
         disk.append("rounds.csv", ROWS[1:])
     assert (disk.path / "rounds.csv").read_bytes() == before
 
@@ -94,7 +105,11 @@ def test_what_came_after_a_checkpoint_is_cut_off(disk: RunFolder, torn: str) -> 
     again.cut_back(lengths)
     assert (disk.path / "rounds.csv").read_text() == "round,loss,note\n1,1.0,\n2,0.5,\n"
     again.append("rounds.csv", ROWS[2:])
-    assert again.table("rounds.csv") == list(again.stream("rounds.csv", ["round", "loss", "note"])) == ROWS
+    assert (
+        again.table("rounds.csv")
+        == list(again.stream("rounds.csv", ["round", "loss", "note"]))
+        == ROWS
+    )
     assert list(again.stream("rounds.csv", ["loss"])) == [{"loss": row["loss"]} for row in ROWS]
     RunFolder(disk.path).verify(again.sync_tables())
 
@@ -113,7 +128,9 @@ def test_a_damaged_table_is_not_patched_over(disk: RunFolder) -> None:
     lengths = disk.sync_tables()
     path = disk.path / "rounds.csv"
     path.write_text(path.read_text().replace("2,0.5", "2,0.6"))
-    with pytest.raises(FedskewError, match=r"rounds\.csv is damaged: its content is not what was written"):
+    with pytest.raises(
+        FedskewError, match=r"rounds\.csv is damaged: its content is not what was written"
+    ):
         disk.verify(lengths)
     path.unlink()
     with pytest.raises(FedskewError, match=r"rounds\.csv is gone"):
@@ -123,7 +140,9 @@ def test_a_damaged_table_is_not_patched_over(disk: RunFolder) -> None:
 @pytest.mark.parametrize("position", range(0, 400, 7))
 def test_a_manifest_is_refused_whichever_byte_was_changed(tmp_path: Path, position: int) -> None:
     path = tmp_path / "manifest.json"
-    content = manifest({"rounds.csv": Digest.of(b"a"), "clients/00000001.safetensors": Digest.of(b"b")}, round=7)
+    content = manifest(
+        {"rounds.csv": Digest.of(b"a"), "clients/00000001.safetensors": Digest.of(b"b")}, round=7
+    )
     path.write_bytes(content)
     assert read_manifest(path)["round"] == 7
     assert read_manifest(path)["files"]["rounds.csv"] == Digest(1, hashlib.sha256(b"a").hexdigest())
@@ -135,7 +154,9 @@ def test_a_manifest_is_refused_whichever_byte_was_changed(tmp_path: Path, positi
             read_manifest(path)
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "checkpoint"
     write_atomically(path, b"old")
 
@@ -153,8 +174,20 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
 
 def test_json_has_no_nan() -> None:
-    values = {"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": float("-inf")}, "e": True, "f": "NaN"}
-    assert json.loads(to_json(values)) == {"a": None, "b": [None, 1.5], "c": {"d": None}, "e": True, "f": "NaN"}
+    values = {
+        "a": float("nan"),
+        "b": [float("inf"), 1.5],
+        "c": {"d": float("-inf")},
+        "e": True,
+        "f": "NaN",
+    }
+    assert json.loads(to_json(values)) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": {"d": None},
+        "e": True,
+        "f": "NaN",
+    }
 
 
 def test_json_that_cannot_be_read(disk: RunFolder) -> None:

@@ -52,11 +52,38 @@ def test_an_error_ends_all(task: int, error: type[Exception], said: str) -> None
 
 def test_a_signal_leaves_a_comparison_that_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     command = [
-        *(sys.executable, "-m", "fedskew", "compare", "--rounds", "300", "--model", "logreg", "--clients", "3"),
-        *("--algorithm", "fedavg", "--algorithm", "scaffold", "--threads", "1", "--checkpoint-every", "1000"),
+        *(
+            sys.executable,
+            "-m",
+            "fedskew",
+            "compare",
+            "--rounds",
+            "300",
+            "--model",
+            "logreg",
+            "--clients",
+            "3",
+        ),
+        *(
+            "--algorithm",
+            "fedavg",
+            "--algorithm",
+            "scaffold",
+            "--threads",
+            "1",
+            "--checkpoint-every",
+            "1000",
+        ),
     ]
-    assert subprocess.run([*command, "--out", "whole"], cwd=tmp_path, check=False, capture_output=True).returncode == 0
-    group = subprocess.Popen([*command, "--jobs", "2", "--out", "group"], cwd=tmp_path, stderr=subprocess.PIPE)
+    assert (
+        subprocess.run(
+            [*command, "--out", "whole"], cwd=tmp_path, check=False, capture_output=True
+        ).returncode
+        == 0
+    )
+    group = subprocess.Popen(
+        [*command, "--jobs", "2", "--out", "group"], cwd=tmp_path, stderr=subprocess.PIPE
+    )
     until = time.monotonic() + 60
     begun = [tmp_path / "group" / name / "rounds.csv" for name in ("fedavg-s0", "scaffold-s0")]
     while not all(path.exists() for path in begun) and time.monotonic() < until:
@@ -72,11 +99,14 @@ def test_a_signal_leaves_a_comparison_that_goes_on_with_the_same_bits(tmp_path: 
     assert subprocess.run(resume, cwd=tmp_path, check=False, capture_output=True).returncode == 0
     for name in ("fedavg-s0", "scaffold-s0"):
         for table in TABLES:
-            assert (tmp_path / "group" / name / table).read_bytes() == (tmp_path / "whole" / name / table).read_bytes()
+            assert (tmp_path / "group" / name / table).read_bytes() == (
+                tmp_path / "whole" / name / table
+            ).read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("came", "error", "says"), [([], FedskewError, "fewer jobs"), (["SIGHUP"], Interrupted, "interrupted")]
+    ("came", "error", "says"),
+    [([], FedskewError, "fewer jobs"), (["SIGHUP"], Interrupted, "interrupted")],
 )
 def test_a_process_that_ends_by_a_signal_to_all_is_no_lack_of_memory(
     came: list[str], error: type[BaseException], says: str

@@ -33,8 +33,12 @@ def rare(tmp_path: Path) -> fs.Federation:
     y = np.where(x[:, 0] + 0.5 * draw.normal(size=600) > 1.4, "ill", "well")
     site = np.where((y == "well") & (draw.random(600) < 0.4), "C", draw.choice(["A", "B"], 600))
     path = tmp_path / "rare.csv"
-    pd.DataFrame({**{f"x{i}": x[:, i] for i in range(4)}, "y": y, "site": site}).to_csv(path, index=False)
-    return fs.split(fs.load(f"{path}:label=y,group=site", validation=0.25), "natural", client_test=0.25)
+    pd.DataFrame({**{f"x{i}": x[:, i] for i in range(4)}, "y": y, "site": site}).to_csv(
+        path, index=False
+    )
+    return fs.split(
+        fs.load(f"{path}:label=y,group=site", validation=0.25), "natural", client_test=0.25
+    )
 
 
 # -- the headline ------------------------------------------------------------------------------------------------------
@@ -45,7 +49,11 @@ def test_the_direction_of_every_metric():
     assert resolve("binary").headline("ece") == Headline("ece", -1)
     assert resolve("regression").headline() == Headline("mae", -1)
     assert resolve("regression").headline("r2") == Headline("r2", 1)
-    own = fs.Task(lambda out, y: out - y, {"a": lambda out, y: 0.0, "b": lambda out, y: 0.0}, higher_is_better=False)
+    own = fs.Task(
+        lambda out, y: out - y,
+        {"a": lambda out, y: 0.0, "b": lambda out, y: 0.0},
+        higher_is_better=False,
+    )
     assert own.headline("a") == Headline("a", -1)
     with pytest.raises(FedskewError, match="put b first in metrics"):
         own.headline("b")
@@ -69,7 +77,9 @@ def test_the_headline_leaves_the_training_as_it_is(rare: fs.Federation, task: st
 
 
 @pytest.mark.parametrize(("metric", "sign"), [("macro_f1", 1), ("ece", -1)])
-def test_early_stopping_follows_the_metric(rare: fs.Federation, tmp_path: Path, metric: str, sign: int):
+def test_early_stopping_follows_the_metric(
+    rare: fs.Federation, tmp_path: Path, metric: str, sign: int
+):
     usual = {"rounds": 30, "metric": metric, "device": "cpu", "lr": 0.5, "threads": 1}
     curve = sign * fs.train(rare, "logreg", folder=False, **usual).rounds[f"validation_{metric}"]
     best, stops = -math.inf, None
@@ -86,7 +96,14 @@ def test_early_stopping_follows_the_metric(rare: fs.Federation, tmp_path: Path, 
 
 
 def test_a_stopped_run_keeps_its_metric(rare: fs.Federation, tmp_path: Path):
-    usual = {"rounds": 20, "metric": "macro_f1", "stop_after": 2, "lr": 0.5, "device": "cpu", "checkpoint_every": 1}
+    usual = {
+        "rounds": 20,
+        "metric": "macro_f1",
+        "stop_after": 2,
+        "lr": 0.5,
+        "device": "cpu",
+        "checkpoint_every": 1,
+    }
     whole = fs.train(rare, "logreg", folder=tmp_path / "whole", **usual)
 
     def stop(result: Any, rounds: int) -> None:
@@ -106,22 +123,40 @@ def test_a_stopped_run_keeps_its_metric(rare: fs.Federation, tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"metric": "mae"}, "unknown metric of task classification 'mae': .*Known: accuracy, auc, average_precision"),
-        ({"thresholds": "auc"}, "thresholds=auc is not one of accuracy, balanced_accuracy, macro_f1 or none"),
-        ({"thresholds": "macro_f1", "algorithm": "local"}, "chosen for a global model, and every client keeps a part"),
+        (
+            {"metric": "mae"},
+            "unknown metric of task classification 'mae': .*Known: accuracy, auc, average_precision",
+        ),
+        (
+            {"thresholds": "auc"},
+            "thresholds=auc is not one of accuracy, balanced_accuracy, macro_f1 or none",
+        ),
+        (
+            {"thresholds": "macro_f1", "algorithm": "local"},
+            "chosen for a global model, and every client keeps a part",
+        ),
     ],
 )
-def test_what_cannot_decide_is_refused(rare: fs.Federation, tmp_path: Path, settings: dict[str, Any], says: str):
+def test_what_cannot_decide_is_refused(
+    rare: fs.Federation, tmp_path: Path, settings: dict[str, Any], says: str
+):
     with pytest.raises(FedskewError, match=says):
         fs.train(rare, "logreg", rounds=1, folder=tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
 
 
 def test_thresholds_need_two_classes_and_validation_rows(rare: fs.Federation):
-    with pytest.raises(FedskewError, match="this has 10 classes: leave it out; class_weights=balanced"):
+    with pytest.raises(
+        FedskewError, match="this has 10 classes: leave it out; class_weights=balanced"
+    ):
         fs.train(fs.split(fs.load("digits", validation=0.2), "iid"), thresholds="accuracy", **QUIET)
     with pytest.raises(FedskewError, match="this is task regression"):
-        fs.train(fs.split(fs.load("diabetes", validation=0.2), "iid"), "mlp", thresholds="accuracy", **QUIET)
+        fs.train(
+            fs.split(fs.load("diabetes", validation=0.2), "iid"),
+            "mlp",
+            thresholds="accuracy",
+            **QUIET,
+        )
     x, y = rare.train.x, rare.train.y
     with pytest.raises(FedskewError, match=r"add validation=0\.2"):
         fs.train(fs.split((x, y), "iid", clients=2), "logreg", thresholds="accuracy", **QUIET)
@@ -131,10 +166,19 @@ def test_thresholds_need_two_classes_and_validation_rows(rare: fs.Federation):
 
 
 @pytest.mark.parametrize("task", ["classification", "binary"])
-def test_balanced_weights_are_scikit_learns_over_all_clients(rare: fs.Federation, tmp_path: Path, task: str):
+def test_balanced_weights_are_scikit_learns_over_all_clients(
+    rare: fs.Federation, tmp_path: Path, task: str
+):
     labels = rare.train.y[rare.partition.rows]  # without what clients hold out
     due = compute_class_weight("balanced", classes=np.arange(2), y=labels)
-    run = fs.train(rare, "logreg", rounds=3, task=f"{task}:class_weights=balanced", device="cpu", folder=tmp_path / "b")
+    run = fs.train(
+        rare,
+        "logreg",
+        rounds=3,
+        task=f"{task}:class_weights=balanced",
+        device="cpu",
+        folder=tmp_path / "b",
+    )
     assert run.summary["class_weights"] == pytest.approx(due.tolist(), rel=1e-15)
     assert run.summary["task"] == f"{task}:class_weights=balanced"
     assert read_file(tmp_path / "b" / "config.toml")["task"]["class_weights"] == "balanced"
@@ -145,31 +189,50 @@ def test_balanced_weights_are_scikit_learns_over_all_clients(rare: fs.Federation
 
 
 def test_engines_agree_on_balanced_weights(rare: fs.Federation):
-    usual = {**QUIET, "rounds": 3, "task": "classification:class_weights=balanced", "dtype": "float64"}
-    one, all_at_once = (fs.train(rare, "mlp", engine=engine, **usual) for engine in ("loop", "stacked"))
+    usual = {
+        **QUIET,
+        "rounds": 3,
+        "task": "classification:class_weights=balanced",
+        "dtype": "float64",
+    }
+    one, all_at_once = (
+        fs.train(rare, "mlp", engine=engine, **usual) for engine in ("loop", "stacked")
+    )
     assert isinstance(one.server.engine, Loop)
     for name, value in one.model.state_dict().items():
         torch.testing.assert_close(value, all_at_once.model.state_dict()[name], rtol=0, atol=1e-10)
 
 
 def test_a_class_without_rows_has_the_weight_one():
-    weights = resolve("classification:class_weights=balanced").fitted(np.array([8, 0, 2])).options()["class_weights"]
+    weights = (
+        resolve("classification:class_weights=balanced")
+        .fitted(np.array([8, 0, 2]))
+        .options()["class_weights"]
+    )
     assert weights == (10 / 16, 1.0, 10 / 4)
     with pytest.raises(FedskewError, match="class_weights=balanced are counted on training rows"):
-        resolve("classification:class_weights=balanced").losses(torch.zeros(2, 2), torch.tensor([0, 1]))
+        resolve("classification:class_weights=balanced").losses(
+            torch.zeros(2, 2), torch.tensor([0, 1])
+        )
 
 
 # -- thresholds --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", ["classification", "binary"])
-def test_the_threshold_is_chosen_on_validation_rows_and_stored(rare: fs.Federation, tmp_path: Path, task: str):
+def test_the_threshold_is_chosen_on_validation_rows_and_stored(
+    rare: fs.Federation, tmp_path: Path, task: str
+):
     usual = {"rounds": 3, "task": task, "thresholds": "balanced_accuracy", "device": "cpu"}
     run = fs.train(rare, "logreg", folder=tmp_path / "run", **usual)
     stored = json.loads((tmp_path / "run" / "thresholds.json").read_text())
     assert stored["metric"] == "balanced_accuracy"
     assert stored["class"] == rare.data.classes[1]
-    assert stored["probability"] == run.summary["threshold"] == pytest.approx(1 / (1 + math.exp(-stored["logit"])))
+    assert (
+        stored["probability"]
+        == run.summary["threshold"]
+        == pytest.approx(1 / (1 + math.exp(-stored["logit"])))
+    )
 
     def margin(rows: Rows) -> np.ndarray:
         with torch.no_grad():
@@ -181,23 +244,33 @@ def test_the_threshold_is_chosen_on_validation_rows_and_stored(rare: fs.Federati
         predicted = margin(rows) > stored["logit"]
         due = known.balanced_accuracy_score(rows.y, predicted)
         assert run.summary[f"thresholded_{part}_balanced_accuracy"] == pytest.approx(due, abs=1e-12)
-        assert run.summary[f"thresholded_{part}_accuracy"] == pytest.approx((predicted == rows.y).mean(), abs=1e-12)
+        assert run.summary[f"thresholded_{part}_accuracy"] == pytest.approx(
+            (predicted == rows.y).mean(), abs=1e-12
+        )
     at_chosen = run.summary["thresholded_validation_balanced_accuracy"]
     assert at_chosen > run.summary["validation_balanced_accuracy_last"]
     others = margin(rare.validation)
-    assert at_chosen >= max(known.balanced_accuracy_score(rare.validation.y, others > limit) for limit in others)
+    assert at_chosen >= max(
+        known.balanced_accuracy_score(rare.validation.y, others > limit) for limit in others
+    )
     assert "thresholds.json" in (tmp_path / "run" / "final.json").read_text()  # with its checksum
     table = pd.read_csv(tmp_path / "rare.csv").drop(columns="y")
     found = fs.open_run(tmp_path / "run").predict(table)["prediction"]
     parts = (rare.data.train, rare.validation, rare.test)
     above = sum(int((margin(rows) > stored["logit"]).sum()) for rows in parts)
-    assert (found == rare.data.classes[1]).sum() == above != sum(int((margin(rows) > 0).sum()) for rows in parts)
+    assert (
+        (found == rare.data.classes[1]).sum()
+        == above
+        != sum(int((margin(rows) > 0).sum()) for rows in parts)
+    )
 
 
 # -- classes and clients -----------------------------------------------------------------------------------------------
 
 
-def test_own_models_have_a_confusion_matrix_and_every_class_a_line(rare: fs.Federation, tmp_path: Path):
+def test_own_models_have_a_confusion_matrix_and_every_class_a_line(
+    rare: fs.Federation, tmp_path: Path
+):
     run = fs.train(rare, "logreg", "ditto", rounds=3, device="cpu", folder=tmp_path / "run")
     test, due = rare.test, np.zeros((2, 2), dtype=int)
     rates = []
@@ -217,7 +290,9 @@ def test_own_models_have_a_confusion_matrix_and_every_class_a_line(rare: fs.Fede
     assert table["model"].tolist() == ["global", "global", "own", "own"]
     assert table["class"].tolist() == [*rare.data.classes] * 2
     assert stored.classes is not None
-    assert stored.classes["recall"].tolist() == pytest.approx(table["recall"][:2].tolist(), nan_ok=True)
+    assert stored.classes["recall"].tolist() == pytest.approx(
+        table["recall"][:2].tolist(), nan_ok=True
+    )
     assert table["rows"].tolist() == [*np.bincount(test.y), *(3 * np.bincount(test.y))]
 
 
@@ -229,22 +304,31 @@ def test_clients_have_both_models_metrics_beside_the_majority(rare: fs.Federatio
         rows = rare.held_out.of(client)
         y, line = rare.train.y[rows], final.loc[client]
         assert line["majority_rate"] == pytest.approx(np.bincount(y).max() / len(y))
-        for prefix, state in (("", run.server.client_model(client)), ("global_", run.server.state())):
+        for prefix, state in (
+            ("", run.server.client_model(client)),
+            ("global_", run.server.state()),
+        ):
             run.model.load_state_dict(state)
             with torch.no_grad():
                 found = run.model(torch.from_numpy(rare.train.x[rows])).argmax(1).numpy()
             assert line[f"{prefix}accuracy"] == pytest.approx((found == y).mean())
             assert line[f"{prefix}balanced_accuracy"] == pytest.approx(known.recall_score(
                 y, found, average="macro", labels=np.unique(y), zero_division=0))  # fmt: skip
-            assert line[f"{prefix}one_class_rate"] == pytest.approx(max(found.mean(), 1 - found.mean()))
-    assert run.summary["client_balanced_accuracy_mean"] == pytest.approx(final["balanced_accuracy"].mean())
+            assert line[f"{prefix}one_class_rate"] == pytest.approx(
+                max(found.mean(), 1 - found.mean())
+            )
+    assert run.summary["client_balanced_accuracy_mean"] == pytest.approx(
+        final["balanced_accuracy"].mean()
+    )
     assert run.summary["client_majority_rate_mean"] == pytest.approx(final["majority_rate"].mean())
     of_global = run.summary["client_balanced_accuracy_of_global_model_mean"]
     assert of_global == pytest.approx(final["global_balanced_accuracy"].mean())
 
 
 @pytest.mark.filterwarnings("ignore:hospital:UserWarning", "ignore:only hospital:UserWarning")
-def test_clients_that_are_files_are_scored_on_their_own_test_rows(hospitals: dict[str, pd.DataFrame]):
+def test_clients_that_are_files_are_scored_on_their_own_test_rows(
+    hospitals: dict[str, pd.DataFrame],
+):
     fed = fs.split(fs.load(hospitals, label="outcome"))
     run = fs.train(fed, "logreg", "ditto", rounds=2, **QUIET)
     assert run.summary["client_accuracy_rows"] == "held-out rows of each client"
@@ -254,12 +338,17 @@ def test_clients_that_are_files_are_scored_on_their_own_test_rows(hospitals: dic
         line = run.final_clients.loc[client]
         assert line["rows"] == fed.partition.sizes[client]  # it trained on
         assert line["majority_rate"] == pytest.approx(np.bincount(mine.y).max() / len(mine))
-        for prefix, state in (("", run.server.client_model(client)), ("global_", run.server.state())):
+        for prefix, state in (
+            ("", run.server.client_model(client)),
+            ("global_", run.server.state()),
+        ):
             run.model.load_state_dict(state)
             with torch.no_grad():
                 found = run.model(torch.from_numpy(mine.x)).argmax(1).numpy()
             assert line[f"{prefix}accuracy"] == pytest.approx((found == mine.y).mean())
-            assert line[f"{prefix}macro_f1"] == pytest.approx(known.f1_score(mine.y, found, average="macro"))
+            assert line[f"{prefix}macro_f1"] == pytest.approx(
+                known.f1_score(mine.y, found, average="macro")
+            )
     held = fs.split(fs.load(hospitals, label="outcome"), client_test=0.3)
     other = fs.train(held, "logreg", rounds=1, **QUIET)
     assert held.held_out is not None
@@ -272,11 +361,19 @@ def test_a_model_of_one_class_is_called_so(rare: fs.Federation):
     assert lazy.summary["test_one_class_rate"] == 1
     assert lazy.summary["test_one_class"] == "well"
     (text,) = lazy.summary["warnings"]
-    assert text.startswith("fedavg predicts one class, well, for 100 % of the test rows: the accuracy of ")
+    assert text.startswith(
+        "fedavg predicts one class, well, for 100 % of the test rows: the accuracy of "
+    )
     assert f"(the most frequent class: {lazy.summary['test_majority_rate']:.1%})" in text
-    own = fs.train(rare, _always_well(rare), "local", rounds=1, lr=1e-6, **QUIET).summary["warnings"]
-    assert own[0].startswith("the clients' own models of local predict one class for 100 % of the test rows")
-    good = fs.train(rare, "logreg", rounds=30, lr=0.5, task="binary:class_weights=balanced", **QUIET)
+    own = fs.train(rare, _always_well(rare), "local", rounds=1, lr=1e-6, **QUIET).summary[
+        "warnings"
+    ]
+    assert own[0].startswith(
+        "the clients' own models of local predict one class for 100 % of the test rows"
+    )
+    good = fs.train(
+        rare, "logreg", rounds=30, lr=0.5, task="binary:class_weights=balanced", **QUIET
+    )
     assert good.summary["test_one_class_rate"] < 0.95
     assert "warnings" not in good.summary
 
@@ -291,10 +388,16 @@ def _always_well(fed: fs.Federation) -> torch.nn.Module:
 
 def test_a_majority_that_is_predicted_rightly_is_no_reason_to_warn():
     usual = {"algorithm": "fedavg", "test_accuracy_last": 0.995, "test_one_class": "a"}
-    assert not predictions_of_one_class({**usual, "test_one_class_rate": 0.995, "test_majority_rate": 0.995})
-    assert not predictions_of_one_class({**usual, "test_one_class_rate": 0.98, "test_majority_rate": 0.6})
+    assert not predictions_of_one_class(
+        {**usual, "test_one_class_rate": 0.995, "test_majority_rate": 0.995}
+    )
+    assert not predictions_of_one_class(
+        {**usual, "test_one_class_rate": 0.98, "test_majority_rate": 0.6}
+    )
     assert not predictions_of_one_class({"algorithm": "fedavg"})
-    (text,) = predictions_of_one_class({**usual, "test_one_class_rate": 0.9999, "test_majority_rate": 0.995})
+    (text,) = predictions_of_one_class(
+        {**usual, "test_one_class_rate": 0.9999, "test_majority_rate": 0.995}
+    )
     assert "for 99.9 % of the test rows" in text
 
 
@@ -314,7 +417,12 @@ def test_baselines_stand_beside_in_the_same_columns(
     monkeypatch.setenv("COLUMNS", "300")
     methods = "--algorithm fedavg --algorithm local --algorithm central"
     data = "--data rare.csv:label=y,group=site --skew natural --client-test 0.25 --model logreg"
-    assert fedskew(f"compare {data} {methods} --rounds 2 --metric balanced_accuracy --device cpu --out g") == 0
+    assert (
+        fedskew(
+            f"compare {data} {methods} --rounds 2 --metric balanced_accuracy --device cpu --out g"
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     assert lines["method"].split()[1:4] == ["balanced", "balanced", "best"]

@@ -36,8 +36,20 @@ def bits(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_makes_a_checkpoint_and_says_how_to_go_on(tmp_path: Path, name: str, code: int):
     options = ["--model", "logreg", "--clients", "4", "--checkpoint-every", "1000"]
-    command = [sys.executable, "-m", "fedskew", "run", "--rounds", "3000", *options, "--folder", "run"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "fedskew",
+        "run",
+        "--rounds",
+        "3000",
+        *options,
+        "--folder",
+        "run",
+    ]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         while not (tmp_path / "run" / ROUNDS).exists():
             assert process.poll() is None
             time.sleep(0.01)
@@ -70,7 +82,9 @@ def test_a_signal_in_the_last_round_is_a_stop_too(tmp_path: Path, monkeypatch: p
     expected = fs.train(fed, "logreg", rounds=2, folder=tmp_path / "expected")
     with monkeypatch.context() as patched:
         signalled_in(patched, 2)
-        with pytest.raises(Interrupted, match="interrupted after round 2 of 2; resume with") as stopped:
+        with pytest.raises(
+            Interrupted, match="interrupted after round 2 of 2; resume with"
+        ) as stopped:
             fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run")
     assert stopped.value.code == 143
     assert not RunFolder(tmp_path / "run").finished
@@ -79,7 +93,9 @@ def test_a_signal_in_the_last_round_is_a_stop_too(tmp_path: Path, monkeypatch: p
     assert expected.folder
 
 
-def test_a_signal_in_the_round_in_which_a_callback_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_signal_in_the_round_in_which_a_callback_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     fed = fs.split(fs.load("digits"), "iid", clients=3)
     signalled_in(monkeypatch, 2)
     ends = [lambda result, rounds: result.round["round"] == 2]
@@ -88,10 +104,18 @@ def test_a_signal_in_the_round_in_which_a_callback_ends_the_run(tmp_path: Path, 
     assert RunFolder(tmp_path / "run").checkpoints() == [2]
 
 
-def test_after_a_signal_no_other_run_of_a_comparison_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_after_a_signal_no_other_run_of_a_comparison_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     seen = signalled_in(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
-        fs.compare(algorithm=["fedavg", "scaffold"], rounds=1, model="logreg", engine="loop", out=tmp_path / "group")
+        fs.compare(
+            algorithm=["fedavg", "scaffold"],
+            rounds=1,
+            model="logreg",
+            engine="loop",
+            out=tmp_path / "group",
+        )
     assert seen == [1]
 
 
@@ -154,14 +178,18 @@ def test_a_signal_that_nobody_looked_at_is_raised_in_the_end():
     assert stopped.value.code == 143
 
 
-def test_ctrl_c_after_the_last_round_says_how_to_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_after_the_last_round_says_how_to_go_on_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def stop(*args: object) -> None:
         raise KeyboardInterrupt
 
     fed = fs.split(fs.load("digits"), "iid", clients=3)
     with monkeypatch.context() as patched:
         patched.setattr("fedskew.server.server.Server.final_clients", stop)
-        with pytest.raises(KeyboardInterrupt, match="interrupted after round 2 of 2; resume with: fedskew resume "):
+        with pytest.raises(
+            KeyboardInterrupt, match="interrupted after round 2 of 2; resume with: fedskew resume "
+        ):
             fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run")
     assert fs.resume(tmp_path / "run").summary["rounds"] == 2
 
@@ -173,7 +201,8 @@ def test_a_picture_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("fedskew.runs.figures.draw_run", fail)
     fed = fs.split(fs.load("digits"), "iid", clients=3)
     with pytest.warns(
-        UserWarning, match=r"picture\.png could not be made \(ValueError: Expected end of text.*the run itself is whole"
+        UserWarning,
+        match=r"picture\.png could not be made \(ValueError: Expected end of text.*the run itself is whole",
     ):
         run = fs.train(fed, "logreg", rounds=2, folder=tmp_path / "run")
     assert run.folder
@@ -195,7 +224,18 @@ def test_odd_names_of_classes_do_not_keep_a_run_from_its_end(tmp_path: Path, nam
 
 
 def test_a_closed_pipe_does_not_stop_training(tmp_path: Path):
-    command = [sys.executable, "-m", "fedskew", "run", "--rounds", "20", "--model", "logreg", "--folder", "run"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedskew",
+        "run",
+        "--rounds",
+        "20",
+        "--model",
+        "logreg",
+        "--folder",
+        "run",
+    ]
     reads, writes = os.pipe()
     os.close(reads)
     try:
@@ -243,7 +283,9 @@ def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):
     assert failed.exists()
 
 
-def test_the_table_names_what_failed(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
+def test_the_table_names_what_failed(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+):
     options = "--rounds 4 --model mlp:hidden=8 --clients 3 --out group"
     assert fedskew(f"compare {options} --algorithm fedavg --algorithm fedavgm:server_lr=9e18") == 1
     out = capsys.readouterr().out
@@ -262,7 +304,9 @@ def test_the_table_names_what_failed(fedskew: Callable[[str], Any], capsys: pyte
 # -- jobs that are started again ---------------------------------------------------------------------------------------
 
 
-def test_or_resume_runs_goes_on_and_tells(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
+def test_or_resume_runs_goes_on_and_tells(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+):
     line = "run --rounds 4 --model logreg --clients 3 --algorithm fedavgm --checkpoint-every 1 --folder job --or-resume"
     assert fedskew(line) == 0
     done = bits(Path("job"))
@@ -284,7 +328,8 @@ def test_or_resume_runs_goes_on_and_tells(fedskew: Callable[[str], Any], capsys:
 
 def test_or_resume_of_several(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]):
     line = (
-        "compare --rounds 2 --model logreg --clients 3 --algorithm fedavg --algorithm fedprox --out group --or-resume"
+        "compare --rounds 2 --model logreg --clients 3 --algorithm fedavg --algorithm fedprox "
+        "--out group --or-resume"
     )
     assert fedskew(line) == 0
     assert fedskew(line) == 0
@@ -305,7 +350,8 @@ def test_checkpoints_take_about_one_percent_of_the_time():
             with pace.saving():
                 now[0] += 0.05
             saved.append(round)
-    assert saved[:3] == [20, 70, 120]  # two seconds, then what the last one costs a hundred times over
+    # Two seconds, then what the last one costs a hundred times over
+    assert saved[:3] == [20, 70, 120]
     assert saved[-1] == 1000
     assert 0.05 * len(saved) / now[0] < 0.0115
 
@@ -322,7 +368,9 @@ class Crash(BaseException):
     """An exception that no code catches."""
 
 
-def begun(folder: Path, model: Any = "logreg", algorithm: Any = "fedprox", **more: Any) -> tuple[fs.Federation, Path]:
+def begun(
+    folder: Path, model: Any = "logreg", algorithm: Any = "fedprox", **more: Any
+) -> tuple[fs.Federation, Path]:
     fed = fs.split(fs.load("digits"), "iid", clients=3)
 
     def watch(result: Any, rounds: int) -> None:
@@ -330,7 +378,16 @@ def begun(folder: Path, model: Any = "logreg", algorithm: Any = "fedprox", **mor
             raise Crash
 
     with pytest.raises(Crash):
-        fs.train(fed, model, algorithm, rounds=4, folder=folder, callbacks=watch, checkpoint_every=1, **more)
+        fs.train(
+            fed,
+            model,
+            algorithm,
+            rounds=4,
+            folder=folder,
+            callbacks=watch,
+            checkpoint_every=1,
+            **more,
+        )
     return fed, folder
 
 
@@ -344,12 +401,18 @@ def test_another_model_or_method_is_refused_unless_forced(tmp_path: Path):
     other = net(nn.Tanh())
     other.load_state_dict(first.state_dict())  # the same weights, another path through them
     with pytest.raises(
-        fs.FedskewError, match=r"the model is not the one that the run began with \(it answers fixed rows otherwise\)"
+        fs.FedskewError,
+        match=r"the model is not the one that the run began with \(it answers fixed rows otherwise\)",
     ):
         fs.resume(folder, fed=fed, model=other)
-    with pytest.raises(fs.FedskewError, match=r"the algorithm is not the one .*\(options was .* and is .*--force"):
+    with pytest.raises(
+        fs.FedskewError, match=r"the algorithm is not the one .*\(options was .* and is .*--force"
+    ):
         fs.resume(folder, fed=fed, model=first, algorithm=fs.FedProx(mu=0.5))
-    with pytest.raises(fs.FedskewError, match=r"the algorithm is not the one .*\(class was .*FedProx and is .*FedAvg"):
+    with pytest.raises(
+        fs.FedskewError,
+        match=r"the algorithm is not the one .*\(class was .*FedProx and is .*FedAvg",
+    ):
         fs.resume(folder, fed=fed, model=first, algorithm=fs.FedAvg())
     assert fs.resume(folder, fed=fed, model=other, force=True).summary["rounds"] == 4
 
@@ -357,7 +420,9 @@ def test_another_model_or_method_is_refused_unless_forced(tmp_path: Path):
 def test_what_changed_around_a_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     _, folder = begun(tmp_path / "run")
     monkeypatch.setattr(np, "__version__", "9.9.9")
-    with pytest.warns(UserWarning, match=r"numpy was .* and is 9\.9\.9: the bits may differ from here on"):
+    with pytest.warns(
+        UserWarning, match=r"numpy was .* and is 9\.9\.9: the bits may differ from here on"
+    ):
         fs.resume(folder)
 
 
@@ -391,12 +456,14 @@ def test_runs_of_other_formats_are_read_or_named(tmp_path: Path):
     (folder / "start.json").unlink()
     assert fs.open_run(folder).summary == run.summary
     with pytest.raises(
-        fs.FedskewError, match="has the format 1, and this version of fedskew resumes runs of format 3 only"
+        fs.FedskewError,
+        match="has the format 1, and this version of fedskew resumes runs of format 3 only",
     ):
         fs.resume(folder)
     environment.write_text(json.dumps({**stored, "format": 7}))
     with pytest.raises(
-        fs.FedskewError, match="has the format 7, and this version of fedskew reads 1 to 3: use a newer one"
+        fs.FedskewError,
+        match="has the format 7, and this version of fedskew reads 1 to 3: use a newer one",
     ):
         fs.open_run(folder)
 

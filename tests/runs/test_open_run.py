@@ -28,12 +28,25 @@ METRICS = [
     "ece",
 ]  # of the task, on a client's own rows at the end
 COSTS = ["bytes_down", "bytes_up", "simulated_seconds", "clock"]
-SENT = ["round", "client", "rows", "steps", "seconds", "training_seconds", "dropped", "late", "bytes_down", "bytes_up"]
+SENT = [
+    "round",
+    "client",
+    "rows",
+    "steps",
+    "seconds",
+    "training_seconds",
+    "dropped",
+    "late",
+    "bytes_down",
+    "bytes_up",
+]
 SENT += ["weight", "local_loss", "local_accuracy"]
 
 
 def scores(*parts: str) -> list[str]:
-    return [f"{part}_{name}" for part in parts for name in ("loss", "accuracy", "balanced_accuracy")]
+    return [
+        f"{part}_{name}" for part in parts for name in ("loss", "accuracy", "balanced_accuracy")
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +56,31 @@ def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def fed() -> fs.Federation:
-    return fs.split(fs.load("digits", validation=0.2, seed=3), "dirichlet:alpha=0.3,min_size=3", clients=7, seed=3)
+    return fs.split(
+        fs.load("digits", validation=0.2, seed=3),
+        "dirichlet:alpha=0.3,min_size=3",
+        clients=7,
+        seed=3,
+    )
 
 
 @pytest.fixture(scope="module")
 def run(fed: fs.Federation, tmp_path_factory: pytest.TempPathFactory) -> fs.Run:
-    settings: dict[str, Any] = {"rounds": 5, "per_round": 4, "epochs": 2, "batch_size": 20, "lr": 0.05}
-    return fs.train(fed, "logreg", "fedavg", seed=3, folder=tmp_path_factory.mktemp("record") / "run", **settings)
+    settings: dict[str, Any] = {
+        "rounds": 5,
+        "per_round": 4,
+        "epochs": 2,
+        "batch_size": 20,
+        "lr": 0.05,
+    }
+    return fs.train(
+        fed,
+        "logreg",
+        "fedavg",
+        seed=3,
+        folder=tmp_path_factory.mktemp("record") / "run",
+        **settings,
+    )
 
 
 def table(run: fs.Run, name: str) -> list[dict[str, str]]:
@@ -58,14 +89,22 @@ def table(run: fs.Run, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def score(model: nn.Module, rows: fs.Dataset | Any, index: Any = slice(None)) -> tuple[float, float]:
+def score(
+    model: nn.Module, rows: fs.Dataset | Any, index: Any = slice(None)
+) -> tuple[float, float]:
     with torch.no_grad():
         logits, y = model.cpu()(torch.from_numpy(rows.x[index])), torch.from_numpy(rows.y[index])
-    return float(F.cross_entropy(logits.double(), y)), float((logits.argmax(1) == y).double().mean())
+    return float(F.cross_entropy(logits.double(), y)), float(
+        (logits.argmax(1) == y).double().mean()
+    )
 
 
 def test_columns_of_the_tables(run: fs.Run) -> None:
-    assert list(table(run, "rounds.csv")[0]) == [*COUNTED, *scores("train", "validation", "test"), *COSTS]
+    assert list(table(run, "rounds.csv")[0]) == [
+        *COUNTED,
+        *scores("train", "validation", "test"),
+        *COSTS,
+    ]
     assert list(table(run, "clients.csv")[0]) == [*SENT, "loss", "accuracy"]
     assert list(table(run, "clients_final.csv")[0]) == [
         *("client", "rows", "loss", "accuracy", "majority_rate"),
@@ -98,12 +137,16 @@ def test_the_tables_are_tidy(run: fs.Run) -> None:
 def test_weights_are_shares_of_the_rows_and_sum_to_one(fed: fs.Federation, run: fs.Run) -> None:
     for _, chosen in run.clients.groupby("round"):
         assert chosen["rows"].tolist() == fed.partition.sizes[chosen["client"]].tolist()
-        np.testing.assert_allclose(chosen["weight"], chosen["rows"] / chosen["rows"].sum(), rtol=1e-12)
+        np.testing.assert_allclose(
+            chosen["weight"], chosen["rows"] / chosen["rows"].sum(), rtol=1e-12
+        )
         assert chosen["weight"].sum() == pytest.approx(1)
 
 
 def test_steps_are_two_epochs_of_batches_of_twenty(run: fs.Run) -> None:
-    assert run.clients["steps"].tolist() == [2 * math.ceil(rows / 20) for rows in run.clients["rows"]]
+    assert run.clients["steps"].tolist() == [
+        2 * math.ceil(rows / 20) for rows in run.clients["rows"]
+    ]
 
 
 def test_local_loss_of_a_round_is_the_weighted_mean_of_its_clients(run: fs.Run) -> None:
@@ -122,7 +165,9 @@ def test_scores_of_the_last_round_are_those_of_the_model(fed: fs.Federation, run
         assert last[f"{part}_accuracy"] == pytest.approx(accuracy)
 
 
-def test_scores_of_clients_are_those_of_the_model_on_their_own_rows(fed: fs.Federation, run: fs.Run) -> None:
+def test_scores_of_clients_are_those_of_the_model_on_their_own_rows(
+    fed: fs.Federation, run: fs.Run
+) -> None:
     for lines in (run.final_clients, run.clients[run.clients["round"] == 5]):
         for line in lines.itertuples():
             loss, accuracy = score(run.model, fed.train, fed.partition.of(line.client))
@@ -143,15 +188,21 @@ def test_simulated_seconds_are_those_of_the_slowest_client(run: fs.Run) -> None:
     sent = 8 * 2 * 4 * 650 / 20e6 + 2 * 0.05  # bits over 20 Mbit/s and two latencies
     for number, chosen in run.clients.groupby("round"):
         found = run.rounds.set_index("round").loc[number, "simulated_seconds"]
-        assert found == pytest.approx((sent + 2 * chosen["rows"] / 1000 + 0.002 * chosen["steps"]).max())
+        assert found == pytest.approx(
+            (sent + 2 * chosen["rows"] / 1000 + 0.002 * chosen["steps"]).max()
+        )
 
 
 def test_the_clock_adds_up(run: fs.Run) -> None:
-    assert run.rounds["clock"].tolist() == pytest.approx(np.cumsum(run.rounds["simulated_seconds"]).tolist())
+    assert run.rounds["clock"].tolist() == pytest.approx(
+        np.cumsum(run.rounds["simulated_seconds"]).tolist()
+    )
     assert run.summary["simulated_seconds"] == run.rounds["clock"].iloc[-1]
 
 
-def test_lost_clients_are_in_the_tables_and_count_for_nothing(fed: fs.Federation, tmp_path: Path) -> None:
+def test_lost_clients_are_in_the_tables_and_count_for_nothing(
+    fed: fs.Federation, tmp_path: Path
+) -> None:
     fleet = "uniform:rows_per_second=50,dropout=0.6,deadline=3"
     run = fs.train(fed, "logreg", rounds=6, fleet=fleet, folder=tmp_path / "run", tensorboard=True)
     lost = run.clients[(run.clients["dropped"] + run.clients["late"]) > 0]
@@ -160,19 +211,30 @@ def test_lost_clients_are_in_the_tables_and_count_for_nothing(fed: fs.Federation
     assert lost["accuracy"].notna().all()  # of the global model, on their rows
     for number, sent in run.clients.groupby("round"):
         line = run.rounds.set_index("round").loc[number]
-        assert (line["clients"], line["dropped"], line["late"]) == (7, sent["dropped"].sum(), sent["late"].sum())
+        assert (line["clients"], line["dropped"], line["late"]) == (
+            7,
+            sent["dropped"].sum(),
+            sent["late"].sum(),
+        )
         assert line["bytes_up"] == (7 - line["dropped"] - line["late"]) * 4 * 650
         assert line["bytes_down"] == 7 * 4 * 650
-        assert line["simulated_seconds"] == pytest.approx(3 if line["late"] else sent["seconds"].max())
+        assert line["simulated_seconds"] == pytest.approx(
+            3 if line["late"] else sent["seconds"].max()
+        )
         if line["dropped"] + line["late"] == 7:
             assert np.isnan(line["local_loss"])
         else:
             assert sent["weight"].sum() == pytest.approx(1)
     both = run.rounds["dropped"] + run.rounds["late"]
-    assert both.max() == 7 > both.min()  # a round in which all clients dropped out, and one in which some did not
+    # A round in which all clients dropped out, and one in which some did not
+    assert both.max() == 7 > both.min()
     assert run.summary["dropped_updates"] == run.clients["dropped"].sum() > 0
     assert run.summary["late_updates"] == run.clients["late"].sum() > 0
-    blank = {line["round"] for line in table(run, "rounds.csv") if line["local_loss"] == line["local_accuracy"] == ""}
+    blank = {
+        line["round"]
+        for line in table(run, "rounds.csv")
+        if line["local_loss"] == line["local_accuracy"] == ""
+    }
     assert blank == {str(number) for number in run.rounds["round"][both == 7]}
 
 
@@ -181,7 +243,8 @@ def test_a_stale_answer_says_how_stale(fed: fs.Federation, tmp_path: Path) -> No
     assert list(table(run, "clients.csv")[0]) == [*SENT, "staleness", "loss", "accuracy"]
     assert run.rounds["clients"].tolist() == [1] * 8
     clock, began = run.rounds["clock"], run.rounds["clock"] - run.clients["seconds"]
-    missed = [int((clock[:number] > began[number] + 1e-9).sum()) for number in range(8)]  # steps since it was sent
+    # Steps since it was sent
+    missed = [int((clock[:number] > began[number] + 1e-9).sum()) for number in range(8)]
     assert run.clients["staleness"].tolist() == missed
     assert max(missed) >= 2
 
@@ -197,8 +260,11 @@ def test_summary_is_made_of_the_tables(run: fs.Run) -> None:
         assert summary[f"{part}_loss_last"] == rounds[f"{part}_loss"].iloc[-1]
     reached = rounds[rounds["test_accuracy"] >= 0.9 * rounds["test_accuracy"].iloc[-1]]
     assert summary["rounds_to_90_percent_of_last_test_accuracy"] == reached["round"].iloc[0]
-    assert summary["client_accuracy_worst_10_percent"] == run.final_clients["accuracy"].min()  # one of seven clients
-    gathered = run.clients.groupby("client")["weight"].sum().reindex(range(7), fill_value=0).to_numpy()
+    # One of seven clients
+    assert summary["client_accuracy_worst_10_percent"] == run.final_clients["accuracy"].min()
+    gathered = (
+        run.clients.groupby("client")["weight"].sum().reindex(range(7), fill_value=0).to_numpy()
+    )
     pairs = np.abs(gathered[:, None] - gathered).mean() / (2 * gathered.mean())
     assert summary["gini_of_client_weights"] == pytest.approx(pairs)
     assert summary["seconds"] == pytest.approx(rounds["seconds"].sum())
@@ -207,7 +273,11 @@ def test_summary_is_made_of_the_tables(run: fs.Run) -> None:
         "dirichlet:alpha=0.3,min_size=3",
         "logreg",
     )
-    assert (summary["algorithm"], summary["clients"], summary["clients_per_round"]) == ("fedavg", 7, 4)
+    assert (summary["algorithm"], summary["clients"], summary["clients_per_round"]) == (
+        "fedavg",
+        7,
+        4,
+    )
 
 
 def test_without_validation_rows_there_are_no_such_columns(tmp_path: Path) -> None:
@@ -218,9 +288,17 @@ def test_without_validation_rows_there_are_no_such_columns(tmp_path: Path) -> No
 
 def test_rounds_without_evaluation_are_blank(fed: fs.Federation, tmp_path: Path) -> None:
     run = fs.train(fed, "logreg", rounds=5, eval_every=3, folder=tmp_path / "run")
-    blank = {line["round"] for line in table(run, "rounds.csv") if line["test_accuracy"] == line["train_loss"] == ""}
+    blank = {
+        line["round"]
+        for line in table(run, "rounds.csv")
+        if line["test_accuracy"] == line["train_loss"] == ""
+    }
     assert blank == {"1", "2", "4"}  # the last is never blank
-    assert {line["round"] for line in table(run, "clients.csv") if line["accuracy"] == line["loss"] == ""} == blank
+    assert {
+        line["round"]
+        for line in table(run, "clients.csv")
+        if line["accuracy"] == line["loss"] == ""
+    } == blank
     assert all(line["local_loss"] for line in table(run, "rounds.csv"))
     assert run.rounds["test_accuracy"].isna().tolist() == [True, True, False, True, False]
     assert run.summary["test_accuracy_last"] == run.rounds["test_accuracy"].iloc[-1]
@@ -237,7 +315,9 @@ def test_training_scores_on_a_sample_of_the_rows(fed: fs.Federation) -> None:
     )
     assert (first.rounds["train_accuracy"] * 50 % 1).tolist() == pytest.approx([0, 0])
     assert first.rounds["test_loss"].tolist() == every.rounds["test_loss"].tolist()
-    assert every.rounds["train_accuracy"].iloc[-1] == pytest.approx(score(every.model, fed.train)[1])
+    assert every.rounds["train_accuracy"].iloc[-1] == pytest.approx(
+        score(every.model, fed.train)[1]
+    )
 
 
 def test_own_models_with_local_batch_norm(fed: fs.Federation, tmp_path: Path) -> None:
@@ -258,22 +338,36 @@ def test_own_models_with_local_batch_norm(fed: fs.Federation, tmp_path: Path) ->
         "own_test_one_class_rate",
     ]
     # The layers are 64 x 8 without bias, BatchNorm (kept), 8 x 10 with bias: what is kept is not sent.
-    assert run.summary["bytes_up"] == run.summary["bytes_down"] == 3 * 7 * 4 * (64 * 8 + 8 * 10 + 10)
+    assert (
+        run.summary["bytes_up"] == run.summary["bytes_down"] == 3 * 7 * 4 * (64 * 8 + 8 * 10 + 10)
+    )
     own = run.final_clients["own_test_accuracy"]
-    assert run.summary["own_test_accuracy_mean"] == pytest.approx(own.mean()) == run.summary["own_test_accuracy_last"]
-    assert run.summary["shared_model"].startswith("every client keeps a part of the model (features.2.bias, ")
+    assert (
+        run.summary["own_test_accuracy_mean"]
+        == pytest.approx(own.mean())
+        == run.summary["own_test_accuracy_last"]
+    )
+    assert run.summary["shared_model"].startswith(
+        "every client keeps a part of the model (features.2.bias, "
+    )
     assert run.confusion is None
     assert run.own_confusion is not None
     state = run.server.client_model(2)
     run.model.load_state_dict(state)
     loss, _ = score(run.model, fed.train, fed.partition.of(2))
     assert run.final_clients.loc[2, "loss"] == pytest.approx(loss, rel=1e-4)
-    assert run.final_clients.loc[2, "own_test_accuracy"] == pytest.approx(score(run.model, fed.test)[1])
+    assert run.final_clients.loc[2, "own_test_accuracy"] == pytest.approx(
+        score(run.model, fed.test)[1]
+    )
 
 
 def test_own_models_beside_a_shared_one(fed: fs.Federation, tmp_path: Path) -> None:
     run = fs.train(fed, "tabular:hidden=8", "ditto", rounds=3, folder=tmp_path / "run")
-    assert list(table(run, "rounds.csv")[0]) == [*COUNTED, *scores("train", "validation", "test", "own_test"), *COSTS]
+    assert list(table(run, "rounds.csv")[0]) == [
+        *COUNTED,
+        *scores("train", "validation", "test", "own_test"),
+        *COSTS,
+    ]
     both = ["loss", "accuracy", "global_loss", "global_accuracy"]
     assert list(table(run, "clients.csv")[0])[-4:] == both
     assert list(table(run, "clients_final.csv")[0])[2:6] == both
@@ -288,8 +382,14 @@ def test_own_models_when_nothing_is_shared(fed: fs.Federation) -> None:
     assert run.summary["bytes_up"] == run.summary["bytes_down"] == 0
     # The global model keeps its initial weights: a number for it would be that of an untrained network.
     assert not [name for name in run.rounds if name.startswith(("test_", "train_", "validation_"))]
-    assert not [name for name in run.summary if name.startswith("test_accuracy_") and run.summary[name] is not None]
-    assert not [name for name in (*run.clients, *run.final_clients, *run.summary) if "global" in name]
+    assert not [
+        name
+        for name in run.summary
+        if name.startswith("test_accuracy_") and run.summary[name] is not None
+    ]
+    assert not [
+        name for name in (*run.clients, *run.final_clients, *run.summary) if "global" in name
+    ]
     assert run.summary["own_test_accuracy_last"] > 0.3
     assert run.summary["weights"] == "-"
 
@@ -302,11 +402,17 @@ def test_an_accuracy_of_the_majority_is_shown_for_what_it_is() -> None:
     rows, test = Rows(x[:600], y[:600]), Rows(x[600:], y[600:])
     fed = fs.split(Dataset("mostly one", rows, test, ("most", "few")), "iid", clients=3)
     run = fs.train(fed, "logreg", rounds=20, lr=0.1, folder=False, threads=1)
-    assert run.summary["test_majority_rate"] == run.summary["train_majority_rate"] == pytest.approx(0.89)
+    assert (
+        run.summary["test_majority_rate"]
+        == run.summary["train_majority_rate"]
+        == pytest.approx(0.89)
+    )
     assert run.summary["test_accuracy_last"] == pytest.approx(0.89, abs=0.01)
     assert run.summary["test_balanced_accuracy_last"] == pytest.approx(0.5, abs=0.02)
     with torch.no_grad():
-        right = (run.model.cpu()(torch.from_numpy(test.x)).argmax(1).numpy() == test.y).astype(float)
+        right = (run.model.cpu()(torch.from_numpy(test.x)).argmax(1).numpy() == test.y).astype(
+            float
+        )
     by_hand = (right[test.y == 0].mean() + right[test.y == 1].mean()) / 2
     assert run.rounds["test_balanced_accuracy"].iloc[-1] == pytest.approx(by_hand)
 
@@ -325,12 +431,21 @@ def test_everything_in_the_round_is_in_some_line(fed: fs.Federation) -> None:
         fleet = "mixed:slow=5,dropout=0.2,deadline=8"
         run = fs.train(fed, "logreg", method, rounds=3, per_round=4, fleet=fleet, folder=False)
         for name in ("bytes_down", "bytes_up"):
-            assert run.clients.groupby("round")[name].sum().tolist() == run.rounds[name].tolist(), (method, name)
-        assert (run.rounds["simulated_seconds"] <= 8 + 1e-9).all() or method.startswith("fedbuff"), method
+            assert run.clients.groupby("round")[name].sum().tolist() == run.rounds[name].tolist(), (
+                method,
+                name,
+            )
+        assert (run.rounds["simulated_seconds"] <= 8 + 1e-9).all() or method.startswith(
+            "fedbuff"
+        ), method
 
 
-@pytest.mark.parametrize(("setting", "told"), [("size", "size"), ("uniform", "uniform"), ("paper", "uniform")])
-def test_one_setting_says_what_clients_count_by(fed: fs.Federation, setting: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "told"), [("size", "size"), ("uniform", "uniform"), ("paper", "uniform")]
+)
+def test_one_setting_says_what_clients_count_by(
+    fed: fs.Federation, setting: str, told: str
+) -> None:
     run = fs.train(fed, "logreg", "scaffold", rounds=2, weights=setting, folder=False)
     assert run.summary["weights"] == told
     sizes = fed.partition.sizes
@@ -353,7 +468,9 @@ def test_held_out_rows_of_clients_are_what_they_are_scored_on(tmp_path: Path) ->
     run = fs.train(fed, "logreg", rounds=2, folder=False)
     for line in run.final_clients.itertuples():
         assert line.rows == fed.partition.sizes[line.client]
-        assert line.accuracy == pytest.approx(score(run.model, fed.train, fed.held_out.of(line.client))[1])
+        assert line.accuracy == pytest.approx(
+            score(run.model, fed.train, fed.held_out.of(line.client))[1]
+        )
     assert run.summary["client_accuracy_rows"] == "held-out rows of each client"
 
 
@@ -365,7 +482,9 @@ class Broken(fs.FedAvg):
 
     def payload(self, view: View) -> Tree:
         bad = torch.where(view.numbers["size"] > self.most, torch.nan, 0.0)
-        return {"delta": {name: value + bad for name, value in super().payload(view)["delta"].items()}}
+        return {
+            "delta": {name: value + bad for name, value in super().payload(view)["delta"].items()}
+        }
 
 
 def test_broken_updates_are_left_out_counted_and_reported(fed: fs.Federation) -> None:
@@ -381,7 +500,8 @@ def test_broken_updates_are_left_out_counted_and_reported(fed: fs.Federation) ->
 
 def test_when_all_updates_are_broken_the_run_stops(fed: fs.Federation, tmp_path: Path) -> None:
     with pytest.raises(
-        fs.FedskewError, match=r"round 1: all 7 clients sent NaN or infinite updates; lower lr \(now 0.1\)"
+        fs.FedskewError,
+        match=r"round 1: all 7 clients sent NaN or infinite updates; lower lr \(now 0.1\)",
     ):
         fs.train(fed, "logreg", Broken(), rounds=2, folder=tmp_path / "run")
     assert not (tmp_path / "run" / "rounds.csv").exists()
@@ -389,7 +509,10 @@ def test_when_all_updates_are_broken_the_run_stops(fed: fs.Federation, tmp_path:
 
 def test_the_model_and_the_partition_come_back_and_several_runs_are_one_table(tmp_path: Path):
     fed = fs.split(fs.load("digits"), "dirichlet:alpha=0.5", clients=4, seed=1)
-    runs = [fs.train(fed, "tabular:hidden=6", rounds=2, seed=seed, folder=tmp_path / f"s{seed}") for seed in (0, 1)]
+    runs = [
+        fs.train(fed, "tabular:hidden=6", rounds=2, seed=seed, folder=tmp_path / f"s{seed}")
+        for seed in (0, 1)
+    ]
     found = fs.open_run(tmp_path / "s0")
     assert found.partition == fed.partition
     x = torch.from_numpy(fed.test.x[:5])
@@ -397,7 +520,9 @@ def test_the_model_and_the_partition_come_back_and_several_runs_are_one_table(tm
         assert torch.equal(found.model(x), runs[0].model(x))
     table = fs.open_run([tmp_path / "s0", str(tmp_path / "s1")])
     assert table["seed"].tolist() == [0, 1]
-    assert table["test_accuracy_last"].tolist() == [run.summary["test_accuracy_last"] for run in runs]
+    assert table["test_accuracy_last"].tolist() == [
+        run.summary["test_accuracy_last"] for run in runs
+    ]
     assert table["folder"].tolist() == [str(tmp_path / "s0"), str(tmp_path / "s1")]
 
 

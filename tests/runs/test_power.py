@@ -16,7 +16,8 @@ import pytest
 from fedskew.runs.folder import CLIENTS, FINAL_CLIENTS, MODEL, ROUNDS, RunFolder
 
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)
-SHUTDOWN, NO_FLUSH = 0x8004587D, 2  # ioctl of ext4: stop at once, and what is only in memory is lost
+# Ioctl of ext4: stop at once, and what is only in memory is lost
+SHUTDOWN, NO_FLUSH = 0x8004587D, 2
 COMMAND = (
     "--model tabular:hidden=16 --norm local --algorithm scaffold --per-round 4 --clients 6 --rounds 40 "
     "--checkpoint-every 2"
@@ -54,7 +55,9 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("mkfs.ext4", "mount", "umount")):
+    if os.geteuid() != 0 or not all(
+        shutil.which(tool) for tool in ("mkfs.ext4", "mount", "umount")
+    ):
         pytest.skip("needs root and mkfs.ext4 to mount a file system of its own")
     try:
         made = Disk(tmp_path / "disk.img", tmp_path / "disk")
@@ -68,7 +71,8 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 def fedskew(*arguments: str) -> "subprocess.Popen[str]":
     quiet = (
-        "import fedskew.runs.figures as p; p.draw_run = lambda *a: b'picture'; from fedskew.cli.app import main; main()"
+        "import fedskew.runs.figures as p; p.draw_run = lambda *a: b'picture'; "
+        "from fedskew.cli.app import main; main()"
     )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-c", quiet, *arguments], **pipes)  # type: ignore[call-overload,no-any-return]

@@ -20,19 +20,33 @@ import pytest
 
 import fedskew as fs
 from fedskew.cli import app as cli
-from fedskew.runs.folder import CHECKPOINTS, CLIENTS, FINAL_CLIENTS, JOURNAL, MODEL, PICTURE, ROUNDS, SUMMARY, RunFolder
+from fedskew.runs.folder import (
+    CHECKPOINTS,
+    CLIENTS,
+    FINAL_CLIENTS,
+    JOURNAL,
+    MODEL,
+    PICTURE,
+    ROUNDS,
+    SUMMARY,
+    RunFolder,
+)
 
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)  # what must not depend on how often a run was killed
 
 # State of every sort: what clients keep (BatchNorm), what the server keeps (Adam), what an optimiser keeps (local).
 KEPT_BY_CLIENTS = (
-    "--model tabular:hidden=16+8 --norm local --momentum 0.9 --skew dirichlet:alpha=0.5,min_size=4 --per-round 4"
+    "--model tabular:hidden=16+8 --norm local --momentum 0.9 "
+    "--skew dirichlet:alpha=0.5,min_size=4 --per-round 4"
 )
 KEPT_BY_CLIENTS += " --checkpoint-every 1"
 KEPT_BY_SERVER = (
-    "--model mlp:hidden=16 --algorithm fedadam --checkpoint-every 3 --validation 0.1 --eval-every 2 --per-round 6"
+    "--model mlp:hidden=16 --algorithm fedadam --checkpoint-every 3 --validation 0.1 "
+    "--eval-every 2 --per-round 6"
 )
-KEPT_BY_OPTIMIZER = "--model mlp:hidden=8 --algorithm local --momentum 0.5 --clients 4 --checkpoint-every 2"
+KEPT_BY_OPTIMIZER = (
+    "--model mlp:hidden=8 --algorithm local --momentum 0.5 --clients 4 --checkpoint-every 2"
+)
 METHODS = {"norm=local": KEPT_BY_CLIENTS, "fedadam": KEPT_BY_SERVER, "local": KEPT_BY_OPTIMIZER}
 
 # A process that has imported everything and forks a child for every command: a start costs milliseconds.
@@ -171,12 +185,15 @@ def finish(warm: Warm, folder: Path, again: str) -> None:
     assert code == 0, warm.log
 
 
-def test_killed_at_ten_random_moments(warm: Warm, reference: Callable[[str, int], Reference]) -> None:
+def test_killed_at_ten_random_moments(
+    warm: Warm, reference: Callable[[str, int], Reference]
+) -> None:
     draw, rounds, hit_in_the_middle = random.Random(1), 12, 0
     for kill in range(10):
         expected = reference(list(METHODS)[kill % 2], rounds)
         folder = warm.folder / f"killed-by-clock-{kill}"
-        lines = 0 if kill < 2 else draw.randint(2, rounds + 1)  # twice while it starts, then in some round
+        # Twice while it starts, then in some round
+        lines = 0 if kill < 2 else draw.randint(2, rounds + 1)
         delay = draw.uniform(0, 0.2 if kill < 2 else 0.02)
         moment = {"table": str(folder / ROUNDS), "lines": lines, "delay": delay}
         assert warm.call(expected.command + folder.name, **moment) in (-signal.SIGKILL, 0), warm.log
@@ -196,7 +213,8 @@ def test_killed_at_every_sort_of_file_operation(
     for kill in sorted(draw.sample(range(1, expected.calls + 1), 4)):
         folder = warm.folder / f"killed-at-{kill}-{method}"
         assert warm.call(expected.command + folder.name, kill_at=kill) == -signal.SIGKILL
-        if folder.exists() and kill % 2:  # the resumed run is killed as well, early on, where tables are cut back
+        # The resumed run is killed as well, early on, where tables are cut back
+        if folder.exists() and kill % 2:
             warm.call(f"resume {folder.name}", kill_at=draw.randint(5, 15))
         finish(warm, folder, expected.command)
         assert bits(folder) == expected.bits
@@ -214,9 +232,21 @@ def test_killed_again_and_again(warm: Warm, reference: Callable[[str, int], Refe
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedskew", "run", "--rounds", "100000", "--folder", "my run", "--model", "logreg"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedskew",
+        "run",
+        "--rounds",
+        "100000",
+        "--folder",
+        "my run",
+        "--model",
+        "logreg",
+    ]
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background inherit that it is ignored
+    # Tests in the background inherit that it is ignored
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, cwd=tmp_path, text=True, preexec_fn=heard, **pipes) as process:
         while not (tmp_path / "my run" / CHECKPOINTS).exists():
             assert process.poll() is None
@@ -276,7 +306,9 @@ def expected(fed: fs.Federation, tmp_path_factory: pytest.TempPathFactory) -> di
 
 @pytest.mark.parametrize("name", [ROUNDS, CLIENTS, "timing.csv"])
 @pytest.mark.parametrize("torn", ["4,3", "4,3,0,0.1,2.2\n4,3,0", "\n"[:0]])
-def test_a_torn_last_line(name: str, torn: str, fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_torn_last_line(
+    name: str, torn: str, fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path
+) -> None:
     folder = crashed(fed, tmp_path / "run")
     with (folder / name).open("a") as table:
         table.write(torn)
@@ -292,7 +324,9 @@ def test_a_torn_header(fed: fs.Federation, expected: dict[str, bytes], tmp_path:
     assert bits(folder) == expected
 
 
-def test_a_part_file_left_over(fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_part_file_left_over(
+    fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path
+) -> None:
     folder = crashed(fed, tmp_path / "run")
     for name in (
         "00000004.json.part",
@@ -305,7 +339,9 @@ def test_a_part_file_left_over(fed: fs.Federation, expected: dict[str, bytes], t
     assert not list(folder.rglob("*.part"))
 
 
-def test_a_missing_checkpoint_begins_again(fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_missing_checkpoint_begins_again(
+    fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path
+) -> None:
     folder = crashed(fed, tmp_path / "run")
     shutil.rmtree(folder / CHECKPOINTS)
     fs.resume(folder)
@@ -320,7 +356,11 @@ class Tripwire:
         sys.addaudithook(self)
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.left and event in ("open", "os.rename", "os.remove", "os.mkdir") and self.folder in str(arguments[0]):
+        if (
+            self.left
+            and event in ("open", "os.rename", "os.remove", "os.mkdir")
+            and self.folder in str(arguments[0])
+        ):
             self.left -= 1
             if self.left == 0:
                 raise Crash
@@ -352,7 +392,9 @@ def test_a_crash_at_every_single_file_operation_of_a_resume(
 
 
 def start_scaffold(fed: fs.Federation, folder: Path) -> fs.Run:
-    return fs.train(fed, "logreg", "scaffold", rounds=4, per_round=3, seed=1, folder=folder, checkpoint_every=1)
+    return fs.train(
+        fed, "logreg", "scaffold", rounds=4, per_round=3, seed=1, folder=folder, checkpoint_every=1
+    )
 
 
 def journal(folder: Path) -> dict[str, bytes]:
@@ -375,7 +417,8 @@ def test_a_crash_at_every_single_file_operation_where_clients_keep_something(
 
     monkeypatch.setattr(RunFolder, "write_inside", crash_at_the_third)
     with pytest.raises(Crash):
-        start_scaffold(fed, tmp_path / "begun")  # the journal of three rounds and a checkpoint of two
+        # The journal of three rounds and a checkpoint of two
+        start_scaffold(fed, tmp_path / "begun")
     monkeypatch.setattr(RunFolder, "write_inside", save)
     for operation in range(1, 200):
         folder = tmp_path / f"crashed-at-{operation}"
@@ -427,7 +470,10 @@ def test_a_lost_file_of_the_journal(fed: fs.Federation, tmp_path: Path) -> None:
 
 
 def test_what_was_finished_is_only_told_again(
-    fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fed: fs.Federation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "run"
     first = train(fed, folder)
@@ -453,12 +499,17 @@ def test_what_was_finished_is_only_told_again(
 
 
 def test_a_finished_run_without_its_checkpoint_still_tells(
-    fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fed: fs.Federation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "run"
     train(fed, folder)
     shutil.rmtree(folder / CHECKPOINTS)
-    with pytest.raises(fs.FedskewError, match=r"checkpoints is gone; .* summary.json and model.safetensors"):
+    with pytest.raises(
+        fs.FedskewError, match=r"checkpoints is gone; .* summary.json and model.safetensors"
+    ):
         fs.resume(folder)
     monkeypatch.setattr(sys, "argv", ["fedskew", "resume", str(folder)])
     with pytest.raises(SystemExit) as ended:
@@ -485,8 +536,12 @@ def test_threads_of_the_first_start_are_kept(fed: fs.Federation, tmp_path: Path)
     used = json.loads((folder / "environment.json").read_text())["threads"]
     config = (folder / "config.toml").read_text()
     assert f"threads = {used}\n" in config
-    (folder / "config.toml").write_text(config.replace(f"threads = {used}\n", f"threads = {used + 1}\n"))
-    with pytest.raises(fs.FedskewError, match=r"config\.toml is damaged: its content is not what was written"):
+    (folder / "config.toml").write_text(
+        config.replace(f"threads = {used}\n", f"threads = {used + 1}\n")
+    )
+    with pytest.raises(
+        fs.FedskewError, match=r"config\.toml is damaged: its content is not what was written"
+    ):
         fs.resume(folder)
     assert fs.resume(folder, force=True).server.threads == used + 1  # for those who know
 
@@ -502,9 +557,15 @@ class FullOfBytes(io.FileIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("name", [ROUNDS, CLIENTS, "timing.csv", "00000003.safetensors.part", "00000003.json.part"])
+@pytest.mark.parametrize(
+    "name", [ROUNDS, CLIENTS, "timing.csv", "00000003.safetensors.part", "00000003.json.part"]
+)
 def test_a_full_disk_stops_the_run_and_loses_nothing(
-    name: str, fed: fs.Federation, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    fed: fs.Federation,
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, opened, count = tmp_path / "run", Path.open, 0
 
@@ -517,11 +578,17 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", open_on_full_disk)
-        with pytest.raises(fs.FedskewError, match=r"cannot write .*run/.*the disk is full: free some space") as caught:
+        with pytest.raises(
+            fs.FedskewError, match=r"cannot write .*run/.*the disk is full: free some space"
+        ) as caught:
             train(fed, folder)
     assert str(caught.value).endswith(f", then resume with: fedskew resume {folder}")
     assert not list(folder.rglob("*.part"))
-    assert (folder / ROUNDS).read_bytes().startswith(expected[ROUNDS][: expected[ROUNDS].index(b"\n3,")])
+    assert (
+        (folder / ROUNDS)
+        .read_bytes()
+        .startswith(expected[ROUNDS][: expected[ROUNDS].index(b"\n3,")])
+    )
     fs.resume(folder)
     assert bits(folder) == expected
 
@@ -538,7 +605,8 @@ def test_a_disk_that_is_full_for_what_clients_keep(
 
     monkeypatch.setattr(Path, "open", open_on_full_disk)
     with pytest.raises(
-        fs.FedskewError, match=r"cannot write .*clients/00000003.safetensors: the disk is full: free some space"
+        fs.FedskewError,
+        match=r"cannot write .*clients/00000003.safetensors: the disk is full: free some space",
     ):
         start_scaffold(fed, folder)
     monkeypatch.setattr(Path, "open", opened)
@@ -554,7 +622,8 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 @pytest.mark.parametrize(
-    "method", ["stratify-batch", "stratify-single:selection=weighted,per_label=3", "stratify-hybrid"]
+    "method",
+    ["stratify-batch", "stratify-single:selection=weighted,per_label=3", "stratify-hybrid"],
 )
 def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agreed_on(
     monkeypatch, tmp_path, method, engine
@@ -570,9 +639,23 @@ def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agre
         return watch
 
     played, agree = [], holders.agree
-    monkeypatch.setattr(holders, "agree", lambda *args, **more: played.append(1) or agree(*args, **more))
-    settings = {"rounds": 4, "batch_size": 8, "per_round": 3, "secure": True, "engine": engine, "threads": 1}
-    settings |= {"fleet": "mixed:slow=5,dropout=0.2", "algorithm": method, "model": "logreg", "checkpoint_every": 2}
+    monkeypatch.setattr(
+        holders, "agree", lambda *args, **more: played.append(1) or agree(*args, **more)
+    )
+    settings = {
+        "rounds": 4,
+        "batch_size": 8,
+        "per_round": 3,
+        "secure": True,
+        "engine": engine,
+        "threads": 1,
+    }
+    settings |= {
+        "fleet": "mixed:slow=5,dropout=0.2",
+        "algorithm": method,
+        "model": "logreg",
+        "checkpoint_every": 2,
+    }
     draw = fs.load("digits")
     data = (draw.train.x[:120].reshape(120, -1), draw.train.y[:120] % 4)
     fed = fs.split(data, "classes:k=2", clients=4, seed=0)
@@ -581,11 +664,21 @@ def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agre
     assert len(played) == 2
     for number in (3, 4):
         with pytest.raises(KilledError):
-            fs.train(fed, folder=tmp_path / f"killed {number}", callbacks=killed_in_round(number), **settings)
+            fs.train(
+                fed,
+                folder=tmp_path / f"killed {number}",
+                callbacks=killed_in_round(number),
+                **settings,
+            )
         told = len(played)
         resumed = fs.resume(tmp_path / f"killed {number}", fed=fed)
         assert len(played) == told  # from the checkpoint
-        assert set(resumed.summary["label_protocol_seconds"]) == {"keys", "mapping", "unique list", "counts"}
+        assert set(resumed.summary["label_protocol_seconds"]) == {
+            "keys",
+            "mapping",
+            "unique list",
+            "counts",
+        }
         assert _facts(tmp_path / f"killed {number}", resumed) == _facts(tmp_path / "whole", whole)
     assert _facts(tmp_path / "again", again) == _facts(tmp_path / "whole", whole)
 
@@ -593,7 +686,9 @@ def test_a_run_with_secret_labels_repeats_and_goes_on_with_what_its_parties_agre
 def _facts(folder: Path, run: fs.Run) -> tuple[list[bytes], dict[str, Any]]:
     """Return the bits of a run, and its summary without measured times."""
     measured = ("seconds", "label_protocol_seconds")
-    return [(folder / name).read_bytes() for name in BITS], {n: v for n, v in run.summary.items() if n not in measured}
+    return [(folder / name).read_bytes() for name in BITS], {
+        n: v for n, v in run.summary.items() if n not in measured
+    }
 
 
 def test_a_run_whose_settings_name_no_threads_has_as_many_as_before(tmp_path: Path):
@@ -602,7 +697,15 @@ def test_a_run_whose_settings_name_no_threads_has_as_many_as_before(tmp_path: Pa
 
     fed = fs.split(fs.load("digits"), "iid", clients=4)
     with pytest.raises(KeyboardInterrupt):
-        fs.train(fed, "logreg", rounds=2, threads=3, checkpoint_every=1, folder=tmp_path / "run", callbacks=stop)
+        fs.train(
+            fed,
+            "logreg",
+            rounds=2,
+            threads=3,
+            checkpoint_every=1,
+            folder=tmp_path / "run",
+            callbacks=stop,
+        )
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("threads = 3\n", ""))
     assert fs.resume(tmp_path / "run", force=True).server.threads == 3

@@ -63,9 +63,23 @@ def rate(found: pd.DataFrame, rows: pd.DataFrame) -> float:
     return float((found["prediction"].to_numpy() == rows["level"].to_numpy()).mean())
 
 
-def check(fed: fs.Federation, frames: dict[str, pd.DataFrame], place: Path, spec: str, model: str, **more: Any) -> bool:
+def check(
+    fed: fs.Federation,
+    frames: dict[str, pd.DataFrame],
+    place: Path,
+    spec: str,
+    model: str,
+    **more: Any,
+) -> bool:
     """Train, and compare every score with the predictions that a user gets; return whether there is a shared score."""
-    settings = {"rounds": 2, "batch_size": 16, "lr": 0.05, "folder": place / "run", "device": "cpu", **more}
+    settings = {
+        "rounds": 2,
+        "batch_size": 16,
+        "lr": 0.05,
+        "folder": place / "run",
+        "device": "cpu",
+        **more,
+    }
     run = fs.train(fed, model, spec, **settings)
     opened, table = fs.open_run(place / "run"), fs.compare(place / "run")
     tested = {name: frame.iloc[:20] for name, frame in frames.items()}
@@ -82,7 +96,9 @@ def check(fed: fs.Federation, frames: dict[str, pd.DataFrame], place: Path, spec
         for name in {*known, *run.rounds, *table} - {"train_majority_rate", "test_majority_rate"}:
             assert not name.startswith(("train_", "test_", "calibrated_", "backdoor_"))
         for used in (run, opened):
-            with pytest.raises(FedskewError, match="share no whole one: say whose to use, client= one of clinic_A"):
+            with pytest.raises(
+                FedskewError, match="share no whole one: say whose to use, client= one of clinic_A"
+            ):
                 used.predict(everything)
     own = run.final_clients.set_index("name")["accuracy"]
     for name, rows in tested.items():
@@ -108,7 +124,12 @@ def test_what_is_scored_is_what_predicts(
 
 @pytest.mark.parametrize(("spec", "model", "norm"), VARIANTS)
 def test_norms_and_compositions(
-    fed: fs.Federation, frames: dict[str, pd.DataFrame], tmp_path: Path, spec: str, model: str, norm: str
+    fed: fs.Federation,
+    frames: dict[str, pd.DataFrame],
+    tmp_path: Path,
+    spec: str,
+    model: str,
+    norm: str,
 ) -> None:
     found = check(fed, frames, tmp_path, spec, model, norm=norm.removeprefix("norm="))
     assert found == VARIANTS[spec, model, norm]

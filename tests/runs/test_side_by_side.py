@@ -46,11 +46,15 @@ def same_files(one: Path, other: Path) -> None:
     assert names == sorted(path.name for path in other.iterdir() if path.is_dir())
     for name in names:
         for table in TABLES:
-            assert (one / name / table).read_bytes() == (other / name / table).read_bytes(), (name, table)
+            assert (one / name / table).read_bytes() == (other / name / table).read_bytes(), (
+                name,
+                table,
+            )
 
 
 GRID = (
-    "compare --rounds 3 --model logreg --clients 4 --algorithm fedprox --seeds 0-1 --grid mu=0,0.5 --grid lr=0.1,0.05"
+    "compare --rounds 3 --model logreg --clients 4 --algorithm fedprox --seeds 0-1 "
+    "--grid mu=0,0.5 --grid lr=0.1,0.05"
 )
 
 
@@ -66,16 +70,23 @@ def test_a_grid_has_a_run_for_every_combination(
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert [(run["algorithm"], run["seed"]) for run in told["runs"]] == [
-        (method, seed) for seed in (0, 1) for method in ("fedprox:mu=0.0",) * 2 + ("fedprox:mu=0.5",) * 2
+        (method, seed)
+        for seed in (0, 1)
+        for method in ("fedprox:mu=0.0",) * 2 + ("fedprox:mu=0.5",) * 2
     ]
-    assert list(told["means"]) == [f"fedprox mu={mu} lr={lr}" for mu in ("0", "0.5") for lr in ("0.1", "0.05")]
+    assert list(told["means"]) == [
+        f"fedprox mu={mu} lr={lr}" for mu in ("0", "0.5") for lr in ("0.1", "0.05")
+    ]
     table = [line.split() for line in err.splitlines() if line.startswith(("method", "fedprox "))]
     assert [line[:3] for line in table] == [
         ["method", "mu", "lr"], ["fedprox", "0", "0.1"], ["fedprox", "0", "0.05"], ["fedprox", "0.5", "0.1"],
         ["fedprox", "0.5", "0.05"],
     ]  # fmt: skip
     assert {path.name for path in Path("group").iterdir() if path.is_dir()} == {
-        f"fedprox-mu-{mu}-lr-{lr}-s{seed}" for mu in ("0", "0.5") for lr in ("0.1", "0.05") for seed in (0, 1)
+        f"fedprox-mu-{mu}-lr-{lr}-s{seed}"
+        for mu in ("0", "0.5")
+        for lr in ("0.1", "0.05")
+        for seed in (0, 1)
     }
 
 
@@ -90,23 +101,43 @@ def test_a_run_of_a_grid_has_the_numbers_of_a_run_on_its_own(
     member = Path(f"group/fedprox-mu-{mu}-lr-{lr}-s{seed}")
     assert (member / "config.toml").read_bytes() == Path("alone/config.toml").read_bytes()
     for table in TABLES[:3]:
-        for left, right in zip(RunFolder(Path("alone")).table(table), RunFolder(member).table(table), strict=True):
+        for left, right in zip(
+            RunFolder(Path("alone")).table(table), RunFolder(member).table(table), strict=True
+        ):
             assert left == pytest.approx(right, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        ("--algorithm fedprox --grid mu", "grid 'mu' is not a name with numbers, such as mu=0,0.01,0.1"),
+        (
+            "--algorithm fedprox --grid mu",
+            "grid 'mu' is not a name with numbers, such as mu=0,0.01,0.1",
+        ),
         ("--algorithm fedprox --grid mu=1,x", "grid 'mu=1,x': 'x' is not a number"),
         ("--algorithm fedprox --grid mu=", "grid 'mu=': '' is not a number"),
-        ("--algorithm fedprox --grid nu=1", "unknown number of fedprox or of its training in --grid 'nu'"),
-        ("--algorithm fedprox --algorithm fedavg --grid nu=1", "unknown number of fedprox or fedavg or of its"),
-        ("--algorithm fedprox --grid weights=1", "unknown number of fedprox or of its training in --grid 'weights'"),
-        ("--algorithm fedprox --grid rounds=1,2", "unknown number of fedprox or of its training in --grid 'rounds'"),
+        (
+            "--algorithm fedprox --grid nu=1",
+            "unknown number of fedprox or of its training in --grid 'nu'",
+        ),
+        (
+            "--algorithm fedprox --algorithm fedavg --grid nu=1",
+            "unknown number of fedprox or fedavg or of its",
+        ),
+        (
+            "--algorithm fedprox --grid weights=1",
+            "unknown number of fedprox or of its training in --grid 'weights'",
+        ),
+        (
+            "--algorithm fedprox --grid rounds=1,2",
+            "unknown number of fedprox or of its training in --grid 'rounds'",
+        ),
         ("--algorithm fedprox --grid mu=1 --grid mu=2", "grid: mu is given twice"),
         ("--algorithm fedprox --grid mu=1,1.0", "fedprox-mu-1-s0 is given twice"),
-        ("--algorithm fedprox:mu=1 --grid mu=1", "mu is given twice: in --grid, and as fedprox:mu=1.0"),
+        (
+            "--algorithm fedprox:mu=1 --grid mu=1",
+            "mu is given twice: in --grid, and as fedprox:mu=1.0",
+        ),
         ("--lr 0.1 --grid lr=1,2", "lr is given twice: in --grid, and as a setting"),
         ("--algorithm fedprox --grid mu=1,-1", "mu=-1 is out of range, it must be >= 0"),
         ("--grid lr=0", "lr=0 is out of range, it must be > 0"),
@@ -147,7 +178,10 @@ def test_what_cannot_be_stacked_runs_one_by_one(
     assert not any(together)
     for seed in (0, 1):
         assert (
-            fedskew(few.replace("compare", "run").replace("--seeds 0-1", f"--seed {seed}") + f" --folder alone{seed}")
+            fedskew(
+                few.replace("compare", "run").replace("--seeds 0-1", f"--seed {seed}")
+                + f" --folder alone{seed}"
+            )
             == 0
         )
         member = next(path for path in Path("group").iterdir() if path.name.endswith(f"-s{seed}"))
@@ -165,7 +199,11 @@ FIVE = "compare --rounds 5 --model logreg --clients 4 --algorithm scaffold --see
 @pytest.mark.parametrize("call", [1, 8, 15, 26, 30])
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_killed_group_continues_with_the_same_bits(
-    call: int, every: int, fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, together: list[int]
+    call: int,
+    every: int,
+    fedskew: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    together: list[int],
 ) -> None:
     assert fedskew(FIVE + f" --checkpoint-every {every} --out expected") == 0
     assert together == [6] * 5
@@ -213,7 +251,9 @@ def test_runs_go_on_from_the_last_round_that_all_have_saved(
 
 
 def test_a_signal_ends_the_round_of_all_and_they_continue(
-    fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fedskew: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert fedskew(FIVE + " --out expected") == 0
     complete, calls = Server.complete, 0
@@ -252,8 +292,12 @@ def test_a_run_that_diverges_ends_and_the_others_go_on(
 def test_runs_that_stop_early_end_alone(fedskew: Callable[[str], Any], together: list[int]) -> None:
     few = "compare --rounds 30 --model logreg --clients 4 --seeds 0-2 --split-seed 1 --validation 0.2 --stop-after 1"
     assert fedskew(few + " --out group") == 0
-    rounds = sorted(len(RunFolder(Path(f"group/fedavg-s{seed}")).table("rounds.csv")) for seed in range(3))
-    assert together == [3] * rounds[0] + [2] * (rounds[1] - rounds[0]) + [0] * (rounds[2] - rounds[1])
+    rounds = sorted(
+        len(RunFolder(Path(f"group/fedavg-s{seed}")).table("rounds.csv")) for seed in range(3)
+    )
+    assert together == [3] * rounds[0] + [2] * (rounds[1] - rounds[0]) + [0] * (
+        rounds[2] - rounds[1]
+    )
 
 
 def test_no_more_runs_at_once_than_memory_has_room_for(
@@ -261,12 +305,15 @@ def test_no_more_runs_at_once_than_memory_has_room_for(
 ) -> None:
     few = "compare --rounds 2 --model logreg --clients 4 --seeds 0-4 --algorithm scaffold"
     assert fedskew(few + " --out expected") == 0
-    states = (5 * 64 * 10 + 5 * 10 + 10) * 4 + 5 * 8  # of scaffold: the weights and four controls of clients
+    # Of scaffold: the weights and four controls of clients
+    states = (5 * 64 * 10 + 5 * 10 + 10) * 4 + 5 * 8
     monkeypatch.setattr("fedskew.runs.side_by_side._MEMORY", 2 * states + states // 2)
     together.clear()
     assert fedskew(few + " --out group") == 0
     assert together == [2, 2, 2, 2, 0, 0]
-    assert sorted(path.name for path in Path("group").iterdir()) == sorted(p.name for p in Path("expected").iterdir())
+    assert sorted(path.name for path in Path("group").iterdir()) == sorted(
+        p.name for p in Path("expected").iterdir()
+    )
 
 
 def test_checkpoints_are_due_for_all_or_none() -> None:
@@ -297,7 +344,9 @@ def test_checkpoints_are_due_for_all_or_none() -> None:
         ("fedprox", "mlp:hidden=5", False),  # takes batches of one row
     ],
 )
-def test_only_runs_of_one_kind_fit_in_one_stack(lab: Any, method: str, model: str, fit: bool) -> None:
+def test_only_runs_of_one_kind_fit_in_one_stack(
+    lab: Any, method: str, model: str, fit: bool
+) -> None:
     fed, engine = lab.federation(), Stacked(mode="stack")
     first = lab.training(fed, "fedavg", "tabular:hidden=5", engine)
     assert fits(lab.training(fed, method, model, engine), first) is fit

@@ -18,7 +18,16 @@ from fedskew.data.dataset import datasets
 from fedskew.data.fitting import Description, Moments, Request
 from fedskew.deploy.node import Files
 from fedskew.deploy.remote_clients import Nodes
-from fedskew.deploy.requests import Evaluate, Question, Refusal, Tell, Train, Version, from_bytes, to_bytes
+from fedskew.deploy.requests import (
+    Evaluate,
+    Question,
+    Refusal,
+    Tell,
+    Train,
+    Version,
+    from_bytes,
+    to_bytes,
+)
 from fedskew.runs import silo_node
 from fedskew.runs.deployment import run_on_nodes
 from fedskew.runs.silo_node import SiloNode
@@ -32,10 +41,20 @@ Ask = Callable[..., Any]
 def about(data: Path, **changed: Any) -> dict[str, Any]:
     """Return what a message says of a run on this file."""
     label = "y" if data.suffix == ".npz" else "outcome"
-    known = {name: option.default for name, option in datasets.options("silos").items() if name != "paths"}
+    known = {
+        name: option.default
+        for name, option in datasets.options("silos").items()
+        if name != "paths"
+    }
     options = {**known, "label": label, **changed.pop("options", {})}
     own = {"data": str(data), "state": str(data.parent / "state"), **changed.pop("node", {})}
-    said = {"run": RUN, "options": json.dumps(options), "validation": 0.0, "seed": 0, "version": __version__}
+    said = {
+        "run": RUN,
+        "options": json.dumps(options),
+        "validation": 0.0,
+        "seed": 0,
+        "version": __version__,
+    }
     return {**said, "client": 0, "node": own, **changed}
 
 
@@ -85,7 +104,9 @@ STRANGE = [None, 3, 1.5, True, b"count".decode("utf-16-be", "replace"), "", "Cou
 @pytest.mark.parametrize("what", STRANGE, ids=lambda what: type(what).__name__)
 def test_no_other_thing_is_a_question(table: Path, arrays: Path, what: Any):
     for data in (table, arrays):
-        assert "is no question of a fit, which are describe, count and add_up" in refused(ask(data, Question(what, {})))
+        assert "is no question of a fit, which are describe, count and add_up" in refused(
+            ask(data, Question(what, {}))
+        )
 
 
 def test_arrays_are_not_counted(arrays: Path):
@@ -105,14 +126,20 @@ def test_only_what_the_options_of_the_run_say_is_described(table: Path):
         said = refused(ask(table, Question("describe", request_of(**other))))
         assert "describe: other options than those of the run" in said
     for content in (None, {}, "outcome", np.zeros(3)):
-        assert "describe: other options than those of the run" in refused(ask(table, Question("describe", content)))
+        assert "describe: other options than those of the run" in refused(
+            ask(table, Question("describe", content))
+        )
 
 
-def test_a_column_of_mostly_different_texts_is_not_told_however_many_categories_a_server_allows(tmp_path: Path):
+def test_a_column_of_mostly_different_texts_is_not_told_however_many_categories_a_server_allows(
+    tmp_path: Path,
+):
     data = tmp_path / "persons.csv"
     rows = 200
     names = [f"person {number}" for number in range(rows)]
-    frame = pd.DataFrame({"name": names, "age": np.arange(rows) % 50, "outcome": np.arange(rows) % 2})
+    frame = pd.DataFrame(
+        {"name": names, "age": np.arange(rows) % 50, "outcome": np.arange(rows) % 2}
+    )
     frame.to_csv(data, index=False)
     many = {"max_categories": 10**6}
     told = ask(data, Question("describe", request_of(**many)), options=many)
@@ -131,7 +158,10 @@ def test_a_schema_about_another_label_is_refused(table: Path):
     label = {"columns": ["colour"], "target": "class", "classes": ["none", "of them"]}
     schema = {"format": 1, "kind": "table", "columns": [], "label": label, "window": 0, "stride": 0}
     said = refused(ask(table, Tell(), schema=json.dumps(schema)))
-    assert said == "the schema has the label colour, and the run the label outcome: use the same version of fedskew"
+    assert (
+        said
+        == "the schema has the label colour, and the run the label outcome: use the same version of fedskew"
+    )
 
 
 def test_a_server_does_not_choose_another_file(table: Path, tmp_path: Path):
@@ -188,12 +218,16 @@ def test_fills_that_are_no_numbers(table: Path, arrays: Path, case: str):
 
 @pytest.mark.parametrize("title", ["3", "-1", "x", "", "0 ", "٠", "1e0"])
 def test_arrays_have_the_columns_that_they_have(arrays: Path, title: str):
-    assert f"add_up: {title!r} is no column of x, which has 3" in refused(ask(arrays, Question("add_up", {title: 0.0})))
+    assert f"add_up: {title!r} is no column of x, which has 3" in refused(
+        ask(arrays, Question("add_up", {title: 0.0}))
+    )
 
 
 def test_what_a_fit_asks_is_answered(table: Path, arrays: Path):
     counted = ask(table, Question("count", {"income": [WHOLE], "elsewhere": [WHOLE]}))
-    assert {title: [int(each.sum()) for each in counts] for title, counts in counted.items()} == {"income": [40]}
+    assert {title: [int(each.sum()) for each in counts] for title, counts in counted.items()} == {
+        "income": [40]
+    }
     added = ask(table, Question("add_up", {"income": 0.0, "elsewhere": 2.5}))
     assert (added["income"].count, added["elsewhere"]) == (40, Moments(40, 2.5, 0.0, 0.0))
     assert isinstance(ask(arrays, Question("describe", Request("y", compared=True))), Description)
@@ -214,7 +248,9 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[bytes, dict
             return super().ask(requests, about)
 
     silos = Recorded(write_silos(folder), folder / "states")
-    experiment = Experiment(data="silos:label=outcome", model="logreg", algorithm="scaffold", **SETTINGS)
+    experiment = Experiment(
+        data="silos:label=outcome", model="logreg", algorithm="scaffold", **SETTINGS
+    )
     run_on_nodes(Nodes(silos), 3, experiment, folder / "run")
     return seen
 
@@ -231,7 +267,9 @@ def test_a_run_writes_into_a_folder_of_its_own(
     own = {"data": str(table), "state": str(inside)}
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for content, said in messages:
-        answer = from_bytes(silo_node.answer({**said, "run": run, "client": 0, "node": own}, content))
+        answer = from_bytes(
+            silo_node.answer({**said, "run": run, "client": 0, "node": own}, content)
+        )
         if not isinstance(from_bytes(content), Question):
             assert "is no name of a run, expected 32 hexadecimal digits" in refused(answer)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
@@ -247,27 +285,37 @@ def test_a_link_does_not_lead_out_of_the_state(
     (state / RUN).symlink_to(outside)
     own = {"data": str(table), "state": str(state)}
     for content, said in messages:
-        answer = from_bytes(silo_node.answer({**said, "run": RUN, "client": 0, "node": own}, content))
+        answer = from_bytes(
+            silo_node.answer({**said, "run": RUN, "client": 0, "node": own}, content)
+        )
         if not isinstance(from_bytes(content), Question):
             assert "leads out of the node's --state" in refused(answer)
     assert [path.name for path in outside.iterdir()] == ["0-1.safetensors"]
     assert (outside / "0-1.safetensors").read_bytes() == b"somebody else's"
 
 
-def test_a_state_behind_a_link_is_used(table: Path, tmp_path: Path, messages: list[tuple[bytes, dict[str, Any]]]):
+def test_a_state_behind_a_link_is_used(
+    table: Path, tmp_path: Path, messages: list[tuple[bytes, dict[str, Any]]]
+):
     real = tmp_path / "real"
     real.mkdir()
     (tmp_path / "link").symlink_to(real)
     own = {"data": str(table), "state": str(tmp_path / "link")}
     for content, said in messages:
-        answer = from_bytes(silo_node.answer({**said, "run": RUN, "client": 0, "node": own}, content))
+        answer = from_bytes(
+            silo_node.answer({**said, "run": RUN, "client": 0, "node": own}, content)
+        )
         assert not isinstance(answer, Refusal)
     assert {path.name for path in (real / RUN).iterdir()} >= {"rows.sha256", "0-3.safetensors"}
 
 
-def test_folders_of_the_node_are_not_told(table: Path, messages: list[tuple[bytes, dict[str, Any]]], tmp_path: Path):
+def test_folders_of_the_node_are_not_told(
+    table: Path, messages: list[tuple[bytes, dict[str, Any]]], tmp_path: Path
+):
     own = {"data": str(table), "state": str(tmp_path / "lost")}
-    train = [(content, said) for content, said in messages if isinstance(from_bytes(content), Train)]
+    train = [
+        (content, said) for content, said in messages if isinstance(from_bytes(content), Train)
+    ]
     content, said = train[-1]
     told = refused(from_bytes(silo_node.answer({**said, "client": 0, "node": own}, content)))
     assert told.startswith("0-2.safetensors is gone")
@@ -298,8 +346,12 @@ def test_files_have_numbers_as_names(tmp_path: Path, odd: Any):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("client", ["../../x", "", None, [0], 1.5, "1" * 5000], ids=lambda client: repr(client)[:20])
-def test_a_client_has_a_number(table: Path, tmp_path: Path, messages: list[tuple[bytes, dict[str, Any]]], client: Any):
+@pytest.mark.parametrize(
+    "client", ["../../x", "", None, [0], 1.5, "1" * 5000], ids=lambda client: repr(client)[:20]
+)
+def test_a_client_has_a_number(
+    table: Path, tmp_path: Path, messages: list[tuple[bytes, dict[str, Any]]], client: Any
+):
     own = {"data": str(table), "state": str(tmp_path / "fresh")}
     for content, said in messages:
         if isinstance(from_bytes(content), (Train, Evaluate)):

@@ -37,7 +37,9 @@ def fed() -> fs.Federation:
 
 
 @pytest.fixture(scope="module")
-def stopped(fed: fs.Federation, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Status]]:
+def stopped(
+    fed: fs.Federation, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Status]]:
     """Return a run that was stopped after 4 of 7 rounds, and how it stood after each of them."""
     folder, seen = tmp_path_factory.mktemp("runs") / "run", list[Status]()
 
@@ -63,8 +65,12 @@ def run(stopped: tuple[Path, list[Status]], tmp_path: Path) -> Path:
 def test_a_run_that_goes_on(stopped: tuple[Path, list[Status]]):
     folder, seen = stopped
     disk = RunFolder(folder)
-    rounds, clients, timing = (disk.table(name) for name in ("rounds.csv", "clients.csv", "timing.csv"))
-    assert {(one.state, one.rounds, one.algorithm, one.then) for one in seen} == {("running", 7, "fedavg", None)}
+    rounds, clients, timing = (
+        disk.table(name) for name in ("rounds.csv", "clients.csv", "timing.csv")
+    )
+    assert {(one.state, one.rounds, one.algorithm, one.then) for one in seen} == {
+        ("running", 7, "fedavg", None)
+    }
     assert [one.round for one in seen] == [1, 2, 3, 4]
     assert all(one.process and one.process.startswith(f"process {os.getpid()} on ") for one in seen)
     assert [one.evaluated for one in seen] == [None, 2, 2, 4]
@@ -89,7 +95,11 @@ def test_a_run_that_was_stopped(stopped: tuple[Path, list[Status]]):
     assert (now.state, now.process, now.round) == ("stopped", None, 4)
     assert now.seconds_left == pytest.approx(3 * (now.seconds_per_round or 0))
     assert now.then == f"go on with it: fedskew resume {folder}"
-    assert (now.metrics, now.dropped, now.late) == (seen[-1].metrics, seen[-1].dropped, seen[-1].late)
+    assert (now.metrics, now.dropped, now.late) == (
+        seen[-1].metrics,
+        seen[-1].dropped,
+        seen[-1].late,
+    )
 
 
 def test_a_run_that_has_ended_on_the_command_line(
@@ -98,9 +108,11 @@ def test_a_run_that_has_ended_on_the_command_line(
     fs.resume(run)
     assert fedskew("status run --json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == {**vars(status(run)), "folder": "run", "then": "its page is run/report.html"} | {
-        "seconds_since_write": found["seconds_since_write"]
-    }
+    assert found == {
+        **vars(status(run)),
+        "folder": "run",
+        "then": "its page is run/report.html",
+    } | {"seconds_since_write": found["seconds_since_write"]}
     assert (found["state"], found["round"], found["seconds_left"]) == ("finished", 7, None)
     assert fedskew("status run") == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -123,7 +135,9 @@ def test_how_long_nothing_was_written(run: Path):
         assert (now.state, now.seconds_left) == ("running", 0.0)  # the next round is long overdue
 
 
-def test_a_file_that_gets_its_name_meanwhile_is_no_matter(run: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_gets_its_name_meanwhile_is_no_matter(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+):
     inside = [*run.iterdir()]
     (run / "gone.part").touch()
     monkeypatch.setattr(Path, "iterdir", lambda folder: _one_vanishes(folder, inside))
@@ -143,8 +157,13 @@ def test_a_line_in_the_middle_of_being_written_is_not_read(run: Path):
         with (run / name).open("ab") as file:
             file.write(b"5,8,0,1")
     after = status(run)
-    assert (after.round, after.dropped, after.seconds_per_round) == (4, before.dropped, before.seconds_per_round)
-    with (run / "rounds.csv").open("ab") as file:  # the round is in its table, and its clients are not yet
+    assert (after.round, after.dropped, after.seconds_per_round) == (
+        4,
+        before.dropped,
+        before.seconds_per_round,
+    )
+    # The round is in its table, and its clients are not yet
+    with (run / "rounds.csv").open("ab") as file:
         file.write(b",0" * (len(RunFolder(run).header("rounds.csv")) - 4) + b"\n")
     assert (status(run).round, status(run).dropped, status(run).late) == (5, [], [])
 
@@ -153,20 +172,32 @@ def test_before_the_first_round(run: Path):
     for name in ("rounds.csv", "clients.csv", "timing.csv"):
         (run / name).unlink()
     now = status(run)
-    assert (now.state, now.round, now.metrics, now.seconds_left, now.clients) == ("stopped", 0, {}, None, None)
+    assert (now.state, now.round, now.metrics, now.seconds_left, now.clients) == (
+        "stopped",
+        0,
+        {},
+        None,
+        None,
+    )
 
 
 def test_of_a_long_table_the_end_is_read(run: Path, monkeypatch: pytest.MonkeyPatch):
     disk, header = RunFolder(run), "round,client,name,dropped"
     names = [f'"ward {client},\n{"east" * client}"' for client in range(5)]
-    rows = [f"{number},{client},{names[client]},{client % 2}" for number in range(1, 40) for client in range(5)]
+    rows = [
+        f"{number},{client},{names[client]},{client % 2}"
+        for number in range(1, 40)
+        for client in range(5)
+    ]
     (run / "clients.csv").write_text("\n".join([header, *rows, ""]))
     whole = disk.table("clients.csv")
     assert len(whole) == 39 * 5
     for end in (1, 17, 64, 200, 1000, 10**6):  # also in the middle of a name
         monkeypatch.setattr(on_disk, "_END", end)
         for first in (1, 38, 39, 40):
-            assert disk.last_rows("clients.csv", first) == [row for row in whole if row["round"] >= first]
+            assert disk.last_rows("clients.csv", first) == [
+                row for row in whole if row["round"] >= first
+            ]
 
 
 def test_a_failed_run_and_what_is_no_run(
@@ -183,7 +214,9 @@ def test_a_failed_run_and_what_is_no_run(
         assert "is not a run folder: it has no config.toml; name a folder such as runs/NAME" in told
     member = {"name": "fedavg-s0", "algorithm": "fedavg", "values": {}}
     (tmp_path / "group.json").write_text(json.dumps([member]))
-    with pytest.raises(FedskewError, match=r"comparison of several runs: name one of them, such as .*/fedavg-s0"):
+    with pytest.raises(
+        FedskewError, match=r"comparison of several runs: name one of them, such as .*/fedavg-s0"
+    ):
         status(tmp_path)
 
 
@@ -201,9 +234,13 @@ def test_looking_does_not_keep_a_process_from_beginning(tmp_path: Path):
 def test_a_deployment_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "deployment" / "app").mkdir(parents=True)
     for name in ("deployment", "deployment/run"):
-        with pytest.raises(FedskewError, match="deployment/run is not there yet: the run has not been started"):
+        with pytest.raises(
+            FedskewError, match="deployment/run is not there yet: the run has not been started"
+        ):
             status(tmp_path / name)
     (tmp_path / "deployment" / "run").mkdir()
     (tmp_path / "deployment" / "run" / "config.toml").write_text("")
-    with pytest.raises(FedskewError, match=r"deployment is a deployment: its run is .*deployment/run"):
+    with pytest.raises(
+        FedskewError, match=r"deployment is a deployment: its run is .*deployment/run"
+    ):
         status(tmp_path / "deployment")

@@ -31,14 +31,27 @@ def weights(*by_round: dict[int, float]) -> list[Row]:
 
 
 def final(*accuracies: float, **more: float) -> list[Row]:
-    return [{"client": client, "accuracy": accuracy, **more} for client, accuracy in enumerate(accuracies)]
+    return [
+        {"client": client, "accuracy": accuracy, **more}
+        for client, accuracy in enumerate(accuracies)
+    ]
 
 
 def test_last_and_best_are_named_as_such() -> None:
-    rounds = [round_of(1, 0.5), round_of(2, 0.9), round_of(3, 0.8), round_of(4, None), round_of(5, 0.85)]
+    rounds = [
+        round_of(1, 0.5),
+        round_of(2, 0.9),
+        round_of(3, 0.8),
+        round_of(4, None),
+        round_of(5, 0.85),
+    ]
     found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
     assert found["rounds"] == 5
-    assert (found["test_accuracy_last"], found["test_accuracy_best"], found["test_accuracy_best_round"]) == (
+    assert (
+        found["test_accuracy_last"],
+        found["test_accuracy_best"],
+        found["test_accuracy_best_round"],
+    ) == (
         0.85,
         0.9,
         2,
@@ -59,7 +72,9 @@ def test_rounds_to_90_percent_counts_rounds_and_not_evaluations() -> None:
 
 def test_rounds_to_90_percent_of_the_best_are_others() -> None:
     # 90 % of the best, 1.0, is 0.9: round 4; 90 % of the last, 0.5, was there in round 2.
-    rounds = [round_of(n, a) for n, a in ((1, 0.4), (2, 0.6), (3, 0.85), (4, 0.95), (5, 1.0), (6, 0.5))]
+    rounds = [
+        round_of(n, a) for n, a in ((1, 0.4), (2, 0.6), (3, 0.85), (4, 0.95), (5, 1.0), (6, 0.5))
+    ]
     found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
     assert found["rounds_to_90_percent_of_last_test_accuracy"] == 2
     assert found["rounds_to_90_percent_of_best_test_accuracy"] == 4
@@ -70,7 +85,9 @@ def test_late_oscillation_is_over_the_last_15_rounds() -> None:
     late = [0.8 + 0.01 * (n % 4) for n in range(15)]
     rounds = [round_of(n + 1, a) for n, a in enumerate([0.1, 0.2, 0.3, *late])]
     found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
-    assert found["test_accuracy_std_of_last_15_rounds"] == pytest.approx(statistics.stdev(late), abs=1e-15)
+    assert found["test_accuracy_std_of_last_15_rounds"] == pytest.approx(
+        statistics.stdev(late), abs=1e-15
+    )
     short = summarise(rounds[:2], weights({0: 1.0}), final(1.0), 1, False)
     assert short["test_accuracy_std_of_last_15_rounds"] is None
 
@@ -96,7 +113,9 @@ def test_without_test_rows_there_is_no_test_accuracy() -> None:
     found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
     for what in ("rounds", "simulated_seconds", "bytes"):
         assert found[f"{what}_to_90_percent_of_last_test_accuracy"] is None
-    assert not [key for key, value in found.items() if key.startswith("test_") and value is not None]
+    assert not [
+        key for key, value in found.items() if key.startswith("test_") and value is not None
+    ]
 
 
 def test_gini_of_accumulated_weights() -> None:
@@ -130,7 +149,10 @@ def test_clients_with_nothing_to_measure_on_are_left_out() -> None:
 
 
 def test_sums_over_rounds() -> None:
-    rounds = [round_of(1, 0.5, excluded=2, late=1), round_of(2, 0.5, clients=7, excluded=1, dropped=4, late=2)]
+    rounds = [
+        round_of(1, 0.5, excluded=2, late=1),
+        round_of(2, 0.5, clients=7, excluded=1, dropped=4, late=2),
+    ]
     found = summarise(rounds, weights({0: 1.0}), final(1.0), 1, False)
     assert found["updates"] == 11
     assert (found["excluded_updates"], found["dropped_updates"], found["late_updates"]) == (3, 4, 3)
@@ -140,14 +162,18 @@ def test_sums_over_rounds() -> None:
 
 def test_own_models_of_those_that_were_tested() -> None:
     lines = [*final(0.5, 0.5, own_test_accuracy=0.25), {"client": 2, "accuracy": 0.5}]
-    assert summarise([round_of(1, 0.5)], weights({0: 1.0}), lines, 1, False)["own_test_accuracy_mean"] == 0.25
+    assert (
+        summarise([round_of(1, 0.5)], weights({0: 1.0}), lines, 1, False)["own_test_accuracy_mean"]
+        == 0.25
+    )
 
 
 def test_the_global_model_beside_own_models() -> None:
     lines = final(0.5, 1.0)
     found = summarise([round_of(1, 0.5)], weights({0: 1.0}), lines, 1, True)
     assert "client_accuracy_of_global_model_mean" not in found
-    for line, accuracy in zip(lines, (0.25, float("nan")), strict=True):  # the second holds nothing out
+    # The second holds nothing out
+    for line, accuracy in zip(lines, (0.25, float("nan")), strict=True):
         line["global_accuracy"] = accuracy
     found = summarise([round_of(1, 0.5)], weights({0: 1.0}), lines, 1, True)
     assert found["client_accuracy_of_global_model_mean"] == 0.25

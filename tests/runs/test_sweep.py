@@ -29,7 +29,9 @@ RUN = "compare --rounds 2 --model logreg --clients 4 --algorithm fedavg --algori
 
 
 def test_means_and_deviations_by_hand(
-    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fedskew: Callable[[str], Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     assert fedskew(RUN + " --json") == 0
@@ -39,12 +41,19 @@ def test_means_and_deviations_by_hand(
     for method, mu in (("fedavg", None), ("fedprox:mu=1.0", 1.0)):
         mine = [run for run in told["runs"] if run["algorithm"] == method]
         assert [run["seed"] for run in mine] == [0, 1, 2]
-        for key in ("test_accuracy_last", "test_accuracy_best", "gini_of_client_weights", "bytes_up"):
+        for key in (
+            "test_accuracy_last",
+            "test_accuracy_best",
+            "gini_of_client_weights",
+            "bytes_up",
+        ):
             values = [run[key] for run in mine]
             assert told["means"][method][key]["mean"] == pytest.approx(statistics.mean(values))
             assert told["means"][method][key]["std"] == pytest.approx(statistics.stdev(values))
         last = [100 * run["test_accuracy_last"] for run in mine]
-        shown = next(line for line in err.splitlines() if line.startswith(f"{method.partition(':')[0]} "))
+        shown = next(
+            line for line in err.splitlines() if line.startswith(f"{method.partition(':')[0]} ")
+        )
         seeds, p = re.split(r"  +", shown.strip())[-2:]
         assert seeds == "3"
         assert p == "best" or 0 < float(p) <= 1
@@ -53,7 +62,9 @@ def test_means_and_deviations_by_hand(
             *cells,
             f"{statistics.mean(last):.1f} ± {statistics.stdev(last):.1f}",
         ]
-        row = next(row for row in told["comparison"]["rows"] if row["method"] == method.partition(":")[0])
+        row = next(
+            row for row in told["comparison"]["rows"] if row["method"] == method.partition(":")[0]
+        )
         assert (row["mu"], row["seeds"], row["failed"]) == (mu, 3, 0)
         assert row["test_accuracy_last"] == pytest.approx(statistics.mean(last) / 100)
         assert row["test_accuracy_last_std"] == pytest.approx(statistics.stdev(last) / 100)
@@ -92,7 +103,9 @@ def test_what_only_some_runs_have_has_no_mean() -> None:
 def test_methods_meet_on_the_same_cuts(fedskew: Callable[[str], Any]) -> None:
     assert fedskew(RUN + " --out group") == 0
     cuts = {
-        path.name: Partition.load(path / "partition.npz").digest for path in Path("group").iterdir() if path.is_dir()
+        path.name: Partition.load(path / "partition.npz").digest
+        for path in Path("group").iterdir()
+        if path.is_dir()
     }
     assert len(cuts) == 6
     for seed in range(3):
@@ -107,15 +120,20 @@ def test_a_member_is_the_same_as_a_run_on_its_own(fedskew: Callable[[str], Any])
     assert fedskew(RUN + " --engine loop --out group") == 0
     assert fedskew(ALONE + " --engine loop") == 0
     for name in ("rounds.csv", "clients.csv", "model.safetensors", "config.toml"):
-        assert Path("alone", name).read_bytes() == Path("group/fedprox-mu-1.0-s2", name).read_bytes()
+        assert (
+            Path("alone", name).read_bytes() == Path("group/fedprox-mu-1.0-s2", name).read_bytes()
+        )
 
 
-def test_a_member_of_a_stack_has_the_numbers_of_a_run_on_its_own(fedskew: Callable[[str], Any]) -> None:
+def test_a_member_of_a_stack_has_the_numbers_of_a_run_on_its_own(
+    fedskew: Callable[[str], Any],
+) -> None:
     assert fedskew(RUN + " --out group") == 0
     assert fedskew(ALONE) == 0
     alone, member = RunFolder(Path("alone")), RunFolder(Path("group/fedprox-mu-1.0-s2"))
     files = {path.name for path in alone.path.iterdir()}
-    assert {path.name for path in member.path.iterdir()} == files - {"picture.png"}  # the page has all of it
+    # The page has all of it
+    assert {path.name for path in member.path.iterdir()} == files - {"picture.png"}
     for name in ("rounds.csv", "clients.csv", "clients_final.csv"):
         one, other = alone.table(name), member.table(name)
         assert len(one) == len(other) > 0
@@ -127,15 +145,23 @@ def test_a_member_of_a_stack_has_the_numbers_of_a_run_on_its_own(fedskew: Callab
 
 def test_split_seed_holds_the_cut_still(fedskew: Callable[[str], Any]) -> None:
     assert (
-        fedskew("compare --rounds 1 --model logreg --clients 4 --seeds 0-1 --split-seed 7 --validation 0.1 --out group")
+        fedskew(
+            "compare --rounds 1 --model logreg --clients 4 --seeds 0-1 --split-seed 7 --validation 0.1 --out group"
+        )
         == 0
     )
-    cuts = {Partition.load(path / "partition.npz").digest for path in Path("group").iterdir() if path.is_dir()}
+    cuts = {
+        Partition.load(path / "partition.npz").digest
+        for path in Path("group").iterdir()
+        if path.is_dir()
+    }
     assert len(cuts) == 1
 
 
 @pytest.mark.parametrize(("validation", "reads"), [("0.0", 1), ("0.2", 2)])
-def test_data_is_read_no_more_than_needed(validation: str, reads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_read_no_more_than_needed(
+    validation: str, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count, load = 0, several.federate.__globals__["load"]
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -144,7 +170,9 @@ def test_data_is_read_no_more_than_needed(validation: str, reads: int, monkeypat
         return load(*args, **kwargs)
 
     monkeypatch.setitem(several.federate.__globals__, "load", counted)
-    several.check(several.members({**COMMON, "validation": validation}, ["fedavg", "fedprox"], [0, 1]))
+    several.check(
+        several.members({**COMMON, "validation": validation}, ["fedavg", "fedprox"], [0, 1])
+    )
     assert count == reads
 
 
@@ -153,7 +181,9 @@ class Crash(BaseException):
 
 
 def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
-    fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fedskew: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert fedskew(RUN + " --out expected") == 0
     complete, rounds = Server.complete, 0
@@ -175,7 +205,9 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
     assert len(begun) == 6
     assert not (group / "fedprox-mu-1.0-s1" / "summary.json").exists()
     finished = {
-        path: path.stat().st_mtime_ns for name in ("fedavg-s0", "fedavg-s2") for path in (group / name).iterdir()
+        path: path.stat().st_mtime_ns
+        for name in ("fedavg-s0", "fedavg-s2")
+        for path in (group / name).iterdir()
     }
     capsys.readouterr()
     assert fedskew("resume group --json") == 0
@@ -191,9 +223,14 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
     assert {path: path.read_bytes() for path in group.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("moment", ["fedskew.server.server.Server.complete", "fedskew.runs.sweep.federate"])
+@pytest.mark.parametrize(
+    "moment", ["fedskew.server.server.Server.complete", "fedskew.runs.sweep.federate"]
+)
 def test_ctrl_c_names_the_group_to_resume(
-    moment: str, fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    moment: str,
+    fedskew: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(several, "check", lambda wanted, **more: None)
 
@@ -207,7 +244,9 @@ def test_ctrl_c_names_the_group_to_resume(
 
 
 def test_an_error_says_which_run_it_is_about(
-    fedskew: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fedskew: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     complete = Server.complete
 
@@ -218,10 +257,15 @@ def test_an_error_says_which_run_it_is_about(
 
     monkeypatch.setattr(Server, "complete", diverge)
     assert fedskew(RUN + " --out group") == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "fedskew: fedprox-mu-1.0-s0: round 1: all 4 clients sent NaN"
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "fedskew: fedprox-mu-1.0-s0: round 1: all 4 clients sent NaN"
+    )
 
 
-def test_algorithms_in_a_file(fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_algorithms_in_a_file(
+    fedskew: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     text = 'algorithm = ["fedavg", {name = "fedprox", mu = 0.5}]\nrounds = 1\nmodel = "logreg"\nseed = 4\n'
     Path("both.toml").write_text(text)
     assert fedskew("compare both.toml --json --clients 3") == 0
@@ -242,7 +286,8 @@ def test_folders_never_meet(fedskew: Callable[[str], Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seeds"), [("3", [3]), ("0-2", [0, 1, 2]), ("0,3, 7", [0, 3, 7]), ("1-2,5-6", [1, 2, 5, 6])]
+    ("text", "seeds"),
+    [("3", [3]), ("0-2", [0, 1, 2]), ("0,3, 7", [0, 3, 7]), ("1-2,5-6", [1, 2, 5, 6])],
 )
 def test_seeds(text: str, seeds: list[int]) -> None:
     assert several.parse_seeds(text) == seeds

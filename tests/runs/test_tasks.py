@@ -23,7 +23,9 @@ FLAGS = (X @ DRAW.normal(size=(5, 3)) + 0.3 * DRAW.normal(size=(240, 3)) > 0).as
 
 
 def numbers() -> fs.Federation:
-    return fs.split(fs.load("diabetes", validation=0.2), "dirichlet:alpha=0.5", 5, bins=5, client_test=0.2)
+    return fs.split(
+        fs.load("diabetes", validation=0.2), "dirichlet:alpha=0.5", 5, bins=5, client_test=0.2
+    )
 
 
 def labels() -> fs.Federation:
@@ -39,7 +41,10 @@ def far(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def own_task(**more: Any) -> fs.Task:
-    worst = {"worst": lambda out, y: float(abs(out - y).max()), "bias": lambda out, y: float((out - y).mean())}
+    worst = {
+        "worst": lambda out, y: float(abs(out - y).max()),
+        "bias": lambda out, y: float((out - y).mean()),
+    }
     return fs.Task(far, worst, "number", higher_is_better=False, **more)
 
 
@@ -54,20 +59,44 @@ def outputs(run: fs.Run, x: np.ndarray) -> np.ndarray:
 HUBER = "regression:loss=huber,delta=20"
 
 
-LOOK_AT_CLASSES = {"afl-cp", "ccvr", "fedlc", "fedntd", "stratify-batch", "stratify-hybrid", "stratify-single"}
+LOOK_AT_CLASSES = {
+    "afl-cp",
+    "ccvr",
+    "fedlc",
+    "fedntd",
+    "stratify-batch",
+    "stratify-hybrid",
+    "stratify-single",
+}
 
 
-@pytest.mark.parametrize("algorithm", sorted({*algorithms} - LOOK_AT_CLASSES - {"dp"}))  # refuses BatchNorm
+# Refuses BatchNorm
+@pytest.mark.parametrize("algorithm", sorted({*algorithms} - LOOK_AT_CLASSES - {"dp"}))
 @pytest.mark.parametrize(
     ("make", "model", "task"),
-    [(numbers, "tabular:hidden=6", HUBER), (labels, "mlp:hidden=6", "multilabel"), (numbers, "mlp:hidden=6", own_task)],
+    [
+        (numbers, "tabular:hidden=6", HUBER),
+        (labels, "mlp:hidden=6", "multilabel"),
+        (numbers, "mlp:hidden=6", own_task),
+    ],
     ids=["numbers", "labels", "own"],
 )
 def test_engines_agree(algorithm: str, make: Callable[[], fs.Federation], model: str, task: Any):
-    settings = {"rounds": 2, "lr": 0.02, "dtype": "float64", "task": task() if callable(task) else task, **QUIET}
-    loop, stacked = (fs.train(make(), model, algorithm, engine=engine, **settings) for engine in ("loop", "stacked"))
+    settings = {
+        "rounds": 2,
+        "lr": 0.02,
+        "dtype": "float64",
+        "task": task() if callable(task) else task,
+        **QUIET,
+    }
+    loop, stacked = (
+        fs.train(make(), model, algorithm, engine=engine, **settings)
+        for engine in ("loop", "stacked")
+    )
     for table in ("rounds", "clients", "final_clients"):
-        one, two = (getattr(run, table).drop(columns="seconds", errors="ignore") for run in (loop, stacked))
+        one, two = (
+            getattr(run, table).drop(columns="seconds", errors="ignore") for run in (loop, stacked)
+        )
         assert list(one.columns) == list(two.columns)
         np.testing.assert_allclose(one.astype(float), two.astype(float), rtol=1e-8, atol=1e-8)
     for left, right in zip(loop.model.parameters(), stacked.model.parameters(), strict=True):
@@ -78,12 +107,16 @@ def test_regression_learns():
     run = fs.train(numbers(), "logreg", rounds=40, lr=0.5, task=HUBER, **QUIET)
     assert run.summary["test_r2_last"] > 0.3
     assert run.summary["test_mae_best"] == run.rounds["test_mae"].min()
-    assert run.summary["test_mae_best_round"] == run.rounds["round"][run.rounds["test_mae"].argmin()]
+    assert (
+        run.summary["test_mae_best_round"] == run.rounds["round"][run.rounds["test_mae"].argmin()]
+    )
 
 
 def test_one_step_of_regression_is_the_gradient_by_hand():
     fed = fs.split(fs.load("diabetes"), "iid", 1)
-    start = fs.train(fed, "logreg", rounds=1, lr=1e-30, batch_size=400, dtype="float64", **QUIET).model
+    start = fs.train(
+        fed, "logreg", rounds=1, lr=1e-30, batch_size=400, dtype="float64", **QUIET
+    ).model
     run = fs.train(fed, "logreg", rounds=1, lr=0.01, batch_size=400, dtype="float64", **QUIET)
     (weight, bias), (after, _) = (list(model.parameters()) for model in (start, run.model))
     x, y = fed.train.x.astype(np.float64), fed.train.y.astype(np.float64)
@@ -133,7 +166,9 @@ def test_metrics_and_confusion_of_classes_are_scikit_learns(tmp_path: Path):
     y, found = run.server.fed.test.y, outputs(run, run.server.fed.test.x)
     predicted = found.argmax(1)
     chances = np.exp(found) / np.exp(found).sum(1, keepdims=True)
-    assert run.summary["test_macro_f1_last"] == pytest.approx(known.f1_score(y, predicted, average="macro"))
+    assert run.summary["test_macro_f1_last"] == pytest.approx(
+        known.f1_score(y, predicted, average="macro")
+    )
     auc = known.roc_auc_score(y, chances, multi_class="ovr")
     assert run.summary["test_auc_last"] == pytest.approx(auc)
     for name in ("macro_f1", "auc", "ece"):
@@ -154,8 +189,13 @@ def test_two_classes_need_one_output():
     run = fs.train(fs.split((x, y), "iid", 3), "logreg", rounds=4, lr=0.5, task="binary", **QUIET)
     assert next(run.model.parameters()).shape == (1, 5)
     found = outputs(run, run.server.fed.test.x)[:, 0] > 0
-    assert run.summary["test_accuracy_last"] == pytest.approx((found == run.server.fed.test.y).mean())
-    assert run.confusion.to_numpy().tolist() == known.confusion_matrix(run.server.fed.test.y, found).tolist()
+    assert run.summary["test_accuracy_last"] == pytest.approx(
+        (found == run.server.fed.test.y).mean()
+    )
+    assert (
+        run.confusion.to_numpy().tolist()
+        == known.confusion_matrix(run.server.fed.test.y, found).tolist()
+    )
     assert run.summary["test_majority_rate"] >= 0.5
 
 
@@ -164,8 +204,16 @@ def test_rounds_have_the_usual_columns_and_those_asked_for():
     more = fs.train(classes(), "logreg", rounds=2, metrics=("macro_f1", "accuracy", "auc"), **QUIET)
     usual = [name for name in plain.rounds.columns if name.startswith("test_")]
     assert usual == ["test_loss", "test_accuracy", "test_balanced_accuracy"]
-    assert [name for name in more.rounds.columns if name.startswith("test_")] == [*usual, "test_macro_f1", "test_auc"]
-    assert more.rounds["test_auc"].iloc[-1] == more.summary["test_auc_last"] == plain.summary["test_auc_last"]
+    assert [name for name in more.rounds.columns if name.startswith("test_")] == [
+        *usual,
+        "test_macro_f1",
+        "test_auc",
+    ]
+    assert (
+        more.rounds["test_auc"].iloc[-1]
+        == more.summary["test_auc_last"]
+        == plain.summary["test_auc_last"]
+    )
     assert plain.rounds[usual].equals(more.rounds[usual])
     with pytest.raises(FedskewError, match="unknown metric of task classification 'rmse'"):
         fs.train(classes(), "logreg", rounds=2, metrics=("rmse",), **QUIET)
@@ -177,7 +225,9 @@ def test_final_clients_have_all_metrics_on_their_own_rows():
     assert {"accuracy", "balanced_accuracy", "macro_f1", "auc", "ece"} <= set(final.columns)
     own = run.server.fed.partition.of(1)
     x, y = run.server.fed.train.x[own], run.server.fed.train.y[own]
-    assert final["macro_f1"][1] == pytest.approx(known.f1_score(y, outputs(run, x).argmax(1), average="macro"))
+    assert final["macro_f1"][1] == pytest.approx(
+        known.f1_score(y, outputs(run, x).argmax(1), average="macro")
+    )
 
 
 def test_at_most_200_clients_have_all_metrics():
@@ -199,7 +249,11 @@ def test_a_low_headline_is_the_best_and_high_errors_are_the_worst_clients():
     ]  # fmt: skip
     final = [{"client": i, "loss": 1.0, "mae": float(i)} for i in range(20)]
     found = summarise(rounds, [], final, 20, False, fs.Regression())
-    assert (found["test_mae_best"], found["test_mae_best_round"], found["test_mae_last"]) == (2.0, 2, 3.0)
+    assert (found["test_mae_best"], found["test_mae_best_round"], found["test_mae_last"]) == (
+        2.0,
+        2,
+        3.0,
+    )
     assert found["client_mae_worst_10_percent"] == 18.5
     assert not [name for name in found if "accuracy" in name or "90_percent" in name]
 
@@ -214,9 +268,20 @@ def test_early_stopping_follows_the_headline():
 def test_a_metric_without_rows_of_its_own_is_left_out_of_local_columns():
     run = fs.train(numbers(), "logreg", rounds=2, lr=0.01, task=own_task(), **QUIET)
     assert "local_loss" in run.rounds
-    assert not [name for name in [*run.rounds, *run.clients] if name.startswith("local_") and name != "local_loss"]
+    assert not [
+        name
+        for name in [*run.rounds, *run.clients]
+        if name.startswith("local_") and name != "local_loss"
+    ]
     assert list(run.final_clients.columns) == ["client", "rows", "loss", "worst", "bias"]
-    named = fs.train(numbers(), "logreg", rounds=2, lr=0.01, task=own_task(row_metric="root", row_score=far), **QUIET)
+    named = fs.train(
+        numbers(),
+        "logreg",
+        rounds=2,
+        lr=0.01,
+        task=own_task(row_metric="root", row_score=far),
+        **QUIET,
+    )
     assert {"local_root"} <= set(named.rounds) & set(named.clients)
     np.testing.assert_allclose(named.rounds["local_root"], named.rounds["local_loss"], rtol=1e-5)
 
@@ -239,8 +304,17 @@ def stopped(fed: fs.Federation, folder: Path, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize(("make", "task"), [(numbers, HUBER), (labels, "auto")])
-def test_a_stopped_run_goes_on_to_the_bit(tmp_path: Path, make: Callable[[], fs.Federation], task: str):
-    whole = fs.train(make(), "mlp:hidden=6", rounds=4, lr=0.02, task=task, **{**QUIET, "folder": tmp_path / "whole"})
+def test_a_stopped_run_goes_on_to_the_bit(
+    tmp_path: Path, make: Callable[[], fs.Federation], task: str
+):
+    whole = fs.train(
+        make(),
+        "mlp:hidden=6",
+        rounds=4,
+        lr=0.02,
+        task=task,
+        **{**QUIET, "folder": tmp_path / "whole"},
+    )
     stopped(make(), tmp_path / "run", task=task)
     again = fs.resume(tmp_path / "run", fed=make())
     for file in ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors"):
@@ -260,19 +334,29 @@ def test_a_task_of_ones_own_is_given_back_to_resume(tmp_path: Path):
     task = own_task()
     stopped(numbers(), tmp_path / "run", task=task)
     assert read_file(tmp_path / "run" / "config.toml")["task"] == "from-python"
-    with pytest.raises(FedskewError, match=r"its task was a Python object.*fedskew.resume\(folder, task=...\)"):
+    with pytest.raises(
+        FedskewError, match=r"its task was a Python object.*fedskew.resume\(folder, task=...\)"
+    ):
         fs.resume(tmp_path / "run")
     run = fs.resume(tmp_path / "run", task=task)
     whole = fs.train(numbers(), "mlp:hidden=6", rounds=4, lr=0.02, task=task, **QUIET)
     assert run.summary["test_worst_best"] == whole.summary["test_worst_best"]
     assert run.summary["task"] == "from-python"
-    assert {"test_worst_last", "test_bias_last", "validation_worst_best_round"} <= run.summary.keys()
+    assert {
+        "test_worst_last",
+        "test_bias_last",
+        "validation_worst_best_round",
+    } <= run.summary.keys()
 
 
 def test_a_built_in_task_from_python_is_in_the_configuration(tmp_path: Path):
     settings = {**QUIET, "folder": tmp_path / "a"}
     fs.train(numbers(), "logreg", rounds=1, lr=0.01, task=fs.Regression(loss="mae"), **settings)
-    assert read_file(tmp_path / "a" / "config.toml")["task"] == {"name": "regression", "loss": "mae", "delta": 1.0}
+    assert read_file(tmp_path / "a" / "config.toml")["task"] == {
+        "name": "regression",
+        "loss": "mae",
+        "delta": 1.0,
+    }
     run = fs.train(numbers(), "logreg", rounds=1, lr=0.001, task=fs.Regression, **QUIET)
     assert run.summary["task"] == "regression"
 
@@ -292,8 +376,12 @@ def test_an_older_configuration_has_no_task(tmp_path: Path):
 
 @pytest.mark.parametrize("algorithm", sorted(LOOK_AT_CLASSES))
 @pytest.mark.parametrize("make", [numbers, labels])
-def test_methods_that_look_at_classes_are_refused(make: Callable[[], fs.Federation], algorithm: str):
-    with pytest.raises(FedskewError, match=f"{algorithm} .* classes, and the targets of task .* use another method"):
+def test_methods_that_look_at_classes_are_refused(
+    make: Callable[[], fs.Federation], algorithm: str
+):
+    with pytest.raises(
+        FedskewError, match=f"{algorithm} .* classes, and the targets of task .* use another method"
+    ):
         fs.train(make(), "mlp", algorithm, rounds=1, **QUIET)
 
 
@@ -319,13 +407,21 @@ def test_what_does_not_go_together_is_refused(
     make: Callable[[], fs.Federation], settings: dict[str, Any], message: str
 ):
     with pytest.raises(FedskewError, match=message):
-        fs.train(make(), "logreg", **{"algorithm": "fedavg", "rounds": 1, "lr": 0.01, **QUIET, **settings})
+        fs.train(
+            make(),
+            "logreg",
+            **{"algorithm": "fedavg", "rounds": 1, "lr": 0.01, **QUIET, **settings},
+        )
 
 
 def test_a_model_with_another_width_is_refused():
-    with pytest.raises(FedskewError, match=r"expected a tensor of shape \(1, 1\): the outputs of task regression"):
+    with pytest.raises(
+        FedskewError, match=r"expected a tensor of shape \(1, 1\): the outputs of task regression"
+    ):
         fs.train(numbers(), torch.nn.Linear(10, 2), rounds=1, **QUIET)
-    with pytest.raises(FedskewError, match=r"expected a tensor of shape \(1, 3\): one logit a class"):
+    with pytest.raises(
+        FedskewError, match=r"expected a tensor of shape \(1, 3\): one logit a class"
+    ):
         fs.train(labels(), torch.nn.Linear(5, 2), rounds=1, **QUIET)
 
 

@@ -42,7 +42,9 @@ class FakeClient:
 
     def __init__(self, tracking_uri: str) -> None:
         assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
-        self.store = self.stores.setdefault(tracking_uri, {"params": {}, "tags": {}, "metrics": [], "status": []})
+        self.store = self.stores.setdefault(
+            tracking_uri, {"params": {}, "tags": {}, "metrics": [], "status": []}
+        )
 
     def get_experiment_by_name(self, name: str) -> Any:
         return SimpleNamespace(experiment_id="1") if "name" in self.store else None
@@ -96,9 +98,15 @@ class FakeRun:
 def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
     """Put fake packages in the place of the real ones; return the runs of Weights & Biases that are begun."""
     begun: list[FakeRun] = []
-    mlflow, entities, wandb = ModuleType("mlflow"), ModuleType("mlflow.entities"), ModuleType("wandb")
+    mlflow, entities, wandb = (
+        ModuleType("mlflow"),
+        ModuleType("mlflow.entities"),
+        ModuleType("wandb"),
+    )
     mlflow.MlflowClient = FakeClient  # type: ignore[attr-defined]
-    entities.Metric = lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step)  # type: ignore[attr-defined]
+    entities.Metric = lambda key, value, timestamp, step: SimpleNamespace(
+        key=key, value=value, step=step
+    )  # type: ignore[attr-defined]
     wandb.Settings = dict  # type: ignore[attr-defined]
     wandb.init = lambda **given: begun.append(FakeRun(**given)) or begun[-1]  # type: ignore[attr-defined]
     for name in ("MLFLOW_DISABLE_TELEMETRY", "WANDB_ERROR_REPORTING"):
@@ -122,13 +130,20 @@ def test_both_are_told_of_settings_rounds_summary_and_folder(
     (store,) = FakeClient.stores.values()
     assert [FakeClient.stores[f"sqlite:///{place}/mlflow.db"]] == [store]
     assert (store["name"], store["tags"]["folder"]) == ("run", str(place))
-    assert (store["params"]["algorithm.name"], store["params"]["algorithm.mu"], store["params"]["rounds"]) == (
+    assert (
+        store["params"]["algorithm.name"],
+        store["params"]["algorithm.mu"],
+        store["params"]["rounds"],
+    ) == (
         "fedprox",
         0.5,
         4,
     )
-    losses = [(metric.step, metric.value) for metric in store["metrics"] if metric.key == "local_loss"]
-    assert losses == list(zip([1, 2, 3, 4], run.rounds["local_loss"], strict=True))  # once, also what was run again
+    losses = [
+        (metric.step, metric.value) for metric in store["metrics"] if metric.key == "local_loss"
+    ]
+    # Once, also what was run again
+    assert losses == list(zip([1, 2, 3, 4], run.rounds["local_loss"], strict=True))
     assert [metric.step for metric in store["metrics"] if metric.key == "test_accuracy"] == [2, 4]
     numbers = {metric.key: metric.value for metric in store["metrics"]}
     assert numbers["summary/test_accuracy_last"] == run.summary["test_accuracy_last"]
@@ -144,13 +159,21 @@ def test_both_are_told_of_settings_rounds_summary_and_folder(
 
 @pytest.mark.parametrize("where", ["init", "log", "finish"])
 def test_a_run_outlives_an_error_of_a_tracker(
-    fed: fs.Federation, tmp_path: Path, fakes: list[FakeRun], monkeypatch: pytest.MonkeyPatch, where: str
+    fed: fs.Federation,
+    tmp_path: Path,
+    fakes: list[FakeRun],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
 ) -> None:
     def full(*args: Any, **given: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(*((sys.modules["wandb"], "init") if where == "init" else (FakeRun, where)), full)
-    with pytest.warns(UserWarning, match=r"wandb failed and is left out.*OSError: no space left.*the run goes on"):
+    monkeypatch.setattr(
+        *((sys.modules["wandb"], "init") if where == "init" else (FakeRun, where)), full
+    )
+    with pytest.warns(
+        UserWarning, match=r"wandb failed and is left out.*OSError: no space left.*the run goes on"
+    ):
         run = fs.train(fed, "logreg", rounds=3, folder=tmp_path / "run", mlflow=True, wandb=True)
     same = fs.train(fed, "logreg", rounds=3, folder=False)
     assert run.rounds["local_loss"].tolist() == same.rounds["local_loss"].tolist()
@@ -161,12 +184,18 @@ def test_a_run_outlives_an_error_of_a_tracker(
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
 def test_what_cannot_be_done_is_refused_before_anything_is_written(
-    fed: fs.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fakes: list[FakeRun], name: str
+    fed: fs.Federation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fakes: list[FakeRun],
+    name: str,
 ) -> None:
     with pytest.raises(fs.FedskewError, match=f"{name}=true needs a run folder"):
         fs.train(fed, "logreg", folder=False, **{name: True})
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(fs.FedskewError, match=rf"{name}=true needs the package: pip install 'fedskew\[{name}\]'"):
+    with pytest.raises(
+        fs.FedskewError, match=rf"{name}=true needs the package: pip install 'fedskew\[{name}\]'"
+    ):
         fs.train(fed, "logreg", folder=tmp_path / "run", **{name: True})
     assert not (tmp_path / "run").exists()
 
@@ -179,7 +208,15 @@ def test_the_real_mlflow(fed: fs.Federation, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "mlflow failed")
         with pytest.raises(InterruptError):
-            fs.train(fed, "logreg", rounds=4, folder=place, mlflow=True, checkpoint_every=2, callbacks=after(3))
+            fs.train(
+                fed,
+                "logreg",
+                rounds=4,
+                folder=place,
+                mlflow=True,
+                checkpoint_every=2,
+                callbacks=after(3),
+            )
         run = fs.resume(place)
     from mlflow import MlflowClient
 
@@ -190,7 +227,9 @@ def test_the_real_mlflow(fed: fs.Federation, tmp_path: Path) -> None:
     losses = client.get_metric_history(found.info.run_id, "local_loss")
     assert [entry.step for entry in losses] == [1, 2, 3, 4]
     assert [entry.value for entry in losses] == pytest.approx(run.rounds["local_loss"].tolist())
-    assert found.data.metrics["summary/test_accuracy_last"] == pytest.approx(run.summary["test_accuracy_last"])
+    assert found.data.metrics["summary/test_accuracy_last"] == pytest.approx(
+        run.summary["test_accuracy_last"]
+    )
 
 
 def test_the_real_wandb(fed: fs.Federation, tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ from fedskew.schedules.holdings import Holdings
 from fedskew.schedules.label_schedule import frequencies, label_schedule
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40), st.sets(st.integers(0, 3)))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40),
+    st.sets(st.integers(0, 3)),
+)
 def test_holdings_are_what_a_loop_finds(rows: list[tuple[int, int]], absent: set[int]):
     owner, kind = (np.array([row[k] for row in rows], dtype=np.int64) for k in (0, 1))
     all_clients = Holdings.of(Partition.from_owner(owner, clients=4), kind, placeholders=5)
@@ -32,7 +35,11 @@ def test_holdings_are_what_a_loop_finds(rows: list[tuple[int, int]], absent: set
 
 def test_rows_keep_the_partition_numbers():
     """Check a partition that has some rows of the data, in another order."""
-    held = Holdings.of(Partition.from_lists([np.array([7, 2]), np.array([5])]), np.array([9, 9, 1, 9, 9, 1, 9, 1]), 2)
+    held = Holdings.of(
+        Partition.from_lists([np.array([7, 2]), np.array([5])]),
+        np.array([9, 9, 1, 9, 9, 1, 9, 1]),
+        2,
+    )
     assert held.counts.tolist() == [[0, 2], [0, 1]]
     assert held.rows(0, 1).tolist() == [7, 2]
     assert held.rows(1, 1).tolist() == [5]
@@ -40,7 +47,9 @@ def test_rows_keep_the_partition_numbers():
 
 @pytest.mark.parametrize("stray", [-1, 2])
 def test_a_placeholder_that_does_not_exist(stray: int):
-    with pytest.raises(FedskewError, match=rf"row 1 has placeholder {stray}, but the placeholders are 0 … 1"):
+    with pytest.raises(
+        FedskewError, match=rf"row 1 has placeholder {stray}, but the placeholders are 0 … 1"
+    ):
         Holdings.of(Partition.from_lists([np.array([0, 1])]), np.array([0, stray]), 2)
 
 
@@ -57,11 +66,18 @@ def test_uniform_frequencies_are_uniform():
 def test_more_than_the_rarest_has_takes_samples_again():
     counts = np.array([10, 0, 3, 8])
     with pytest.raises(
-        FedskewError, match="per_label=4 is more than the 3 rows of the rarest label: use per_label=3 or fewer"
+        FedskewError,
+        match="per_label=4 is more than the 3 rows of the rarest label: use per_label=3 or fewer",
     ):
         frequencies(counts, frequency="uniform", per_label=4)
-    assert frequencies(counts, frequency="uniform", per_label=4, reuse=True).tolist() == [4, 0, 4, 4]
-    assert frequencies(counts, frequency="uniform", reuse=True).tolist() == [7, 0, 7, 7]  # 21 rows of 3 placeholders
+    assert frequencies(counts, frequency="uniform", per_label=4, reuse=True).tolist() == [
+        4,
+        0,
+        4,
+        4,
+    ]
+    # 21 rows of 3 placeholders
+    assert frequencies(counts, frequency="uniform", reuse=True).tolist() == [7, 0, 7, 7]
     assert frequencies(np.array([3, 4, 4]), frequency="uniform", reuse=True).tolist() == [
         4,
         4,
@@ -77,7 +93,9 @@ def test_proportional_frequencies():
 
 @pytest.mark.parametrize("option", ["per_label", "cap"])
 def test_no_frequency_below_one(option: str):
-    with pytest.raises(FedskewError, match=f"{option}=0 leaves no label to train on: use 1 or more"):
+    with pytest.raises(
+        FedskewError, match=f"{option}=0 leaves no label to train on: use 1 or more"
+    ):
         frequencies(np.array([3]), frequency="uniform", **{option: 0})
 
 
@@ -89,5 +107,8 @@ def test_a_schedule_has_every_placeholder_as_often_as_asked(wanted: list[int], s
 
 
 def test_all_orders_of_a_schedule_are_equally_likely():
-    drawn = [tuple(label_schedule(np.array([1, 1, 1]), Stream(seed, "test")).tolist()) for seed in range(3000)]
+    drawn = [
+        tuple(label_schedule(np.array([1, 1, 1]), Stream(seed, "test")).tolist())
+        for seed in range(3000)
+    ]
     assert chisquare([drawn.count(order) for order in permutations(range(3))]).pvalue > 1e-3

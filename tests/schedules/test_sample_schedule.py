@@ -47,16 +47,30 @@ class Case:
 
     @cached_property
     def holdings(self) -> Holdings:
-        return Holdings.of(Partition.from_owner(self.owner, len(self.counts)), self.label, len(self.counts[0]))
-
-    def single(self, schedule: list[int], chunk: int, selection: str = "uniform", seed: int = 0) -> SampleSchedule:
-        return schedule_singles(
-            self.holdings, ints(schedule), selection=selection, chunk=chunk, stream=Stream(seed, "test")
+        return Holdings.of(
+            Partition.from_owner(self.owner, len(self.counts)), self.label, len(self.counts[0])
         )
 
-    def batch(self, schedule: list[int], size: int, selection: str = "uniform", seed: int = 0) -> SampleSchedule:
+    def single(
+        self, schedule: list[int], chunk: int, selection: str = "uniform", seed: int = 0
+    ) -> SampleSchedule:
+        return schedule_singles(
+            self.holdings,
+            ints(schedule),
+            selection=selection,
+            chunk=chunk,
+            stream=Stream(seed, "test"),
+        )
+
+    def batch(
+        self, schedule: list[int], size: int, selection: str = "uniform", seed: int = 0
+    ) -> SampleSchedule:
         return schedule_batches(
-            self.holdings, ints(schedule), selection=selection, batch_size=size, stream=Stream(seed, "test")
+            self.holdings,
+            ints(schedule),
+            selection=selection,
+            batch_size=size,
+            stream=Stream(seed, "test"),
         )
 
 
@@ -75,7 +89,9 @@ def ints(values: list[int]) -> Ints:
 
 
 def some_schedule(case: Case, data: st.DataObject, most: int) -> list[int]:
-    return data.draw(st.lists(st.integers(0, len(case.counts[0]) - 1), max_size=most), label="schedule")
+    return data.draw(
+        st.lists(st.integers(0, len(case.counts[0]) - 1), max_size=most), label="schedule"
+    )
 
 
 def sound(walk: SampleSchedule, case: Case) -> None:
@@ -91,7 +107,9 @@ def visits_are_maximal(walk: SampleSchedule) -> None:
     """Check that visits are maximal: between two visits to one client, another client was asked for a row."""
     visits = np.split(walk.clients, walk.visits)[:-1]
     assert all(len(set(visit.tolist())) == 1 for visit in visits)
-    assert sum(one[0] == other[0] for one, other in zip(visits[1:], visits[:-1], strict=True)) <= len(walk.idle)
+    assert sum(
+        one[0] == other[0] for one, other in zip(visits[1:], visits[:-1], strict=True)
+    ) <= len(walk.idle)
 
 
 @settings(deadline=None)
@@ -102,7 +120,10 @@ def test_every_placeholder_comes_as_often_as_scheduled_or_as_there_are_rows(
     schedule = some_schedule(case, data, most=40)
     there = np.array(case.counts).sum(axis=0)
     wanted = np.minimum(np.bincount(schedule, minlength=len(there)), there).tolist()
-    single, batch = case.single(schedule, size, selection, seed), case.batch(schedule, size, selection, seed)
+    single, batch = (
+        case.single(schedule, size, selection, seed),
+        case.batch(schedule, size, selection, seed),
+    )
     for walk in (single, batch):
         sound(walk, case)
         assert np.bincount(case.label[walk.rows], minlength=len(there)).tolist() == wanted
@@ -126,10 +147,15 @@ def test_batches_keep_to_the_schedule_whoever_serves_it(
 
 @settings(deadline=None)
 @given(cases(least=30, most=40), st.data(), st.integers(1, 7), selections, seeds)
-def test_without_exhaustion_the_schedule_is_kept(case: Case, data: st.DataObject, size: int, selection: str, seed: int):
+def test_without_exhaustion_the_schedule_is_kept(
+    case: Case, data: st.DataObject, size: int, selection: str, seed: int
+):
     held = np.flatnonzero(np.array(case.counts).sum(axis=0)).tolist()
     schedule = data.draw(st.lists(st.sampled_from(held), max_size=30), label="schedule")
-    for walk in (case.single(schedule, size, selection, seed), case.batch(schedule, size, selection, seed)):
+    for walk in (
+        case.single(schedule, size, selection, seed),
+        case.batch(schedule, size, selection, seed),
+    ):
         assert case.label[walk.rows].tolist() == schedule
         assert (walk.returned, len(walk.idle)) == (0, 0)
 
@@ -151,16 +177,26 @@ def test_with_reuse_all_is_served_and_rows_come_in_turns(
         assert (walk.returned, len(walk.idle)) == (0, 0)
         for client, counts in enumerate(case.counts):
             for placeholder, there in enumerate(counts):
-                mine = walk.rows[(walk.clients == client) & (case.label[walk.rows] == placeholder)].tolist()
-                turns = [mine[first : first + there] for first in range(0, len(mine), max(there, 1))]
-                assert all(len(set(turn)) == len(turn) for turn in turns)  # none twice before all came once
+                mine = walk.rows[
+                    (walk.clients == client) & (case.label[walk.rows] == placeholder)
+                ].tolist()
+                turns = [
+                    mine[first : first + there] for first in range(0, len(mine), max(there, 1))
+                ]
+                # None twice before all came once
+                assert all(len(set(turn)) == len(turn) for turn in turns)
 
 
 def test_every_turn_is_a_new_shuffle():
     case = Case([[3]])
     walks = [
         schedule_batches(
-            case.holdings, ints([0] * 6), selection="uniform", batch_size=2, stream=Stream(k, "test"), reuse=True
+            case.holdings,
+            ints([0] * 6),
+            selection="uniform",
+            batch_size=2,
+            stream=Stream(k, "test"),
+            reuse=True,
         )
         for k in range(3000)
     ]
@@ -183,7 +219,9 @@ def algorithm_1(pools: Mapping[int, set[int]], chunk: list[int], i: int) -> tupl
             if next_i == len(chunk) - 1:
                 break
     longest = max(length.values())
-    return {client for client in length if length[client] == longest}, min(i + longest + 1, len(chunk))
+    return {client for client in length if length[client] == longest}, min(
+        i + longest + 1, len(chunk)
+    )
 
 
 @given(st.lists(st.sets(st.integers(0, 9), min_size=1), min_size=1, max_size=6), st.data())
@@ -219,7 +257,9 @@ def test_a_walk_goes_where_algorithm_1_as_printed_may_go(
 class Book:
     """Algorithms 1 to 4 as printed, in lists, sets and loops, with the library's random numbers only."""
 
-    def __init__(self, case: Case, selection: str, seed: int, retain: int | None = None, reuse: bool = False) -> None:
+    def __init__(
+        self, case: Case, selection: str, seed: int, retain: int | None = None, reuse: bool = False
+    ) -> None:
         self.counts, self.weighted, self.retain, self.reuse, self.seed = (
             case.counts,
             selection == "weighted",
@@ -227,11 +267,17 @@ class Book:
             reuse,
             seed,
         )
-        self.numbers = (u for block in count() for u in Stream(seed, "test", 1, block).uniform(1024).tolist())
+        self.numbers = (
+            u for block in count() for u in Stream(seed, "test", 1, block).uniform(1024).tolist()
+        )
         clients, placeholders = range(len(case.counts)), range(len(case.counts[0]))
         self.avail = {p: {c for c in clients if case.counts[c][p]} for p in placeholders}
         known = list(zip(case.owner.tolist(), case.label.tolist(), strict=True))
-        self.mine = {(c, p): [r for r, of in enumerate(known) if of == (c, p)] for c in clients for p in placeholders}
+        self.mine = {
+            (c, p): [r for r, of in enumerate(known) if of == (c, p)]
+            for c in clients
+            for p in placeholders
+        }
         everything = [(cell, row) for cell, rows in self.mine.items() for row in rows]
         self.shelf: dict[tuple[int, int], list[int]] = {cell: [] for cell in self.mine}
         for position in Stream(seed, "test", 0).permutation(len(everything)).tolist():
@@ -245,7 +291,11 @@ class Book:
     def select(self, clients: set[int], p: int) -> int:
         chances = {c: self.counts[c][p] if self.weighted else 1 for c in sorted(clients)}
         point = next(self.numbers) * sum(chances.values())
-        return next(c for c in chances if point < sum(chance for other, chance in chances.items() if other <= c))
+        return next(
+            c
+            for c in chances
+            if point < sum(chance for other, chance in chances.items() if other <= c)
+        )
 
     def retained(self, p: int) -> set[int]:
         if self.retain is None or len(self.avail[p]) <= self.retain:
@@ -294,11 +344,18 @@ class Book:
             found: dict[int, tuple[int, int]] = {}
             waiting = dict(enumerate(batch))
             while waiting:
-                asked = {i: self.select(self.avail[p], p) if self.avail[p] else None for i, p in waiting.items()}
+                asked = {
+                    i: self.select(self.avail[p], p) if self.avail[p] else None
+                    for i, p in waiting.items()
+                }
                 # One after the other in the library, where shelves and draws alternate; the numbers are the same.
-                answers = {i: None if c is None else self.extract(c, waiting[i]) for i, c in asked.items()}
+                answers = {
+                    i: None if c is None else self.extract(c, waiting[i]) for i, c in asked.items()
+                }
                 found |= {i: (asked[i], row) for i, row in answers.items() if row is not None}
-                refused = {i: waiting[i] for i, c in asked.items() if c is not None and answers[i] is None}
+                refused = {
+                    i: waiting[i] for i, c in asked.items() if c is not None and answers[i] is None
+                }
                 for i, p in refused.items():
                     self.avail[p].discard(asked[i])
                     self.returned += 1
@@ -315,7 +372,13 @@ retentions = st.sampled_from([None, 1, 2, 3])
 @settings(deadline=None)
 @given(cases(), st.data(), st.integers(1, 7), selections, retentions, st.booleans(), seeds)
 def test_a_chain_is_algorithms_1_and_3_on_the_same_random_numbers(
-    case: Case, data: st.DataObject, size: int, selection: str, retain: int | None, reuse: bool, seed: int
+    case: Case,
+    data: st.DataObject,
+    size: int,
+    selection: str,
+    retain: int | None,
+    reuse: bool,
+    seed: int,
 ):
     schedule = some_schedule(case, data, most=40)
     book = Book(case, selection, seed, retain, reuse)
@@ -331,7 +394,10 @@ def test_a_chain_is_algorithms_1_and_3_on_the_same_random_numbers(
     )
     assert list(zip(walk.clients.tolist(), walk.rows.tolist(), strict=True)) == book.trail
     assert walk.returned == book.returned
-    assert walk.visits.tolist() == np.cumsum([samples for _, samples in book.visits if samples]).tolist()
+    assert (
+        walk.visits.tolist()
+        == np.cumsum([samples for _, samples in book.visits if samples]).tolist()
+    )
     assert walk.idle.tolist() == [client for client, samples in book.visits if not samples]
 
 
@@ -344,7 +410,12 @@ def test_lockstep_is_algorithms_2_and_4_on_the_same_random_numbers(
     book = Book(case, selection, seed, reuse=reuse)
     ends = book.algorithm_4(schedule.copy(), size)
     walk = schedule_batches(
-        case.holdings, ints(schedule), selection=selection, batch_size=size, stream=Stream(seed, "test"), reuse=reuse
+        case.holdings,
+        ints(schedule),
+        selection=selection,
+        batch_size=size,
+        stream=Stream(seed, "test"),
+        reuse=reuse,
     )
     assert list(zip(walk.clients.tolist(), walk.rows.tolist(), strict=True)) == book.trail
     assert (walk.returned, walk.ends.tolist()) == (book.returned, ends)
@@ -354,7 +425,9 @@ def test_lockstep_is_algorithms_2_and_4_on_the_same_random_numbers(
 def test_a_schedule_is_its_labels_in_the_order_of_the_stream(wanted: list[int], seed: int):
     labels = [label for label, often in enumerate(wanted) for _ in range(often)]
     order = Stream(seed, "test").permutation(len(labels)).tolist()
-    assert label_schedule(ints(wanted), Stream(seed, "test")).tolist() == [labels[place] for place in order]
+    assert label_schedule(ints(wanted), Stream(seed, "test")).tolist() == [
+        labels[place] for place in order
+    ]
 
 
 @pytest.mark.parametrize("selection", ["uniform", "weighted"])
@@ -362,10 +435,17 @@ def test_who_is_retained_is_drawn_uniformly_or_by_shares(selection: str):
     """Check one retained holder of three for a pair of labels: with one for each label, runs rarely agree."""
     case = Case(COUNTS)
     walk = schedule_singles(
-        case.holdings, ints([0] * 3000), selection=selection, chunk=1, stream=Stream(0, "test"), retain=1
+        case.holdings,
+        ints([0] * 3000),
+        selection=selection,
+        chunk=1,
+        stream=Stream(0, "test"),
+        retain=1,
     )
     share = np.array([1, 1, 1] if selection == "uniform" else [1, 2, 3])
-    assert chisquare(np.bincount(walk.clients, minlength=3), share / share.sum() * 3000).pvalue > 1e-3
+    assert (
+        chisquare(np.bincount(walk.clients, minlength=3), share / share.sum() * 3000).pvalue > 1e-3
+    )
 
 
 def test_a_chunk_is_planned_before_its_clients_report():
@@ -405,9 +485,10 @@ def test_what_nobody_has_is_dropped():
     assert batch.idle.tolist() == [0]
     empty = case.holdings.without(ints([])), ints([])
     nothing = schedule_singles(*empty, selection="uniform", chunk=3, stream=Stream(0, "test"))
-    assert [len(part) for part in (nothing.rows, nothing.clients, nothing.ends, nothing.visits, nothing.idle)] == [
-        0
-    ] * 5
+    assert [
+        len(part)
+        for part in (nothing.rows, nothing.clients, nothing.ends, nothing.visits, nothing.idle)
+    ] == [0] * 5
 
 
 def test_a_returned_placeholder_goes_anywhere_in_the_rest_of_the_schedule():
@@ -448,7 +529,11 @@ COUNTS = [[3000, 2900], [6000, 0], [9000, 2800]]
 def test_holders_are_drawn_uniformly_or_by_their_shares(kind: str, selection: str):
     case = Case(COUNTS)
     schedule = label_schedule(ints([4000, 2000]), Stream(1, "test")).tolist()
-    walk = case.single(schedule, 1, selection) if kind == "single" else case.batch(schedule, 32, selection)
+    walk = (
+        case.single(schedule, 1, selection)
+        if kind == "single"
+        else case.batch(schedule, 32, selection)
+    )
     shares = {"uniform": ([1, 1, 1], [1, 0, 1]), "weighted": ([3, 6, 9], [29, 0, 28])}[selection]
     for placeholder, share in enumerate(shares):
         seen = np.bincount(walk.clients[case.label[walk.rows] == placeholder], minlength=3)
@@ -472,7 +557,8 @@ def test_of_the_longest_runs_one_is_drawn(selection: str):
 def test_the_next_row_is_any_of_those_left(kind: str):
     case = Case([[3], [0]])
     walks = [
-        case.single([0] * 3, 2, seed=k) if kind == "single" else case.batch([0] * 3, 2, seed=k) for k in range(3000)
+        case.single([0] * 3, 2, seed=k) if kind == "single" else case.batch([0] * 3, 2, seed=k)
+        for k in range(3000)
     ]
     orders = Counter(tuple(walk.rows.tolist()) for walk in walks)
     assert chisquare([orders[order] for order in permutations(range(3))]).pvalue > 1e-3
@@ -516,7 +602,12 @@ def moves(holdings: Holdings, chunk: int, seed: int, retain: int | None = None) 
     """Return how often the model is sent to a client in an epoch of all rows."""
     schedule = label_schedule(holdings.counts.sum(axis=0), Stream(seed, "schedule"))
     walk = schedule_singles(
-        holdings, schedule, selection="uniform", chunk=chunk, stream=Stream(seed, "walk"), retain=retain
+        holdings,
+        schedule,
+        selection="uniform",
+        chunk=chunk,
+        stream=Stream(seed, "walk"),
+        retain=retain,
     )
     return len(walk.visits) + len(walk.idle)
 
@@ -534,7 +625,9 @@ def test_chunks_spare_transfers(balance: bool, low: float, high: float):
     spared: dict[int, list[float]] = {2: [], 5: [], 20: []}
     few: list[float] = []
     for seed in range(4):
-        partition = dirichlet(rows, 10, Stream(seed, "cut"), alpha=0.5, balance=balance, min_size=10)
+        partition = dirichlet(
+            rows, 10, Stream(seed, "cut"), alpha=0.5, balance=balance, min_size=10
+        )
         holdings = Holdings.of(partition, y, 10)
         naive = moves(holdings, 1, seed)
         for chunk, parts in spared.items():
@@ -566,9 +659,18 @@ def test_sfl_by_hand():
                 done += size
             visits.append(done)
             if client == 0:
-                first, second = walk.rows[done - 6 : done - 3].tolist(), walk.rows[done - 3 : done].tolist()
-                shuffles[(*[own.index(row) for row in first], *[own.index(row) for row in second])] += 1
-        assert (walk.clients.tolist(), walk.ends.tolist(), walk.visits.tolist()) == (clients, ends, visits)
+                first, second = (
+                    walk.rows[done - 6 : done - 3].tolist(),
+                    walk.rows[done - 3 : done].tolist(),
+                )
+                shuffles[
+                    (*[own.index(row) for row in first], *[own.index(row) for row in second])
+                ] += 1
+        assert (walk.clients.tolist(), walk.ends.tolist(), walk.visits.tolist()) == (
+            clients,
+            ends,
+            visits,
+        )
         assert (done, walk.returned, len(walk.idle)) == (len(walk.rows), 0, 0)
         orders[tuple(order)] += 1
     assert chisquare([orders[order] for order in permutations([0, 2, 3])]).pvalue > 1e-3
@@ -593,7 +695,9 @@ def test_what_is_refused():
     with pytest.raises(FedskewError, match="chunk=0 is too small: use 1 or more"):
         case.single([0], chunk=0)
     with pytest.raises(FedskewError, match="retain=0 is too small: use 1 or more"):
-        schedule_singles(case.holdings, ints([0]), selection="uniform", chunk=1, retain=0, stream=stream)
+        schedule_singles(
+            case.holdings, ints([0]), selection="uniform", chunk=1, retain=0, stream=stream
+        )
     with pytest.raises(FedskewError, match="batch_size=0 is too small: use 1 or more"):
         case.batch([0], size=0)
     with pytest.raises(FedskewError, match="batch_size=-1 is too small"):

@@ -31,8 +31,12 @@ def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
 
 
-def trained(fed: fs.Federation, algorithm: Any = "ccvr", model: Any = "mlp:hidden=12", **settings: Any) -> fs.Run:
-    return fs.train(fed, model, algorithm, folder=settings.pop("folder", False), **{**SMALL, **settings})
+def trained(
+    fed: fs.Federation, algorithm: Any = "ccvr", model: Any = "mlp:hidden=12", **settings: Any
+) -> fs.Run:
+    return fs.train(
+        fed, model, algorithm, folder=settings.pop("folder", False), **{**SMALL, **settings}
+    )
 
 
 GIVEN: dict[str, Any] = {}
@@ -42,7 +46,12 @@ class NotingCalibrator(Calibrator):
     """Records its arguments, and sets every weight of the head to 7."""
 
     def class_statistics(self, features, labels, classes):
-        return {"rows": {"features": features.sum(0), "labels": torch.bincount(labels, minlength=classes).double()}}
+        return {
+            "rows": {
+                "features": features.sum(0),
+                "labels": torch.bincount(labels, minlength=classes).double(),
+            }
+        }
 
     def calibrate(self, head, statistics, loss, stream):
         GIVEN.update(head=head, total=statistics, loss=loss)
@@ -66,18 +75,24 @@ def test_all_rows_of_all_clients_at_the_last_model_in_evaluation_mode(fed, model
         features = plain.features(x)
     total = GIVEN["total"]["rows"]
     torch.testing.assert_close(total["features"], features.sum(0), rtol=0, atol=1e-9)
-    assert total["labels"].tolist() == np.bincount(fed.train.y[fed.partition.rows], minlength=10).tolist()
+    assert (
+        total["labels"].tolist()
+        == np.bincount(fed.train.y[fed.partition.rows], minlength=10).tolist()
+    )
     head = GIVEN["head"]
     assert sorted(head) == ["head.bias", "head.weight"]
     assert torch.equal(head["head.weight"], plain.head.weight)
     with torch.no_grad():
         labels = torch.from_numpy(fed.train.y[fed.partition.rows])
         wanted = torch.nn.functional.cross_entropy(plain(x), labels)
-        torch.testing.assert_close(GIVEN["loss"](head, features, labels), wanted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            GIVEN["loss"](head, features, labels), wanted, rtol=0, atol=1e-12
+        )
     assert (run.model.head.weight == 7).all()
     assert (run.model.head.bias == 7).all()
     assert all(
-        torch.equal(a, b) for a, b in zip(run.model.features.parameters(), plain.features.parameters(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(run.model.features.parameters(), plain.features.parameters(), strict=True)
     )
 
 
@@ -108,9 +123,14 @@ def test_clients_that_keep_batch_norm_look_through_their_own(fed):
     for client in range(5):
         state = run.server.client_model(client)
         with torch.no_grad():
-            for name, value in {**dict(own.named_parameters()), **dict(own.named_buffers())}.items():
+            for name, value in {
+                **dict(own.named_parameters()),
+                **dict(own.named_buffers()),
+            }.items():
                 value.copy_(state[name])
-            total += own.features(torch.from_numpy(fed.train.x[fed.partition.of(client)]).double()).sum(0)
+            total += own.features(
+                torch.from_numpy(fed.train.x[fed.partition.of(client)]).double()
+            ).sum(0)
     torch.testing.assert_close(GIVEN["total"]["rows"]["features"], total, rtol=0, atol=1e-9)
 
 
@@ -121,9 +141,14 @@ def test_the_run_has_the_calibrated_model_and_tells_both_accuracies(fed, tmp_pat
     run, plain = trained(fed, folder=tmp_path / "run"), trained(fed, "fedavg")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     x, y = torch.from_numpy(fed.test.x), torch.from_numpy(fed.test.y)
-    for model, name in ((plain.model, "test_accuracy_last"), (run.model, "calibrated_test_accuracy")):
+    for model, name in (
+        (plain.model, "test_accuracy_last"),
+        (run.model, "calibrated_test_accuracy"),
+    ):
         with torch.no_grad():
-            assert summary[name] == pytest.approx((model(x).argmax(1) == y).double().mean().item(), abs=1e-9)
+            assert summary[name] == pytest.approx(
+                (model(x).argmax(1) == y).double().mean().item(), abs=1e-9
+            )
     with torch.no_grad():
         loss = nn.functional.cross_entropy(run.model(x), y).item()
     assert summary["calibrated_test_loss"] == pytest.approx(loss, abs=1e-5)
@@ -136,7 +161,9 @@ def test_the_run_has_the_calibrated_model_and_tells_both_accuracies(fed, tmp_pat
     assert all(torch.equal(value, stored[name]) for name, value in run.model.state_dict().items())
     mine = fed.partition.of(2)
     with torch.no_grad():
-        right = run.model(torch.from_numpy(fed.train.x[mine])).argmax(1) == torch.from_numpy(fed.train.y[mine])
+        right = run.model(torch.from_numpy(fed.train.x[mine])).argmax(1) == torch.from_numpy(
+            fed.train.y[mine]
+        )
     assert run.final_clients["accuracy"][2] == pytest.approx(right.double().mean().item(), abs=1e-9)
 
 
@@ -144,7 +171,9 @@ def test_bytes_of_the_tallies_and_of_the_last_model_are_counted(fed):
     run, plain = trained(fed), trained(fed, "fedavg")
     numbers = 10 + 10 * 12 + 10 * 12 * 12  # rows, sums and outer products of each class
     assert run.summary["calibration_bytes_up"] == 5 * numbers * 8
-    assert run.summary["calibration_bytes_down"] == 5 * sum(value.nbytes for value in plain.server.params.values())
+    assert run.summary["calibration_bytes_down"] == 5 * sum(
+        value.nbytes for value in plain.server.params.values()
+    )
     for name in ("bytes_up", "bytes_down"):
         assert run.summary[name] - plain.summary[name] == run.summary[f"calibration_{name}"]
 
@@ -155,12 +184,19 @@ def test_methods_without_a_calibrator_do_none_of_it(fed):
 
 def test_no_epochs_are_the_method_without_it(fed):
     run, plain = trained(fed, "fedprox:mu=0.3 + ccvr:head_epochs=0"), trained(fed, "fedprox:mu=0.3")
-    assert all(torch.equal(value, plain.server.params[name]) for name, value in run.server.params.items())
+    assert all(
+        torch.equal(value, plain.server.params[name]) for name, value in run.server.params.items()
+    )
     assert run.summary["calibrated_test_accuracy"] == run.summary["test_accuracy_last"]
 
 
 def test_the_closing_table_shows_it_beside_the_other(fedskew, capsys: pytest.CaptureFixture[str]):
-    assert fedskew("compare --model mlp:hidden=8 --rounds 1 --clients 3 --algorithm ccvr --algorithm fedavg") == 0
+    assert (
+        fedskew(
+            "compare --model mlp:hidden=8 --rounds 1 --clients 3 --algorithm ccvr --algorithm fedavg"
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "calibrated" in shown
     assert "accuracy of the calibrated model after the last round, in %" in shown
@@ -172,10 +208,16 @@ def test_the_closing_table_shows_it_beside_the_other(fedskew, capsys: pytest.Cap
 def bits(run: fs.Run) -> tuple[bytes, bytes, dict[str, Any]]:
     assert run.folder
     summary = {name: value for name, value in run.summary.items() if name != "seconds"}
-    return (run.folder / "model.safetensors").read_bytes(), (run.folder / "clients_final.csv").read_bytes(), summary
+    return (
+        (run.folder / "model.safetensors").read_bytes(),
+        (run.folder / "clients_final.csv").read_bytes(),
+        summary,
+    )
 
 
-@pytest.mark.parametrize(("model", "norm"), [("mlp:hidden=12", "aggregate"), ("tabular:hidden=12", "local")])
+@pytest.mark.parametrize(
+    ("model", "norm"), [("mlp:hidden=12", "aggregate"), ("tabular:hidden=12", "local")]
+)
 def test_resumed_after_the_end_or_after_the_last_round_the_bits_are_the_same(
     fed, tmp_path: Path, model: str, norm: str
 ):
@@ -190,7 +232,9 @@ def test_resumed_after_the_end_or_after_the_last_round_the_bits_are_the_same(
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match="interrupted after round 3 of 3"):
-        fs.train(fed, model, "fedavg + ccvr", folder=tmp_path / "cut", callbacks=stop, norm=norm, **SMALL)
+        fs.train(
+            fed, model, "fedavg + ccvr", folder=tmp_path / "cut", callbacks=stop, norm=norm, **SMALL
+        )
     assert not (tmp_path / "cut" / "summary.json").exists()
     assert bits(fs.resume(tmp_path / "cut", fed=fed)) == bits(whole)
 
@@ -229,12 +273,18 @@ def frozen(shape: Any, classes: int) -> nn.Module:
         ),
         ("local + ccvr", "mlp:hidden=12", "local [+] ccvr: each client has a head of its own"),
         ("ditto + ccvr", "mlp:hidden=12", "ditto [+] ccvr: each client has a head of its own"),
-        ("ccvr", headless, "Sequential has no attribute 'head' and no nn.Linear: name its last layer 'head'"),
+        (
+            "ccvr",
+            headless,
+            "Sequential has no attribute 'head' and no nn.Linear: name its last layer 'head'",
+        ),
         ("ccvr", frozen, "ccvr: the head of Network is frozen: set requires_grad=True"),
         ("ccvr", Scaled(), "ccvr: Scaled must end in its head, .* name that layer 'head'"),
     ],
 )
-def test_what_has_no_common_head_is_refused_before_training(fed, tmp_path: Path, algorithm: str, model: Any, says: str):
+def test_what_has_no_common_head_is_refused_before_training(
+    fed, tmp_path: Path, algorithm: str, model: Any, says: str
+):
     with pytest.raises(FedskewError, match=says):
         trained(fed, algorithm, model, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -14,7 +14,10 @@ from fedskew.server.client_store import ClientStore, home_of
 
 
 def fresh() -> dict:
-    return {"local": {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(0)}, "state.a": {"c": torch.zeros(1, 2)}}
+    return {
+        "local": {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(0)},
+        "state.a": {"c": torch.zeros(1, 2)},
+    }
 
 
 def trees(*values: int) -> dict:
@@ -44,7 +47,9 @@ def test_it_grows_and_replaces():
         store.put(clients, trees(*values))
         truth |= dict(zip(clients.tolist(), values, strict=True))
     all_clients = np.arange(60)
-    assert store.get(all_clients)["local"]["n"].tolist() == [truth.get(client, 0) for client in range(60)]
+    assert store.get(all_clients)["local"]["n"].tolist() == [
+        truth.get(client, 0) for client in range(60)
+    ]
     assert sorted(store.clients) == sorted(truth)
 
 
@@ -120,13 +125,19 @@ def test_trees_of_the_host_stay_there():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_trees_of_a_gpu_stay_there_if_it_has_room():
-    tree = {part: {name: value.cuda() for name, value in tensors.items()} for part, tensors in fresh().items()}
+    tree = {
+        part: {name: value.cuda() for name, value in tensors.items()}
+        for part, tensors in fresh().items()
+    }
     assert home_of(tree, 10).type == "cuda"
     assert home_of(tree, 10**12).type == "cpu"
     for home in (home_of(tree, 10), torch.device("cpu")):
         store = ClientStore(tree, home)
         store.put(np.array([5, 3]), trees(7, 8))
-        store.put(np.array([3, 4]), {part: {n: v.cuda() for n, v in ts.items()} for part, ts in trees(1, 2).items()})
+        store.put(
+            np.array([3, 4]),
+            {part: {n: v.cuda() for n, v in ts.items()} for part, ts in trees(1, 2).items()},
+        )
         found = store.get(np.array([4, 9, 5]))
         assert found["local"]["n"].device.type == "cuda"
         assert found["local"]["n"].tolist() == [2, 0, 7]
@@ -136,7 +147,9 @@ def test_trees_of_a_gpu_stay_there_if_it_has_room():
 
 
 @pytest.mark.parametrize("norm", ["aggregate", "local"])
-@pytest.mark.parametrize("name", [name for name in algorithms if not isinstance(resolve(name).topology(0), Scheduled)])
+@pytest.mark.parametrize(
+    "name", [name for name in algorithms if not isinstance(resolve(name).topology(0), Scheduled)]
+)
 def test_going_on_gives_the_bits_of_never_stopping(lab, name: str, norm: str):
     some = 5 if name == "krum" else 3  # fewer are too few for it
     if name == "dp":
@@ -144,7 +157,13 @@ def test_going_on_gives_the_bits_of_never_stopping(lab, name: str, norm: str):
 
     def make():
         return lab.training(
-            None, name, "tabular:hidden=5", Stacked(mode="stack"), norm=norm, momentum=0.9, per_round=some
+            None,
+            name,
+            "tabular:hidden=5",
+            Stacked(mode="stack"),
+            norm=norm,
+            momentum=0.9,
+            per_round=some,
         )
 
     whole, first, second = make(), make(), make()

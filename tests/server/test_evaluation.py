@@ -25,7 +25,9 @@ def by_hand(training, tensors: dict, x: np.ndarray, y: np.ndarray) -> tuple[np.n
     t = {name: value.detach().numpy() for name, value in tensors.items()}
     hidden = x.astype(np.float64) @ t["features.1.weight"].T
     spread = np.sqrt(t["features.2.running_var"] + 1e-5)
-    hidden = (hidden - t["features.2.running_mean"]) / spread * t["features.2.weight"] + t["features.2.bias"]
+    hidden = (hidden - t["features.2.running_mean"]) / spread * t["features.2.weight"] + t[
+        "features.2.bias"
+    ]
     logits = np.maximum(hidden, 0) @ t["head.weight"].T + t["head.bias"]
     chance = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     return -np.log(chance[np.arange(len(y)), y]), logits.argmax(1) == y
@@ -52,11 +54,17 @@ def test_each_client_on_its_own_rows(lab):
     split = Partition.from_lists(pieces)
     found = training.evaluator.on_own_rows(training.state(), None, np.arange(3), split)
     loss, accuracy = found["loss"], found["accuracy"]
-    assert loss[[0, 2]].tolist() == pytest.approx([losses[p].mean() for p in (pieces[0], pieces[2])], abs=1e-12)
-    assert accuracy[[0, 2]].tolist() == pytest.approx([right[p].mean() for p in (pieces[0], pieces[2])])
+    assert loss[[0, 2]].tolist() == pytest.approx(
+        [losses[p].mean() for p in (pieces[0], pieces[2])], abs=1e-12
+    )
+    assert accuracy[[0, 2]].tolist() == pytest.approx(
+        [right[p].mean() for p in (pieces[0], pieces[2])]
+    )
     assert np.isnan(loss[1])
     assert np.isnan(accuracy[1])
-    nothing = training.evaluator.on_own_rows(training.state(), training.client_model, np.array([1]), split)
+    nothing = training.evaluator.on_own_rows(
+        training.state(), training.client_model, np.array([1]), split
+    )
     assert np.isnan(list(nothing.values())).all()
 
 
@@ -87,12 +95,19 @@ def test_own_models(lab, name: str, norm: str):
     fed = lab.federation()
     training = lab.run(2, fed, name, BATCH_NORM, norm=norm, per_round=3)
     line, clients = training.results[-1].round, training.results[-1].clients
-    own = [by_hand(training, training.client_model(c["client"]), fed.test.x, fed.test.y) for c in clients]
-    assert line["own_test_loss"] == pytest.approx(np.mean([losses.mean() for losses, _ in own]), abs=1e-12)
+    own = [
+        by_hand(training, training.client_model(c["client"]), fed.test.x, fed.test.y)
+        for c in clients
+    ]
+    assert line["own_test_loss"] == pytest.approx(
+        np.mean([losses.mean() for losses, _ in own]), abs=1e-12
+    )
     assert line["own_test_accuracy"] == pytest.approx(np.mean([right.mean() for _, right in own]))
     for client in clients:
         mine = fed.partition.of(client["client"])
-        losses, _ = by_hand(training, training.client_model(client["client"]), fed.train.x[mine], fed.train.y[mine])
+        losses, _ = by_hand(
+            training, training.client_model(client["client"]), fed.train.x[mine], fed.train.y[mine]
+        )
         assert client["loss"] == pytest.approx(losses.mean(), abs=1e-12)
         if (name, norm) != ("ditto", "aggregate"):  # no whole model is shared
             assert "global_loss" not in client
@@ -104,7 +119,9 @@ def test_own_models(lab, name: str, norm: str):
     assert [line["client"] for line in final] == [0, 1, 2, 3, 4]
     assert [line["rows"] for line in final] == list(lab.sizes)
     for line in final:  # also clients never selected, which have the initial model
-        losses, right = by_hand(training, training.client_model(line["client"]), fed.test.x, fed.test.y)
+        losses, right = by_hand(
+            training, training.client_model(line["client"]), fed.test.x, fed.test.y
+        )
         assert line["own_test_accuracy"] == pytest.approx(right.mean())
         mine = fed.partition.of(line["client"])
         if (name, norm) != ("ditto", "aggregate"):
@@ -121,7 +138,9 @@ def passes(monkeypatch) -> list[int]:
     seen: list[int] = []
     plain = inference.Inference.outputs
     monkeypatch.setattr(
-        inference.Inference, "outputs", lambda self, *args: seen.append(len(args[2])) or plain(self, *args)
+        inference.Inference,
+        "outputs",
+        lambda self, *args: seen.append(len(args[2])) or plain(self, *args),
     )
     return seen
 
@@ -146,7 +165,11 @@ def test_own_models_are_evaluated_in_stacks(lab, passes, monkeypatch):
     training = lab.run(2, None, "ditto", BATCH_NORM)
     state, clients = training.state(), np.array([4, 0, 3, 2, 1])
     found = []
-    for stacked, bytes_, values_per_batch in ((False, 1, 1 << 20), (True, 1 << 30, 1 << 20), (True, None, 6 * 6)):
+    for stacked, bytes_, values_per_batch in (
+        (False, 1, 1 << 20),
+        (True, 1 << 30, 1 << 20),
+        (True, None, 6 * 6),
+    ):
         monkeypatch.setattr(evaluation, "can_be_stacked", lambda *_, answer=stacked: answer)
         if bytes_ is None:
             bytes_ = 2 * measure_cost(training.model, training.job.x, 1).bytes_per_client
@@ -154,7 +177,9 @@ def test_own_models_are_evaluated_in_stacks(lab, passes, monkeypatch):
         monkeypatch.setitem(inference._VALUES_PER_BATCH, "cpu", values_per_batch)
         evaluator = Evaluator(training.fed, training.model, training.job, None, 0)
         passes.clear()
-        found.append(evaluator.on_own_rows(state, training.client_model, clients, training.fed.partition))
+        found.append(
+            evaluator.on_own_rows(state, training.client_model, clients, training.fed.partition)
+        )
         assert passes == ([27] if stacked else [27, 2, 9, 7, 4, 5])
     for other in found[1:]:
         for name, values in found[0].items():
@@ -170,7 +195,9 @@ def test_convolutions_run_in_channels_last_layout(lab):
     class Watched(type(model)):
         def forward(self, x):
             weight = next(value for value in self.parameters() if value.dim() == 4)
-            seen.append(all(value.is_contiguous(memory_format=torch.channels_last) for value in (x, weight)))
+            seen.append(
+                all(value.is_contiguous(memory_format=torch.channels_last) for value in (x, weight))
+            )
             x.mul_(1)  # a model may write to its input
             return super().forward(x)
 
@@ -181,13 +208,16 @@ def test_convolutions_run_in_channels_last_layout(lab):
     assert torch.equal(training.job.x, before)
     assert next(value for value in model.parameters() if value.dim() == 4).is_contiguous()
     outputs = functional_call(model.eval(), training.state(), (training.job.x.clone(),))
-    assert found["train"]["loss"] == pytest.approx(float(TASK.losses(outputs, training.job.y)), abs=1e-12)
+    assert found["train"]["loss"] == pytest.approx(
+        float(TASK.losses(outputs, training.job.y)), abs=1e-12
+    )
 
 
 def test_held_out_rows_are_what_a_client_is_tested_on(lab):
     kept = [np.array([0, 1, 2]), np.array([5, 6])]
     fed = replace(
-        lab.federation(rows=kept), held_out=Partition.from_lists([np.array([3, 4]), np.array([], dtype=np.int64)])
+        lab.federation(rows=kept),
+        held_out=Partition.from_lists([np.array([3, 4]), np.array([], dtype=np.int64)]),
     )
     training = lab.run(1, fed, "fedavg", BATCH_NORM)
     losses, _ = by_hand(training, training.state(), fed.train.x[3:5], fed.train.y[3:5])

@@ -22,7 +22,8 @@ ENGINES = pytest.mark.parametrize(
     [Loop(), Stacked(mode="stack"), Stacked(memory=1, mode="stack"), Stacked(mode="loop")],
     ids=["loop", "stack", "chunks", "stacked-loop"],
 )
-BATCH_NORM = "tabular:hidden=5"  # 30 + 10 + 18 weights, of which 10 in BatchNorm; 10 statistics and a counter
+# 30 + 10 + 18 weights, of which 10 in BatchNorm; 10 statistics and a counter
+BATCH_NORM = "tabular:hidden=5"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Telling(FedAvgM):
         return server
 
 
-ALL, OWN_NORM = (58 + 10) * 4 + 8, 48 * 4  # bytes of everything, and of what is left when BatchNorm stays
+# Bytes of everything, and of what is left when BatchNorm stays
+ALL, OWN_NORM = (58 + 10) * 4 + 8, 48 * 4
 
 
 @ENGINES
@@ -50,19 +52,29 @@ ALL, OWN_NORM = (58 + 10) * 4 + 8, 48 * 4  # bytes of everything, and of what is
     ],
 )
 def test_bytes_by_hand(lab, engine, algorithm, norm: str, down: int, up: int):
-    training = lab.run(1, None, algorithm, BATCH_NORM, engine, norm=norm, per_round=3, dtype="float32")
+    training = lab.run(
+        1, None, algorithm, BATCH_NORM, engine, norm=norm, per_round=3, dtype="float32"
+    )
     line = training.results[0].round
     assert (line["bytes_down"], line["bytes_up"]) == (3 * down, 3 * up)
 
 
 def test_simulated_time_by_hand(lab):
-    fleet = {"name": "uniform", "rows_per_second": 10, "mbit_per_second": 1, "latency": 0.5, "seconds_per_step": 0.25}
+    fleet = {
+        "name": "uniform",
+        "rows_per_second": 10,
+        "mbit_per_second": 1,
+        "latency": 0.5,
+        "seconds_per_step": 0.25,
+    }
     training = lab.run(1, None, "fednova", BATCH_NORM, dtype="float32", epochs=2, fleet=fleet)
     # The slowest has 9 rows: two latencies, 18 rows, 4 steps, 280 + 284 bytes.
     line = training.results[0].clients[0]
     assert (line["rows"], line["steps"]) == (9, 4)
     assert line["training_seconds"] == pytest.approx(1.8 + 4 * 0.25)
-    assert training.results[0].round["simulated_seconds"] == pytest.approx(1.0 + 1.8 + 1.0 + 8 * (ALL + ALL + 4) / 1e6)
+    assert training.results[0].round["simulated_seconds"] == pytest.approx(
+        1.0 + 1.8 + 1.0 + 8 * (ALL + ALL + 4) / 1e6
+    )
 
 
 def test_the_lines_of_a_round(lab):
@@ -73,7 +85,9 @@ def test_the_lines_of_a_round(lab):
     assert [line["client"] for line in result.clients] == [0, 1, 2, 3, 4]
     assert [line["rows"] for line in result.clients] == list(lab.sizes)
     assert [line["steps"] for line in result.clients] == [4, 2, 2, 4, 2]
-    assert [line["weight"] for line in result.clients] == pytest.approx([size / 27 for size in lab.sizes])
+    assert [line["weight"] for line in result.clients] == pytest.approx(
+        [size / 27 for size in lab.sizes]
+    )
     for name in ("local_loss", "local_accuracy"):
         mean = sum(line["weight"] * line[name] for line in result.clients)
         assert result.round[name] == pytest.approx(mean, abs=1e-12)
@@ -124,17 +138,25 @@ def test_dropout_repeats_and_leaves_the_global_generators_alone(lab, engine):
 
     first = outcome(0, torch_seed=1)
     assert lab.gap(first, outcome(0, torch_seed=2)) == 0
-    kept = nn.Sequential(*(layer if i != 2 else nn.Identity() for i, layer in enumerate(first.model)))
+    kept = nn.Sequential(
+        *(layer if i != 2 else nn.Identity() for i, layer in enumerate(first.model))
+    )
     undropped = lab.run(2, None, "fedavg", kept, engine, **rates)
-    assert not torch.allclose(first.params["3.weight"], undropped.params["3.weight"])  # something was dropped
+    # Something was dropped
+    assert not torch.allclose(first.params["3.weight"], undropped.params["3.weight"])
 
 
 @ENGINES
 def test_clients_and_rounds_drop_different_units(lab, engine):
-    fed = lab.federation(rows=[np.array([0])] * 2)  # the same single row: only dropout tells the clients apart
-    training = lab.training(fed, "local", dropping, engine, lr=1e-9)  # so slow that weights stay the same
+    # The same single row: only dropout tells the clients apart
+    fed = lab.federation(rows=[np.array([0])] * 2)
+    # So slow that weights stay the same
+    training = lab.training(fed, "local", dropping, engine, lr=1e-9)
     training.advance()
-    start, first = dict(training.model.named_parameters()), [training.client_model(client) for client in (0, 1)]
+    start, first = (
+        dict(training.model.named_parameters()),
+        [training.client_model(client) for client in (0, 1)],
+    )
     moves = [state["3.weight"] - start["3.weight"] for state in first]
     training.advance()
     moves.append(training.client_model(0)["3.weight"] - first[0]["3.weight"])
@@ -194,14 +216,19 @@ def test_devices():
     [
         ("constant", [1, 1, 1, 1]),
         ("cosine", [1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]),
-        ("cosine:floor=0.2", [1, 0.2 + 0.8 * (1 + 0.5**0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 0.5**0.5) / 2]),
+        (
+            "cosine:floor=0.2",
+            [1, 0.2 + 0.8 * (1 + 0.5**0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 0.5**0.5) / 2],
+        ),
         ("step:every=2,factor=0.1", [1, 1, 0.1, 0.1]),
         ("exponential:factor=0.5", [1, 0.5, 0.25, 0.125]),
     ],
 )
 def test_schedules_by_hand(spec: str, factors: list[float]):
     choice = schedules.choose(spec)
-    assert [schedules.get(choice.name)(t, 4, **choice.options) for t in range(4)] == pytest.approx(factors, abs=1e-12)
+    assert [schedules.get(choice.name)(t, 4, **choice.options) for t in range(4)] == pytest.approx(
+        factors, abs=1e-12
+    )
 
 
 def test_every_schedule_starts_at_one():
@@ -211,8 +238,14 @@ def test_every_schedule_starts_at_one():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"model": BATCH_NORM, "batch_size": 1}, "batch_size=1 with BatchNorm .* use batch_size >= 2 or norm=group"),
-        ({"model": BATCH_NORM, "sizes": (3, 1, 2)}, "client 1 has 1 row, BatchNorm needs 2.*min_size=2"),
+        (
+            {"model": BATCH_NORM, "batch_size": 1},
+            "batch_size=1 with BatchNorm .* use batch_size >= 2 or norm=group",
+        ),
+        (
+            {"model": BATCH_NORM, "sizes": (3, 1, 2)},
+            "client 1 has 1 row, BatchNorm needs 2.*min_size=2",
+        ),
         ({"per_round": 6}, "per_round=6 is more than the 5 clients: use at most 5"),
         ({"per_round": 2, "sizes": (9,)}, "per_round=2 is more than the 1 clients"),
         (
@@ -221,8 +254,14 @@ def test_every_schedule_starts_at_one():
         ),
         ({"device": "tpu"}, "device=tpu is not a device"),
         ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
-        ({"fleet": "uniform:latency=-1"}, "fleet uniform: latency=-1 is out of range, it must be >= 0"),
-        ({"model": nn.Sequential(nn.InstanceNorm1d(6, track_running_stats=True))}, "track_running_stats=False"),
+        (
+            {"fleet": "uniform:latency=-1"},
+            "fleet uniform: latency=-1 is out of range, it must be >= 0",
+        ),
+        (
+            {"model": nn.Sequential(nn.InstanceNorm1d(6, track_running_stats=True))},
+            "track_running_stats=False",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(lab, wrong: dict, says: str):
@@ -233,12 +272,17 @@ def test_what_cannot_work_is_refused(lab, wrong: dict, says: str):
 
 
 def test_small_batches_are_fine_without_batch_norm(lab):
-    training = lab.run(1, lab.federation((3, 1, 2)), "fedavg", "tabular:hidden=5,norm=group", batch_size=1)
+    training = lab.run(
+        1, lab.federation((3, 1, 2)), "fedavg", "tabular:hidden=5,norm=group", batch_size=1
+    )
     assert [line["steps"] for line in training.results[0].clients] == [3, 1, 2]
 
 
 def test_the_given_model_and_data_stay_as_they_are(lab):
-    model, fed = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), lab.federation()
+    model, fed = (
+        nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
+        lab.federation(),
+    )
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = fed.train.x.copy()
     for name in algorithms:

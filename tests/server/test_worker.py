@@ -72,4 +72,7 @@ def test_an_error_is_an_answer(problem, answer):
 def test_a_result_that_cannot_be_sent_is_an_error_too():
     wire = Wire(BEGIN, WORK)
     serve(wire, 1, lambda content: trainer(lambda work: [object()]))
-    assert wire.answers == [None, Failure("an object of type object cannot be sent to another process")]
+    assert wire.answers == [
+        None,
+        Failure("an object of type object cannot be sent to another process"),
+    ]

@@ -6,13 +6,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedskew.core.streams import Stream
-from fedskew.skew.assignment import apportion, at_least, log_gammas, move_rows, shuffled_by_class, spread
+from fedskew.skew.assignment import (
+    apportion,
+    at_least,
+    log_gammas,
+    move_rows,
+    shuffled_by_class,
+    spread,
+)
 
 STREAM = Stream(0, "test")
 sizes = st.lists(st.integers(0, 30), min_size=1, max_size=20)
 
 
-@given(st.integers(0, 1000), st.lists(st.floats(-50, 50), min_size=1, max_size=20), st.floats(0, 1, exclude_max=True))
+@given(
+    st.integers(0, 1000),
+    st.lists(st.floats(-50, 50), min_size=1, max_size=20),
+    st.floats(0, 1, exclude_max=True),
+)
 def test_apportion_is_within_one_of_the_exact_share(total: int, logs: list[float], offset: float):
     counts = apportion(total, np.array(logs), offset)
     weights = np.exp(np.array(logs) - max(logs))

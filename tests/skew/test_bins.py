@@ -16,7 +16,15 @@ X = DRAW.normal(size=(400, 3)).astype(np.float32)
 PRICE = np.exp(X[:, 0] + DRAW.normal(size=400)).astype(np.float32)
 FLAGS = (X > 0.3).astype(np.uint8)
 BY_LABEL = ("dirichlet:alpha=0.3", "classes:k=2", "two-class-dirichlet", "lds", "sldf", "shards")
-WITHOUT = ("iid", "quantity", "feature-dirichlet", "vop", "wgc:clusters=2", "sfdl:clusters=3", "iid + noise:sigma=0.1")
+WITHOUT = (
+    "iid",
+    "quantity",
+    "feature-dirichlet",
+    "vop",
+    "wgc:clusters=2",
+    "sfdl:clusters=3",
+    "iid + noise:sigma=0.1",
+)
 
 
 def data(y: np.ndarray, bins: int | None = 5) -> Dataset:
@@ -31,13 +39,18 @@ def data(y: np.ndarray, bins: int | None = 5) -> Dataset:
 def test_a_skew_by_label_deals_bins_as_it_deals_classes(skew: str, y: np.ndarray):
     rows = data(y).train
     classes = replace(rows, y=rows.labels, bins=None)
-    assert partition_rows(skew, rows, 4, 0).partition == partition_rows(skew, classes, 4, 0).partition
+    assert (
+        partition_rows(skew, rows, 4, 0).partition == partition_rows(skew, classes, 4, 0).partition
+    )
 
 
 @pytest.mark.parametrize("y", [PRICE, FLAGS], ids=["numbers", "labels"])
 @pytest.mark.parametrize("skew", BY_LABEL)
 def test_without_bins_a_skew_by_label_is_refused(skew: str, y: np.ndarray):
-    with pytest.raises(FedskewError, match=rf"skew {skew.partition(':')[0]} deals out classes, and .*bins=5, --bins 5"):
+    with pytest.raises(
+        FedskewError,
+        match=rf"skew {skew.partition(':')[0]} deals out classes, and .*bins=5, --bins 5",
+    ):
         partition_rows(skew, data(y, None).train, 4, 0)
 
 
@@ -49,7 +62,9 @@ def test_a_skew_that_looks_at_no_labels_needs_no_bins(skew: str, y: np.ndarray):
 
 
 def test_every_skew_is_of_one_kind():
-    named = {skew.split(" ")[0].partition(":")[0] for skew in (*BY_LABEL, *WITHOUT, "natural", "domains")}
+    named = {
+        skew.split(" ")[0].partition(":")[0] for skew in (*BY_LABEL, *WITHOUT, "natural", "domains")
+    }
     assert set(skews) == named
 
 
@@ -59,14 +74,20 @@ def test_a_permutation_of_classes_is_refused():
 
 
 def test_harsher_bins_make_harsher_clients():
-    mild, harsh = (fs.measure(fs.split(data(PRICE, None), f"dirichlet:alpha={alpha}", 5, bins=4)) for alpha in (9, 0.1))
+    mild, harsh = (
+        fs.measure(fs.split(data(PRICE, None), f"dirichlet:alpha={alpha}", 5, bins=4))
+        for alpha in (9, 0.1)
+    )
     assert mild.labels["hellinger"].mean < harsh.labels["hellinger"].mean
 
 
 def test_measures_take_bins_for_classes():
     fed = fs.split(data(PRICE, None), "lds", 4, bins=5)
     rows = fed.train
-    found, same = fs.measure(fed), fs.measure(replace(rows, y=rows.labels, bins=None), fed.partition, classes=5)
+    found, same = (
+        fs.measure(fed),
+        fs.measure(replace(rows, y=rows.labels, bins=None), fed.partition, classes=5),
+    )
     assert dict(found.views) == dict(same.views)
     assert found.label_entropy == same.label_entropy
     assert "5 bins that stand in for classes" in str(found)

@@ -38,7 +38,9 @@ def tables(draw: st.DrawFn, most_rows: int = 60, least_labels: int = 1) -> Rows:
         lambda: np.exp(3 * random.normal(size=count)),
         lambda: np.full(count, 7.0),
     ]
-    x = np.stack([makers[draw(st.integers(0, 3))]() for _ in range(width)], axis=1).astype(np.float32)
+    x = np.stack([makers[draw(st.integers(0, 3))]() for _ in range(width)], axis=1).astype(
+        np.float32
+    )
     x[0, 0], x[1, 0] = -1, 5  # the first column varies
     kinds = draw(st.lists(st.integers(0, 6), min_size=least_labels, max_size=4, unique=True))
     y = random.choice(kinds, count)
@@ -62,7 +64,9 @@ def top_column(rows: Rows) -> np.ndarray:
 
 @settings(deadline=None, max_examples=100)
 @given(tables(), st.data(), seeds)
-def test_vop_clients_are_intervals_of_the_widest_feature(rows: Rows, data: st.DataObject, seed: int):
+def test_vop_clients_are_intervals_of_the_widest_feature(
+    rows: Rows, data: st.DataObject, seed: int
+):
     clients = some_clients(rows, data)
     partition = partition_rows("vop", rows, clients, seed).partition
     assert whole(partition, rows)
@@ -87,7 +91,9 @@ def test_vop_takes_the_column_it_is_given_and_the_first_of_equals():
 
 @pytest.mark.parametrize("skew", ["vop", "sldf", "feature-dirichlet"])
 @pytest.mark.parametrize("window", ["", ",window=2"])
-def test_variances_are_those_of_the_file_whatever_the_model_trains_on(tmp_path: Path, skew: str, window: str):
+def test_variances_are_those_of_the_file_whatever_the_model_trains_on(
+    tmp_path: Path, skew: str, window: str
+):
     """Check that variances are those of the file, where the second column varies most; standardised, all are equal."""
     draw = np.random.default_rng(0)
     y = np.arange(400) // 2 % 2
@@ -98,18 +104,32 @@ def test_variances_are_those_of_the_file_whatever_the_model_trains_on(tmp_path: 
     )
     columns = {"a": a, "b": b, "c": c}
     kinds = draw.choice(["red", "green"], 400)
-    lines = [f"{a},{b},{c},{kind},{label}" for a, b, c, kind, label in zip(*columns.values(), kinds, y, strict=True)]
+    lines = [
+        f"{a},{b},{c},{kind},{label}"
+        for a, b, c, kind, label in zip(*columns.values(), kinds, y, strict=True)
+    ]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,c,kind,y", *lines]))
-    raw, scaled = (load(f"{tmp_path / 't.csv'}:label=y,standardize={flag}{window}").train for flag in ("false", "true"))
+    raw, scaled = (
+        load(f"{tmp_path / 't.csv'}:label=y,standardize={flag}{window}").train
+        for flag in ("false", "true")
+    )
     assert raw.x[:, 1].std() > 5
     assert scaled.x[:, 1].std() == pytest.approx(1, abs=0.1)
-    assert partition_rows(skew, scaled, 4, seed=0).partition == partition_rows(skew, raw, 4, seed=0).partition
+    assert (
+        partition_rows(skew, scaled, 4, seed=0).partition
+        == partition_rows(skew, raw, 4, seed=0).partition
+    )
 
 
 def test_arrays_are_cut_by_raw_variances_too():
     draw = np.random.default_rng(0)
     x = (draw.normal(size=(200, 3)) * [1, 2, 30]).astype(np.float32)
-    made = Arrays(Rows(x, np.arange(200) % 2), Split("test", 0.2, 0), ("a", "b"), scaled=np.array([True, True, True]))
+    made = Arrays(
+        Rows(x, np.arange(200) % 2),
+        Split("test", 0.2, 0),
+        ("a", "b"),
+        scaled=np.array([True, True, True]),
+    )
     train = made.build("made up", None).train
     first = partition_rows("vop", train, 2, seed=0).partition.of(0)
     assert np.sort(train.x[:, 2])[: len(first)].max() == train.x[first, 2].max()
@@ -118,7 +138,9 @@ def test_arrays_are_cut_by_raw_variances_too():
 
 def test_equal_values_are_cut_at_random():
     """Check that a constant range of the feature, stored by label, does not become a label skew."""
-    rows = Rows(np.repeat([[0.0], [1.0]], 200, axis=0).astype(np.float32), np.repeat([0, 1, 0, 1], 100))
+    rows = Rows(
+        np.repeat([[0.0], [1.0]], 200, axis=0).astype(np.float32), np.repeat([0, 1, 0, 1], 100)
+    )
     held = partition_rows("vop", rows, 4, seed=0).partition.counts(rows.y, 2)
     assert held.min() > 30
 
@@ -130,9 +152,9 @@ def test_lds_clients_are_runs_of_the_sorted_labels(rows: Rows, data: st.DataObje
     partition = partition_rows("lds", rows, clients, seed).partition
     assert whole(partition, rows)
     assert partition.sizes.max() - partition.sizes.min() <= 1
-    assert np.concatenate([np.sort(rows.y[partition.of(client)]) for client in range(clients)]).tolist() == sorted(
-        rows.y
-    )
+    assert np.concatenate(
+        [np.sort(rows.y[partition.of(client)]) for client in range(clients)]
+    ).tolist() == sorted(rows.y)
 
 
 def test_lds_by_frequency_gives_the_commonest_label_to_the_first_clients():
@@ -161,7 +183,9 @@ def test_sldf_has_like_labels_and_intervals_within_each(rows: Rows, data: st.Dat
     for label in np.unique(rows.y):
         mine = rows.take(np.flatnonzero(rows.y == label))
         values = top_column(mine)
-        assert np.all(np.diff(owner[rows.y == label][np.lexsort((owner[rows.y == label], values))]) >= 0)
+        assert np.all(
+            np.diff(owner[rows.y == label][np.lexsort((owner[rows.y == label], values))]) >= 0
+        )
 
 
 @settings(deadline=None, max_examples=60)
@@ -180,7 +204,9 @@ def test_shards_are_dealt_equally(rows: Rows, data: st.DataObject, seed: int):
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=5), st.data(), seeds)
-def test_sfdl_cuts_each_cluster_equally_in_stored_order(sizes: list[int], data: st.DataObject, seed: int):
+def test_sfdl_cuts_each_cluster_equally_in_stored_order(
+    sizes: list[int], data: st.DataObject, seed: int
+):
     """Check clusters that are far apart, so that the clustering is unambiguous."""
     random = np.random.default_rng(0)
     cluster = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
@@ -221,18 +247,25 @@ def test_sfdl_finds_the_number_of_clusters():
 
 @settings(deadline=None, max_examples=60)
 @given(tables(), st.data(), seeds)
-def test_wgc_gives_every_row_once_to_where_it_is_most_extreme(rows: Rows, data: st.DataObject, seed: int):
+def test_wgc_gives_every_row_once_to_where_it_is_most_extreme(
+    rows: Rows, data: st.DataObject, seed: int
+):
     varying = np.flatnonzero(np.ptp(rows.x, axis=0) > 0)
     clients = some_clients(rows, data, most=len(varying))
     quantile = data.draw(st.sampled_from([0.1, 0.25, 0.5]))
     partition = partition_rows({"name": "wgc", "quantile": quantile}, rows, clients, seed).partition
     assert whole(partition, rows)
-    assert partition == partition_rows({"name": "wgc", "quantile": quantile}, rows, clients, seed).partition
+    assert (
+        partition
+        == partition_rows({"name": "wgc", "quantile": quantile}, rows, clients, seed).partition
+    )
     extreme = np.stack(
         [
             np.max(
                 [
-                    np.abs(2 * (rankdata(rows.x[:, column].astype(np.float64)) - 0.5) / len(rows) - 1)
+                    np.abs(
+                        2 * (rankdata(rows.x[:, column].astype(np.float64)) - 0.5) / len(rows) - 1
+                    )
                     for column in members
                 ],
                 axis=0,
@@ -280,9 +313,9 @@ def test_wgc_matches_clusters_and_clients():
 def test_features_are_clustered_by_their_distributions():
     random = np.random.default_rng(3)
     normal, tailed = random.normal(size=(3, 500)), np.exp(2 * random.normal(size=(2, 500)))
-    table = np.stack([normal[0], tailed[0], normal[1], np.full(500, 3.0), tailed[1] * 1e6, normal[2]], axis=1).astype(
-        np.float32
-    )
+    table = np.stack(
+        [normal[0], tailed[0], normal[1], np.full(500, 3.0), tailed[1] * 1e6, normal[2]], axis=1
+    ).astype(np.float32)
     assert [members.tolist() for members in feature_clusters(table, 2)] == [[0, 2, 5], [1, 4]]
     varying = np.delete(table, 3, axis=1)
     scaled = (varying - varying.min(axis=0)) / np.ptp(varying, axis=0)
@@ -292,9 +325,13 @@ def test_features_are_clustered_by_their_distributions():
 
 def test_quantiles_stand_for_many_rows():
     random = np.random.default_rng(4)
-    table = np.stack([random.uniform(size=50_000), random.beta(2, 5, size=50_000)], axis=1).astype(np.float32)
+    table = np.stack([random.uniform(size=50_000), random.beta(2, 5, size=50_000)], axis=1).astype(
+        np.float32
+    )
     scaled = (table - table.min(axis=0)) / np.ptp(table, axis=0)
-    assert feature_distances(table)[0, 1] == pytest.approx(wasserstein_distance(*scaled.T), abs=1e-3)
+    assert feature_distances(table)[0, 1] == pytest.approx(
+        wasserstein_distance(*scaled.T), abs=1e-3
+    )
 
 
 @settings(deadline=None)
@@ -306,7 +343,9 @@ def test_ranks_are_mid_ranks(values: list[int]):
 
 @settings(deadline=None, max_examples=60)
 @given(tables(), st.data(), seeds)
-def test_feature_dirichlet_never_parts_a_bin_at_the_extreme(rows: Rows, data: st.DataObject, seed: int):
+def test_feature_dirichlet_never_parts_a_bin_at_the_extreme(
+    rows: Rows, data: st.DataObject, seed: int
+):
     """Check that with a tiny alpha every bin is at one client, but for rows that fill empty clients."""
     clients, bins = some_clients(rows, data), data.draw(st.integers(2, 12))
     spec = {"name": "feature-dirichlet", "alpha": 1e-9, "bins": bins, "min_size": 1}
@@ -324,7 +363,11 @@ def test_domains_gives_exactly_k_groups(rows: Rows, data: st.DataObject, seed: i
     counts = np.bincount(rows.group)
     counts = counts[counts > 0]
     k = data.draw(st.integers(1, len(counts)))
-    possible = [n for n in range(-(-len(counts) // k), len(rows) + 1) if np.minimum(counts, n).sum() >= n * k]
+    possible = [
+        n
+        for n in range(-(-len(counts) // k), len(rows) + 1)
+        if np.minimum(counts, n).sum() >= n * k
+    ]
     assume(possible)
     clients = data.draw(st.sampled_from(possible))
     partition = partition_rows(f"domains:k={k}", rows, clients, seed).partition
@@ -353,7 +396,9 @@ def test_one_domain_alone_and_the_others_shared(counts: list[int], data: st.Data
     partition = partition_rows(f"domains:alone={alone}", rows, clients, seed).partition
     assert whole(partition, rows)
     table = partition.counts(rows.group, len(counts))
-    assert table[0].tolist() == [count if group == alone else 0 for group, count in enumerate(counts)]
+    assert table[0].tolist() == [
+        count if group == alone else 0 for group, count in enumerate(counts)
+    ]
     assert table[1:, alone].sum() == 0
     assert (np.ptp(table[1:], axis=0) <= 1).all()
     assert np.ptp(table[1:].sum(axis=1)) <= 1
@@ -365,12 +410,15 @@ def test_a_domain_by_its_name():
     fed = fedskew.split((rows.x, rows.y, names), "domains:alone=sketch", clients=4)
     groups = fed.data.train.group
     assert {fed.data.groups[group] for group in groups[fed.partition.of(0)]} == {"sketch"}
-    assert {fed.data.groups[group] for client in (1, 2, 3) for group in groups[fed.partition.of(client)]} == {
+    assert {
+        fed.data.groups[group] for client in (1, 2, 3) for group in groups[fed.partition.of(client)]
+    } == {
         "photo",
         "art",
     }
     with pytest.raises(
-        FedskewError, match="alone=sktch is no group of the training rows: use the name of one, or 0, 1, 2"
+        FedskewError,
+        match="alone=sktch is no group of the training rows: use the name of one, or 0, 1, 2",
     ):
         fedskew.split((rows.x, rows.y, names), "domains:alone=sktch", clients=4)
 
@@ -380,7 +428,12 @@ def test_a_domain_by_its_name():
     [
         ("domains", [3, 3], 2, "skew domains needs k=, the groups of each client, or alone="),
         ("domains:k=1,alone=0", [3, 3], 2, "skew domains needs k="),
-        ("domains:alone=2", [3, 3], 2, "alone=2 is no group of the training rows: use the name of one, or 0, 1"),
+        (
+            "domains:alone=2",
+            [3, 3],
+            2,
+            "alone=2 is no group of the training rows: use the name of one, or 0, 1",
+        ),
         (
             "domains:alone=0",
             [3, 3],
@@ -399,11 +452,15 @@ def test_no_domain_can_be_alone(spec: str, counts: list[int], clients: int, says
 def test_dirichlet_by_group_mixes_groups_and_not_labels():
     group = np.repeat(np.arange(5), 200)
     rows = Rows(np.zeros((1000, 1), np.float32), np.tile(np.arange(10), 100), group)
-    partition = partition_rows("dirichlet:alpha=0.05,by=group,min_size=20", rows, 5, seed=0).partition
+    partition = partition_rows(
+        "dirichlet:alpha=0.05,by=group,min_size=20", rows, 5, seed=0
+    ).partition
     by_group, by_label = partition.counts(group, 5), partition.counts(rows.y, 10)
     assert (by_group.max(axis=0) / 200).mean() > 0.7
     assert (by_label / partition.sizes[:, None]).max() < 0.35
-    same = partition_rows("dirichlet:alpha=0.05,min_size=20", Rows(rows.x, group), 5, seed=0).partition
+    same = partition_rows(
+        "dirichlet:alpha=0.05,min_size=20", Rows(rows.x, group), 5, seed=0
+    ).partition
     assert same == partition
 
 
@@ -422,7 +479,9 @@ def test_lognormal_sizes():
 @pytest.mark.parametrize("name", STRENGTHS)
 @settings(deadline=None, max_examples=25)
 @given(rows=tables(least_labels=2), data=st.data(), strength=st.floats(0, 1), seed=seeds)
-def test_any_strength_keeps_every_row_once(name: str, rows: Rows, data: st.DataObject, strength: float, seed: int):
+def test_any_strength_keeps_every_row_once(
+    name: str, rows: Rows, data: st.DataObject, strength: float, seed: int
+):
     most = len(np.flatnonzero(np.ptp(rows.x, axis=0) > 0)) if name == "wgc" else None
     clients = some_clients(rows, data, most)
     partition = partition_rows({"name": name, "strength": strength}, rows, clients, seed).partition
@@ -455,7 +514,9 @@ def deviation(partition: Partition, rows: Rows, high: np.ndarray) -> float:
 def test_strength_goes_from_alike_to_the_rule(name: str):
     rows, high = skewed_table()
     levels = [
-        deviation(partition_rows(f"{name}:strength={strength}", rows, 4, seed=1).partition, rows, high)
+        deviation(
+            partition_rows(f"{name}:strength={strength}", rows, 4, seed=1).partition, rows, high
+        )
         for strength in (0, 0.5, 1)
     ]
     assert levels[0] < 0.06  # 1,000 rows a client, drawn at random
@@ -528,23 +589,54 @@ ONE_LABEL = Rows(VARIED.x, np.zeros(8, np.int64))
 @pytest.mark.parametrize(
     ("spec", "rows", "clients", "says"),
     [
-        *((f"{name}", VARIED, 9, f"skew {name}: 8 rows are too few for 9 clients") for name in (*STRENGTHS, "shards")),
+        *(
+            (f"{name}", VARIED, 9, f"skew {name}: 8 rows are too few for 9 clients")
+            for name in (*STRENGTHS, "shards")
+        ),
         *(
             (name, CONSTANT, 2, "all 3 features are constant: use a skew by label")
             for name in ("vop", "sldf", "feature-dirichlet")
         ),
-        ("sfdl", CONSTANT, 2, "the features have 1 different rows: they are constant, use a skew by label"),
-        ("wgc", CONSTANT, 2, "2 clusters of features, but only 0 features vary: use a skew by label"),
-        *((name, ONE_LABEL, 2, "the data has only 1 label") for name in ("lds", "shards", "sfdl", "iid + relabel")),
+        (
+            "sfdl",
+            CONSTANT,
+            2,
+            "the features have 1 different rows: they are constant, use a skew by label",
+        ),
+        (
+            "wgc",
+            CONSTANT,
+            2,
+            "2 clusters of features, but only 0 features vary: use a skew by label",
+        ),
+        *(
+            (name, ONE_LABEL, 2, "the data has only 1 label")
+            for name in ("lds", "shards", "sfdl", "iid + relabel")
+        ),
         ("vop:column=3", VARIED, 2, "column=3, but the columns are 0 … 2"),
         ("vop:column=-1", VARIED, 2, "column=-1 is out of range"),
         ("feature-dirichlet:column=1", CONSTANT, 2, "column=1 is constant: choose another"),
         ("feature-dirichlet:bins=1", VARIED, 2, "bins=1 is out of range, it must be >= 2"),
         ("wgc", VARIED, 4, "4 clusters of features, but only 3 features vary: use clusters <= 3"),
-        ("wgc:clusters=5", VARIED, 2, "5 clusters of features, but only 3 features vary: use clusters <= 3"),
-        ("wgc:clusters=2,overlap=true", VARIED, 3, "leaves 1 of 3 clients without one: use clusters >= 3"),
+        (
+            "wgc:clusters=5",
+            VARIED,
+            2,
+            "5 clusters of features, but only 3 features vary: use clusters <= 3",
+        ),
+        (
+            "wgc:clusters=2,overlap=true",
+            VARIED,
+            3,
+            "leaves 1 of 3 clients without one: use clusters >= 3",
+        ),
         ("wgc:quantile=0.6", VARIED, 2, "quantile=0.6 is out of range"),
-        ("sfdl:clusters=9", VARIED, 2, "9 clusters, but the features have 7 different rows: use clusters <= 7"),
+        (
+            "sfdl:clusters=9",
+            VARIED,
+            2,
+            "9 clusters, but the features have 7 different rows: use clusters <= 7",
+        ),
         ("sfdl:clusters=1", VARIED, 2, "clusters=1 is out of range, it must be >= 2"),
         (
             "shards:per_client=5",
@@ -567,14 +659,19 @@ def test_the_impossible_is_refused_in_one_line(spec: str, rows: Rows, clients: i
 
 def test_k_larger_than_the_groups():
     rows = Rows(VARIED.x, VARIED.y, np.arange(8) % 3)
-    with pytest.raises(FedskewError, match="4 groups a client, but the data has only 3: use k <= 3"):
+    with pytest.raises(
+        FedskewError, match="4 groups a client, but the data has only 3: use k <= 3"
+    ):
         partition_rows("domains:k=4", rows, 2, seed=0)
 
 
 def test_too_many_features_for_pairs():
     with pytest.raises(FedskewError, match="4097 are too many"):
         partition_rows(
-            "wgc", Rows(np.random.default_rng(0).normal(size=(3, 4097)).astype(np.float32), np.arange(3)), 2, seed=0
+            "wgc",
+            Rows(np.random.default_rng(0).normal(size=(3, 4097)).astype(np.float32), np.arange(3)),
+            2,
+            seed=0,
         )
 
 
@@ -583,4 +680,7 @@ def test_features_of_any_shape(name: str):
     random = np.random.default_rng(6)
     images = Rows(random.normal(size=(60, 2, 3, 4)).astype(np.float32), random.integers(0, 3, 60))
     flat = Rows(images.x.reshape(60, 24), images.y)
-    assert partition_rows(name, images, 4, seed=0).partition == partition_rows(name, flat, 4, seed=0).partition
+    assert (
+        partition_rows(name, images, 4, seed=0).partition
+        == partition_rows(name, flat, 4, seed=0).partition
+    )

@@ -21,7 +21,9 @@ def rows_of(y: np.ndarray, series: np.ndarray | None = None) -> Rows:
     st.floats(0.01, 0.99),
     st.integers(0, 2**32),
 )
-def test_every_client_keeps_and_holds_out_its_share(pairs: list[tuple[int, int]], share: float, seed: int):
+def test_every_client_keeps_and_holds_out_its_share(
+    pairs: list[tuple[int, int]], share: float, seed: int
+):
     owner, y = np.array(pairs).T
     everything = Partition.from_owner(owner, 7)
     train, test = client_holdout(everything, rows_of(y), share, seed)
@@ -59,7 +61,9 @@ def test_an_overlapping_partition_is_cut_by_place():
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
 def test_a_share_that_is_none_is_refused(share: float):
     with pytest.raises(FedskewError, match="out of range"):
-        client_holdout(Partition.from_owner(np.zeros(4, np.int64), 1), rows_of(np.zeros(4)), share, seed=0)
+        client_holdout(
+            Partition.from_owner(np.zeros(4, np.int64), 1), rows_of(np.zeros(4)), share, seed=0
+        )
 
 
 def test_overlapping_windows_are_held_out_as_whole_series():

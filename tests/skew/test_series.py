@@ -21,7 +21,9 @@ from fedskew.skew.skews import skews
 def windows(series: int, seed: int, per_series: tuple[int, int] = (1, 6)) -> Rows:
     """Return shuffled windows of different series, with gaps in the numbers."""
     random = np.random.default_rng(seed)
-    number = random.permutation(np.repeat(np.arange(series) * 3, random.integers(*per_series, size=series)))
+    number = random.permutation(
+        np.repeat(np.arange(series) * 3, random.integers(*per_series, size=series))
+    )
     y = (number // 3 + (random.uniform(size=len(number)) < 0.2)) % 3
     return Rows(random.normal(size=(len(number), 4, 2)).astype(np.float32), y, number // 6, number)
 
@@ -105,8 +107,12 @@ def test_from_a_file_to_clients_without_a_shared_reading(tmp_path: Path):
     data = fedskew.load(spec)
     fed = fedskew.split(data, "dirichlet:alpha=0.5", clients=4, client_test=0.3)
     assert fed.held_out is not None
-    hands = [fed.partition.of(client) for client in range(4)] + [fed.held_out.of(client) for client in range(4)]
-    readings = [set(fed.train.x[rows].ravel().tolist()) for rows in hands] + [set(fed.test.x.ravel().tolist())]
+    hands = [fed.partition.of(client) for client in range(4)] + [
+        fed.held_out.of(client) for client in range(4)
+    ]
+    readings = [set(fed.train.x[rows].ravel().tolist()) for rows in hands] + [
+        set(fed.test.x.ravel().tolist())
+    ]
     for one in range(len(readings)):
         for other in range(one):
             assert not readings[one] & readings[other]

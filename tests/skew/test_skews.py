@@ -42,7 +42,9 @@ def clients_for(y: np.ndarray, k: int) -> list[int]:
     """Return all numbers of clients that can hold k labels each."""
     counts = np.bincount(y)
     counts = counts[counts > 0]
-    return [n for n in range(-(-len(counts) // k), len(y) + 1) if np.minimum(counts, n).sum() >= n * k]
+    return [
+        n for n in range(-(-len(counts) // k), len(y) + 1) if np.minimum(counts, n).sum() >= n * k
+    ]
 
 
 def table(partition: Partition, y: np.ndarray) -> np.ndarray:
@@ -75,7 +77,9 @@ def test_dirichlet_and_quantity_always_end_and_keep_every_row_once(
 
 @settings(deadline=None, max_examples=150)
 @given(labels(), st.data(), seeds)
-def test_classes_gives_exactly_k_labels_and_deals_each_evenly(y: np.ndarray, data: st.DataObject, seed: int):
+def test_classes_gives_exactly_k_labels_and_deals_each_evenly(
+    y: np.ndarray, data: st.DataObject, seed: int
+):
     counts = np.bincount(y)
     counts = counts[counts > 0]
     k = data.draw(st.integers(1, len(counts)))
@@ -98,7 +102,9 @@ def test_classes_gives_exactly_k_labels_and_deals_each_evenly(y: np.ndarray, dat
 
 @settings(deadline=None, max_examples=100)
 @given(labels(least=2), st.data(), alphas, st.sampled_from(["equal", "unequal"]), seeds)
-def test_two_class_dirichlet_gives_two_labels(y: np.ndarray, data: st.DataObject, alpha: float, sizes: str, seed: int):
+def test_two_class_dirichlet_gives_two_labels(
+    y: np.ndarray, data: st.DataObject, alpha: float, sizes: str, seed: int
+):
     assume(clients_for(y, 2))
     clients = data.draw(st.sampled_from(clients_for(y, 2)))
     spec = {"name": "two-class-dirichlet", "alpha": alpha, "sizes": sizes}
@@ -126,11 +132,16 @@ def test_natural_never_splits_a_group(group: list[int], data: st.DataObject, see
     assert [np.unique(groups[alone.of(client)]).tolist() for client in range(alone.clients)] == [
         [name] for name in present
     ]
-    assert alone == cut_rows("natural", rows, len(present), seed) == cut_rows("natural", rows, 0, seed)
+    assert (
+        alone == cut_rows("natural", rows, len(present), seed) == cut_rows("natural", rows, 0, seed)
+    )
     clients = data.draw(st.integers(1, len(present)))
     merged = cut_rows("natural", rows, clients, seed)
     assert merged.clients == clients
-    holders = [len({client for client in range(clients) if name in groups[merged.of(client)]}) for name in present]
+    holders = [
+        len({client for client in range(clients) if name in groups[merged.of(client)]})
+        for name in present
+    ]
     assert holders == [1] * len(present)
     # Largest first to the least loaded: the gap between two clients is never more than the largest group.
     assert merged.sizes.max() - merged.sizes.min() <= np.bincount(groups).max()
@@ -148,7 +159,8 @@ def test_some_groups_of_many_as_clients(group: list[int], data: st.DataObject, s
     assert len(names) == count
     assert all(len(name) == 1 for name in names)
     assert names == sorted(names)
-    assert few.rows.tolist() == [row for name in names for row in np.flatnonzero(groups == name[0])]  # whole groups
+    # Whole groups
+    assert few.rows.tolist() == [row for name in names for row in np.flatnonzero(groups == name[0])]
     assert few == cut_rows(f"natural:groups={count}", rows, count, seed)
     clients = data.draw(st.integers(1, count))
     packed = cut_rows(f"natural:groups={count}", rows, clients, seed)
@@ -161,7 +173,9 @@ def test_some_groups_of_many_as_clients(group: list[int], data: st.DataObject, s
 def test_groups_are_drawn_with_the_seed():
     taken = np.zeros(50)
     for seed in range(300):
-        taken[np.unique(BALANCED.group[cut_rows("natural:groups=10", BALANCED, None, seed).rows])] += 1
+        taken[
+            np.unique(BALANCED.group[cut_rows("natural:groups=10", BALANCED, None, seed).rows])
+        ] += 1
     assert taken.sum() == 3000
     assert chisquare(taken).pvalue > 1e-3
 
@@ -173,7 +187,9 @@ def test_a_run_on_some_of_the_groups():
     assert (len(fed.partition.rows) + len(fed.held_out.rows)) == np.isin(
         data.train.group, data.train.group[fed.partition.rows]
     ).sum()
-    unheld = np.setdiff1d(np.arange(len(data.train)), np.concatenate([fed.partition.rows, fed.held_out.rows]))
+    unheld = np.setdiff1d(
+        np.arange(len(data.train)), np.concatenate([fed.partition.rows, fed.held_out.rows])
+    )
     assert len(unheld)
     assert np.array_equal(fed.train.x[unheld], data.train.x[unheld])
     assert not np.array_equal(fed.train.x[fed.partition.of(5)], data.train.x[fed.partition.of(5)])
@@ -181,7 +197,9 @@ def test_a_run_on_some_of_the_groups():
     assert sorted(run.clients["client"]) == list(range(6))
     assert fedskew.measure(fed)
     packed = fedskew.split(data, "natural:groups=6", clients=2)
-    assert sorted(np.concatenate([fed.partition.rows, fed.held_out.rows])) == sorted(packed.partition.rows)
+    assert sorted(np.concatenate([fed.partition.rows, fed.held_out.rows])) == sorted(
+        packed.partition.rows
+    )
 
 
 BALANCED = rows_of(np.repeat(np.arange(10), 100), np.repeat(np.arange(50), 20))
@@ -197,11 +215,13 @@ DRAWN = (
     "lds",
     "shards",
 )
-RULED = ("vop:strength=0.5", "sldf:strength=0.5", "sfdl:strength=0.5", "wgc:clusters=4")  # the rest is dealt at random
+# The rest is dealt at random
+RULED = ("vop:strength=0.5", "sldf:strength=0.5", "sfdl:strength=0.5", "wgc:clusters=4")
 
 
 @pytest.mark.parametrize(
-    "spec", [*DRAWN, *RULED, "classes:k=3", "classes:k=3,deal=random", "domains:k=3", "domains:alone=4"]
+    "spec",
+    [*DRAWN, *RULED, "classes:k=3", "classes:k=3,deal=random", "domains:k=3", "domains:alone=4"],
 )
 def test_the_seed_changes_the_cut(spec: str):
     cuts = {cut_rows(spec, BALANCED, 20, seed).digest for seed in range(5)}
@@ -217,13 +237,17 @@ def test_every_skew_ends_with_a_checked_partition():
 
 def test_iid_shuffles():
     mixed = table(cut_rows("iid", BALANCED, 10, seed=0), BALANCED.y)
-    assert mixed.min() > 0  # labels are stored in order: contiguous blocks would give one label a client
+    # Labels are stored in order: contiguous blocks would give one label a client
+    assert mixed.min() > 0
 
 
 def test_dirichlet_shares_have_the_mean_and_variance_of_a_dirichlet():
     clients, alpha = 5, 0.5
     shares = np.stack(
-        [table(cut_rows(f"dirichlet:alpha={alpha}", BALANCED, clients, seed), BALANCED.y) / 100 for seed in range(300)]
+        [
+            table(cut_rows(f"dirichlet:alpha={alpha}", BALANCED, clients, seed), BALANCED.y) / 100
+            for seed in range(300)
+        ]
     )
     assert np.allclose(shares.mean(axis=(0, 2)), 1 / clients, atol=0.015)
     variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
@@ -266,13 +290,19 @@ def test_filling_up_takes_from_the_largest_only():
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "feature-dirichlet"])
-@pytest.mark.parametrize(("clients", "least"), [(10, 10), (50, 10), (60, 8), (250, 2), (500, 2), (501, 1), (1, 10)])
-def test_the_smallest_client_has_ten_rows_or_half_a_share_but_two(name: str, clients: int, least: int):
+@pytest.mark.parametrize(
+    ("clients", "least"), [(10, 10), (50, 10), (60, 8), (250, 2), (500, 2), (501, 1), (1, 10)]
+)
+def test_the_smallest_client_has_ten_rows_or_half_a_share_but_two(
+    name: str, clients: int, least: int
+):
     rows = rows_of(np.arange(1000) % 7)
     partition = cut_rows(f"{name}:alpha=0.001", rows, clients, seed=0)
     assert partition.settled == {"min_size": least}
     assert partition.sizes.min() == (1000 if clients == 1 else least)
-    assert cut_rows(f"{name}:alpha=0.001,min_size=1", rows, clients, seed=0).settled == {"min_size": 1}
+    assert cut_rows(f"{name}:alpha=0.001,min_size=1", rows, clients, seed=0).settled == {
+        "min_size": 1
+    }
 
 
 def test_what_was_settled_stands_in_the_record(tmp_path):
@@ -288,7 +318,9 @@ def test_what_was_settled_stands_in_the_record(tmp_path):
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from([0.3, 0.5, 1.0, 100.0]), st.booleans(), st.integers(1, 40), seeds)
-def test_redrawing_changes_no_row_of_a_draw_that_is_large_enough(alpha: float, balance: bool, least: int, seed: int):
+def test_redrawing_changes_no_row_of_a_draw_that_is_large_enough(
+    alpha: float, balance: bool, least: int, seed: int
+):
     options = {"name": "dirichlet", "alpha": alpha, "balance": balance}
     drawn = cut_rows({**options, "min_size": least, "min_rule": "redraw"}, BALANCED, 10, seed)
     assert drawn.sizes.min() >= least
@@ -303,7 +335,11 @@ def test_redraws_are_the_next_draws_of_the_stream():
     """Check by hand, from the same random numbers: redraws until each client has ten rows, as in NIID-Bench."""
     clients, alpha, draws = 10, 0.1, []
     for seed in range(6):
-        numbers, sizes, drawn = Stream(seed, "partition", 1).generator(), np.zeros(clients, dtype=int), 0
+        numbers, sizes, drawn = (
+            Stream(seed, "partition", 1).generator(),
+            np.zeros(clients, dtype=int),
+            0,
+        )
         while sizes.min() < 10:
             sizes, drawn = np.zeros(clients, dtype=int), drawn + 1
             for _ in range(10):
@@ -324,7 +360,8 @@ def test_redraws_end():
     ):
         cut_rows("dirichlet:alpha=0.001,min_rule=redraw", BALANCED, 20, seed=0)
     with pytest.raises(
-        FedskewError, match=r"the smallest had at most (\d+): use min_size <= \1, a larger alpha, fewer clients"
+        FedskewError,
+        match=r"the smallest had at most (\d+): use min_size <= \1, a larger alpha, fewer clients",
     ):
         cut_rows("dirichlet:alpha=1,min_rule=redraw,min_size=50", BALANCED, 20, seed=0)
 
@@ -365,15 +402,23 @@ def test_drawn_labels_have_the_holders_of_niid_bench():
     for seed in range(600):
         partition = cut_rows(f"classes:k={k},deal=random", rows, clients, seed)
         holders.update((table(partition, rows.y) > 0).sum(axis=0).tolist())
-        theirs.update(Counter(label for held in niid_bench(10, clients, k, draw) for label in held).values())
+        theirs.update(
+            Counter(label for held in niid_bench(10, clients, k, draw) for label in held).values()
+        )
         sizes.append(partition.sizes.std() / 100)
-    assert chi2_contingency([[each[n] for n in range(1, 7)] for each in (holders, theirs)]).pvalue > 1e-3
+    assert (
+        chi2_contingency([[each[n] for n in range(1, 7)] for each in (holders, theirs)]).pvalue
+        > 1e-3
+    )
     assert np.mean(sizes) > 0.15
     assert np.ptp(cut_rows(f"classes:k={k}", rows, clients, 0).sizes) <= 3
 
 
 def test_labels_that_nobody_drew_find_a_holder():
-    held = [table(cut_rows("classes:k=4,deal=random", BALANCED, 3, seed), BALANCED.y) > 0 for seed in range(200)]
+    held = [
+        table(cut_rows("classes:k=4,deal=random", BALANCED, 3, seed), BALANCED.y) > 0
+        for seed in range(200)
+    ]
     assert all(one.any(axis=0).all() and (one.sum(axis=1) == 4).all() for one in held)
     late = sum(one[:, 3:] for one in held)
     assert late.min() > 200 * 0.2  # labels 3 … 9 are at every client now and then
@@ -381,7 +426,10 @@ def test_labels_that_nobody_drew_find_a_holder():
 
 def test_too_many_drew_a_rare_label():
     y = np.repeat([0, 1, 2], [100, 100, 2])
-    with pytest.raises(FedskewError, match=r"clients drew a label that has 2 rows: use fewer clients, .*deal=balanced"):
+    with pytest.raises(
+        FedskewError,
+        match=r"clients drew a label that has 2 rows: use fewer clients, .*deal=balanced",
+    ):
         cut_rows("classes:k=2,deal=random", rows_of(y), 12, seed=0)
     assert cut_rows("classes:k=2", rows_of(y), 12, seed=0).clients == 12
 
@@ -410,7 +458,9 @@ def test_two_class_sizes():
     rows = rows_of(np.repeat(np.arange(10), 4800))
     variation = {}
     for sizes in ("equal", "unequal"):
-        cuts = [cut_rows(f"two-class-dirichlet:sizes={sizes}", rows, 250, seed) for seed in range(10)]
+        cuts = [
+            cut_rows(f"two-class-dirichlet:sizes={sizes}", rows, 250, seed) for seed in range(10)
+        ]
         variation[sizes] = np.mean([cut.sizes.std() / cut.sizes.mean() for cut in cuts])
     assert variation["equal"] == pytest.approx(0.095, abs=0.02)
     assert variation["unequal"] == pytest.approx(1.0, abs=0.05)
@@ -426,7 +476,11 @@ def test_two_class_sizes():
 @pytest.mark.parametrize(
     ("spec", "clients", "says"),
     [
-        ("iid", 1001, "1000 rows are too few for 1001 clients with at least 1 each: use at most 1000 clients"),
+        (
+            "iid",
+            1001,
+            "1000 rows are too few for 1001 clients with at least 1 each: use at most 1000 clients",
+        ),
         ("iid", 0, "0 clients, at least 1"),
         ("quantity", -1, "at least 1 is needed"),
         ("dirichlet:alpha=0", 5, "alpha=0 is out of range, it must be > 0"),
@@ -436,7 +490,11 @@ def test_two_class_sizes():
         ("dirichlet:min_size=2000", 1, "use more rows or min_size <= 1000"),
         ("quantity:min_size=501", 2, "use at most 1 clients or min_size <= 500"),
         ("classes", 5, "needs k="),
-        ("classes:k=2,deal=random", 4, "cannot have all 10 labels: use at least 5 clients or k >= 3"),
+        (
+            "classes:k=2,deal=random",
+            4,
+            "cannot have all 10 labels: use at least 5 clients or k >= 3",
+        ),
         ("classes:k=11", 5, "11 labels a client, but the data has only 10: use k <= 10"),
         ("classes:k=2", 4, "cannot have all 10 labels: use at least 5 clients or k >= 3"),
         ("classes:k=2", 600, "use at most 500 clients or choose a smaller k"),
@@ -444,13 +502,25 @@ def test_two_class_sizes():
         ("two-class-dirichlet", 501, "use at most 500 clients"),
         ("natural", 51, "51 clients, but the data has 50 groups: use 1 to 50 clients"),
         ("natural", -2, "use 1 to 50 clients, or 0"),
-        ("natural:groups=51", 0, "groups=51, but the data has 50 groups with training rows: use groups <= 50"),
-        ("natural:groups=7", 8, "8 clients, but groups=7 takes 7 of the groups: use 1 to 7 clients"),
+        (
+            "natural:groups=51",
+            0,
+            "groups=51, but the data has 50 groups with training rows: use groups <= 50",
+        ),
+        (
+            "natural:groups=7",
+            8,
+            "8 clients, but groups=7 takes 7 of the groups: use 1 to 7 clients",
+        ),
         ("natural:groups=0", 0, "groups=0 is out of range"),
         ("dirichlt", 5, "did you mean 'dirichlet'"),
         (3, 5, "write it as text, name:key=value, or as a table with a name"),
         (lambda rows, clients, stream: [1], 5, "must return a Partition, got list"),
-        (lambda rows, clients, stream: Partition.from_lists([np.arange(5)]), 5, "row 5 is held by 0 clients"),
+        (
+            lambda rows, clients, stream: Partition.from_lists([np.arange(5)]),
+            5,
+            "row 5 is held by 0 clients",
+        ),
     ],
 )
 def test_the_impossible_is_refused_in_one_line(spec, clients: int, says: str):

@@ -17,7 +17,9 @@ seeds = st.integers(0, 2**63)
 
 def rows_of(count: int, shape: tuple[int, ...] = (40,), labels: int = 5) -> Rows:
     random = np.random.default_rng(0)
-    return Rows(random.normal(size=(count, *shape)).astype(np.float32), random.integers(0, labels, count))
+    return Rows(
+        random.normal(size=(count, *shape)).astype(np.float32), random.integers(0, labels, count)
+    )
 
 
 @pytest.mark.parametrize("shape", [(40,), (2, 5, 4)])
@@ -33,7 +35,9 @@ def test_noise_grows_with_the_number_of_the_client(shape: tuple[int, ...]):
         assert abs(mine.mean()) < 5 * mine.std() / np.sqrt(mine.size)
     again = partition_rows("dirichlet:alpha=1 + noise:sigma=0.5", rows, 4, seed=1).rows
     assert np.array_equal(again.x, result.rows.x)
-    assert not np.array_equal(partition_rows("noise:sigma=0.5", rows, 4, seed=2).rows.x, result.rows.x)
+    assert not np.array_equal(
+        partition_rows("noise:sigma=0.5", rows, 4, seed=2).rows.x, result.rows.x
+    )
 
 
 def test_no_noise_changes_nothing():
@@ -43,7 +47,9 @@ def test_no_noise_changes_nothing():
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 12), st.floats(0, 1), st.integers(2, 6), seeds)
-def test_relabel_permutes_the_labels_of_some_clients(clients: int, fraction: float, labels: int, seed: int):
+def test_relabel_permutes_the_labels_of_some_clients(
+    clients: int, fraction: float, labels: int, seed: int
+):
     rows = rows_of(300, (2,), labels)
     rows = Rows(rows.x, rows.y * 3)  # gaps between the labels
     result = partition_rows({"name": "relabel", "fraction": fraction}, rows, clients, seed)
@@ -73,10 +79,14 @@ def test_clients_have_permutations_of_their_own():
 def test_treatments_follow_in_order():
     rows = rows_of(400)
     both = partition_rows("lds + noise:sigma=0.3 + relabel:fraction=0.5", rows, 4, seed=0)
-    assert np.array_equal(both.rows.x, partition_rows("lds + noise:sigma=0.3", rows, 4, seed=0).rows.x)
+    assert np.array_equal(
+        both.rows.x, partition_rows("lds + noise:sigma=0.3", rows, 4, seed=0).rows.x
+    )
     assert (both.rows.y != rows.y).any()
     twice = partition_rows("lds + noise:sigma=0.3 + noise:sigma=0.3", rows, 4, seed=0)
-    assert (twice.rows.x - rows.x)[twice.partition.of(3)].std() == pytest.approx(0.3 * 2**0.5, rel=0.05)
+    assert (twice.rows.x - rows.x)[twice.partition.of(3)].std() == pytest.approx(
+        0.3 * 2**0.5, rel=0.05
+    )
 
 
 def test_groups_and_series_are_carried_along():
@@ -121,13 +131,19 @@ def test_a_single_cut_stays_a_plain_choice():
             "vop and lds both partition the rows: keep one; what may be added are treatments (noise, relabel)",
         ),
         ("dirichlet + nois:sigma=1", "unknown skew 'nois': did you mean 'noise'?"),
-        ("dirichlet + noise:sigma=-1", "treatment noise: sigma=-1 is out of range, it must be >= 0"),
+        (
+            "dirichlet + noise:sigma=-1",
+            "treatment noise: sigma=-1 is out of range, it must be >= 0",
+        ),
         ("dirichlet + noise:size=1", "unknown option of treatment noise 'size'"),
         ("relabel:fraction=2", "fraction=2 is out of range"),
         ("dirichlet + ", "empty skew"),
         (" + noise", "empty skew"),
         ("", "empty skew"),
-        ("wgc:overlap=true + noise", "with overlap=true a row has several clients, and noise treats it for one"),
+        (
+            "wgc:overlap=true + noise",
+            "with overlap=true a row has several clients, and noise treats it for one",
+        ),
     ],
 )
 def test_a_bad_composition_is_refused_before_anything_is_computed(spec: str, says: str):
@@ -141,7 +157,10 @@ def test_every_treatment_has_a_summary_and_keeps_the_partition():
     rows = rows_of(100)
     for name in treatments:
         assert treatments.summary(name)
-        assert partition_rows(name, rows, 5, seed=0).partition == partition_rows("iid", rows, 5, seed=0).partition
+        assert (
+            partition_rows(name, rows, 5, seed=0).partition
+            == partition_rows("iid", rows, 5, seed=0).partition
+        )
 
 
 def test_a_federation_shows_the_treated_rows_and_keeps_the_data():
@@ -150,10 +169,12 @@ def test_a_federation_shows_the_treated_rows_and_keeps_the_data():
     assert fed.data is data
     assert fed.held_out is not None
     difference = fed.train.x - data.train.x
-    assert difference[fed.held_out.of(4)].std() == pytest.approx(0.1, rel=0.05)  # its own test rows have its noise
+    # Its own test rows have its noise
+    assert difference[fed.held_out.of(4)].std() == pytest.approx(0.1, rel=0.05)
     assert np.array_equal(fed.test.x, data.test.x)
     assert (
-        fed.recipe["skew"] == "dirichlet:alpha=0.3,min_size=10,min_rule=fill,balance=false,by=label + noise:sigma=0.1"
+        fed.recipe["skew"]
+        == "dirichlet:alpha=0.3,min_size=10,min_rule=fill,balance=false,by=label + noise:sigma=0.1"
     )
     plain = fedskew.split(data, "dirichlet:alpha=0.3", clients=5, client_test=0.2)
     assert plain.partition == fed.partition

@@ -32,7 +32,10 @@ def made(task: Task, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
 )
 def test_parts_add_up_to_the_metrics_of_all_rows(task: Task, classes: int):
     outputs, targets = made(task, classes)
-    parts = [sums_over(task, outputs[a:b], targets[a:b], classes) for a, b in ((0, 7), (7, 7), (7, 30), (30, 50))]
+    parts = [
+        sums_over(task, outputs[a:b], targets[a:b], classes)
+        for a, b in ((0, 7), (7, 7), (7, 30), (30, 50))
+    ]
     found, names = metrics_from(task, added(parts)), additive_metrics(task)
     assert len(names) >= 3
     for name, value in task.evaluate(outputs.numpy(), targets.numpy(), names).items():
@@ -42,6 +45,8 @@ def test_parts_add_up_to_the_metrics_of_all_rows(task: Task, classes: int):
 
 def test_without_rows_there_is_no_metric():
     task = Classification()
-    found = metrics_from(task, sums_over(task, torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), 3))
+    found = metrics_from(
+        task, sums_over(task, torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), 3)
+    )
     assert found.keys() == {"loss", *additive_metrics(task)}
     assert all(np.isnan(value) for value in found.values())

@@ -15,7 +15,10 @@ from fedskew.tasks.multilabel import Multilabel
 from fedskew.tasks.regression import Regression
 from fedskew.tasks.task import Task, choice_of, resolve, tasks
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
+]
 CLASSES = 4
 ALL = [
     "classification",
@@ -35,13 +38,19 @@ ALL = [
 
 def made(spec: str) -> Task:
     if spec == "own":
-        return Task(lambda out, y: (out - y) ** 4, {"worst": lambda out, y: abs(out - y).max()}, "number")
+        return Task(
+            lambda out, y: (out - y) ** 4, {"worst": lambda out, y: abs(out - y).max()}, "number"
+        )
     return resolve(spec)
 
 
-def data(task: Task, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
+def data(
+    task: Task, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    classes = {"class": 2 if task.outputs == 1 else CLASSES, "labels": CLASSES, "number": 0}[task.target]
+    classes = {"class": 2 if task.outputs == 1 else CLASSES, "labels": CLASSES, "number": 0}[
+        task.target
+    ]
     outputs = torch.randn(*shape, task.width(classes), generator=draw, dtype=dtype)
     if task.target == "class":
         return outputs, torch.randint(classes, shape, generator=draw)
@@ -62,7 +71,10 @@ def test_plain_classification_is_torchs_cross_entropy_to_the_bit(reduction, dtyp
     for seed in range(5):
         outputs, targets = (part.to(device) for part in data(task, 37, dtype=dtype, seed=seed))
         found, expected = (outputs.clone().requires_grad_() for _ in range(2))
-        ours, theirs = task.losses(found, targets, reduction), F.cross_entropy(expected, targets, reduction=reduction)
+        ours, theirs = (
+            task.losses(found, targets, reduction),
+            F.cross_entropy(expected, targets, reduction=reduction),
+        )
         assert torch.equal(ours, theirs)
         ours.sum().backward()
         theirs.sum().backward()
@@ -71,7 +83,9 @@ def test_plain_classification_is_torchs_cross_entropy_to_the_bit(reduction, dtyp
 
 def test_a_stack_of_classifications_is_flattened_and_folded_to_the_bit():
     outputs, targets = data(Classification(), 3, 5)
-    expected = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+    expected = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view_as(
+        targets
+    )
     assert torch.equal(Classification().losses(outputs, targets, "none"), expected)
     assert torch.equal(Classification().row_scores(outputs, targets), outputs.argmax(2) == targets)
 
@@ -101,11 +115,14 @@ def test_axes_in_front_of_the_rows_are_kept(spec):
     for first in range(2):
         for second in range(3):
             torch.testing.assert_close(
-                each[first, second], task.losses(outputs[first, second], targets[first, second], "none")
+                each[first, second],
+                task.losses(outputs[first, second], targets[first, second], "none"),
             )
             if task.row_metric:
                 found = task.row_scores(outputs, targets)[first, second]
-                torch.testing.assert_close(found, task.row_scores(outputs[first, second], targets[first, second]))
+                torch.testing.assert_close(
+                    found, task.row_scores(outputs[first, second], targets[first, second])
+                )
     torch.testing.assert_close(task.losses(outputs, targets), each.mean())
 
 
@@ -117,7 +134,8 @@ def test_vmap_and_grad_are_the_loop(spec, device):
     model = torch.nn.Linear(5, outputs.shape[-1]).to(device)
     x = torch.randn(3, 6, 5, generator=torch.Generator().manual_seed(1)).to(device)
     stack = {
-        name: torch.stack([value + 0.1 * client for client in range(3)]) for name, value in model.named_parameters()
+        name: torch.stack([value + 0.1 * client for client in range(3)])
+        for name, value in model.named_parameters()
     }
 
     def mean(weights, x, y):
@@ -133,14 +151,18 @@ def test_vmap_and_grad_are_the_loop(spec, device):
     for client in range(3):
         weights = {name: value[client].detach().requires_grad_() for name, value in stack.items()}
         loss = mean(weights, x[client], targets[client])
-        for name, expected in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+        for name, expected in zip(
+            weights, torch.autograd.grad(loss, list(weights.values())), strict=True
+        ):
             torch.testing.assert_close(found[name][client], expected)
         torch.testing.assert_close(each[client], rows(weights, x[client], targets[client]))
         if task.row_metric:
             expected = scores(weights, x[client], targets[client])
             torch.testing.assert_close(vmap(scores)(stack, x, targets)[client], expected)
     row_by_row = vmap(grad(mean), in_dims=(None, 0, 0))(weights, x[0][:, None], targets[0][:, None])
-    torch.testing.assert_close(row_by_row["bias"].mean(0), grad(mean)(weights, x[0], targets[0])["bias"])
+    torch.testing.assert_close(
+        row_by_row["bias"].mean(0), grad(mean)(weights, x[0], targets[0])["bias"]
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
@@ -150,10 +172,12 @@ def test_weighted_rows_are_torchs_and_their_mean_is_plain(smoothing):
     outputs, targets = data(task, 31)
     options = {"weight": torch.tensor(weights), "label_smoothing": smoothing}
     torch.testing.assert_close(
-        task.losses(outputs, targets, "none"), F.cross_entropy(outputs, targets, reduction="none", **options)
+        task.losses(outputs, targets, "none"),
+        F.cross_entropy(outputs, targets, reduction="none", **options),
     )
     torch.testing.assert_close(
-        task.losses(outputs, targets, "sum"), F.cross_entropy(outputs, targets, reduction="sum", **options)
+        task.losses(outputs, targets, "sum"),
+        F.cross_entropy(outputs, targets, reduction="sum", **options),
     )
     by_hand = []
     for row, label in zip(outputs.log_softmax(1).tolist(), targets.tolist(), strict=True):
@@ -174,25 +198,38 @@ def test_the_mean_of_clients_of_one_size_is_the_mean_over_all_rows_also_with_wei
 def test_smoothing_alone_is_torchs_mean_to_the_bit():
     task = Classification(label_smoothing=0.1)
     outputs, targets = data(task, 19)
-    assert torch.equal(task.losses(outputs, targets), F.cross_entropy(outputs, targets, label_smoothing=0.1))
+    assert torch.equal(
+        task.losses(outputs, targets), F.cross_entropy(outputs, targets, label_smoothing=0.1)
+    )
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"label_smoothing": 0.2}, {"class_weights": (0.5, 4.0)}, {"label_smoothing": 0.1, "class_weights": (2, 3)}],
+    [
+        {},
+        {"label_smoothing": 0.2},
+        {"class_weights": (0.5, 4.0)},
+        {"label_smoothing": 0.1, "class_weights": (2, 3)},
+    ],
 )
 def test_binary_is_classification_with_a_zero_beside_its_logit(options):
     logits, targets = data(Binary(), 40, dtype=torch.float64)
     logits[0], logits[1], logits[2] = 300.0, -300.0, 0.0
     both = torch.cat([torch.zeros_like(logits), logits], 1)
     binary, other = Binary(**options), Classification(**options)
-    torch.testing.assert_close(binary.losses(logits, targets, "none"), other.losses(both, targets, "none"))
+    torch.testing.assert_close(
+        binary.losses(logits, targets, "none"), other.losses(both, targets, "none")
+    )
     assert torch.equal(binary.predict(logits), other.predict(both))
     assert torch.equal(binary.row_scores(logits, targets), other.row_scores(both, targets))
-    found, expected = (task.evaluate(out.numpy(), targets.numpy()) for task, out in ((binary, logits), (other, both)))
+    found, expected = (
+        task.evaluate(out.numpy(), targets.numpy())
+        for task, out in ((binary, logits), (other, both))
+    )
     assert found == expected
     assert (
-        binary.confusion(logits.numpy(), targets.numpy()) == other.confusion(both.numpy(), targets.numpy(), 2)
+        binary.confusion(logits.numpy(), targets.numpy())
+        == other.confusion(both.numpy(), targets.numpy(), 2)
     ).all()
 
 
@@ -201,8 +238,12 @@ def test_a_single_output_may_come_without_its_axis():
     for outputs in (logits, logits[:, 0]):
         assert Binary().predict(outputs).tolist() == [1, 0, 1]
         assert Binary().row_scores(outputs, targets).tolist() == [True, False, False]
-        torch.testing.assert_close(Binary().losses(outputs, targets), Binary().losses(logits, targets))
-        assert Binary().evaluate(outputs.numpy(), targets.numpy())["accuracy"] == pytest.approx(1 / 3)
+        torch.testing.assert_close(
+            Binary().losses(outputs, targets), Binary().losses(logits, targets)
+        )
+        assert Binary().evaluate(outputs.numpy(), targets.numpy())["accuracy"] == pytest.approx(
+            1 / 3
+        )
         Binary().check(outputs, targets)
     assert Binary().predict(logits.expand(4, 3, 1)).shape == (4, 3)
 
@@ -211,13 +252,21 @@ def test_multilabel_is_a_mean_of_binaries():
     task = Multilabel(class_weights=(1.0, 2.0, 0.5, 3.0))
     outputs, targets = data(task, 12)
     each = torch.stack(
-        [Binary().losses(outputs[:, [place]], targets[:, place].long(), "none") for place in range(4)], 1
+        [
+            Binary().losses(outputs[:, [place]], targets[:, place].long(), "none")
+            for place in range(4)
+        ],
+        1,
     )
     torch.testing.assert_close(Multilabel().losses(outputs, targets, "none"), each.mean(1))
-    torch.testing.assert_close(task.losses(outputs, targets, "none"), (each * torch.tensor([1, 2, 0.5, 3])).mean(1))
+    torch.testing.assert_close(
+        task.losses(outputs, targets, "none"), (each * torch.tensor([1, 2, 0.5, 3])).mean(1)
+    )
     for kind in (torch.bool, torch.int64, torch.float64):
         assert torch.equal(task.losses(outputs, targets.to(kind)), task.losses(outputs, targets))
-        assert torch.equal(task.row_scores(outputs, targets.to(kind)), task.row_scores(outputs, targets))
+        assert torch.equal(
+            task.row_scores(outputs, targets.to(kind)), task.row_scores(outputs, targets)
+        )
 
 
 def test_multilabel_scores_the_share_of_labels_that_are_right():
@@ -246,7 +295,13 @@ def test_regression_by_hand(options, expected):
 @pytest.mark.parametrize("spec", ALL[:-1])
 def test_built_in_tasks_are_values_and_pass_their_own_check(spec):
     task = made(spec)
-    assert copy.deepcopy(task) == task == resolve(str(task)) == resolve(choice_of(task)) == resolve(task)
+    assert (
+        copy.deepcopy(task)
+        == task
+        == resolve(str(task))
+        == resolve(choice_of(task))
+        == resolve(task)
+    )
     assert hash(resolve(spec)) == hash(task)
     task.check(*data(task, 30))
     assert task.row_metric in task.metric_names
@@ -283,7 +338,12 @@ def test_built_in_tasks_are_values_and_pass_their_own_check(spec):
             torch.tensor([0, 1]),
             r"gave Tensor of shape \[2, 2\] \(float32\), and the task has one output",
         ),
-        (Binary(), torch.zeros(2, 1), torch.tensor([0, 2]), "takes the classes 0 and 1 as targets, got 2"),
+        (
+            Binary(),
+            torch.zeros(2, 1),
+            torch.tensor([0, 2]),
+            "takes the classes 0 and 1 as targets, got 2",
+        ),
     ],
 )
 def test_a_check_names_what_does_not_fit(task, outputs, targets, message):
@@ -311,7 +371,11 @@ def test_outputs_for_data():
         (Classification(), 0, "learns classes, and these data have none"),
         (Multilabel(), 0, "learns labels, and these data have none"),
         (Regression(), 3, "learns numbers, and the targets of these data are 3 classes"),
-        (Classification(class_weights=(1, 2)), 3, "class_weights has 2 numbers for 3 classes: give one for each"),
+        (
+            Classification(class_weights=(1, 2)),
+            3,
+            "class_weights has 2 numbers for 3 classes: give one for each",
+        ),
         (Multilabel(class_weights=(1, 2)), 3, "class_weights has 2 numbers for 3 labels"),
     ],
 )
@@ -326,7 +390,10 @@ def test_data_of_another_kind_are_refused(task, classes, message):
         ("clasification", "did you mean 'classification'"),
         ("classification:label_smoothing=1", "out of range, it must be >= 0 and < 1"),
         ("classification:class_weights=1+0", "out of range, it must be > 0"),
-        ("classification:class_weights=balance", "is not a list of a number .* or one of balanced or none"),
+        (
+            "classification:class_weights=balance",
+            "is not a list of a number .* or one of balanced or none",
+        ),
         ("multilabel:class_weights=balanced", "is not a list of a number"),
         ("binary:class_weights=1+2+3", "class_weights has 3 numbers for 2 classes"),
         ("regression:loss=rmse", "is not one of mse, mae, huber"),
@@ -368,4 +435,6 @@ def test_losses_can_be_captured_in_a_cuda_graph(spec):
     with torch.cuda.graph(graph):
         (found,) = torch.autograd.grad(task.losses(outputs, targets), outputs)
     graph.replay()
-    torch.testing.assert_close(found, torch.autograd.grad(task.losses(outputs, targets), outputs)[0])
+    torch.testing.assert_close(
+        found, torch.autograd.grad(task.losses(outputs, targets), outputs)[0]
+    )

@@ -20,7 +20,9 @@ def mean_distance(out, y):
 
 
 def own(**changed) -> Task:
-    return Task(**{"loss": distance, "metrics": {"mae": mean_distance}, "target": "number", **changed})
+    return Task(
+        **{"loss": distance, "metrics": {"mae": mean_distance}, "target": "number", **changed}
+    )
 
 
 OUTPUTS, NUMBERS = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([1.0, 2.0, 3.0])
@@ -33,7 +35,10 @@ def test_functions_of_one_output_get_vectors():
     assert float(task.losses(OUTPUTS, NUMBERS)) == 1
     assert float(task.losses(OUTPUTS, NUMBERS, "sum")) == 3
     assert task.row_scores(OUTPUTS, NUMBERS).tolist() == [0, 1, 2]
-    assert task.row_scores(OUTPUTS.expand(2, 3, 1), NUMBERS.expand(2, 3)).tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert task.row_scores(OUTPUTS.expand(2, 3, 1), NUMBERS.expand(2, 3)).tolist() == [
+        [0, 1, 2],
+        [0, 1, 2],
+    ]
     assert task.evaluate(OUTPUTS.numpy(), NUMBERS.numpy()) == {"mae": 1.0}
     assert task.predict(OUTPUTS).tolist() == [1, 3, 5]
     assert task.width(0) == 1
@@ -61,7 +66,8 @@ def test_several_outputs_for_a_number():
 def test_classes_of_ones_own_and_their_predictions():
     focal = Task(
         lambda out, y: (
-            (1 - F.softmax(out, 1).gather(1, y[:, None])[:, 0]) ** 2 * F.cross_entropy(out, y, reduction="none")
+            (1 - F.softmax(out, 1).gather(1, y[:, None])[:, 0]) ** 2
+            * F.cross_entropy(out, y, reduction="none")
         ),
         {"wrong": lambda out, y: (out.argmax(1) != y).mean()},
         higher_is_better=False,
@@ -71,14 +77,22 @@ def test_classes_of_ones_own_and_their_predictions():
     assert focal.width(5) == 5
     assert focal.predict(outputs).tolist() == [0, 0]
     assert focal.evaluate(outputs.numpy(), targets.numpy()) == {"wrong": 0.5}
-    hinge = Task(lambda out, y: F.relu(1 - out * (2 * y - 1)), {"a": lambda out, y: ((out > 0) == y).mean()}, outputs=1)
+    hinge = Task(
+        lambda out, y: F.relu(1 - out * (2 * y - 1)),
+        {"a": lambda out, y: ((out > 0) == y).mean()},
+        outputs=1,
+    )
     hinge.check(outputs[:, :1], targets)
     assert hinge.predict(torch.tensor([[0.5], [-0.5]])).tolist() == [1, 0]
     assert hinge.width(2) == 1
 
 
 def test_one_label_keeps_its_axis():
-    task = Task(lambda out, y: (out - y).square().sum(-1), {"a": lambda out, y: float(out.shape == y.shape)}, "labels")
+    task = Task(
+        lambda out, y: (out - y).square().sum(-1),
+        {"a": lambda out, y: float(out.shape == y.shape)},
+        "labels",
+    )
     outputs, targets = torch.tensor([[0.5], [-0.5]]), torch.tensor([[1.0], [0.0]])
     task.check(outputs, targets)
     assert task.evaluate(outputs.numpy(), targets.numpy()) == {"a": 1.0}
@@ -115,10 +129,19 @@ def test_no_rows_give_nan_and_unknown_metrics_are_named():
             {"metrics": {"mae": lambda out, y: abs(out - y)}},
             r"metric mae returned ndarray of shape \[3\] \(float64\), not a number",
         ),
-        ({"metrics": {"mae": lambda out, y: None}}, "metric mae returned NoneType None, not a number"),
+        (
+            {"metrics": {"mae": lambda out, y: None}},
+            "metric mae returned NoneType None, not a number",
+        ),
         ({"metrics": {"mae": lambda out, y: 1 / 0}}, "metric mae failed: ZeroDivisionError"),
-        ({"row_metric": "mae", "row_score": lambda out, y: out.mean()}, r"row_score returned Tensor of shape \[\]"),
-        ({"predict": lambda out: out.mean()}, r"predict returned Tensor of shape \[\] \(float32\), not one prediction"),
+        (
+            {"row_metric": "mae", "row_score": lambda out, y: out.mean()},
+            r"row_score returned Tensor of shape \[\]",
+        ),
+        (
+            {"predict": lambda out: out.mean()},
+            r"predict returned Tensor of shape \[\] \(float32\), not one prediction",
+        ),
     ],
 )
 def test_functions_that_do_not_fit_are_refused_when_tried(changed, message):
@@ -148,7 +171,12 @@ def test_a_loss_of_the_wrong_shape_is_refused_in_training_too():
         ),
         ("labels", OUTPUTS, NUMBERS[:, None], "takes a matrix of 0 and 1"),
         ("labels", OUTPUTS, torch.tensor([1, 0, 1]), "takes a matrix of 0 and 1"),
-        ("number", OUTPUTS[:2], NUMBERS, r"the model gave Tensor of shape \[2, 1\] \(float32\) for 3 rows"),
+        (
+            "number",
+            OUTPUTS[:2],
+            NUMBERS,
+            r"the model gave Tensor of shape \[2, 1\] \(float32\) for 3 rows",
+        ),
         ("number", OUTPUTS.long(), NUMBERS, "the model gave Tensor"),
     ],
 )

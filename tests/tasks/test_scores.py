@@ -21,10 +21,14 @@ from fedskew.tasks.scores import CLASS_METRICS, auc, average_precision, class_ta
 from fedskew.tasks.task import Task
 
 SAME = {"rel": 1e-10, "abs": 1e-12, "nan_ok": True}
-CASES = st.tuples(st.integers(1, 40), st.integers(1, 6), st.integers(0, 2**32 - 1), st.sampled_from([None, 0, 1]))
+CASES = st.tuples(
+    st.integers(1, 40), st.integers(1, 6), st.integers(0, 2**32 - 1), st.sampled_from([None, 0, 1])
+)
 
 
-def drawn(rows: int, width: int, seed: int, decimals: int | None) -> tuple[np.random.Generator, np.ndarray]:
+def drawn(
+    rows: int, width: int, seed: int, decimals: int | None
+) -> tuple[np.random.Generator, np.ndarray]:
     """Return outputs, rounded so that there are ties among and within rows."""
     draw = np.random.default_rng(seed)
     outputs = draw.normal(size=(rows, width)) * 2
@@ -49,7 +53,11 @@ def plain_ece(probabilities: np.ndarray, targets: np.ndarray) -> float:
         low, high, confidence, right, count = place / 15, (place + 1) / 15, 0.0, 0, 0
         for row, target in zip(probabilities, targets, strict=True):
             if low < row.max() <= high:
-                confidence, right, count = confidence + row.max(), right + int(row.argmax() == target), count + 1
+                confidence, right, count = (
+                    confidence + row.max(),
+                    right + int(row.argmax() == target),
+                    count + 1,
+                )
         if count:
             total += count / len(targets) * abs(right / count - confidence / count)
     return total
@@ -63,25 +71,40 @@ def plain_ece(probabilities: np.ndarray, targets: np.ndarray) -> float:
 def test_classification(case):
     draw, outputs = drawn(*case)
     targets = some_classes(draw, len(outputs), outputs.shape[1])
-    found, predicted, shares = Classification().evaluate(outputs, targets), outputs.argmax(1), softmax(outputs)
+    found, predicted, shares = (
+        Classification().evaluate(outputs, targets),
+        outputs.argmax(1),
+        softmax(outputs),
+    )
     assert tuple(found) == Classification().metric_names == CLASS_METRICS
     assert found["accuracy"] == pytest.approx(sk.accuracy_score(targets, predicted), **SAME)
-    assert found["balanced_accuracy"] == pytest.approx(quiet(sk.balanced_accuracy_score, targets, predicted), **SAME)
-    assert found["macro_f1"] == pytest.approx(quiet(sk.f1_score, targets, predicted, average="macro"), **SAME)
+    assert found["balanced_accuracy"] == pytest.approx(
+        quiet(sk.balanced_accuracy_score, targets, predicted), **SAME
+    )
+    assert found["macro_f1"] == pytest.approx(
+        quiet(sk.f1_score, targets, predicted, average="macro"), **SAME
+    )
     assert found["ece"] == pytest.approx(plain_ece(shares, targets), **SAME)
     present = np.unique(targets)
     if len(present) == 1:
         assert math.isnan(found["auc"])
     elif outputs.shape[1] == 2:
-        assert found["auc"] == pytest.approx(sk.roc_auc_score(targets, outputs[:, 1] - outputs[:, 0]), **SAME)
+        assert found["auc"] == pytest.approx(
+            sk.roc_auc_score(targets, outputs[:, 1] - outputs[:, 0]), **SAME
+        )
     else:
         each = [sk.roc_auc_score(targets == label, shares[:, label]) for label in present]
         assert found["auc"] == pytest.approx(np.mean(each), **SAME)
         each = [sk.average_precision_score(targets == label, shares[:, label]) for label in present]
         assert found["average_precision"] == pytest.approx(np.mean(each), **SAME)
         if len(present) == outputs.shape[1]:
-            assert found["auc"] == pytest.approx(sk.roc_auc_score(targets, shares, multi_class="ovr"), **SAME)
-    matrix, expected = Classification().confusion(outputs, targets, outputs.shape[1]), np.zeros((outputs.shape[1],) * 2)
+            assert found["auc"] == pytest.approx(
+                sk.roc_auc_score(targets, shares, multi_class="ovr"), **SAME
+            )
+    matrix, expected = (
+        Classification().confusion(outputs, targets, outputs.shape[1]),
+        np.zeros((outputs.shape[1],) * 2),
+    )
     np.add.at(expected, (targets, predicted), 1)
     assert (matrix == expected).all()
     by_class = sk.precision_recall_fscore_support(
@@ -97,16 +120,31 @@ def test_classification(case):
 def test_binary(case):
     draw, outputs = drawn(case[0], 1, *case[2:])
     targets = some_classes(draw, len(outputs), 2)
-    found, share, predicted = Binary().evaluate(outputs, targets), 1 / (1 + np.exp(-outputs[:, 0])), outputs[:, 0] > 0
+    found, share, predicted = (
+        Binary().evaluate(outputs, targets),
+        1 / (1 + np.exp(-outputs[:, 0])),
+        outputs[:, 0] > 0,
+    )
     assert found["accuracy"] == pytest.approx(sk.accuracy_score(targets, predicted), **SAME)
-    assert found["balanced_accuracy"] == pytest.approx(quiet(sk.balanced_accuracy_score, targets, predicted), **SAME)
-    assert found["macro_f1"] == pytest.approx(quiet(sk.f1_score, targets, predicted, average="macro"), **SAME)
-    assert found["ece"] == pytest.approx(plain_ece(np.stack([1 - share, share], 1), targets), **SAME)
+    assert found["balanced_accuracy"] == pytest.approx(
+        quiet(sk.balanced_accuracy_score, targets, predicted), **SAME
+    )
+    assert found["macro_f1"] == pytest.approx(
+        quiet(sk.f1_score, targets, predicted, average="macro"), **SAME
+    )
+    assert found["ece"] == pytest.approx(
+        plain_ece(np.stack([1 - share, share], 1), targets), **SAME
+    )
     precision = sk.average_precision_score(targets, outputs[:, 0]) if targets.any() else math.nan
     assert found["average_precision"] == pytest.approx(precision, **SAME)
-    expected = sk.roc_auc_score(targets, outputs[:, 0]) if len(np.unique(targets)) == 2 else math.nan
+    expected = (
+        sk.roc_auc_score(targets, outputs[:, 0]) if len(np.unique(targets)) == 2 else math.nan
+    )
     assert found["auc"] == pytest.approx(expected, **SAME)
-    assert (Binary().confusion(outputs, targets) == sk.confusion_matrix(targets, predicted, labels=[0, 1])).all()
+    assert (
+        Binary().confusion(outputs, targets)
+        == sk.confusion_matrix(targets, predicted, labels=[0, 1])
+    ).all()
 
 
 @settings(max_examples=200, deadline=None)
@@ -114,17 +152,27 @@ def test_binary(case):
 @example((1, 1, 0, None))
 def test_multilabel(case):
     draw, outputs = drawn(*case)
-    targets = (draw.random(outputs.shape) < draw.random(outputs.shape[1]) * 1.4 - 0.2).astype(np.float32)
-    found, predicted, truth = Multilabel().evaluate(outputs, targets), (outputs > 0).astype(int), targets.astype(int)
+    targets = (draw.random(outputs.shape) < draw.random(outputs.shape[1]) * 1.4 - 0.2).astype(
+        np.float32
+    )
+    found, predicted, truth = (
+        Multilabel().evaluate(outputs, targets),
+        (outputs > 0).astype(int),
+        targets.astype(int),
+    )
     assert found["accuracy"] == pytest.approx(1 - sk.hamming_loss(truth, predicted), **SAME)
     assert found["exact_match"] == pytest.approx(sk.accuracy_score(truth, predicted), **SAME)
     if outputs.shape[1] > 1:  # one column is a binary problem for scikit-learn
         for name, average in (("macro_f1", "macro"), ("micro_f1", "micro")):
-            assert found[name] == pytest.approx(quiet(sk.f1_score, truth, predicted, average=average), **SAME)
+            assert found[name] == pytest.approx(
+                quiet(sk.f1_score, truth, predicted, average=average), **SAME
+            )
     both = np.flatnonzero((truth.min(0) == 0) & (truth.max(0) == 1))
     each = [sk.roc_auc_score(truth[:, label], outputs[:, label]) for label in both]
     assert found["auc"] == pytest.approx(np.mean(each) if each else math.nan, **SAME)
-    each = [sk.average_precision_score(truth[:, k], outputs[:, k]) for k in np.flatnonzero(truth.max(0))]
+    each = [
+        sk.average_precision_score(truth[:, k], outputs[:, k]) for k in np.flatnonzero(truth.max(0))
+    ]
     assert found["average_precision"] == pytest.approx(np.mean(each) if each else math.nan, **SAME)
 
 
@@ -134,10 +182,14 @@ def test_multilabel(case):
 @example((5, 1, 0, 0), True)
 def test_regression(case, constant):
     draw, outputs = drawn(case[0], 1, *case[2:])
-    targets = np.full(len(outputs), 3.0) if constant else draw.normal(size=len(outputs)) + outputs[:, 0]
+    targets = (
+        np.full(len(outputs), 3.0) if constant else draw.normal(size=len(outputs)) + outputs[:, 0]
+    )
     found = Regression().evaluate(outputs, targets)
     assert found["mae"] == pytest.approx(sk.mean_absolute_error(targets, outputs), **SAME)
-    assert found["rmse"] == pytest.approx(math.sqrt(sk.mean_squared_error(targets, outputs)), **SAME)
+    assert found["rmse"] == pytest.approx(
+        math.sqrt(sk.mean_squared_error(targets, outputs)), **SAME
+    )
     assert found["r2"] == pytest.approx(quiet(sk.r2_score, targets, outputs), **SAME)
     assert math.isnan(found["r2"]) == (len(targets) < 2)
 
@@ -191,7 +243,9 @@ def test_diverged_outputs_have_no_auc_and_no_calibration(bad, columns):
     assert 0 <= found["macro_f1"] <= 1
     outputs[3] = np.nan
     assert math.isnan(Multilabel().evaluate(outputs, (outputs > 0.1) * 1.0)["auc"])
-    assert all(math.isnan(value) for value in Regression().evaluate(outputs[:, :1], np.ones(12)).values())
+    assert all(
+        math.isnan(value) for value in Regression().evaluate(outputs[:, :1], np.ones(12)).values()
+    )
 
 
 def test_saturated_logits_are_still_ranked():
@@ -232,4 +286,6 @@ def test_a_confidence_between_two_bins_is_in_the_lower_one():
     outputs, targets = np.array([[0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]), np.array([0, 1])
     third, more = softmax(outputs).max(1)
     assert third == 5 / 15 < more < 6 / 15
-    assert Classification().evaluate(outputs, targets, ["ece"])["ece"] == pytest.approx(((1 - third) + more) / 2)
+    assert Classification().evaluate(outputs, targets, ["ece"])["ece"] == pytest.approx(
+        ((1 - third) + more) / 2
+    )

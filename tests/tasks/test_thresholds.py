@@ -38,7 +38,9 @@ def test_no_other_threshold_is_better(
     chosen, margin = choose_threshold(outputs, targets, metric), margins(outputs)
     found = chosen.scores(outputs, targets)
     for name in KNOWN:
-        assert found[name] == pytest.approx(score(name, targets, chosen.predict(outputs)), abs=1e-12)
+        assert found[name] == pytest.approx(
+            score(name, targets, chosen.predict(outputs)), abs=1e-12
+        )
     every = [score(metric, targets, margin > limit) for limit in [*margin, margin.min() - 1]]
     assert found[metric] == pytest.approx(max(every), abs=1e-12)
     plain = score(metric, targets, margin > 0)
@@ -61,11 +63,14 @@ def test_by_hand() -> None:
 
 def test_outputs_without_a_number_leave_the_plain_prediction() -> None:
     assert choose_threshold(np.full((4, 2), np.nan), np.array([0, 1, 0, 1]), "macro_f1").logit == 0
-    assert np.isnan(Threshold("accuracy", 0.0).scores(np.zeros((0, 2)), np.zeros(0, np.int64))["accuracy"])
+    assert np.isnan(
+        Threshold("accuracy", 0.0).scores(np.zeros((0, 2)), np.zeros(0, np.int64))["accuracy"]
+    )
 
 
 def test_a_threshold_separates_neighbouring_numbers():
-    for low in (1.0, np.nextafter(1.0, 2)):  # the middle of two neighbours is rounded to either of them
+    # The middle of two neighbours is rounded to either of them
+    for low in (1.0, np.nextafter(1.0, 2)):
         outputs = np.array([[low], [np.nextafter(low, 2)]])
         chosen = choose_threshold(outputs, np.array([0, 1]), "accuracy")
         assert chosen.predict(outputs).tolist() == [0, 1]

@@ -80,7 +80,11 @@ class UsesNumPy(Algorithm):
 
     def payload(self, view: View) -> Tree:
         delta = difference(view.params, view.start)
-        return {"delta": {name: torch.from_numpy(value.detach().numpy()) for name, value in delta.items()}}
+        return {
+            "delta": {
+                name: torch.from_numpy(value.detach().numpy()) for name, value in delta.items()
+            }
+        }
 
 
 @pytest.mark.parametrize(
@@ -92,7 +96,9 @@ class UsesNumPy(Algorithm):
         (UsesNumPy, "payload", "compute with the tensor"),
     ],
 )
-def test_runs_catches_what_cannot_be_stacked(algorithm: type[Algorithm], hook: str, advice: str) -> None:
+def test_runs_catches_what_cannot_be_stacked(
+    algorithm: type[Algorithm], hook: str, advice: str
+) -> None:
     found = failures(algorithm)
     assert set(found) == {"runs"}
     assert found["runs"].startswith(f"in Stacked {hook} (test_can_fail.py, line ")
@@ -111,7 +117,9 @@ def test_a_crash_everywhere_is_told_and_the_rest_does_not_pretend() -> None:
     report = fedskew.check(Crashes, raise_on_failure=False)
     assert "in Loop init_server_state (test_can_fail.py, line" in report["runs"].detail
     assert "KeyError: 'momentum'" in report["runs"].detail
-    assert {finding.outcome for finding in report.findings[list(CHECKS).index("runs") + 1 :]} == {"not applicable"}
+    assert {finding.outcome for finding in report.findings[list(CHECKS).index("runs") + 1 :]} == {
+        "not applicable"
+    }
 
 
 @dataclass(frozen=True)
@@ -134,8 +142,12 @@ class Narrows(Algorithm):
 class LosesNames(Algorithm):
     """Corrects only the matrices and drops the rest."""
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
-        return {name: value + mean["delta"][name] for name, value in weights.items() if value.dim() > 1}, server_state
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
+        return {
+            name: value + mean["delta"][name] for name, value in weights.items() if value.dim() > 1
+        }, server_state
 
 
 @dataclass(frozen=True)
@@ -181,14 +193,20 @@ class MeasuresHalfRows(Algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (MeasuresHalfRows, "probe_rows must be an array of 5 whole numbers, at least 1, one of the chosen"),
+        (
+            MeasuresHalfRows,
+            "probe_rows must be an array of 5 whole numbers, at least 1, one of the chosen",
+        ),
         (
             Forgets,
             "client_state must have the names of what init_client_state returns, or it is lost: "
             "'last.features.1.bias' is new",
         ),
         (Narrows, "correct_gradients must have the shapes and dtypes of gradients"),
-        (LosesNames, "server_update must have the names of the weights it was given: 'features.1.bias' is missing"),
+        (
+            LosesNames,
+            "server_update must have the names of the weights it was given: 'features.1.bias' is missing",
+        ),
         (SendsIntegers, "payload count.rows is torch.int64: send floating point"),
         (FlatState, "init_server_state must return named groups of named tensors"),
         (NegativeWeights, "weight must return an array of 1 finite weights, none below 0"),
@@ -202,10 +220,14 @@ def test_shapes_catches_what_does_not_fit(algorithm: type[Algorithm], message: s
 class LateState(Algorithm):
     """Its server state is not in ``init_server_state``, so a resumed run has none."""
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         old = server_state.get("momentum", mean["delta"])
         momentum = {name: 0.5 * old[name] + delta for name, delta in mean["delta"].items()}
-        return {name: weight + momentum[name] for name, weight in weights.items()}, {"momentum": momentum}
+        return {name: weight + momentum[name] for name, weight in weights.items()}, {
+            "momentum": momentum
+        }
 
 
 def test_shapes_and_checkpoint_catch_server_state_that_is_not_in_init() -> None:
@@ -218,7 +240,9 @@ def test_shapes_and_checkpoint_catch_server_state_that_is_not_in_init() -> None:
 class Hoards(Algorithm):
     """Keeps its momentum in the object, where a checkpoint does not save it."""
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         old = vars(self).get("momentum", mean["delta"])
         momentum = {name: 0.5 * old[name] + delta for name, delta in mean["delta"].items()}
         object.__setattr__(self, "momentum", momentum)
@@ -228,7 +252,9 @@ class Hoards(Algorithm):
 def test_checkpoint_catches_state_inside_the_object() -> None:
     found = failures(Hoards)
     assert set(found) == {"functions", "checkpoint"}
-    assert found["functions"].startswith("server_update returns another result for the same arguments in a new object")
+    assert found["functions"].startswith(
+        "server_update returns another result for the same arguments in a new object"
+    )
     assert "resumed after 2 rounds and never stopped" in found["checkpoint"]
     assert "the bits must be the same" in found["checkpoint"]
 
@@ -237,10 +263,14 @@ def test_checkpoint_catches_state_inside_the_object() -> None:
 class Mellows(Algorithm):
     """Takes shorter steps from the fourth round on, and counts rounds in the object."""
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         object.__setattr__(self, "rounds", vars(self).get("rounds", 0) + 1)
         share = 0.5 if vars(self)["rounds"] > 3 else 1.0
-        return {name: weight + share * mean["delta"][name] for name, weight in weights.items()}, server_state
+        return {
+            name: weight + share * mean["delta"][name] for name, weight in weights.items()
+        }, server_state
 
 
 ROUNDS: set[int] = set()
@@ -262,9 +292,13 @@ class MellowsElsewhere(Algorithm):
 
     client_selection = CountsRounds()
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         share = 0.5 if len(ROUNDS) > 3 else 1.0
-        return {name: weight + share * mean["delta"][name] for name, weight in weights.items()}, server_state
+        return {
+            name: weight + share * mean["delta"][name] for name, weight in weights.items()
+        }, server_state
 
 
 def test_state_that_shows_late_is_caught() -> None:
@@ -349,11 +383,16 @@ def test_alone_catches_what_depends_on_others() -> None:
 class MovesState(fedskew.FedAvgM):
     """Updates the server's momentum in place."""
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         momentum = {
-            name: value.mul_(self.beta).add_(mean["delta"][name]) for name, value in server_state["momentum"].items()
+            name: value.mul_(self.beta).add_(mean["delta"][name])
+            for name, value in server_state["momentum"].items()
         }
-        return {name: weight + momentum[name] for name, weight in weights.items()}, {"momentum": momentum}
+        return {name: weight + momentum[name] for name, weight in weights.items()}, {
+            "momentum": momentum
+        }
 
 
 @dataclass(frozen=True)
@@ -418,18 +457,26 @@ class Counts(Algorithm):
 
     calls: ClassVar[list[int]] = []
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         self.calls.append(1)
-        return {name: weight + mean["delta"][name] / len(self.calls) for name, weight in weights.items()}, server_state
+        return {
+            name: weight + mean["delta"][name] / len(self.calls) for name, weight in weights.items()
+        }, server_state
 
 
 @dataclass(frozen=True)
 class SeedsByTheHour(Algorithm):
     """Draws noise from its own generator, which is seeded by the clock."""
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         noise = np.random.default_rng(int(time.time()) // 36_000).normal()
-        return {name: weight + mean["delta"][name] + 1e-3 * noise for name, weight in weights.items()}, server_state
+        return {
+            name: weight + mean["delta"][name] + 1e-3 * noise for name, weight in weights.items()
+        }, server_state
 
 
 @dataclass(frozen=True)
@@ -439,7 +486,9 @@ class SeedsLate(Algorithm):
     def init_server_state(self, weights: Tensors) -> Tree:
         return {"clock": {"rounds": torch.zeros(())}}
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         rounds = server_state["clock"]["rounds"] + 1
         noise = float(rounds > 3) * 1e-3 * np.random.default_rng().normal()
         moved = {name: weight + mean["delta"][name] + noise for name, weight in weights.items()}
@@ -449,7 +498,10 @@ class SeedsLate(Algorithm):
 def test_seed_catches_generators_that_the_stream_has_not_seeded() -> None:
     assert set(failures(SeedsByTheHour)) == {"seed"}
     assert "twice with the same seed" in failures(SeedsLate, "seed", engines=[Loop()])["seed"]
-    assert failures(SeedsLate, "functions", "checkpoint", engines=[Loop()]).keys() == {"functions", "checkpoint"}
+    assert failures(SeedsLate, "functions", "checkpoint", engines=[Loop()]).keys() == {
+        "functions",
+        "checkpoint",
+    }
 
 
 @dataclass(frozen=True)
@@ -488,9 +540,13 @@ class SumsUp(Algorithm):
     def client_selection(self) -> Selection:
         return Spies(self, lambda chosen, count: ("chosen", count))
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         chosen = vars(self)["chosen"]
-        return {name: weight + chosen * mean["delta"][name] / 6 for name, weight in weights.items()}, server_state
+        return {
+            name: weight + chosen * mean["delta"][name] / 6 for name, weight in weights.items()
+        }, server_state
 
 
 def test_identical_catches_sums_in_place_of_means() -> None:
@@ -504,7 +560,12 @@ class HidesNaN(Algorithm):
     """Sends zeros where it has NaN."""
 
     def payload(self, view: View) -> Tree:
-        return {"delta": {name: torch.nan_to_num(value) for name, value in super().payload(view)["delta"].items()}}
+        return {
+            "delta": {
+                name: torch.nan_to_num(value)
+                for name, value in super().payload(view)["delta"].items()
+            }
+        }
 
 
 def test_nan_catches_a_payload_that_hides_it() -> None:
@@ -577,15 +638,33 @@ class Thawed(fedskew.FedProx):
 @pytest.mark.parametrize(
     ("algorithm", "messages"),
     [
-        (Lax, ["mu=nan is accepted, it must be >= 0", "mu=-5e-324 is accepted", "must call super().__post_init__()"]),
+        (
+            Lax,
+            [
+                "mu=nan is accepted, it must be >= 0",
+                "mu=-5e-324 is accepted",
+                "must call super().__post_init__()",
+            ],
+        ),
         (Unbounded, ["mu=nan is accepted, it must be a number, Annotated with Bounds"]),
-        (OtherError, ["mu='many' raises AssertionError, not FedskewError", "nu=nan is refused without naming nu"]),
-        (Undocumented, ["the class has no docstring", "option mu is not in the docstring: add it under Args"]),
+        (
+            OtherError,
+            [
+                "mu='many' raises AssertionError, not FedskewError",
+                "nu=nan is refused without naming nu",
+            ],
+        ),
+        (
+            Undocumented,
+            ["the class has no docstring", "option mu is not in the docstring: add it under Args"],
+        ),
         (Undecorated, ["mu is annotated but no option: use @dataclass(frozen=True)"]),
         (Thawed, ["weights can be set after construction"]),
     ],
 )
-def test_options_catches_bad_hyper_parameters(algorithm: type[Algorithm], messages: list[str]) -> None:
+def test_options_catches_bad_hyper_parameters(
+    algorithm: type[Algorithm], messages: list[str]
+) -> None:
     found = failures(algorithm, "options")
     for message in messages:
         assert message in found["options"]
@@ -611,7 +690,8 @@ class ManyKinds(Algorithm):
     kind: Literal["this", "that"] = "this"
     text: str = "text"
 
-    def correct_gradients(self, g: Tensors, v: View) -> Tensors:  # a hook may name its arguments as it likes
+    # A hook may name its arguments as it likes
+    def correct_gradients(self, g: Tensors, v: View) -> Tensors:
         return g
 
 
@@ -659,7 +739,10 @@ class Careless:
 def test_bytes_catches_an_engine_that_sends_more_than_it_says() -> None:
     found = failures(fedskew.FedAvg, engines=[Chatty()])
     assert set(found) == {"bytes"}
-    assert found["bytes"] == "Chatty with BatchNorm merged: bytes_up of round 1 is 2880, but 5 clients make 2760"
+    assert (
+        found["bytes"]
+        == "Chatty with BatchNorm merged: bytes_up of round 1 is 2880, but 5 clients make 2760"
+    )
 
 
 def test_engines_catches_an_engine_that_forgets_buffers() -> None:
@@ -687,7 +770,9 @@ class Anchored(Algorithm):
     def init_server_state(self, weights: Tensors) -> Tree:
         return {"anchor": weights}
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         moved = {name: weight + mean["delta"][name] for name, weight in weights.items()}
         return moved, {"anchor": moved}
 

@@ -56,8 +56,11 @@ def test_other_engines_agree_and_resume(name: str, engine: str) -> None:
     if name == "dp":
         pytest.importorskip("dp_accounting")
     if name == "fedtan" and engine == "stacks of few":
-        pytest.skip("all clients of a round must be in one stack")  # tests/algorithms/test_fedtan.py has the refusal
-    assert (engines_agree(Lab(resolve(name), (Loop(), OTHER_ENGINES[engine]), "cpu")).worst or 0.0) < 1e-8
+        # Tests/algorithms/test_fedtan.py has the refusal
+        pytest.skip("all clients of a round must be in one stack")
+    assert (
+        engines_agree(Lab(resolve(name), (Loop(), OTHER_ENGINES[engine]), "cpu")).worst or 0.0
+    ) < 1e-8
     checkpoint_resumes(Lab(resolve(name), (OTHER_ENGINES[engine],), "cpu"))
 
 
@@ -69,7 +72,12 @@ def test_takes_an_instance_a_class_or_a_spelling() -> None:
     only_options = {name: "not now" for name in CHECKS if name != "options"}
     spelled = [
         fedskew.check(thing, skip=only_options).algorithm
-        for thing in (fedskew.FedProx(mu=0.5), fedskew.FedProx, "fedprox:mu=2", {"name": "fedprox", "mu": 3})
+        for thing in (
+            fedskew.FedProx(mu=0.5),
+            fedskew.FedProx,
+            "fedprox:mu=2",
+            {"name": "fedprox", "mu": 3},
+        )
     ]
     assert [text.split("mu=")[1] for text in spelled] == ["0.5", "0.01", "2.0", "3.0"]
 
@@ -86,7 +94,11 @@ def test_the_report_is_a_line_a_check(fedavg: Conformance) -> None:
 
 def test_what_does_not_apply_is_told() -> None:
     report = fedskew.check("central", skip={"order": "tried elsewhere"}, engines=[Loop()])
-    found = {finding.check: finding.detail for finding in report.findings if finding.outcome == "not applicable"}
+    found = {
+        finding.check: finding.detail
+        for finding in report.findings
+        if finding.outcome == "not applicable"
+    }
     assert set(found) == {"order", "engines", "identical", "nan"}
     assert found["order"] == "tried elsewhere"
     assert "not applicable: the method pools all rows" in str(report)
@@ -94,13 +106,19 @@ def test_what_does_not_apply_is_told() -> None:
 
 def test_refused_settings_are_told() -> None:
     report = fedskew.check("fednova", skip={name: "not now" for name in CHECKS if name != "runs"})
-    assert "refused with Adam: fednova with these options is defined for local SGD" in report["runs"].detail
+    assert (
+        "refused with Adam: fednova with these options is defined for local SGD"
+        in report["runs"].detail
+    )
 
 
 def test_own_models_are_compared_where_the_global_one_stays() -> None:
     lab = Lab(resolve("local"), (Loop(),), "cpu")
     trained = lab.run(2, lab.scenes()[0], Loop())
-    assert {name.split("/")[0] for name in trained.client_states()} >= {"client 0 local", "client 5 local"}
+    assert {name.split("/")[0] for name in trained.client_states()} >= {
+        "client 0 local",
+        "client 5 local",
+    }
 
 
 def test_a_skip_must_name_a_check_and_there_must_be_an_engine() -> None:

@@ -24,7 +24,9 @@ def tables(draw: st.DrawFn) -> tuple[ClientTable, list[dict[str, Any]]]:
     for name in ("a", "b", "c"):
         kind = draw(st.sampled_from([NUMBERS, st.integers(-(2**40), 2**40), st.just(0.1)]))
         values = draw(st.lists(st.one_of(st.none(), kind), min_size=count, max_size=count))
-        places = np.array([i for i, value in enumerate(values) if value is not None], dtype=np.int64)
+        places = np.array(
+            [i for i, value in enumerate(values) if value is not None], dtype=np.int64
+        )
         known = np.array([value for value in values if value is not None])
         columns[name] = Column.at(places, known, count)
         for row, value in zip(rows, values, strict=True):
@@ -33,7 +35,9 @@ def tables(draw: st.DrawFn) -> tuple[ClientTable, list[dict[str, Any]]]:
 
 
 @given(tables(), st.booleans())
-def test_a_file_has_the_bytes_of_its_rows(given: tuple[ClientTable, list[dict[str, Any]]], header: bool):
+def test_a_file_has_the_bytes_of_its_rows(
+    given: tuple[ClientTable, list[dict[str, Any]]], header: bool
+):
     table, rows = given
     text = io.StringIO()
     lines = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -53,7 +57,9 @@ def test_it_reads_as_rows(given: tuple[ClientTable, list[dict[str, Any]]]):
 
 
 def test_tables_with_the_same_rows_are_equal():
-    table = ClientTable({"client": Column(np.array([1, 2])), "loss": Column.at(np.array([1]), np.array([0.5]), 2)})
+    table = ClientTable(
+        {"client": Column(np.array([1, 2])), "loss": Column.at(np.array([1]), np.array([0.5]), 2)}
+    )
     rows = [{"client": 1, "loss": None}, {"client": 2, "loss": 0.5}]
     assert table == rows
     assert table == ClientTable(table.columns)

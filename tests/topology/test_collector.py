@@ -21,35 +21,64 @@ def updates(values: list[float], sizes: list[int]) -> Updates:
     """Return one number from every client, in the payload, in a buffer and in what it keeps."""
     count, sent = len(values), torch.tensor(values, dtype=torch.float64)
     ones, numbers = np.ones(count), {"noise": 10 * np.arange(count)}
-    report = Report(np.arange(count), np.array(sizes), np.ones(count, np.int64), ones, ones, numbers)
-    matrix, column, kept = sent[:, None, None].expand(count, 2, 3).clone(), sent[:, None].clone(), sent[:, None].clone()
-    return Updates(report, {"delta": {"w": matrix}, "extra": {"n": sent}}, {"b": column}, {"local": {"k": kept}})
+    report = Report(
+        np.arange(count), np.array(sizes), np.ones(count, np.int64), ones, ones, numbers
+    )
+    matrix, column, kept = (
+        sent[:, None, None].expand(count, 2, 3).clone(),
+        sent[:, None].clone(),
+        sent[:, None].clone(),
+    )
+    return Updates(
+        report,
+        {"delta": {"w": matrix}, "extra": {"n": sent}},
+        {"b": column},
+        {"local": {"k": kept}},
+    )
 
 
 def some(whole: Updates, index: list[int]) -> Updates:
-    arrays = {name: value[index] for name, value in vars(whole.report).items() if name not in ("numbers", "weights")}
-    report = Report(**arrays, numbers={name: value[index] for name, value in whole.report.numbers.items()})
-    trees = [rows_of(tree, torch.tensor(index)) for tree in (whole.payload, {"": whole.buffers}, whole.kept)]
+    arrays = {
+        name: value[index]
+        for name, value in vars(whole.report).items()
+        if name not in ("numbers", "weights")
+    }
+    report = Report(
+        **arrays, numbers={name: value[index] for name, value in whole.report.numbers.items()}
+    )
+    trees = [
+        rows_of(tree, torch.tensor(index))
+        for tree in (whole.payload, {"": whole.buffers}, whole.kept)
+    ]
     return Updates(report, trees[0], trees[1][""], trees[2])
 
 
-@pytest.mark.parametrize(("weights", "mean"), [("size", (30 * 1 + 10 * 2 + 20 * 6) / 60), ("uniform", 3.0)])
+@pytest.mark.parametrize(
+    ("weights", "mean"), [("size", (30 * 1 + 10 * 2 + 20 * 6) / 60), ("uniform", 3.0)]
+)
 def test_weights_by_hand(weights: str, mean: float):
     total = UpdateCollector(FedAvg(), weights)
     total.add(updates([1.0, 2.0, 6.0], [30, 10, 20]))
     result = total.result()
     assert result.weights.tolist() == ([30, 10, 20] if weights == "size" else [1, 1, 1])
-    assert result.shares.tolist() == pytest.approx([1 / 2, 1 / 6, 1 / 3] if weights == "size" else [1 / 3] * 3)
-    torch.testing.assert_close(result.payload["delta"]["w"], torch.full((2, 3), mean, dtype=torch.float64))
+    assert result.shares.tolist() == pytest.approx(
+        [1 / 2, 1 / 6, 1 / 3] if weights == "size" else [1 / 3] * 3
+    )
+    torch.testing.assert_close(
+        result.payload["delta"]["w"], torch.full((2, 3), mean, dtype=torch.float64)
+    )
     assert result.payload["extra"]["n"].item() == pytest.approx(mean, abs=1e-14)
-    like = {"b": torch.zeros(1), "other": torch.tensor([7.0])}  # no client sent "other", so it does not change
+    # No client sent "other", so it does not change
+    like = {"b": torch.zeros(1), "other": torch.tensor([7.0])}
     merged = result.merged_buffers(like)
     assert merged["b"].dtype == torch.float32
     assert merged["b"].item() == pytest.approx(mean)
     assert merged["other"].item() == 7
 
 
-@pytest.mark.parametrize("chunks", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[3], [1, 0], [2]], [[0], [1], [2], [3]]])
+@pytest.mark.parametrize(
+    "chunks", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[3], [1, 0], [2]], [[0], [1], [2], [3]]]
+)
 def test_chunks_add_up_to_the_whole(chunks: list[list[int]]):
     whole = updates([1.0, -2.0, 0.3, 6.0], [30, 10, 20, 7])
     at_once, streamed = UpdateCollector(FedAvg(), "size"), UpdateCollector(FedAvg(), "size")
@@ -61,7 +90,9 @@ def test_chunks_add_up_to_the_whole(chunks: list[list[int]]):
     assert left.clients.tolist() == [0, 1, 2, 3]
     assert left.weights.tolist() == right.weights.tolist() == [30, 10, 20, 7]
     torch.testing.assert_close(left.payload, right.payload, rtol=0, atol=1e-15)
-    torch.testing.assert_close(whole.payload["extra"]["n"], torch.tensor([1.0, -2.0, 0.3, 6.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        whole.payload["extra"]["n"], torch.tensor([1.0, -2.0, 0.3, 6.0], dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -112,7 +143,10 @@ class Largest(Aggregator):
         vars(self)["calls"].append((payloads, weights))
         shares = torch.zeros_like(weights)
         shares[0] = 1.0
-        largest = {part: {name: value.amax(0) for name, value in tensors.items()} for part, tensors in payloads.items()}
+        largest = {
+            part: {name: value.amax(0) for name, value in tensors.items()}
+            for part, tensors in payloads.items()
+        }
         return largest, shares
 
 
@@ -134,11 +168,19 @@ def test_an_own_combine_sees_all_sound_clients_at_once(chunks: list[list[int]]):
     result = total.result()
     assert result.payload["delta"]["w"].tolist() == [[6.0] * 3] * 2
     assert result.payload.keys() == {"delta", "extra"}
-    assert (result.clients.tolist(), result.shares.tolist(), result.counted.tolist()) == ([0, 2, 3], [1, 0, 0], [0])
+    assert (result.clients.tolist(), result.shares.tolist(), result.counted.tolist()) == (
+        [0, 2, 3],
+        [1, 0, 0],
+        [0],
+    )
     like = {"b": torch.zeros(1), "other": torch.tensor([7.0])}
-    assert {name: value.tolist() for name, value in result.merged_buffers(like).items()} == {"b": [6.0], "other": [7.0]}
+    assert {name: value.tolist() for name, value in result.merged_buffers(like).items()} == {
+        "b": [6.0],
+        "other": [7.0],
+    }
     ((payloads, weights),) = vars(total.aggregator)["calls"]
-    assert payloads["extra"]["n"].tolist() == [1.0, 0.3, 6.0]  # in the order of their numbers, not of arrival
+    # In the order of their numbers, not of arrival
+    assert payloads["extra"]["n"].tolist() == [1.0, 0.3, 6.0]
     assert payloads["delta"]["w"].shape == (3, 2, 3)
     assert payloads["buffers"]["b"].flatten().tolist() == [1.0, 0.3, 6.0]
     assert weights.dtype == torch.float64
@@ -154,9 +196,16 @@ def test_an_own_combine_sees_moments_and_no_part_for_buffers_that_are_not_there(
     assert result.payload.keys() == {"delta", "extra"}
     assert result.merged_buffers({"b": torch.ones(1)}) == {"b": torch.ones(1)}
     assert vars(bare.aggregator)["calls"][0][0].keys() == {"delta", "extra"}
-    normed.add(Updates(sent.report, sent.payload, {"n.running_mean": mean, "n.running_var": variance}, {}))
-    merged = normed.result().merged_buffers({"n.running_mean": mean[0], "n.running_var": variance[0]})
-    assert vars(normed.aggregator)["calls"][0][0]["buffers"]["n.running_var"].tolist() == [[1.5], [9.25]]
+    normed.add(
+        Updates(sent.report, sent.payload, {"n.running_mean": mean, "n.running_var": variance}, {})
+    )
+    merged = normed.result().merged_buffers(
+        {"n.running_mean": mean[0], "n.running_var": variance[0]}
+    )
+    assert vars(normed.aggregator)["calls"][0][0]["buffers"]["n.running_var"].tolist() == [
+        [1.5],
+        [9.25],
+    ]
     assert {name: value.tolist() for name, value in merged.items()} == {
         "n.running_mean": [3.0],
         "n.running_var": [0.25],
@@ -173,10 +222,14 @@ def test_combined_and_added_up_are_the_same(spec: str):
     torch.testing.assert_close(left.payload, right.payload, rtol=0, atol=1e-15)
     np.testing.assert_allclose(left.shares, right.shares, rtol=0, atol=1e-15)
     like = {"b": torch.zeros(1, dtype=torch.float64)}
-    torch.testing.assert_close(left.merged_buffers(like), right.merged_buffers(like), rtol=0, atol=1e-15)
+    torch.testing.assert_close(
+        left.merged_buffers(like), right.merged_buffers(like), rtol=0, atol=1e-15
+    )
 
 
-ENGINES = pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"]
+)
 
 
 def poison(training, client: int) -> None:
@@ -204,7 +257,9 @@ def test_training_goes_on_without_a_broken_client(lab, engine, norm: str):
     for update in engine.train(twin.job, lab.start(twin, plan), plan):
         mean.add(update)
     for name, value in mean.result().payload["delta"].items():
-        torch.testing.assert_close(training.params[name], twin.params[name] + value, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            training.params[name], twin.params[name] + value, rtol=0, atol=1e-12
+        )
     for name in training.job.local_names:
         assert torch.equal(training.client_model(1)[name], before[name])  # it keeps what it had
         assert not torch.equal(training.client_model(0)[name], twin.client_model(0)[name])
@@ -219,7 +274,8 @@ def test_when_all_are_broken_the_error_names_round_and_rate(lab, engine, norm: s
     for client in range(5):
         poison(training, client)
     with pytest.raises(
-        FedskewError, match=r"round 2: all 5 clients sent NaN or infinite updates; lower lr \(now 0.25\)"
+        FedskewError,
+        match=r"round 2: all 5 clients sent NaN or infinite updates; lower lr \(now 0.25\)",
     ):
         training.advance()
     after = training.checkpoint()  # nothing was half done

@@ -25,15 +25,29 @@ TRACE = "client,rows_per_second,down_mbit,up_mbit,latency,dropout"
 
 def federation() -> Federation:
     draw = np.random.default_rng(0)
-    rows = Rows(draw.normal(size=(SIZES.sum(), 4)).astype(np.float32), draw.integers(0, 3, SIZES.sum()))
+    rows = Rows(
+        draw.normal(size=(SIZES.sum(), 4)).astype(np.float32), draw.integers(0, 3, SIZES.sum())
+    )
     parts = Partition.from_lists(np.split(np.arange(SIZES.sum()), np.cumsum(SIZES)[:-1]))
     return Federation(Dataset("made up", rows, rows, ("a", "b", "c")), parts)
 
 
 def training(method="fedavg", engine=None, model="logreg", **settings) -> Server:
-    usual = {"rounds": 4, "epochs": 3, "batch_size": 4, "lr": 0.1, "dtype": "float64", "device": "cpu", "threads": 1}
+    usual = {
+        "rounds": 4,
+        "epochs": 3,
+        "batch_size": 4,
+        "lr": 0.1,
+        "dtype": "float64",
+        "device": "cpu",
+        "threads": 1,
+    }
     return Server(
-        federation(), build(model, (4,), 3, seed=0), resolve(method), Settings(**{**usual, **settings}), engine
+        federation(),
+        build(model, (4,), 3, seed=0),
+        resolve(method),
+        Settings(**{**usual, **settings}),
+        engine,
     )
 
 
@@ -49,27 +63,40 @@ def write(path, lines: list[str], header: str = TRACE) -> str:
 def test_seconds_of_a_round_by_hand(tmp_path):
     fleet = write(tmp_path / "fleet.csv", [f"{k},{10 * (k + 1)},1,2,0.25,0" for k in range(5)])
     result = training(fleet=fleet).advance()
-    expected = [0.5 + 3 * n / (10 * (k + 1)) + 8e-6 * MODEL_BYTES * (1 + 1 / 2) for k, n in enumerate(SIZES)]
+    expected = [
+        0.5 + 3 * n / (10 * (k + 1)) + 8e-6 * MODEL_BYTES * (1 + 1 / 2) for k, n in enumerate(SIZES)
+    ]
     assert [line["seconds"] for line in result.clients] == pytest.approx(expected)
-    assert result.round["simulated_seconds"] == result.round["clock"] == pytest.approx(max(expected))
+    assert (
+        result.round["simulated_seconds"] == result.round["clock"] == pytest.approx(max(expected))
+    )
 
 
 def test_the_clock_adds_up():
     run = training(fleet="mixed:slow=5")
     lines = [run.advance().round for _ in range(4)]
-    assert [line["clock"] for line in lines] == pytest.approx(np.cumsum([line["simulated_seconds"] for line in lines]))
+    assert [line["clock"] for line in lines] == pytest.approx(
+        np.cumsum([line["simulated_seconds"] for line in lines])
+    )
 
 
 def test_the_late_and_the_lost_do_not_count(tmp_path):
     # Client 1 is too slow for the deadline, client 3 drops out nearly always.
     speeds, chances = [1000, 1, 1000, 1000, 1000], [0, 0, 0, 0.999999, 0]
-    fleet = write(tmp_path / "fleet.csv", [f"{k},{speeds[k]},100,100,0.01,{chances[k]}" for k in range(5)])
+    fleet = write(
+        tmp_path / "fleet.csv", [f"{k},{speeds[k]},100,100,0.01,{chances[k]}" for k in range(5)]
+    )
     run = training(fleet=f"{fleet},deadline=2")
     result = run.advance()
     assert {line["client"]: (line["dropped"], line["late"], line["weight"] > 0) for line in result.clients} == {
         0: (0, 0, True), 1: (0, 1, False), 2: (0, 0, True), 3: (1, 0, False), 4: (0, 0, True),
     }  # fmt: skip
-    assert (result.round["clients"], result.round["dropped"], result.round["late"], result.round["excluded"]) == (
+    assert (
+        result.round["clients"],
+        result.round["dropped"],
+        result.round["late"],
+        result.round["excluded"],
+    ) == (
         5,
         1,
         1,
@@ -78,7 +105,13 @@ def test_the_late_and_the_lost_do_not_count(tmp_path):
     assert result.round["simulated_seconds"] == 2.0
     assert result.round["bytes_down"] == 5 * MODEL_BYTES
     assert result.round["bytes_up"] == 3 * MODEL_BYTES
-    assert [line["local_loss"] is None for line in result.clients] == [False, True, False, True, False]
+    assert [line["local_loss"] is None for line in result.clients] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
     only = training()
     only.participation.invite = _inviting(only.participation, np.array([0, 2, 4]))
     only.advance()
@@ -93,7 +126,8 @@ def _inviting(participation, clients):
 
 
 @pytest.mark.parametrize("engine", [Loop(), Stacked(mode="stack")], ids=["loop", "stacked"])
-@pytest.mark.parametrize("method", sorted(set(algorithms) - {"central", "dp", "krum"}))  # dp still adds noise
+# Dp still adds noise
+@pytest.mark.parametrize("method", sorted(set(algorithms) - {"central", "dp", "krum"}))
 def test_everybody_is_lost(method: str, engine):
     run = training(method, engine, fleet="uniform:dropout=0.9999999999")
     before = flat(run)
@@ -101,7 +135,8 @@ def test_everybody_is_lost(method: str, engine):
     assert np.array_equal(flat(run), before)
     for result in results:
         assert result.round["dropped"] == result.round["clients"] == len(result.clients)
-        assert result.round["bytes_up"] < max(result.round["bytes_down"], 1)  # nothing is sent where everything is kept
+        # Nothing is sent where everything is kept
+        assert result.round["bytes_up"] < max(result.round["bytes_down"], 1)
         assert result.round["local_loss"] is None
         assert all(line["weight"] == 0 for line in result.clients)
 
@@ -112,16 +147,22 @@ def test_a_round_without_a_quorum_changes_nothing():
     for _ in range(8):
         before = flat(run)
         line = run.advance().round
-        assert np.array_equal(flat(run), before) == (line["dropped"] > 0)  # of five clients krum needs all
+        # Of five clients krum needs all
+        assert np.array_equal(flat(run), before) == (line["dropped"] > 0)
         lost.append(line["dropped"])
     assert 0 in lost
     assert max(lost) > 0
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox:mu=1", "scaffold", "fedpbs", "afl-cp", "ditto", "moon"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedprox:mu=1", "scaffold", "fedpbs", "afl-cp", "ditto", "moon"]
+)
 def test_any_method_any_engine_same_numbers_under_a_fleet(method: str):
     settings = {"per_round": 4, "fleet": "mixed:slow=10,dropout=0.45,deadline=2,partial=true"}
-    first, second = training(method, Loop(), **settings), training(method, Stacked(mode="stack"), **settings)
+    first, second = (
+        training(method, Loop(), **settings),
+        training(method, Stacked(mode="stack"), **settings),
+    )
     lines = [(first.advance(), second.advance()) for _ in range(4)]
     assert np.abs(flat(first) - flat(second)).max() < 1e-12
     for one, other in lines:
@@ -149,7 +190,9 @@ def test_partial_work(tmp_path):
 def test_only_who_is_there_is_sent(tmp_path):
     header = TRACE + ",from,to"
     hours = [(0, 100), (50, 150), (200, 300), (250, 40), (400, 500)]
-    fleet = write(tmp_path / "f.csv", [f"{k},1,1,1,0,0,{a},{b}" for k, (a, b) in enumerate(hours)], header)
+    fleet = write(
+        tmp_path / "f.csv", [f"{k},1,1,1,0,0,{a},{b}" for k, (a, b) in enumerate(hours)], header
+    )
     run = training(fleet=fleet)
     for clock, there in [(0.0, [0, 3]), (60.0, [0, 1]), (260.0, [2, 3]), (86_399.0, [3])]:
         run.participation.clock = clock
@@ -170,13 +213,20 @@ def test_phones_are_drawn_among_those_that_are_there():
 
 
 @pytest.mark.parametrize("method", ["fedavg", "afl-cp", "scaffold"])
-def test_few_of_many_phones_are_found_without_looking_at_all(method: str, monkeypatch: pytest.MonkeyPatch):
+def test_few_of_many_phones_are_found_without_looking_at_all(
+    method: str, monkeypatch: pytest.MonkeyPatch
+):
     def everybody(*_: object) -> None:
         raise AssertionError("looked at all clients")
 
     rows = Rows(np.zeros((1000, 4), dtype=np.float32), np.arange(1000) % 3)
-    fed = Federation(Dataset("many", rows, rows, ("a", "b", "c")), Partition(np.arange(1000), np.arange(0, 1001, 2)))
-    settings = Settings(rounds=100, per_round=5, fleet="phones", eval_every=100, device="cpu", threads=1)
+    fed = Federation(
+        Dataset("many", rows, rows, ("a", "b", "c")),
+        Partition(np.arange(1000), np.arange(0, 1001, 2)),
+    )
+    settings = Settings(
+        rounds=100, per_round=5, fleet="phones", eval_every=100, device="cpu", threads=1
+    )
     run = Server(fed, build("logreg", (4,), 3, seed=0), resolve(method), settings)
     run.advance()
     monkeypatch.setattr("fedskew.fleet.availability.Windows.open", everybody)
@@ -187,7 +237,11 @@ def test_few_of_many_phones_are_found_without_looking_at_all(method: str, monkey
 
 def test_nobody_there_and_the_server_waits(tmp_path):
     header = TRACE + ",from,to"
-    fleet = write(tmp_path / "f.csv", [f"{k},100,100,100,0,0,{1000 + 10 * k},{2000}" for k in range(5)], header)
+    fleet = write(
+        tmp_path / "f.csv",
+        [f"{k},100,100,100,0,0,{1000 + 10 * k},{2000}" for k in range(5)],
+        header,
+    )
     run = training(fleet=fleet)
     result = run.advance()
     assert [line["client"] for line in result.clients] == [0]
@@ -209,7 +263,9 @@ class ProbingSelection(Selection):
 
     def configure_training(self, pool, chosen, probed, count):
         members = chosen[np.argsort(probed["loss"])[:2]]
-        return TrainConfig(members, np.array([2, 3]), np.array([1, 2]), {"rank": np.array([0.0, 1.0])})
+        return TrainConfig(
+            members, np.array([2, 3]), np.array([1, 2]), {"rank": np.array([0.0, 1.0])}
+        )
 
 
 @dataclass(frozen=True)
@@ -223,15 +279,19 @@ def test_probes_are_paid_for(tmp_path):
     run = training(Probing(), fleet=fleet, per_round=2)
     result = run.advance()
     assert (result.round["clients"], result.round["measured"]) == (2, 5)
-    assert result.round["bytes_down"] == 5 * MODEL_BYTES + 2 * 8  # the model to all, a number to those that are sent
-    assert result.round["bytes_up"] == 5 * 2 * 8 + 2 * MODEL_BYTES  # two answers from all, then the updates
+    # The model to all, a number to those that are sent
+    assert result.round["bytes_down"] == 5 * MODEL_BYTES + 2 * 8
+    # Two answers from all, then the updates
+    assert result.round["bytes_up"] == 5 * 2 * 8 + 2 * MODEL_BYTES
     batch = {line["client"]: min(4, line["rows"]) for line in result.clients}
     alone = {
         k: 2 * 0.5 + rows / 3 / speed + 8e-6 * (MODEL_BYTES + 16) for k, rows in batch.items()
     }  # a look is a third
     probing = max(alone.values())
     line = 8e-6 * (8 + MODEL_BYTES)
-    rows = {c["client"]: c["rows"] * epochs for c, epochs in zip(_by_rank(result), (1, 2), strict=True)}
+    rows = {
+        c["client"]: c["rows"] * epochs for c, epochs in zip(_by_rank(result), (1, 2), strict=True)
+    }
     training_time = max(2 * 0.5 + n / speed + line for n in rows.values())
     assert result.round["simulated_seconds"] == pytest.approx(probing + training_time)
     steps = {
@@ -281,15 +341,21 @@ def _by_rank(result) -> list:
 
 @pytest.mark.parametrize("deadline", [1.5, 4.0, 40.0])
 def test_a_deadline_bounds_rounds_in_which_clients_measure_first(tmp_path, deadline: float):
-    fleet = write(tmp_path / "fleet.csv", [f"{k},{speed},1,1,0.3,0" for k, speed in enumerate((1, 3, 10, 30, 100))])
+    fleet = write(
+        tmp_path / "fleet.csv",
+        [f"{k},{speed},1,1,0.3,0" for k, speed in enumerate((1, 3, 10, 30, 100))],
+    )
     run = training(Probing(), fleet=f"{fleet},deadline={deadline}", per_round=2)
     result = run.advance()
     assert result.round["simulated_seconds"] <= deadline
     ends = [
-        2 * 0.3 + min(4, rows) / 3 / speed for rows, speed in zip((6, 12, 3, 9, 5), (1, 3, 10, 30, 100), strict=True)
+        2 * 0.3 + min(4, rows) / 3 / speed
+        for rows, speed in zip((6, 12, 3, 9, 5), (1, 3, 10, 30, 100), strict=True)
     ]
     missed = {k for k, end in enumerate(ends) if end > deadline / 2}
-    assert {line["client"] for line in result.clients if line["late"] and not line["steps"]} == missed
+    assert {
+        line["client"] for line in result.clients if line["late"] and not line["steps"]
+    } == missed
     assert len(missed) == {1.5: 2, 4.0: 0, 40.0: 0}[deadline]
     assert result.round["clients"] == 2 + len(missed)
     assert result.round["late"] >= len(missed)
@@ -308,7 +374,8 @@ def test_a_round_in_which_nobody_measures_in_time_is_lost_and_recorded(tmp_path)
             assert result.round["simulated_seconds"] == 1.0
             assert all(line["late"] and line["bytes_down"] > 0 for line in result.clients)
         usual = training(method).advance()
-        assert list(usual.clients[0]) == list(lines[0].clients[0])  # the same columns, or the tables would be torn
+        # The same columns, or the tables would be torn
+        assert list(usual.clients[0]) == list(lines[0].clients[0])
         assert list(usual.round) == list(lines[0].round)
 
 
@@ -322,11 +389,19 @@ def test_a_round_in_which_nobody_measures_in_time_is_lost_and_recorded(tmp_path)
         ("scaffold:option=I", 2, 2, MODEL_BYTES),  # one more pass with a gradient, and the control
     ],
 )
-def test_whatever_a_client_does_is_on_the_clock(tmp_path, method: str, rows: float, steps: float, up: int):
-    fleet = write(tmp_path / "fleet.csv", [f"{k},10,1,1,0.5,0,0.25" for k in range(5)], TRACE + ",seconds_per_step")
+def test_whatever_a_client_does_is_on_the_clock(
+    tmp_path, method: str, rows: float, steps: float, up: int
+):
+    fleet = write(
+        tmp_path / "fleet.csv",
+        [f"{k},10,1,1,0.5,0,0.25" for k in range(5)],
+        TRACE + ",seconds_per_step",
+    )
     for line in training(method, fleet=fleet, epochs=1).advance().clients:
         plain = -(-line["rows"] // 4)
-        assert line["training_seconds"] == pytest.approx(rows * line["rows"] / 10 + steps * plain * 0.25), line
+        assert line["training_seconds"] == pytest.approx(
+            rows * line["rows"] / 10 + steps * plain * 0.25
+        ), line
         assert line["bytes_up"] == MODEL_BYTES + up
         lines = 2 * 0.5 + 8e-6 * (line["bytes_down"] + line["bytes_up"])
         assert line["seconds"] == pytest.approx(line["training_seconds"] + lines)
@@ -334,7 +409,9 @@ def test_whatever_a_client_does_is_on_the_clock(tmp_path, method: str, rows: flo
 
 def test_smaller_batches_cost_more(tmp_path):
     """Check that resource-aware batches have a cost: a slow machine with half the batch takes twice the steps."""
-    large, small = (training(fleet="uniform:seconds_per_step=0.1", batch_size=b).advance() for b in (6, 2))
+    large, small = (
+        training(fleet="uniform:seconds_per_step=0.1", batch_size=b).advance() for b in (6, 2)
+    )
     for one, other in zip(large.clients, small.clients, strict=True):
         assert other["training_seconds"] - one["training_seconds"] == pytest.approx(
             0.1 * (other["steps"] - one["steps"])
@@ -397,7 +474,8 @@ def test_models_right_after_local_training():
 
 
 @pytest.mark.parametrize(
-    ("method", "model"), [("fedper", "mlp:hidden=4"), ("fedbn", "tabular:hidden=4"), ("local", "tabular:hidden=4")]
+    ("method", "model"),
+    [("fedper", "mlp:hidden=4"), ("fedbn", "tabular:hidden=4"), ("local", "tabular:hidden=4")],
 )
 def test_models_after_local_training_have_what_their_clients_keep(method: str, model: str):
     run = training(method, model=model, test_trained=True, per_round=1)

@@ -76,7 +76,13 @@ def test_a_pool_of_available_clients_is_the_pool_of_all_at_their_numbers():
 
 def test_a_pool_without_records_of_all_stands_for_itself():
     pool = ClientPool(
-        0, np.array([1, 2]), selected=np.array([2, 0]), completed=np.array([1, 0]), seconds=np.array([3.0, 0.0])
+        0,
+        np.array([1, 2]),
+        selected=np.array([2, 0]),
+        completed=np.array([1, 0]),
+        seconds=np.array([3.0, 0.0]),
     )
     assert vars(pool.at(np.array([1])).standing) == vars(pool.standing)
-    assert vars(pool.standing) == vars(Standing.of(pool.selected, pool.completed, pool.seconds, agreement=np.zeros(2)))
+    assert vars(pool.standing) == vars(
+        Standing.of(pool.selected, pool.completed, pool.seconds, agreement=np.zeros(2))
+    )

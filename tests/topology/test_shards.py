@@ -27,7 +27,9 @@ class Rehearsal:
 
     def __init__(self, server, size):
         self.size = size
-        self.trainers = [Inputs.of(server).trainer(unpacked(packed(Numbers.of(server)))) for _ in range(1, size)]
+        self.trainers = [
+            Inputs.of(server).trainer(unpacked(packed(Numbers.of(server)))) for _ in range(1, size)
+        ]
 
     def ask(self, questions, meanwhile):
         answers = [
@@ -40,7 +42,14 @@ class Rehearsal:
 def trained(lab, processes, algorithm, rounds=3, model="tabular:hidden=6+5", **settings):
     """Return a training after some rounds, with so many processes; 0 for one without workers."""
     fed = lab.federation((9, 5, 4, 7, 3, 12, 6, 8, 4, 5, 11))
-    fixed = {"per_round": 9, "rounds": 10, "batch_size": 4, "device": "cpu", "threads": 1, "workers": processes or None}
+    fixed = {
+        "per_round": 9,
+        "rounds": 10,
+        "batch_size": 4,
+        "device": "cpu",
+        "threads": 1,
+        "workers": processes or None,
+    }
     network = build(model, fed.data.shape, lab.classes, seed=0)
     server = Server(fed, network, resolve(algorithm), Settings(**{**fixed, **settings}))
     if processes > 1:

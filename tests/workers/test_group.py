@@ -34,7 +34,9 @@ def test_after_an_error_the_next_question_finds_no_old_answer():
 
 @pytest.mark.parametrize("kind", [FedskewError, DivergedError])
 def test_a_failure_is_raised_once_all_have_answered(kind):
-    group = Rehearsed(lambda question: Failure.of(question, kind("too much")) if question == 1 else question)
+    group = Rehearsed(
+        lambda question: Failure.of(question, kind("too much")) if question == 1 else question
+    )
     with pytest.raises(kind, match="too much"):
         group.ask([1, 2], lambda: None)
     assert group.ask([3, 4], lambda: None) == (None, [3, 4])

@@ -34,7 +34,9 @@ def test_anything_with_tensors_arrives():
     for one, other in zip(tree["many"], found["many"], strict=True):
         assert np.array_equal(one, other)
         assert one.dtype == other.dtype
-    for one, other in zip([*tree["a"].values(), *tree["b"]], [*found["a"].values(), *found["b"]], strict=True):
+    for one, other in zip(
+        [*tree["a"].values(), *tree["b"]], [*found["a"].values(), *found["b"]], strict=True
+    ):
         assert torch.equal(one, other)
         assert one.dtype == other.dtype
 
@@ -92,7 +94,9 @@ SHAPES = st.lists(st.integers(0, 3), max_size=3)
 def values_of(dtype, shape, fill):
     """Return an array whose bytes come from a seed, so that NaN of all kinds and infinities are among its values."""
     size = np.dtype(dtype).itemsize * int(np.prod(shape))
-    raw = np.random.default_rng(fill).integers(0, 2 if dtype == "bool" else 256, size, dtype=np.uint8)
+    raw = np.random.default_rng(fill).integers(
+        0, 2 if dtype == "bool" else 256, size, dtype=np.uint8
+    )
     array = raw.view(dtype).reshape(shape)
     if dtype in FLOATS and array.size:
         array.flat[0] = [np.nan, np.inf, -np.inf, -0.0][fill % 4]
@@ -125,7 +129,9 @@ def assert_same(one, other):
     assert type(one) is type(other)
     if isinstance(one, torch.Tensor):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert one.flatten().view(torch.uint8).tolist() == other.flatten().view(torch.uint8).tolist()
+        assert (
+            one.flatten().view(torch.uint8).tolist() == other.flatten().view(torch.uint8).tolist()
+        )
     elif isinstance(one, (np.ndarray, np.generic)):
         assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     elif isinstance(one, float):

@@ -57,7 +57,9 @@ class Gain:
     @staticmethod
     def of(differences: Floats, share: float) -> "Gain":
         """Return the interval that holds ``share`` of Student's t over the seeds."""
-        return Gain(float(np.mean(differences)), *paired_interval(differences, share, by_chance=True))
+        return Gain(
+            float(np.mean(differences)), *paired_interval(differences, share, by_chance=True)
+        )
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
@@ -98,18 +100,23 @@ class Advice:
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries and numbers."""
         because = {candidate.method: candidate.because for candidate in self.candidates}
-        tried = {
-            name: {
+        tried = {}
+        for name, scores in self.scores.items():
+            tried[name] = {
                 "because": because[name],
                 "everywhere": None if scores.everywhere is None else scores.everywhere.tolist(),
                 "own": scores.mean_own.tolist(),
                 "bytes_a_round": scores.bytes_a_round,
                 "seconds": round(scores.seconds, 2),
             }
-            for name, scores in self.scores.items()
+        plain = {}
+        for name in ("metric", "lr", "rounds", "seeds", "findings", "notes"):
+            plain[name] = getattr(self, name)
+        return {
+            "recommendations": [asdict(found) for found in self.recommendations],
+            "tried": tried,
+            **plain,
         }
-        plain = {name: getattr(self, name) for name in ("metric", "lr", "rounds", "seeds", "findings", "notes")}
-        return {"recommendations": [asdict(found) for found in self.recommendations], "tried": tried, **plain}
 
     def __str__(self) -> str:
         because = {candidate.method: candidate.because for candidate in self.candidates}
@@ -117,13 +124,22 @@ class Advice:
         lines = ["Clients", *(f"  {finding}" for finding in self.findings), ""]
         for found in self.recommendations:
             lines += [f"For {GOALS[found.goal]}: {found.method}", f"  {found.verdict}"]
-            lines += [f"  {self.metric} over {_TITLES[name]}: {gain}" for name, gain in found.over.items()]
+            for name, gain in found.over.items():
+                lines.append(f"  {self.metric} over {_TITLES[name]}: {gain}")
             lines += _client_lines(found)
-        lines += ["", f"{'tried':<{wide}}{'all rows':>10}{'own rows':>10}{'MB a round':>12}  because"]
+        lines += [
+            "",
+            f"{'tried':<{wide}}{'all rows':>10}{'own rows':>10}{'MB a round':>12}  because",
+        ]
         for name, scores in self.scores.items():
-            shared = "–" if scores.everywhere is None else f"{scores.everywhere.mean():.3f}"
+            if scores.everywhere is None:
+                shared = "–"
+            else:
+                shared = f"{scores.everywhere.mean():.3f}"
             numbers = f"{shared:>10}{scores.mean_own.mean():>10.3f}"
-            lines.append(f"{name:<{wide}}{numbers}{scores.bytes_a_round / 1e6:>12.2f}  {because[name]}")
+            lines.append(
+                f"{name:<{wide}}{numbers}{scores.bytes_a_round / 1e6:>12.2f}  {because[name]}"
+            )
         return "\n".join([*lines, "", *self.notes])
 
 
@@ -154,7 +170,9 @@ def advise(
     if seeds < 3:
         raise FedskewError(f"seeds={seeds}: an interval needs at least 3")
     if fed.clients < 2:
-        raise FedskewError("there is one client: with nobody to learn with there is no method to choose")
+        raise FedskewError(
+            "there is one client: with nobody to learn with there is no method to choose"
+        )
     known = {field.name for field in fields(Settings)}
     if wrong := next((name for name in settings if name not in known), None):
         raise unknown("setting", wrong, known)
@@ -209,7 +227,8 @@ def advise(
 
 def _candidates(found: Heterogeneity, normalised: bool) -> list[Candidate]:
     """Return the methods to try, the most promising first; the baselines come before all."""
-    labels, features = _excess(found, "labels"), _excess(found, _of_features(found))
+    labels = _excess(found, "labels")
+    features = _excess(found, _of_features(found))
     differ, shift = (
         f"{what} {'differ' if excess >= SLIGHT else 'hardly differ'} ({excess:.2f})"
         for what, excess in (("labels", labels), ("features", features))
@@ -225,7 +244,10 @@ def _candidates(found: Heterogeneity, normalised: bool) -> list[Candidate]:
         *([Candidate("fedbn", f"{shift}: each client keeps its BatchNorm")] if normalised else []),
         Candidate("ditto", "each client gets a model of its own, held near the common one"),
     ]
-    ordered = [*own_methods, *label_methods] if features > labels else [*label_methods, *own_methods]
+    if features > labels:
+        ordered = [*own_methods, *label_methods]
+    else:
+        ordered = [*label_methods, *own_methods]
     return [Candidate("fedavg", "the baseline"), Candidate("local", "every client alone"), *ordered]
 
 
@@ -241,15 +263,17 @@ def _possible(fed: Federation, model: ModelSpec, method: str, settings: Settings
 def _excess(found: Heterogeneity, view: str) -> float:
     """Return by how much the distance between clients exceeds what chance makes of clients of the same sizes."""
     spread = found.views.get(view, {}).get(DISTANCE)
-    return (
-        0.0 if spread is None or not math.isfinite(spread.mean) else max(spread.mean - (spread.by_chance or 0.0), 0.0)
-    )
+    if spread is None or not math.isfinite(spread.mean):
+        return 0.0
+    return max(spread.mean - (spread.by_chance or 0.0), 0.0)
 
 
 def _of_features(found: Heterogeneity) -> str:
     """Return the view of the features to go by: among rows of one label, where clients have enough of these."""
     given = "features given label"
-    return given if DISTANCE in found.views.get(given, {}) else "features"
+    if DISTANCE in found.views.get(given, {}):
+        return given
+    return "features"
 
 
 def _findings(found: Heterogeneity) -> list[str]:
@@ -259,22 +283,32 @@ def _findings(found: Heterogeneity) -> list[str]:
         if view in found.views:
             what = view.replace("given label", "of rows with the same label")
             excess = _excess(found, view)
-            how = (
-                "do not differ beyond chance" if excess < SLIGHT else "differ" if excess < STRONG else "differ strongly"
+            if excess < SLIGHT:
+                how = "do not differ beyond chance"
+            elif excess < STRONG:
+                how = "differ"
+            else:
+                how = "differ strongly"
+            lines.append(
+                f"{what} {how} between clients ({DISTANCE} distance {excess:.2f} above chance)"
             )
-            lines.append(f"{what} {how} between clients ({DISTANCE} distance {excess:.2f} above chance)")
     sizes = found.sizes
     return [*lines, f"they have {sizes['least']:g} to {sizes['most']:g} rows"]
 
 
-def _recommend(goal: Goal, scores: Mapping[str, Scores], sign: float, names: Sequence[str]) -> Recommendation:
+def _recommend(
+    goal: Goal, scores: Mapping[str, Scores], sign: float, names: Sequence[str]
+) -> Recommendation:
     """Return a method that is better than the better baseline beyond noise, or that baseline.
 
     Of several that are as good as each other, it is the one that sends least.
     """
     of: dict[str, Floats] = {}
     for name, found in scores.items():
-        mine = found.everywhere if goal == "everywhere" else found.mean_own
+        if goal == "everywhere":
+            mine = found.everywhere
+        else:
+            mine = found.mean_own
         if mine is not None:
             of[name] = sign * mine
     if "fedavg" not in of:
@@ -301,7 +335,10 @@ def _recommend(goal: Goal, scores: Mapping[str, Scores], sign: float, names: Seq
     elif any(_beyond_noise(of[best] - of[name], worth) for name in baselines):
         verdict = f"Nothing that was tried is better beyond noise. {ALONE if best == 'local' else TOGETHER}"
     elif len(of) == 1:
-        which = " that gives one model for all" if goal == "everywhere" else ""
+        if goal == "everywhere":
+            which = " that gives one model for all"
+        else:
+            which = ""
         verdict = f"Nothing else was tried to the end{which}, so that there is nothing to compare: give more minutes."
     elif len(baselines) == 1:
         verdict = "Nothing that was tried is better beyond noise."
@@ -312,13 +349,20 @@ def _recommend(goal: Goal, scores: Mapping[str, Scores], sign: float, names: Seq
     clients = {}
     if goal == "own" and len(baselines) > 1:
         each = sign * (scores[best].own - scores["local" if best == "fedavg" else "fedavg"].own)
-        clients = {name: Gain.of(row, 0.95) for name, row in zip(names, each.T, strict=True) if np.isfinite(row).all()}
+        clients = {
+            name: Gain.of(row, 0.95)
+            for name, row in zip(names, each.T, strict=True)
+            if np.isfinite(row).all()
+        }
     return Recommendation(goal, best, verdict, over, clients)
 
 
 def _mean(found: Scores) -> float:
     """Return the mean over seeds of the shared model's score or, without one, of that of the clients' own."""
-    scores = found.mean_own if found.everywhere is None else found.everywhere
+    if found.everywhere is None:
+        scores = found.mean_own
+    else:
+        scores = found.everywhere
     return float(scores.mean())
 
 
@@ -332,8 +376,13 @@ def _client_lines(found: Recommendation, most: int = 10) -> list[str]:
     against = _TITLES["local" if found.method == "fedavg" else "fedavg"]
     ordered = sorted(found.clients.items(), key=lambda item: item[1].mean)
     lines = [f"    {name}: {gain}" for name, gain in ordered[:most]]
-    more = [f"    and {len(ordered) - most} clients that gain more"] if len(ordered) > most else []
-    return [f"  each client over {against}:", *lines, *more] if lines else []
+    if len(ordered) > most:
+        more = [f"    and {len(ordered) - most} clients that gain more"]
+    else:
+        more = []
+    if lines:
+        return [f"  each client over {against}:", *lines, *more]
+    return []
 
 
 def _one_class(fed: Federation) -> list[str]:
@@ -342,21 +391,27 @@ def _one_class(fed: Federation) -> list[str]:
         return []
     counts = fed.partition.counts(fed.train.y, len(fed.data.classes), np.arange(fed.clients))
     rate = float(np.mean(counts.max(1) / np.maximum(counts.sum(1), 1)))
-    return (
-        [
+    if rate > NEARLY_ALL:
+        return [
             f"Most clients have rows of one class (on average {100 * rate:.0f} %): there a constant answer "
             "is right, so that the second answer says little."
         ]
-        if rate > NEARLY_ALL
-        else []
-    )
+    return []
 
 
 def _notes(
-    trials: Trials, scores: Mapping[str, Scores], missed: Sequence[str], tuned: bool, lr: float, sign: float
+    trials: Trials,
+    scores: Mapping[str, Scores],
+    missed: Sequence[str],
+    tuned: bool,
+    lr: float,
+    sign: float,
 ) -> list[str]:
     base = scores["fedavg"]
-    how = "chosen for FedAvg among three" if tuned else "as given"
+    if tuned:
+        how = "chosen for FedAvg among three"
+    else:
+        how = "as given"
     notes = [
         f"{len(trials.feds)} seeds, {trials.rounds} rounds, learning rate {lr:g} ({how}), the same for all methods; "
         "scored on a quarter of every client's training rows. Intervals are 95 % of Student's t over seeds; whether a "
@@ -368,12 +423,18 @@ def _notes(
             "would give."
         )
     if without := [name for name, found in scores.items() if found.everywhere is None]:
-        notes.append(f"Clients share no whole model, so that there is none to score on all rows: {', '.join(without)}.")
-    if base.halfway is not None and sign * (_mean(base) - float(base.halfway.mean())) > STILL_RISING * abs(_mean(base)):
+        notes.append(
+            f"Clients share no whole model, so that there is none to score on all rows: {', '.join(without)}."
+        )
+    if base.halfway is not None and sign * (
+        _mean(base) - float(base.halfway.mean())
+    ) > STILL_RISING * abs(_mean(base)):
         notes.append(
             "FedAvg was still improving in the second half of the trials: with more rounds (more --minutes) the "
             "differences may shrink."
         )
     if missed:
-        notes.append(f"Not tried to the end, for lack of time or because they diverged: {', '.join(missed)}.")
+        notes.append(
+            f"Not tried to the end, for lack of time or because they diverged: {', '.join(missed)}."
+        )
     return notes

@@ -19,7 +19,8 @@ from fedskew.runs.run import Run
 from fedskew.runs.side_by_side import side_by_side
 from fedskew.skew.partitioning import client_holdout
 
-HELD_OUT = 0.25  # of every client's training rows, drawn anew with every seed: test rows are never looked at
+# Of every client's training rows, drawn anew with every seed: test rows are never looked at
+HELD_OUT = 0.25
 FEWEST_ROUNDS = 5
 _RESERVE = 0.6  # of the budget that is planned for: methods differ in what a round costs
 
@@ -61,9 +62,17 @@ class Trials:
     """
 
     def __init__(
-        self, fed: Federation, model: ModelSpec, settings: Settings, seeds: int, seconds: float, metric: str
+        self,
+        fed: Federation,
+        model: ModelSpec,
+        settings: Settings,
+        seeds: int,
+        seconds: float,
+        metric: str,
     ) -> None:
-        self.model, self.settings, self.metric = model, settings, metric
+        self.model = model
+        self.settings = settings
+        self.metric = metric
         self.feds = [_without_test_rows(fed, settings.seed + number) for number in range(seeds)]
         self.deadline = time.monotonic() + seconds
         self.rounds = settings.rounds
@@ -89,30 +98,56 @@ class Trials:
         """Return the scores of a method; None if a run diverged or the time was up before the last round."""
         began = time.monotonic()
         runs = self._run(method, self.rounds, changed)
-        ended = [run for run in runs if isinstance(run, Run) and run.summary["rounds"] == self.rounds]
+        ended = []
+        for run in runs:
+            if isinstance(run, Run) and run.summary["rounds"] == self.rounds:
+                ended.append(run)
         if len(ended) < len(self.feds):
             return None
         halfway, everywhere = None, None
         if ended[0].server.has_common_model:
             halfway, everywhere = np.transpose([self._everywhere(run) for run in ended])
-        own = np.array([[row[self.metric] for row in run.tables["final"]] for run in ended], dtype=np.float64)
-        sent = float(np.mean([run.summary["bytes_up"] + run.summary["bytes_down"] for run in ended])) / self.rounds
+        own = np.array(
+            [[row[self.metric] for row in run.tables["final"]] for run in ended], dtype=np.float64
+        )
+        sent = (
+            float(np.mean([run.summary["bytes_up"] + run.summary["bytes_down"] for run in ended]))
+            / self.rounds
+        )
         return Scores(everywhere, own, halfway, sent, time.monotonic() - began)
 
     def _everywhere(self, run: Run) -> tuple[float, float]:
         """Return the metric on the rows of all clients, after half of the rounds and at the end."""
         column = f"test_{self.metric}"
-        found = [row[column] for row in run.tables["rounds"] if row.get(column) is not None]
+        found = []
+        for row in run.tables["rounds"]:
+            if row.get(column) is not None:
+                found.append(row[column])
         return float(found[0]), float(found[-1])
 
-    def _run(self, method: str, rounds: int, changed: Mapping[str, Any]) -> "Sequence[Run | DivergedError]":
+    def _run(
+        self, method: str, rounds: int, changed: Mapping[str, Any]
+    ) -> "Sequence[Run | DivergedError]":
         stop: Callable[..., bool] = lambda *_: self.left < 0  # noqa: E731
-        settings = replace(self.settings, rounds=rounds, eval_every=max(rounds // 2, 1), metric=self.metric, **changed)
+        settings = replace(
+            self.settings,
+            rounds=rounds,
+            eval_every=max(rounds // 2, 1),
+            metric=self.metric,
+            **changed,
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # every trial would say the same of the same clients
             return side_by_side(
                 [
-                    starting(fed, self.model, resolve(method), replace(settings, seed=settings.seed + i), False, stop)
+                    starting(
+                        fed,
+                        self.model,
+                        resolve(method),
+                        replace(settings, seed=settings.seed + i),
+                        False,
+                        stop,
+                    )
                     for i, fed in enumerate(self.feds)
                 ]
             )

@@ -11,10 +11,13 @@ from fedskew.core.trees import Tree
 
 def weighted_mean(payloads: Tree, weights: Tensor) -> Tree:
     """Return the sum of stacked payloads, each multiplied by its client's weight."""
-    return {
-        part: {name: torch.tensordot(weights.to(value), value, dims=1) for name, value in tensors.items()}
-        for part, tensors in payloads.items()
-    }
+    result: Tree = {}
+    for part, tensors in payloads.items():
+        result[part] = {
+            name: torch.tensordot(weights.to(value), value, dims=1)
+            for name, value in tensors.items()
+        }
+    return result
 
 
 @dataclass(frozen=True)

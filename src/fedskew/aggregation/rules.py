@@ -72,7 +72,8 @@ class CoordinateTrimmedMean(Rule):
 
     def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
         """Return the mean of what is left when both ends are removed, and the clients' shares in it."""
-        cut = int(Fraction(str(self.trim)) * len(weights))  # 0.29 of 100 is 29; in floating point it would be 28
+        # 0.29 of 100 is 29; in floating point it would be 28
+        cut = int(Fraction(str(self.trim)) * len(weights))
         middle, shares = _without_extremes(payloads, cut, weights)
         return self.then.combine(middle, weights.new_ones(1))[0], shares
 
@@ -101,17 +102,23 @@ class NearestUpdates(Rule):
     def combine(self, payloads: Tree, weights: Tensor) -> tuple[Tree, Tensor]:
         """Return the combination of the clients with the lowest scores."""
         self.check(len(weights))
-        distances = torch.zeros(len(weights), len(weights), dtype=torch.float64, device=weights.device)
+        distances = torch.zeros(
+            len(weights), len(weights), dtype=torch.float64, device=weights.device
+        )
         for value in _changes(payloads, "krum").values():
             flat = _flat(value).to(torch.float64)
             # Differences and not products of norms: exact zeros for equal clients, and the same from a to b as from b
             # to a.
-            distances += torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+            distances += torch.cdist(
+                flat, flat, compute_mode="donot_use_mm_for_euclid_dist"
+            ).square()
         neighbours = distances.sort(1).values[
             :, 1 : len(weights) - self.attackers - 1
         ]  # the first is the client itself
         lowest = neighbours.sum(1).argsort(stable=True)[: self.keep].sort().values
-        taken = {part: {name: value[lowest] for name, value in tensors.items()} for part, tensors in payloads.items()}
+        taken = {}
+        for part, tensors in payloads.items():
+            taken[part] = {name: value[lowest] for name, value in tensors.items()}
         result, shares = self.then.combine(taken, weights.new_full((self.keep,), 1 / self.keep))
         return result, torch.zeros_like(weights).index_copy(0, lowest, shares)
 
@@ -152,7 +159,9 @@ class ClippedUpdates(Rule):
         for value in delta.values():
             squared += torch.linalg.vector_norm(_flat(value), dim=1, dtype=torch.float64).square()
         factor = self.norm / squared.sqrt().clamp_min(self.norm)
-        short = {name: (_flat(value) * factor.to(value)[:, None]).view_as(value) for name, value in delta.items()}
+        short = {}
+        for name, value in delta.items():
+            short[name] = (_flat(value) * factor.to(value)[:, None]).view_as(value)
         return self.then.combine({**payloads, "delta": short}, weights)
 
 

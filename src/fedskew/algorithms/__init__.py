@@ -106,19 +106,25 @@ _CONTRACT = {
         ),
         "fedskew.algorithms.contract",
     ),
-    **dict.fromkeys(("ClientPool", "Probe", "Selection", "TrainConfig"), "fedskew.algorithms.selection"),
-    **dict.fromkeys(("Buffered", "Parallel", "Sequential", "Synchronous"), "fedskew.algorithms.topologies"),
+    **dict.fromkeys(
+        ("ClientPool", "Probe", "Selection", "TrainConfig"), "fedskew.algorithms.selection"
+    ),
+    **dict.fromkeys(
+        ("Buffered", "Parallel", "Sequential", "Synchronous"), "fedskew.algorithms.topologies"
+    ),
     "Aggregator": "fedskew.aggregation.mean",
     "Rule": "fedskew.aggregation.rules",
     "BatchNormPolicy": "fedskew.batchnorm.policy",
     "Calibrator": "fedskew.algorithms.calibrator",
     "Channel": "fedskew.algorithms.channel",
-    "FedAvg": "fedskew.algorithms.fedavg",  # which other methods derive from while they are being registered
+    # Which other methods derive from while they are being registered
+    "FedAvg": "fedskew.algorithms.fedavg",
     "Layout": "fedskew.models.layout",
     **dict.fromkeys(("Tensors", "Tree"), "fedskew.core.trees"),
     **dict.fromkeys(("Floats", "Ints", "Stream"), "fedskew.core.streams"),
     **dict.fromkeys(
-        ("AtLeastOne", "Bounds", "NonNegative", "PartialShare", "Positive", "Share"), "fedskew.core.registry"
+        ("AtLeastOne", "Bounds", "NonNegative", "PartialShare", "Positive", "Share"),
+        "fedskew.core.registry",
     ),
     "Holdings": "fedskew.schedules.holdings",
     "SampleSchedule": "fedskew.schedules.sample_schedule",

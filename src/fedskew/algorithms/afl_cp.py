@@ -13,7 +13,8 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Bounds, NonNegative, Positive
 from fedskew.core.streams import Floats, Ints, Stream
 
-_AT_ONCE = 100_000  # clients whose entropies are computed together, so that memory suffices for millions
+# Clients whose entropies are computed together, so that memory suffices for millions
+_AT_ONCE = 100_000
 
 
 @algorithms.register("afl-cp")
@@ -115,23 +116,32 @@ class ProfileSelection(Selection):
         """Return the normalised entropy of each client's labels, with Laplace noise if ``epsilon`` is set."""
         entropy = _entropy(label_counts())
         if self.method.epsilon is not None:
-            entropy = np.clip(entropy + _laplace(stream, len(entropy)) / self.method.epsilon, 0.0, 1.0)
+            entropy = np.clip(
+                entropy + _laplace(stream, len(entropy)) / self.method.epsilon, 0.0, 1.0
+            )
         return {"entropy": entropy}
 
     def scores(self, pool: ClientPool) -> dict[str, Floats]:
         """Return the parts of every client's score, and the score."""
-        known, rounds = pool.standing, np.maximum(pool.completed, 1)
-        chosen, completed = pool.selected > 0, pool.completed > 0
+        known = pool.standing
+        rounds = np.maximum(pool.completed, 1)
+        chosen = pool.selected > 0
+        completed = pool.completed > 0
         time, speeds = _speeds(pool.seconds / rounds, known)
         parts = {
             "entropy": pool.profile["entropy"],
             "reliability": _known(
-                pool.completed / np.maximum(pool.selected, 1), chosen, known.reliability, known.selected
+                pool.completed / np.maximum(pool.selected, 1),
+                chosen,
+                known.reliability,
+                known.selected,
             ),
             "speed": _known(np.where(completed, time, 0.0), chosen, speeds, known.selected),
         }
         if self.method.consistency > 0:
-            parts["consistency"] = _known(pool.agreement / rounds, completed, known.agreement, known.completed)
+            parts["consistency"] = _known(
+                pool.agreement / rounds, completed, known.agreement, known.completed
+            )
         weights = self.method._weights()[: len(parts)]
         score = np.tensordot(weights, np.stack([*parts.values()]), 1) / weights.sum()
         return {**parts, "score": np.maximum(score, self.method.floor)}
@@ -142,17 +152,26 @@ class ProfileSelection(Selection):
         A few of many are drawn one by one and kept with their score as probability, so that not all are looked at.
         """
         if pool.sampling == "uniform" and 4 * count < len(pool):
-            return np.sort(stream.thinned_sample(len(pool), count, lambda some: self.scores(pool.at(some))["score"]))
+            return np.sort(
+                stream.thinned_sample(
+                    len(pool), count, lambda some: self.scores(pool.at(some))["score"]
+                )
+            )
         score = self.scores(pool)["score"]
         if count == len(score) or np.ptp(score) < 1e-12:
             return super().select(pool, count, stream)
-        return stream.weighted_sample(score * pool.sizes if pool.sampling == "size" else score, count)
+        return stream.weighted_sample(
+            score * pool.sizes if pool.sampling == "size" else score, count
+        )
 
     def configure_training(
         self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
     ) -> TrainConfig:
         """Return FedAvg's configuration with the selected clients' profiles, which ``weight`` and the tables use."""
-        return replace(super().configure_training(pool, chosen, probed, count), numbers=self.scores(pool.at(chosen)))
+        return replace(
+            super().configure_training(pool, chosen, probed, count),
+            numbers=self.scores(pool.at(chosen)),
+        )
 
 
 def _entropy(counts: Ints) -> Floats:
@@ -162,7 +181,9 @@ def _entropy(counts: Ints) -> Floats:
         some = counts[first : first + _AT_ONCE]
         rows = np.maximum(some.sum(1), 1)
         nats = np.log(rows) - (some * np.log(np.maximum(some, 1))).sum(1) / rows
-        entropy[first : first + _AT_ONCE] = np.clip(nats / np.log(max(counts.shape[1], 2)), 0.0, 1.0)
+        entropy[first : first + _AT_ONCE] = np.clip(
+            nats / np.log(max(counts.shape[1], 2)), 0.0, 1.0
+        )
     return entropy
 
 
@@ -178,13 +199,19 @@ def _speeds(time: Floats, known: Standing) -> tuple[Floats, float]:
 
     All are 1 where the known times are equal.
     """
-    shortest, longest, count = float(known.shortest), float(known.longest), int(known.completed)
+    shortest = float(known.shortest)
+    longest = float(known.longest)
+    count = int(known.completed)
     # Means of the same time over other numbers of rounds differ in their last bits.
     if not count or longest - shortest <= 1e-9 * longest:
         return np.ones(len(time)), count
-    return (longest - time) / (longest - shortest), (count * longest - float(known.seconds)) / (longest - shortest)
+    return (longest - time) / (longest - shortest), (count * longest - float(known.seconds)) / (
+        longest - shortest
+    )
 
 
-def _known(values: Floats, known: NDArray[np.bool_], total: "Floats | float", count: Ints) -> Floats:
+def _known(
+    values: Floats, known: NDArray[np.bool_], total: "Floats | float", count: Ints
+) -> Floats:
     """Return the values with the mean of all known ones in place of the others; 1 if none is known."""
     return np.where(known, values, total / count if count else 1.0)

@@ -66,11 +66,14 @@ class FedAsync(Algorithm):
         """Return a weight that falls with staleness."""
         return self.staleness_factor(report.numbers["staleness"])
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return the mixture of the global weights and those of the client."""
         share = self.alpha * float(cohort.weights.mean())
         return {
-            name: (1 - share) * weight + share * mean["model"][name] for name, weight in weights.items()
+            name: (1 - share) * weight + share * mean["model"][name]
+            for name, weight in weights.items()
         }, server_state
 
 
@@ -105,7 +108,11 @@ class FedBuff(Algorithm):
         """Return a weight that falls with staleness."""
         return 1.0 / np.sqrt(1.0 + report.numbers["staleness"])
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return the weights after a step; the mean is rescaled, as the method divides by the number of updates."""
         scale = self.server_lr * float(cohort.weights.mean())
-        return {name: weight + scale * mean["delta"][name] for name, weight in weights.items()}, server_state
+        return {
+            name: weight + scale * mean["delta"][name] for name, weight in weights.items()
+        }, server_state

@@ -72,7 +72,9 @@ class Attack(Algorithm):
     def client_selection(self) -> Selection:
         """Return the method's selection, in which each client knows whether it is hostile."""
         inside = super().client_selection
-        return HostileSelection(KeyedSelection(inside, _KEY) if self.kind == "gaussian" else inside, self.share)
+        return HostileSelection(
+            KeyedSelection(inside, _KEY) if self.kind == "gaussian" else inside, self.share
+        )
 
     def objective(self, loss: Tensor, view: View) -> Tensor:
         """Return the method's objective; with label-flip, hostile clients have it for other labels."""
@@ -81,15 +83,20 @@ class Attack(Algorithm):
             return super().objective(loss, view)
         hostile = view.numbers[_HOSTILE] > 0
 
-        def flipped(logits: Tensor) -> Tensor:  # the loss of y with the outputs in reverse is that of classes - 1 - y
+        # The loss of y with the outputs in reverse is that of classes - 1 - y
+        def flipped(logits: Tensor) -> Tensor:
             return torch.where(hostile, batch.loss(logits.flip(-1)), batch.loss(logits))
 
         labels = torch.where(hostile, batch.logits.shape[-1] - 1 - batch.labels, batch.labels)
         counts = view.class_counts
         if counts is not None:
             counts = torch.where(hostile, counts.flip(-1), counts)
-        other = replace(view, batch=replace(batch, labels=labels, loss=flipped), class_counts=counts)
-        return super().objective(torch.where(hostile, batch.loss(batch.logits.flip(-1)), loss), other)
+        other = replace(
+            view, batch=replace(batch, labels=labels, loss=flipped), class_counts=counts
+        )
+        return super().objective(
+            torch.where(hostile, batch.loss(batch.logits.flip(-1)), loss), other
+        )
 
     def payload(self, view: View) -> Tree:
         """Return what the method sends; hostile clients send another update."""
@@ -97,18 +104,30 @@ class Attack(Algorithm):
         if self.kind == "label-flip":
             return sent
         if "delta" not in sent:
-            raise FedskewError(f"{self.label()} changes updates (delta), and the method sends {', '.join(sent)}")
-        hostile, delta = view.numbers[_HOSTILE] > 0, sent["delta"]
-        bad = self._noise(delta, view) if self.kind == "gaussian" else delta
+            raise FedskewError(
+                f"{self.label()} changes updates (delta), and the method sends {', '.join(sent)}"
+            )
+        hostile = view.numbers[_HOSTILE] > 0
+        delta = sent["delta"]
+        if self.kind == "gaussian":
+            bad = self._noise(delta, view)
+        else:
+            bad = delta
         if self.kind == "sign-flip":
             bad = {name: -value for name, value in delta.items()}
         return {
             **sent,
-            "delta": {name: torch.where(hostile, self.strength * bad[name], value) for name, value in delta.items()},
+            "delta": {
+                name: torch.where(hostile, self.strength * bad[name], value)
+                for name, value in delta.items()
+            },
         }
 
     def _noise(self, delta: Tensors, view: View) -> Tensors:
-        return {name: normal(view.numbers[_KEY], i, delta[name]) for i, name in enumerate(sorted(delta))}
+        result: Tensors = {}
+        for i, name in enumerate(sorted(delta)):
+            result[name] = normal(view.numbers[_KEY], i, delta[name])
+        return result
 
 
 class HostileSelection(SelectionAround):
@@ -118,7 +137,9 @@ class HostileSelection(SelectionAround):
         super().__init__(inner)
         self.share = share
 
-    def client_numbers(self, clients: Ints, population: int, round: int, seed: int) -> dict[str, Floats]:
+    def client_numbers(
+        self, clients: Ints, population: int, round: int, seed: int
+    ) -> dict[str, Floats]:
         """Return 1 for hostile clients and 0 for others, in addition to what clients know otherwise."""
         hostile = np.isin(clients, hostile_clients(seed, population, self.share)).astype(np.float64)
         return {**self.inner.client_numbers(clients, population, round, seed), _HOSTILE: hostile}

@@ -30,7 +30,10 @@ def stamped(x: Features, value: float) -> Features:
     [[9.0, 9.0, 9.0, 0.0, 0.0]]
     """
     result = x.copy()
-    corner = result[..., :TRIGGER, :TRIGGER] if x.ndim == 4 else result[..., :TRIGGER]
+    if x.ndim == 4:
+        corner = result[..., :TRIGGER, :TRIGGER]
+    else:
+        corner = result[..., :TRIGGER]
     corner[...] = value
     return result
 
@@ -51,26 +54,38 @@ class Backdoor:
 
     def target_of(self, classes: Sequence[str]) -> int:
         """Return the number of the target among these classes."""
-        numbers = {**{str(number): number for number in range(len(classes))}, **{c: i for i, c in enumerate(classes)}}
+        numbers = {
+            **{str(number): number for number in range(len(classes))},
+            **{c: i for i, c in enumerate(classes)},
+        }
         if self.target not in numbers:
             raise unknown("class as target of attack:kind=backdoor", self.target, classes)
         return numbers[self.target]
 
-    def poisoned(self, rows: Rows, partition: Partition, classes: Sequence[str], seed: int) -> tuple[Rows, Partition]:
+    def poisoned(
+        self, rows: Rows, partition: Partition, classes: Sequence[str], seed: int
+    ) -> tuple[Rows, Partition]:
         """Return the rows with stamped copies at their end, and a partition with these in place of the originals."""
         if rows.target != "class":
             raise FedskewError(
                 "attack:kind=backdoor gives rows a class, and the targets are none: use another kind, such as sign-flip"
             )
-        held, value = partition.rows.copy(), float(rows.x.max())
+        held = partition.rows.copy()
+        value = float(rows.x.max())
         places = np.concatenate([np.empty(0, np.int64), *(
             partition.offsets[client] + self._chosen(int(partition.sizes[client]), client, seed)
             for client in self.hostile(seed, partition.clients).tolist()
         )])  # fmt: skip
-        x, y = stamped(rows.x[held[places]], value), np.full(len(places), self.target_of(classes), dtype=rows.y.dtype)
+        x = stamped(rows.x[held[places]], value)
+        y = np.full(len(places), self.target_of(classes), dtype=rows.y.dtype)
         held[places] = len(rows) + np.arange(len(places))
         both = replace(
-            rows, x=np.concatenate([rows.x, x]), y=np.concatenate([rows.y, y]), group=None, series=None, bins=None
+            rows,
+            x=np.concatenate([rows.x, x]),
+            y=np.concatenate([rows.y, y]),
+            group=None,
+            series=None,
+            bins=None,
         )
         return both, Partition(held, partition.offsets)
 

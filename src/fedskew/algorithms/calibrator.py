@@ -30,13 +30,20 @@ class Calibrator:
         for part, tensors in self.class_statistics(features, labels, classes).items():
             sums = total.setdefault(part, {})
             for name, value in tensors.items():
-                sums[name] = sums[name].add_(value) if name in sums else value
+                if name in sums:
+                    sums[name] = sums[name].add_(value)
+                else:
+                    sums[name] = value
 
     def check_statistics(self, statistics: Tree, rows: Tensor) -> None:
         """Raise an error for finite numbers that are no statistics of a client with so many ``rows`` of each class."""
 
     def calibrate(
-        self, head: Tensors, statistics: Tree, loss: Callable[[Tensors, Tensor, Tensor], Tensor], stream: Stream
+        self,
+        head: Tensors,
+        statistics: Tree,
+        loss: Callable[[Tensors, Tensor, Tensor], Tensor],
+        stream: Stream,
     ) -> Tensors:
         """Return a new head from the sum of all clients' statistics.
 

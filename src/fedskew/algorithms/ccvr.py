@@ -16,7 +16,8 @@ from fedskew.core.registry import AtLeastOne, NonNegative, Positive
 from fedskew.core.streams import Stream
 from fedskew.core.trees import Tensors, Tree
 
-HeadLoss: TypeAlias = Callable[[Tensors, Tensor, Tensor], Tensor]  # (head, features, labels) -> mean loss
+# (head, features, labels) -> mean loss
+HeadLoss: TypeAlias = Callable[[Tensors, Tensor, Tensor], Tensor]
 
 
 @algorithms.register("ccvr")
@@ -86,8 +87,13 @@ class VirtualFeatures(Calibrator):
     def add_statistics(self, total: Tree, features: Tensor, labels: Tensor, classes: int) -> None:
         """Add these sums in place: those of outer products take ``8 * classes * width^2`` bytes, and only once."""
         if "ccvr" not in total:
-            width, zeros = features.shape[1], partial(features.new_zeros, dtype=torch.float64)
-            shapes = {"count": (classes,), "sum": (classes, width), "outer": (classes, width, width)}
+            width = features.shape[1]
+            zeros = partial(features.new_zeros, dtype=torch.float64)
+            shapes = {
+                "count": (classes,),
+                "sum": (classes, width),
+                "outer": (classes, width, width),
+            }
             total["ccvr"] = {name: zeros(shape) for name, shape in shapes.items()}
         count, added, outer = (total["ccvr"][name] for name in ("count", "sum", "outer"))
         for label in torch.unique(labels).tolist():
@@ -104,15 +110,23 @@ class VirtualFeatures(Calibrator):
             raise FedskewError("statistics/ccvr/count: told other numbers than rows of each class")
         for label in range(len(count)):
             if count[label] == 0 and (bool(total[label].any()) or bool(outer[label].any())):
-                raise FedskewError(f"statistics/ccvr: told sums over class {label}, and no row of it")
-            if count[label] > 0 and _factor(*class_gaussian(float(count[label]), total[label], outer[label])) is None:
+                raise FedskewError(
+                    f"statistics/ccvr: told sums over class {label}, and no row of it"
+                )
+            if (
+                count[label] > 0
+                and _factor(*class_gaussian(float(count[label]), total[label], outer[label]))
+                is None
+            ):
                 raise FedskewError(f"statistics/ccvr/outer: told no covariance of class {label}")
 
     def calibrate(self, head: Tensors, statistics: Tree, loss: HeadLoss, stream: Stream) -> Tensors:
         """Return the head after SGD on virtual features."""
-        draw, like = stream.generator(), next(iter(head.values()))
+        draw = stream.generator()
+        like = next(iter(head.values()))
         drawn, labels = self._virtual(statistics["ccvr"], draw)
-        features, labels = drawn.to(like), labels.to(like.device)
+        features = drawn.to(like)
+        labels = labels.to(like.device)
         for _ in range(self.method.head_epochs):
             order = torch.from_numpy(draw.permutation(len(labels))).to(like.device)
             for batch in torch.split(order, self.method.head_batch):
@@ -123,24 +137,36 @@ class VirtualFeatures(Calibrator):
         """Return virtual features of every class that any client has, and their labels."""
         count, total, outer = (sums[name] for name in ("count", "sum", "outer"))
         if not count.any() or not all(torch.isfinite(one).all() for one in outer):
-            raise FedskewError("ccvr: the features of the last model are NaN or infinite: lower lr or check the data")
+            raise FedskewError(
+                "ccvr: the features of the last model are NaN or infinite: lower lr or check the data"
+            )
         held = torch.nonzero(count).flatten()
         each = self.method.features
-        drawn = [_sample(*class_gaussian(float(count[c]), total[c], outer[c]), each, draw) for c in held.tolist()]
+        drawn = []
+        for c in held.tolist():
+            drawn.append(_sample(*class_gaussian(float(count[c]), total[c], outer[c]), each, draw))
         return torch.cat(drawn), held.repeat_interleave(each)
 
     def _step(self, head: Tensors, loss: HeadLoss, features: Tensor, labels: Tensor) -> Tensors:
         with torch.enable_grad():
-            weights = {name: value.detach().requires_grad_() for name, value in head.items()}
-            grads = torch.autograd.grad(loss(weights, features, labels), list(weights.values()), materialize_grads=True)
+            weights = {}
+            for name, value in head.items():
+                weights[name] = value.detach().requires_grad_()
+            grads = torch.autograd.grad(
+                loss(weights, features, labels), list(weights.values()), materialize_grads=True
+            )
         lr = self.method.head_lr
-        return {name: value.detach() - lr * grad for (name, value), grad in zip(weights.items(), grads, strict=True)}
+        result: Tensors = {}
+        for (name, value), grad in zip(weights.items(), grads, strict=True):
+            result[name] = value.detach() - lr * grad
+        return result
 
 
 def class_gaussian(count: float, total: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and the covariance of a class from its sums; zero covariance for a single row."""
     mean = total / count
-    covariance = torch.addr(outer, mean, mean, alpha=-count)  # wide features make this large: the rest is in place
+    # Wide features make this large: the rest is in place
+    covariance = torch.addr(outer, mean, mean, alpha=-count)
     covariance /= max(count - 1, 1)
     return mean, covariance
 
@@ -150,7 +176,8 @@ def _factor(mean: Tensor, covariance: Tensor) -> Tensor | None:
 
     None for what is no covariance.
     """
-    ridge = 1e-8 * (mean.square() + covariance.diagonal()).mean() + 1e-30  # the latter for features that are all 0
+    # The latter for features that are all 0
+    ridge = 1e-8 * (mean.square() + covariance.diagonal()).mean() + 1e-30
     covariance.diagonal().add_(ridge)
     factor, failed = torch.linalg.cholesky_ex(covariance)
     return None if failed or not bool(torch.isfinite(factor).all()) else factor
@@ -160,6 +187,8 @@ def _sample(mean: Tensor, covariance: Tensor, count: int, draw: np.random.Genera
     """Return samples of a Gaussian whose covariance may be singular."""
     factor = _factor(mean, covariance)
     if factor is None:
-        raise FedskewError("ccvr: the statistics of the clients have no covariance: leave the addition out")
+        raise FedskewError(
+            "ccvr: the statistics of the clients have no covariance: leave the addition out"
+        )
     noise = torch.from_numpy(draw.standard_normal((count, len(mean)))).to(mean)
     return torch.addmm(mean, noise, factor.T)

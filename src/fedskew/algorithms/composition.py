@@ -18,14 +18,20 @@ class Algorithms(Composing["type[Algorithm]"]):
 
     def choose(self, spec: "str | Mapping[str, Any] | Choice") -> Choice:
         """Validate a choice: each of its parts, and whether they can be combined."""
-        parts = [super(Algorithms, self).choose(part) for part in parts_of(spec, self.kind)]
+        parts = []
+        for part in parts_of(spec, self.kind):
+            parts.append(super().choose(part))
         composed(tuple(self.get(part.name) for part in parts))
         return compose(parts)
 
     def name_of(self, thing: Any) -> str | None:
         """Return the name of a registered class, or the names of the registered classes that a class is composed of."""
-        names = [super(Algorithms, self).name_of(part) for part in getattr(thing, "parts", ()) or (thing,)]
-        return None if None in names else " + ".join(map(str, names))
+        names = []
+        for part in getattr(thing, "parts", ()) or (thing,):
+            names.append(super().name_of(part))
+        if None in names:
+            return None
+        return " + ".join(map(str, names))
 
 
 @cache
@@ -41,7 +47,11 @@ def composed(parts: "tuple[type[Algorithm], ...]") -> "type[Algorithm]":
     _refuse_what_does_not_go_together(parts, f"algorithm {spelling}")
     bases = tuple(sorted(parts, key=lambda part: not part.addition))
     name = "+".join(part.__name__ for part in parts)
-    about = {"parts": parts, "addition": all(part.addition for part in parts), "__doc__": f"{spelling}, put together."}
+    about = {
+        "parts": parts,
+        "addition": all(part.addition for part in parts),
+        "__doc__": f"{spelling}, put together.",
+    }
     made: type[Algorithm] = make_dataclass(name, (), bases=bases, namespace=about, frozen=True)
     return made
 

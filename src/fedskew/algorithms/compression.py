@@ -87,7 +87,10 @@ class TopK(Compression):
         return {**super().client_state(view), _ERROR: difference(due, self.largest(due))}
 
     def _due(self, delta: Tensors, view: View) -> Tensors:
-        return {name: delta[name] + error for name, error in view.client_state[_ERROR].items()}
+        result: Tensors = {}
+        for name, error in view.client_state[_ERROR].items():
+            result[name] = delta[name] + error
+        return result
 
     def largest(self, due: Tensors) -> Tensors:
         """Return tensors in which all but the largest entries of all of them are zero."""
@@ -97,7 +100,10 @@ class TopK(Compression):
         places = flat.abs().topk(_count(self.share, len(flat))).indices
         kept = torch.zeros_like(flat).scatter(0, places, flat.gather(0, places))
         pieces = torch.split(kept, [value.numel() for value in due.values()])
-        return {name: piece.view(value.shape) for (name, value), piece in zip(due.items(), pieces, strict=True)}
+        result: Tensors = {}
+        for (name, value), piece in zip(due.items(), pieces, strict=True):
+            result[name] = piece.view(value.shape)
+        return result
 
 
 class SparseChannel(Channel):
@@ -116,7 +122,8 @@ class SparseChannel(Channel):
 
 
 def _count(share: float, entries: int) -> int:
-    return math.ceil(Fraction(str(share)) * entries)  # 0.1 of 70 is 7; in floating point it would be 8
+    # 0.1 of 70 is 7; in floating point it would be 8
+    return math.ceil(Fraction(str(share)) * entries)
 
 
 @algorithms.register("quantize")
@@ -154,13 +161,21 @@ class Quantize(Compression):
     def payload(self, view: View) -> Tree:
         """Return what the method sends, the update rounded."""
         sent, delta = self._sent(view)
-        chances = {name: uniform(view.numbers[_KEY], i, delta[name]) for i, name in enumerate(sorted(delta))}
-        return {**sent, "delta": {name: rounded(value, self.bits, chances[name]) for name, value in delta.items()}}
+        chances = {}
+        for i, name in enumerate(sorted(delta)):
+            chances[name] = uniform(view.numbers[_KEY], i, delta[name])
+        return {
+            **sent,
+            "delta": {
+                name: rounded(value, self.bits, chances[name]) for name, value in delta.items()
+            },
+        }
 
 
 def rounded(value: Tensor, bits: int, chances: Tensor) -> Tensor:
     """Return the entries of a tensor rounded to so many bits; up where their ``chances``, in (0, 1), are low enough."""
-    largest, levels = value.abs().amax(), 2 ** (bits - 1) - 1
+    largest = value.abs().amax()
+    levels = 2 ** (bits - 1) - 1
     scale = torch.where(largest == 0, torch.ones_like(largest), largest)
     exact = levels * (value.abs() / scale)
     level = exact.floor() + (chances < exact - exact.floor())
@@ -177,5 +192,8 @@ class QuantizedChannel(Channel):
     def bytes(self, sent: Tree) -> int:
         """Return the size of one client's payload with the update in bits."""
         whole = size_in_bytes({"delta": sent["delta"]})
-        short = sum(-(-value.numel() * self.bits // 8) + value.element_size() for value in sent["delta"].values())
+        short = sum(
+            -(-value.numel() * self.bits // 8) + value.element_size()
+            for value in sent["delta"].values()
+        )
         return size_in_bytes(sent) - whole + short

@@ -34,17 +34,22 @@ Requirement: TypeAlias = Literal[
     "features",  # the batch has the inputs of the model's head
     "classes",  # labels are classes with one output each: other tasks are refused
     "class_counts",  # likewise, and the view has the client's number of rows of each class
-    "gradient_at",  # ``correct_gradients`` and ``on_receive`` may request the gradient at other weights
-    "full_gradient",  # the gradient of a client's mean loss on all its rows, at the weights it starts from
+    # ``correct_gradients`` and ``on_receive`` may request the gradient at other weights
+    "gradient_at",
+    # The gradient of a client's mean loss on all its rows, at the weights it starts from
+    "full_gradient",
     "loss_before",  # a client's mean loss on all its rows before local training, in ``numbers``
     "loss_after",  # likewise after local training
     "optimizer_state",  # the state of the local optimiser is kept from round to round
-    "update_agreement",  # the server measures how similar each client's update is to that of the round
+    # The server measures how similar each client's update is to that of the round
+    "update_agreement",
     "sgd",  # the method is defined for local SGD only
     "private_updates",  # clients may send nothing but one update, whose norm is clipped
-    "secret_noise",  # privacy by noise that nobody else can draw: nodes, which have the seed of a run, are refused
+    # Privacy by noise that nobody else can draw: nodes, which have the seed of a run, are refused
+    "secret_noise",
     "updates",  # clients send updates: methods that train one model on all clients are refused
-    "pooled_rows",  # all rows are brought to one place, as the bound of what federated learning can reach
+    # All rows are brought to one place, as the bound of what federated learning can reach
+    "pooled_rows",
 ]
 
 
@@ -71,7 +76,9 @@ class Batch:
     def features(self) -> Tensor:
         """The inputs of the model's head."""
         if self.head_inputs is None:
-            raise FedskewError("view.batch.features needs requires = frozenset({'features'}) in the method")
+            raise FedskewError(
+                "view.batch.features needs requires = frozenset({'features'}) in the method"
+            )
         return self.head_inputs
 
 
@@ -131,7 +138,9 @@ def base_weights(sizes: Ints, weights: Weights) -> Floats:
     >>> base_weights(np.array([30, 10]), "size").tolist(), base_weights(np.array([30, 10]), "uniform").tolist()
     ([30.0, 10.0], [1.0, 1.0])
     """
-    return np.ones(len(sizes)) if weights == "uniform" else sizes.astype(np.float64)
+    if weights == "uniform":
+        return np.ones(len(sizes))
+    return sizes.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -182,9 +191,12 @@ class Algorithm:
     a client whose update does not count keeps its old one, and robust rules leave the plain mean of that part.
     """
 
-    addition: ClassVar[bool] = False  # may be added to any method: derive it from Algorithm, call super() in its hooks
-    parts: ClassVar[tuple["type[Algorithm]", ...]] = ()  # of a method with additions, what it is composed of
-    cost_per_row: ClassVar[float] = 1.0  # computation of one training row relative to FedAvg's, for the simulated clock
+    # May be added to any method: derive it from Algorithm, call super() in its hooks
+    addition: ClassVar[bool] = False
+    # Of a method with additions, what it is composed of
+    parts: ClassVar[tuple["type[Algorithm]", ...]] = ()
+    # Computation of one training row relative to FedAvg's, for the simulated clock
+    cost_per_row: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         for part in self.parts or (type(self),):
@@ -196,7 +208,10 @@ class Algorithm:
         """Return this method with an addition, or with several: ``FedProx(mu=0.1) + Krum(attackers=2)``."""
         if not isinstance(other, Algorithm):
             return NotImplemented
-        parts = [part for one in (self, other) for part in one.parts or (type(one),)]
+        parts = []
+        for one in (self, other):
+            for part in one.parts or (type(one),):
+                parts.append(part)
         return composed(tuple(parts))(**self.options(), **other.options())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -213,7 +228,11 @@ class Algorithm:
     @classmethod
     def label(cls) -> str:
         """Return the registered name or the class name; for a method with additions, those of all parts."""
-        return " + ".join(part.label() for part in cls.parts) or algorithms.name_of(cls) or cls.__name__
+        return (
+            " + ".join(part.label() for part in cls.parts)
+            or algorithms.name_of(cls)
+            or cls.__name__
+        )
 
     def __str__(self) -> str:
         return str(choice_of(self))
@@ -336,9 +355,13 @@ class Algorithm:
         """Return the weight of each client's update, independent of other clients; the server divides by their sum."""
         return report.base
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return the new weights and the new server state from the aggregated payloads."""
-        return {name: weight + mean["delta"][name] for name, weight in weights.items()}, server_state
+        return {
+            name: weight + mean["delta"][name] for name, weight in weights.items()
+        }, server_state
 
     def metrics(self, server_state: Tree) -> dict[str, float]:
         """Return numbers of the server state for the table of rounds; the same names every round."""
@@ -356,11 +379,16 @@ def difference(left: Tensors, right: Tensors) -> Tensors:
 
 def proximal(anchor: Tensors, strength: Mapping[str, float | Tensor]) -> Tree:
     """Return the linear correction ``strength * (weight - anchor)``, for the tensors that have a strength."""
-    scale = {
-        name: number.to(anchor[name]) if isinstance(number, Tensor) else anchor[name].new_full((), number)
-        for name, number in strength.items()
+    scale = {}
+    for name, number in strength.items():
+        if isinstance(number, Tensor):
+            scale[name] = number.to(anchor[name])
+        else:
+            scale[name] = anchor[name].new_full((), number)
+    return {
+        "scale": scale,
+        "offset": {name: -number * anchor[name] for name, number in scale.items()},
     }
-    return {"scale": scale, "offset": {name: -number * anchor[name] for name, number in scale.items()}}
 
 
 def corrected(grads: Tensors, params: Tensors, correction: Tree) -> Tensors:

@@ -65,8 +65,14 @@ class MFedBN(FedBN):
     @property
     def batchnorm(self) -> BatchNormPolicy:
         """Return the policy that keeps BatchNorm with each client, or keeps the global model's as initialised."""
-        return super().batchnorm if self.norm == "local" else BatchNormPolicy(frozen=True)
+        if self.norm == "local":
+            return super().batchnorm
+        return BatchNormPolicy(frozen=True)
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return the weights moved towards the mean by ``eta`` of the distance."""
-        return {name: weight + self.eta * mean["delta"][name] for name, weight in weights.items()}, server_state
+        return {
+            name: weight + self.eta * mean["delta"][name] for name, weight in weights.items()
+        }, server_state

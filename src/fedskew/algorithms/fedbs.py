@@ -14,7 +14,8 @@ from fedskew.core.streams import Floats, Ints, Stream
 Importance: TypeAlias = Literal["equal", "size"]
 
 SOFT = "softmax of -tau x variance"  # description of these weights in tables
-FAINT = 60.0  # e^-60 changes no sum of doubles, but keeps a weight above 0 if all clients of lower variance drop out
+# E^-60 changes no sum of doubles, but keeps a weight above 0 if all clients of lower variance drop out
+FAINT = 60.0
 
 
 def soft_weights(variance: Floats, tau: float | None) -> Floats:
@@ -28,7 +29,8 @@ def soft_weights(variance: Floats, tau: float | None) -> Floats:
     if known.any():
         if tau is None:
             tau = 1.0 / max(float(variance[known].mean()), np.finfo(np.float64).tiny)
-        excess = tau * (variance[known] - variance[known].min())  # so that the largest term is e^0, whatever the scale
+        # So that the largest term is e^0, whatever the scale
+        excess = tau * (variance[known] - variance[known].min())
         weights[known] = np.exp(-np.minimum(excess, FAINT))
         weights /= weights.sum()
     return weights
@@ -114,7 +116,9 @@ class LeastVariance(Selection):
 
     def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
         """Return the batch size, or the number of all rows of the client."""
-        return pool.sizes[chosen] if self.method.rows == "all" else super().probe_rows(pool, chosen)
+        if self.method.rows == "all":
+            return pool.sizes[chosen]
+        return super().probe_rows(pool, chosen)
 
     def configure_training(
         self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int

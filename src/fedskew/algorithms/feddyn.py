@@ -63,12 +63,24 @@ class FedDyn(FedAvg):
     def client_state(self, view: View) -> Tree:
         """Return the client's gradient at its new weights, by its own optimality condition."""
         carried = view.client_state["h"].items()
-        return {"h": {name: old - self.alpha * (view.params[name] - view.start[name]) for name, old in carried}}
+        return {
+            "h": {
+                name: old - self.alpha * (view.params[name] - view.start[name])
+                for name, old in carried
+            }
+        }
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return the mean of the clients' weights less ``h / alpha``; clients that did not take part have not moved."""
         if self.alpha == 0:
             return super().server_update(weights, server_state, mean, cohort)
-        delta, moved = mean["delta"], cohort.mean["delta"]
-        h = {name: old - self.alpha * cohort.share * moved[name] for name, old in server_state["h"].items()}
-        return {name: weight + delta[name] - h[name] / self.alpha for name, weight in weights.items()}, {"h": h}
+        delta = mean["delta"]
+        moved = cohort.mean["delta"]
+        h = {}
+        for name, old in server_state["h"].items():
+            h[name] = old - self.alpha * cohort.share * moved[name]
+        return {
+            name: weight + delta[name] - h[name] / self.alpha for name, weight in weights.items()
+        }, {"h": h}

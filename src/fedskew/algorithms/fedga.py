@@ -7,7 +7,8 @@ import numpy as np
 from fedskew.algorithms.contract import Algorithm, Report, Weighting, algorithms
 from fedskew.core.streams import Floats
 
-LEAST = 1e-9  # of a fall: where no client's loss falls, the weights are those of FedAvg and not all 0
+# Of a fall: where no client's loss falls, the weights are those of FedAvg and not all 0
+LEAST = 1e-9
 
 
 @algorithms.register("fedga")
@@ -31,7 +32,8 @@ class FedGA(Algorithm):
 
     def weight(self, report: Report) -> Floats:
         """Return rows times relative fall of the loss."""
-        before, after = report.numbers["loss_before"], report.numbers["loss_after"]
+        before = report.numbers["loss_before"]
+        after = report.numbers["loss_after"]
         known = np.isfinite(before) & np.isfinite(after) & (before > 0)
         remains = np.divide(after, before, out=np.ones(len(before)), where=known)
         return np.asarray(report.base * np.maximum(1 - remains, LEAST))

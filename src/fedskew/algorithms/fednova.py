@@ -34,9 +34,16 @@ class FedNova(FedAvg):
         """Return the change per effective step, and the number of effective steps."""
         steps = self.effective_steps(view.numbers["steps"], view.momentum)
         delta = difference(view.params, view.start)
-        return {"delta": {name: value / steps for name, value in delta.items()}, "normaliser": {"steps": steps}}
+        return {
+            "delta": {name: value / steps for name, value in delta.items()},
+            "normaliser": {"steps": steps},
+        }
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return the weights moved by the mean change per step times the mean number of steps."""
         steps = mean["normaliser"]["steps"]
-        return {name: weight + steps * mean["delta"][name] for name, weight in weights.items()}, server_state
+        return {
+            name: weight + steps * mean["delta"][name] for name, weight in weights.items()
+        }, server_state

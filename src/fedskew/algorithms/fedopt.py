@@ -37,10 +37,16 @@ class FedAvgM(FedAvg):
         """Return a momentum of zero."""
         return {"momentum": {name: torch.zeros_like(weight) for name, weight in weights.items()}}
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return the weights after a step with heavy-ball momentum."""
-        momentum = {name: self.beta * server_state["momentum"][name] + delta for name, delta in mean["delta"].items()}
-        moved = {name: weight + self.server_lr * momentum[name] for name, weight in weights.items()}
+        momentum = {}
+        for name, delta in mean["delta"].items():
+            momentum[name] = self.beta * server_state["momentum"][name] + delta
+        moved = {}
+        for name, weight in weights.items():
+            moved[name] = weight + self.server_lr * momentum[name]
         return moved, {"momentum": momentum}
 
 
@@ -60,19 +66,25 @@ class _Adaptive(FedAvg):
         """Return ``m`` of 0 and ``v`` of tau^2, the least value the paper allows."""
         return {
             "mean": {name: torch.zeros_like(weight) for name, weight in weights.items()},
-            "square": {name: torch.full_like(weight, self.tau**2) for name, weight in weights.items()},
+            "square": {
+                name: torch.full_like(weight, self.tau**2) for name, weight in weights.items()
+            },
         }
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return the weights after an adaptive step, without bias correction, as printed."""
         delta = mean["delta"]
-        m = {
-            name: self.beta1 * server_state["mean"][name] + (1 - self.beta1) * change for name, change in delta.items()
-        }
-        v = {name: self.second_moment(server_state["square"][name], change.square()) for name, change in delta.items()}
-        moved = {
-            name: weight + self.server_lr * m[name] / (v[name].sqrt() + self.tau) for name, weight in weights.items()
-        }
+        m = {}
+        for name, change in delta.items():
+            m[name] = self.beta1 * server_state["mean"][name] + (1 - self.beta1) * change
+        v = {}
+        for name, change in delta.items():
+            v[name] = self.second_moment(server_state["square"][name], change.square())
+        moved = {}
+        for name, weight in weights.items():
+            moved[name] = weight + self.server_lr * m[name] / (v[name].sqrt() + self.tau)
         return moved, {"mean": m, "square": v}
 
 

@@ -16,7 +16,8 @@ from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tree
 
 ROUNDING = (
-    1e-6  # clients with the same rows differ in the last bits of their variances; they stay on one side of a quantile
+    # Clients with the same rows differ in the last bits of their variances; they stay on one side of a quantile
+    1e-6
 )
 
 
@@ -107,7 +108,11 @@ class FedPBS(Algorithm):
             ),
             ("b_th", self.section4 and self.b_th is not None, no_batches),
             ("b_quantile", self.section4 and self.b_quantile is not None, no_batches),
-            ("b_quantile", twice, f"b_th={self.b_th} is the threshold already, give one of the two"),
+            (
+                "b_quantile",
+                twice,
+                f"b_th={self.b_th} is the threshold already, give one of the two",
+            ),
             (
                 "importance",
                 not self.section4 and self.importance != "equal",
@@ -120,7 +125,9 @@ class FedPBS(Algorithm):
             ),
         ):
             if meaningless:
-                raise FedskewError(f"algorithm fedpbs: {name}={getattr(self, name)} with variant={self.variant}: {why}")
+                raise FedskewError(
+                    f"algorithm fedpbs: {name}={getattr(self, name)} with variant={self.variant}: {why}"
+                )
 
     @property
     def section4(self) -> bool:
@@ -130,7 +137,9 @@ class FedPBS(Algorithm):
     @property
     def soft(self) -> bool:
         """Return whether eq. 11 gives the weights."""
-        return self.section4 if self.weights is None else self.weights == "soft"
+        if self.weights is None:
+            return self.section4
+        return self.weights == "soft"
 
     @property
     def weighting(self) -> Weighting:
@@ -148,7 +157,9 @@ class FedPBS(Algorithm):
 
     def weight(self, report: Report) -> Floats:
         """Return equal weights (line 18), or those of eq. 11."""
-        return report.numbers["beta"] if self.soft else np.ones(len(report.clients))
+        if self.soft:
+            return report.numbers["beta"]
+        return np.ones(len(report.clients))
 
 
 @dataclass(frozen=True)
@@ -165,7 +176,9 @@ class Screening(Selection):
 
     def select(self, pool: ClientPool, count: int, stream: Stream) -> Ints:
         """Return the clients of the round (line 5); in section 4 all clients, as all measure a variance."""
-        return np.arange(len(pool.sizes)) if self.method.section4 else super().select(pool, count, stream)
+        if self.method.section4:
+            return np.arange(len(pool.sizes))
+        return super().select(pool, count, stream)
 
     def probe_rows(self, pool: ClientPool, chosen: Ints) -> Ints:
         """Return ``|B_q|``: the variance is that of the client's own mini-batch."""
@@ -177,10 +190,12 @@ class Screening(Selection):
         self, pool: ClientPool, chosen: Ints, probed: Mapping[str, Floats], count: int
     ) -> TrainConfig:
         """Return batch sizes and coefficients; in section 4 for the ``count`` clients with the lowest scores."""
-        method, (variance,) = self.method, (probed[name] for name in self.probe)
+        method = self.method
+        (variance,) = (probed[name] for name in self.probe)
         if method.section4:
             trains = least(sur(variance, pool.sizes[chosen], method.importance), count)
-            chosen, variance = chosen[trains], variance[trains]
+            chosen = chosen[trains]
+            variance = variance[trains]
         batch = self.probe_rows(pool, chosen)
         v_th = _threshold(method.v_th, variance, method.v_quantile)
         steady = variance <= v_th * (1 if method.v_th is not None else 1 + ROUNDING)
@@ -189,11 +204,15 @@ class Screening(Selection):
             "batch_size": batch.astype(np.float64),
             "variance": variance,
             "vulnerable": np.where(stable, 0.0, 1.0),
-            "mu": np.where(stable, 0.0, method.mu * self._growth(batch / pool.batch_size, variance, v_th)),
+            "mu": np.where(
+                stable, 0.0, method.mu * self._growth(batch / pool.batch_size, variance, v_th)
+            ),
         }
         if method.soft:
             numbers["beta"] = soft_weights(variance, method.tau)
-        return replace(super().configure_training(pool, chosen, {}, count), batch_size=batch, numbers=numbers)
+        return replace(
+            super().configure_training(pool, chosen, {}, count), batch_size=batch, numbers=numbers
+        )
 
     def _large(self, batch: Ints, variance: Floats, pool: ClientPool) -> npt.NDArray[np.bool_]:
         """Return which clients have a large enough batch."""
@@ -202,7 +221,11 @@ class Screening(Selection):
             return np.full(len(batch), True)
         b_th = pool.batch_size / 2
         if method.b_th is not None or method.b_quantile is not None:
-            b_th = _threshold(method.b_th, np.where(np.isfinite(variance), batch, np.nan), method.b_quantile or 0.0)
+            b_th = _threshold(
+                method.b_th,
+                np.where(np.isfinite(variance), batch, np.nan),
+                method.b_quantile or 0.0,
+            )
         return np.asarray(batch >= b_th)
 
     def _growth(self, share: Floats, variance: Floats, v_th: float) -> Floats:
@@ -221,4 +244,6 @@ def _threshold(number: float | None, values: Floats, quantile: float) -> float:
     if number is not None:
         return number
     known = values[np.isfinite(values)]
-    return float(np.quantile(known, quantile)) if len(known) else 0.0
+    if len(known):
+        return float(np.quantile(known, quantile))
+    return 0.0

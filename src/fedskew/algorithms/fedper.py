@@ -25,5 +25,7 @@ class FedPer(FedAvg):
     def local_names(self, layout: Layout) -> frozenset[str]:
         """Return the tensors of the head."""
         if not layout.head:
-            raise FedskewError("fedper keeps the head, but the model has none: name its last layer 'head'")
+            raise FedskewError(
+                "fedper keeps the head, but the model has none: name its last layer 'head'"
+            )
         return layout.head

@@ -57,7 +57,9 @@ class FedProxLayers(FedAvg):
         """Return the gradient of every layer's proximal term."""
         return proximal(view.start, view.server["mu"])
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return FedAvg's weights, and coefficients that follow the drifts."""
         moved, _ = super().server_update(weights, server_state, mean, cohort)
         drift = self._drift(difference(moved, weights))
@@ -70,18 +72,23 @@ class FedProxLayers(FedAvg):
 
     def metrics(self, server_state: Tree) -> dict[str, float]:
         """Return coefficient and drift of every layer."""
-        return {
-            f"{part}_{self._layer(name)}": float(value)
-            for part in ("mu", "drift")
-            for name, value in server_state[part].items()
-        }
+        result: dict[str, float] = {}
+        for part in ("mu", "drift"):
+            for name, value in server_state[part].items():
+                result[f"{part}_{self._layer(name)}"] = float(value)
+        return result
 
     def _layer(self, name: str) -> str:
-        return name.rpartition(".")[0] or name if self.group == "module" else name
+        if self.group == "module":
+            return name.rpartition(".")[0] or name
+        return name
 
     def _drift(self, change: Tensors) -> Tensors:
         """Return for every tensor the drift of its layer."""
         norms: dict[str, list[Tensor]] = {}
         for name, value in change.items():
             norms.setdefault(self._layer(name), []).append(vector_norm(value))
-        return {name: vector_norm(torch.stack(norms[self._layer(name)])) for name in change}
+        result: Tensors = {}
+        for name in change:
+            result[name] = vector_norm(torch.stack(norms[self._layer(name)]))
+        return result

@@ -27,7 +27,9 @@ class FedRep(FedPer):
         """Return the head in all epochs but the last, and the other layers in the last."""
         if epochs == 1:
             return layout.parameters
-        return layout.parameters - layout.head if epoch == epochs - 1 else layout.parameters & layout.head
+        if epoch == epochs - 1:
+            return layout.parameters - layout.head
+        return layout.parameters & layout.head
 
 
 @algorithms.register("lg-fedavg")

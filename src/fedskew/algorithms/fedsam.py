@@ -36,4 +36,6 @@ class FedSAM(FedAvg):
         """Return the gradients at the perturbed weights."""
         norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
         step = self.rho / norm.clamp_min(1e-12)
-        return view.gradient_at({name: view.params[name] + step * grad for name, grad in grads.items()})
+        return view.gradient_at(
+            {name: view.params[name] + step * grad for name, grad in grads.items()}
+        )

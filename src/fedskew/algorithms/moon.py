@@ -38,7 +38,8 @@ class Moon(FedAvg):
     """
 
     requires = frozenset({"features"})
-    cost_per_row: ClassVar[float] = 1 + 2 / 3  # a forward pass of the global model and of the previous one
+    # A forward pass of the global model and of the previous one
+    cost_per_row: ClassVar[float] = 1 + 2 / 3
 
     mu: Annotated[float, NonNegative] = 1.0
     tau: Annotated[float, Positive] = 0.5
@@ -51,12 +52,15 @@ class Moon(FedAvg):
         """Return the loss plus the contrastive term."""
         batch = view.batch
         assert batch is not None
-        near, far = batch.features_at(view.start), batch.features_at(view.client_state["previous"])
+        near = batch.features_at(view.start)
+        far = batch.features_at(view.client_state["previous"])
         return loss + self.mu * batch.mean(self.contrast(batch.features, near, far))
 
     def contrast(self, z: Tensor, near: Tensor, far: Tensor) -> Tensor:
         """Return a number for each row, lowest where ``z`` is similar to ``near`` and dissimilar to ``far``."""
-        to_near, to_far = (F.cosine_similarity(z.flatten(1), other.flatten(1)) for other in (near, far))
+        to_near, to_far = (
+            F.cosine_similarity(z.flatten(1), other.flatten(1)) for other in (near, far)
+        )
         return -F.logsigmoid((to_near - to_far) / self.tau)
 
     def client_state(self, view: View) -> Tree:

@@ -11,7 +11,14 @@ import torch
 
 from fedskew.aggregation.mean import Aggregator
 from fedskew.aggregation.rules import ClippedUpdates, SampledUpdates
-from fedskew.algorithms.contract import Algorithm, Cohort, Report, Requirement, Weighting, algorithms
+from fedskew.algorithms.contract import (
+    Algorithm,
+    Cohort,
+    Report,
+    Requirement,
+    Weighting,
+    algorithms,
+)
 from fedskew.algorithms.fedavg import FedAvg
 from fedskew.algorithms.selection import PoissonSelection, Selection, SelectionAround
 from fedskew.algorithms.topologies import Parallel
@@ -58,7 +65,9 @@ class DifferentialPrivacy(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if reason := self._leak():
-            raise FedskewError(f"algorithm {self.label()}: {reason}, which dp does not cover: leave one of them out")
+            raise FedskewError(
+                f"algorithm {self.label()}: {reason}, which dp does not cover: leave one of them out"
+            )
 
     def check_clients(self, clients: int) -> None:
         """Raise an error for a delta with which handing out one client's rows would count as private."""
@@ -86,7 +95,9 @@ class DifferentialPrivacy(Algorithm):
             return "all rows are in one place"
         if self.batchnorm.shared != "never":
             return "clients share statistics of BatchNorm"
-        return "clients send class statistics after the last round" if self.calibrator else None
+        if self.calibrator:
+            return "clients send class statistics after the last round"
+        return None
 
     @property
     def requires(self) -> frozenset[Requirement]:
@@ -117,9 +128,12 @@ class DifferentialPrivacy(Algorithm):
         _accounting()  # raises an error where it is not installed
         return {**super().init_server_state(weights), _PART: _spent(0, 0.0)}
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return the method's update with the noisy sum of updates, divided by the expected number of clients."""
-        count, scale = len(cohort.weights), self.noise * self.clip
+        count = len(cohort.weights)
+        scale = self.noise * self.clip
         delta: Tensors = {}
         for place, name in enumerate(sorted(mean["delta"])):
             value = mean["delta"][name]
@@ -129,7 +143,10 @@ class DifferentialPrivacy(Algorithm):
         noisy = {"delta": {name: delta[name] for name in mean["delta"]}}
         # The real number of clients, and their mean without noise, are not for the method.
         known = replace(cohort, weights=np.ones(cohort.expected), mean=noisy)
-        rest = {part: tensors for part, tensors in server_state.items() if part != _PART}
+        rest = {}
+        for part, tensors in server_state.items():
+            if part != _PART:
+                rest[part] = tensors
         moved, state = super().server_update(weights, rest, noisy, known)
         rounds = int(server_state[_PART]["rounds"]) + 1
         return moved, {**state, _PART: _spent(rounds, cohort.expected / cohort.total)}
@@ -147,10 +164,13 @@ def epsilon(noise: float, chance: float, rounds: int, delta: float) -> float:
     if noise == 0:
         return math.inf
     accounting = _accounting()
-    spent = accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    spent = accounting.rdp.RdpAccountant(
+        neighboring_relation=accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
     event = accounting.PoissonSampledDpEvent(chance, accounting.GaussianDpEvent(noise))
     log = logging.getLogger("absl")
-    before, log.disabled = log.disabled, True  # orders that it leaves out, a warning each, only make epsilon larger
+    # Orders that it leaves out, a warning each, only make epsilon larger
+    before, log.disabled = log.disabled, True
     try:
         return float(spent.compose(event, rounds).get_epsilon(delta))
     finally:
@@ -162,13 +182,18 @@ def _accounting() -> Any:
         import dp_accounting
         import dp_accounting.rdp
     except ImportError:
-        raise FedskewError("dp needs dp-accounting for epsilon: pip install 'fedskew[dp]'") from None
+        raise FedskewError(
+            "dp needs dp-accounting for epsilon: pip install 'fedskew[dp]'"
+        ) from None
     return dp_accounting
 
 
 def _spent(rounds: int, chance: float) -> Tensors:
     numbers = {"rounds": float(rounds), "chance": chance}
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
+    result: Tensors = {}
+    for name, value in numbers.items():
+        result[name] = torch.tensor(value, dtype=torch.float64)
+    return result
 
 
 def _only_clips(aggregator: Aggregator) -> bool:

@@ -36,13 +36,23 @@ class QFedAvg(FedAvg):
 
     def payload(self, view: View) -> Tree:
         """Return the scaled change of the weights and the client's part of the normaliser."""
-        lr, loss = view.numbers["lr"], view.numbers["loss_before"] + 1e-10
-        change = {name: value / lr for name, value in difference(view.params, view.start).items()}
+        lr = view.numbers["lr"]
+        loss = view.numbers["loss_before"] + 1e-10
+        change = {}
+        for name, value in difference(view.params, view.start).items():
+            change[name] = value / lr
         squared = torch.stack([value.square().sum() for value in change.values()]).sum()
         h = self.q * loss ** (self.q - 1) * squared + loss**self.q / lr
-        return {"delta": {name: loss**self.q * value for name, value in change.items()}, "normaliser": {"h": h}}
+        return {
+            "delta": {name: loss**self.q * value for name, value in change.items()},
+            "normaliser": {"h": h},
+        }
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return the weights moved by the ratio of the two means."""
         h = mean["normaliser"]["h"]
-        return {name: weight + mean["delta"][name] / h for name, weight in weights.items()}, server_state
+        return {
+            name: weight + mean["delta"][name] / h for name, weight in weights.items()
+        }, server_state

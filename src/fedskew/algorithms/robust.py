@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedskew.aggregation.mean import Aggregator
-from fedskew.aggregation.rules import ClippedUpdates, CoordinateMedian, CoordinateTrimmedMean, NearestUpdates
+from fedskew.aggregation.rules import (
+    ClippedUpdates,
+    CoordinateMedian,
+    CoordinateTrimmedMean,
+    NearestUpdates,
+)
 from fedskew.algorithms.contract import Algorithm, algorithms
 from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, Positive
 

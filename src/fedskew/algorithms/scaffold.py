@@ -67,7 +67,8 @@ class Scaffold(FedAvg):
 
     def init_client_state(self, weights: Tensors) -> Tree:
         """Return a client's control of zero."""
-        return Scaffold.init_server_state(self, weights)  # without what additions keep on the server
+        # Without what additions keep on the server
+        return Scaffold.init_server_state(self, weights)
 
     def linear_correction(self, view: View) -> Tree:
         """Return the server's control minus the client's own (eq. 3)."""
@@ -75,7 +76,8 @@ class Scaffold(FedAvg):
 
     def client_state(self, view: View) -> Tree:
         """Return the client's new control (eq. 4)."""
-        own, shared = view.client_state["control"], view.server["control"]
+        own = view.client_state["control"]
+        shared = view.server["control"]
         if self.option == "I":
             return {"control": {name: view.full_gradient[name] for name in own}}
         reach = view.numbers["lr"] * FedNova.effective_steps(view.numbers["steps"], view.momentum)
@@ -84,11 +86,19 @@ class Scaffold(FedAvg):
 
     def payload(self, view: View) -> Tree:
         """Return the change of the weights and of the control."""
-        change = difference(Scaffold.client_state(self, view)["control"], view.client_state["control"])
+        change = difference(
+            Scaffold.client_state(self, view)["control"], view.client_state["control"]
+        )
         return {**super().payload(view), "control": change}
 
-    def server_update(self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort) -> tuple[Tensors, Tree]:
+    def server_update(
+        self, weights: Tensors, server_state: Tree, mean: Tree, cohort: Cohort
+    ) -> tuple[Tensors, Tree]:
         """Return new weights and control (eq. 5); clients that did not take part keep their controls."""
-        moved = {name: weight + self.server_lr * mean["delta"][name] for name, weight in weights.items()}
-        control = {name: old + cohort.share * mean["control"][name] for name, old in server_state["control"].items()}
+        moved = {}
+        for name, weight in weights.items():
+            moved[name] = weight + self.server_lr * mean["delta"][name]
+        control = {}
+        for name, old in server_state["control"].items():
+            control[name] = old + cohort.share * mean["control"][name]
         return moved, {"control": control}

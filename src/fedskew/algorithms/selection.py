@@ -9,7 +9,8 @@ import numpy as np
 from fedskew.core.device_streams import KEY_BITS
 from fedskew.core.streams import Floats, Ints, Stream, bits
 
-RECORDS = ("selected", "completed", "seconds", "agreement")  # what the server records of every client
+# What the server records of every client
+RECORDS = ("selected", "completed", "seconds", "agreement")
 Probe: TypeAlias = Literal["loss", "loss_variance", "gradient_variance"]
 
 
@@ -41,7 +42,8 @@ class Standing:
     @classmethod
     def of(cls, selected: Ints, completed: Ints, seconds: Floats, agreement: Floats) -> "Standing":
         """Return the standing of the clients along the last axis of their records."""
-        done, rounds = completed > 0, np.maximum(completed, 1)
+        done = completed > 0
+        rounds = np.maximum(completed, 1)
         time = seconds / rounds
         return cls(
             (selected > 0).sum(-1),
@@ -80,7 +82,8 @@ class ClientPool:
     seconds: Floats = field(default_factory=lambda: np.zeros(0))
     agreement: Floats = field(default_factory=lambda: np.zeros(0))
     capacity: Callable[[Ints], Floats] = _full_capacity
-    all_clients: Callable[[], Standing] | None = None  # the standing of all clients; None: that of the pool
+    # The standing of all clients; None: that of the pool
+    all_clients: Callable[[], Standing] | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -90,7 +93,10 @@ class ClientPool:
         """Return the standing of all clients that the server has selected so far."""
         if self.all_clients:
             return self.all_clients()
-        agreement = self.agreement if len(self.agreement) else np.zeros(len(self.seconds))
+        if len(self.agreement):
+            agreement = self.agreement
+        else:
+            agreement = np.zeros(len(self.seconds))
         return Standing.of(self.selected, self.completed, self.seconds, agreement)
 
     def at(self, positions: Ints) -> "ClientPool":
@@ -141,7 +147,9 @@ class Selection:
             return np.sort(stream.sample(population, count))
         return stream.weighted_sample(pool.sizes, count)
 
-    def client_numbers(self, clients: Ints, population: int, round: int, seed: int) -> dict[str, Floats]:
+    def client_numbers(
+        self, clients: Ints, population: int, round: int, seed: int
+    ) -> dict[str, Floats]:
         """Return numbers that these clients, of so many, know by themselves in a round; nobody sends them.
 
         They reach the hooks and the table of clients as the ``numbers`` of a ``TrainConfig`` do.
@@ -159,7 +167,9 @@ class Selection:
 
         ``chosen`` is empty where no client of a round with a deadline has finished measuring in time.
         """
-        return TrainConfig(chosen, np.full(len(chosen), pool.batch_size), np.full(len(chosen), pool.epochs))
+        return TrainConfig(
+            chosen, np.full(len(chosen), pool.batch_size), np.full(len(chosen), pool.epochs)
+        )
 
 
 class SelectionAround(Selection):
@@ -181,7 +191,9 @@ class SelectionAround(Selection):
         """Return the clients that the strategy inside selects."""
         return self.inner.select(pool, count, stream)
 
-    def client_numbers(self, clients: Ints, population: int, round: int, seed: int) -> dict[str, Floats]:
+    def client_numbers(
+        self, clients: Ints, population: int, round: int, seed: int
+    ) -> dict[str, Floats]:
         """Return the numbers that clients know by the strategy inside."""
         return self.inner.client_numbers(clients, population, round, seed)
 
@@ -211,7 +223,11 @@ class KeyedSelection(SelectionAround):
         super().__init__(inner)
         self.name = name
 
-    def client_numbers(self, clients: Ints, population: int, round: int, seed: int) -> dict[str, Floats]:
+    def client_numbers(
+        self, clients: Ints, population: int, round: int, seed: int
+    ) -> dict[str, Floats]:
         """Return the clients' keys, in addition to what they know otherwise."""
-        keys = (bits(seed, self.name, round, clients) >> np.uint64(64 - KEY_BITS)).astype(np.float64)
+        keys = (bits(seed, self.name, round, clients) >> np.uint64(64 - KEY_BITS)).astype(
+            np.float64
+        )
         return {**self.inner.client_numbers(clients, population, round, seed), self.name: keys}

@@ -11,7 +11,12 @@ from fedskew.core.registry import AtLeastOne, Positive
 from fedskew.core.streams import Ints, Stream, substream
 from fedskew.schedules.holdings import Holdings
 from fedskew.schedules.label_schedule import frequencies, label_schedule
-from fedskew.schedules.sample_schedule import SampleSchedule, schedule_batches, schedule_clients, schedule_singles
+from fedskew.schedules.sample_schedule import (
+    SampleSchedule,
+    schedule_batches,
+    schedule_clients,
+    schedule_singles,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,9 @@ class _Stratified(Algorithm):
             )
 
     def _synchronous(self) -> Synchronous:
-        return Synchronous(self._in_batches, self._label_access, self._check_labels, self._counts_labels)
+        return Synchronous(
+            self._in_batches, self._label_access, self._check_labels, self._counts_labels
+        )
 
     @property
     def _counts_labels(self) -> bool:
@@ -44,7 +51,9 @@ class _Stratified(Algorithm):
 
     @property
     def _label_access(self) -> LabelAccess:
-        return "shares" if self.selection == "weighted" else "counts"
+        if self.selection == "weighted":
+            return "shares"
+        return "counts"
 
     def _check_labels(self, holdings: Holdings) -> None:
         """Raise an error if a label would be scheduled more often than it has samples, where counts are known."""
@@ -58,15 +67,23 @@ class _Stratified(Algorithm):
         samples are reused.
         """
         held = holdings.known
-        if holdings.shares is not None:  # counts are not known: labels without samples are skipped later
+        # Counts are not known: labels without samples are skipped later
+        if holdings.shares is not None:
             return label_schedule((held > 0) * (self.per_label or 0), stream)
         least = int(held[held > 0].min(initial=held.max()))
-        often = self.per_label if self.reuse or self.per_label is None else min(self.per_label, least)
+        if self.reuse or self.per_label is None:
+            often = self.per_label
+        else:
+            often = min(self.per_label, least)
         return label_schedule(self._frequencies(holdings, often), stream)
 
     def _frequencies(self, holdings: Holdings, per_label: int | None) -> Ints:
         return frequencies(
-            holdings.known, frequency=self.frequency, per_label=per_label, cap=self.cap, reuse=self.reuse
+            holdings.known,
+            frequency=self.frequency,
+            per_label=per_label,
+            cap=self.cap,
+            reuse=self.reuse,
         )
 
     def _in_batches(self, holdings: Holdings, pool: ClientPool, stream: Stream) -> SampleSchedule:
@@ -149,7 +166,9 @@ class StratifySingle(_Stratified):
         checks = (self._label_access, self._check_labels, self._counts_labels)
         return Sequential(self._single_samples, *checks, lr_scale=lr_scale, single_samples=True)
 
-    def _single_samples(self, holdings: Holdings, pool: ClientPool, stream: Stream) -> SampleSchedule:
+    def _single_samples(
+        self, holdings: Holdings, pool: ClientPool, stream: Stream
+    ) -> SampleSchedule:
         """Return the schedule of Algorithm 3, with Algorithm 1 for every chunk."""
         labels = self.label_schedule(holdings, substream(stream, 0))
         return schedule_singles(

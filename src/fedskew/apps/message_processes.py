@@ -16,7 +16,8 @@ from fedskew.deploy.flower_grid import look_again_soon
 if TYPE_CHECKING:
     from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
-_PATIENCE = 600.0  # seconds after which a process gives up, as its message will not come any more: the server has gone
+# Seconds after which a process gives up, as its message will not come any more: the server has gone
+_PATIENCE = 600.0
 
 
 def main() -> None:

@@ -34,13 +34,19 @@ def main(grid: "Grid", context: "Context") -> None:
         _run(grid, context)
     except FedskewError as problem:
         print(f"fedskew: {problem}", file=sys.stderr)
-        raise problem.with_traceback(None) from None  # its message says what to do, not where it was raised
+        # Its message says what to do, not where it was raised
+        raise problem.with_traceback(None) from None
 
 
 def _run(grid: "Grid", context: "Context") -> None:
     config = context.run_config
-    count, timeout, folder = int(str(config["nodes"])), float(str(config["timeout"])), Path(str(config["folder"]))
-    port = int(str(config["metrics_port"])) if "metrics_port" in config else None
+    count = int(str(config["nodes"]))
+    timeout = float(str(config["timeout"]))
+    folder = Path(str(config["folder"]))
+    if "metrics_port" in config:
+        port = int(str(config["metrics_port"]))
+    else:
+        port = None
     with recording(folder) as log, serving_metrics(port) as metrics:
         found = nodes_of(grid, count, timeout)
         nodes = Nodes(GridTransport(grid, dict(enumerate(found)), timeout), log.unanswered)

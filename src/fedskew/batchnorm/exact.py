@@ -87,10 +87,14 @@ def bn_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     >>> bn_bytes(nn.BatchNorm1d(8), torch.float32)  # three frames: 24 bytes, 4 per axis, 4 per number (8 + 8 + 16)
     216
     """
-    channels = [
-        layer.num_features for _, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)
-    ]
-    shapes = [shape for width in channels for shape in ((width,), (width,), (2, width))]
+    channels = []
+    for _, layer in model.named_modules(remove_duplicate=False):
+        if isinstance(layer, _BatchNorm):
+            channels.append(layer.num_features)
+    shapes = []
+    for width in channels:
+        for shape in ((width,), (width,), (2, width)):
+            shapes.append(shape)
     return sum(frame_bytes(shape, dtype) for shape in shapes)
 
 
@@ -99,21 +103,40 @@ def step_bytes(model: nn.Module, dtype: torch.dtype, among: int | None = None) -
 
     With secure sums ``among`` so many clients every number sent up takes 8 bytes, and the list of clients is sent down.
     """
-    summed = dtype if among is None else torch.int64
+    if among is None:
+        summed = dtype
+    else:
+        summed = torch.int64
     weights, gradients = (
-        sum(frame_bytes(value.shape, kind) for value in trainable(model).values()) for kind in (dtype, summed)
+        sum(frame_bytes(value.shape, kind) for value in trainable(model).values())
+        for kind in (dtype, summed)
     )
-    other = [value for name, value in model.named_buffers() if name in _other_buffers(model)]
-    buffers = sum(frame_bytes(value.shape, dtype if value.is_floating_point() else value.dtype) for value in other)
-    present = 0 if among is None else frame_bytes(presence([], among).shape, torch.uint8)
+    other = []
+    for name, value in model.named_buffers():
+        if name in _other_buffers(model):
+            other.append(value)
+    buffers = sum(
+        frame_bytes(value.shape, dtype if value.is_floating_point() else value.dtype)
+        for value in other
+    )
+    if among is None:
+        present = 0
+    else:
+        present = frame_bytes(presence([], among).shape, torch.uint8)
     up = gradients + frame_bytes((2,), torch.float64) + bn_bytes(model, summed)
     return up, weights + buffers + present + bn_bytes(model, dtype)
 
 
 def _layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     """Return BatchNorm layers with the prefix of their tensors' names; both sides number them equally."""
-    found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
-    return [(f"{name}." if name else "", layer) for name, layer in found]
+    found = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm):
+            found.append((name, layer))
+    result: list[tuple[str, _BatchNorm]] = []
+    for name, layer in found:
+        result.append((f"{name}." if name else "", layer))
+    return result
 
 
 def _other_buffers(model: nn.Module) -> list[str]:
@@ -129,15 +152,27 @@ class Party:
     sums are masked.
     """
 
-    def __init__(self, model: nn.Module, ask: Ask, masks: Masks | None = None, task: Task = CLASSIFICATION) -> None:
-        self.ask, self.masks, self._step, self._task = ask, masks, 0, task
+    def __init__(
+        self, model: nn.Module, ask: Ask, masks: Masks | None = None, task: Task = CLASSIFICATION
+    ) -> None:
+        self.ask = ask
+        self.masks = masks
+        self._step = 0
+        self._task = task
         self._params = trainable(model)
-        self._sent = {**self._params, **{name: model.get_buffer(name) for name in _other_buffers(model)}}
+        self._sent = {
+            **self._params,
+            **{name: model.get_buffer(name) for name in _other_buffers(model)},
+        }
         # Structure only: every step gets its weights, and frozen ones are never written.
-        held = {id(value): value for value in (*model.parameters(), *model.buffers())}
+        held = {}
+        for value in (*model.parameters(), *model.buffers()):
+            held[id(value)] = value
         own = copy.deepcopy(model, held)
         number = {layer: place for place, (_, layer) in enumerate(_layers(own))}
-        self._model = replace_batch_norms(own, lambda layer: ExactBatchNorm(layer, number[layer], self._total)).train()
+        self._model = replace_batch_norms(
+            own, lambda layer: ExactBatchNorm(layer, number[layer], self._total)
+        ).train()
 
     def step(self, opening: bytes, x: Tensor, y: Tensor) -> bytes:
         """Return this party's last message: its summed gradients, its summed loss and number of correct predictions."""
@@ -151,14 +186,23 @@ class Party:
             )
         for place, (frame, value) in enumerate(zip(frames, self._sent.values(), strict=True)):
             check(frame, Frame(self._step, Kind.WEIGHT, place, 0, value), "the hub")
-        received = {name: frame.values.to(x.device) for name, frame in zip(self._sent, frames, strict=True)}
+        received = {}
+        for name, frame in zip(self._sent, frames, strict=True):
+            received[name] = frame.values.to(x.device)
         params = [received[name].requires_grad_() for name in self._params]
         logits = functional_call(self._model, received, (x,))
         loss = self._task.losses(logits, y, "sum")
         grads = torch.autograd.grad(loss, [*params, _ANCHOR], materialize_grads=True)[:-1]
-        score = torch.stack([loss.detach().double(), self._task.row_scores(logits, y).sum().double()])
-        last = [Frame(self._step, Kind.GRADIENT, place, len(y), grad) for place, grad in enumerate(grads)]
-        return b"".join(self._packed(frame) for frame in (*last, Frame(self._step, Kind.SCORE, 0, len(y), score)))
+        score = torch.stack(
+            [loss.detach().double(), self._task.row_scores(logits, y).sum().double()]
+        )
+        last = []
+        for place, grad in enumerate(grads):
+            last.append(Frame(self._step, Kind.GRADIENT, place, len(y), grad))
+        return b"".join(
+            self._packed(frame)
+            for frame in (*last, Frame(self._step, Kind.SCORE, 0, len(y), score))
+        )
 
     def _enter(self, frame: Frame, masks: Masks) -> None:
         """Begin a secure sum over the clients that the hub names."""
@@ -167,7 +211,10 @@ class Party:
 
     def _packed(self, frame: Frame) -> bytes:
         """Return the message with this party's sums."""
-        hidden = self.masks.hide(frame.values, _PLACES[frame.kind]) if self.masks else frame.values
+        if self.masks:
+            hidden = self.masks.hide(frame.values, _PLACES[frame.kind])
+        else:
+            hidden = frame.values
         return replace(frame, values=hidden).pack()
 
     def _total(self, kind: Kind, place: int, values: Tensor, count: int) -> tuple[Tensor, int]:
@@ -175,7 +222,9 @@ class Party:
         mine = Frame(self._step, kind, place, count, values)
         answer = unpack(self.ask(self._packed(mine)))
         if len(answer) != 1:
-            raise FedskewError(f"the hub answered one frame with {len(answer)}: refused, all must be at the same step")
+            raise FedskewError(
+                f"the hub answered one frame with {len(answer)}: refused, all must be at the same step"
+            )
         check(answer[0], mine, "the hub")
         return answer[0].values.to(values.device), answer[0].count
 
@@ -204,8 +253,13 @@ class Parties:
         learns only sums over all parties; ``step`` must then be a number that was not used with these masks.
         """
         if not sum(len(y) for _, y in batches):
-            raise FedskewError(f"a step of {len(batches)} parties without a row: give at least one of them a batch")
-        present = presence([own.me for own in masks], masks[0].clients) if masks else None
+            raise FedskewError(
+                f"a step of {len(batches)} parties without a row: give at least one of them a batch"
+            )
+        if masks:
+            present = presence([own.me for own in masks], masks[0].clients)
+        else:
+            present = None
         hub = Hub(self._model, tensors, len(batches), step, present)
         opening = hub.opening()
 
@@ -220,15 +274,23 @@ class Parties:
             return run
 
         ends: Sequence[Masks | None] = masks or [None] * len(batches)
-        workers = [work(number, x, y, own) for number, ((x, y), own) in enumerate(zip(batches, ends, strict=True))]
-        return hub.finish(in_turn(workers, lambda sent: hub.add([sent[party] for party in sorted(sent)])))
+        workers = [
+            work(number, x, y, own)
+            for number, ((x, y), own) in enumerate(zip(batches, ends, strict=True))
+        ]
+        return hub.finish(
+            in_turn(workers, lambda sent: hub.add([sent[party] for party in sorted(sent)]))
+        )
 
 
 class ExactBatchNorm(nn.Module):
     """A BatchNorm layer over the batches of all parties, which ``total`` sums; the hub has the running statistics."""
 
     def __init__(
-        self, layer: _BatchNorm, place: int, total: "Callable[[Kind, int, Tensor, int], tuple[Tensor, int]]"
+        self,
+        layer: _BatchNorm,
+        place: int,
+        total: "Callable[[Kind, int, Tensor, int], tuple[Tensor, int]]",
     ) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
@@ -240,7 +302,9 @@ class ExactBatchNorm(nn.Module):
         result: Tensor = _Normalise.apply(x, _ANCHOR, self.eps, self._ask)  # type: ignore[no-untyped-call]
         if self.weight is not None:
             result = result * self.weight.view(channels)
-        return result if self.bias is None else result + self.bias.view(channels)
+        if self.bias is None:
+            return result
+        return result + self.bias.view(channels)
 
     def _ask(self, kind: Kind, values: Tensor, count: int) -> tuple[Tensor, int]:
         return self.total(kind, self.place, values, count)
@@ -251,9 +315,14 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, eps: float, total: "Callable[[Kind, Tensor, int], tuple[Tensor, int]]"
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        eps: float,
+        total: "Callable[[Kind, Tensor, int], tuple[Tensor, int]]",
     ) -> Tensor:
-        over, channels = [0, *range(2, x.dim())], (1, -1) + (1,) * (x.dim() - 2)
+        over = [0, *range(2, x.dim())]
+        channels = (1, -1) + (1,) * (x.dim() - 2)
         mine = x.numel() // x.shape[1]
         added, count = total(Kind.SUM, x.sum(over), mine)
         centred = x - (added / count).view(channels)
@@ -268,7 +337,8 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         unit, scale = ctx.saved_tensors
         grad = grads[0]
-        over, channels = [0, *range(2, unit.dim())], (1, -1) + (1,) * (unit.dim() - 2)
+        over = [0, *range(2, unit.dim())]
+        channels = (1, -1) + (1,) * (unit.dim() - 2)
         slopes = torch.stack([grad.sum(over), (grad * unit).sum(over)])  # the paper's G and G_x
         added, count = ctx.total(Kind.SLOPE, slopes, ctx.mine)
         g, g_x = (added / count).view(2, *channels)
@@ -283,20 +353,29 @@ class Hub:
     """
 
     def __init__(
-        self, model: nn.Module, tensors: Tensors, parties: int, step: int = 0, present: Tensor | None = None
+        self,
+        model: nn.Module,
+        tensors: Tensors,
+        parties: int,
+        step: int = 0,
+        present: Tensor | None = None,
     ) -> None:
-        self._step, self._layers, self._tensors, self._present = step, _layers(model), tensors, present
-        self._params, self._others = list(trainable(model)), _other_buffers(model)
+        self._step = step
+        self._layers = _layers(model)
+        self._tensors = tensors
+        self._present = present
+        self._params = list(trainable(model))
+        self._others = _other_buffers(model)
         self._moved = {name: tensors[name].detach().cpu() for name, _ in model.named_buffers()}
         self._mean: dict[int, Tensor] = {}
-        self.bytes_up, self.bytes_down = [0] * parties, [0] * parties
+        self.bytes_up = [0] * parties
+        self.bytes_down = [0] * parties
 
     def opening(self) -> bytes:
         """Return the first message to every party: the parameters, and the buffers that it needs."""
-        frames = [
-            Frame(self._step, Kind.WEIGHT, place, 0, self._tensors[name])
-            for place, name in enumerate([*self._params, *self._others])
-        ]
+        frames = []
+        for place, name in enumerate([*self._params, *self._others]):
+            frames.append(Frame(self._step, Kind.WEIGHT, place, 0, self._tensors[name]))
         if self._present is not None:
             frames.append(Frame(self._step, Kind.PRESENT, 0, 0, self._present))
         return self._sent(b"".join(frame.pack() for frame in frames))
@@ -324,7 +403,10 @@ class Hub:
                 f"party 0 sent {kind.name.lower()} {place}, which is not expected: use the same model everywhere"
             )
         width = self._layers[place][1].num_features
-        values = torch.zeros((2, width) if kind == Kind.SLOPE else (width,), dtype=self._tensors[self._params[0]].dtype)
+        values = torch.zeros(
+            (2, width) if kind == Kind.SLOPE else (width,),
+            dtype=self._tensors[self._params[0]].dtype,
+        )
         return Frame(self._step, kind, place, 0, values)
 
     def finish(self, messages: Sequence[bytes]) -> SynchronousStep:
@@ -334,15 +416,25 @@ class Hub:
         for place, name in enumerate(self._params):
             weight = self._tensors[name]
             total = self._total(
-                [frames[place] for frames in received], Frame(self._step, Kind.GRADIENT, place, 0, weight)
+                [frames[place] for frames in received],
+                Frame(self._step, Kind.GRADIENT, place, 0, weight),
             )
             grads[name] = (total.values / total.count).to(weight.device)
         due = Frame(self._step, Kind.SCORE, 0, 0, torch.zeros(2, dtype=torch.float64))
         loss_sum, score_sum = self._total([frames[-1] for frames in received], due).values
-        buffers = {name: value.to(self._tensors[name].device) for name, value in self._moved.items()}
-        visible = received if self._present is None else []
-        scores = [(float(loss), float(right)) for loss, right in (frames[-1].values for frames in visible)]
-        return SynchronousStep(grads, buffers, loss_sum, score_sum, sum(self.bytes_up), sum(self.bytes_down), scores)
+        buffers = {}
+        for name, value in self._moved.items():
+            buffers[name] = value.to(self._tensors[name].device)
+        if self._present is None:
+            visible = received
+        else:
+            visible = []
+        scores = []
+        for loss, right in (frames[-1].values for frames in visible):
+            scores.append((float(loss), float(right)))
+        return SynchronousStep(
+            grads, buffers, loss_sum, score_sum, sum(self.bytes_up), sum(self.bytes_down), scores
+        )
 
     def _received(self, messages: Sequence[bytes], due: int) -> list[list[Frame]]:
         """Return the frames of every party's message, ``due`` from each."""
@@ -363,7 +455,10 @@ class Hub:
     def _total(self, frames: list[Frame], due: Frame) -> Frame:
         """Return their sum, in the order of the clients."""
         masked = self._present is not None
-        wanted = replace(due, values=due.values.long()) if masked else due
+        if masked:
+            wanted = replace(due, values=due.values.long())
+        else:
+            wanted = due
         for party, frame in enumerate(frames):
             check(frame, wanted, f"party {party}")
         values = frames[0].values

@@ -39,27 +39,39 @@ class MaskedBatchNorm(nn.Module):
         self.weight, self.bias = layer.weight, layer.bias
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(layer, name))
-        self.momentum, self.eps, self.mask = layer.momentum, layer.eps, mask
+        self.momentum = layer.momentum
+        self.eps = layer.eps
+        self.mask = mask
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise with the statistics of the real rows, and update the running ones; in evaluation mode use these.
 
         Inputs of a lower precision are normalised in that of the weights; vmap has no BatchNorm of bfloat16 on a GPU.
         """
-        x = x if self.weight is None else x.to(self.weight.dtype)
+        if self.weight is None:
+            x = x
+        else:
+            x = x.to(self.weight.dtype)
         if not self.training and self.running_mean is not None:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
         if self.mask.rows is None and self.mask.agree is None and self.momentum is not None:
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked = self.num_batches_tracked + 1
             statistics = (self.running_mean, self.running_var)
-            return F.batch_norm(x, *statistics, self.weight, self.bias, True, self.momentum, self.eps)
+            return F.batch_norm(
+                x, *statistics, self.weight, self.bias, True, self.momentum, self.eps
+            )
         return self._masked(x)
 
     def _masked(self, x: Tensor) -> Tensor:
         over = [0, *range(2, x.dim())]
         channels = (1, -1) + (1,) * (x.dim() - 2)
-        real = torch.ones_like(x.flatten(1)[:, 0]) if self.mask.rows is None else self.mask.rows
+        if self.mask.rows is None:
+            real = torch.ones_like(x.flatten(1)[:, 0])
+        else:
+            real = self.mask.rows
         real = real.view(-1, *(1,) * (x.dim() - 1))
         count = real.sum() * x[0, 0].numel()
         agree = self.mask.agree or (lambda statistic: statistic)
@@ -77,10 +89,16 @@ class MaskedBatchNorm(nn.Module):
         return result
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+        if (
+            self.running_mean is None
+            or self.running_var is None
+            or self.num_batches_tracked is None
+        ):
             return
         self.num_batches_tracked = self.num_batches_tracked + 1
-        share = 1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
+        share = (
+            1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
+        )
         self.running_mean = self.running_mean + share * (mean - self.running_mean)
         self.running_var = self.running_var + share * (variance - self.running_var)
 
@@ -88,7 +106,9 @@ class MaskedBatchNorm(nn.Module):
 def maskable(model: nn.Module) -> tuple[nn.Module, Mask]:
     """Return a copy of the model whose BatchNorm layers take a mask, and that mask."""
     mask = Mask()
-    return replace_batch_norms(copy.deepcopy(model), lambda layer: MaskedBatchNorm(layer, mask)), mask
+    return replace_batch_norms(
+        copy.deepcopy(model), lambda layer: MaskedBatchNorm(layer, mask)
+    ), mask
 
 
 def replace_batch_norms(model: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
@@ -97,7 +117,8 @@ def replace_batch_norms(model: nn.Module, make: Callable[[_BatchNorm], nn.Module
         return make(model)
     replaced: dict[nn.Module, nn.Module] = {}  # a layer that is used in two places stays one layer
     for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # named_children would skip the second place
+        # Named_children would skip the second place
+        for name, child in list(parent._modules.items()):
             if isinstance(child, _BatchNorm):
                 if child not in replaced:
                     replaced[child] = make(child)
@@ -128,7 +149,10 @@ def encode(buffers: Tensors) -> Tensors:
     for name, value in buffers.items():
         partner = _mean_beside(name)
         wide = value.to(torch.float64)
-        result[name] = wide + buffers[partner].to(torch.float64).square() if partner in buffers else wide
+        if partner in buffers:
+            result[name] = wide + buffers[partner].to(torch.float64).square()
+        else:
+            result[name] = wide
     return result
 
 
@@ -139,10 +163,14 @@ def decode(mean: Tensors, like: Tensors) -> Tensors:
         partner = _mean_beside(name)
         if partner in mean:
             value = (value - mean[partner].square()).clamp_min(0)
-        result[name] = (value if like[name].is_floating_point() else value.round()).to(like[name].dtype)
+        result[name] = (value if like[name].is_floating_point() else value.round()).to(
+            like[name].dtype
+        )
     return result
 
 
 def _mean_beside(name: str) -> str:
     """Return the running mean of a running variance; for all else a name that no buffer has."""
-    return name.removesuffix("running_var") + "running_mean" if name.endswith("running_var") else ""
+    if name.endswith("running_var"):
+        return name.removesuffix("running_var") + "running_mean"
+    return ""

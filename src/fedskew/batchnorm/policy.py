@@ -25,11 +25,15 @@ class BatchNormPolicy:
         """Return the tensors that never leave their client."""
         if self.local == "nothing":
             return frozenset()
-        return layout.batch_norm if self.local == "everything" else layout.batch_norm & layout.buffers
+        if self.local == "everything":
+            return layout.batch_norm
+        return layout.batch_norm & layout.buffers
 
     def frozen_names(self, layout: Layout) -> frozenset[str]:
         """Return the tensors that the server never changes."""
-        return layout.batch_norm if self.frozen else frozenset()
+        if self.frozen:
+            return layout.batch_norm
+        return frozenset()
 
     def shares_statistics(self, step: int) -> bool:
         """Return whether clients share statistics at this local step.

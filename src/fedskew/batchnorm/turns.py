@@ -15,7 +15,9 @@ class _OverError(BaseException):
     """Ends the thread of a function after an error elsewhere; no function should catch it."""
 
 
-def in_turn(workers: Sequence[Callable[[Meet], Result]], reply: Callable[[dict[int, Any]], Any]) -> list[Result]:
+def in_turn(
+    workers: Sequence[Callable[[Meet], Result]], reply: Callable[[dict[int, Any]], Any]
+) -> list[Result]:
     """Return the results of the functions, each called with its own ``meet``.
 
     ``meet`` passes a value and waits. When all functions that still run have passed one, ``reply`` gets the values by
@@ -40,7 +42,10 @@ def in_turn(workers: Sequence[Callable[[Meet], Result]], reply: Callable[[dict[i
                     raise value
                 (results if what == "ended" else given)[number] = value
             running = list(given)
-            answer = reply(given) if given else None
+            if given:
+                answer = reply(given)
+            else:
+                answer = None
     finally:
         for thread in threads:
             thread.close()

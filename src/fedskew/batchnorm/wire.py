@@ -13,7 +13,8 @@ from torch import Tensor
 from fedskew.core.errors import FedskewError
 
 _MAGIC = b"FSN1"
-_HEADER = struct.Struct("<4sBBBxIIQ")  # magic, kind, dtype, axes, step, place, count; then the shape, then the numbers
+# Magic, kind, dtype, axes, step, place, count; then the shape, then the numbers
+_HEADER = struct.Struct("<4sBBBxIIQ")
 _AXIS = struct.Struct("<I")
 _DTYPES = {
     torch.float32: "<f4",
@@ -51,10 +52,14 @@ class Frame:
     def pack(self) -> bytes:
         """Return header, shape and the numbers in little-endian order."""
         if self.values.dtype not in _DTYPES:
-            raise FedskewError(f"numbers of type {self.values.dtype} cannot be sent: use float32 or float64")
+            raise FedskewError(
+                f"numbers of type {self.values.dtype} cannot be sent: use float32 or float64"
+            )
         code = list(_DTYPES).index(self.values.dtype)
         axes = b"".join(_AXIS.pack(size) for size in self.values.shape)
-        head = _HEADER.pack(_MAGIC, self.kind, code, self.values.dim(), self.step, self.place, self.count)
+        head = _HEADER.pack(
+            _MAGIC, self.kind, code, self.values.dim(), self.step, self.place, self.count
+        )
         array = self.values.detach().cpu().contiguous().numpy()
         return head + axes + array.astype(_DTYPES[self.values.dtype], copy=False).tobytes()
 
@@ -78,7 +83,9 @@ def _unpack_one(message: bytes, at: int) -> tuple[Frame, int]:
         )
     at += _HEADER.size
     _require(message, at, _AXIS.size * axes)
-    shape = [_AXIS.unpack_from(message, at + _AXIS.size * axis)[0] for axis in range(axes)]
+    shape = []
+    for axis in range(axes):
+        shape.append(_AXIS.unpack_from(message, at + _AXIS.size * axis)[0])
     at += _AXIS.size * axes
     stored = np.dtype(list(_DTYPES.values())[code])
     size = math.prod(shape) * stored.itemsize
@@ -89,7 +96,9 @@ def _unpack_one(message: bytes, at: int) -> tuple[Frame, int]:
 
 def _require(message: bytes, at: int, size: int) -> None:
     if at + size > len(message):
-        raise FedskewError(f"message of {len(message)} bytes is truncated: at byte {at} there should be {size} more")
+        raise FedskewError(
+            f"message of {len(message)} bytes is truncated: at byte {at} there should be {size} more"
+        )
 
 
 def frame_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:

@@ -23,8 +23,16 @@ _PANELS = {
 }  # fmt: skip
 _OWN: dict[str, tuple[Any, Any]] = {
     "data": (Data, None),
-    "minutes": (Annotated[float, typer.Option("--minutes", metavar="X", help="time budget of the trials")], 2.0),
-    "seeds": (Annotated[int, typer.Option("--seeds", metavar="N", help="trials of every method, at least 3")], 8),
+    "minutes": (
+        Annotated[float, typer.Option("--minutes", metavar="X", help="time budget of the trials")],
+        2.0,
+    ),
+    "seeds": (
+        Annotated[
+            int, typer.Option("--seeds", metavar="N", help="trials of every method, at least 3")
+        ],
+        8,
+    ),
     "as_json": (Annotated[bool, typer.Option("--json", help="print the result as JSON")], False),
 }
 
@@ -32,14 +40,18 @@ _OWN: dict[str, tuple[Any, Any]] = {
 def add_to(app: typer.Typer) -> None:
     """Add ``advise`` to the command line."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    own = [inspect.Parameter(name, kind, default=usual, annotation=note) for name, (note, usual) in _OWN.items()]
+    own = []
+    for name, (note, usual) in _OWN.items():
+        own.append(inspect.Parameter(name, kind, default=usual, annotation=note))
     parameters = [*own, *options_as_parameters(_PANELS)]
     advise.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     advise.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(cls=Once)(advise)
 
 
-def advise(data: list[str] | None, minutes: float, seeds: int, as_json: bool, **given: str | None) -> None:
+def advise(
+    data: list[str] | None, minutes: float, seeds: int, as_json: bool, **given: str | None
+) -> None:
     """Recommend a method: measure how clients differ, try methods within a time budget, compare them with FedAvg.
 
     Trials are paired over seeds and use training rows only. There are two answers: for one model that serves the rows
@@ -60,17 +72,29 @@ def advise(data: list[str] | None, minutes: float, seeds: int, as_json: bool, **
         values["data"] = together(data)
     experiment = Experiment(**{"rounds": 100, **values})
     settings = {
-        name: getattr(experiment, name) for name in values if name in {field.name for field in fields(Settings)}
+        name: getattr(experiment, name)
+        for name in values
+        if name in {field.name for field in fields(Settings)}
     }
     fed = federate(experiment)
-    say = (lambda line: None) if as_json else (lambda line: print(line, file=sys.stderr, flush=True))
+    say = (
+        (lambda line: None) if as_json else (lambda line: print(line, file=sys.stderr, flush=True))
+    )
     found = advised(fed, experiment.model, minutes=minutes, seeds=seeds, say=say, **settings)
     if as_json:
         print(to_json(found.as_dict()))
         return
     print(found)
-    kept = {name: value for name, value in given.items() if value is not None and name not in ("lr", "rounds", "seed")}
+    kept = {
+        name: value
+        for name, value in given.items()
+        if value is not None and name not in ("lr", "rounds", "seed")
+    }
     words = [*(word for text in data or () for word in ("--data", text))]
-    words += [word for name, value in kept.items() for word in ("--" + name.replace("_", "-"), value)]
+    words += [
+        word for name, value in kept.items() for word in ("--" + name.replace("_", "-"), value)
+    ]
     for method in dict.fromkeys(recommended.method for recommended in found.recommendations):
-        print(shlex.join(["fedskew", "run", *words, "--algorithm", method, "--lr", f"{found.lr:g}"]))
+        print(
+            shlex.join(["fedskew", "run", *words, "--algorithm", method, "--lr", f"{found.lr:g}"])
+        )

@@ -55,7 +55,9 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
-            raise _StoppedError(str(stopped) or "interrupted", getattr(stopped, "code", 130)) from None
+            raise _StoppedError(
+                str(stopped) or "interrupted", getattr(stopped, "code", 130)
+            ) from None
 
 
 app = typer.Typer(
@@ -75,7 +77,10 @@ def main() -> None:
     except _StoppedError as stopped:
         code = _complain(str(stopped), stopped.code)
     except _UsageError as problem:
-        where = f" (see {problem.ctx.command_path} --help)" if problem.ctx and problem.message else ""
+        if problem.ctx and problem.message:
+            where = f" (see {problem.ctx.command_path} --help)"
+        else:
+            where = ""
         code = _complain(problem.format_message().rstrip(".") + where)
     except FedskewError as problem:
         code = _complain(str(problem))
@@ -83,7 +88,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as problem:  # such as a file without permission, a failing disk
-        code = _complain(f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem))
+        code = _complain(
+            f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem)
+        )
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -122,7 +129,10 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
     modules: Annotated[
         list[str] | None,

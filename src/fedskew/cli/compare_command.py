@@ -59,8 +59,18 @@ def compare(
             raise FedskewError(f"{path}: there is no such folder or file")
     folders = [path for path in paths or [] if path.is_dir()]
     if folders:
-        more = {"data": data, "algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid, "jobs": jobs}
-        asked = [f"--{name}" for name, value in {**given, **more, "or-resume": or_resume}.items() if value]
+        more = {
+            "data": data,
+            "algorithm": algorithm,
+            "skew": skew,
+            "seeds": seeds,
+            "grid": grid,
+            "jobs": jobs,
+        }
+        asked = []
+        for name, value in {**given, **more, "or-resume": or_resume}.items():
+            if value:
+                asked.append(f"--{name}")
         others = [*(str(path) for path in paths or [] if path not in folders), *asked]
         if others:
             raise FedskewError(f"{others[0]}: finished runs are compared as they are, leave it out")
@@ -68,15 +78,27 @@ def compare(
         return
     if paths and len(paths) > 1:
         raise FedskewError(f"{paths[1]}: give one experiment file, or folders of finished runs")
-    values = settings_from(paths[0] if paths else None, data, {**given, "algorithm": algorithm, "skew": skew})
+    values = settings_from(
+        paths[0] if paths else None, data, {**given, "algorithm": algorithm, "skew": skew}
+    )
     if seeds is not None or given["seed"] is not None:
         values.pop("seeds" if seeds is None else "seed", None)
     if seeds is not None and given["seed"] is not None:
         raise FedskewError(f"--seed {given['seed']} clashes with --seeds {seeds}: give one of them")
-    values |= {name: one for name, one in (("seeds", seeds), ("grid", grid)) if one is not None}
-    in_file = {name: values.pop(name, usual) for name, usual in (("target", None), ("jobs", 1))}
-    wish = in_file["target"] if target is None else target
-    metric = "" if wish is None else Target.of(wish).metric or ""
+    for name, one in (("seeds", seeds), ("grid", grid)):
+        if one is not None:
+            values[name] = one
+    in_file = {}
+    for name, usual in (("target", None), ("jobs", 1)):
+        in_file[name] = values.pop(name, usual)
+    if target is None:
+        wish = in_file["target"]
+    else:
+        wish = target
+    if wish is None:
+        metric = ""
+    else:
+        metric = Target.of(wish).metric or ""
     processes = checked_jobs(in_file["jobs"] if jobs is None else jobs, values.get("workers"))
     if or_resume and out is None:
         raise FedskewError("--or-resume needs --out: give the folder to resume")
@@ -84,11 +106,15 @@ def compare(
     try:
         place = sweep.prepared(out, wanted, or_resume, None if wish is None else str(wish), metric)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted before the first run: nothing was written, give the command again") from None
+        raise Interrupted(
+            "interrupted before the first run: nothing was written, give the command again"
+        ) from None
     run_group(place, wanted, as_json, jobs=processes)
 
 
-def _compare_finished(folders: Sequence[Path], out: Path | None, target: str | None, as_json: bool) -> None:
+def _compare_finished(
+    folders: Sequence[Path], out: Path | None, target: str | None, as_json: bool
+) -> None:
     """Compare runs that are there, and write the files into the folder of the comparison or a new one."""
     from fedskew.report.comparison_files import record_comparison
     from fedskew.report.comparison_table import comparison
@@ -96,7 +122,10 @@ def _compare_finished(folders: Sequence[Path], out: Path | None, target: str | N
     from fedskew.runs.folder import GROUP
 
     found = comparison(folders, target)
-    own = folders[0] if len(folders) == 1 and (folders[0] / GROUP).is_file() else None
+    if len(folders) == 1 and (folders[0] / GROUP).is_file():
+        own = folders[0]
+    else:
+        own = None
     place = out or own or fresh_folder("compare")
     record_comparison(found, place, folders)
     _print(found, place, {}, as_json)
@@ -121,7 +150,13 @@ def run_group(
     with show_comparison(wanted) as callbacks_of:
         try:
             summaries = sweep.run_all(
-                place, wanted, callbacks_of, writers=[PageWriter()], retry=retry, force=force, jobs=jobs
+                place,
+                wanted,
+                callbacks_of,
+                writers=[PageWriter()],
+                retry=retry,
+                force=force,
+                jobs=jobs,
             )
         except KeyboardInterrupt as stop:
             code = getattr(stop, "code", 130)
@@ -139,11 +174,19 @@ def _print(found: "Comparison", place: Path, result: "dict[str, Any]", as_json: 
     """Print the table of all runs, who is ahead, and what was written; exit with an error if a run failed."""
     from fedskew.report.comparison_files import files_of
 
-    methods, rows, columns = list[str](), list[dict[str, Any]](), list[dict[str, Any]]()
-    left_out = "rounds_to_90_percent_of_last_test_accuracy" if found.target else ""  # the target is there instead
+    methods = list[str]()
+    rows = list[dict[str, Any]]()
+    columns = list[dict[str, Any]]()
+    # The target is there instead
+    if found.target:
+        left_out = "rounds_to_90_percent_of_last_test_accuracy"
+    else:
+        left_out = ""
     for one, line in zip(found.configurations, found.lines(), strict=True):
         seeds = line[len(found.head()) - len(found.columns) - 2]
-        kept = [{name: value for name, value in row.items() if name != left_out} for row in one.rows]
+        kept = []
+        for row in one.rows:
+            kept.append({name: value for name, value in row.items() if name != left_out})
         for row in (*kept, *({"failed": reason} for reason in one.failed)):
             methods.append(line[0])
             columns.append({**one.options, **one.conditions, "seeds": seeds, "p": line[-1]})
@@ -162,7 +205,11 @@ _OWN: dict[str, tuple[Any, Any]] = {
     "paths": (
         Annotated[
             list[Path] | None,
-            typer.Argument(metavar="[FILE | RUN...]", help="experiment in TOML, or finished runs", show_default=False),
+            typer.Argument(
+                metavar="[FILE | RUN...]",
+                help="experiment in TOML, or finished runs",
+                show_default=False,
+            ),
         ],
         None,
     ),
@@ -171,7 +218,11 @@ _SEVERAL: dict[str, tuple[Any, Any]] = {
     "seeds": (
         Annotated[
             str | None,
-            typer.Option("--seeds", metavar="0-4", help="several seeds, such as 0-4 or 0,3,7: at least 3 for a test"),
+            typer.Option(
+                "--seeds",
+                metavar="0-4",
+                help="several seeds, such as 0-4 or 0,3,7: at least 3 for a test",
+            ),
         ],
         None,
     ),
@@ -203,13 +254,18 @@ _SEVERAL: dict[str, tuple[Any, Any]] = {
         Annotated[
             int | None,
             typer.Option(
-                "--jobs", metavar="N", help="processes for methods, skews and runs that are not in one stack \\[1]"
+                "--jobs",
+                metavar="N",
+                help="processes for methods, skews and runs that are not in one stack \\[1]",
             ),
         ],
         None,
     ),
     "out": (
-        Annotated[Path | None, typer.Option("--out", help="folder of the comparison; by default a new one in runs/")],
+        Annotated[
+            Path | None,
+            typer.Option("--out", help="folder of the comparison; by default a new one in runs/"),
+        ],
         None,
     ),
 }

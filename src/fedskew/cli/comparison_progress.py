@@ -56,12 +56,20 @@ class Pace:
     @property
     def left(self) -> float | None:
         """Return the seconds that the others will take; None in the first second, when there is no pace yet."""
-        new, spent = self.done - sum(self._first.values()), self.clock() - (self._began or 0.0)
-        return spent / new * (self.total - self.done) if new and self._began is not None and spent >= 1 else None
+        new = self.done - sum(self._first.values())
+        spent = self.clock() - (self._began or 0.0)
+        if new and self._began is not None and spent >= 1:
+            return spent / new * (self.total - self.done)
+        return None
 
     def __str__(self) -> str:
-        about = f", about {_duration(self.left)} left" if self.left else ""
-        return f"{self.done}/{self.total} rounds, {self.ended} of {len(self.rounds)} runs done{about}"
+        if self.left:
+            about = f", about {_duration(self.left)} left"
+        else:
+            about = ""
+        return (
+            f"{self.done}/{self.total} rounds, {self.ended} of {len(self.rounds)} runs done{about}"
+        )
 
 
 def _duration(seconds: float) -> str:
@@ -72,11 +80,15 @@ def _duration(seconds: float) -> str:
     """
     if seconds < 120:
         return f"{int(seconds) + 1} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 @contextmanager
-def show_comparison(wanted: "Sequence[Member]") -> "Iterator[Callable[[Member], list[CallbackSpec]]]":
+def show_comparison(
+    wanted: "Sequence[Member]",
+) -> "Iterator[Callable[[Member], list[CallbackSpec]]]":
     """Show a bar, or a line every ten seconds without a terminal; yield a function from a run to its callbacks."""
     console = Console(stderr=True)
     pace = Pace({member.name: member.experiment().rounds for member in wanted})
@@ -86,14 +98,18 @@ def show_comparison(wanted: "Sequence[Member]") -> "Iterator[Callable[[Member], 
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
-    words = TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+    words = TextColumn(
+        "{task.fields[state]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+    )
     with Progress(BarColumn(console.width // 6), words, console=console) as bars:
         bar = bars.add_task("", total=pace.total, state=str(pace))
 
         def watch(member: "Member") -> "list[CallbackSpec]":
             def show(result: Any, rounds: int) -> None:
                 pace.heard(member.name, result.round["round"], rounds)
-                bars.update(bar, completed=pace.done, total=pace.total, state=f"{pace}  {member.name}")
+                bars.update(
+                    bar, completed=pace.done, total=pace.total, state=f"{pace}  {member.name}"
+                )
 
             return [show]
 

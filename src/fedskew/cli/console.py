@@ -76,12 +76,18 @@ def live_page(wanted: bool) -> "Iterator[list[Callback]]":
 class Progress:
     """What is known of a run while it goes on."""
 
-    def __init__(self, name: str, rounds: int, clock: "Callable[[], float]" = time.monotonic) -> None:
-        self.name, self.rounds, self.round, self.clock = name, rounds, 0, clock
+    def __init__(
+        self, name: str, rounds: int, clock: "Callable[[], float]" = time.monotonic
+    ) -> None:
+        self.name = name
+        self.rounds = rounds
+        self.round = 0
+        self.clock = clock
         self.ends: deque[float] = deque(maxlen=_RECENT)  # when the recent rounds ended
         self.updates = self.lost = self.sent = 0
         self.row: Row = {}
-        self.scores: dict[str, list[float]] = {}  # of the global and of personal models, where they were evaluated
+        # Of the global and of personal models, where they were evaluated
+        self.scores: dict[str, list[float]] = {}
         self.metric = ""
 
     def begin(self, rows: "Sequence[Row]") -> None:
@@ -97,7 +103,8 @@ class Progress:
         self.ends.append(self.clock())
 
     def _count(self, row: "Row") -> None:
-        self.row, self.round = row, row["round"]
+        self.row = row
+        self.round = row["round"]
         self.updates += row["clients"]
         self.lost += sum(row[reason] for reason in _LOSSES)
         self.sent += row["bytes_down"] + row["bytes_up"]
@@ -118,12 +125,17 @@ class Progress:
     @property
     def left(self) -> list[str]:
         """Return the time left; nothing after the last round."""
-        return [f"{duration(self.seconds_left)} left"] if self.round < self.rounds else []
+        if self.round < self.rounds:
+            return [f"{duration(self.seconds_left)} left"]
+        return []
 
     @property
     def score(self) -> list[str]:
         """Return the metric after the last evaluation; empty before the first."""
-        return [f"{title} {shown(self.metric, values[-1])}" for title, values in self.scores.items()]
+        result: list[str] = []
+        for title, values in self.scores.items():
+            result.append(f"{title} {shown(self.metric, values[-1])}")
+        return result
 
     @property
     def curve(self) -> list[float]:
@@ -137,10 +149,13 @@ class Progress:
 
         if not self.row:
             return []
-        loss, clock = self.row["local_loss"], self.row["clock"]
+        loss = self.row["local_loss"]
+        clock = self.row["clock"]
         words = ["no updates" if loss is None else f"local loss {loss:.3f}"]
-        words += [f"{self.lost:,} of {self.updates:,} lost"] if self.lost else []
-        words += [f"{_in_units(self.sent, SIZES)} sent"] if self.sent else []
+        if self.lost:
+            words += [f"{self.lost:,} of {self.updates:,} lost"]
+        if self.sent:
+            words += [f"{_in_units(self.sent, SIZES)} sent"]
         return [*words, *([f"{_in_units(clock, TIMES)} simulated"] if clock else [])]
 
 
@@ -153,8 +168,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
     known = [value for value in values if math.isfinite(value)]
     if len(known) > width:
         known = [known[round(i * (len(known) - 1) / (width - 1))] for i in range(width)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    return "".join(_BLOCKS[int((value - low) / ((high - low) or 1) * (len(_BLOCKS) - 1))] for value in known)
+    low = min(known, default=0.0)
+    high = max(known, default=0.0)
+    return "".join(
+        _BLOCKS[int((value - low) / ((high - low) or 1) * (len(_BLOCKS) - 1))] for value in known
+    )
 
 
 def _in_units(value: float, units: Mapping[str, float]) -> str:
@@ -162,12 +180,16 @@ def _in_units(value: float, units: Mapping[str, float]) -> str:
 
     unit = unit_for(value, units)
     number = value / units[unit]
-    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
+    if number >= 100:
+        return f"{number:,.0f} {unit}"
+    return f"{number:.3g} {unit}"
 
 
 def shown(metric: str, value: float) -> str:
     """Return the value of a metric: an accuracy in per cent."""
-    return f"{value:.1%}" if metric == "accuracy" else f"{value:.4g}"
+    if metric == "accuracy":
+        return f"{value:.1%}"
+    return f"{value:.4g}"
 
 
 def duration(seconds: float | None) -> str:
@@ -179,7 +201,9 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-:--"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    if minutes < 60:
+        return f"{minutes}:{rest:02d}"
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def _following(follow: "Callable[[Progress], None]", progress: Progress) -> "CallbackSpec":
@@ -252,14 +276,17 @@ def log_lines(
 
     The last round of a run always has its line.
     """
-    lock, ended = threading.Lock(), threading.Event()
-    began, printed = clock(), -math.inf
+    lock = threading.Lock()
+    ended = threading.Event()
+    began = clock()
+    printed = -math.inf
     latest: list[Progress] = []
     told: dict[Progress, int] = {}  # the round of each run that was printed last
 
     def tell(one: Progress) -> None:
         nonlocal printed
-        printed, told[one] = clock(), one.round
+        printed = clock()
+        told[one] = one.round
         words = [f"{one.name}: round {one.round}/{one.rounds}", *one.score, *one.details]
         words += one.left
         with suppress(OSError, ValueError):  # an error of stderr does not stop the training
@@ -290,7 +317,10 @@ def log_lines(
 
 def headline(row: "Row", part: str) -> "tuple[str, float | None]":
     """Return the task's first metric on this part: the column after that of the loss."""
-    names = [name.removeprefix(f"{part}_") for name in row if name.startswith(f"{part}_")]
+    names = []
+    for name in row:
+        if name.startswith(f"{part}_"):
+            names.append(name.removeprefix(f"{part}_"))
     metric = next((name for name in names if name != "loss"), "")
     return metric, row.get(f"{part}_{metric}")
 
@@ -329,14 +359,24 @@ _COLUMNS = {  # of the summary: title, factor, digits, meaning
         1,
         "balanced accuracy with the threshold that was chosen on the validation rows, in %",
     ),
-    "calibrated_test_accuracy": ("calibrated", 100, 1, "accuracy of the calibrated model after the last round, in %"),
+    "calibrated_test_accuracy": (
+        "calibrated",
+        100,
+        1,
+        "accuracy of the calibrated model after the last round, in %",
+    ),
     "backdoor_success_last": (
         "backdoor",
         100,
         1,
         "share of the test rows of other classes, with the trigger, that are taken for the attackers' target, in %",
     ),
-    "own_test_accuracy_mean": ("own test", 100, 1, "mean accuracy of the personal models on the test rows, in %"),
+    "own_test_accuracy_mean": (
+        "own test",
+        100,
+        1,
+        "mean accuracy of the personal models on the test rows, in %",
+    ),
     "own_test_balanced_accuracy_mean": (
         "own balanced",
         100,
@@ -373,10 +413,25 @@ _COLUMNS = {  # of the summary: title, factor, digits, meaning
         1,
         "mean balanced accuracy of the worst 10 % of the clients on their own rows, in %",
     ),
-    "rounds_to_90_percent_of_last_test_accuracy": ("to 90 %", 1, 0, "rounds until 90 % of the last test accuracy"),
-    "rounds_to_target": ("to target", 1, 0, "rounds until the target is reached, of the seeds that reach it"),
+    "rounds_to_90_percent_of_last_test_accuracy": (
+        "to 90 %",
+        1,
+        0,
+        "rounds until 90 % of the last test accuracy",
+    ),
+    "rounds_to_target": (
+        "to target",
+        1,
+        0,
+        "rounds until the target is reached, of the seeds that reach it",
+    ),
     "weights": ("weights", 0, 0, "aggregation weights of the clients (--weights)"),
-    "gini_of_client_weights": ("Gini", 1, 3, "Gini coefficient of the clients' total weights over all rounds"),
+    "gini_of_client_weights": (
+        "Gini",
+        1,
+        3,
+        "Gini coefficient of the clients' total weights over all rounds",
+    ),
     "bytes": ("MB", 1e-6, 2, "megabytes sent, both ways"),
     "simulated_seconds": ("simulated s", 1, 1, "simulated seconds on the fleet (--fleet)"),
     "seconds": ("s", 1, 1, "seconds of real time"),
@@ -389,14 +444,20 @@ _DISPENSABLE = (
 )  # fmt: skip
 
 _OTHER_COLUMNS = {  # of the summary, about metrics other than accuracy: title, meaning
-    r"test_(?!loss)(\w+)_last": ("{} last", "{} of the global model on the test rows after the last round"),
+    r"test_(?!loss)(\w+)_last": (
+        "{} last",
+        "{} of the global model on the test rows after the last round",
+    ),
     r"test_(\w+)_best": ("{} best", "the same in the best round"),
     r"own_test_(\w+)_mean": ("own {}", "mean {} of the personal models on the test rows"),
     r"client_(mae)_mean": (
         "clients {}",
         "mean over the clients of the {} of the model that each uses, on its own rows",
     ),
-    r"client_(\w+)_worst_10_percent": ("worst {}", "mean {} of the worst 10 % of the clients on their own rows"),
+    r"client_(\w+)_worst_10_percent": (
+        "worst {}",
+        "mean {} of the worst 10 % of the clients on their own rows",
+    ),
 }
 
 
@@ -422,15 +483,25 @@ def print_summary(
     console = console_for(stderr=as_json)
     failed = [row for row in summaries if "failed" in row]
     every = list(zip(methods, varied or [{}] * len(methods), strict=True))
-    kinds = [kind for kind, row in zip(every, summaries, strict=True) if "failed" not in row]
-    lost_kinds = [kind for i, kind in enumerate(every) if varied and kind not in kinds and kind not in every[:i]]
+    kinds = []
+    for kind, row in zip(every, summaries, strict=True):
+        if "failed" not in row:
+            kinds.append(kind)
+    lost_kinds = []
+    for i, kind in enumerate(every):
+        if varied and kind not in kinds and kind not in every[:i]:
+            lost_kinds.append(kind)
     summaries = [row for row in summaries if "failed" not in row]
-    rows = [{**row, "bytes": row["bytes_down"] + row["bytes_up"]} for row in summaries]
+    rows = []
+    for row in summaries:
+        rows.append({**row, "bytes": row["bytes_down"] + row["bytes_up"]})
     if first:
         console.print(escape(first), soft_wrap=True)
     if rows:
         _table(console, kinds, rows, lost_kinds)
-    for note in without_shared_score([method for method, _ in kinds], rows) if notes is None else notes:
+    for note in (
+        without_shared_score([method for method, _ in kinds], rows) if notes is None else notes
+    ):
         console.print(f"\n{escape(note)}", soft_wrap=True)
     for row in failed:
         console.print(f"\nfailed: {escape(row['failed'])}", soft_wrap=True)
@@ -452,18 +523,32 @@ def _table(
     failed: Sequence[tuple[str, Mapping[str, Any]]],
 ) -> None:
     """Print one row per method and its hyper-parameters, those that failed last, and the meaning of the columns."""
-    shown = {key: look for key, look in _columns(rows).items() if any(row.get(key) is not None for row in rows)}
+    shown = {}
+    for key, look in _columns(rows).items():
+        if any(row.get(key) is not None for row in rows):
+            shown[key] = look
     if len(rows) > 1 and len({row.get("weights") for row in rows}) == 1:
         shown.pop("weights", None)
-    numbers, ending = ([name for name in kinds[0][1] if (name in _ENDING) == last] for last in (False, True))
+    numbers, ending = (
+        [name for name in kinds[0][1] if (name in _ENDING) == last] for last in (False, True)
+    )
     lines = [["method", *numbers, *(title for title, *_ in shown.values()), *ending]]
     for kind in [kind for i, kind in enumerate(kinds) if kind not in kinds[:i]]:
         mine = [row for other, row in zip(kinds, rows, strict=True) if other == kind]
-        cells = (_mean([row.get(key) for row in mine], scale, digits) for key, (_, scale, digits, _) in shown.items())
+        cells = (
+            _mean([row.get(key) for row in mine], scale, digits)
+            for key, (_, scale, digits, _) in shown.items()
+        )
         lines.append([escape(kind[0]), *(_option(kind[1][name]) for name in numbers), *cells])
         lines[-1] += [_option(kind[1][name]) for name in ending]
     for method, options in failed:
-        lines.append([escape(method), *(_option(options[name]) for name in numbers), *["failed"] * len(shown)])
+        lines.append(
+            [
+                escape(method),
+                *(_option(options[name]) for name in numbers),
+                *["failed"] * len(shown),
+            ]
+        )
         lines[-1] += [_option(options[name]) for name in ending]
     upright = _transposed(lines)
     if _width(lines) > console.width and _width(upright) <= console.width:
@@ -475,7 +560,10 @@ def _table(
     console.print(_grid(lines))
     console.print()
     printed = {*lines[0], *(line[0] for line in lines)}
-    meanings = {title: meaning for title, _, _, meaning in shown.values() if title in printed}
+    meanings = {}
+    for title, _, _, meaning in shown.values():
+        if title in printed:
+            meanings[title] = meaning
     width = max(map(len, meanings))
     for title, meaning in meanings.items():
         console.print(f"[dim]{title:{width}}  {meaning}[/dim]")
@@ -492,7 +580,11 @@ def _width(lines: Sequence[Sequence[str]]) -> int:
 
 def _option(value: Any) -> str:
     """Return a hyper-parameter; empty where a method has no such one."""
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else escape(str(value))
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return escape(str(value))
 
 
 def _columns(rows: "Sequence[Row]") -> dict[str, tuple[str, float, int, str]]:
@@ -503,24 +595,39 @@ def _columns(rows: "Sequence[Row]") -> dict[str, tuple[str, float, int, str]]:
     """
     more: dict[str, tuple[str, float, int, str]] = {}
     for row in rows:
-        classes = str(row.get("task", "classification")).split(":")[0] in ("classification", "binary")
+        classes = str(row.get("task", "classification")).split(":")[0] in (
+            "classification",
+            "binary",
+        )
         for key in row:
             for pattern, (title, meaning) in _OTHER_COLUMNS.items():
                 found = re.fullmatch(pattern, key)
-                if found and key not in _COLUMNS and (not classes or f"train_{found[1]}_last" in row):
+                if (
+                    found
+                    and key not in _COLUMNS
+                    and (not classes or f"train_{found[1]}_last" in row)
+                ):
                     more[key] = (title.format(found[1]), 1, 4, meaning.format(found[1]))
-    usual, place = list(_COLUMNS.items()), list(_COLUMNS).index("calibrated_test_accuracy")
+    usual = list(_COLUMNS.items())
+    place = list(_COLUMNS).index("calibrated_test_accuracy")
     columns = {**dict(usual[:place]), **more, **dict(usual[place:])}
     if where := rows[0].get("client_accuracy_rows"):
         title, scale, digits, meaning = columns["client_accuracy_mean"]
-        columns["client_accuracy_mean"] = (title, scale, digits, meaning.replace("its own rows", where))
+        columns["client_accuracy_mean"] = (
+            title,
+            scale,
+            digits,
+            meaning.replace("its own rows", where),
+        )
     headline = f"test_{rows[0].get('metric', 'accuracy')}_"
     return dict(sorted(columns.items(), key=lambda item: not item[0].startswith(headline)))
 
 
 def _lost(summaries: "Sequence[Row]") -> str:
     """Return how many updates were lost and why; empty if none was."""
-    counts = {reason: sum(row[f"{reason}_updates"] for row in summaries) for reason in _LOSSES}
+    counts = {}
+    for reason in _LOSSES:
+        counts[reason] = sum(row[f"{reason}_updates"] for row in summaries)
     counts = {reason: count for reason, count in counts.items() if count}
     if not counts:
         return ""
@@ -548,6 +655,12 @@ def _mean(values: Sequence[Any], scale: float, digits: int) -> str:
     from fedskew.runs.summary import mean_and_std
 
     mean, std = mean_and_std(numbers)
-    form, form_of_std = (f".{digits}f",) * 2 if abs(mean) < _LARGE else (".3g", ".2g")
-    some = f" ({len(numbers)} of {len(values)})" if len(numbers) < len(values) else ""
+    if abs(mean) < _LARGE:
+        form, form_of_std = (f".{digits}f",) * 2
+    else:
+        form, form_of_std = (".3g", ".2g")
+    if len(numbers) < len(values):
+        some = f" ({len(numbers)} of {len(values)})"
+    else:
+        some = ""
     return (f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{form_of_std}}") + some

@@ -29,9 +29,20 @@ def data_list() -> None:
     for title, wrap in (("name", False), ("here", False), ("what", True)):
         table.add_column(title, no_wrap=not wrap, overflow="fold")
     for entry in listing():
-        how = "fetch" if entry.fetchable else "by hand"
-        state = {"present": "yes", "own": "your file", "partly": f"partly, {how}", "missing": f"no, {how}"}[entry.state]
-        licence = f"\n[dim]{escape(entry.licence)}[/dim]" if entry.licence else ""
+        if entry.fetchable:
+            how = "fetch"
+        else:
+            how = "by hand"
+        state = {
+            "present": "yes",
+            "own": "your file",
+            "partly": f"partly, {how}",
+            "missing": f"no, {how}",
+        }[entry.state]
+        if entry.licence:
+            licence = f"\n[dim]{escape(entry.licence)}[/dim]"
+        else:
+            licence = ""
         table.add_row(entry.name, state, escape(entry.summary) + licence)
     console.print(table)
     console.print(
@@ -43,7 +54,10 @@ def data_list() -> None:
 def data_check(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME", help="data set, with options if it needs them; several are files of clients"),
+        typer.Argument(
+            metavar="NAME",
+            help="data set, with options if it needs them; several are files of clients",
+        ),
     ],
 ) -> None:
     """Read a whole data set, and print its rows, shape, classes and clients, how these differ, or what is missing."""
@@ -53,11 +67,20 @@ def data_check(
     console = console_for()
     console.print(f"[bold]{escape(facts.name)}[/bold]", soft_wrap=True)
     rows = ", ".join(f"{count:,} {part}" for part, count in facts.rows.items())
-    console.print(f"  rows      {rows}\n  shape     {facts.shape}\n  groups    {facts.groups or 'none'}")
-    shown = [f"{label} {count:,}" for label, count in list(facts.classes.items())[:20]]
-    more = f" … and {len(facts.classes) - 20} more" if len(facts.classes) > 20 else ""
+    console.print(
+        f"  rows      {rows}\n  shape     {facts.shape}\n  groups    {facts.groups or 'none'}"
+    )
+    shown = []
+    for label, count in list(facts.classes.items())[:20]:
+        shown.append(f"{label} {count:,}")
+    if len(facts.classes) > 20:
+        more = f" … and {len(facts.classes) - 20} more"
+    else:
+        more = ""
     if facts.classes:
-        console.print(f"  classes   {len(facts.classes)}: {escape(', '.join(shown))}{more}", soft_wrap=True)
+        console.print(
+            f"  classes   {len(facts.classes)}: {escape(', '.join(shown))}{more}", soft_wrap=True
+        )
     for client, count in list(facts.clients.items())[:20]:
         console.print(f"  client    {escape(client)}: {count:,} training rows", soft_wrap=True)
     if len(facts.clients) > 20:
@@ -81,7 +104,10 @@ def data_fetch(name: Annotated[str, typer.Argument(help="data set")]) -> None:
         from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         with Progress(
-            TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn(), console=console
+            TextColumn("{task.description}"),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=console,
         ) as bars:
             tasks: dict[str, Any] = {}
 

@@ -16,14 +16,21 @@ def add_to(app: typer.Typer) -> None:
 
 
 def deploy(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="settings of the run")],
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="nodes to wait for", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="new folder to write", show_default=False)],
-    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="where the server listens")] = (
-        "127.0.0.1:8000"
-    ),
+    experiment: Annotated[
+        Path, typer.Argument(metavar="EXPERIMENT.toml", help="settings of the run")
+    ],
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, help="nodes to wait for", show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="new folder to write", show_default=False)
+    ],
+    server: Annotated[
+        str, typer.Option("--server", metavar="HOST:PORT", help="where the server listens")
+    ] = ("127.0.0.1:8000"),
     keys: Annotated[
-        Path | None, typer.Option("--keys", metavar="DIR", help="folder of fedskew keys", show_default=False)
+        Path | None,
+        typer.Option("--keys", metavar="DIR", help="folder of fedskew keys", show_default=False),
     ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="seconds to wait for the answers of nodes")
@@ -54,7 +61,9 @@ def deploy(
     from fedskew.runs.deployment import check_experiment
 
     if (keys is None) != insecure:
-        raise FedskewError("give --keys DIR (fedskew keys makes it), or --insecure for a trial on one machine")
+        raise FedskewError(
+            "give --keys DIR (fedskew keys makes it), or --insecure for a trial on one machine"
+        )
     need_flower()
     values = read_file(experiment)
     check_experiment(values, nodes)

@@ -19,12 +19,22 @@ def add_to(app: typer.Typer) -> None:
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a finished run")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="new file", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="new file", show_default=False)
+    ],
     format: Annotated[
-        str, typer.Option("--format", metavar="TEXT", help="torch (torch.export) or onnx (needs fedskew\\\\[onnx])")
+        str,
+        typer.Option(
+            "--format",
+            metavar="TEXT",
+            help="torch (torch.export) or onnx (needs fedskew\\\\[onnx])",
+        ),
     ] = "torch",
     client: Annotated[
-        str | None, typer.Option("--client", metavar="NAME", help="the model of this client; by default the global one")
+        str | None,
+        typer.Option(
+            "--client", metavar="NAME", help="the model of this client; by default the global one"
+        ),
     ] = None,
 ) -> None:
     """Write the trained model of a run, with its preprocessing, as a program for use without fedskew.
@@ -42,8 +52,13 @@ def export(
 
     done = export_model(open_run(folder), out, cast("Format", format), client)
     for entry in done.described["inputs"]:
-        columns = [column if isinstance(column, str) else column["name"] for column in entry.get("columns", [])]
-        named = f": {', '.join(columns)}" if columns else ""
+        columns = []
+        for column in entry.get("columns", []):
+            columns.append(column if isinstance(column, str) else column["name"])
+        if columns:
+            named = f": {', '.join(columns)}"
+        else:
+            named = ""
         print(f"input   {entry['name']} {entry['type']} {entry['shape']}{named}")
     print(f"output  {done.described['output']}")
     print(f"checked on made rows: differs from the model by at most {done.difference:.1e}")

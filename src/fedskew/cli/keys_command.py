@@ -14,7 +14,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder to write them to", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="folder to write them to", show_default=False)
+    ],
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -25,10 +27,14 @@ def keys(
         ),
     ] = None,
     nodes: Annotated[
-        str | None, typer.Option("--nodes", metavar="A,B,C", help="names of the nodes", show_default=False)
+        str | None,
+        typer.Option("--nodes", metavar="A,B,C", help="names of the nodes", show_default=False),
     ] = None,
     days: Annotated[
-        int, typer.Option("--days", min=1, max=3650, help="days for which the server's certificate is valid")
+        int,
+        typer.Option(
+            "--days", min=1, max=3650, help="days for which the server's certificate is valid"
+        ),
     ] = 365,
 ) -> None:
     """Make a certificate for the server and a pair of keys for each node; nothing is overwritten.

@@ -64,10 +64,22 @@ def list_things(
 
 def _list_one(console: Console, registry: Registry[Any], name: str) -> None:
     summary = registry.summary(name).replace("``", "")
-    added = f" [dim](an addition: METHOD + {name})[/dim]" if getattr(registry.get(name), "addition", False) else ""
+    if getattr(registry.get(name), "addition", False):
+        added = f" [dim](an addition: METHOD + {name})[/dim]"
+    else:
+        added = ""
     console.print(f"  [bold cyan]{name}[/bold cyan]  {escape(summary)}{added}", soft_wrap=True)
     for option in registry.options(name).values():
-        default = "required" if option.required else f"default {spelled(option.default) or 'none'}"
-        bounds = f", {option.bounds}" if option.bounds else ""
+        if option.required:
+            default = "required"
+        else:
+            default = f"default {spelled(option.default) or 'none'}"
+        if option.bounds:
+            bounds = f", {option.bounds}"
+        else:
+            bounds = ""
         facts = f"{option.type_name()}{bounds}; {default}"
-        console.print(f"      {option.name}=  {escape(option.help)} [dim]({escape(facts)})[/dim]", soft_wrap=True)
+        console.print(
+            f"      {option.name}=  {escape(option.help)} [dim]({escape(facts)})[/dim]",
+            soft_wrap=True,
+        )

@@ -17,26 +17,44 @@ def add_to(app: typer.Typer) -> None:
 
 def node(
     data: Annotated[
-        Path, typer.Option("--data", metavar="FILE", help="CSV, Parquet or NPZ file of this silo", show_default=False)
+        Path,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="CSV, Parquet or NPZ file of this silo",
+            show_default=False,
+        ),
     ],
     server: Annotated[
-        str, typer.Option("--server", metavar="HOST:PORT", help="where the server listens", show_default=False)
+        str,
+        typer.Option(
+            "--server", metavar="HOST:PORT", help="where the server listens", show_default=False
+        ),
     ],
     state: Annotated[
         Path,
         typer.Option(
-            "--state", metavar="DIR", help="folder for what the node keeps between rounds", show_default=False
+            "--state",
+            metavar="DIR",
+            help="folder for what the node keeps between rounds",
+            show_default=False,
         ),
     ],
     key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="private key of this node", show_default=False)
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="private key of this node", show_default=False),
     ] = None,
     ca: Annotated[
         Path | None,
-        typer.Option("--ca", metavar="FILE", help="certificate of the authority, ca.crt", show_default=False),
+        typer.Option(
+            "--ca", metavar="FILE", help="certificate of the authority, ca.crt", show_default=False
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="name of the client; by default that of the file", show_default=False)
+        str | None,
+        typer.Option(
+            "--name", help="name of the client; by default that of the file", show_default=False
+        ),
     ] = None,
     port: Annotated[
         int | None,
@@ -56,5 +74,7 @@ def node(
     from fedskew.deploy.flower_processes import node_process
 
     if insecure == bool(key or ca) or bool(key) != bool(ca):
-        raise FedskewError("give --key FILE and --ca FILE (fedskew keys makes them), or --insecure for a trial")
+        raise FedskewError(
+            "give --key FILE and --ca FILE (fedskew keys makes them), or --insecure for a trial"
+        )
     node_process(data, server, state, name, (key, ca) if key and ca else None, port).become()

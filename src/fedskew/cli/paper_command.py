@@ -17,18 +17,25 @@ def add_to(app: typer.Typer) -> None:
 
 def paper(
     name: Annotated[
-        str | None, typer.Argument(help="fedpbs, layers, stratify, afl-cp or mfedbn", show_default=False)
+        str | None,
+        typer.Argument(help="fedpbs, layers, stratify, afl-cp or mfedbn", show_default=False),
     ] = None,
     table: Annotated[
         str | None,
         typer.Option(
-            "--table", metavar="N", help="one table or figure, such as 2 or figure4; by default all", show_default=False
+            "--table",
+            metavar="N",
+            help="one table or figure, such as 2 or figure4; by default all",
+            show_default=False,
         ),
     ] = None,
     case: Annotated[
         list[str] | None,
         typer.Option(
-            "--case", metavar="NAME", help="one case of it; repeat the option for several", show_default=False
+            "--case",
+            metavar="NAME",
+            help="one case of it; repeat the option for several",
+            show_default=False,
         ),
     ] = None,
     quick: Annotated[
@@ -41,14 +48,19 @@ def paper(
     seeds: Annotated[
         str | None,
         typer.Option(
-            "--seeds", metavar="0-2", help="seeds; by default those of the table, at least three", show_default=False
+            "--seeds",
+            metavar="0-2",
+            help="seeds; by default those of the table, at least three",
+            show_default=False,
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="TEXT", help="cpu, cuda, ... or auto", show_default=False)
+        str | None,
+        typer.Option("--device", metavar="TEXT", help="cpu, cuda, ... or auto", show_default=False),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="PATH", help="folder for replication.md and its results")
+        Path,
+        typer.Option("--out", metavar="PATH", help="folder for replication.md and its results"),
     ] = Path(),
 ) -> None:
     """Measure the tables of a paper again: the paper's number, ours, the difference, and whether its claim holds.
@@ -77,7 +89,10 @@ def paper(
         for entry in papers().values():
             console.print(escape(f"{entry.name}: {entry.title} ({entry.authors})"), soft_wrap=True)
             for found in tables_of(entry.name):
-                console.print(escape(f"  --table {found.name}  {found.printed}: {found.title}"), soft_wrap=True)
+                console.print(
+                    escape(f"  --table {found.name}  {found.printed}: {found.title}"),
+                    soft_wrap=True,
+                )
         return
     tables, wanted = choose(name, table), None if seeds is None else parse_seeds(seeds)
     known = {entry.name for found in tables for entry in found.cases}

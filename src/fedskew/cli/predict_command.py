@@ -16,14 +16,21 @@ def add_to(app: typer.Typer) -> None:
 
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a finished run")],
-    file: Annotated[Path, typer.Argument(help="new rows: CSV or Parquet, or NPZ with x if the data were arrays")],
+    file: Annotated[
+        Path, typer.Argument(help="new rows: CSV or Parquet, or NPZ with x if the data were arrays")
+    ],
     client: Annotated[
         str | None,
-        typer.Option("--client", metavar="NAME", help="use this client's model; by default the global one"),
+        typer.Option(
+            "--client", metavar="NAME", help="use this client's model; by default the global one"
+        ),
     ] = None,
-    proba: Annotated[bool, typer.Option("--proba", help="also write the probability of each class")] = False,
+    proba: Annotated[
+        bool, typer.Option("--proba", help="also write the probability of each class")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="new CSV file; by default, to stdout")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="new CSV file; by default, to stdout"),
     ] = None,
 ) -> None:
     """Apply the trained model of a run to new rows.

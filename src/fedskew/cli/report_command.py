@@ -15,11 +15,14 @@ def add_to(app: typer.Typer) -> None:
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="folders of finished runs, or of a comparison")
+        list[Path],
+        typer.Argument(metavar="RUN...", help="folders of finished runs, or of a comparison"),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="HTML file; by default report.html in the folder"),
+        typer.Option(
+            "--out", metavar="FILE", help="HTML file; by default report.html in the folder"
+        ),
     ] = None,
 ) -> None:
     """Write one HTML page about a run, or about several side by side; it needs no network and no other file.

@@ -21,14 +21,22 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="folder of a run or of a comparison")],
     force: Annotated[
         bool,
-        typer.Option("--force", help="use the last intact checkpoint, and accept a changed configuration"),
+        typer.Option(
+            "--force", help="use the last intact checkpoint, and accept a changed configuration"
+        ),
     ] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="in a comparison, run those again that failed")] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="in a comparison, run those again that failed")
+    ] = False,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", help="processes that train, if the run began with another number of them"),
+        typer.Option(
+            "--workers", help="processes that train, if the run began with another number of them"
+        ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="of a comparison, processes that train")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", help="of a comparison, processes that train")
+    ] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="print the summary as JSON in the last line of stdout")
     ] = False,
@@ -43,7 +51,10 @@ def resume(
 
         wanted = several.read(folder)
         checked_jobs(jobs, workers)
-        wanted = several.with_workers(wanted, workers) if workers else wanted
+        if workers:
+            wanted = several.with_workers(wanted, workers)
+        else:
+            wanted = wanted
         run_group(folder, wanted, as_json, jobs=jobs, retry=retry, force=force)
         return
     disk = RunFolder.open(folder)
@@ -56,9 +67,12 @@ def resume(
         from fedskew.runs.environment import check_imports
         from fedskew.runs.execute import read_config
 
-        check_imports(folder, disk.environment(), force)  # before a name of its configuration is looked up
+        # Before a name of its configuration is looked up
+        check_imports(folder, disk.environment(), force)
         config = read_config(disk)
         name = brief("algorithm", config["algorithm"])
         with show_progress([name], config.get("rounds", 0)) as callbacks_of:
-            summary = resume_run(folder, callbacks=callbacks_of(name), force=force, workers=workers).summary
+            summary = resume_run(
+                folder, callbacks=callbacks_of(name), force=force, workers=workers
+            ).summary
     print_summary([summary["algorithm"]], [summary], folder, summary, as_json)

@@ -15,14 +15,19 @@ from fedskew.core.config import CHOICES, Experiment, read_file, workers_of_torch
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Option, options_of
 
-COMPARED = ("seeds", "grid", "target", "jobs")  # settings of a comparison, in a file beside those of an experiment
+# Settings of a comparison, in a file beside those of an experiment
+COMPARED = ("seeds", "grid", "target", "jobs")
 
 
 def add_to(app: typer.Typer) -> None:
     """Add ``run`` to the command line, with one option for each setting of an experiment."""
-    folder = Annotated[Path | None, typer.Option("--folder", help="run folder; by default a new one under runs/")]
+    folder = Annotated[
+        Path | None, typer.Option("--folder", help="run folder; by default a new one under runs/")
+    ]
     file = Annotated[Path | None, typer.Argument(help="experiment in TOML", show_default=False)]
-    page = typer.Option("--live", help="print an address on this machine; open it in a browser to follow the run")
+    page = typer.Option(
+        "--live", help="print an address on this machine; open it in a browser to follow the run"
+    )
     hidden = {name: (_hidden(name), None) for name in COMPARED}
     own = {"folder": (folder, None), "live": (Annotated[bool, page], False)}
     with_settings(run, {"file": (file, None), **CHOSEN, **hidden, **own, **ENDING})
@@ -37,7 +42,9 @@ def _hidden(name: str) -> Any:
 def with_settings(command: Any, own: Mapping[str, tuple[Any, Any]]) -> None:
     """Give a command options of its own, and then one for each setting of an experiment."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(name, kind, default=usual, annotation=note) for name, (note, usual) in own.items()]
+    parameters = []
+    for name, (note, usual) in own.items():
+        parameters.append(inspect.Parameter(name, kind, default=usual, annotation=note))
     parameters += options_as_parameters(_PANELS)
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -76,11 +83,21 @@ def run(
     from fedskew.runs.sweep import choices_of
 
     values = settings_from(file, data, {**given, "algorithm": algorithm, "skew": skew})
-    values |= {name: some for name, some in zip(COMPARED, (seeds, grid, target, jobs), strict=True) if some is not None}
-    chosen = {name: choices_of(values, name, "") for name in ("algorithm", "skew") if name in values}
-    many = [name for name in chosen if len(chosen[name]) > 1] + [name for name in COMPARED if name in values]
+    values |= {
+        name: some
+        for name, some in zip(COMPARED, (seeds, grid, target, jobs), strict=True)
+        if some is not None
+    }
+    chosen = {
+        name: choices_of(values, name, "") for name in ("algorithm", "skew") if name in values
+    }
+    many = [name for name in chosen if len(chosen[name]) > 1] + [
+        name for name in COMPARED if name in values
+    ]
     if many:
-        raise FedskewError(f"fedskew run is one run, not several ({', '.join(many)}): use {_instead()}")
+        raise FedskewError(
+            f"fedskew run is one run, not several ({', '.join(many)}): use {_instead()}"
+        )
     if or_resume and folder is None:
         raise FedskewError("--or-resume needs --folder: give the folder to resume")
     single: dict[str, Any] = {name: some[0] for name, some in chosen.items()}
@@ -100,15 +117,20 @@ def _instead() -> str:
     """Return the command that was given, as a comparison."""
     words = sys.argv[1:]
     place = words.index("run")
-    renamed = [
-        word.replace("--folder", "--out") if word.startswith("--folder") else word for word in words[place + 1 :]
-    ]
+    renamed = []
+    for word in words[place + 1 :]:
+        renamed.append(word.replace("--folder", "--out") if word.startswith("--folder") else word)
     return shlex.join(["fedskew", *words[:place], "compare", *renamed])
 
 
-def settings_from(file: Path | None, data: list[str] | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def settings_from(
+    file: Path | None, data: list[str] | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the settings of a file, and over them those of the command line that were given."""
-    values = read_file(file, COMPARED) if file else {}
+    if file:
+        values = read_file(file, COMPARED)
+    else:
+        values = {}
     values |= {name: value for name, value in given.items() if value is not None}
     if data:
         from fedskew.data.catalogue import together
@@ -116,7 +138,9 @@ def settings_from(file: Path | None, data: list[str] | None, given: Mapping[str,
         values["data"] = together(data)
     if (started := workers_of_torchrun()) is not None:
         if given["workers"] is not None:
-            raise FedskewError(f"--workers {given['workers']}: torchrun has started {started} processes, leave it out")
+            raise FedskewError(
+                f"--workers {given['workers']}: torchrun has started {started} processes, leave it out"
+            )
         values["workers"] = started
     return values
 
@@ -127,13 +151,27 @@ def options_as_parameters(panels: Mapping[str, Sequence[str]]) -> list[inspect.P
     options = options_of(Experiment)
     for panel, names in panels.items():
         for option in (options[name] for name in names):
-            flag, text = "--" + option.name.replace("_", "-"), option.type is not bool
-            flag = flag if text else f"{flag}/--no-{flag[2:]}"  # so that a file's true can be overridden
-            look: dict[str, Any] = {"help": _help(option), "rich_help_panel": panel, "show_default": False}
+            flag = "--" + option.name.replace("_", "-")
+            text = option.type is not bool
+            # So that a file's true can be overridden
+            if text:
+                flag = flag
+            else:
+                flag = f"{flag}/--no-{flag[2:]}"
+            look: dict[str, Any] = {
+                "help": _help(option),
+                "rich_help_panel": panel,
+                "show_default": False,
+            }
             kind = typer.Option(flag, metavar=_metavar(option) if text else None, **look)
-            annotation: Any = Annotated[str | None, kind] if text else Annotated[bool | None, kind]
+            if text:
+                annotation: Any = Annotated[str | None, kind]
+            else:
+                annotation = Annotated[bool | None, kind]
             result.append(
-                inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+                inspect.Parameter(
+                    option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+                )
             )
     return result
 
@@ -156,14 +194,25 @@ _PANELS = {
 def _metavar(option: Option) -> str:
     if option.name in CHOICES:
         return "SPEC"
-    numbers = {"a whole number": "N", "a number": "X", "a whole number or none": "N", "a number or none": "X"}
+    numbers = {
+        "a whole number": "N",
+        "a number": "X",
+        "a whole number or none": "N",
+        "a number or none": "X",
+    }
     return {**numbers, "a list of text (a+b+c)": "A+B"}.get(option.type_name(), "TEXT")
 
 
 def _help(option: Option) -> str:
     kind = option.type_name()
-    choices = f" ({kind.removeprefix('one of ')})" if kind.startswith("one of ") else ""
-    default = "" if option.default in (None, ()) or option.type is bool else f" \\[{option.default}]"
+    if kind.startswith("one of "):
+        choices = f" ({kind.removeprefix('one of ')})"
+    else:
+        choices = ""
+    if option.default in (None, ()) or option.type is bool:
+        default = ""
+    else:
+        default = f" \\[{option.default}]"
     return f"{escape(option.help)}{choices}{default}"
 
 
@@ -184,7 +233,9 @@ CHOSEN: dict[str, tuple[Any, Any]] = {  # options that may be repeated, of run a
     "algorithm": (
         Annotated[
             list[str] | None,
-            typer.Option("--algorithm", metavar="SPEC", help="method (fedskew list algorithms) \\[fedavg]"),
+            typer.Option(
+                "--algorithm", metavar="SPEC", help="method (fedskew list algorithms) \\[fedavg]"
+            ),
         ],
         None,
     ),
@@ -206,13 +257,17 @@ ENDING: dict[str, tuple[Any, Any]] = {
         Annotated[
             bool,
             typer.Option(
-                "--or-resume", help="resume the folder if it holds the same run, so that a job can be started again"
+                "--or-resume",
+                help="resume the folder if it holds the same run, so that a job can be started again",
             ),
         ],
         False,
     ),
     "as_json": (
-        Annotated[bool, typer.Option("--json", help="print the summary as JSON in the last line of stdout")],
+        Annotated[
+            bool,
+            typer.Option("--json", help="print the summary as JSON in the last line of stdout"),
+        ],
         False,
     ),
 }

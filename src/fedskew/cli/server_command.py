@@ -9,7 +9,10 @@ from fedskew.cli.command import Once
 from fedskew.core.errors import FedskewError
 
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="neither encrypt nor check who a node is: for trials on one machine")
+    bool,
+    typer.Option(
+        "--insecure", help="neither encrypt nor check who a node is: for trials on one machine"
+    ),
 ]
 
 
@@ -19,14 +22,23 @@ def add_to(app: typer.Typer) -> None:
 
 
 def server(
-    state: Annotated[Path, typer.Option("--state", metavar="DIR", help="folder for its database", show_default=False)],
+    state: Annotated[
+        Path,
+        typer.Option("--state", metavar="DIR", help="folder for its database", show_default=False),
+    ],
     keys: Annotated[
-        Path | None, typer.Option("--keys", metavar="DIR", help="folder of fedskew keys", show_default=False)
+        Path | None,
+        typer.Option("--keys", metavar="DIR", help="folder of fedskew keys", show_default=False),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", metavar="IP", help="address to listen on; 0.0.0.0 for all of this machine's")
+        str,
+        typer.Option(
+            "--host", metavar="IP", help="address to listen on; 0.0.0.0 for all of this machine's"
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="port to listen on, the only one that nodes need")] = 8000,
+    port: Annotated[
+        int, typer.Option("--port", help="port to listen on, the only one that nodes need")
+    ] = 8000,
     insecure: Insecure = False,
 ) -> None:
     """Start the server that nodes connect to (Flower's SuperLink), with TLS and node keys; it runs until it is stopped.
@@ -37,5 +49,7 @@ def server(
     from fedskew.deploy.flower_processes import server_process
 
     if (keys is None) != insecure:
-        raise FedskewError("give --keys DIR (fedskew keys makes it), or --insecure for a trial on one machine")
+        raise FedskewError(
+            "give --keys DIR (fedskew keys makes it), or --insecure for a trial on one machine"
+        )
     server_process(keys, state, host, port).become()

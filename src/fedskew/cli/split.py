@@ -32,11 +32,15 @@ Data = Annotated[
     ),
 ]
 Label = Annotated[str | None, _option("--label", "COL", "column with the class")]
-Group = Annotated[str | None, _option("--group", "COL", "column with the group of a row, such as a user or a site")]
+Group = Annotated[
+    str | None,
+    _option("--group", "COL", "column with the group of a row, such as a user or a site"),
+]
 Drop = Annotated[str | None, _option("--drop", "A+B", "columns that are not used as features")]
 Skew = Annotated[str | None, _option("--skew", "SPEC", "how to partition (fedskew list skews)")]
 Clients = Annotated[
-    int | None, _option("--clients", "N", "number of clients; by default 10, or one per group with natural")
+    int | None,
+    _option("--clients", "N", "number of clients; by default 10, or one per group with natural"),
 ]
 Target = Annotated[
     str | None,
@@ -46,13 +50,21 @@ Target = Annotated[
         "level of heterogeneity to reach by the skew's parameter: hellinger=0.6, features.wasserstein=0.1",
     ),
 ]
-Bins = Annotated[int | None, _option("--bins", "N", "where targets are no classes, bins that stand in for them")]
-Sweep = Annotated[str | None, _option("--sweep", "OPTION=A+B", "several values of an option of the skew")]
-Picture = Annotated[Path | None, _option("--picture", "FILE", "figure to draw: a .png or .svg file")]
+Bins = Annotated[
+    int | None, _option("--bins", "N", "where targets are no classes, bins that stand in for them")
+]
+Sweep = Annotated[
+    str | None, _option("--sweep", "OPTION=A+B", "several values of an option of the skew")
+]
+Picture = Annotated[
+    Path | None, _option("--picture", "FILE", "figure to draw: a .png or .svg file")
+]
 ConventionOption = Annotated[
     str,
     typer.Option(
-        "--convention", metavar="TEXT", help="mean over pairs (mean), or as in FedArtML and MFedBN (fedartml)"
+        "--convention",
+        metavar="TEXT",
+        help="mean over pairs (mean), or as in FedArtML and MFedBN (fedartml)",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="seed of the partition")]
@@ -67,7 +79,10 @@ def add_to(app: typer.Typer) -> None:
 
 def split(
     out: Annotated[
-        Path, typer.Option("--out", "--folder", metavar="DIR", help="new folder to write", show_default=False)
+        Path,
+        typer.Option(
+            "--out", "--folder", metavar="DIR", help="new folder to write", show_default=False
+        ),
     ],
     data: Data = None,
     label: Label = None,
@@ -79,12 +94,19 @@ def split(
     bins: Bins = None,
     client_test: Annotated[
         float,
-        typer.Option("--client-test", metavar="X", help="share of each client's rows that is held out for testing"),
+        typer.Option(
+            "--client-test",
+            metavar="X",
+            help="share of each client's rows that is held out for testing",
+        ),
     ] = 0.0,
     seed: Seed = 0,
     index: Annotated[bool, typer.Option("--index", help="write row numbers only")] = False,
     npz: Annotated[
-        bool, typer.Option("--npz", help="write the models' input (encoded, scaled, treated) as NPZ arrays")
+        bool,
+        typer.Option(
+            "--npz", help="write the models' input (encoded, scaled, treated) as NPZ arrays"
+        ),
     ] = False,
     svg: Annotated[bool, typer.Option("--svg", help="also draw the figure as SVG")] = False,
     as_json: Json = False,
@@ -103,19 +125,37 @@ def split(
     if index and npz:
         raise FedskewError("--index and --npz clash: give one of them")
     must_not_exist(out)
-    files: Files = "index" if index else "arrays" if npz else "same"
-    origin, fed, made_by = _partition(_data(data, label, group, drop), skew, clients, seed, client_test, target, bins)
+    if index:
+        files: Files = "index"
+    elif npz:
+        files = "arrays"
+    else:
+        files = "same"
+    origin, fed, made_by = _partition(
+        _data(data, label, group, drop), skew, clients, seed, client_test, target, bins
+    )
 
     def draw(fed: "Federation", found: "Heterogeneity", ending: str) -> bytes:
-        return draw_split(fed, found, f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}", ending)
+        return draw_split(
+            fed, found, f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}", ending
+        )
 
-    found = save_split(out, origin, fed, made_by, files=files, pictures=("png", "svg") if svg else ("png",), draw=draw)
+    found = save_split(
+        out,
+        origin,
+        fed,
+        made_by,
+        files=files,
+        pictures=("png", "svg") if svg else ("png",),
+        draw=draw,
+    )
     _print_split(out, fed, found, made_by, as_json)
 
 
 def measure(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="folder written by fedskew split", show_default=False)
+        Path | None,
+        typer.Argument(metavar="DIR", help="folder written by fedskew split", show_default=False),
     ] = None,
     data: Data = None,
     label: Label = None,
@@ -165,16 +205,25 @@ def measure(
             bins,
         )
     else:
-        _, fed, made_by = _partition(_data(data, label, group, drop), skew, clients, seed, 0.0, target, bins)
+        _, fed, made_by = _partition(
+            _data(data, label, group, drop), skew, clients, seed, 0.0, target, bins
+        )
         _show(
-            fed, f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}", made_by, convention, picture, as_json
+            fed,
+            f"{fed.data.name} partitioned by {made_by['skew']}, seed {seed}",
+            made_by,
+            convention,
+            picture,
+            as_json,
         )
 
 
 # -- shared by both commands -------------------------------------------------------------------------------------------
 
 
-def _data(data: list[str] | None, label: str | None, group: str | None, drop: str | None) -> dict[str, Any]:
+def _data(
+    data: list[str] | None, label: str | None, group: str | None, drop: str | None
+) -> dict[str, Any]:
     """Return ``--data`` merged with the options --label, --group and --drop."""
     if not data:
         raise FedskewError(
@@ -183,12 +232,17 @@ def _data(data: list[str] | None, label: str | None, group: str | None, drop: st
     from fedskew.data.catalogue import together
 
     whole = together(data)
-    choice = parse(whole, "data set") if isinstance(whole, str) else Choice(whole.pop("name"), whole)
+    if isinstance(whole, str):
+        choice = parse(whole, "data set")
+    else:
+        choice = Choice(whole.pop("name"), whole)
     own = {"label": label, "group": group, "drop": drop}
     given = {name: value for name, value in own.items() if value is not None}
     for name in given:
         if name in choice.options:
-            raise FedskewError(f"--{name} {given[name]} and --data {' '.join(data)}: {name} is given twice")
+            raise FedskewError(
+                f"--{name} {given[name]} and --data {' '.join(data)}: {name} is given twice"
+            )
     return {"name": choice.name, **choice.options, **given}
 
 
@@ -208,19 +262,27 @@ def _partition(
     from fedskew.runs.choices import spell
     from fedskew.runs.federate import DEFAULT_CLIENTS, usual_skew
 
-    wanted = None if target is None else Wanted.parse(target)
+    if target is None:
+        wanted = None
+    else:
+        wanted = Wanted.parse(target)
     if wanted is None and skew is not None:
         spell("skew", skew)
     origin = read_origin(data)
     skew = skew or usual_skew(origin.data)
     made_by: dict[str, Any] = {"skew": skew, "seed": seed, "client_test": client_test}
-    made_by |= {} if bins is None else {"bins": bins}
+    if bins is None:
+        made_by |= {}
+    else:
+        made_by |= {"bins": bins}
     if wanted is not None:
         cut = origin.data.with_bins(bins)
         names = len(cut.label_names) or None
         found = find(skew, cut.train, clients or DEFAULT_CLIENTS, seed, wanted, classes=names)
         made_by |= {"skew": found.spec, "target": str(wanted), "level": found.level}
-    fed = api.split(origin.data, made_by["skew"], clients, seed=seed, client_test=client_test, bins=bins)
+    fed = api.split(
+        origin.data, made_by["skew"], clients, seed=seed, client_test=client_test, bins=bins
+    )
     return origin, fed, made_by
 
 
@@ -241,7 +303,9 @@ def _print_split(
     if "target" in made_by:
         print(f"target {made_by['target']}, reached {made_by['level']:.4f}")
     for view in ("labels", "features"):
-        means = "  ".join(f"{name} {spread.mean:.3f}" for name, spread in found.views.get(view, {}).items())
+        means = "  ".join(
+            f"{name} {spread.mean:.3f}" for name, spread in found.views.get(view, {}).items()
+        )
         if not means and view == "labels":
             means = "not measured: the targets are no classes (--bins 5)"
         print(f"{view + ', mean of all pairs':28}{means}")
@@ -278,7 +342,12 @@ def _measure_folder(folder: Path, convention: str, picture: Path | None, as_json
 
 
 def _show(
-    fed: "Federation", title: str, facts: Mapping[str, Any], convention: str, picture: Path | None, as_json: bool
+    fed: "Federation",
+    title: str,
+    facts: Mapping[str, Any],
+    convention: str,
+    picture: Path | None,
+    as_json: bool,
 ) -> None:
     from fedskew.core.notebook import few
     from fedskew.core.writing import write_atomically
@@ -292,7 +361,11 @@ def _show(
         write_atomically(picture, draw_split(fed, found, title, picture.suffix[1:]))
     different = fed.data.differences
     if as_json:
-        print(to_json({**facts, **found.as_dict(), **({"differences": different} if different else {})}))
+        print(
+            to_json(
+                {**facts, **found.as_dict(), **({"differences": different} if different else {})}
+            )
+        )
         return
     print("\n".join([title, *(f"difference: {line}" for line in few(different)), str(found)]))
 
@@ -321,9 +394,13 @@ def _measure_sweep(
     for spec in specs.values():
         spell("skew", spec)
     source = read_origin(data).data
-    feds = {title: api.split(source, spec, clients, seed=seed, bins=bins) for title, spec in specs.items()}
+    feds = {}
+    for title, spec in specs.items():
+        feds[title] = api.split(source, spec, clients, seed=seed, bins=bins)
     chosen = cast("Convention", convention)  # measure raises an error for an unknown one
-    found = {title: measured(fed, chance=False, convention=chosen) for title, fed in feds.items()}
+    found = {}
+    for title, fed in feds.items():
+        found[title] = measured(fed, chance=False, convention=chosen)
     if picture is not None:
         name = f"{source.name} partitioned by {skew}, seed {seed}"
         write_atomically(picture, draw_sweep(feds, found, name, picture.suffix[1:]))
@@ -331,10 +408,16 @@ def _measure_sweep(
         print(to_json({title: result.as_dict() for title, result in found.items()}))
         return
     first = next(iter(found.values())).views
-    view = "labels" if "labels" in first else "features"
+    if "labels" in first:
+        view = "labels"
+    else:
+        view = "features"
     print(f"{f'mean over pairs, {view}':28}" + "".join(f"{name:>17}" for name in first[view]))
     for title, result in found.items():
-        print(f"{title:28}" + "".join(f"{result.views[view][name].mean:17.4f}" for name in first[view]))
+        print(
+            f"{title:28}"
+            + "".join(f"{result.views[view][name].mean:17.4f}" for name in first[view])
+        )
 
 
 def _sweep(skew: str, sweep: str) -> dict[str, str]:
@@ -343,8 +426,13 @@ def _sweep(skew: str, sweep: str) -> dict[str, str]:
     if not equals or not option.strip() or not values.strip():
         raise FedskewError(f"--sweep {sweep!r}: write option=a+b+c, such as alpha=0.01+0.1+1+10")
     base, plus, treatments = skew.partition(" + ")
-    joint = "," if ":" in base else ":"
-    return {
-        f"{option.strip()}={value.strip()}": f"{base}{joint}{option.strip()}={value.strip()}{plus}{treatments}"
-        for value in values.split("+")
-    }
+    if ":" in base:
+        joint = ","
+    else:
+        joint = ":"
+    result: dict[str, str] = {}
+    for value in values.split("+"):
+        result[f"{option.strip()}={value.strip()}"] = (
+            f"{base}{joint}{option.strip()}={value.strip()}{plus}{treatments}"
+        )
+    return result

@@ -22,7 +22,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder of a run", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="folder of a run", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="print it as JSON")] = False,
 ) -> None:
     """Say how a run stands: one that goes on, was stopped or has ended. It reads the folder, and connects to nothing.
@@ -39,25 +41,31 @@ def status(
         return
     console = console_for()
     for title, text in _lines(now).items():
-        line = "".join(sign if sign.isprintable() else "\ufffd" for sign in text)  # names may have anything
+        # Names may have anything
+        line = "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
         console.print(f"[bold]{title:14}[/bold]{escape(line)}", soft_wrap=True)
 
 
 def _lines(now: "Status") -> dict[str, str]:
     """Return what is known, by title."""
-    by = f", by {now.process}" if now.process else ""
+    if now.process:
+        by = f", by {now.process}"
+    else:
+        by = ""
     lines = {"run": f"{now.folder}: {now.algorithm}", "state": f"{now.state}{by}"}
     lines["round"] = f"{now.round} of {now.rounds}"
     if now.metrics:
-        scores = [
-            f"{part} {metric} {shown(metric, value)}"
-            for part in ("validation", "test", "own_test")
-            for metric, value in [headline(now.metrics, part)]
-            if value is not None
-        ]
+        scores = []
+        for part in ("validation", "test", "own_test"):
+            for metric, value in [headline(now.metrics, part)]:
+                if value is not None:
+                    scores.append(f"{part} {metric} {shown(metric, value)}")
         lines["scores"] = f"{', '.join(scores)} (round {now.evaluated})"
     if now.seconds_per_round is not None:
-        left = f", about {duration(now.seconds_left)} left" if now.seconds_left is not None else ""
+        if now.seconds_left is not None:
+            left = f", about {duration(now.seconds_left)} left"
+        else:
+            left = ""
         each = now.seconds_per_round
         lines["a round"] = (f"{each:.3g} s" if each < 60 else duration(each)) + left
     lines["last written"] = f"{duration(now.seconds_since_write)} ago"
@@ -65,8 +73,12 @@ def _lines(now: "Status") -> dict[str, str]:
         lines["nodes"] = _names(now.nodes)
     if now.clients is not None:
         lost = {"dropped out": now.dropped, "late": now.late}
-        words = [f"{len(names)} {fate} ({_names(names)})" for fate, names in lost.items() if names]
-        words += [f"{now.excluded} NaN or infinite"] if now.excluded else []
+        words = []
+        for fate, names in lost.items():
+            if names:
+                words.append(f"{len(names)} {fate} ({_names(names)})")
+        if now.excluded:
+            words += [f"{now.excluded} NaN or infinite"]
         lines["last round"] = "; ".join([f"{now.clients} clients", *words])
     if now.unanswered:
         lines["no answer"] = "; ".join(few([_silence(one) for one in now.unanswered], _NAMED))
@@ -79,7 +91,10 @@ def _lines(now: "Status") -> dict[str, str]:
 
 def _silence(one: "Row") -> str:
     """Return who did not answer what, and why."""
-    when = f"round {one['round']}" if one["round"] else "before the rounds"
+    if one["round"]:
+        when = f"round {one['round']}"
+    else:
+        when = "before the rounds"
     return f"{one['client']} to {one['asked']}, {when}: {one['reason']}"
 
 

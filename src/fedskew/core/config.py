@@ -13,7 +13,8 @@ from fedskew.core.files import reading
 from fedskew.core.registry import AtLeastOne, Bounds, NonNegative, PartialShare, Positive, validate
 
 _TOML_BITS = 63
-CHOICES = ("data", "skew", "model", "algorithm", "task", "schedule", "fleet")  # settings that are a name with options
+# Settings that are a name with options
+CHOICES = ("data", "skew", "model", "algorithm", "task", "schedule", "fleet")
 SHARDS = 8  # into which the clients of a round are divided for workers
 AUTO = "auto"  # the task that the targets of the data ask for, the skew that its clients do
 
@@ -123,7 +124,9 @@ class Settings:
                 f"round_totals={self.round_totals} rounds what secure=true tells of labels: add it, or leave it at 1"
             )
         if self.precision != "float32" and self.dtype != "float32":
-            raise FedskewError(f"precision={self.precision} clashes with dtype={self.dtype}: leave one of them out")
+            raise FedskewError(
+                f"precision={self.precision} clashes with dtype={self.dtype}: leave one of them out"
+            )
         if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
             raise FedskewError("nesterov=true needs optimizer=sgd and a momentum above 0")
         if self.optimizer != "sgd" and self.momentum:
@@ -169,14 +172,18 @@ class Experiment(Settings):
 
 def checked(instance: Any, where: str) -> None:
     """Validate a frozen dataclass in its ``__post_init__``: every field converted to its type and inside its bounds."""
-    given = {field.name: getattr(instance, field.name) for field in fields(instance)}
+    given = {}
+    for field in fields(instance):
+        given[field.name] = getattr(instance, field.name)
     for name, value in validate(type(instance), given, where).items():
         object.__setattr__(instance, name, value)
 
 
 def workers_of_torchrun() -> int | None:
     """Return how many processes ``torchrun`` has started, this one included; None where it has started none."""
-    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    return None
 
 
 def read_file(path: Path, more: Sequence[str] = ()) -> dict[str, Any]:
@@ -185,13 +192,17 @@ def read_file(path: Path, more: Sequence[str] = ()) -> dict[str, Any]:
     ``more`` are names that it may have beside those of an experiment, with any value.
     """
     if path.is_dir():
-        raise FedskewError(f"{path} is a folder, not an experiment file; to resume a run: fedskew resume {path}")
+        raise FedskewError(
+            f"{path} is a folder, not an experiment file; to resume a run: fedskew resume {path}"
+        )
     if not path.exists():
         raise FedskewError(f"there is no experiment file {path}")
     with reading(path):
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except ValueError as problem:  # of the syntax, of the encoding, or of a number with thousands of digits
+        except (
+            ValueError
+        ) as problem:  # of the syntax, of the encoding, or of a number with thousands of digits
             raise FedskewError(f"{path} is not a TOML file: {problem}") from None
     known = {*(field.name for field in fields(Experiment)), *more}
     result: dict[str, Any] = {}
@@ -224,7 +235,10 @@ def _refuse_long_numbers(where: str, value: Any) -> None:
 
 def to_toml(values: Mapping[str, Any]) -> str:
     """Return settings as TOML: plain values first, then a table for each choice; None is written as "none"."""
-    plain = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
+    plain = []
+    for key, value in values.items():
+        if not isinstance(value, Mapping):
+            plain.append(f"{key} = {_toml(value)}")
     tables = []
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -237,7 +251,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: '"none"'}[value]
     if isinstance(value, (int, float)):
-        return repr(value if isinstance(value, int) else float(value))  # NumPy's numbers print with their type
+        # NumPy's numbers print with their type
+        return repr(value if isinstance(value, int) else float(value))
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(_toml(entry) for entry in value) + "]"
     # The escapes of JSON are those of TOML, except this one.

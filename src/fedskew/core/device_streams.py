@@ -9,7 +9,8 @@ _STEP, _MIX_1, _MIX_2 = (
     number - (1 << 64) if number >> 63 else number
     for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
-KEY_BITS = 24  # of a client's key and of its numbers: whole numbers of so many bits are exact in float32
+# Of a client's key and of its numbers: whole numbers of so many bits are exact in float32
+KEY_BITS = 24
 
 
 def shifted(z: Tensor, places: int) -> Tensor:

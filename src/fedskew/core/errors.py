@@ -43,7 +43,11 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> Fedsk
     "unknown skew 'dirichlt': did you mean 'dirichlet'? Known: dirichlet, iid"
     """
     names = sorted(known)
-    name, names = name[:_LONGEST], names[:_LONGEST]
+    name = name[:_LONGEST]
+    names = names[:_LONGEST]
     close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    if close:
+        hint = f"did you mean {close[0]!r}? "
+    else:
+        hint = ""
     return FedskewError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}{more}")

@@ -18,9 +18,14 @@ from fedskew.core.errors import FedskewError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_GROWTH = 200  # a compressed file may unpack to so many times its size; a deflate bomb has 1,000
+# A compressed file may unpack to so many times its size; a deflate bomb has 1,000
+MOST_GROWTH = 200
 _SLACK = 64 << 20  # bytes that any packed file may unpack to
-_PACKED: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # type: ignore[dict-item]
+_PACKED: dict[str, Callable[[Path], IO[bytes]]] = {
+    ".gz": gzip.open,  # type: ignore[dict-item]
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
 
 
 @contextmanager
@@ -48,14 +53,19 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise FedskewError(f"{path} cannot be read, it is damaged or not what its name says ({why})") from error
+        raise FedskewError(
+            f"{path} cannot be read, it is damaged or not what its name says ({why})"
+        ) from error
 
 
 def _refuse_odd(path: Path) -> None:
     """Raise an error for a pipe or device, which might block or never end."""
     mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder gives the operating system's own error
-        raise FedskewError(f"{path} is a pipe or device, not a file: write its content to a file first")
+    # A folder gives the operating system's own error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise FedskewError(
+            f"{path} is a pipe or device, not a file: write its content to a file first"
+        )
 
 
 def read_bytes(path: Path) -> bytes:
@@ -92,7 +102,10 @@ class _Limited(io.RawIOBase):
     """A stream that raises an error after a given number of bytes."""
 
     def __init__(self, path: Path, inner: IO[bytes], limit: int) -> None:
-        self._path, self._inner, self._limit, self._left = path, inner, limit, limit
+        self._path = path
+        self._inner = inner
+        self._limit = limit
+        self._left = limit
 
     def readable(self) -> bool:
         """Return True, as the stream can be read."""
@@ -123,7 +136,10 @@ def too_large(path: Path, how: str, size: int) -> FedskewError:
 
 def must_fit(what: str, size: int, fix: str) -> None:
     """Raise an error if ``what`` needs more bytes than this machine has memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 40
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:
+        memory = 1 << 40
     if size > memory:
         raise FedskewError(
             f"{what} needs {size / 1e9:,.1f} GB, and this machine has {memory / 1e9:,.1f} GB of memory: {fix}"
@@ -139,7 +155,9 @@ def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
             with path.open("rb") as file:
                 archive = np.load(file, allow_pickle=False)
                 if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise FedskewError(f"{path} is a single array, not an .npz archive: use numpy.savez")
+                    raise FedskewError(
+                        f"{path} is a single array, not an .npz archive: use numpy.savez"
+                    )
                 with zipfile.ZipFile(file) as packed:
                     size = sum(member.file_size for member in packed.infolist())
                 if size > unpacked_limit(path.stat().st_size):
@@ -148,9 +166,8 @@ def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
         except FedskewError:
             raise
         except (ValueError, zipfile.BadZipFile, KeyError) as error:
-            why = (
-                "it holds Python objects (dtype object), which are never unpickled"
-                if "pickle" in str(error)
-                else "damaged"
-            )
+            if "pickle" in str(error):
+                why = "it holds Python objects (dtype object), which are never unpickled"
+            else:
+                why = "damaged"
             raise FedskewError(f"{path} is not a readable .npz archive: {why}") from None

@@ -65,7 +65,9 @@ def hold(folder: Path, at: Path | None = None, patience: float = 0.1) -> int:
         while not (mine := seize(file)) and time.monotonic() < until:
             time.sleep(0.05)
         if not mine:
-            raise FedskewError(f"{folder} is being written by {_noted(place)}: wait for it to end, or stop it")
+            raise FedskewError(
+                f"{folder} is being written by {_noted(place)}: wait for it to end, or stop it"
+            )
         os.ftruncate(file, 0)
         os.write(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
     except BaseException:
@@ -84,7 +86,9 @@ def holder(folder: Path) -> str | None:
     except OSError:  # it may be read and not written
         file = os.open(place, os.O_RDONLY)
     try:
-        return None if seize(file) else _noted(place)
+        if seize(file):
+            return None
+        return _noted(place)
     finally:
         os.close(file)
 

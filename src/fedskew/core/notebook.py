@@ -29,7 +29,9 @@ def facts_as_html(caption: str, facts: Mapping[str, Any]) -> str:
     >>> facts_as_html("a < b", {"rows": 1200, "notes": None})
     '<table><caption>a &lt; b</caption><tbody><tr><th>rows</th><td>1,200</td></tr></tbody></table>'
     """
-    return rows_as_html(caption, (), ([name, value] for name, value in facts.items() if value is not None))
+    return rows_as_html(
+        caption, (), ([name, value] for name, value in facts.items() if value is not None)
+    )
 
 
 def rows_as_html(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -37,7 +39,10 @@ def rows_as_html(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]
 
     It has no colours or fonts of its own, so that it follows the theme of the notebook.
     """
-    titles = f"<thead><tr>{''.join(f'<th>{escape(title)}</th>' for title in head)}</tr></thead>" if head else ""
+    if head:
+        titles = f"<thead><tr>{''.join(f'<th>{escape(title)}</th>' for title in head)}</tr></thead>"
+    else:
+        titles = ""
     lines = "".join(
         f"<tr><th>{escape(str(first))}</th>{''.join(f'<td>{_cell(cell)}</td>' for cell in cells)}</tr>"
         for first, *cells in rows
@@ -48,4 +53,6 @@ def rows_as_html(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]
 def _cell(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return escape(str(value))
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}"

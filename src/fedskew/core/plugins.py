@@ -43,10 +43,15 @@ def imported() -> list[Imported]:
 def import_modules(sources: Iterable[str]) -> None:
     """Import Python files (by their paths) or modules (by their names), which register components."""
     for source in sources:
-        is_file = source.endswith(".py") or not all(part.isidentifier() for part in source.split("."))
+        is_file = source.endswith(".py") or not all(
+            part.isidentifier() for part in source.split(".")
+        )
         known = len(OWN)
         try:
-            new = _import_file(Path(source)) if is_file else _import_module(source)
+            if is_file:
+                new = _import_file(Path(source))
+            else:
+                new = _import_module(source)
         except FedskewError as problem:
             raise FedskewError(f"--import {source}: {problem}") from problem
         if (
@@ -66,7 +71,9 @@ def import_again(wanted: Iterable[Imported]) -> None:
     for one in wanted:
         import_modules([one.source])
         if one not in imported():
-            raise FedskewError(f"--import {one.source}: the code has changed while the run began: start it again")
+            raise FedskewError(
+                f"--import {one.source}: the code has changed while the run began: start it again"
+            )
 
 
 def _import_file(path: Path) -> Imported:
@@ -74,7 +81,8 @@ def _import_file(path: Path) -> Imported:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise FedskewError("there is no such file")
-    name, content = re.sub(r"\W", "_", path.stem), path.read_bytes()
+    name = re.sub(r"\W", "_", path.stem)
+    content = path.read_bytes()
     new = Imported(name, str(path), hashlib.sha256(content).hexdigest())
     if _file_of(name) not in (None, path):
         raise FedskewError(f"another module has the name {name}: rename the file")
@@ -86,7 +94,8 @@ def _import_file(path: Path) -> Imported:
     assert spec
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
-        exec(compile(content, path, "exec"), module.__dict__)  # these bytes, and not what Python has compiled earlier
+        # These bytes, and not what Python has compiled earlier
+        exec(compile(content, path, "exec"), module.__dict__)
     except (Exception, SystemExit) as problem:
         del sys.modules[name]
         raise _failure(problem, str(path)) from problem
@@ -98,7 +107,9 @@ def _file_of(name: str) -> Path | None:
     if name in sys.modules:
         return Path(getattr(sys.modules[name], "__file__", None) or name).resolve()
     found = importlib.util.find_spec(name)
-    return Path(found.origin or name).resolve() if found else None
+    if found:
+        return Path(found.origin or name).resolve()
+    return None
 
 
 def _import_module(name: str) -> Imported:
@@ -106,7 +117,9 @@ def _import_module(name: str) -> Imported:
         module = importlib.import_module(name)
     except ModuleNotFoundError as problem:
         if problem.name and f"{name}.".startswith(f"{problem.name}."):
-            raise FedskewError("there is no such module: install its package, or give the path of a .py file") from None
+            raise FedskewError(
+                "there is no such module: install its package, or give the path of a .py file"
+            ) from None
         raise _failure(problem, "") from problem
     except (Exception, SystemExit) as problem:
         raise _failure(problem, "") from problem
@@ -137,7 +150,9 @@ def digest_of(module: str) -> str | None:
     """Return the SHA-256 of a module when it was imported; None if it has not been imported, which is not done here."""
     if module in _imported:
         return _imported[module].sha256
-    return _digest(sys.modules[module]) if module in sys.modules else None
+    if module in sys.modules:
+        return _digest(sys.modules[module])
+    return None
 
 
 def load_entry_points(group: str) -> None:
@@ -146,7 +161,10 @@ def load_entry_points(group: str) -> None:
         try:
             entry.load()
         except (Exception, SystemExit) as problem:
-            owner = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
+            if entry.dist:
+                owner = f"{entry.dist.name} {entry.dist.version}"
+            else:
+                owner = "a package"
             why = " ".join(str(problem).split())
             warnings.warn(
                 f"{owner}: its entry point {entry.name} = {entry.value} ({group}) cannot be loaded "

@@ -8,7 +8,18 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.plugins import OWN, load_entry_points, place
@@ -29,13 +40,26 @@ class Bounds:
 
     def holds(self, value: float) -> bool:
         """Return whether the value is finite and within the bounds."""
-        low = value > self.low if self.above else value >= self.low
-        high = value < self.high if self.below else value <= self.high
-        return low and high and abs(value) < math.inf  # a whole number may be too large for math.isfinite
+        if self.above:
+            low = value > self.low
+        else:
+            low = value >= self.low
+        if self.below:
+            high = value < self.high
+        else:
+            high = value <= self.high
+        # A whole number may be too large for math.isfinite
+        return low and high and abs(value) < math.inf
 
     def __str__(self) -> str:
-        low = "" if self.low == -math.inf else f"{'>' if self.above else '>='} {self.low:g}"
-        high = "" if self.high == math.inf else f"{'<' if self.below else '<='} {self.high:g}"
+        if self.low == -math.inf:
+            low = ""
+        else:
+            low = f"{'>' if self.above else '>='} {self.low:g}"
+        if self.high == math.inf:
+            high = ""
+        else:
+            high = f"{'<' if self.below else '<='} {self.high:g}"
         return " and ".join(part for part in (low, high) if part) or "finite"
 
 
@@ -77,17 +101,28 @@ class Option:
         try:
             result = _convert(value, self.type)
         except (TypeError, KeyError, ValueError, OverflowError):
-            raise FedskewError(f"{where}: {self.name}={_show(value)} is not {self.type_name()}") from None
-        parts = result if isinstance(result, tuple) else (result,)
+            raise FedskewError(
+                f"{where}: {self.name}={_show(value)} is not {self.type_name()}"
+            ) from None
+        if isinstance(result, tuple):
+            parts = result
+        else:
+            parts = (result,)
         for part in parts:
             if isinstance(part, str) and not is_utf8(part):
-                raise FedskewError(f"{where}: {self.name}={_show(value)} is not UTF-8 text: rename what it names")
+                raise FedskewError(
+                    f"{where}: {self.name}={_show(value)} is not UTF-8 text: rename what it names"
+                )
             if not isinstance(part, (int, float)):
                 continue
             if self.bounds and not self.bounds.holds(part):
-                raise FedskewError(f"{where}: {self.name}={_show(value)} is out of range, it must be {self.bounds}")
+                raise FedskewError(
+                    f"{where}: {self.name}={_show(value)} is out of range, it must be {self.bounds}"
+                )
             if abs(part) >= LIMIT:
-                raise FedskewError(f"{where}: {self.name}={_show(value)} is too large: numbers stay below 2^63")
+                raise FedskewError(
+                    f"{where}: {self.name}={_show(value)} is too large: numbers stay below 2^63"
+                )
         return result
 
 
@@ -111,7 +146,9 @@ def _type_name(kind: Any) -> str:
 
 def _show(value: Any) -> str:
     text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."
 
 
 def is_utf8(text: str) -> bool:
@@ -139,7 +176,10 @@ def _convert(value: Any, kind: Any) -> Any:
     if origin in (Union, types.UnionType):
         return _convert_union(value, get_args(kind))
     if origin is tuple:
-        parts = value.split("+") if isinstance(value, str) else value
+        if isinstance(value, str):
+            parts = value.split("+")
+        else:
+            parts = value
         return tuple(_convert(part, get_args(kind)[0]) for part in parts)
     if kind is bool:
         return _TRUTH[str(value).lower()]
@@ -172,7 +212,10 @@ def _convert_union(value: Any, kinds: tuple[Any, ...]) -> Any:
 
 def options_of(thing: Callable[..., Any]) -> dict[str, Option]:
     """Return the options of a function (its keyword-only parameters) or of a dataclass (its fields)."""
-    target = thing.__init__ if is_dataclass(thing) else thing
+    if is_dataclass(thing):
+        target = thing.__init__
+    else:
+        target = thing
     hints = get_type_hints(target, include_extras=True)
     documented: dict[str, str] = {}
     for source in reversed(inspect.getmro(thing)) if isinstance(thing, type) else [thing]:
@@ -186,7 +229,8 @@ def options_of(thing: Callable[..., Any]) -> dict[str, Option]:
     for name, parameter in inspect.signature(thing).parameters.items():
         if parameter.kind not in keyword_kinds:
             continue
-        kind, bounds = hints[name], None
+        kind = hints[name]
+        bounds = None
         if get_origin(kind) is Annotated:
             kind, *extras = get_args(kind)
             bounds = next((extra for extra in extras if isinstance(extra, Bounds)), None)
@@ -224,7 +268,10 @@ def validate(thing: Callable[..., Any], values: Mapping[str, Any], where: str) -
     for option in known.values():
         if option.required and option.name not in values:
             raise FedskewError(f"{where} needs {option.name}=: {option.help or option.type_name()}")
-    return {name: known[name].convert(value, where) for name, value in values.items()}
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        result[name] = known[name].convert(value, where)
+    return result
 
 
 @dataclass(frozen=True)
@@ -236,7 +283,9 @@ class Choice:
 
     def __str__(self) -> str:
         given = ",".join(f"{key}={spelled(value)}" for key, value in self.options.items())
-        return f"{self.name}:{given}" if given else self.name
+        if given:
+            return f"{self.name}:{given}"
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -252,7 +301,9 @@ class Composition(Choice):
 def compose(parts: Iterable[Choice]) -> Choice:
     """Return the parts as one choice; a single part is returned unchanged."""
     first, *added = parts
-    return Composition(first.name, first.options, tuple(added)) if added else first
+    if added:
+        return Composition(first.name, first.options, tuple(added))
+    return first
 
 
 def parts_of(spec: Any, kind: str) -> list[Any]:
@@ -266,16 +317,22 @@ def parts_of(spec: Any, kind: str) -> list[Any]:
         for part in parts:
             if "+" in part.name:  # in an option's value a plus makes a list
                 apart = " + ".join(name.strip() for name in part.name.split("+"))
-                raise FedskewError(f"{kind} {spec!r}: a plus between parts has a space on each side: {apart}")
+                raise FedskewError(
+                    f"{kind} {spec!r}: a plus between parts has a space on each side: {apart}"
+                )
         return parts
-    return [Choice(spec.name, spec.options), *spec.added] if isinstance(spec, Composition) else [spec]
+    if isinstance(spec, Composition):
+        return [Choice(spec.name, spec.options), *spec.added]
+    return [spec]
 
 
 def spelled(value: Any) -> str:
     """Return an option's value as it is written on the command line."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
-    return "+".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+    if isinstance(value, (tuple, list)):
+        return "+".join(map(str, value))
+    return str(value)
 
 
 def parse(text: str, kind: str) -> Choice:
@@ -308,7 +365,10 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
         self._package = package
-        self._group = "fedskew.data" if kind == "data set" else f"fedskew.{kind}s"
+        if kind == "data set":
+            self._group = "fedskew.data"
+        else:
+            self._group = f"fedskew.{kind}s"
         self._things: dict[str, T] = {}
         self._loaded = self._searched = False
         self.beside: Registry[Any] | None = None  # another registry, whose names must be others
@@ -319,15 +379,22 @@ class Registry(Generic[T]):
         def keep(thing: Thing) -> Thing:
             own = place(thing).partition(".")[0] != self._package.partition(".")[0]
             if own:
-                self.loaded()  # so that a name that clashes is the fault of the one that comes from outside
+                # So that a name that clashes is the fault of the one that comes from outside
+                self.loaded()
             if not re.fullmatch(r"\w[\w.-]*", name):
-                raise FedskewError(f"{self.kind} {name!r}: write its name with letters, digits, dashes and dots alone")
+                raise FedskewError(
+                    f"{self.kind} {name!r}: write its name with letters, digits, dashes and dots alone"
+                )
             for taken in filter(None, (self, self.beside)):
                 if name in taken._things:
                     both = f"{place(taken._things[name])} and {place(thing)}"
-                    raise FedskewError(f"{self.kind} {name!r} is registered twice, by {both}: choose another name")
+                    raise FedskewError(
+                        f"{self.kind} {name!r} is registered twice, by {both}: choose another name"
+                    )
             if not inspect.getdoc(thing):
-                raise FedskewError(f"{self.kind} {name!r} needs a docstring: its help comes from there")
+                raise FedskewError(
+                    f"{self.kind} {name!r} needs a docstring: its help comes from there"
+                )
             self._things[name] = cast(T, thing)
             if own:
                 OWN.append(thing)
@@ -380,7 +447,8 @@ class Registry(Generic[T]):
             choice = spec
         elif isinstance(spec, Mapping) and isinstance(spec.get("name"), str):
             choice = Choice(
-                spec["name"], {key.replace("-", "_"): value for key, value in spec.items() if key != "name"}
+                spec["name"],
+                {key.replace("-", "_"): value for key, value in spec.items() if key != "name"},
             )
         else:
             raise FedskewError(
@@ -392,12 +460,18 @@ class Registry(Generic[T]):
     def full(self, choice: Choice) -> Choice:
         """Return the choice with every option, including defaults."""
         known = self.options(choice.name)
-        return Choice(choice.name, {name: choice.options.get(name, option.default) for name, option in known.items()})
+        return Choice(
+            choice.name,
+            {name: choice.options.get(name, option.default) for name, option in known.items()},
+        )
 
     def brief(self, choice: Choice) -> Choice:
         """Return the choice without the options that are at their defaults."""
         known = self.options(choice.name)
-        return Choice(choice.name, {key: value for key, value in choice.options.items() if value != known[key].default})
+        return Choice(
+            choice.name,
+            {key: value for key, value in choice.options.items() if value != known[key].default},
+        )
 
     def name_of(self, thing: Any) -> str | None:
         """Return the name under which a class or function is registered, or None."""
@@ -417,4 +491,6 @@ class Composing(Registry[T]):
 
     def brief(self, choice: Choice) -> Choice:
         """Return the choice without the options that are at their defaults, for each part."""
-        return compose(Registry.brief(self.home(part), part) for part in parts_of(choice, self.kind))
+        return compose(
+            Registry.brief(self.home(part), part) for part in parts_of(choice, self.kind)
+        )

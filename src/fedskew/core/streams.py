@@ -45,7 +45,8 @@ def _purpose_code(purpose: str) -> int:
 def bits(seed: int, purpose: str, *path: "int | Ints") -> Bits:
     """Return 64 random bits for every address (seed, purpose, *path); the parts of the path are broadcast."""
     number = _mix_number((seed ^ _purpose_code(purpose)) + _STEP & _WORD)
-    numbers = 0  # how many parts of the path come before the first array: for them Python is faster than NumPy
+    # How many parts of the path come before the first array: for them Python is faster than NumPy
+    numbers = 0
     for part in path:
         if isinstance(part, np.ndarray):
             break
@@ -110,7 +111,8 @@ class Stream:
         """
         # Numbers drawn with replacement and kept with their chance are a draw in proportion to it; without its repeats
         # it is one without replacement.
-        draws, keep = 2 * count + 8, substream(self, 1)
+        draws = 2 * count + 8
+        keep = substream(self, 1)
         while True:
             drawn = (self.uniform(draws) * population).astype(np.int64)
             kept = _first_appearances(drawn[keep.uniform(draws) < chance(drawn)])
@@ -132,7 +134,8 @@ class Stream:
 def _first_appearances(numbers: Ints) -> Ints:
     """Return the different numbers, in the order in which they first appear."""
     order = numbers.argsort(kind="stable")
-    ordered, new = numbers[order], np.ones(len(numbers), dtype=bool)
+    ordered = numbers[order]
+    new = np.ones(len(numbers), dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
     return numbers[np.sort(order[new])]
 

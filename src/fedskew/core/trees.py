@@ -14,7 +14,10 @@ Tree: TypeAlias = dict[str, Tensors]  # named groups of named tensors
 
 def stacked(tensors: Tensors, count: int) -> Tensors:
     """Return ``count`` copies of every tensor, stacked on a new first axis."""
-    return {name: value.expand(count, *value.shape).clone() for name, value in tensors.items()}
+    result: Tensors = {}
+    for name, value in tensors.items():
+        result[name] = value.expand(count, *value.shape).clone()
+    return result
 
 
 def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
@@ -23,24 +26,35 @@ def rows_of(tree: Tree, index: Tensor | slice) -> Tree:
     def pick(value: Tensor) -> Tensor:
         return value[index.to(value.device) if isinstance(index, Tensor) else index]
 
-    return {part: {name: pick(value) for name, value in tensors.items()} for part, tensors in tree.items()}
+    result: Tree = {}
+    for part, tensors in tree.items():
+        result[part] = {name: pick(value) for name, value in tensors.items()}
+    return result
 
 
 def tensors_of(tree: Tree) -> list[Tensor]:
     """Return all tensors of a tree."""
-    return [value for tensors in tree.values() for value in tensors.values()]
+    result: list[Tensor] = []
+    for tensors in tree.values():
+        for value in tensors.values():
+            result.append(value)
+    return result
 
 
 def unsqueezed(tree: Tree) -> Tree:
     """Return one client's tree as a stack of one."""
-    return {part: {name: value.unsqueeze(0) for name, value in tensors.items()} for part, tensors in tree.items()}
+    result: Tree = {}
+    for part, tensors in tree.items():
+        result[part] = {name: value.unsqueeze(0) for name, value in tensors.items()}
+    return result
 
 
 def without(tree: Tree, names: frozenset[str]) -> Tree:
     """Return the tree without the tensors of these names, in every part."""
-    return {
-        part: {name: value for name, value in tensors.items() if name not in names} for part, tensors in tree.items()
-    }
+    result: Tree = {}
+    for part, tensors in tree.items():
+        result[part] = {name: value for name, value in tensors.items() if name not in names}
+    return result
 
 
 def size_in_bytes(tree: Tree) -> int:
@@ -50,7 +64,10 @@ def size_in_bytes(tree: Tree) -> int:
 
 def finite_clients(trees: Iterable[Tree], count: int) -> NDArray[np.bool_]:
     """Return for each of the ``count`` clients of the stacked trees whether all its numbers are finite."""
-    values = [value[:, None].flatten(1) for tree in trees for value in tensors_of(tree)]
+    values = []
+    for tree in trees:
+        for value in tensors_of(tree):
+            values.append(value[:, None].flatten(1))
     fine = np.ones(count, dtype=bool)
     # A sum is finite only if all terms are; it costs one pass and no mask as large as the tensor. In the tensors' own
     # precision it is fastest, but may overflow. All sums leave a GPU at once.
@@ -64,17 +81,26 @@ def finite_clients(trees: Iterable[Tree], count: int) -> NDArray[np.bool_]:
 
 def copied(tree: Tree) -> Tree:
     """Return a copy of a tree in memory of its own."""
-    return {part: {name: value.clone() for name, value in tensors.items()} for part, tensors in tree.items()}
+    result: Tree = {}
+    for part, tensors in tree.items():
+        result[part] = {name: value.clone() for name, value in tensors.items()}
+    return result
 
 
 def flat_names(tree: Tree) -> Tensors:
     """Return copies of a tree's tensors under flat names ``part/name``, for a file that holds no tensor twice."""
-    return {f"{part}/{name}": value.clone() for part, tensors in tree.items() for name, value in tensors.items()}
+    result: Tensors = {}
+    for part, tensors in tree.items():
+        for name, value in tensors.items():
+            result[f"{part}/{name}"] = value.clone()
+    return result
 
 
 def from_flat(flat: Tensors, like: Tree) -> Tree:
     """Return the tree from the flat names of ``flat_names``, in the order and on the devices of ``like``."""
-    return {
-        part: {name: flat[f"{part}/{name}"].to(value.device) for name, value in tensors.items()}
-        for part, tensors in like.items()
-    }
+    result: Tree = {}
+    for part, tensors in like.items():
+        result[part] = {
+            name: flat[f"{part}/{name}"].to(value.device) for name, value in tensors.items()
+        }
+    return result

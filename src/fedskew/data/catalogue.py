@@ -34,7 +34,9 @@ def choose(spec: str | Mapping[str, Any] | Choice) -> Choice:
             raise FedskewError(f"{path} is a path already; leave out path={spec['path']}")
         if reader:
             where = {"paths": (path,)} if reader == "silos" else {"path": path}
-            spec = {"name": reader, **where} | {key: value for key, value in spec.items() if key != "name"}
+            spec = {"name": reader, **where} | {
+                key: value for key, value in spec.items() if key != "name"
+            }
     return datasets.choose(spec)
 
 
@@ -50,7 +52,9 @@ def together(specs: Sequence[str]) -> str | dict[str, Any]:
     options: dict[str, Any] = {}
     for spec, part in zip(specs, parts, strict=True):
         if part.name in datasets:
-            raise FedskewError(f"--data {spec}: several --data are files of clients, and {part.name} is a data set")
+            raise FedskewError(
+                f"--data {spec}: several --data are files of clients, and {part.name} is a data set"
+            )
         for key, value in part.options.items():
             if options.setdefault(key, value) != value:
                 raise FedskewError(
@@ -71,11 +75,15 @@ def _reader_of(path: str, labelled: bool) -> str | None:
     with suppress(OSError, RuntimeError):
         folder = Path(path).expanduser()
         if folder.is_dir():
-            return "silos" if labelled or holds_tables(folder) else "images"
+            if labelled or holds_tables(folder):
+                return "silos"
+            return "images"
     return None
 
 
-def load(spec: str | Mapping[str, Any] | Choice, *, validation: float = 0.0, seed: int = 0) -> Dataset:
+def load(
+    spec: str | Mapping[str, Any] | Choice, *, validation: float = 0.0, seed: int = 0
+) -> Dataset:
     """Read a data set: ``load("digits")``, ``load("csv:path=my.csv,label=y")``, ``load("my.csv:label=y")``.
 
     Args:
@@ -89,12 +97,16 @@ def load(spec: str | Mapping[str, Any] | Choice, *, validation: float = 0.0, see
     (1079, 359, 359, (1, 8, 8))
     """
     if not 0 <= validation < 1:
-        raise FedskewError(f"a validation share of {validation:g} is out of range, it must be >= 0 and < 1")
+        raise FedskewError(
+            f"a validation share of {validation:g} is out of range, it must be >= 0 and < 1"
+        )
     choice = choose(spec)
     read = datasets.get(choice.name)(**choice.options)
     if isinstance(read, Dataset):
         result = replace(read, name=str(choice))
-        return result.hold_out(validation, seed) if validation else result
+        if validation:
+            return result.hold_out(validation, seed)
+        return result
     return read.build(str(choice), Split("validation", validation, seed) if validation else None)
 
 
@@ -121,7 +133,10 @@ def _entry(name: str) -> Entry:
     missing = source.missing()
     state: Literal["present", "partly", "missing"] = "present"
     if missing:
-        state = "missing" if len(missing) == len(source.files) else "partly"
+        if len(missing) == len(source.files):
+            state = "missing"
+        else:
+            state = "partly"
     return Entry(name, datasets.summary(name), state, bool(source.downloads), source.licence)
 
 
@@ -136,7 +151,8 @@ class Facts:
     classes: dict[str, int]  # class, or label -> training rows; empty where targets are numbers
     groups: int
     notes: tuple[str, ...]
-    clients: dict[str, int] = field(default_factory=dict)  # client -> training rows, where the data has clients
+    # Client -> training rows, where the data has clients
+    clients: dict[str, int] = field(default_factory=dict)
     differences: tuple[str, ...] = ()  # between the clients
 
 
@@ -145,14 +161,14 @@ def check(spec: str | Mapping[str, Any] | Choice) -> Facts:
     data = load(spec)
     source = sources.get(choose(spec).name)
     y = data.train.y
-    counts = (
-        []
-        if data.target == "number"
-        else (y.sum(0) if y.ndim > 1 else np.bincount(y, minlength=len(data.classes))).tolist()
-    )
-    spread = (
-        f"the target is a number from {y.min():g} to {y.max():g}, mean {y.mean():g}" if data.target == "number" else ""
-    )
+    if data.target == "number":
+        counts = []
+    else:
+        counts = (y.sum(0) if y.ndim > 1 else np.bincount(y, minlength=len(data.classes))).tolist()
+    if data.target == "number":
+        spread = f"the target is a number from {y.min():g} to {y.max():g}, mean {y.mean():g}"
+    else:
+        spread = ""
     return Facts(
         name=data.name,
         licence=source.licence if source else "",

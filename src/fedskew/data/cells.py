@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 MISSING, OTHER = "missing", "other"
 DECIMAL_COMMAS = "decimal commas"  # in the attrs of a table: its columns in which numbers have one
 _EXPONENT = r"(e[+-]?\d+)?"
-_DECIMAL_COMMA = re.compile(rf"[+-]?(\d+|\d{{1,3}}(\.\d{{3}})+)(,\d+)?{_EXPONENT}", re.IGNORECASE)  # 5,2  1.234,5  7
+# 5,2  1.234,5  7
+_DECIMAL_COMMA = re.compile(rf"[+-]?(\d+|\d{{1,3}}(\.\d{{3}})+)(,\d+)?{_EXPONENT}", re.IGNORECASE)
 # Numbers whose comma, or point, stands before no thousands: 5,2 and 0,125 but not 1,234.
 _NO_THOUSANDS = re.compile(rf"[+-]?(0,\d+|[\d.]+,(\d{{1,2}}|\d{{4,}})){_EXPONENT}", re.IGNORECASE)
 _DECIMAL_POINT = re.compile(rf"[+-]?(0?\.\d+|\d+\.(\d{{1,2}}|\d{{4,}})){_EXPONENT}", re.IGNORECASE)
-_GROUPED = re.compile(r"[+-]?\d{1,3}([,.'’ \u00a0\u202f]\d{3})+([.,]\d+)?")  # 1,234  1.234.567  1 234,5
+# 1,234  1.234.567  1 234,5
+_GROUPED = re.compile(r"[+-]?\d{1,3}([,.'’ \u00a0\u202f]\d{3})+([.,]\d+)?")
 
 
 def finite(column: "Column") -> Floats:
@@ -48,7 +50,9 @@ def categories(column: "Column") -> tuple[Ints, list[str]]:
     try:
         codes, values = pd.factorize(column)
     except TypeError:
-        raise FedskewError(f"column {column.name!r} holds lists or the like, expected one value a row") from None
+        raise FedskewError(
+            f"column {column.name!r} holds lists or the like, expected one value a row"
+        ) from None
     texts = [*(text_of(value) for value in values), MISSING]
     # Different values may read the same (1 and "1"): they are one category.
     names = list(dict.fromkeys(texts))
@@ -58,7 +62,9 @@ def categories(column: "Column") -> tuple[Ints, list[str]]:
 
 def text_of(value: Any) -> str:
     """Return a cell as text; whole numbers read the same in a column of numbers with and without gaps."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
 
 
 def is_number(text: str) -> bool:
@@ -88,9 +94,18 @@ def with_decimal_commas(
             found[str(title)] = texts
     if not any(texts.str.fullmatch(_NO_THOUSANDS).any() for texts in found.values()):
         return frame
-    with_points = [str(title) for title in frame.columns if getattr(frame[title].dtype, "kind", "O") == "f"]
-    written = as_text(with_points) if with_points else frame[[]]
-    if any(column.dropna().str.strip().str.fullmatch(_DECIMAL_POINT).any() for _, column in written.items()):
+    with_points = []
+    for title in frame.columns:
+        if getattr(frame[title].dtype, "kind", "O") == "f":
+            with_points.append(str(title))
+    if with_points:
+        written = as_text(with_points)
+    else:
+        written = frame[[]]
+    if any(
+        column.dropna().str.strip().str.fullmatch(_DECIMAL_POINT).any()
+        for _, column in written.items()
+    ):
         return frame
     for title, column in written.items():
         if column.dropna().str.contains(".", regex=False).any():
@@ -115,7 +130,10 @@ def is_text(column: "Column") -> bool:
 
 def refuse_other_numbers(where: str, title: str, texts: "Sequence[str]") -> None:
     """Raise an error for texts most of which are numbers in another way of writing; none of them is quoted."""
-    numbers = [text for text in texts if _GROUPED.fullmatch(text.strip()) or _DECIMAL_COMMA.fullmatch(text.strip())]
+    numbers = []
+    for text in texts:
+        if _GROUPED.fullmatch(text.strip()) or _DECIMAL_COMMA.fullmatch(text.strip()):
+            numbers.append(text)
     odd = [text for text in numbers if not is_number(text)]
     if not odd or 2 * len(numbers) <= len(texts):
         return
@@ -135,7 +153,9 @@ def is_numeric(column: "Column") -> bool:
     """Return whether a column holds numbers; true and false are categories."""
     import pandas as pd
 
-    return pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
+    return pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(
+        column.dtype
+    )
 
 
 def need_column(name: str, column: str, columns: Iterable[Any]) -> None:
@@ -156,7 +176,9 @@ def _letters(title: str) -> str:
 
 def label_columns(label: str, target: Target) -> tuple[str, ...]:
     """The columns that hold the target: one, or with ``target=labels`` all that are named, ``a+b+c``."""
-    return tuple(label.split("+")) if target == "labels" else (label,)
+    if target == "labels":
+        return tuple(label.split("+"))
+    return (label,)
 
 
 def numbers(name: str, what: str, column: "Column") -> NDArray[np.float32]:
@@ -169,7 +191,8 @@ def numbers(name: str, what: str, column: "Column") -> NDArray[np.float32]:
         raise FedskewError(
             f"{name}: {what} holds {odd!r}, and target=number takes numbers: correct it, or leave target= out"
         )
-    with np.errstate(over="ignore"):  # what single precision cannot hold becomes infinite, and is refused as such
+    # What single precision cannot hold becomes infinite, and is refused as such
+    with np.errstate(over="ignore"):
         result: NDArray[np.float32] = column.to_numpy(dtype=np.float64).astype(np.float32)
     return result
 
@@ -192,8 +215,11 @@ def refuse_missing(name: str, what: str, part: "Column") -> None:
     """Raise an error if a column of targets or groups has gaps."""
     missing = part.isna().to_numpy()
     if missing.any():
-        count, first = int(missing.sum()), int(np.argmax(missing))
-        raise FedskewError(f"{name}: {what} is missing in {count} rows (first: row {first}); fill or remove them")
+        count = int(missing.sum())
+        first = int(np.argmax(missing))
+        raise FedskewError(
+            f"{name}: {what} is missing in {count} rows (first: row {first}); fill or remove them"
+        )
 
 
 def refuse_fractions(name: str, what: str, part: "Column") -> None:
@@ -213,10 +239,14 @@ def refuse_fractions(name: str, what: str, part: "Column") -> None:
 def refuse_one_class(name: str, what: str, names: tuple[str, ...]) -> None:
     """Raise an error if there is nothing to tell apart."""
     if len(names) < 2:
-        raise FedskewError(f"{name}: {what} holds one class only ({names[0]}); there is nothing to learn")
+        raise FedskewError(
+            f"{name}: {what} holds one class only ({names[0]}); there is nothing to learn"
+        )
 
 
-def number_labels(name: str, what: str, parts: "list[Column]") -> tuple[list[Ints], tuple[str, ...]]:
+def number_labels(
+    name: str, what: str, parts: "list[Column]"
+) -> tuple[list[Ints], tuple[str, ...]]:
     """Return labels of any type as 0 … K-1 in sorted order over all parts, and their names."""
     for part in parts:
         refuse_fractions(name, what, part)
@@ -225,12 +255,16 @@ def number_labels(name: str, what: str, parts: "list[Column]") -> tuple[list[Int
     return found, names
 
 
-def number_groups(name: str, what: str, parts: "list[Column]") -> tuple[list[Ints], tuple[str, ...]]:
+def number_groups(
+    name: str, what: str, parts: "list[Column]"
+) -> tuple[list[Ints], tuple[str, ...]]:
     """Return values of any type as 0 … K-1 in sorted order over all parts, and their names; none may be missing."""
     found = [distinct(name, what, part) for part in parts]
     names = names_in_order([values for _, values in found])
     place = {text: number for number, text in enumerate(names)}
-    ranks = [np.array([place[text_of(value)] for value in values], dtype=np.int64) for _, values in found]
+    ranks = []
+    for _, values in found:
+        ranks.append(np.array([place[text_of(value)] for value in values], dtype=np.int64))
     return [rank[codes] for rank, (codes, _) in zip(ranks, found, strict=True)], names
 
 
@@ -242,7 +276,9 @@ def distinct(name: str, what: str, part: "Column") -> tuple[Ints, list[Any]]:
     try:
         codes, values = pd.factorize(part)
     except TypeError:
-        raise FedskewError(f"{name}: {what} holds lists or the like, expected one number or name a row") from None
+        raise FedskewError(
+            f"{name}: {what} holds lists or the like, expected one number or name a row"
+        ) from None
     return np.asarray(codes, dtype=np.int64), values.tolist()
 
 
@@ -252,8 +288,12 @@ def class_counts(name: str, what: str, parts: "Iterable[Column]") -> dict[Any, i
     for part in parts:
         refuse_fractions(name, what, part)
         codes, values = distinct(name, what, part)
-        plain = [value if isinstance(value, (int, float)) else text_of(value) for value in values]
-        for value, count in zip(plain, np.bincount(codes, minlength=len(plain)).tolist(), strict=True):
+        plain = []
+        for value in values:
+            plain.append(value if isinstance(value, (int, float)) else text_of(value))
+        for value, count in zip(
+            plain, np.bincount(codes, minlength=len(plain)).tolist(), strict=True
+        ):
             result[value] = result.get(value, 0) + count
     return result
 
@@ -266,8 +306,12 @@ def names_in_order(parts: Iterable[Iterable[Any]]) -> tuple[str, ...]:
     """
     lists = [list(part) for part in parts]
     if len({all(isinstance(value, (int, float)) for value in part) for part in lists if part}) > 1:
-        lists = [[text_of(value) for value in part] for part in lists]  # 1 here and "1" there are the same
-    values = {value for part in lists for value in part}
+        # 1 here and "1" there are the same
+        lists = [[text_of(value) for value in part] for part in lists]
+    values = set()
+    for part in lists:
+        for value in part:
+            values.add(value)
     try:
         ordered = sorted(values)
     except TypeError:  # numbers and text in one column have no order of their own

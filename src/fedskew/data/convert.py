@@ -11,7 +11,14 @@ import numpy as np
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.core.registry import options_of
 from fedskew.core.streams import Ints
-from fedskew.data.cells import label_columns, label_matrix, need_column, number_groups, number_labels, numbers
+from fedskew.data.cells import (
+    label_columns,
+    label_matrix,
+    need_column,
+    number_groups,
+    number_labels,
+    numbers,
+)
 from fedskew.data.dataset import Dataset, Rows, Split
 from fedskew.data.readers.arrays import Arrays, Numbers, everything
 from fedskew.data.readers.table import SiloTables, Table
@@ -20,7 +27,8 @@ from fedskew.data.targets import Target, Targets
 if TYPE_CHECKING:
     from fedskew.data.cells import Column
 
-_SEQUENCES = (list, tuple, str, bytes, bytearray, range, deque, array, memoryview, Mapping)  # which have an end
+# Which have an end
+_SEQUENCES = (list, tuple, str, bytes, bytearray, range, deque, array, memoryview, Mapping)
 _OF_FILES = ("path", "test_path", "separator")  # options of a table in a file
 
 
@@ -72,7 +80,10 @@ def from_arrays(
     (('cat', 'dog'), 2, 2)
     """
     train = part_from(name, _unpack(name, data, label, group, target), target)
-    tested = None if test is None else part_from(f"{name}: test", _unpack(name, test, label, group, target), target)
+    if test is None:
+        tested = None
+    else:
+        tested = part_from(f"{name}: test", _unpack(name, test, label, group, target), target)
     rows, classes, groups = split_parts(name, train, tested, target)
     raw = Arrays(
         train=rows[0],
@@ -102,18 +113,28 @@ def from_frames(data: Any, validation: Split | None, options: Mapping[str, Any])
     drop, several = given.pop("drop", ()), isinstance(data, Mapping)
     split = Split("test", given.pop("test", known["test"].default), given.pop("split_seed", 0))
     if several and given.get("group") is not None:
-        raise FedskewError(f"group={given['group']}: every data frame is a client already: leave it out")
-    frames = {str(client): _named(frame) for client, frame in data.items()} if several else {"": _named(data)}
+        raise FedskewError(
+            f"group={given['group']}: every data frame is a client already: leave it out"
+        )
+    frames = (
+        {str(client): _named(frame) for client, frame in data.items()}
+        if several
+        else {"": _named(data)}
+    )
     if not frames:
         raise FedskewError("no data frame is given: load({'a': frame, ...}, label=...)")
     if several and ("" in frames or len(frames) < len(data)):
-        raise FedskewError(f"clients {', '.join(map(repr, data))}: give each a name of its own, as text")
+        raise FedskewError(
+            f"clients {', '.join(map(repr, data))}: give each a name of its own, as text"
+        )
     every = dict.fromkeys(column for frame in frames.values() for column in frame.columns)
     for column in drop:
         need_column("the data frame", column, every)
     tables = {
         client: Table(
-            train=frame.drop(columns=[column for column in drop if column in frame.columns]), test=split, **given
+            train=frame.drop(columns=[column for column in drop if column in frame.columns]),
+            test=split,
+            **given,
         )
         for client, frame in frames.items()
     }
@@ -132,11 +153,15 @@ def _named(frame: Any) -> Any:
     return frame.set_axis(names, axis=1).reset_index(drop=True)
 
 
-def _unpack(name: str, data: Any, label: str | None, group: str | None, target: Target) -> tuple[Any, ...]:
+def _unpack(
+    name: str, data: Any, label: str | None, group: str | None, target: Target
+) -> tuple[Any, ...]:
     if hasattr(data, "columns"):
         return _unpack_frame(name, data, label, group, target)
     if label is not None or group is not None:
-        raise FedskewError(f"{name}: label= and group= name columns of a data frame; give arrays as (x, y, group)")
+        raise FedskewError(
+            f"{name}: label= and group= name columns of a data frame; give arrays as (x, y, group)"
+        )
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
         raise FedskewError(
             f"{name}: expected (x, y), (x, y, group) or a data frame with label=, got {type(data).__name__}"
@@ -144,13 +169,19 @@ def _unpack(name: str, data: Any, label: str | None, group: str | None, target: 
     return tuple(data)
 
 
-def _unpack_frame(name: str, frame: Any, label: str | None, group: str | None, target: Target) -> tuple[Any, ...]:
+def _unpack_frame(
+    name: str, frame: Any, label: str | None, group: str | None, target: Target
+) -> tuple[Any, ...]:
     if label is None:
         raise FedskewError(f"{name}: a data frame needs label=, the column that holds the class")
     labels = list(label_columns(label, target))
     for column in labels:
         need_column(name, column, frame.columns)
-    x, y = frame.drop(columns=labels), frame[labels] if target == "labels" else frame[label]
+    x = frame.drop(columns=labels)
+    if target == "labels":
+        y = frame[labels]
+    else:
+        y = frame[label]
     if group is None:
         return x, y
     need_column(name, group, x.columns)
@@ -161,10 +192,16 @@ def part_from(name: str, parts: tuple[Any, ...], target: Target = "class") -> Lo
     """Check the rows that a user gave: numbers without gaps, as many targets (and groups) as rows."""
     for part in parts:
         _refuse_datasets(name, part)
-    features = tuple(str(column) for column in parts[0].columns) if hasattr(parts[0], "columns") else ()
+    if hasattr(parts[0], "columns"):
+        features = tuple(str(column) for column in parts[0].columns)
+    else:
+        features = ()
     x = _features(name, parts[0])
     y = _columns(name, "labels", parts[1], len(x), target == "labels")
-    group = _columns(name, "groups", parts[2], len(x), False)["0"] if len(parts) > 2 else None
+    if len(parts) > 2:
+        group = _columns(name, "groups", parts[2], len(x), False)["0"]
+    else:
+        group = None
     return Loose(x, y, group, features)
 
 
@@ -172,7 +209,11 @@ def _refuse_datasets(name: str, values: Any) -> None:
     """Raise an error for what gives its rows one by one, as PyTorch's datasets do: NumPy might read it without end."""
     listed = isinstance(values, (list, tuple))
     for one in (values, *(values if listed else ())):
-        if hasattr(one, "__getitem__") and not hasattr(one, "__array__") and not isinstance(one, _SEQUENCES):
+        if (
+            hasattr(one, "__getitem__")
+            and not hasattr(one, "__array__")
+            and not isinstance(one, _SEQUENCES)
+        ):
             raise FedskewError(
                 f"{name}: expected arrays, tensors or a data frame, got {type(one).__name__}: collect its rows first, "
                 "such as x = torch.stack([row for row, label in dataset]) and y = [label for row, label in dataset]"
@@ -183,21 +224,36 @@ def _columns(name: str, what: str, values: Any, rows: int, several: bool) -> "Ma
     """One column, or several, of what a user gave; their names are those of a data frame, or numbers."""
     import pandas as pd
 
-    expected = "a row of 0 and 1, one column a label" if several else "one number or name a row"
+    if several:
+        expected = "a row of 0 and 1, one column a label"
+    else:
+        expected = "one number or name a row"
     try:
         flat = _plain(values)
     except ValueError:
         raise FedskewError(f"{name}: {what} of different lengths, expected {expected}") from None
     if flat.ndim == 2 and flat.shape[1] == 1 and not several:
         flat = flat[:, 0]
-    if flat.ndim != (2 if several else 1) or flat.dtype.kind in "cV" or (several and not flat.shape[1]):
-        raise FedskewError(f"{name}: {what} of shape {flat.shape} and type {flat.dtype}, expected {expected}")
+    if (
+        flat.ndim != (2 if several else 1)
+        or flat.dtype.kind in "cV"
+        or (several and not flat.shape[1])
+    ):
+        raise FedskewError(
+            f"{name}: {what} of shape {flat.shape} and type {flat.dtype}, expected {expected}"
+        )
     if len(flat) != rows:
         raise FedskewError(f"{name}: {rows} rows of features but {len(flat)} {what}")
     if not several:
         return {"0": pd.Series(flat)}
-    names = values.columns if hasattr(values, "columns") else range(flat.shape[1])
-    return {str(title): pd.Series(flat[:, place]) for place, title in enumerate(names)}
+    if hasattr(values, "columns"):
+        names = values.columns
+    else:
+        names = range(flat.shape[1])
+    result: dict[str, Column] = {}
+    for place, title in enumerate(names):
+        result[str(title)] = pd.Series(flat[:, place])
+    return result
 
 
 def _plain(values: Any) -> Numbers:
@@ -209,7 +265,8 @@ def _plain(values: Any) -> Numbers:
     elif hasattr(values, "numpy"):
         values = values.numpy()
     array = np.asarray(values)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)  # numbers of another machine's byte order
+    # Numbers of another machine's byte order
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _features(name: str, values: Any) -> Numbers:
@@ -222,37 +279,56 @@ def _features(name: str, values: Any) -> Numbers:
     try:
         x = _plain(values)
     except ValueError:
-        raise FedskewError(f"{name}: the rows of x have different lengths; make them equal") from None
+        raise FedskewError(
+            f"{name}: the rows of x have different lengths; make them equal"
+        ) from None
     except TypeError as error:  # a tensor type that NumPy does not have
         raise FedskewError(f"{name}: x cannot be read: {error}") from None
     if x.dtype.kind not in "biuf":
-        raise FedskewError(f"{name}: x holds {x.dtype} values, not numbers; encode text as numbers first")
+        raise FedskewError(
+            f"{name}: x holds {x.dtype} values, not numbers; encode text as numbers first"
+        )
     if x.ndim < 2:
-        raise FedskewError(f"{name}: x of shape {x.shape} has no features; use shape (rows, 1) for a single feature")
+        raise FedskewError(
+            f"{name}: x of shape {x.shape} has no features; use shape (rows, 1) for a single feature"
+        )
     if x.size == 0:
         raise FedskewError(f"{name}: x of shape {x.shape} is empty")
-    return x.astype(np.uint8) if x.dtype.kind == "b" else x
+    if x.dtype.kind == "b":
+        return x.astype(np.uint8)
+    return x
 
 
 def split_parts(
     name: str, train: Loose, test: Loose | None, target: Target = "class"
 ) -> tuple[list[Rows], tuple[str, ...], tuple[str, ...]]:
     """Return the parts with numbered labels and groups, and the names of both."""
-    parts = [train] if test is None else [train, test]
+    if test is None:
+        parts = [train]
+    else:
+        parts = [train, test]
     for part in parts:
         if part.x.shape[1:] != train.x.shape[1:]:
             raise FedskewError(
                 f"{name}: test rows of shape {part.x.shape[1:]}, training rows of shape {train.x.shape[1:]}"
             )
         if (part.group is None) != (train.group is None):
-            raise FedskewError(f"{name}: only one of the training and the test part has groups; give both or none")
+            raise FedskewError(
+                f"{name}: only one of the training and the test part has groups; give both or none"
+            )
     labels, classes = _targets(name, parts, target)
     groups: list[Ints | None] = [None] * len(parts)
     names: tuple[str, ...] = ()
     if train.group is not None:
-        numbers, names = number_groups(name, "group", [part.group for part in parts if part.group is not None])
+        numbers, names = number_groups(
+            name, "group", [part.group for part in parts if part.group is not None]
+        )
         groups = list(numbers)
-    return [Rows(part.x, y, group) for part, y, group in zip(parts, labels, groups, strict=True)], classes, names
+    return (
+        [Rows(part.x, y, group) for part, y, group in zip(parts, labels, groups, strict=True)],
+        classes,
+        names,
+    )
 
 
 def client_parts(
@@ -271,12 +347,17 @@ def client_parts(
             )
     labels, names = _targets(name, list(clients.values()), target)
     if classes and target == "class":
-        labels, names = [part.y["0"].to_numpy(dtype=np.int64) for part in clients.values()], classes
-    rows = {client: Rows(part.x, y) for (client, part), y in zip(clients.items(), labels, strict=True)}
+        labels = [part.y["0"].to_numpy(dtype=np.int64) for part in clients.values()]
+        names = classes
+    rows = {}
+    for (client, part), y in zip(clients.items(), labels, strict=True):
+        rows[client] = Rows(part.x, y)
     return rows, names
 
 
-def _targets(name: str, parts: list[Loose], target: Target) -> tuple[list[Targets], tuple[str, ...]]:
+def _targets(
+    name: str, parts: list[Loose], target: Target
+) -> tuple[list[Targets], tuple[str, ...]]:
     """The targets of the parts, and the names of the classes or labels; numbers have none."""
     if target == "labels":
         return [label_matrix(name, part.y) for part in parts], tuple(parts[0].y)

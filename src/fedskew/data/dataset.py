@@ -13,7 +13,15 @@ from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.data.fitting import Description
 from fedskew.data.schema import Features as Features
 from fedskew.data.schema import Label, Pipeline, Scaling
-from fedskew.data.targets import DEFAULT_BINS, Bins, Target, Targets, bins_of, check_targets, kind_of
+from fedskew.data.targets import (
+    DEFAULT_BINS,
+    Bins,
+    Target,
+    Targets,
+    bins_of,
+    check_targets,
+    kind_of,
+)
 
 _NAMED = 10  # classes in a notebook
 
@@ -60,8 +68,13 @@ class Rows:
             return self.bins.of
         if self.target == "class":
             return self.y
-        what = "numbers" if self.target == "number" else "several labels a row"
-        raise FedskewError(f"the targets are {what} and no classes: give bins=5, say, to let bins of them stand in")
+        if self.target == "number":
+            what = "numbers"
+        else:
+            what = "several labels a row"
+        raise FedskewError(
+            f"the targets are {what} and no classes: give bins=5, say, to let bins of them stand in"
+        )
 
     @property
     def kinds(self) -> Ints:
@@ -74,12 +87,21 @@ class Rows:
     def strata(self) -> Ints:
         """Return what a split keeps in proportion: the label, and the group inside each label."""
         kinds = self.kinds
-        return kinds if self.group is None or not len(kinds) else kinds * (self.group.max() + 1) + self.group
+        return (
+            kinds
+            if self.group is None or not len(kinds)
+            else kinds * (self.group.max() + 1) + self.group
+        )
 
     def take(self, index: Ints) -> "Rows":
         """Return the rows at these positions, in this order."""
-        group, series = (None if part is None else part[index] for part in (self.group, self.series))
-        bins = None if self.bins is None else self.bins.take(index)
+        group, series = (
+            None if part is None else part[index] for part in (self.group, self.series)
+        )
+        if self.bins is None:
+            bins = None
+        else:
+            bins = self.bins.take(index)
         return Rows(self.x[index], self.y[index], group, series, self.unit, bins)
 
     @staticmethod
@@ -88,8 +110,15 @@ class Rows:
         if len(parts) == 1:
             return parts[0]
         groups = [part.group for part in parts if part.group is not None]
-        group = np.concatenate(groups) if len(groups) == len(parts) else None
-        return Rows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]), group)
+        if len(groups) == len(parts):
+            group = np.concatenate(groups)
+        else:
+            group = None
+        return Rows(
+            np.concatenate([part.x for part in parts]),
+            np.concatenate([part.y for part in parts]),
+            group,
+        )
 
 
 @dataclass(frozen=True)
@@ -119,11 +148,23 @@ class Dataset:
     schema: Pipeline | None = None
 
     def __post_init__(self) -> None:
-        for part, rows in (("train", self.train), ("test", self.test), ("validation", self.validation)):
+        for part, rows in (
+            ("train", self.train),
+            ("test", self.test),
+            ("validation", self.validation),
+        ):
             if rows is not None:
-                _check_rows(f"{self.name}: {part}", rows, len(self.classes), len(self.groups), self.train.x.shape[1:])
+                _check_rows(
+                    f"{self.name}: {part}",
+                    rows,
+                    len(self.classes),
+                    len(self.groups),
+                    self.train.x.shape[1:],
+                )
                 if rows.target != self.target:
-                    raise FedskewError(f"{self.name}: targets of kind {rows.target} in {part}, {self.target} in train")
+                    raise FedskewError(
+                        f"{self.name}: targets of kind {rows.target} in {part}, {self.target} in train"
+                    )
         for name in (*self.classes, *self.groups, *self.features):
             if not is_utf8(name):
                 raise FedskewError(
@@ -133,15 +174,30 @@ class Dataset:
             raise FedskewError(f"{self.name}: there are no training rows")
 
     def __repr__(self) -> str:
-        said = [f"{len(rows):,} {part}" for part, rows in self._parts.items() if rows is not None]
-        return one_line("Dataset", f"{self.name}: {', '.join(said)} rows, {self._features}, {self._targets}")
+        said = []
+        for part, rows in self._parts.items():
+            if rows is not None:
+                said.append(f"{len(rows):,} {part}")
+        return one_line(
+            "Dataset", f"{self.name}: {', '.join(said)} rows, {self._features}, {self._targets}"
+        )
 
     def _repr_html_(self) -> str:
-        facts: dict[str, Any] = {
-            f"{part} rows": None if rows is None else len(rows) for part, rows in self._parts.items()
+        facts: dict[str, Any] = {}
+        for part, rows in self._parts.items():
+            if rows is None:
+                facts[f"{part} rows"] = None
+            else:
+                facts[f"{part} rows"] = len(rows)
+        facts |= {
+            "features": self._features,
+            "targets": self._targets,
+            "groups": len(self.groups) or None,
         }
-        facts |= {"features": self._features, "targets": self._targets, "groups": len(self.groups) or None}
-        facts |= {"classes" if self.target == "class" else "labels": ", ".join(few(self.classes, _NAMED)) or None}
+        facts |= {
+            "classes" if self.target == "class" else "labels": ", ".join(few(self.classes, _NAMED))
+            or None
+        }
         return facts_as_html(self.name, {**facts, "notes": "; ".join(self.notes) or None})
 
     @property
@@ -150,7 +206,10 @@ class Dataset:
 
     @property
     def _features(self) -> str:
-        what = "column" if self.features else "feature"
+        if self.features:
+            what = "column"
+        else:
+            what = "feature"
         return f"{' x '.join(map(str, self.shape))} {what}{'' if self.shape == (1,) else 's'}"
 
     @property
@@ -181,15 +240,23 @@ class Dataset:
     @property
     def label_names(self) -> tuple[str, ...]:
         """Names of what ``train.labels`` counts: the classes, or the bins that stand in for them."""
-        return self.classes if self.train.bins is None else self.train.bins.names
+        if self.train.bins is None:
+            return self.classes
+        return self.train.bins.names
 
     def with_bins(self, bins: int | None) -> "Dataset":
         """Return the same data with bins of the training rows' targets, or without any; see ``bins_of``."""
         if bins is None:
-            return self if self.train.bins is None else replace(self, train=replace(self.train, bins=None))
+            if self.train.bins is None:
+                return self
+            return replace(self, train=replace(self.train, bins=None))
         if self.target == "class":
-            raise FedskewError(f"bins={bins}: the targets of {self.name} are classes, which need no bins: leave it out")
-        return replace(self, train=replace(self.train, bins=bins_of(self.train.y, bins, self.classes)))
+            raise FedskewError(
+                f"bins={bins}: the targets of {self.name} are classes, which need no bins: leave it out"
+            )
+        return replace(
+            self, train=replace(self.train, bins=bins_of(self.train.y, bins, self.classes))
+        )
 
     def hold_out(self, share: float, seed: int) -> "Dataset":
         """Move a stratified share of the training rows into the validation part (per-layer FedProx: 12,000 of 60,000).
@@ -198,7 +265,9 @@ class Dataset:
         ``load(..., validation=share)`` draws the same rows before anything is fitted.
         """
         if self.validation is not None:
-            raise FedskewError(f"{self.name} already has validation rows; leave the validation share at 0")
+            raise FedskewError(
+                f"{self.name} already has validation rows; leave the validation share at 0"
+            )
         if self.train.series is not None:
             raise FedskewError(
                 f"{self.name}: its windows overlap: load(..., validation={share:g}) holds out whole series"
@@ -242,7 +311,9 @@ def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[
     if rows.x.shape[0] != len(rows.y):
         raise FedskewError(f"{where}: {rows.x.shape[0]} rows of features but {len(rows.y)} labels")
     if rows.x.shape[1:] != shape or not shape:
-        raise FedskewError(f"{where}: features of shape {rows.x.shape[1:]}, expected {shape or 'at least one feature'}")
+        raise FedskewError(
+            f"{where}: features of shape {rows.x.shape[1:]}, expected {shape or 'at least one feature'}"
+        )
     if rows.x.dtype != np.float32:
         raise FedskewError(f"{where}: features of type {rows.x.dtype}, expected float32")
     check_targets(where, rows.y, classes)
@@ -253,11 +324,14 @@ def _check_rows(where: str, rows: Rows, classes: int, groups: int, shape: tuple[
             f"{where}: row {bad} holds NaN or infinity; clean it or let a table reader fill missing values"
         )
     if rows.group is not None and (
-        len(rows.group) != len(rows.y) or (len(rows.y) and not 0 <= rows.group.min() <= rows.group.max() < groups)
+        len(rows.group) != len(rows.y)
+        or (len(rows.y) and not 0 <= rows.group.min() <= rows.group.max() < groups)
     ):
         raise FedskewError(f"{where}: group numbers do not match the {groups} group names")
     if rows.unit is not None and rows.unit.shape != rows.x.shape[1:2]:
-        raise FedskewError(f"{where}: units of shape {rows.unit.shape} for features of shape {shape}")
+        raise FedskewError(
+            f"{where}: units of shape {rows.unit.shape} for features of shape {shape}"
+        )
     if rows.series is not None and len(rows.series) != len(rows.y):
         raise FedskewError(f"{where}: {len(rows.series)} series numbers for {len(rows.y)} rows")
 

@@ -9,7 +9,8 @@ from fedskew.data.schema import Numeric, Schema
 
 LEAST_ROWS = 20  # numbers of a column that a silo needs to be compared with the others
 LEAST_FACTOR = 2.0  # between columns that may have other units
-AGREEMENT = 0.2  # the factors of the median and of the spread agree if their logarithms do to this share
+# The factors of the median and of the spread agree if their logarithms do to this share
+AGREEMENT = 0.2
 _LISTED = 5  # names in one sentence
 
 
@@ -17,7 +18,11 @@ def differences(schema: Schema, described: Sequence[Description]) -> tuple[str, 
     """Return a sentence for each: columns, units, categories and classes that are not the same in all silos."""
     if len(described) < 2:
         return ()
-    found = [*_units(schema, described), *_absent_columns(schema, described), *_empty_columns(described)]
+    found = [
+        *_units(schema, described),
+        *_absent_columns(schema, described),
+        *_empty_columns(described),
+    ]
     return (*found, *_classes(schema, described), *_categories(schema, described))
 
 
@@ -25,21 +30,41 @@ def _absent_columns(schema: Schema, described: Sequence[Description]) -> Iterato
     for column in schema.columns:
         lacking = [one.name for one in described if column.name not in one.columns]
         if lacking:
-            filled = f"the median {column.fill:.6g}" if isinstance(column, Numeric) else repr(MISSING)
-            same = next((title for title in _own(schema, described, lacking) if alike(title, column.name)), None)
-            hint = f"; is {same!r} the same column? Then rename it" if same else ""
+            if isinstance(column, Numeric):
+                filled = f"the median {column.fill:.6g}"
+            else:
+                filled = repr(MISSING)
+            same = next(
+                (title for title in _own(schema, described, lacking) if alike(title, column.name)),
+                None,
+            )
+            if same:
+                hint = f"; is {same!r} the same column? Then rename it"
+            else:
+                hint = ""
             yield f"{_listed(lacking)} {_lack(lacking)} column {column.name!r}: filled with {filled}{hint}"
 
 
 def _own(schema: Schema, described: Sequence[Description], names: Sequence[str]) -> list[str]:
     """Return the columns that some of the named silos have and others of all silos have not."""
-    here = {title for one in described if one.name in names for title in one.columns}
-    return [c.name for c in schema.columns if c.name in here and any(c.name not in one.columns for one in described)]
+    here = set()
+    for one in described:
+        if one.name in names:
+            for title in one.columns:
+                here.add(title)
+    result: list[str] = []
+    for c in schema.columns:
+        if c.name in here and any(c.name not in one.columns for one in described):
+            result.append(c.name)
+    return result
 
 
 def _empty_columns(described: Sequence[Description]) -> Iterator[str]:
     for one in described:
-        empty = [repr(title) for title, facts in one.columns.items() if facts.missing == one.rows]
+        empty = []
+        for title, facts in one.columns.items():
+            if facts.missing == one.rows:
+                empty.append(repr(title))
         if empty:
             yield f"{one.name} has no value in column {_listed(empty)}: filled as missing values are"
 
@@ -58,7 +83,10 @@ def _classes(schema: Schema, described: Sequence[Description]) -> Iterator[str]:
 def _categories(schema: Schema, described: Sequence[Description]) -> Iterator[str]:
     for column in schema.columns:
         having: dict[str, list[Description]] = {}
-        told = [one for one in described if column.name in one.columns and one.columns[column.name].counts]
+        told = []
+        for one in described:
+            if column.name in one.columns and one.columns[column.name].counts:
+                told.append(one)
         for one in told:
             for value in one.columns[column.name].counts.keys() - {MISSING}:
                 having.setdefault(value, []).append(one)
@@ -75,7 +103,9 @@ def _hint(texts: Iterable[str], others: Iterable[str]) -> str:
     """Return a question about a text that differs from another in nothing but capitals and spaces."""
     known = {_plain(other): other for other in sorted(others)}
     same = next(((text, known[_plain(text)]) for text in texts if _plain(text) in known), None)
-    return f"; are {same[0]!r} and {same[1]!r} the same? Then write them alike" if same else ""
+    if same:
+        return f"; are {same[0]!r} and {same[1]!r} the same? Then write them alike"
+    return ""
 
 
 def _plain(text: str) -> str:
@@ -92,7 +122,10 @@ def _units(schema: Schema, described: Sequence[Description]) -> Iterator[str]:
     """
     for column in schema.columns:
         silos = [(one, one.columns.get(column.name)) for one in described]
-        known = [(one, facts.quartiles) for one, facts in silos if facts and facts.quartiles and _enough(one, facts)]
+        known = []
+        for one, facts in silos:
+            if facts and facts.quartiles and _enough(one, facts):
+                known.append((one, facts.quartiles))
         if not isinstance(column, Numeric) or len(known) < 2:
             continue
         known.sort(key=lambda entry: (entry[1][1], entry[1], entry[0].name))
@@ -100,7 +133,10 @@ def _units(schema: Schema, described: Sequence[Description]) -> Iterator[str]:
         for one, quartiles in known:
             factor = factor_between(quartiles, usual)
             if factor is not None:
-                others = "the others'" if len(described) > 2 else f"{next(o.name for o in described if o is not one)}'s"
+                if len(described) > 2:
+                    others = "the others'"
+                else:
+                    others = f"{next(o.name for o in described if o is not one)}'s"
                 yield (
                     f"{one.name}: column {column.name!r} looks like another unit: its median ({quartiles[1]:.4g}) and "
                     f"its spread are about {factor:.3g} times {others} (median {usual[1]:.4g})"
@@ -111,26 +147,39 @@ def _enough(one: Description, facts: ColumnFacts) -> bool:
     return one.rows - facts.missing >= LEAST_ROWS
 
 
-def factor_between(quartiles: tuple[float, float, float], usual: tuple[float, float, float]) -> float | None:
+def factor_between(
+    quartiles: tuple[float, float, float], usual: tuple[float, float, float]
+) -> float | None:
     """Return by what factor numbers differ from the usual ones in both median and spread; None if by none.
 
     >>> factor_between((71.0, 88.0, 107.0), (0.8, 1.0, 1.2))
     88.0
     """
-    spread, usual_spread = quartiles[2] - quartiles[0], usual[2] - usual[0]
-    centred = min(abs(quartiles[1]) / max(spread, 1e-300), abs(usual[1]) / max(usual_spread, 1e-300)) < 0.25
+    spread = quartiles[2] - quartiles[0]
+    usual_spread = usual[2] - usual[0]
+    centred = (
+        min(abs(quartiles[1]) / max(spread, 1e-300), abs(usual[1]) / max(usual_spread, 1e-300))
+        < 0.25
+    )
     if min(spread, usual_spread) <= 0 or quartiles[1] * usual[1] <= 0 or centred:
         return None  # about zero a median has no factor
     factor = quartiles[1] / usual[1]
     size = abs(math.log(factor))
     agree = abs(math.log(spread / usual_spread) - math.log(factor)) <= AGREEMENT * size
-    return factor if agree and size >= math.log(LEAST_FACTOR) else None
+    if agree and size >= math.log(LEAST_FACTOR):
+        return factor
+    return None
 
 
 def _lack(names: Sequence[str]) -> str:
-    return "lacks" if len(names) == 1 else "lack"
+    if len(names) == 1:
+        return "lacks"
+    return "lack"
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    if len(names) > _LISTED:
+        more = f" and {len(names) - _LISTED} more"
+    else:
+        more = ""
     return ", ".join(names[:_LISTED]) + more

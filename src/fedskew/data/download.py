@@ -29,8 +29,10 @@ from fedskew.data.source import Download, how_to_get, is_there, root, sources
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 _BLOCK = 1 << 18
 _PATIENCE = 30  # seconds without a byte
-_GRACE, _SLOWEST = 600, 10_000  # a download may take so many seconds, and one more for so many bytes
-_MOST_GROWTH, _ROOM, _MOST_MEMBERS = 10, 64 << 20, 1_000_000  # of an archive: times its size, bytes besides, files
+# A download may take so many seconds, and one more for so many bytes
+_GRACE, _SLOWEST = 600, 10_000
+# Of an archive: times its size, bytes besides, files
+_MOST_GROWTH, _ROOM, _MOST_MEMBERS = 10, 64 << 20, 1_000_000
 
 
 def fetch(name: str, progress: Progress | None = None) -> tuple[Path, ...]:
@@ -47,7 +49,10 @@ def fetch(name: str, progress: Progress | None = None) -> tuple[Path, ...]:
         raise FedskewError(f"{name} needs no download")
     if not source.downloads:
         raise FedskewError(f"{name} cannot be fetched: {how_to_get(name)}")
-    wanted = [download for download in source.downloads if not _is_complete(download, source.files)]
+    wanted = []
+    for download in source.downloads:
+        if not _is_complete(download, source.files):
+            wanted.append(download)
     return tuple(_fetch_one(download, progress or _silent) for download in wanted)
 
 
@@ -63,7 +68,9 @@ def _is_complete(download: Download, files: tuple[str, ...]) -> bool:
     if download.archive:
         lacking = [file for file in files if not is_there(file)]
         if lacking:
-            raise FedskewError(f"{target} is there but lacks {lacking[0]}: move that folder away, then fetch again")
+            raise FedskewError(
+                f"{target} is there but lacks {lacking[0]}: move that folder away, then fetch again"
+            )
     elif not _matches(target, download.checksum):
         raise FedskewError(
             f"{target} is there but does not have the published {download.checksum}: move it away, then fetch again"
@@ -102,7 +109,9 @@ def _open_locked(part: Path) -> "IO[bytes]":
         file = part.open("ab")
         if not seize(file.fileno()):
             file.close()
-            raise FedskewError(f"{part} is being fetched by another process: wait for it, then try again")
+            raise FedskewError(
+                f"{part} is being fetched by another process: wait for it, then try again"
+            )
         if part.exists() and part.stat().st_ino == os.fstat(file.fileno()).st_ino:
             return file
         file.close()  # another process had it and has just finished
@@ -116,16 +125,21 @@ def _download(download: Download, part: Path, progress: Progress) -> None:
         resumed = _size(part) > 0
         try:
             _stream(url, download.size, part, progress, until)
-            if resumed and not _matches(part, download.checksum):  # the part of an earlier call may be damaged
+            # The part of an earlier call may be damaged
+            if resumed and not _matches(part, download.checksum):
                 _empty(part)
                 _stream(url, download.size, part, progress, until)
             if _matches(part, download.checksum):
                 return
             _empty(part)
-            refused.append(f"{url} gives a file that does not have the {download.checksum} it should have")
+            refused.append(
+                f"{url} gives a file that does not have the {download.checksum} it should have"
+            )
         except _NotHereError as error:
             refused.append(str(error))
-    raise FedskewError(f"{'; '.join(refused)}: try again later; if that fails too, the publisher has changed the file")
+    raise FedskewError(
+        f"{'; '.join(refused)}: try again later; if that fails too, the publisher has changed the file"
+    )
 
 
 class _NotHereError(Exception):
@@ -152,7 +166,9 @@ def _stream(url: str, size: int, part: Path, progress: Progress, until: float) -
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    if path.exists():
+        return path.stat().st_size
+    return 0
 
 
 def _empty(part: Path) -> None:
@@ -173,9 +189,16 @@ def _receive(url: str, size: int, part: Path, progress: Progress, until: float) 
             _empty(part)
         length = response.headers.get("Content-Length", "")
         if length.isdecimal() and start + int(length) != size:
-            raise _NotHereError(f"{url} offers {start + int(length):,} bytes, the published file has {size:,}")
+            raise _NotHereError(
+                f"{url} offers {start + int(length):,} bytes, the published file has {size:,}"
+            )
         done = start + _copy(
-            response, url, part, size - start, until, lambda count: progress(part.stem, start + count, size)
+            response,
+            url,
+            part,
+            size - start,
+            until,
+            lambda count: progress(part.stem, start + count, size),
         )
         if done < size:
             raise _CutError(f"the connection was cut after {done:,} of {size:,} bytes")
@@ -184,7 +207,9 @@ def _receive(url: str, size: int, part: Path, progress: Progress, until: float) 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
     """A handler that follows redirects to https addresses only."""
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Any:
         """Return the request to the next address."""
         try:
             _need_https(newurl, f"{req.full_url} leads to ")
@@ -196,11 +221,15 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 def _need_https(url: str, before: str = "") -> None:
     if urllib.parse.urlsplit(url).scheme != "https":
-        raise _NotHereError(f"{before}{url}: only https addresses are fetched, over others a file can be changed")
+        raise _NotHereError(
+            f"{before}{url}: only https addresses are fetched, over others a file can be changed"
+        )
 
 
 @contextmanager
-def _open(request: urllib.request.Request, url: str, until: float) -> "Iterator[http.client.HTTPResponse]":
+def _open(
+    request: urllib.request.Request, url: str, until: float
+) -> "Iterator[http.client.HTTPResponse]":
     _need_https(url)
     opener = urllib.request.build_opener(_HttpsOnly)
     try:
@@ -236,17 +265,26 @@ def _in_time(call: Callable[[], Any], url: str, until: float) -> Any:
 
 
 def _too_slow(url: str) -> _NotHereError:
-    return _NotHereError(f"{url} is too slow: {_GRACE / 60:g} minutes and a second for {_SLOWEST:,} bytes are over")
+    return _NotHereError(
+        f"{url} is too slow: {_GRACE / 60:g} minutes and a second for {_SLOWEST:,} bytes are over"
+    )
 
 
 def _first_byte(response: http.client.HTTPResponse) -> int:
     """Return the first byte of ``Content-Range: bytes 100-199/200``."""
     first = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-    return int(first) if first.isdecimal() else -1
+    if first.isdecimal():
+        return int(first)
+    return -1
 
 
 def _copy(
-    response: http.client.HTTPResponse, url: str, part: Path, most: int, until: float, report: Callable[[int], None]
+    response: http.client.HTTPResponse,
+    url: str,
+    part: Path,
+    most: int,
+    until: float,
+    report: Callable[[int], None],
 ) -> int:
     """Append what arrives; more than ``most`` bytes are an error, and nothing is kept."""
     done = 0
@@ -255,7 +293,9 @@ def _copy(
             done += len(block)
             if done > most:
                 file.truncate(0)
-                raise _NotHereError(f"{url} sends more than the {most:,} bytes that are missing of the published file")
+                raise _NotHereError(
+                    f"{url} sends more than the {most:,} bytes that are missing of the published file"
+                )
             if time.monotonic() > until:
                 raise _too_slow(url)
             file.write(block)
@@ -297,7 +337,13 @@ def _unpack(archive: Path, name: str, target: Path) -> None:
             with tarfile.open(archive) as packed_tar:
                 _check_members(name, archive, map(_tar_member, packed_tar))
                 _put(name, target, lambda place: packed_tar.extractall(place, filter="data"))
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+    ) as error:
         raise FedskewError(f"{name} cannot be unpacked: {error}") from None
 
 
@@ -306,7 +352,9 @@ def _put(name: str, target: Path, extract: Callable[[str], None]) -> None:
         extract(place)
         inner = Path(place) / target.name
         if not inner.exists():
-            raise FedskewError(f"{name} has no folder {target.name!r} in it: the publisher has changed it")
+            raise FedskewError(
+                f"{name} has no folder {target.name!r} in it: the publisher has changed it"
+            )
         inner.rename(target)
 
 
@@ -320,10 +368,14 @@ class _Member(NamedTuple):
 
 def _zip_member(member: zipfile.ZipInfo) -> _Member:
     kind = stat.S_IFMT(member.external_attr >> 16)
-    odd = (
-        "is encrypted" if member.flag_bits & 1 else "is no file" if kind not in (0, stat.S_IFREG, stat.S_IFDIR) else ""
-    )
-    return _Member(member.filename, member.file_size, odd)  # no more than file_size bytes are unpacked
+    if member.flag_bits & 1:
+        odd = "is encrypted"
+    elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        odd = "is no file"
+    else:
+        odd = ""
+    # No more than file_size bytes are unpacked
+    return _Member(member.filename, member.file_size, odd)
 
 
 def _tar_member(member: tarfile.TarInfo) -> _Member:
@@ -333,7 +385,9 @@ def _tar_member(member: tarfile.TarInfo) -> _Member:
 
 def _check_members(name: str, archive: Path, members: Iterable[_Member]) -> None:
     """Raise an error for links, devices, paths outside the folder, and archives that unpack to far too much."""
-    most, total, seen = _MOST_GROWTH * _size(archive) + _ROOM, 0, set()
+    most = _MOST_GROWTH * _size(archive) + _ROOM
+    total = 0
+    seen = set()
     for number, member in enumerate(members):
         path = PurePosixPath(member.path.replace("\\", "/"))
         odd = member.odd
@@ -342,7 +396,9 @@ def _check_members(name: str, archive: Path, members: Iterable[_Member]) -> None
         elif path in seen:
             odd = "is there twice"
         if odd:
-            raise FedskewError(f"{name} holds the unsafe path {member.path!r}, which {odd}: it was not unpacked")
+            raise FedskewError(
+                f"{name} holds the unsafe path {member.path!r}, which {odd}: it was not unpacked"
+            )
         seen.add(path)
         total += member.size
         if total > most or number >= _MOST_MEMBERS:

@@ -34,7 +34,12 @@ class LabelColumns:
     def counts(self, partition: Partition, clients: Ints) -> Ints:
         """Return how many rows of each column these clients hold: client x column."""
         if self.of.ndim == 2:
-            return np.stack([self.of[partition.of(int(client))].sum(axis=0, dtype=np.int64) for client in clients])
+            return np.stack(
+                [
+                    self.of[partition.of(int(client))].sum(axis=0, dtype=np.int64)
+                    for client in clients
+                ]
+            )
         return partition.counts(self.of, len(self.names), clients)
 
 
@@ -59,13 +64,22 @@ class Federation:
         return one_line("Federation", self._said)
 
     def _repr_html_(self) -> str:
-        columns, shown = self.label_columns, np.arange(min(self.clients, _SHOWN))
+        columns = self.label_columns
+        shown = np.arange(min(self.clients, _SHOWN))
         counts = columns.counts(self.partition, shown)
-        rows = [
-            [self.client_names[client], int(self.partition.sizes[client]), *counts[client, :_SHOWN].tolist()]
-            for client in shown.tolist()
-        ]
-        more = [[f"… and {self.clients - _SHOWN:,} more"]] if self.clients > _SHOWN else []
+        rows = []
+        for client in shown.tolist():
+            rows.append(
+                [
+                    self.client_names[client],
+                    int(self.partition.sizes[client]),
+                    *counts[client, :_SHOWN].tolist(),
+                ]
+            )
+        if self.clients > _SHOWN:
+            more = [[f"… and {self.clients - _SHOWN:,} more"]]
+        else:
+            more = []
         return rows_as_html(
             f"{self._said}; rows by {columns.title}",
             ["client", "rows", *few(columns.names, _SHOWN)],
@@ -75,14 +89,19 @@ class Federation:
     @property
     def _said(self) -> str:
         skew = self.recipe.get("skew")
-        name = skew["name"] if isinstance(skew, Mapping) else skew
+        if isinstance(skew, Mapping):
+            name = skew["name"]
+        else:
+            name = skew
         rows = f"{len(self.partition.rows):,} training rows at {self.clients:,} clients, {self.partition.spread} each"
         return f"{self.data.name}{f', {name}' if name else ''}: {rows}"
 
     @property
     def train(self) -> Rows:
         """Return the training rows of all clients, after treatments."""
-        return self.data.train if self.treated is None else self.treated
+        if self.treated is None:
+            return self.data.train
+        return self.treated
 
     @property
     def test(self) -> Rows:
@@ -120,7 +139,9 @@ class Federation:
         held = group[self.partition.rows]
         first = held[self.partition.offsets[:-1]]
         same = len(np.unique(first)) == len(first) and np.array_equal(held, np.repeat(first, sizes))
-        return first if same else None
+        if same:
+            return first
+        return None
 
     def client_number(self, client: int | str) -> int:
         """Return the number of a client that is given by its name or its number."""
@@ -136,7 +157,11 @@ class Federation:
         rows = self.train
         if not rows.labelled and rows.target == "labels":
             return LabelColumns("label", self.data.classes, rows.y)
-        title = {"class": "class", "number": "bin of the target", "labels": "combination of labels"}[rows.target]
+        title = {
+            "class": "class",
+            "number": "bin of the target",
+            "labels": "combination of labels",
+        }[rows.target]
         if rows.labelled:
             return LabelColumns(title, self.data.label_names, rows.labels)
         bins = bins_of(rows.y, DEFAULT_BINS)

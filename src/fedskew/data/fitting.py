@@ -17,13 +17,22 @@ from numpy.typing import NDArray
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
-from fedskew.data.cells import MISSING, OTHER, is_number, label_columns, names_in_order, need_column, refuse_one_class
+from fedskew.data.cells import (
+    MISSING,
+    OTHER,
+    is_number,
+    label_columns,
+    names_in_order,
+    need_column,
+    refuse_one_class,
+)
 from fedskew.data.schema import Categories, Label, Numeric, Schema
 from fedskew.data.targets import Target
 
 Kind: TypeAlias = Literal["number", "text", "time", "empty"]
 Interval: TypeAlias = tuple[int, int]  # first and last key, see ``keys_of``
-ASKED = ("label", "target", "categorical", "max_categories", "standardize", "window", "stride")  # options of a fit
+# Options of a fit
+ASKED = ("label", "target", "categorical", "max_categories", "standardize", "window", "stride")
 BINS = 4096  # into which an interval is divided by one question
 FEWEST_ROWS = 5  # of a category that a silo on a machine of its own names
 
@@ -39,7 +48,8 @@ class Request:
     standardize: bool = True
     window: int = 0
     stride: int = 0
-    compared: bool = False  # whether silos also tell the quartiles of their numbers, to be compared with each other's
+    # Whether silos also tell the quartiles of their numbers, to be compared with each other's
+    compared: bool = False
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -72,12 +82,15 @@ class ColumnFacts:
         >>> ColumnFacts("text", "", 0, counts={"icu": 9, "mayor": 1, "other": 5}).without_rare().counts
         {'icu': 9, 'other': 6}
         """
-        counts, rare, rows = dict[str, int](), 0, 0
+        counts = dict[str, int]()
+        rare = 0
+        rows = 0
         for value, count in self.counts.items():
             if count >= FEWEST_ROWS or value == MISSING:
                 counts[value] = count
             else:
-                rare, rows = rare + 1, rows + count
+                rare = rare + 1
+                rows = rows + count
         if rare:
             counts[OTHER] = counts.pop(OTHER, 0) + rows
         return replace(self, counts=counts, rare=rare)
@@ -120,7 +133,8 @@ class Moments:
             mean = values.mean()
             apart = values - mean
             error = apart.mean()
-            squares = np.square(apart).sum() - len(values) * error**2  # around the mean, and not the rounded one
+            # Around the mean, and not the rounded one
+            squares = np.square(apart).sum() - len(values) * error**2
             return cls(len(values), float(mean), float(error), float(max(squares, 0.0)))
 
     @staticmethod
@@ -130,9 +144,12 @@ class Moments:
         apart = [(part.mean - base.mean) + (part.error - base.error) for part in parts]
         count = sum(part.count for part in parts)
         try:
-            shift = math.fsum(part.count * by for part, by in zip(parts, apart, strict=True)) / count
+            shift = (
+                math.fsum(part.count * by for part, by in zip(parts, apart, strict=True)) / count
+            )
             squares = math.fsum(
-                part.squares + part.count * (by - shift) ** 2 for part, by in zip(parts, apart, strict=True)
+                part.squares + part.count * (by - shift) ** 2
+                for part, by in zip(parts, apart, strict=True)
             )
         except (OverflowError, ValueError):  # numbers too large to add up
             return Moments(count, math.nan, math.nan, math.nan)
@@ -153,7 +170,9 @@ class Silos(Protocol):
     def describe(self, request: Request) -> Sequence[Description]:
         """Say what the tables have."""
 
-    def count(self, intervals: Mapping[str, Sequence[Interval]]) -> Sequence[Mapping[str, Sequence[Ints]]]:
+    def count(
+        self, intervals: Mapping[str, Sequence[Interval]]
+    ) -> Sequence[Mapping[str, Sequence[Ints]]]:
         """Count the numbers of some columns in the bins of intervals, see ``in_bins``."""
 
     def add_up(self, fills: Mapping[str, float]) -> Sequence[Mapping[str, Moments]]:
@@ -175,15 +194,26 @@ def fit(name: str, silos: Silos, request: Request) -> Fitted:
     for column in request.categorical:
         need_column(name, column, titles)
     kinds = {title: _kind(name, title, described) for title in titles}
-    numeric = {title: _column(title, described) for title, kind in kinds.items() if kind == "number"}
+    numeric = {}
+    for title, kind in kinds.items():
+        if kind == "number":
+            numeric[title] = _column(title, described)
     fills = medians(silos, numeric)
-    parts = silos.add_up(fills) if request.standardize and fills else []
+    if request.standardize and fills:
+        parts = silos.add_up(fills)
+    else:
+        parts = []
     columns: list[Numeric | Categories] = []
     for title in titles:
         optional = any(title not in one.columns for one in described)
         if title in numeric:
-            moments = Moments.merged([part[title] for part in parts]) if parts else None
-            columns.append(_numeric(name, title, fills.get(title), moments, numeric[title], optional))
+            if parts:
+                moments = Moments.merged([part[title] for part in parts])
+            else:
+                moments = None
+            columns.append(
+                _numeric(name, title, fills.get(title), moments, numeric[title], optional)
+            )
         else:
             columns.append(_categories(name, title, described, request, optional))
     label = Label(request.targets, request.target, _classes(name, described, request))
@@ -192,7 +222,9 @@ def fit(name: str, silos: Silos, request: Request) -> Fitted:
 
 def _classes(name: str, described: Sequence[Description], request: Request) -> tuple[str, ...]:
     if request.target != "class":
-        return request.targets if request.target == "labels" else ()
+        if request.target == "labels":
+            return request.targets
+        return ()
     names = names_in_order(one.classes for one in described)
     refuse_one_class(name, f"column {request.label!r}", names)
     return names
@@ -214,7 +246,8 @@ def _kind(name: str, title: str, described: Sequence[Description]) -> Kind:
         )
     found.pop("empty", None)
     if len(found) == 2:
-        text, number = found["text"], found["number"]
+        text = found["text"]
+        number = found["number"]
         raise FedskewError(
             f"{_of(name, text)}: column {title!r} holds text ({text.columns[title].example!r}), and numbers in "
             f"{number.name} ({number.columns[title].example}): correct it, or say categorical={title} or drop={title}"
@@ -225,7 +258,9 @@ def _kind(name: str, title: str, described: Sequence[Description]) -> Kind:
 
 
 def _of(name: str, one: Description) -> str:
-    return f"{name}: {one.name}" if one.name else name
+    if one.name:
+        return f"{name}: {one.name}"
+    return name
 
 
 def _no_value(name: str, title: str) -> FedskewError:
@@ -255,24 +290,35 @@ def _categories(
             counts[value] = counts.get(value, 0) + count
     if pooled:
         counts.pop(OTHER)  # which is the feature of all that are pooled
-    seen = sorted((value for value, count in counts.items() if count), key=lambda value: (-counts[value], value))
+    seen = sorted(
+        (value for value, count in counts.items() if count),
+        key=lambda value: (-counts[value], value),
+    )
     if seen == [MISSING]:
         raise _no_value(name, title)
     if title not in request.categorical:
         _refuse_numbers_as_text(name, title, [value for value in seen if value != MISSING])
-    most, rows = request.max_categories, sum(one.rows for one in described)
+    most = request.max_categories
+    rows = sum(one.rows for one in described)
     if len(seen) <= most:
         return Categories(title, tuple(sorted(seen)), pooled, optional)
     if 2 * len(seen) > rows:
-        raise FedskewError(f"{name}: column {title!r} has {len(seen)} texts in {rows} training rows; drop={title}")
-    return Categories(title, tuple(sorted(seen[: most - 1])), pooled + len(seen) - most + 1, optional)
+        raise FedskewError(
+            f"{name}: column {title!r} has {len(seen)} texts in {rows} training rows; drop={title}"
+        )
+    return Categories(
+        title, tuple(sorted(seen[: most - 1])), pooled + len(seen) - most + 1, optional
+    )
 
 
 def _refuse_numbers_as_text(name: str, title: str, values: list[str]) -> None:
     """Raise an error for a column of numbers with a few typing errors, which would become thousands of categories."""
     odd = [value for value in values if not is_number(value)]
     if 2 * len(odd) < len(values):
-        what = f"{odd[0]!r} among numbers" if odd else "numbers kept as text"
+        if odd:
+            what = f"{odd[0]!r} among numbers"
+        else:
+            what = "numbers kept as text"
         raise FedskewError(
             f"{name}: column {title!r} holds {what}; correct it, or say categorical={title} or drop={title}"
         )
@@ -291,7 +337,10 @@ class _Numbers:
 
 
 def _column(title: str, described: Sequence[Description]) -> _Numbers:
-    facts = [(one.rows, one.columns[title]) for one in described if title in one.columns]
+    facts = []
+    for one in described:
+        if title in one.columns:
+            facts.append((one.rows, one.columns[title]))
     return _Numbers(
         sum(rows - each.missing for rows, each in facts),
         min(each.low for _, each in facts),
@@ -300,15 +349,26 @@ def _column(title: str, described: Sequence[Description]) -> _Numbers:
 
 
 def _numeric(
-    name: str, title: str, fill: float | None, moments: Moments | None, found: _Numbers, optional: bool
+    name: str,
+    title: str,
+    fill: float | None,
+    moments: Moments | None,
+    found: _Numbers,
+    optional: bool,
 ) -> Numeric:
     if fill is None:
         raise _no_value(name, title)
     if moments is None:
         return Numeric(title, fill, 0.0, 1.0, optional)
     if not math.isfinite(moments.mean) or not math.isfinite(moments.squares):
-        raise FedskewError(f"{name}: column {title!r} holds numbers too large to add up; drop={title}")
-    deviation = 0.0 if found.low == found.high else moments.deviation  # 0 also where its square is too small a number
+        raise FedskewError(
+            f"{name}: column {title!r} holds numbers too large to add up; drop={title}"
+        )
+    # 0 also where its square is too small a number
+    if found.low == found.high:
+        deviation = 0.0
+    else:
+        deviation = moments.deviation
     return Numeric(title, fill, moments.mean, deviation or 1.0, optional)
 
 
@@ -320,7 +380,10 @@ def keys_of(values: Floats) -> NDArray[np.uint64]:
 
 
 def _value_of(key: int) -> float:
-    bits = key ^ (1 << 63) if key >> 63 else ~key & (1 << 64) - 1
+    if key >> 63:
+        bits = key ^ (1 << 63)
+    else:
+        bits = ~key & (1 << 64) - 1
     return float(struct.unpack("<d", struct.pack("<Q", bits))[0])
 
 
@@ -371,12 +434,21 @@ def medians(silos: Silos, numeric: Mapping[str, _Numbers]) -> dict[str, float]:
     }:
         answers = silos.count(asked)
         for title, intervals in asked.items():
-            total = {
-                interval: np.sum([answer[title][place] for answer in answers if title in answer], axis=0)
-                for place, interval in enumerate(intervals)
-            }
+            total = {}
+            for place, interval in enumerate(intervals):
+                total[interval] = np.sum(
+                    [answer[title][place] for answer in answers if title in answer], axis=0
+                )
             for search in searches[title]:
                 if not search.done:
                     search.narrow(total[search.interval])
-    found_values = {title: [_value_of(search.interval[0]) for search in each] for title, each in searches.items()}
-    return {title: values[0] if len(values) == 1 else sum(values) / 2 for title, values in found_values.items()}
+    found_values = {}
+    for title, each in searches.items():
+        found_values[title] = [_value_of(search.interval[0]) for search in each]
+    result: dict[str, float] = {}
+    for title, values in found_values.items():
+        if len(values) == 1:
+            result[title] = values[0]
+        else:
+            result[title] = sum(values) / 2
+    return result

@@ -37,9 +37,12 @@ class Partition:
         """Return the partition in which each row belongs to its owner, in stored order within a client."""
         if len(owner) and not 0 <= owner.min() <= owner.max() < clients:
             row = int(np.argmax((owner < 0) | (owner >= clients)))
-            raise FedskewError(f"row {row} belongs to client {owner[row]}, but the clients are 0 … {clients - 1}")
+            raise FedskewError(
+                f"row {row} belongs to client {owner[row]}, but the clients are 0 … {clients - 1}"
+            )
         sizes = np.bincount(owner, minlength=clients)
-        narrow = owner.astype(np.min_scalar_type(clients))  # 8- and 16-bit keys sort several times faster
+        # 8- and 16-bit keys sort several times faster
+        narrow = owner.astype(np.min_scalar_type(clients))
         rows = np.argsort(narrow, kind="stable")
         return cls(rows, np.concatenate([[0], np.cumsum(sizes)]))
 
@@ -60,7 +63,9 @@ class Partition:
         return np.diff(self.offsets)
 
     def __repr__(self) -> str:
-        return one_line("Partition", f"{len(self.rows):,} rows at {self.clients:,} clients, {self.spread} each")
+        return one_line(
+            "Partition", f"{len(self.rows):,} rows at {self.clients:,} clients, {self.spread} each"
+        )
 
     def _repr_html_(self) -> str:
         facts = {"clients": self.clients, "rows": len(self.rows), "rows of a client": self.spread}
@@ -71,8 +76,11 @@ class Partition:
         """Return in words how many rows clients have."""
         if not self.clients:
             return "none"
-        least, most = self.sizes.min(), self.sizes.max()
-        return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        least = self.sizes.min()
+        most = self.sizes.max()
+        if least == most:
+            return f"{least:,}"
+        return f"{least:,} to {most:,}"
 
     def of(self, client: int) -> Ints:
         """Return the rows of one client."""
@@ -114,13 +122,20 @@ class Partition:
             )
         stray = self.rows[(self.rows < 0) | (self.rows >= population)]
         if len(stray):
-            raise FedskewError(f"the partition names row {stray[0]}, but the rows are 0 … {population - 1}")
+            raise FedskewError(
+                f"the partition names row {stray[0]}, but the rows are 0 … {population - 1}"
+            )
         if not overlap:
             held = np.bincount(self.rows, minlength=population)
-            wrong = held > 1 if subset else held != 1
+            if subset:
+                wrong = held > 1
+            else:
+                wrong = held != 1
             if np.any(wrong):
                 row = int(np.argmax(wrong))
-                raise FedskewError(f"row {row} is held by {held[row]} clients; every row must belong to exactly one")
+                raise FedskewError(
+                    f"row {row} is held by {held[row]} clients; every row must belong to exactly one"
+                )
         return self
 
     @cached_property
@@ -153,8 +168,17 @@ class Partition:
             raise FedskewError(f"{path} is not a partition file: {problem}") from None
         found = [stored.get(name, np.zeros(0)) for name in ("rows", "offsets")]
         if any(array.ndim != 1 or array.dtype.kind != "i" for array in found):
-            raise FedskewError(f"{path} is not a partition file: it has no whole numbers as rows and offsets")
+            raise FedskewError(
+                f"{path} is not a partition file: it has no whole numbers as rows and offsets"
+            )
         rows, offsets = (array.astype(np.int64) for array in found)
-        if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(rows) or np.any(np.diff(offsets) < 0):
-            raise FedskewError(f"{path} is not a partition file: its offsets do not cover its {len(rows)} rows")
+        if (
+            len(offsets) < 2
+            or offsets[0] != 0
+            or offsets[-1] != len(rows)
+            or np.any(np.diff(offsets) < 0)
+        ):
+            raise FedskewError(
+                f"{path} is not a partition file: its offsets do not cover its {len(rows)} rows"
+            )
         return cls(rows, offsets)

@@ -64,8 +64,12 @@ class Numeric:
 
     def write(self, frame: "Frame", x: Features) -> None:
         """Write its values into its column of ``x``."""
-        values = finite(frame[self.name]) if self.name in frame.columns else np.full(len(frame), np.nan)
-        with np.errstate(over="ignore"):  # what single precision cannot hold becomes infinite, and is refused as such
+        if self.name in frame.columns:
+            values = finite(frame[self.name])
+        else:
+            values = np.full(len(frame), np.nan)
+        # What single precision cannot hold becomes infinite, and is refused as such
+        with np.errstate(over="ignore"):
             x[:, 0] = (np.where(np.isnan(values), self.fill, values) - self.mean) / self.deviation
 
 
@@ -84,7 +88,10 @@ class Categories:
     @property
     def features(self) -> tuple[str, ...]:
         """Return the names of its features."""
-        names = (*self.values, OTHER) if self.pooled else self.values
+        if self.pooled:
+            names = (*self.values, OTHER)
+        else:
+            names = self.values
         return tuple(f"{self.name}={value}" for value in names)
 
     @property
@@ -99,7 +106,10 @@ class Categories:
     def write(self, frame: "Frame", x: Features) -> None:
         """Write ones into its columns of ``x``."""
         slots = {value: slot for slot, value in enumerate(self.values)}
-        other = len(self.values) if self.pooled else -1
+        if self.pooled:
+            other = len(self.values)
+        else:
+            other = -1
         if self.name in frame.columns:
             codes, values = categories(frame[self.name])
             slot = np.array([slots.get(value, other) for value in values], dtype=np.int64)[codes]
@@ -172,22 +182,38 @@ class Schema:
         """Raise an error, with the name of the column, for a new table that does not fit."""
         there = [str(title) for title in frame.columns]
         ours = {column.name for column in self.columns}
-        if twice := next((title for title in there if title in ours and there.count(title) > 1), None):
-            raise FedskewError(f"{name}: column {twice!r} is there twice: rename one or take it out")
+        if twice := next(
+            (title for title in there if title in ours and there.count(title) > 1), None
+        ):
+            raise FedskewError(
+                f"{name}: column {twice!r} is there twice: rename one or take it out"
+            )
         for column in self.columns:
             if column.name not in there:
-                same = next((title for title in there if title not in ours and alike(title, column.name)), None)
+                same = next(
+                    (title for title in there if title not in ours and alike(title, column.name)),
+                    None,
+                )
                 if column.optional and same is None and not ours.isdisjoint(there):
                     continue
-                hint = f"; is {same!r} the same column? Then rename it" if same else f"; it has {', '.join(there)}"
-                raise FedskewError(f"{name} lacks column {column.name!r}, on which the model was trained{hint}")
+                if same:
+                    hint = f"; is {same!r} the same column? Then rename it"
+                else:
+                    hint = f"; it has {', '.join(there)}"
+                raise FedskewError(
+                    f"{name} lacks column {column.name!r}, on which the model was trained{hint}"
+                )
             cells = frame[column.name]
             if isinstance(column, Numeric):
                 try:
                     finite(cells)
                 except FedskewError as problem:
                     raise FedskewError(f"{name}: {problem}") from None
-            elif is_numeric(cells) and not cells.isna().all() and not any(map(is_number, column.values)):
+            elif (
+                is_numeric(cells)
+                and not cells.isna().all()
+                and not any(map(is_number, column.values))
+            ):
                 raise FedskewError(
                     f"{name}: column {column.name!r} holds numbers ({text_of(cells.dropna().iloc[0])}), and the "
                     f"training rows have categories there ({', '.join(column.values[:5])}): correct it"
@@ -198,7 +224,10 @@ class Schema:
         for column in (column for column in self.columns if column.name in frame.columns):
             if isinstance(column, Numeric):
                 values = finite(frame[column.name])
-                middle = float(np.median(values[~np.isnan(values)])) if np.isfinite(values).any() else column.mean
+                if np.isfinite(values).any():
+                    middle = float(np.median(values[~np.isnan(values)]))
+                else:
+                    middle = column.mean
                 standardised = (column.mean, column.deviation) != (0.0, 1.0)
                 if standardised and abs(middle - column.mean) > FAR * column.deviation:
                     yield (
@@ -207,7 +236,10 @@ class Schema:
                     )
             elif not column.pooled:
                 codes, texts = categories(frame[column.name])
-                strange = [place for place, text in enumerate(texts) if text not in (*column.values, MISSING)]
+                strange = []
+                for place, text in enumerate(texts):
+                    if text not in (*column.values, MISSING):
+                        strange.append(place)
                 rows = int(np.isin(codes, strange).sum())
                 if rows:
                     new = ", ".join(repr(texts[place]) for place in strange[:5])
@@ -219,16 +251,26 @@ class Schema:
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON's types."""
         kinds = {Numeric: "number", Categories: "category"}
-        columns = [{"kind": kinds[type(column)], **asdict(column)} for column in self.columns]
+        columns = []
+        for column in self.columns:
+            columns.append({"kind": kinds[type(column)], **asdict(column)})
         windows = {"window": self.window, "stride": self.stride}
-        return {"format": FORMAT, "kind": "table", "columns": columns, "label": asdict(self.label), **windows}
+        return {
+            "format": FORMAT,
+            "kind": "table",
+            "columns": columns,
+            "label": asdict(self.label),
+            **windows,
+        }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Schema":
         """Return the schema that ``to_json`` wrote."""
         with _reading(content):
             columns = [_column(**entry) for entry in content["columns"]]
-            return cls(tuple(columns), _label(content), int(content["window"]), int(content["stride"]))
+            return cls(
+                tuple(columns), _label(content), int(content["window"]), int(content["stride"])
+            )
 
 
 @dataclass(frozen=True)
@@ -250,7 +292,8 @@ class Scaling:
         result: Features = np.empty(x.shape, dtype=np.float32)
         along = (1, -1) + (1,) * (x.ndim - 2)
         shift: NDArray[Any] = np.array(self.offset).reshape(along)
-        if np.can_cast(x.dtype, np.float32):  # which holds these numbers exactly, and is several times faster
+        # Which holds these numbers exactly, and is several times faster
+        if np.can_cast(x.dtype, np.float32):
             shift = shift.astype(np.float32)
         scale = np.array(self.factor).reshape(along).astype(np.float32)
         for rows in chunks(x):
@@ -262,8 +305,13 @@ class Scaling:
         """Return the columns of a table that are features, by name."""
         lacking = next((feature for feature in self.features if feature not in frame.columns), None)
         if not self.features or lacking is not None:
-            what = f"lacks column {lacking!r}, on which the model was trained" if lacking else "is a table of columns"
-            raise FedskewError(f"{name} {what}; give an array of shape {('rows', *self.shape)}, or these columns")
+            if lacking:
+                what = f"lacks column {lacking!r}, on which the model was trained"
+            else:
+                what = "is a table of columns"
+            raise FedskewError(
+                f"{name} {what}; give an array of shape {('rows', *self.shape)}, or these columns"
+            )
         return frame[list(self.features)].to_numpy()
 
     def check(self, name: str, x: NDArray[Any]) -> None:
@@ -284,7 +332,9 @@ class Scaling:
     def from_json(cls, content: Mapping[str, Any]) -> "Scaling":
         """Return the scaling that ``to_json`` wrote."""
         with _reading(content):
-            shape, offset, factor, names = (tuple(content[part]) for part in ("shape", "offset", "factor", "features"))
+            shape, offset, factor, names = (
+                tuple(content[part]) for part in ("shape", "offset", "factor", "features")
+            )
             return cls(shape, offset, factor, _label(content), names)
 
 
@@ -293,7 +343,9 @@ Pipeline: TypeAlias = Schema | Scaling
 
 def pipeline_from(content: Mapping[str, Any]) -> Pipeline:
     """Return the schema of a table, or the scaling of arrays, that was stored as JSON."""
-    return Scaling.from_json(content) if content.get("kind") == "arrays" else Schema.from_json(content)
+    if content.get("kind") == "arrays":
+        return Scaling.from_json(content)
+    return Schema.from_json(content)
 
 
 def chunks(x: NDArray[Any]) -> Iterator[slice]:

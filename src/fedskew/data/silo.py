@@ -18,7 +18,15 @@ from fedskew.data.cells import (
     refuse_other_numbers,
     text_of,
 )
-from fedskew.data.fitting import ColumnFacts, Description, Interval, Moments, Request, in_bins, keys_of
+from fedskew.data.fitting import (
+    ColumnFacts,
+    Description,
+    Interval,
+    Moments,
+    Request,
+    in_bins,
+    keys_of,
+)
 
 if TYPE_CHECKING:
     from fedskew.data.cells import Column, Frame
@@ -39,7 +47,10 @@ class TableSilo:
         more: "Sequence[Frame]" = (),
         where: str = "",
     ) -> None:
-        self._name, self._frame, self._rows, self._more = name, frame, rows, more
+        self._name = name
+        self._frame = frame
+        self._rows = rows
+        self._more = more
         self._where = where or name
         self._columns = [column for column in frame.columns if column not in left_out]
         self._narrowed: dict[tuple[str, int], tuple[Interval, NDArray[np.uint64]]] = {}
@@ -51,8 +62,13 @@ class TableSilo:
 
     def describe(self, request: Request) -> Description:
         """Say what the table has."""
-        columns = {str(title): self._facts(self._frame[title], request) for title in self._columns}
-        classes = self._classes(request.label) if request.target == "class" else {}
+        columns = {}
+        for title in self._columns:
+            columns[str(title)] = self._facts(self._frame[title], request)
+        if request.target == "class":
+            classes = self._classes(request.label)
+        else:
+            classes = {}
         return Description(self._name, len(self._rows), columns, classes)
 
     def _classes(self, label: str) -> dict[Any, int]:
@@ -67,44 +83,73 @@ class TableSilo:
             return ColumnFacts("empty", "", len(self._rows))
         forced = str(column.name) in request.categorical
         if not forced and (
-            pd.api.types.is_datetime64_any_dtype(column.dtype) or pd.api.types.is_timedelta64_dtype(column.dtype)
+            pd.api.types.is_datetime64_any_dtype(column.dtype)
+            or pd.api.types.is_timedelta64_dtype(column.dtype)
         ):
             return ColumnFacts("time", text_of(column.dropna().iloc[0]), 0)
         if is_numeric(column) and not forced:
             values = finite(column)[self._rows]
             present = values[~np.isnan(values)]
-            facts = ColumnFacts("number", text_of(column.dropna().iloc[0].item()), len(values) - len(present))
+            facts = ColumnFacts(
+                "number", text_of(column.dropna().iloc[0].item()), len(values) - len(present)
+            )
             if not len(present):
                 return facts
-            first, middle, third = np.quantile(present, [0.25, 0.5, 0.75]) if request.compared else (0.0, 0.0, 0.0)
-            quartiles = (float(first), float(middle), float(third)) if request.compared else None
+            if request.compared:
+                first, middle, third = np.quantile(present, [0.25, 0.5, 0.75])
+            else:
+                first, middle, third = (0.0, 0.0, 0.0)
+            if request.compared:
+                quartiles = (float(first), float(middle), float(third))
+            else:
+                quartiles = None
             return ColumnFacts(
-                "number", facts.example, facts.missing, float(present.min()), float(present.max()), quartiles
+                "number",
+                facts.example,
+                facts.missing,
+                float(present.min()),
+                float(present.max()),
+                quartiles,
             )
         if not forced and is_text(column):
-            refuse_other_numbers(self._where, str(column.name), column.dropna().astype(str).unique().tolist())
+            refuse_other_numbers(
+                self._where, str(column.name), column.dropna().astype(str).unique().tolist()
+            )
         return self._texts(column, request)
 
     def _texts(self, column: "Column", request: Request) -> ColumnFacts:
         codes, values = categories(column)
         found = np.bincount(codes[self._rows], minlength=len(values)).tolist()
-        counts = {value: count for value, count in zip(values, found, strict=True) if count}
-        missing, texts = int(column.isna().to_numpy()[self._rows].sum()), len(counts.keys() - {MISSING})
-        if request.compared and len(counts) > request.max_categories and 2 * len(counts) > len(self._rows):
-            return ColumnFacts("text", "", missing, texts=texts)  # such as names of persons, which stay where they are
+        counts = {}
+        for value, count in zip(values, found, strict=True):
+            if count:
+                counts[value] = count
+        missing = int(column.isna().to_numpy()[self._rows].sum())
+        texts = len(counts.keys() - {MISSING})
+        if (
+            request.compared
+            and len(counts) > request.max_categories
+            and 2 * len(counts) > len(self._rows)
+        ):
+            # Such as names of persons, which stay where they are
+            return ColumnFacts("text", "", missing, texts=texts)
         return ColumnFacts("text", odd_one(column), missing, counts=counts, texts=texts)
 
     def count(self, intervals: Mapping[str, Sequence[Interval]]) -> dict[str, list[Ints]]:
         """Count the numbers of some columns in the bins of intervals; columns that it lacks are left out."""
-        return {
-            title: [in_bins(self._keys(title, place, one), one) for place, one in enumerate(asked)]
-            for title, asked in intervals.items()
-            if title in self._columns
-        }
+        result: dict[str, list[Ints]] = {}
+        for title, asked in intervals.items():
+            if title in self._columns:
+                result[title] = [
+                    in_bins(self._keys(title, place, one), one) for place, one in enumerate(asked)
+                ]
+        return result
 
     def _keys(self, title: str, place: int, interval: Interval) -> NDArray[np.uint64]:
         """Return the keys of a column's numbers in an interval, which are few after the first question."""
-        (low, high), keys = self._narrowed.get((title, place), ((1, 0), np.zeros(0, dtype=np.uint64)))
+        (low, high), keys = self._narrowed.get(
+            (title, place), ((1, 0), np.zeros(0, dtype=np.uint64))
+        )
         if not low <= interval[0] <= interval[1] <= high:
             values = self._values(title)
             keys = keys_of(values[~np.isnan(values)])

@@ -26,7 +26,8 @@ class Download:
     urls: tuple[str, ...]  # https only
     checksum: str  # "sha256:…", or "md5:…" if no other is published
     size: int  # in bytes
-    archive: str = ""  # file name of the .zip or .tar.gz to unpack; empty: the file is kept as it is
+    # File name of the .zip or .tar.gz to unpack; empty: the file is kept as it is
+    archive: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ def register(name: str, source: Source) -> Callable[[Reader], Reader]:
 def root() -> Path:
     """Return the folder of all data sets: ``FEDSKEW_DATA``, or ``fedskew`` in the platform's user cache."""
     chosen = os.environ.get("FEDSKEW_DATA")
-    return Path(chosen).expanduser() if chosen else _user_cache(sys.platform) / "fedskew"
+    if chosen:
+        return Path(chosen).expanduser()
+    return _user_cache(sys.platform) / "fedskew"
 
 
 def _user_cache(platform: str) -> Path:
@@ -90,11 +93,15 @@ def find(name: str, relative: str, otherwise: str = "") -> Path:
     """Return a file or folder of a known data set, compressed or not, or raise an error that says how to get it."""
     path = _at(relative)
     if path is None:
-        raise FedskewError(f"{name}: {root() / relative} is not there; {how_to_get(name)}{otherwise}")
+        raise FedskewError(
+            f"{name}: {root() / relative} is not there; {how_to_get(name)}{otherwise}"
+        )
     return path
 
 
 def how_to_get(name: str) -> str:
     """Return the instructions for the files of a known data set."""
     source = sources[name]
-    return f"run: fedskew data fetch {name}" if source.downloads else source.manual.format(root=root())
+    if source.downloads:
+        return f"run: fedskew data fetch {name}"
+    return source.manual.format(root=root())

@@ -21,7 +21,11 @@ OTHER = "other"
 
 def kind_of(y: Targets) -> Target:
     """Return what the targets are: one class, one number or several labels a row."""
-    return "labels" if y.ndim == 2 else "number" if y.dtype.kind == "f" else "class"
+    if y.ndim == 2:
+        return "labels"
+    if y.dtype.kind == "f":
+        return "number"
+    return "class"
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,12 @@ def bins_of(y: Targets, count: int, labels: Sequence[str] = ()) -> Bins:
     [0, 0, 1, 1]
     """
     if kind_of(y) == "class":
-        raise FedskewError(f"bins={count} are for targets that are numbers or several labels, and these are classes")
-    return _combinations(y, count, labels) if y.ndim == 2 else _quantiles(y, count)
+        raise FedskewError(
+            f"bins={count} are for targets that are numbers or several labels, and these are classes"
+        )
+    if y.ndim == 2:
+        return _combinations(y, count, labels)
+    return _quantiles(y, count)
 
 
 def _quantiles(y: Targets, count: int) -> Bins:
@@ -58,10 +66,8 @@ def _quantiles(y: Targets, count: int) -> Bins:
     # The middle of the rows of a value, as a share of all rows, says in which bin the value is.
     middle = (np.cumsum(rows) - rows / 2) / max(len(y), 1)
     used, of = np.unique((middle * count).astype(np.int64), return_inverse=True)
-    first, last = (
-        np.searchsorted(of, np.arange(len(used)), "left"),
-        np.searchsorted(of, np.arange(len(used)), "right") - 1,
-    )
+    first = np.searchsorted(of, np.arange(len(used)), "left")
+    last = np.searchsorted(of, np.arange(len(used)), "right") - 1
     ends = zip(values[first].tolist(), values[last].tolist(), strict=True)
     names = tuple(f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}" for low, high in ends)
     return Bins(of[place].astype(np.int64), names)
@@ -73,11 +79,18 @@ def _combinations(y: Targets, count: int, labels: Sequence[str]) -> Bins:
     order = np.argsort(-rows, kind="stable")
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
-    kept = len(found) if len(found) <= count else count - 1
+    if len(found) <= count:
+        kept = len(found)
+    else:
+        kept = count - 1
     called = labels or range(y.shape[1])
     present = [np.flatnonzero(found[number]).tolist() for number in order[:kept]]
-    names = ["+".join(str(called[at]) for at in places) or "none" for places in present]
-    return Bins(np.minimum(rank[place], kept), tuple(names if kept == len(found) else [*names, OTHER]))
+    names = []
+    for places in present:
+        names.append("+".join(str(called[at]) for at in places) or "none")
+    return Bins(
+        np.minimum(rank[place], kept), tuple(names if kept == len(found) else [*names, OTHER])
+    )
 
 
 def check_targets(where: str, y: Targets, classes: int) -> None:
@@ -100,9 +113,13 @@ def check_targets(where: str, y: Targets, classes: int) -> None:
             )
         if not np.isfinite(y).all():
             bad = int(np.argmin(np.isfinite(y)))
-            raise FedskewError(f"{where}: the target of row {bad} is {y[bad]}, not a number that float32 can hold")
+            raise FedskewError(
+                f"{where}: the target of row {bad} is {y[bad]}, not a number that float32 can hold"
+            )
     else:
         if y.dtype != np.int64:
             raise FedskewError(f"{where}: labels of type {y.dtype}, expected int64")
         if len(y) and not 0 <= y.min() <= y.max() < classes:
-            raise FedskewError(f"{where}: labels from {y.min()} to {y.max()}, expected 0 … {classes - 1}")
+            raise FedskewError(
+                f"{where}: labels from {y.min()} to {y.max()}, expected 0 … {classes - 1}"
+            )

@@ -38,10 +38,17 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: in
                 f"--nodes {','.join(nodes)}: {node!r} cannot be the name of a key: use letters from A to Z, digits, "
                 "dots, hyphens and underscores, and no .pub at the end"
             )
-    wanted = [folder / SERVER, folder / SERVER_KEY] if hosts else []
-    wanted += [path for node in nodes for path in (folder / NODES / node, folder / NODES / f"{node}.pub")]
+    if hosts:
+        wanted = [folder / SERVER, folder / SERVER_KEY]
+    else:
+        wanted = []
+    for node in nodes:
+        for path in (folder / NODES / node, folder / NODES / f"{node}.pub"):
+            wanted.append(path)
     if not wanted:
-        raise FedskewError("there is nothing to make: give --host, the server's name, or --nodes a,b,c")
+        raise FedskewError(
+            "there is nothing to make: give --host, the server's name, or --nodes a,b,c"
+        )
     if taken := [path for path in wanted if path.exists()]:
         raise FedskewError(f"{taken[0]} exists already: move it away, or choose another folder")
     with writing(folder):
@@ -74,7 +81,9 @@ def check_pair(certificate: Path, key: Path) -> None:
         try:
             other = load_pem_private_key(key.read_bytes(), password=None).public_key()
         except (ValueError, TypeError):
-            raise FedskewError(f"{key} is no private key: make it anew with {certificate} (fedskew keys)") from None
+            raise FedskewError(
+                f"{key} is no private key: make it anew with {certificate} (fedskew keys)"
+            ) from None
     if mine != other:
         raise FedskewError(f"{key} is not the key of {certificate}: make both anew (fedskew keys)")
 
@@ -112,7 +121,9 @@ def check_node_key(path: Path, what: str) -> None:
     check_private(path, what)
     try:
         with reading(path):
-            fine = isinstance(load_ssh_private_key(path.read_bytes(), None), ec.EllipticCurvePrivateKey)
+            fine = isinstance(
+                load_ssh_private_key(path.read_bytes(), None), ec.EllipticCurvePrivateKey
+            )
     except (ValueError, TypeError, UnsupportedAlgorithm):
         fine = False
     if not fine:
@@ -121,7 +132,10 @@ def check_node_key(path: Path, what: str) -> None:
 
 def _write_private(path: Path, content: bytes) -> None:
     """Write a new file that nobody but its owner can read at any time."""
-    with writing(path), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with (
+        writing(path),
+        os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
+    ):
         file.write(content)
 
 
@@ -149,7 +163,8 @@ def _certificate(
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
-    name, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
+    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -206,7 +221,8 @@ def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
     authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
     signing = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
     assert isinstance(signing, ec.EllipticCurvePrivateKey)
-    key, names = _new_key(), [_general_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
+    key = _new_key()
+    names = [_general_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
     issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
     made = (
         _certificate(hosts[0][:64], key, authority.subject, days)
@@ -222,13 +238,19 @@ def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
 
 
 def _make_node(path: Path) -> None:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
 
     key = _new_key()
     _write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     _write_public(
         path.with_name(f"{path.name}.pub"),
-        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {path.name}\n".encode(),
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        + f" {path.name}\n".encode(),
     )
 
 

@@ -83,18 +83,26 @@ def checked_sums(found: Sums, least: int, most: int, task: Task, where: str) -> 
     """Return sums over the rows that a client has of a part, in which each is counted once; losses are losses."""
     rows = float(found["rows"])
     if not (least <= rows <= most and rows.is_integer()):
-        expected = f"{most:,}" if least == most else f"at most {most:,}"
+        if least == most:
+            expected = f"{most:,}"
+        else:
+            expected = f"at most {most:,}"
         raise FedskewError(f"{where} are over {rows:,g} rows, expected {expected}")
     counts = [found[name] for name in COUNTED if name in found]
     if not all(_whole(each, rows) for each in counts):
         raise FedskewError(f"{where} count something else than {rows:,g} rows")
     if "confusion" in found and found["confusion"].sum() != rows:
-        raise FedskewError(f"{where}/confusion has {found['confusion'].sum():,g} rows, expected {rows:,g}")
+        raise FedskewError(
+            f"{where}/confusion has {found['confusion'].sum():,g} rows, expected {rows:,g}"
+        )
     if "hits" in found and not _whole(np.sum([found[name] for name in OUTCOMES], axis=0), rows):
         raise FedskewError(f"{where} count a label of a row twice: {', '.join(OUTCOMES)}")
     in_range(float(found["loss"]) / max(rows, 1), task.range_of("loss"), f"{where}/loss of a row")
     for name in found.keys() - {"rows", "loss", *COUNTED}:
-        low = 0.0 if name in SIZES else -math.inf
+        if name in SIZES:
+            low = 0.0
+        else:
+            low = -math.inf
         all_in_range(found[name].reshape(-1), Range(low), f"{where}/{name}")
     return found
 
@@ -104,27 +112,37 @@ def _whole(counts: Floats, most: float) -> bool:
     return bool(((counts >= 0) & (counts <= most) & (counts == np.floor(counts))).all())
 
 
-def checked_scores(found: Any, names: Iterable[str], task: Task, empty: bool, where: str) -> dict[str, float]:
+def checked_scores(
+    found: Any, names: Iterable[str], task: Task, empty: bool, where: str
+) -> dict[str, float]:
     """Return scores by these names, each of them a number that its metric may be; NaN over ``empty`` sets of rows."""
     wanted = dict.fromkeys(names, 0.0)
     fits(found, wanted, where)
     for name in wanted:
         allowed = _range_of(name, task)
-        in_range(found[name], allowed._replace(undefined=allowed.undefined or empty), f"{where}/{name}")
+        in_range(
+            found[name], allowed._replace(undefined=allowed.undefined or empty), f"{where}/{name}"
+        )
     return {name: found[name] for name in wanted}
 
 
 def _range_of(column: str, task: Task) -> Range:
     """Return what may be in a column of scores."""
     name = column.removeprefix("global_").removeprefix("own_test_")
-    return Range(0, 1) if name in RATES else task.range_of(name)
+    if name in RATES:
+        return Range(0, 1)
+    return task.range_of(name)
 
 
 def checked_confusion(found: Any, like: Ints | None, rows: int) -> None:
     """Raise an error unless a confusion matrix is over so many rows; None where there is none."""
     fits(found, like, "confusion matrix")
-    if like is not None and not ((found >= 0).all() and (found <= rows).all() and found.sum() == rows):
-        raise FedskewError(f"confusion matrix: told {found.sum():,} rows, expected {rows:,}, and none below 0")
+    if like is not None and not (
+        (found >= 0).all() and (found <= rows).all() and found.sum() == rows
+    ):
+        raise FedskewError(
+            f"confusion matrix: told {found.sum():,} rows, expected {rows:,}, and none below 0"
+        )
 
 
 def expected_update(plan: Plan, sent: Tree, reported: tuple[str, ...]) -> Updates:
@@ -137,7 +155,10 @@ def expected_update(plan: Plan, sent: Tree, reported: tuple[str, ...]) -> Update
     buffers: Tensors = stacked.pop(BUFFERS)
     numbers = {**plan.numbers, **{name: np.zeros(1) for name in reported}}
     return Updates(
-        Report(plan.clients, plan.sizes, plan.steps, np.zeros(1), np.zeros(1), numbers), stacked, buffers, {}
+        Report(plan.clients, plan.sizes, plan.steps, np.zeros(1), np.zeros(1), numbers),
+        stacked,
+        buffers,
+        {},
     )
 
 
@@ -150,14 +171,23 @@ def checked_update(found: Updates, like: Updates, task: Task) -> Updates:
     fits(found, like, "update")
     check_buffers(found.buffers, "update/buffers")
     asked, told = like.report, found.report
-    reported = {name: told.numbers[name] for name in _LOSSES if name in asked.numbers}
+    reported = {}
+    for name in _LOSSES:
+        if name in asked.numbers:
+            reported[name] = told.numbers[name]
     diverged = not valid_clients(found).all()
     for name, values in {"loss": told.loss, "accuracy": told.accuracy, **reported}.items():
-        allowed = task.range_of(task.row_metric or "loss") if name == "accuracy" else task.range_of("loss")
+        if name == "accuracy":
+            allowed = task.range_of(task.row_metric or "loss")
+        else:
+            allowed = task.range_of("loss")
         if not diverged or np.isfinite(values).all():
             all_in_range(values, allowed, f"update/report/{name}")
     return replace(
-        found, report=replace(asked, loss=told.loss, accuracy=told.accuracy, numbers={**asked.numbers, **reported})
+        found,
+        report=replace(
+            asked, loss=told.loss, accuracy=told.accuracy, numbers={**asked.numbers, **reported}
+        ),
     )
 
 
@@ -189,7 +219,9 @@ def check_part_of_step(message: bytes, rows: int, task: Task) -> None:
             raise FedskewError(f"{what} has NaN or infinite numbers: lower lr or check the data")
         last = frame.kind in (Kind.GRADIENT, Kind.SCORE)
         if (frame.count != rows) if last else (not frame.count or frame.count % rows):
-            raise FedskewError(f"{what} is over {frame.count:,} values, expected those of {rows:,} rows")
+            raise FedskewError(
+                f"{what} is over {frame.count:,} values, expected those of {rows:,} rows"
+            )
         if frame.kind == Kind.SPREAD and bool((frame.values < 0).any()):
             raise FedskewError(f"{what} has sums of squares below 0")
         if frame.kind == Kind.SCORE and frame.values.shape == (2,):

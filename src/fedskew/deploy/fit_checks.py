@@ -9,7 +9,16 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 from fedskew.data.cells import OTHER, text_of
-from fedskew.data.fitting import BINS, ColumnFacts, Description, Interval, Kind, Moments, Request, step_of
+from fedskew.data.fitting import (
+    BINS,
+    ColumnFacts,
+    Description,
+    Interval,
+    Kind,
+    Moments,
+    Request,
+    step_of,
+)
 from fedskew.data.schema import Label
 from fedskew.deploy.requests import Facts
 
@@ -28,7 +37,12 @@ def checked_description(told: Description, request: Request) -> Description:
     _need(name[0] not in _FORMULA, "its name", name, "no formula: rename the file, or give --name")
     try:
         _whole(told.rows, "rows", 1, MOST_ROWS)
-        _need(type(told.columns) is dict and _texts(told.columns), "columns", told.columns, "columns by name")
+        _need(
+            type(told.columns) is dict and _texts(told.columns),
+            "columns",
+            told.columns,
+            "columns by name",
+        )
         for title, facts in told.columns.items():
             _check_column(facts, f"column {title!r}", told.rows)
         if told.shape is not None:
@@ -41,12 +55,18 @@ def checked_description(told: Description, request: Request) -> Description:
 
 def _check_column(facts: ColumnFacts, what: str, rows: int) -> None:
     _need(isinstance(facts, ColumnFacts), what, facts, "facts about a column")
-    _need(isinstance(facts.kind, str) and facts.kind in get_args(Kind), f"{what}: kind", facts.kind, "a kind of column")
+    _need(
+        isinstance(facts.kind, str) and facts.kind in get_args(Kind),
+        f"{what}: kind",
+        facts.kind,
+        "a kind of column",
+    )
     _need(isinstance(facts.example, str), f"{what}: example", facts.example, "a text")
     _whole(facts.missing, f"{what}: missing", 0, rows)
     _whole(facts.texts, f"{what}: texts", 0, rows)
     _whole(facts.rare, f"{what}: rare", 0, facts.texts)
-    ends, numbers = (facts.low, facts.high), facts.kind == "number" and facts.missing < rows
+    ends = (facts.low, facts.high)
+    numbers = facts.kind == "number" and facts.missing < rows
     _need(all(type(end) is float for end in ends), f"{what}: low and high", ends, "two numbers")
     if numbers:
         for end in ends:
@@ -55,36 +75,81 @@ def _check_column(facts: ColumnFacts, what: str, rows: int) -> None:
     else:
         _need(ends == (math.inf, -math.inf), f"{what}: low and high", ends, "none without numbers")
     if facts.quartiles is not None:
-        _need(type(facts.quartiles) is tuple and len(facts.quartiles) == 3, f"{what}: quartiles", facts.quartiles, "3")
+        _need(
+            type(facts.quartiles) is tuple and len(facts.quartiles) == 3,
+            f"{what}: quartiles",
+            facts.quartiles,
+            "3",
+        )
         for quartile in facts.quartiles:
             _finite(quartile, f"{what}: quartiles")
         inside = [facts.low, *facts.quartiles, facts.high]
-        _need(inside == sorted(inside), f"{what}: quartiles", facts.quartiles, "numbers in order, from low to high")
+        _need(
+            inside == sorted(inside),
+            f"{what}: quartiles",
+            facts.quartiles,
+            "numbers in order, from low to high",
+        )
     _counted(facts.counts, f"{what}: counts", 1, rows)
     _need(_texts(facts.counts), f"{what}: counts", facts.counts, "categories by name")
     if facts.rare:
-        _need(facts.counts.get(OTHER, 0) >= facts.rare, f"{what}: counts", facts.counts, f"rows of {OTHER!r}")
+        _need(
+            facts.counts.get(OTHER, 0) >= facts.rare,
+            f"{what}: counts",
+            facts.counts,
+            f"rows of {OTHER!r}",
+        )
     if facts.kind == "text" and not (facts.texts and not facts.counts):
-        _need(sum(facts.counts.values()) == rows, f"{what}: counts", facts.counts, f"{rows} rows in all")
+        _need(
+            sum(facts.counts.values()) == rows,
+            f"{what}: counts",
+            facts.counts,
+            f"{rows} rows in all",
+        )
 
 
 def _check_shape(told: Description, shape: tuple[int, ...]) -> None:
-    good = type(shape) is tuple and len(shape) > 0 and all(type(size) is int and size > 0 for size in shape)
-    _need(good and math.prod(shape) <= MOST_NUMBERS, "shape", shape, f"sizes of at most {MOST_NUMBERS:,} numbers")
-    width = shape[0] if len(shape) == 1 else 0
+    good = (
+        type(shape) is tuple
+        and len(shape) > 0
+        and all(type(size) is int and size > 0 for size in shape)
+    )
+    _need(
+        good and math.prod(shape) <= MOST_NUMBERS,
+        "shape",
+        shape,
+        f"sizes of at most {MOST_NUMBERS:,} numbers",
+    )
+    if len(shape) == 1:
+        width = shape[0]
+    else:
+        width = 0
     named = len(told.columns) == width and list(told.columns) == list(map(str, range(width)))
     _need(named, "columns", list(told.columns), f"those of arrays of shape {shape}")
     for title, facts in told.columns.items():
-        _need(facts.kind == "number" and not facts.missing, f"column {title!r}", facts, "numbers without gaps")
+        _need(
+            facts.kind == "number" and not facts.missing,
+            f"column {title!r}",
+            facts,
+            "numbers without gaps",
+        )
 
 
 def _check_classes(told: Description, request: Request) -> None:
-    classes, kinds = told.classes, (bool, int, float, str)
+    classes = told.classes
+    kinds = (bool, int, float, str)
     _counted(classes, "classes", 1 if request.target == "class" else 0, MOST_ROWS)
-    good = all(type(one) in kinds and (type(one) is not float or math.isfinite(one)) for one in classes)
+    good = all(
+        type(one) in kinds and (type(one) is not float or math.isfinite(one)) for one in classes
+    )
     _need(good, "classes", list(classes), "whole numbers or texts")
     if request.target == "class":
-        _need(sum(classes.values()) >= told.rows, "classes", classes, f"the classes of {told.rows} rows and more")
+        _need(
+            sum(classes.values()) >= told.rows,
+            "classes",
+            classes,
+            f"the classes of {told.rows} rows and more",
+        )
     elif request.target == "labels" and told.shape is not None:
         _need(len(classes) > 0 and _texts(classes), "classes", classes, "labels by name")
     else:
@@ -92,16 +157,26 @@ def _check_classes(told: Description, request: Request) -> None:
 
 
 def checked_counts(
-    told: Mapping[str, Any], asked: Mapping[str, Sequence[Interval]], expected: Mapping[str, Sequence[int]]
+    told: Mapping[str, Any],
+    asked: Mapping[str, Sequence[Interval]],
+    expected: Mapping[str, Sequence[int]],
 ) -> Mapping[str, Any]:
     """Return how many numbers are in the bins of intervals; in each interval there are as many as it told before."""
     _names(told, expected, "counts")
     for title, totals in expected.items():
-        found, what = told[title], f"counts of column {title!r}"
-        _need(type(found) is list and len(found) == len(totals), what, found, f"{len(totals)} arrays")
+        found = told[title]
+        what = f"counts of column {title!r}"
+        _need(
+            type(found) is list and len(found) == len(totals), what, found, f"{len(totals)} arrays"
+        )
         for counts, total, interval in zip(found, totals, asked[title], strict=True):
             _array(counts, what, BINS)
-            _need(int(counts.sum()) == total, what, int(counts.sum()), f"{total} numbers in interval {interval}")
+            _need(
+                int(counts.sum()) == total,
+                what,
+                int(counts.sum()),
+                f"{total} numbers in interval {interval}",
+            )
     return told
 
 
@@ -119,18 +194,26 @@ def checked_moments(
     """Return the moments of columns, each of so many numbers between the ends of the column."""
     _names(told, ends, "moments")
     for title, (low, high) in ends.items():
-        found, what = told[title], f"moments of column {title!r}"
+        found = told[title]
+        what = f"moments of column {title!r}"
         _need(isinstance(found, Moments), what, found, "moments")
         _whole(found.count, f"{what}: count", count, count)
         for part in ("mean", "error", "squares"):
             _finite(getattr(found, part), f"{what}: {part}")
         _need(found.squares >= 0, f"{what}: squares", found.squares, "a sum of squares")
         room = _ROUNDING * max(abs(low), abs(high))
-        _need(low - room <= found.mean <= high + room, f"{what}: mean", found.mean, f"one from {low} to {high}")
+        _need(
+            low - room <= found.mean <= high + room,
+            f"{what}: mean",
+            found.mean,
+            f"one from {low} to {high}",
+        )
         _need(abs(found.error) <= room, f"{what}: error", found.error, f"one of at most {room}")
         spread = high - low + room
         most = count * spread * spread
-        _need(found.squares <= most, f"{what}: squares", found.squares, f"at most {most}, by its ends")
+        _need(
+            found.squares <= most, f"{what}: squares", found.squares, f"at most {most}, by its ends"
+        )
     return told
 
 
@@ -146,13 +229,29 @@ def ends_of(described: Description, title: str, fill: float) -> tuple[float, flo
     return min(facts.low, fill), max(facts.high, fill)
 
 
-def checked_facts(told: Facts, described: Description, request: Request, label: Label, validation: bool) -> Facts:
+def checked_facts(
+    told: Facts, described: Description, request: Request, label: Label, validation: bool
+) -> Facts:
     """Return the numbers of rows of a client, which are those that it has described."""
-    _need(isinstance(told.name, str) and told.name == described.name, "its name", told.name, repr(described.name))
-    size = len(label.classes) if label.target == "class" else 1
+    _need(
+        isinstance(told.name, str) and told.name == described.name,
+        "its name",
+        told.name,
+        repr(described.name),
+    )
+    if label.target == "class":
+        size = len(label.classes)
+    else:
+        size = 1
     total = np.zeros(size, dtype=np.int64)
-    for part, there in {"train": True, "test": True, "validation": validation, "held_out": False}.items():
-        counts, what = getattr(told, part), f"{part} rows"
+    for part, there in {
+        "train": True,
+        "test": True,
+        "validation": validation,
+        "held_out": False,
+    }.items():
+        counts = getattr(told, part)
+        what = f"{part} rows"
         if not there:
             _need(counts is None, what, counts, "none")
             continue
@@ -168,19 +267,30 @@ def checked_facts(told: Facts, described: Description, request: Request, label: 
         own = dict.fromkeys(label.classes, 0)
         for value, count in described.classes.items():
             own[text_of(value)] += count
-        _need(total.tolist() == [*own.values()], "rows of each class", total.tolist(), str([*own.values()]))
+        _need(
+            total.tolist() == [*own.values()],
+            "rows of each class",
+            total.tolist(),
+            str([*own.values()]),
+        )
     return told
 
 
 def _need(good: bool, what: str, value: Any, expected: str) -> None:
     if not good:
         shown = repr(value)
-        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+        if len(shown) <= _SHOWN:
+            shown = shown
+        else:
+            shown = f"{shown[:_SHOWN]}…"
         raise FedskewError(f"{what}: told {shown}, expected {expected}")
 
 
 def _whole(value: Any, what: str, low: int, high: int) -> None:
-    expected = f"{low:,}" if low == high else f"a whole number from {low:,} to {high:,}"
+    if low == high:
+        expected = f"{low:,}"
+    else:
+        expected = f"a whole number from {low:,} to {high:,}"
     _need(type(value) is int and low <= value <= high, what, value, expected)
 
 
@@ -206,6 +316,14 @@ def _names(told: Mapping[str, Any], expected: Mapping[str, Any], what: str) -> N
 def _array(counts: Any, what: str, size: int) -> None:
     """Refuse what is not so many counts."""
     good = isinstance(counts, np.ndarray) and counts.dtype == np.int64 and counts.shape == (size,)
-    described = f"{counts.dtype} of shape {counts.shape}" if isinstance(counts, np.ndarray) else counts
+    if isinstance(counts, np.ndarray):
+        described = f"{counts.dtype} of shape {counts.shape}"
+    else:
+        described = counts
     _need(good, what, described, f"int64 of shape {(size,)}")
-    _need(bool((counts >= 0).all() and (counts <= MOST_ROWS).all()), what, counts, f"numbers from 0 to {MOST_ROWS:,}")
+    _need(
+        bool((counts >= 0).all() and (counts <= MOST_ROWS).all()),
+        what,
+        counts,
+        f"numbers from 0 to {MOST_ROWS:,}",
+    )

@@ -62,12 +62,17 @@ class Deployment:
             check_certificate(self.keys / CA, f"--keys, a folder with {CA}")
         config: dict[str, Any] = {"nodes": self.nodes, "timeout": self.timeout}
         config |= {"folder": str(self.folder.absolute() / RUN)}
-        config |= {"metrics_port": self.metrics_port} if self.metrics_port else {}
+        if self.metrics_port:
+            config |= {"metrics_port": self.metrics_port}
         content = _PROJECT.format(
-            project=to_toml({"version": __version__}), config=to_toml({**config, "experiment": to_toml(experiment)})
+            project=to_toml({"version": __version__}),
+            config=to_toml({**config, "experiment": to_toml(experiment)}),
         )
         link: dict[str, Any] = {"address": self.server}
-        link |= {"root-certificates": str((self.keys / CA).absolute())} if self.keys else {"insecure": True}
+        if self.keys:
+            link |= {"root-certificates": str((self.keys / CA).absolute())}
+        else:
+            link |= {"insecure": True}
         connection = f'[superlink]\ndefault = "fedskew"\n\n[superlink.fedskew]\n{to_toml(link)}'
         with writing(self.folder):
             for inside in (APP, FLOWER):
@@ -78,16 +83,34 @@ class Deployment:
     def commands(self) -> list[tuple[str, str]]:
         """Return what is to be done, in order, and by which command."""
         host, _, port = self.server.rpartition(":")
-        where = "" if host in ("127.0.0.1", "localhost") else " --host 0.0.0.0"
-        folder, keys = self.folder.absolute(), quote(str(self.keys))
+        if host in ("127.0.0.1", "localhost"):
+            where = ""
+        else:
+            where = " --host 0.0.0.0"
+        folder = self.folder.absolute()
+        keys = quote(str(self.keys))
         flwr = f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={quote(str(folder / FLOWER))} flwr"
-        secure = f"--keys {keys}" if self.keys else "--insecure"
-        start = ("on the server, which stays", f"fedskew server {secure}{where} --port {port} --state STATE")
-        own = "--key nodes/NAME --ca ca.crt" if self.keys else "--insecure"
+        if self.keys:
+            secure = f"--keys {keys}"
+        else:
+            secure = "--insecure"
+        start = (
+            "on the server, which stays",
+            f"fedskew server {secure}{where} --port {port} --state STATE",
+        )
+        if self.keys:
+            own = "--key nodes/NAME --ca ca.crt"
+        else:
+            own = "--insecure"
         join = (
             f"on each of the {self.nodes} nodes, which stay",
             f"fedskew node --data FILE.csv --server {self.server} {own} --state STATE",
         )
         run = ("then, here", f"{flwr} run {quote(str(folder / APP))} --stream")
-        register = [("once for each node, before it joins", f"{flwr} supernode register {keys}/nodes/NAME.pub")]
+        register = [
+            (
+                "once for each node, before it joins",
+                f"{flwr} supernode register {keys}/nodes/NAME.pub",
+            )
+        ]
         return [start, *(register if self.keys else []), join, run]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
 
-Answer = Callable[[Mapping[str, Any], bytes], bytes]  # what a message says of the run, and the request -> the answer
+# What a message says of the run, and the request -> the answer
+Answer = Callable[[Mapping[str, Any], bytes], bytes]
 RECORD, REQUEST, ANSWER = "fedskew", "request", "answer"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -27,12 +28,16 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_OF_FLOWER = (3, 4, 5, 7, 8)  # codes of errors with Flower's own words: no message, node gone, app not sound or ended
-_CLOCKS = 60  # seconds by which a message outlives the wait for its answer: then, no node begins with it any more
+# Codes of errors with Flower's own words: no message, node gone, app not sound or ended
+_OF_FLOWER = (3, 4, 5, 7, 8)
+# Seconds by which a message outlives the wait for its answer: then, no node begins with it any more
+_CLOCKS = 60
 _AGAIN = 0.05  # seconds; it doubles until the part is there
 _LAST = 1.0  # second for the parts of an answer at the end of that wait
-_BUSY = 60.0  # seconds for which a server that does not answer, or answers that it cannot now, is asked again
-_POLL, _PATIENCE = 0.02, 0.1  # seconds between two looks for answers: at least, and as a share of the time so far
+# Seconds for which a server that does not answer, or answers that it cannot now, is asked again
+_BUSY = 60.0
+# Seconds between two looks for answers: at least, and as a share of the time so far
+_POLL, _PATIENCE = 0.02, 0.1
 
 
 def need_flower() -> None:
@@ -46,7 +51,10 @@ def need_flower() -> None:
 
 def look_again_soon() -> None:
     """Let Flower look for a part of a message that is still on its way after a twentieth of a second, not after one."""
-    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
+    from flwr.supercore.inflatable.inflatable_utils import (
+        pull_and_inflate_object_from_tree,
+        pull_objects,
+    )
 
     for function in (pull_objects, pull_and_inflate_object_from_tree):
         function.__kwdefaults__["initial_backoff"] = _AGAIN  # type: ignore[index]
@@ -121,7 +129,9 @@ class GridTransport:
         with _asking("take messages to nodes"):
             numbers = list(self.grid.push_messages(messages))
         if len(numbers) < len(messages):
-            raise FedskewError(f"the messages of {_size(requests)} bytes are too large for the SuperLink")
+            raise FedskewError(
+                f"the messages of {_size(requests)} bytes are too large for the SuperLink"
+            )
         sent = {number: client for client, number in zip(requests, numbers, strict=True) if number}
         answers: dict[int, bytes] = {}
         began = time.monotonic()
@@ -134,7 +144,9 @@ class GridTransport:
                 client = sent.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error():
                     reason, code = reply.error.reason, reply.error.code
-                    answers[client] = to_bytes(Refusal(reason or f"code {code}", code in _OF_FLOWER))
+                    answers[client] = to_bytes(
+                        Refusal(reason or f"code {code}", code in _OF_FLOWER)
+                    )
                 else:
                     answers[client] = _content(reply, ANSWER)
             if waited >= self.timeout:
@@ -153,7 +165,9 @@ def client_app(answer: Answer) -> "ClientApp":
     @app.query("work")
     def work(message: "Message", context: "Context") -> "Message":
         record = message.content[RECORD]
-        about = {name: value for name, value in record.items() if name != REQUEST} | {"node": dict(context.node_config)}
+        about = {name: value for name, value in record.items() if name != REQUEST} | {
+            "node": dict(context.node_config)
+        }
         found = answer(about, _content(message, REQUEST))
         return Message(_records(ANSWER, found), reply_to=message)
 
@@ -167,7 +181,9 @@ def none_too_large(answer: Answer) -> Answer:
         found = answer(about, request)
         if len(found) <= LARGEST:
             return found
-        return to_bytes(Refusal(f"an answer of {len(found):,} bytes, and the server takes {LARGEST:,} at most"))
+        return to_bytes(
+            Refusal(f"an answer of {len(found):,} bytes, and the server takes {LARGEST:,} at most")
+        )
 
     return bounded
 
@@ -195,7 +211,9 @@ def _content(message: "Message", name: str) -> bytes:
 
 def _part(number: int) -> str:
     """Return the name of a part's record."""
-    return f"{RECORD}.{number}" if number else RECORD
+    if number:
+        return f"{RECORD}.{number}"
+    return RECORD
 
 
 def _size(requests: Mapping[int, bytes]) -> str:
@@ -211,7 +229,9 @@ def nodes_of(grid: "Grid", count: int, timeout: float) -> list[int]:
         if len(found) >= count:
             return found
         if time.monotonic() > end:
-            raise FedskewError(f"{len(found)} of {count} nodes are there after {timeout:g} s: start the others")
+            raise FedskewError(
+                f"{len(found)} of {count} nodes are there after {timeout:g} s: start the others"
+            )
         time.sleep(0.1)
 
 
@@ -222,7 +242,9 @@ def simulated(answer: Answer, clients: int, timeout: float) -> Iterator[GridTran
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
-    app, given, done = ServerApp(), Queue[Any](), threading.Event()
+    app = ServerApp()
+    given = Queue[Any]()
+    done = threading.Event()
 
     @app.main()
     def main(grid: "Grid", context: "Context") -> None:
@@ -253,5 +275,9 @@ def simulated(answer: Answer, clients: int, timeout: float) -> Iterator[GridTran
 
 _BACKEND: dict[str, Any] = {
     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-    "init_args": {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False},
+    "init_args": {
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+        "include_dashboard": False,
+    },
 }

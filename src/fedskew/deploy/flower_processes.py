@@ -65,7 +65,12 @@ def server_process(keys: Path | None, state: Path, host: str, port: int) -> Proc
 
 
 def node_process(
-    data: Path, server: str, state: Path, name: str | None, security: tuple[Path, Path] | None, port: int | None
+    data: Path,
+    server: str,
+    state: Path,
+    name: str | None,
+    security: tuple[Path, Path] | None,
+    port: int | None,
 ) -> Process:
     """Return the SuperNode of a silo, whose file is read once to see that it can be.
 
@@ -81,17 +86,28 @@ def node_process(
         check_certificate(authority, f"--ca, the file {CA}")
         secure = ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
     if not data.is_file():
-        raise FedskewError(f"{data} is not there: give --data FILE, the CSV, Parquet or NPZ file of this silo")
+        raise FedskewError(
+            f"{data} is not there: give --data FILE, the CSV, Parquet or NPZ file of this silo"
+        )
     if is_arrays(data):
         pick(data, read_npz(data), "")
     else:
         read_table(data, separator=_separator(data))
-    port = _free_port() if port is None else port
+    if port is None:
+        port = _free_port()
+    else:
+        port = port
     _check_port("127.0.0.1", port)
-    own = {"data": str(data.absolute()), "state": str(_folder(state).absolute()), **({"name": name} if name else {})}
+    own = {
+        "data": str(data.absolute()),
+        "state": str(_folder(state).absolute()),
+        **({"name": name} if name else {}),
+    }
     for option, value in own.items():
         if "'" in value or not value.isprintable():
-            raise FedskewError(f"--{option} {value!r}: Flower does not take such a name, choose another")
+            raise FedskewError(
+                f"--{option} {value!r}: Flower does not take such a name, choose another"
+            )
     told = " ".join(f"{option}='{value}'" for option, value in own.items())
     where = ["--superlink", server, "--port", str(port), "--node-config", told]
     where += ["--isolation", "process", "--superexec-auth-secret-file", str(_secret(state))]
@@ -119,7 +135,11 @@ def _secret(state: Path) -> Path:
 
 def _around(state: Path) -> dict[str, str]:
     """Return what the environment of a process says: where Flower keeps its files, and how often it looks for work."""
-    return {"FLWR_HOME": str(state.absolute() / FLOWER), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **QUIET}
+    return {
+        "FLWR_HOME": str(state.absolute() / FLOWER),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        **QUIET,
+    }
 
 
 def _folder(path: Path) -> Path:

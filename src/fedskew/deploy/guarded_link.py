@@ -34,7 +34,11 @@ class OnlyNodes:
 
     async def __call__(self, scope: Scope, receive: Call, send: Call) -> None:
         """Answer a request."""
-        if scope["type"] not in ("http", "websocket") or scope["path"].startswith(OPEN) or _from_here(scope):
+        if (
+            scope["type"] not in ("http", "websocket")
+            or scope["path"].startswith(OPEN)
+            or _from_here(scope)
+        ):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -62,9 +66,15 @@ class BoundedBodies:
         if length <= STRANGER:
             await self._read(scope, receive, send, STRANGER)
         elif length > BODY:
-            await _refuse(send, 413, f"{length} bytes are more than the {BODY} that are taken at once")
+            await _refuse(
+                send, 413, f"{length} bytes are more than the {BODY} that are taken at once"
+            )
         elif scope["path"].startswith(OPEN) and not await asyncio.to_thread(self.known, scope):
-            await _refuse(send, 413, f"{length} bytes are more than the {STRANGER} of one who is no registered node")
+            await _refuse(
+                send,
+                413,
+                f"{length} bytes are more than the {STRANGER} of one who is no registered node",
+            )
         else:
             async with self.places:
                 await self._read(scope, receive, send, BODY)
@@ -82,7 +92,9 @@ class BoundedBodies:
                     content += message.get("body", b"")
                     more = message.get("more_body", False)
                     if len(content) > most:
-                        await _refuse(send, 413, f"more than {most} bytes, and how many was not said before")
+                        await _refuse(
+                            send, 413, f"more than {most} bytes, and how many was not said before"
+                        )
                         return
         except TimeoutError:
             await _refuse(send, 408, f"not there after {PATIENCE:g} seconds")
@@ -91,13 +103,21 @@ class BoundedBodies:
         content.clear()
 
         async def again() -> Any:
-            return read.pop() if read else await receive()
+            if read:
+                return read.pop()
+            return await receive()
 
         await self.app(scope, again, send)
 
 
 async def _refuse(send: Call, status: int, reason: str) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", b"text/plain")],
+        }
+    )
     await send({"type": "http.response.body", "body": reason.encode()})
 
 
@@ -113,7 +133,9 @@ def _from_here(scope: Scope) -> bool:
 def _length(scope: Scope) -> int:
     """Return how many bytes a request says that it has; 0 where it does not say."""
     said = dict(scope["headers"]).get(b"content-length", b"0")
-    return int(said) if said.isdigit() else 0
+    if said.isdigit():
+        return int(said)
+    return 0
 
 
 def signed_by_a_node(scope: Scope) -> bool:
@@ -160,7 +182,9 @@ def _bound_answers() -> None:
         for tree in request.message_object_trees:
             count = sum(1 for _ in iterate_object_tree(tree))
             if count > OBJECTS:
-                raise HTTPException(413, f"an answer of {count} objects is more than the {OBJECTS} that are taken")
+                raise HTTPException(
+                    413, f"an answer of {count} objects is more than the {OBJECTS} that are taken"
+                )
         return plain(request, state)
 
     fleet_handlers.push_messages = bounded
@@ -189,12 +213,15 @@ def _keep_little() -> None:
     """Let each connection to the database keep 4 MB of it in memory: Flower's keep 320 MB, and there are up to 15."""
     sql: Any = import_module("flwr.supercore.sql_mixin")
     smaller = {"cache_size": "-4000", "mmap_size": "0"}
-    sql.SQLITE_PRAGMAS = tuple((name, smaller.get(name, value)) for name, value in sql.SQLITE_PRAGMAS)
+    sql.SQLITE_PRAGMAS = tuple(
+        (name, smaller.get(name, value)) for name, value in sql.SQLITE_PRAGMAS
+    )
 
 
 def _watch_parts() -> list[str]:
     """End the server when its SuperExec has, without which no run starts; what has ended is in the list."""
-    link: Any = import_module("flwr.superlink.cli.flower_superlink")  # the function there has the same name
+    # The function there has the same name
+    link: Any = import_module("flwr.superlink.cli.flower_superlink")
     ended: list[str] = []
 
     class Watched(link.SuperLinkLifespan):  # type: ignore[misc]

@@ -26,7 +26,10 @@ def federation_of(data: Dataset, clients: Sequence[Facts]) -> Federation:
     train = _hollow(data, parts, owners)
     ends = np.cumsum([0, *(int(counts.sum()) for counts in parts)])
     ranges = [np.arange(first, last) for first, last in pairwise(ends)]
-    own = Partition.from_lists(ranges[len(clients) :]) if len(ranges) > len(clients) else None
+    if len(ranges) > len(clients):
+        own = Partition.from_lists(ranges[len(clients) :])
+    else:
+        own = None
     validation = [one.validation for one in clients if one.validation is not None]
     hollow = replace(
         data,
@@ -44,7 +47,10 @@ def positions_of(fed: Federation) -> Ints:
     A server that has only seen how many rows of each label a client has can name a row in this way.
     """
     rows, sizes = fed.partition.rows, fed.partition.sizes
-    labels = fed.train.y[rows] if fed.data.target == "class" else np.zeros(len(rows), dtype=np.int64)
+    if fed.data.target == "class":
+        labels = fed.train.y[rows]
+    else:
+        labels = np.zeros(len(rows), dtype=np.int64)
     order = np.lexsort((labels, np.repeat(np.arange(fed.clients), sizes)))
     positions = np.zeros(len(fed.train), dtype=np.int64)
     positions[rows[order]] = np.arange(len(rows)) - np.repeat(fed.partition.offsets[:-1], sizes)
@@ -54,7 +60,10 @@ def positions_of(fed: Federation) -> Ints:
 def _hollow(data: Dataset, counts: Sequence[Ints], owners: Sequence[int]) -> Rows:
     sizes = [int(one.sum()) for one in counts]
     x = np.lib.stride_tricks.as_strided(
-        np.zeros(1, dtype=np.float32), (sum(sizes), *data.shape), (0,) * (1 + len(data.shape)), writeable=True
+        np.zeros(1, dtype=np.float32),
+        (sum(sizes), *data.shape),
+        (0,) * (1 + len(data.shape)),
+        writeable=True,
     )
     labels = [np.repeat(np.arange(len(one)), one) for one in counts]
     group = np.repeat(np.asarray(owners, dtype=np.int64), sizes)
@@ -65,4 +74,6 @@ def hollow_targets(kind: Target, labels: Ints, classes: int) -> Targets:
     """Return targets of a kind for rows of which at most the class is known."""
     if kind == "class":
         return labels.astype(np.int64)
-    return np.zeros(len(labels), np.float32) if kind == "number" else np.zeros((len(labels), classes), np.uint8)
+    if kind == "number":
+        return np.zeros(len(labels), np.float32)
+    return np.zeros((len(labels), classes), np.uint8)

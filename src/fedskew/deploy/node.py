@@ -87,7 +87,12 @@ class Files:
         kept = self._read(job, version.round)
         if version.mirrored == version.round or not mirrored:
             return kept
-        return {**kept, **{part: t for part, t in self._read(job, version.mirrored).items() if part in mirrored}}
+        return {
+            **kept,
+            **{
+                part: t for part, t in self._read(job, version.mirrored).items() if part in mirrored
+            },
+        }
 
     def save(self, job: int, round: int, kept: Tree, oldest: int) -> None:
         """Write what the client keeps after a round, and remove what no server will ask for again."""
@@ -107,9 +112,16 @@ class Files:
 
     def _check(self, job: int, round: int) -> None:
         """Refuse what could name a file elsewhere: models and rounds have numbers, and these come from a server."""
-        good = type(job) is int and type(round) is int and 0 <= job < len(self.fresh) and round >= FRESH
+        good = (
+            type(job) is int
+            and type(round) is int
+            and 0 <= job < len(self.fresh)
+            and round >= FRESH
+        )
         if not good:
-            raise FedskewError(f"{job!r:.80} and {round!r:.80} are no numbers of a model and a round: start a new run")
+            raise FedskewError(
+                f"{job!r:.80} and {round!r:.80} are no numbers of a model and a round: start a new run"
+            )
 
     def _read(self, job: int, round: int) -> Tree:
         self._check(job, round)
@@ -152,9 +164,15 @@ class Node:
         shares: Mapping[str, Ints] | None = None,
         everything: bool = False,
     ) -> None:
-        self.fed, self.number, self.settings, self.everything = fed, number, settings, everything
-        self.classes, self.shares = len(fed.data.classes), dict(shares or {})
-        job = make_job(model, fed.train, fed.partition, algorithm, settings, number, task, self.classes)
+        self.fed = fed
+        self.number = number
+        self.settings = settings
+        self.everything = everything
+        self.classes = len(fed.data.classes)
+        self.shares = dict(shares or {})
+        job = make_job(
+            model, fed.train, fed.partition, algorithm, settings, number, task, self.classes
+        )
         self.jobs = jobs_of(job)
         self.files = Files(folder, [fresh_client(one) for one in self.jobs])
 
@@ -164,7 +182,8 @@ class Node:
             with computing(self.settings.threads or 1):
                 return to_bytes(self.do(from_bytes(content)))
         except FedskewError as problem:
-            said = str(problem).replace(f"{self.files.folder}{os.sep}", "")  # a folder is nobody else's business
+            # A folder is nobody else's business
+            said = str(problem).replace(f"{self.files.folder}{os.sep}", "")
             return to_bytes(Refusal(said))
 
     def do(self, request: Any) -> Any:
@@ -182,29 +201,38 @@ class Node:
                 case Evaluate():
                     return self._evaluate(request)
                 case Statistics():
-                    return statistics_of(self.jobs[0], [(self._model(request.state, [request.version]), self._rows)])
+                    return statistics_of(
+                        self.jobs[0], [(self._model(request.state, [request.version]), self._rows)]
+                    )
                 case Tell():
                     return facts_of(self.fed, self.shares)
         except _Paused as paused:
             return Waiting(paused.sent)
-        raise FedskewError(f"a node cannot answer a {type(request).__name__}: use the same version of fedskew")
+        raise FedskewError(
+            f"a node cannot answer a {type(request).__name__}: use the same version of fedskew"
+        )
 
     # -- training ------------------------------------------------------------------------------------------------------
 
     def _train(self, request: Train) -> Updates:
-        job, plan = self.jobs[request.job], request.plan
+        job = self.jobs[request.job]
+        plan = request.plan
         self._check(plan.clients, plan.sizes)
         kept = self.files.load(request.job, request.version, request.mirrored)
         if request.together:
             updates = train_meeting(job, request.start, kept, plan, Replay(request.met))
         else:
             updates = train_client(copy.deepcopy(job.model).train(), job, request.start, kept, plan)
-        self.files.save(request.job, plan.round + 1, one_client(updates.kept), request.version.oldest)
+        self.files.save(
+            request.job, plan.round + 1, one_client(updates.kept), request.version.oldest
+        )
         return replace(updates, kept={}, trained={})
 
     def _measure(self, request: Measure) -> dict[str, Any]:
-        kept = {part: {name: value[None] for name, value in tensors.items()}
-                for part, tensors in self.files.load(0, request.version, request.mirrored).items()}  # fmt: skip
+        # Fmt: skip
+        kept = {}
+        for part, tensors in self.files.load(0, request.version, request.mirrored).items():
+            kept[part] = {name: value[None] for name, value in tensors.items()}
         start: Start = replace(request.start, kept=kept)
         return Loop().probe(self.jobs[0], start, request.plan, request.what)  # type: ignore[arg-type]
 
@@ -217,12 +245,16 @@ class Node:
 
     def _visit(self, request: Visit) -> ScheduleResult:
         rows = self._by_label[request.rows]
-        visits = request.ends[-1:] if len(request.ends) else request.ends
+        if len(request.ends):
+            visits = request.ends[-1:]
+        else:
+            visits = request.ends
         schedule = SampleSchedule(rows, np.full(len(rows), self.number), request.ends, visits)
         return run_schedule(self.jobs[0], request.state, schedule, request.reset_optimizer)
 
     def _step(self, request: Step) -> Tensor:
-        job, rows = self.jobs[0], torch.from_numpy(self._by_label[request.rows])
+        job = self.jobs[0]
+        rows = torch.from_numpy(self._by_label[request.rows])
         replay = Replay([out_of_tensor(answer) for answer in request.answers])
         party = Party(job.model, lambda message: replay(in_tensor(message)), task=job.task)
         with torch.autograd.set_multithreading_enabled(False):
@@ -244,9 +276,16 @@ class Node:
 
     @cached_property
     def _evaluator(self) -> Evaluator:
-        settings, job = self.settings, self.jobs[0]
+        settings = self.settings
+        job = self.jobs[0]
         return Evaluator(
-            self.fed, copy.deepcopy(job.model), job, None, settings.seed, settings.metrics, settings.metric
+            self.fed,
+            copy.deepcopy(job.model),
+            job,
+            None,
+            settings.seed,
+            settings.metrics,
+            settings.metric,
         )
 
     def _evaluate(self, request: Evaluate) -> Scored:
@@ -267,10 +306,10 @@ class Node:
     def _sums(self, state: Tensors) -> dict[str, Sums]:
         """Return the sums of a model over this client's rows, by part of the data."""
         evaluator, task = self._evaluator, self.jobs[0].task
-        return {
-            part: sums_over(task, found.outputs, found.targets, self.classes)
-            for part, found in evaluator.found(state, self.shares).items()
-        }
+        result: dict[str, Sums] = {}
+        for part, found in evaluator.found(state, self.shares).items():
+            result[part] = sums_over(task, found.outputs, found.targets, self.classes)
+        return result
 
     def _model(self, state: Tensors, versions: list[Version]) -> Tensors:
         """Return the model that the client uses: the global one with its local parts, or one of its own."""
@@ -281,7 +320,9 @@ class Node:
 
 def facts_of(fed: Federation, shares: Mapping[str, Ints]) -> Facts:
     """Return what a client, here as a federation of one, tells about its rows before the first round."""
-    held, validation, classes = fed.held_out, fed.validation, len(fed.data.classes)
+    held = fed.held_out
+    validation = fed.validation
+    classes = len(fed.data.classes)
     parts = (
         fed.train.take(fed.partition.rows),
         _share(fed.test, shares.get("test")),
@@ -295,17 +336,25 @@ def facts_of(fed: Federation, shares: Mapping[str, Ints]) -> Facts:
 
 
 def _share(rows: Rows, share: Ints | None) -> Rows:
-    return rows if share is None else rows.take(share)
+    if share is None:
+        return rows
+    return rows.take(share)
 
 
 def _counts(rows: Rows, classes: int) -> Ints:
     """Return the number of rows of each class; of other targets, the number of rows."""
-    return np.bincount(rows.y, minlength=classes) if rows.target == "class" else np.array([len(rows)])
+    if rows.target == "class":
+        return np.bincount(rows.y, minlength=classes)
+    return np.array([len(rows)])
 
 
 def alone(fed: Federation, client: int) -> Federation:
     """Return one client of a federation as a federation of one, with the test rows of all."""
-    mine, held = fed.partition.of(client), None if fed.held_out is None else fed.held_out.of(client)
+    mine = fed.partition.of(client)
+    if fed.held_out is None:
+        held = None
+    else:
+        held = fed.held_out.of(client)
     rows = fed.train.take(mine if held is None else np.concatenate([mine, held]))
     data = replace(
         fed.data,
@@ -315,5 +364,8 @@ def alone(fed: Federation, client: int) -> Federation:
         groups=(fed.client_names[client],),
         silos=(),
     )
-    own = None if held is None else Partition.from_lists([len(mine) + np.arange(len(held))])
+    if held is None:
+        own = None
+    else:
+        own = Partition.from_lists([len(mine) + np.arange(len(held))])
     return Federation(data, Partition.from_lists([np.arange(len(mine))]), own)

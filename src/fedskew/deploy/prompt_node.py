@@ -14,7 +14,8 @@ import time
 
 from fedskew.deploy.flower_grid import look_again_soon
 
-_LEAST, _SHARE = 0.1, 0.1  # seconds between two looks: at least, and as a share of the time since the last message
+# Seconds between two looks: at least, and as a share of the time since the last message
+_LEAST, _SHARE = 0.1, 0.1
 
 
 class Pace:
@@ -37,14 +38,29 @@ def _answering() -> "subprocess.Popen[bytes]":
     options.add_argument("--port")
     options.add_argument("--superexec-auth-secret-file", dest="secret")
     given, _ = options.parse_known_args()
-    told = ["--runtime-api-address", f"127.0.0.1:{given.port}", "--superexec-auth-secret-file", given.secret]
-    command = ["-m", "fedskew.apps.message_processes", "--insecure", *told, "--parent-pid", str(os.getpid())]
+    told = [
+        "--runtime-api-address",
+        f"127.0.0.1:{given.port}",
+        "--superexec-auth-secret-file",
+        given.secret,
+    ]
+    command = [
+        "-m",
+        "fedskew.apps.message_processes",
+        "--insecure",
+        *told,
+        "--parent-pid",
+        str(os.getpid()),
+    ]
     return subprocess.Popen([sys.executable, *command])
 
 
 def _end_with(answering: "subprocess.Popen[bytes]") -> None:
     """End this process if the one that answers messages has ended: whoever restarts nodes shall notice."""
-    print(f"what answers messages has ended (status {answering.wait()}), and so does this node", file=sys.stderr)
+    print(
+        f"what answers messages has ended (status {answering.wait()}), and so does this node",
+        file=sys.stderr,
+    )
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -16,7 +16,9 @@ _KEYS = 2**64  # of numbers, see ``keys_of``
 def refuse_other_words(what: Any) -> None:
     """Raise an error for anything that is not the word of a question."""
     if type(what) is not str or what not in QUESTIONS:
-        raise FedskewError(f"{_shown(what)} is no question of a fit, which are describe, count and add_up")
+        raise FedskewError(
+            f"{_shown(what)} is no question of a fit, which are describe, count and add_up"
+        )
 
 
 def check_request(asked: Any, own: Request) -> None:
@@ -29,9 +31,12 @@ def check_request(asked: Any, own: Request) -> None:
 
 def check_classes(described: Description, label: str) -> None:
     """Raise an error for a label with a class of its own for most rows, such as the name of a person."""
-    classes, rows = len(described.classes), sum(described.classes.values())
+    classes = len(described.classes)
+    rows = sum(described.classes.values())
     if classes > TOLD and 2 * classes > rows:
-        raise FedskewError(f"label {label!r} has {classes} classes in {rows} rows, too many to be told: choose another")
+        raise FedskewError(
+            f"label {label!r} has {classes} classes in {rows} rows, too many to be told: choose another"
+        )
 
 
 def checked_intervals(asked: Any) -> dict[str, list[Interval]]:
@@ -47,7 +52,9 @@ def checked_intervals(asked: Any) -> dict[str, list[Interval]]:
 
 def checked_fills(asked: Any) -> dict[str, float]:
     """Return the numbers for gaps of a question."""
-    if not _by_title(asked) or not all(type(fill) is float and math.isfinite(fill) for fill in asked.values()):
+    if not _by_title(asked) or not all(
+        type(fill) is float and math.isfinite(fill) for fill in asked.values()
+    ):
         raise FedskewError(
             f"add_up: told {_shown(asked)}, expected a finite number for each column: use the same version of fedskew"
         )
@@ -60,7 +67,11 @@ def _by_title(asked: Any) -> bool:
 
 
 def _is_search(intervals: Any) -> bool:
-    return type(intervals) is list and 0 < len(intervals) <= _MEDIANS and all(map(_is_interval, intervals))
+    return (
+        type(intervals) is list
+        and 0 < len(intervals) <= _MEDIANS
+        and all(map(_is_interval, intervals))
+    )
 
 
 def _is_interval(ends: Any) -> bool:
@@ -72,4 +83,6 @@ def _is_interval(ends: Any) -> bool:
 
 def _shown(asked: Any) -> str:
     shown = repr(asked)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+    if len(shown) <= _SHOWN:
+        return shown
+    return f"{shown[:_SHOWN]}…"

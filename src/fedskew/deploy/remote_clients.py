@@ -17,8 +17,10 @@ from fedskew.deploy.message_sizes import LARGEST
 from fedskew.deploy.requests import FRESH, Question, Refusal, Request, Version, from_bytes, to_bytes
 
 Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
-Check: TypeAlias = Callable[[int, Any], Any]  # a client and its answer -> the answer to use; an error refuses it
-Unanswered: TypeAlias = Callable[[str, Mapping[str, str]], None]  # what was asked; why each client did not answer it
+# A client and its answer -> the answer to use; an error refuses it
+Check: TypeAlias = Callable[[int, Any], Any]
+# What was asked; why each client did not answer it
+Unanswered: TypeAlias = Callable[[str, Mapping[str, str]], None]
 CHECKPOINTS = 2  # that stay on a server's disk
 SILENT, REFUSED = "no answer in time", "the node refused: the output of the run has its words"
 
@@ -53,7 +55,8 @@ class Versions:
     """
 
     def __init__(self, clients: int) -> None:
-        self.rounds = np.full((2, clients), FRESH, dtype=np.int64)  # of the whole state, and of its mirrored parts
+        # Of the whole state, and of its mirrored parts
+        self.rounds = np.full((2, clients), FRESH, dtype=np.int64)
         self._saved: list[Ints] = [self.rounds.copy()]
 
     def of(self, client: int) -> Version:
@@ -78,7 +81,9 @@ class Nodes:
     ``unanswered`` is told of clients that do not answer; not in the words of nodes, which may quote their files.
     """
 
-    def __init__(self, transport: Transport | None, unanswered: Unanswered = lambda asked, reasons: None) -> None:
+    def __init__(
+        self, transport: Transport | None, unanswered: Unanswered = lambda asked, reasons: None
+    ) -> None:
         self.transport, self.unanswered = transport, unanswered
         self.about: dict[str, Any] = {}
         self.names: Sequence[str] = ()
@@ -99,11 +104,14 @@ class Nodes:
         """
         answers, refusals = self._ask(requests, kind, check, most)
         if needed and requests and not answers:
-            raise UnansweredError(f"none of {len(requests)} clients answered", self._reasons(refusals))
+            raise UnansweredError(
+                f"none of {len(requests)} clients answered", self._reasons(refusals)
+            )
         if missing := sorted(requests.keys() - answers.keys()):
             reasons = self._reasons({client: refusals.get(client, SILENT) for client in missing})
             warnings.warn(
-                f"{len(missing)} of {len(requests)} clients are left out: {reasons}{without(missing)}", stacklevel=2
+                f"{len(missing)} of {len(requests)} clients are left out: {reasons}{without(missing)}",
+                stacklevel=2,
             )
         return answers
 
@@ -111,7 +119,9 @@ class Nodes:
         """Return the answers of all clients, in the order of their numbers; an error if one is missing."""
         answers, refusals = self._ask(requests, kind, check, LARGEST)
         if missing := sorted(requests.keys() - answers.keys()):
-            raise UnansweredError(f"{len(missing)} of {len(requests)} clients did not answer", self._reasons(refusals))
+            raise UnansweredError(
+                f"{len(missing)} of {len(requests)} clients did not answer", self._reasons(refusals)
+            )
         return list(answers.values())
 
     def one(self, client: int, request: Request, kind: Kinds, check: Check, most: int) -> Any:
@@ -123,34 +133,50 @@ class Nodes:
     ) -> tuple[dict[int, Any], dict[int, str]]:
         """Return answers, and why others are none."""
         assert self.transport, "a run begins when its nodes are there"
-        answers, refusals, plain = dict[int, Any](), dict[int, str](), dict[int, str]()
+        answers = dict[int, Any]()
+        refusals = dict[int, str]()
+        plain = dict[int, str]()
         sent = {client: to_bytes(request) for client, request in requests.items()}
         for client, content in sorted(self.transport.ask(sent, self.about).items()):
             try:
                 if len(content) > most:
-                    raise FedskewError(f"an answer of {len(content):,} bytes, expected at most {most:,}")
+                    raise FedskewError(
+                        f"an answer of {len(content):,} bytes, expected at most {most:,}"
+                    )
                 answer = from_bytes(content)
                 if isinstance(answer, Refusal):
-                    plain |= {} if answer.of_flower is True else {client: REFUSED}
+                    if answer.of_flower is True:
+                        plain |= {}
+                    else:
+                        plain |= {client: REFUSED}
                     raise FedskewError(str(answer.reason))
                 if not isinstance(answer, kind):
                     raise FedskewError(f"it answered with a {type(answer).__name__}")
-                answers[client] = check(client, answer) if check else answer
+                if check:
+                    answers[client] = check(client, answer)
+                else:
+                    answers[client] = answer
             except FedskewError as problem:
                 refusals[client] = str(problem)
             except Exception as problem:  # an answer may be anything, and must not end the run
                 refusals[client] = f"an answer that cannot be checked ({type(problem).__name__})"
         if missing := sorted(requests.keys() - answers.keys()):
-            why = {client: plain.get(client) or refusals.get(client, SILENT) for client in missing}
+            why = {}
+            for client in missing:
+                why[client] = plain.get(client) or refusals.get(client, SILENT)
             asked = type(requests[missing[0]]).__name__.lower()
             self.unanswered(asked, {self._name(client): reason for client, reason in why.items()})
         return answers, refusals
 
     def _reasons(self, refusals: Mapping[int, str]) -> str:
-        return "; ".join(f"client {self._name(client)}: {reason}" for client, reason in refusals.items())
+        return "; ".join(
+            f"client {self._name(client)}: {reason}" for client, reason in refusals.items()
+        )
 
     def _name(self, client: int) -> str:
-        return self.names[client] if self.names else str(client)
+        if self.names:
+            return self.names[client]
+        return str(client)
 
 
 class RemoteSilos:
@@ -158,13 +184,18 @@ class RemoteSilos:
 
     def __init__(self, nodes: Nodes, described: Sequence[fitting.Description]) -> None:
         self._nodes, self._described = nodes, described
-        self._counted: list[dict[str, list[tuple[fitting.Interval, Ints]]]] = [{} for _ in described]  # by the last
+        # By the last
+        self._counted: list[dict[str, list[tuple[fitting.Interval, Ints]]]] = [
+            {} for _ in described
+        ]
 
     def describe(self, request: fitting.Request) -> Sequence[fitting.Description]:
         """Say what the tables have."""
         return self._described
 
-    def count(self, intervals: Mapping[str, Sequence[fitting.Interval]]) -> list[dict[str, list[Ints]]]:
+    def count(
+        self, intervals: Mapping[str, Sequence[fitting.Interval]]
+    ) -> list[dict[str, list[Ints]]]:
         """Count the numbers of some columns in the bins of intervals."""
         asked = {title: list(each) for title, each in intervals.items()}
 
@@ -173,16 +204,23 @@ class RemoteSilos:
 
         answers = self._ask("count", asked, check)
         self._counted = [
-            {title: list(zip(asked[title], counts, strict=True)) for title, counts in answer.items()}
+            {
+                title: list(zip(asked[title], counts, strict=True))
+                for title, counts in answer.items()
+            }
             for answer in answers
         ]
         return answers
 
-    def _expected(self, client: int, asked: Mapping[str, list[fitting.Interval]]) -> dict[str, list[int]]:
+    def _expected(
+        self, client: int, asked: Mapping[str, list[fitting.Interval]]
+    ) -> dict[str, list[int]]:
         """Return how many numbers a client has in intervals, by what it has told so far."""
-        described, expected = self._described[client], {}
+        described = self._described[client]
+        expected = {}
         for title in asked.keys() & described.columns.keys():
-            present, told = described.rows - described.columns[title].missing, self._counted[client].get(title, [])
+            present = described.rows - described.columns[title].missing
+            told = self._counted[client].get(title, [])
             found = [inside(told, interval) for interval in asked[title]]
             expected[title] = [present if count is None else count for count in found]
         return expected
@@ -198,4 +236,6 @@ class RemoteSilos:
         return self._ask("add_up", dict(fills), check)
 
     def _ask(self, what: Literal["count", "add_up"], content: Any, check: Check) -> list[Any]:
-        return self._nodes.everybody(dict.fromkeys(range(len(self._described)), Question(what, content)), dict, check)
+        return self._nodes.everybody(
+            dict.fromkeys(range(len(self._described)), Question(what, content)), dict, check
+        )

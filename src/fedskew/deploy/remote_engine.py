@@ -48,7 +48,8 @@ class RemoteEngine:
     versions: list[Versions]
     mirrored: tuple[str, ...] = ()
     job: Job | None = None  # of the method; another one is that of clients' own models
-    positions: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # see ``positions_of``
+    # See ``positions_of``
+    positions: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     sent: Tree = field(default_factory=dict)  # what the method lets a client send, and the buffers
     reported: tuple[str, ...] = ()  # numbers that it has clients report
 
@@ -62,25 +63,37 @@ class RemoteEngine:
                                self.mirrored, [], together)
             for i, client in enumerate(plan.clients)
         }  # fmt: skip
-        like = {client: self._expected(number, request.plan) for client, request in requests.items()}
+        like = {
+            client: self._expected(number, request.plan) for client, request in requests.items()
+        }
 
         meeting = exchange(job.model, job.algorithm.batchnorm, plan.steps, 0)
-        trips = dict(zip(plan.clients.tolist(), (_USES * meeting.trips * meeting.steps).tolist(), strict=True))
+        trips = dict(
+            zip(
+                plan.clients.tolist(), (_USES * meeting.trips * meeting.steps).tolist(), strict=True
+            )
+        )
 
         def check(client: int, answer: Any) -> Any:
             if not isinstance(answer, Waiting):
                 return checked_update(answer, like[client], job.task)
             if len(requests[client].met) >= trips[client]:
-                raise FedskewError("it still waits for an exchange after all that its steps can have")
+                raise FedskewError(
+                    "it still waits for an exchange after all that its steps can have"
+                )
             sent = _waits(answer).sent
             if not sent.is_floating_point() or not sent.dim():
-                raise FedskewError(f"it exchanges {sent.dtype} of shape {tuple(sent.shape)}, expected statistics")
+                raise FedskewError(
+                    f"it exchanges {sent.dtype} of shape {tuple(sent.shape)}, expected statistics"
+                )
             return answer
 
         most = max(map(most_bytes, like.values()), default=0)
         kinds = (Updates, Waiting) if together else Updates
         answers = _alike(self.nodes.ask(requests, kinds, check, most))
-        while waiting := {client: answer for client, answer in answers.items() if isinstance(answer, Waiting)}:
+        while waiting := {
+            client: answer for client, answer in answers.items() if isinstance(answer, Waiting)
+        }:
             met = settled([answer.sent for answer in waiting.values()])
             requests = {c: replace(requests[c], met=[*requests[c].met, met]) for c in waiting}
             done = {client: answer for client, answer in answers.items() if client not in waiting}
@@ -91,13 +104,23 @@ class RemoteEngine:
 
     def _expected(self, number: int, plan: Plan) -> Updates:
         """Return what a client answers; a model that it trains for itself does not leave it."""
-        return expected_update(plan, self.sent, self.reported) if number == 0 else expected_update(plan, _KEPT, ())
+        if number == 0:
+            return expected_update(plan, self.sent, self.reported)
+        return expected_update(plan, _KEPT, ())
 
-    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+    def probe(
+        self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]
+    ) -> dict[str, Floats]:
         """Return what each client measures; masked for one that does not answer."""
         start = replace(start, kept={})
         requests = {
-            int(client): Measure(start, plan.only(np.array([i])), self.versions[0].of(int(client)), what, self.mirrored)
+            int(client): Measure(
+                start,
+                plan.only(np.array([i])),
+                self.versions[0].of(int(client)),
+                what,
+                self.mirrored,
+            )
             for i, client in enumerate(plan.clients)
         }
         like = {name: np.zeros(1) for name in what}
@@ -105,19 +128,23 @@ class RemoteEngine:
         def check(client: int, answer: Any) -> Any:
             fits(answer, like, "measurement")
             for name, (value,) in answer.items():
-                low = job.task.range_of("loss").low if name == "loss" else 0.0
+                if name == "loss":
+                    low = job.task.range_of("loss").low
+                else:
+                    low = 0.0
                 if np.isfinite(value):  # of a model that has diverged, it is not
                     in_range(float(value), Range(low), f"measurement/{name}")
             return answer
 
         answers = self.nodes.ask(requests, dict, check, most_bytes(like))
         silent = np.array([client not in answers for client in requests])
-        return {
-            name: np.ma.array(
-                [answers[client][name][0] if client in answers else 0.0 for client in requests], mask=silent
+        result: dict[str, Floats] = {}
+        for name in what:
+            result[name] = np.ma.array(
+                [answers[client][name][0] if client in answers else 0.0 for client in requests],
+                mask=silent,
             )
-            for name in what
-        }
+        return result
 
     def run_schedule(
         self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
@@ -132,7 +159,8 @@ class RemoteEngine:
     def _sequential(
         self, job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
     ) -> ScheduleResult:
-        losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
+        losses = np.zeros(len(schedule.rows))
+        scores = np.zeros(len(schedule.rows))
         stops = sorted({0, *schedule.visits.tolist(), len(schedule.rows)})
         for first, last in pairwise(stops):
             client = int(schedule.clients[first])
@@ -143,7 +171,9 @@ class RemoteEngine:
             like = ScheduleResult(state.params, state.buffers, state.optimizer, seen, seen)
             check = partial(_checked_visit, like, job.task)
             result = self.nodes.one(client, request, ScheduleResult, check, most_bytes(like))
-            state = replace(state, params=result.params, buffers=result.buffers, optimizer=result.optimizer)
+            state = replace(
+                state, params=result.params, buffers=result.buffers, optimizer=result.optimizer
+            )
             losses[first:last], scores[first:last] = result.losses, result.scores
         return ScheduleResult(state.params, state.buffers, state.optimizer, losses, scores)
 
@@ -152,7 +182,8 @@ class RemoteEngine:
         buffers = {name: value.clone() for name, value in state.buffers.items()}
         optimizer = copied(state.optimizer)
         lr = torch.tensor(state.lr, dtype=job.x.dtype, device=job.x.device)
-        losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
+        losses = np.zeros(len(schedule.rows))
+        scores = np.zeros(len(schedule.rows))
         firsts = [0, *schedule.ends[:-1].tolist()]
         for number, (first, last) in enumerate(zip(firsts, schedule.ends.tolist(), strict=True)):
             clients = schedule.clients[first:last]
@@ -160,11 +191,18 @@ class RemoteEngine:
             parties = np.unique(clients).tolist()
             hub = Hub(job.model, {**params, **buffers}, len(parties), number)
             opening = in_tensor(hub.opening())
-            requests = {party: Step(opening, rows[clients == party], []) for party in parties}
+            requests = {}
+            for party in parties:
+                requests[party] = Step(opening, rows[clients == party], [])
             answers = self._all(requests, job.task)
             while any(isinstance(answer, Waiting) for answer in answers.values()):
-                reply = in_tensor(hub.add([out_of_tensor(answers[party].sent) for party in parties]))
-                requests = {party: replace(one, answers=[*one.answers, reply]) for party, one in requests.items()}
+                reply = in_tensor(
+                    hub.add([out_of_tensor(answers[party].sent) for party in parties])
+                )
+                requests = {
+                    party: replace(one, answers=[*one.answers, reply])
+                    for party, one in requests.items()
+                }
                 answers = self._all(requests, job.task)
             step = hub.finish([out_of_tensor(answers[party]) for party in parties])
             buffers = step.buffers
@@ -178,7 +216,10 @@ class RemoteEngine:
         """Return the answers of all parties of a step, without which there is no sum."""
 
         def check(client: int, answer: Any) -> Any:
-            message = _waits(answer).sent if isinstance(answer, Waiting) else answer
+            if isinstance(answer, Waiting):
+                message = _waits(answer).sent
+            else:
+                message = answer
             if message.dtype != torch.uint8 or message.dim() != 1:
                 raise FedskewError("its part of the step is no message")
             check_part_of_step(out_of_tensor(message), len(requests[client].rows), task)
@@ -186,13 +227,19 @@ class RemoteEngine:
 
         answers = self.nodes.ask(requests, (Tensor, Waiting), check)
         if missing := requests.keys() - answers.keys():
-            raise FedskewError(f"clients {sorted(missing)} do not answer in a step over all its clients: start again")
+            raise FedskewError(
+                f"clients {sorted(missing)} do not answer in a step over all its clients: start again"
+            )
         if len({type(answer) for answer in answers.values()}) > 1:
-            raise FedskewError("some clients have ended a step in which others wait for them: start again")
+            raise FedskewError(
+                "some clients have ended a step in which others wait for them: start again"
+            )
         return answers
 
 
-def _checked_visit(like: ScheduleResult, task: Task, client: int, answer: ScheduleResult) -> ScheduleResult:
+def _checked_visit(
+    like: ScheduleResult, task: Task, client: int, answer: ScheduleResult
+) -> ScheduleResult:
     return checked_visit(answer, like, task)
 
 
@@ -205,13 +252,23 @@ def _waits(answer: Waiting) -> Waiting:
 
 def _alike(answers: dict[int, Any]) -> dict[int, Any]:
     """Return the answers without those who wait with statistics of another shape or dtype than most others."""
-    kinds = {client: (tuple(a.sent.shape), a.sent.dtype) for client, a in answers.items() if isinstance(a, Waiting)}
+    kinds = {}
+    for client, a in answers.items():
+        if isinstance(a, Waiting):
+            kinds[client] = (tuple(a.sent.shape), a.sent.dtype)
     if len(set(kinds.values())) < 2:
         return answers
     usual, _ = Counter(kinds.values()).most_common(1)[0]
     odd = [client for client, kind in kinds.items() if kind != usual]
-    warnings.warn(f"clients {odd} are left out: they exchange statistics of another shape than others", stacklevel=2)
-    return {client: answer for client, answer in answers.items() if client not in odd}
+    warnings.warn(
+        f"clients {odd} are left out: they exchange statistics of another shape than others",
+        stacklevel=2,
+    )
+    result: dict[int, Any] = {}
+    for client, answer in answers.items():
+        if client not in odd:
+            result[client] = answer
+    return result
 
 
 _KEPT: Tree = {"delta": {}, BUFFERS: {}}  # what a client sends of a model that it trains for itself

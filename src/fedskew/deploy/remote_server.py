@@ -15,7 +15,14 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
-from fedskew.deploy.checks import checked_confusion, checked_scores, checked_sums, finite, fits, most_bytes
+from fedskew.deploy.checks import (
+    checked_confusion,
+    checked_scores,
+    checked_sums,
+    finite,
+    fits,
+    most_bytes,
+)
 from fedskew.deploy.hollow import positions_of
 from fedskew.deploy.remote_clients import Nodes, Versions
 from fedskew.deploy.remote_engine import RemoteEngine
@@ -51,7 +58,10 @@ class RemoteEvaluator:
         self.names = ("loss", *self.metrics)
         fed = server.fed
         others = {"validation": fed.validation, "test": fed.test}
-        there = {name: rows for name, rows in others.items() if rows is not None and len(rows)}
+        there = {}
+        for name, rows in others.items():
+            if rows is not None and len(rows):
+                there[name] = rows
         self._parts = list(there)
         # The most rows that each client can have evaluated; where all have the test rows of all, it is any of them.
         self._most = {"train": fed.partition.sizes} | {
@@ -60,9 +70,13 @@ class RemoteEvaluator:
             else np.bincount(rows.group, minlength=fed.clients)
             for name, rows in there.items()
         }
-        self._own_rows = (fed.held_out or fed.partition).sizes  # on which clients' models are scored
-        job, classes = server.job, len(fed.data.classes)
-        self._none = sums_over(self.task, job.x.new_zeros(0, self.task.width(classes)), job.y[:0], classes)
+        # On which clients' models are scored
+        self._own_rows = (fed.held_out or fed.partition).sizes
+        job = server.job
+        classes = len(fed.data.classes)
+        self._none = sums_over(
+            self.task, job.x.new_zeros(0, self.task.width(classes)), job.y[:0], classes
+        )
         self._last: dict[int, Scored] = {}
         self._state: Tensors | None = None  # of which the last answers are
 
@@ -70,7 +84,10 @@ class RemoteEvaluator:
 
     def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
         """Return the parts of the data with scores."""
-        tested = ["own_test"] if personal and "test" in self._parts and self.server.everything else []
+        if personal and "test" in self._parts and self.server.everything:
+            tested = ["own_test"]
+        else:
+            tested = []
         return [*(["train", *self._parts] if common else []), *tested]
 
     def evaluate(
@@ -79,17 +96,29 @@ class RemoteEvaluator:
         """Return the scores of the global model on each part, and those of the invited clients' models."""
         self._ask(state, own is not None)
         names = own_columns(own is not None, state is not None, self.task.row_metric)
-        found = {name: np.array([self._value(c, name) for c in clients.tolist()]) for name in names}
+        found = {}
+        for name in names:
+            found[name] = np.array([self._value(c, name) for c in clients.tolist()])
         return self._scores(state), found
 
     def _value(self, client: int, name: str) -> float:
         scored = self._last.get(client)
-        return np.nan if scored is None else scored.own[name]
+        if scored is None:
+            return np.nan
+        return scored.own[name]
 
     def mean_on_test(self, own: OwnModel, clients: Ints) -> Score | None:
         """Return the mean score of clients' models on the test rows, where nodes have those of all."""
-        tested = [s.own_test for c in clients.tolist() if (s := self._last.get(c)) and s.own_test is not None]
-        return {name: float(np.mean([one[name] for one in tested])) for name in self.names} if tested else None
+        tested = []
+        for c in clients.tolist():
+            if (s := self._last.get(c)) and s.own_test is not None:
+                tested.append(s.own_test)
+        if tested:
+            result = {}
+            for name in self.names:
+                result[name] = float(np.mean([one[name] for one in tested]))
+            return result
+        return None
 
     def scores(self, state: Tensors) -> dict[str, Score]:
         """Return the scores of the global model on each part of the data."""
@@ -113,36 +142,52 @@ class RemoteEvaluator:
         """Return one row for each client that answers, and the confusion matrix of clients' models."""
         self._ask(state, own is not None, final=True)
         sizes = self.server.fed.partition.sizes
-        table = [{"client": c, "rows": int(sizes[c]), **(one.row or {})} for c, one in self._last.items()]
-        matrices = [one.confusion for one in self._last.values() if one.confusion is not None]
+        table = []
+        for c, one in self._last.items():
+            table.append({"client": c, "rows": int(sizes[c]), **(one.row or {})})
+        matrices = []
+        for one in self._last.values():
+            if one.confusion is not None:
+                matrices.append(one.confusion)
         return FinalClients(table, sum(matrices[1:], matrices[0]) if matrices else None)
 
     def _need(self, state: Tensors) -> None:
         """Ask nodes for the sums of a model, unless the last answers are those: the very same tensors."""
         known = self._state
-        if known is None or known.keys() != state.keys() or any(known[name] is not state[name] for name in known):
+        if (
+            known is None
+            or known.keys() != state.keys()
+            or any(known[name] is not state[name] for name in known)
+        ):
             self._ask(state, False)
 
     def _ask(self, state: Tensors | None, own: bool, final: bool = False) -> None:
         server = self.server
         shared = state
         if shared is None:
-            shared = {name: value for name, value in server.state().items() if name not in server.job.local_names}
+            shared = {}
+            for name, value in server.state().items():
+                if name not in server.job.local_names:
+                    shared[name] = value
         requests = {
-            client: Evaluate(shared, [versions.of(client) for versions in server.remote.versions], final, own)
+            client: Evaluate(
+                shared, [versions.of(client) for versions in server.remote.versions], final, own
+            )
             for client in range(server.fed.clients)
         }
 
         def check(client: int, answer: Scored) -> Scored:
             return self._checked(client, answer, state is not None, own, final)
 
-        most = (2 + len(self._parts)) * most_bytes(self._none)  # training rows, other parts, clients' own models
+        # Training rows, other parts, clients' own models
+        most = (2 + len(self._parts)) * most_bytes(self._none)
 
         def without(missing: Sequence[int]) -> str:
             if state is None or "test" not in self._parts or server.everything:
                 return ""
             everyone = self._most["test"]
-            left, total = int(np.delete(everyone, missing).sum()), int(everyone.sum())
+            left = int(np.delete(everyone, missing).sum())
+            total = int(everyone.sum())
             return f"; scores are of {left:,} of {total:,} test rows, not to be compared with those of other rounds"
 
         self._last = server.remote.nodes.ask(requests, Scored, check, most, without=without)
@@ -150,43 +195,71 @@ class RemoteEvaluator:
 
     def _checked(self, client: int, answer: Scored, common: bool, own: bool, final: bool) -> Scored:
         """Return the answer of a client that has scored a model; an error names the part that cannot be."""
-        task, empty, tested = self.task, not self._own_rows[client], own and "test" in self._parts
+        task = self.task
+        empty = not self._own_rows[client]
+        tested = own and "test" in self._parts
         self._check_sums(client, answer.parts, common)
-        checked_scores(answer.own, () if final else own_columns(own, common, task.row_metric), task, empty, "scores")
+        checked_scores(
+            answer.own,
+            () if final else own_columns(own, common, task.row_metric),
+            task,
+            empty,
+            "scores",
+        )
         if tested and self.server.everything and not final:
             checked_scores(answer.own_test, self.names, task, False, "scores on test rows")
         else:
             fits(answer.own_test, None, "scores on test rows")
-        matrix = self._none.get("confusion") if tested and final else None
-        like = None if matrix is None else matrix.astype(np.int64)
+        if tested and final:
+            matrix = self._none.get("confusion")
+        else:
+            matrix = None
+        if matrix is None:
+            like = None
+        else:
+            like = matrix.astype(np.int64)
         checked_confusion(answer.confusion, like, int(self._most["test"][client]) if tested else 0)
         if not final:
             fits(answer.row, None, "last row")
             return answer
         columns = final_columns(task, self.metrics, own, common, tested)
         fits(answer.row, {"client": 0, "rows": 0, **dict.fromkeys(columns, 0.0)}, "last row")
-        told = {name: value for name, value in (answer.row or {}).items() if name in columns}
+        told = {}
+        for name, value in (answer.row or {}).items():
+            if name in columns:
+                told[name] = value
         return replace(answer, row=checked_scores(told, columns, task, empty, "last row"))
 
     def _check_sums(self, client: int, told: Any, common: bool) -> None:
         """Raise an error unless there are sums of all parts of the data of which a client has rows."""
-        most = {part: int(sizes[client]) for part, sizes in self._most.items()} if common else {}
-        fits(told, {part: self._none for part, rows in most.items() if rows or part in told}, "sums")
+        if common:
+            most = {part: int(sizes[client]) for part, sizes in self._most.items()}
+        else:
+            most = {}
+        fits(
+            told, {part: self._none for part, rows in most.items() if rows or part in told}, "sums"
+        )
         for part, sums in told.items():
-            shared = self.server.everything and part != "train"  # then, each sums up a share of the same rows
+            # Then, each sums up a share of the same rows
+            shared = self.server.everything and part != "train"
             checked_sums(sums, 0 if shared else most[part], most[part], self.task, f"sums/{part}")
 
     def _scores(self, state: Tensors | None) -> dict[str, Score]:
         if state is None:
             return {}
-        return {part: {n: self._score(part)[n] for n in self.names} for part in ("train", *self._parts)}
+        result: dict[str, Score] = {}
+        for part in ("train", *self._parts):
+            result[part] = {n: self._score(part)[n] for n in self.names}
+        return result
 
     def _score(self, part: str) -> Score:
         return metrics_from(self.task, self._sums(part))
 
     def _sums(self, part: str) -> Sums:
         """Return the sums over the rows of all clients that have such rows."""
-        return added([self._none, *(one.parts[part] for one in self._last.values() if part in one.parts)])
+        return added(
+            [self._none, *(one.parts[part] for one in self._last.values() if part in one.parts)]
+        )
 
 
 class RemoteServer(Server):
@@ -212,9 +285,15 @@ class RemoteServer(Server):
         super().__init__(fed, model, algorithm, settings, self.remote, task)
         self.remote.mirrored = tuple(f"state.{name}" for name in sorted(self.mirrored))
         self.remote.job, self.remote.positions = self.job, positions_of(fed)
-        self.remote.nodes.names = fed.client_names if fed.named else ()
+        if fed.named:
+            self.remote.nodes.names = fed.client_names
+        else:
+            self.remote.nodes.names = ()
         if isinstance(self.rounds, ParallelRounds):
-            self.remote.sent, self.remote.reported = self.rounds.sample_payload(), tuple(self.rounds.reported())
+            self.remote.sent, self.remote.reported = (
+                self.rounds.sample_payload(),
+                tuple(self.rounds.reported()),
+            )
 
     def _store(self, fresh: Tree) -> ClientStore:
         return ClientStore({})  # with the clients
@@ -224,7 +303,8 @@ class RemoteServer(Server):
 
     def keep(self, arrived: Arrived, counted: Ints) -> None:
         """Note whose new state counts."""
-        versions, now = self.remote.versions[0], self.round + 1
+        versions = self.remote.versions[0]
+        now = self.round + 1
         versions.rounds[0, arrived.valid] = now
         versions.rounds[1, np.intersect1d(arrived.valid, counted)] = now
 
@@ -233,7 +313,9 @@ class RemoteServer(Server):
         if self.personal is None:
             return
         _, job = jobs_of(self.job)
-        for updates in self.engine.train(job, replace(start, server={"weights": self.shared()}), plan):
+        for updates in self.engine.train(
+            job, replace(start, server={"weights": self.shared()}), plan
+        ):
             self.remote.versions[1].rounds[:, updates.report.clients] = self.round + 1
 
     def client_model(self, client: int) -> Tensors:
@@ -242,8 +324,14 @@ class RemoteServer(Server):
 
     def checkpoint_without_stores(self) -> Tensors:
         """Return the checkpoint, in which the versions stand for what clients keep."""
-        kept = {f"{VERSIONS}/{i}": versions.state() for i, versions in enumerate(self.remote.versions)}
-        store, names = (PERSONAL, self.state().keys()) if self.personal is not None else (OWN, self.job.local_names)
+        kept = {
+            f"{VERSIONS}/{i}": versions.state() for i, versions in enumerate(self.remote.versions)
+        }
+        store, names = (
+            (PERSONAL, self.state().keys())
+            if self.personal is not None
+            else (OWN, self.job.local_names)
+        )
         away = {f"{AWAY}/{store}/{name}": torch.zeros(0) for name in sorted(names)}
         return {**super().checkpoint_without_stores(), **kept, **away}
 
@@ -255,7 +343,8 @@ class RemoteServer(Server):
 
     def _statistics(self) -> Tree:
         requests = {
-            client: Statistics(self.state(), self.remote.versions[0].of(client)) for client in range(self.fed.clients)
+            client: Statistics(self.state(), self.remote.versions[0].of(client))
+            for client in range(self.fed.clients)
         }
         calibrator = self.job.algorithm.calibrator
         assert calibrator
@@ -272,7 +361,10 @@ class RemoteServer(Server):
             for part, tensors in answer.items():
                 sums = total.setdefault(part, {})
                 for name, value in tensors.items():
-                    sums[name] = sums[name] + value if name in sums else value
+                    if name in sums:
+                        sums[name] = sums[name] + value
+                    else:
+                        sums[name] = value
         return total
 
 
@@ -295,9 +387,12 @@ def refuse(algorithm: Algorithm, settings: Settings) -> None:
         "hostile clients are simulated": algorithm.poison is not None,
         "secure=true simulates the clients' side of the label protocol": settings.secure,
         "test_trained=true evaluates clients' models on the server": settings.test_trained,
-        "thresholds need the predictions for all rows in one place": settings.thresholds is not None,
+        "thresholds need the predictions for all rows in one place": settings.thresholds
+        is not None,
         "workers are processes of a simulation": settings.workers is not None,
     }
     for reason, applies in reasons.items():
         if applies:
-            raise FedskewError(f"{reason}, and here rows and models stay with their clients: leave it out")
+            raise FedskewError(
+                f"{reason}, and here rows and models stay with their clients: leave it out"
+            )

@@ -177,12 +177,17 @@ def from_bytes(content: bytes) -> Any:
     except FedskewError:
         raise
     except Exception as problem:
-        raise FedskewError(f"a message of {len(content)} bytes is not one of fedskew's: {problem}") from None
+        raise FedskewError(
+            f"a message of {len(content)} bytes is not one of fedskew's: {problem}"
+        ) from None
 
 
 def one_client(tree: Tree) -> Tree:
     """Return what one client keeps, of a stack of one."""
-    return {part: {name: value[0] for name, value in tensors.items()} for part, tensors in tree.items()}
+    result: Tree = {}
+    for part, tensors in tree.items():
+        result[part] = {name: value[0] for name, value in tensors.items()}
+    return result
 
 
 def in_tensor(message: bytes) -> torch.Tensor:

@@ -38,23 +38,33 @@ def draw_moves(how: Augment, plan: Plan, device: torch.device) -> Tensor | None:
     """
     if how == "none":
         return None
-    step, slot = np.arange(int(plan.steps.max()))[:, None, None], np.arange(int(plan.batch.max()))
+    step = np.arange(int(plan.steps.max()))[:, None, None]
+    slot = np.arange(int(plan.batch.max()))
     streams = longer(plan.streams("augment"), plan.clients)[:, None]
     words = longer(longer(streams, step), slot)
     return moves_of(torch.from_numpy(words.view(np.int64)).to(device), how)
 
 
-def schedule_moves(how: Augment, seed: int, round: int, samples: int, device: torch.device) -> Tensor | None:
+def schedule_moves(
+    how: Augment, seed: int, round: int, samples: int, device: torch.device
+) -> Tensor | None:
     """Return the same for every sample of a schedule, by its place in it, as ``[3, sample]``."""
     if how == "none":
         return None
-    return moves_of(torch.from_numpy(Stream(seed, "augment", round).bits(samples).view(np.int64)).to(device), how)
+    return moves_of(
+        torch.from_numpy(Stream(seed, "augment", round).bits(samples).view(np.int64)).to(device),
+        how,
+    )
 
 
 def moves_of(words: Tensor, how: Augment) -> Tensor:
     """Return shifts down, shifts right and flips from random words of 64 bits."""
-    crop, flip = "crop" in how, "flip" in how
-    down, right = (((words >> low) & _FIELD) * _CHOICES >> _WIDTH if crop else words * 0 + PAD for low in (44, 24))
+    crop = "crop" in how
+    flip = "flip" in how
+    down, right = (
+        ((words >> low) & _FIELD) * _CHOICES >> _WIDTH if crop else words * 0 + PAD
+        for low in (44, 24)
+    )
     return torch.stack([down, right, words & 1 if flip else words * 0]).to(torch.uint8)
 
 
@@ -65,12 +75,17 @@ def augment(x: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
     column ``right`` is taken; where ``flip`` is not 0, that piece is mirrored from left to right.
     """
     channels, height, width = x.shape[-3:]
-    rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
+    rows = torch.arange(height, device=x.device)
+    columns = torch.arange(width, device=x.device)
     columns = torch.where(flip.flatten()[:, None] != 0, columns.flip(0), columns)
     rows = rows + down.flatten().long()[:, None] - PAD
     columns = columns + right.flatten().long()[:, None] - PAD
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
+        :, None, :
+    ]
     index = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
     index = index.flatten(1)[:, None].expand(-1, channels, -1)
-    found = x.reshape(-1, channels, height * width).gather(2, index).view(-1, channels, height, width)
+    found = (
+        x.reshape(-1, channels, height * width).gather(2, index).view(-1, channels, height, width)
+    )
     return torch.where(inside[:, None], found, 0).view(x.shape)

@@ -26,7 +26,8 @@ from fedskew.engine.stack_hooks import RoundState
 from fedskew.engine.tables import COLUMNS, move_words, row_table, stream_words
 
 _STEPS_AT_ONCE, _BYTES_AT_ONCE = 16, 256 << 20  # steps in one CUDA graph, and bytes of their inputs
-_STEPS_IN_A_ROUND, _ROUNDS_KEPT = 64, 4  # of rounds that are one CUDA graph, and how many of these there are
+# Of rounds that are one CUDA graph, and how many of these there are
+_STEPS_IN_A_ROUND, _ROUNDS_KEPT = 64, 4
 _STEPS = COLUMNS.index("steps")
 _PARTS: tuple[Block, ...] = ()  # stands for a round that is taken part by part
 
@@ -44,7 +45,12 @@ class CapturedStack(Stack):
     overwrites: ClassVar[bool] = True
 
     def __init__(
-        self, job: Job, room: Room, channels_last: bool = False, joint: bool = False, own_lr: bool = False
+        self,
+        job: Job,
+        room: Room,
+        channels_last: bool = False,
+        joint: bool = False,
+        own_lr: bool = False,
     ) -> None:
         super().__init__(job, channels_last, joint, own_lr)
         self.room, self.slots = room, torch.arange(room.width, device=self.device)
@@ -73,7 +79,10 @@ class CapturedStack(Stack):
     def _take_round(self, blocks: list[Block]) -> None:
         """Take a round as one graph if it comes again, else part by part; both have a state of their own."""
         whole = self._repeats(blocks)
-        known = tuple(blocks) if whole else _PARTS
+        if whole:
+            known = tuple(blocks)
+        else:
+            known = _PARTS
         if known in self.states:
             self.state = self.states[known]
         if whole:
@@ -89,9 +98,12 @@ class CapturedStack(Stack):
         known = tuple(blocks)
         self.seen[known] += 1
         short = (
-            len(self.counts) <= _STEPS_IN_A_ROUND and not {"loss_before", "loss_after", "full_gradient"} & self.requires
+            len(self.counts) <= _STEPS_IN_A_ROUND
+            and not {"loss_before", "loss_after", "full_gradient"} & self.requires
         )
-        return known in self.states or (short and self.seen[known] > 1 and len(self.states) <= _ROUNDS_KEPT)
+        return known in self.states or (
+            short and self.seen[known] > 1 and len(self.states) <= _ROUNDS_KEPT
+        )
 
     def _joined(self, blocks: list[Block]) -> list[Block]:
         """Return blocks of the same shape as one, as far as there is room for their inputs and outputs."""
@@ -114,54 +126,96 @@ class CapturedStack(Stack):
         first = self.job.partition.offsets[plan.places - self.job.first]
         columns = [plan.clients, first, plan.sizes, plan.batch, plan.steps, plan.steps_per_epoch]
         words = [stream_words(plan, purpose) for purpose in (plan.purpose, "augment")]
-        numbers = torch.from_numpy(np.concatenate([np.stack([*columns, *words], 1), packed.view(np.int64)], 1))
+        numbers = torch.from_numpy(
+            np.concatenate([np.stack([*columns, *words], 1), packed.view(np.int64)], 1)
+        )
         if not self.given:
-            room = {
-                part: {name: _room(value, clients).to(self.device) for name, value in ts.items()}
-                for part, ts in {**own, "numbers": {"": numbers}}.items()
-            }
+            room = {}
+            for part, ts in {**own, "numbers": {"": numbers}}.items():
+                room[part] = {
+                    name: _room(value, clients).to(self.device) for name, value in ts.items()
+                }
             self.given = {**copied(shared), **room}
         there = self.given["numbers"][""]
         there[:count].copy_(numbers, non_blocking=True)
-        given = [value for part in shared for value in self.given[part].values()]
-        given += [value[:count] for part in own for value in self.given[part].values()]
+        given = []
+        for part in shared:
+            for value in self.given[part].values():
+                given.append(value)
+        for part in own:
+            for value in self.given[part].values():
+                given.append(value[:count])
         torch._foreach_copy_(given, [*tensors_of(shared), *tensors_of(own)])
         if count < clients:
             there[count:, _STEPS] = 0  # clients without steps are not there
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the row numbers of all steps, how many of them are real, and the moves of images."""
-        room, numbers = self.room, self.given["numbers"][""]
-        plan, words = numbers[:, : len(COLUMNS)].T, numbers[:, len(COLUMNS) : len(COLUMNS) + 2].T
+        room = self.room
+        numbers = self.given["numbers"][""]
+        plan = numbers[:, : len(COLUMNS)].T
+        words = numbers[:, len(COLUMNS) : len(COLUMNS) + 2].T
         rows, real = row_table(
-            plan, words[0], self.job.rows_in_order, room.steps, room.width, room.epochs, room.longest
+            plan,
+            words[0],
+            self.job.rows_in_order,
+            room.steps,
+            room.width,
+            room.epochs,
+            room.longest,
         )
         if self.job.augment == "none":
             return rows, real, None
-        return rows, real, moves_of(move_words(plan, words[1], room.steps, room.width), self.job.augment)
+        return (
+            rows,
+            real,
+            moves_of(move_words(plan, words[1], room.steps, room.width), self.job.augment),
+        )
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _at_once(self, most: int) -> int:
         """Return how many steps are taken together: so many, or as there is room for their inputs."""
-        step = self.room.clients * self.room.width * max(1, self.job.x[0].numel()) * self.job.x.element_size()
+        step = (
+            self.room.clients
+            * self.room.width
+            * max(1, self.job.x[0].numel())
+            * self.job.x.element_size()
+        )
         return max(1, min(most, _BYTES_AT_ONCE // step))
 
     def _grouped(self, steps: list[Block]) -> list[Block]:
         """Return steps of the same shape as one block; what is left is taken step by step, for few different shapes."""
         most = self._at_once(_STEPS_AT_ONCE)
         blocks = joined(steps, most)
-        single = [[block] if block.steps == most else [replace(block, steps=1)] * block.steps for block in blocks]
-        return [block for some in single for block in some]
+        single = []
+        for block in blocks:
+            single.append(
+                [block] if block.steps == most else [replace(block, steps=1)] * block.steps
+            )
+        result: list[Block] = []
+        for some in single:
+            for block in some:
+                result.append(block)
+        return result
 
     def _shape(self, step: int, count: Ints) -> Block:
         """Return one of few shapes, with room for a step with these batch sizes."""
         exact = super()._shape(step, count)
-        active = exact.active if exact.shares else min(few(exact.active), self.room.clients)
+        if exact.shares:
+            active = exact.active
+        else:
+            active = min(few(exact.active), self.room.clients)
         more = active > exact.active
         padded = exact.padded or more
-        width, trained = self.room.width if padded else exact.width, self._trained(step, active)
-        return replace(exact, active=active, width=width, padded=padded, partial=more, trained=trained)
+        if padded:
+            width = self.room.width
+        else:
+            width = exact.width
+        trained = self._trained(step, active)
+        return replace(
+            exact, active=active, width=width, padded=padded, partial=more, trained=trained
+        )
 
     def _now(self, table: Tensor, steps: int) -> Tensor:
         """Return the entries of the present steps in a table of steps; a graph finds them by the steps so far."""
@@ -182,17 +236,18 @@ class CapturedStack(Stack):
 
     def _waiting(self, steps: int) -> tuple[Tensor, Tensor]:
         """Return row numbers and batch sizes of the steps whose outputs are kept; there is room for so many."""
-        state, step = self.state, torch.arange(steps, device=self.device)
+        state = self.state
+        step = torch.arange(steps, device=self.device)
         some = (state.at[0] - state.at[1] + step).clamp_max(self.room.steps - 1)
-        counts = torch.where((step < state.at[1])[:, None], state.real_rows.index_select(0, some), 0)
+        counts = torch.where(
+            (step < state.at[1])[:, None], state.real_rows.index_select(0, some), 0
+        )
         state.at[1:].zero_()
         return state.rows.index_select(0, some), counts
 
 
 def _room(value: Tensor, clients: int) -> Tensor:
     """Return a tensor for so many clients; those that are not there are like the last one."""
-    return (
-        torch.cat([value, value[-1:].expand(clients - len(value), *value.shape[1:])])
-        if clients > len(value)
-        else value.clone()
-    )
+    if clients > len(value):
+        return torch.cat([value, value[-1:].expand(clients - len(value), *value.shape[1:])])
+    return value.clone()

@@ -55,14 +55,18 @@ class Cost:
 
     def threads(self, clients: int, cores: int) -> int:
         """Return how many CPU threads to use for rounds of so many clients."""
-        return cores if self.multiplications_per_step * clients > THREADS_PAY_ABOVE else 1
+        if self.multiplications_per_step * clients > THREADS_PAY_ABOVE:
+            return cores
+        return 1
 
 
 def measure_cost(model: nn.Module, x: Tensor, batch: int) -> Cost:
     """Return the cost of a batch: that of one row through the model, times the batch size."""
     one = _row_cost(model, x)
     row = x[0].numel() + one.activations
-    memory = _COPIES_OF_WEIGHTS * one.weights + _COPIES_OF_ACTIVATIONS * batch * row * x.element_size()
+    memory = (
+        _COPIES_OF_WEIGHTS * one.weights + _COPIES_OF_ACTIVATIONS * batch * row * x.element_size()
+    )
     return Cost(one.multiplications * batch, memory, one.convolutions, one.batch_norm)
 
 
@@ -76,7 +80,9 @@ def _row_cost(model: nn.Module, x: Tensor) -> _RowCost:
     if model not in _known:
         found = _known[model] = _count_row(model, x[:1].clone())  # a model may write to its input
         found.batch_norm = has_batch_norm(model)
-        found.weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+        found.weights = sum(
+            value.numel() * value.element_size() for value in model.state_dict().values()
+        )
     return _known[model]
 
 
@@ -93,7 +99,11 @@ def _count_row(model: nn.Module, row: Tensor) -> _RowCost:
             found.convolutions |= weight.dim() > 2
             found.multiplications += weight.numel() * output[0, 0].numel()
 
-    handles = [module.register_forward_hook(count) for module in model.modules() if not list(module.children())]
+    handles = [
+        module.register_forward_hook(count)
+        for module in model.modules()
+        if not list(module.children())
+    ]
     training = model.training
     model.eval()
     try:

@@ -24,7 +24,9 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise FedskewError(f"device={name} is not a device: use cpu, cuda, cuda:0 … or auto") from None
+        raise FedskewError(
+            f"device={name} is not a device: use cpu, cuda, cuda:0 … or auto"
+        ) from None
     if device.type not in ("cpu", "cuda"):
         raise FedskewError(f"device={name} is not supported: use cpu, cuda, cuda:0 … or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -36,11 +38,16 @@ def pick_device(name: str) -> torch.device:
 
 def usable_cores() -> int:
     """Return the number of cores this process may use, at most ``OMP_NUM_THREADS`` if that is set."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     asked = (
         os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     )  # a list has one number for each nesting level
-    return min(cores, int(asked)) if asked.isdecimal() and int(asked) > 0 else cores
+    if asked.isdecimal() and int(asked) > 0:
+        return min(cores, int(asked))
+    return cores
 
 
 @contextmanager
@@ -49,7 +56,9 @@ def computing(threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        with torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+        ):
             yield
     finally:
         torch.set_num_threads(before)
@@ -57,15 +66,18 @@ def computing(threads: int) -> Iterator[None]:
 
 def products_in(precision: Precision) -> AbstractContextManager[None]:
     """Compute products on a GPU in this precision; PyTorch decides which operations are done in bf16."""
-    return nullcontext() if precision == "float32" else _faster_products(precision)
+    if precision == "float32":
+        return nullcontext()
+    return _faster_products(precision)
 
 
 @contextmanager
 def _faster_products(precision: Precision) -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = (
-        (True, True) if precision == "tf32" else before
-    )
+    if precision == "tf32":
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = (True, True)
+    else:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
     try:
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
             yield
@@ -98,10 +110,14 @@ def in_threads(task: Callable[[int], Result], count: int, threads: int) -> Itera
 @contextmanager
 def random_layers(device: torch.device, seed: int, round: int, client: int) -> Iterator[None]:
     """Seed layers that draw random numbers (dropout) for a client and round; the global generators are restored."""
-    devices = [device] if device.type == "cuda" else []
+    if device.type == "cuda":
+        devices = [device]
+    else:
+        devices = []
     with torch.random.fork_rng(devices=devices):
         word = int(bits(seed, "dropout", round, client)[0] >> np.uint64(1))
-        torch.default_generator.manual_seed(word)  # torch.manual_seed would reset the generators of all GPUs as well
+        # Torch.manual_seed would reset the generators of all GPUs as well
+        torch.default_generator.manual_seed(word)
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(word)

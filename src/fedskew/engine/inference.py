@@ -16,7 +16,8 @@ from fedskew.engine.stacked_model import StackedModel
 from fedskew.models.parameters import load_weights
 from fedskew.tasks.task import Task
 
-Forward: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # the data and the numbers of some rows -> their outputs
+# The data and the numbers of some rows -> their outputs
+Forward: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 # Numbers that one forward pass makes in its largest layer. On a CPU 8 MB in float32, which stay in the cache from layer
 # to layer (above 32 MB, the C library even maps and clears new memory for every layer of every batch). On a GPU
@@ -33,13 +34,17 @@ def rows_at_once(model: nn.Module, x: Tensor) -> int:
 def fastest_layout(model: nn.Module, x: Tensor) -> torch.memory_format:
     """Return the layout of images and weights in evaluation mode: channels-last for convolutions on a CPU."""
     images = x.device.type == "cpu" and x.dim() == 4 and measure_cost(model, x, 1).convolutions
-    return torch.channels_last if images else torch.contiguous_format
+    if images:
+        return torch.channels_last
+    return torch.contiguous_format
 
 
 @torch.no_grad()
 def row_losses(model: nn.Module, x: Tensor, y: Tensor, task: Task, rows: Tensor) -> Floats:
     """Return the losses of these rows under a model that is in evaluation mode."""
-    found = [task.losses(model(x[some]), y[some], "none") for some in torch.split(rows, rows_at_once(model, x))]
+    found = []
+    for some in torch.split(rows, rows_at_once(model, x)):
+        found.append(task.losses(model(x[some]), y[some], "none"))
     return torch.cat(found).double().cpu().numpy()
 
 
@@ -51,7 +56,8 @@ class Inference:
     """
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
-        self._model, self._size = copy.deepcopy(model).eval(), rows_at_once(model, x)
+        self._model = copy.deepcopy(model).eval()
+        self._size = rows_at_once(model, x)
         self._layout = fastest_layout(model, x)
         self._model = self._model.to(memory_format=self._layout)  # type: ignore[call-overload]
         self._forward: Forward | None = None
@@ -61,13 +67,19 @@ class Inference:
         """Yield the outputs of the rows at these numbers in chunks, with the numbers."""
         load_weights(self._model, tensors)
         if self._forward is None:
-            self._forward = _captured(self._model, x, self._size) if x.device.type == "cuda" else self._eager
-        for first in range(0, len(rows), self._size):  # torch.split makes one empty chunk of no rows
+            if x.device.type == "cuda":
+                self._forward = _captured(self._model, x, self._size)
+            else:
+                self._forward = self._eager
+        # Torch.split makes one empty chunk of no rows
+        for first in range(0, len(rows), self._size):
             some = rows[first : first + self._size]
             yield self._forward(x, some), some
 
     def _eager(self, x: Tensor, rows: Tensor) -> Tensor:
-        outputs: Tensor = self._model(x.index_select(0, rows).contiguous(memory_format=self._layout))
+        outputs: Tensor = self._model(
+            x.index_select(0, rows).contiguous(memory_format=self._layout)
+        )
         return outputs
 
     @torch.inference_mode()
@@ -82,7 +94,8 @@ class Inference:
         sizes = np.array([len(piece) for piece in pieces])
         ends = np.cumsum(sizes)
         every = torch.from_numpy(np.concatenate(pieces)).to(x.device)
-        model = copy.deepcopy(self._model)  # functional_call leaves its tensors behind in a layer that is used twice
+        # Functional_call leaves its tensors behind in a layer that is used twice
+        model = copy.deepcopy(self._model)
         first = 0
 
         def under(tensors: Tensors, x: Tensor) -> Tensor:
@@ -104,7 +117,9 @@ def _captured(model: nn.Module, x: Tensor, size: int) -> Forward:
     """Return the forward pass of up to ``size`` rows as the replay of a CUDA graph, or as it is if capturing fails."""
     inputs = torch.zeros((size, *x.shape[1:]), dtype=x.dtype, device=x.device)
     layers = StackedModel(model, (), training=False)  # convolutions, pooling and ReLU in one kernel
-    weights = {name: value.detach().unsqueeze(0) for name, value in model.named_parameters()}
+    weights = {}
+    for name, value in model.named_parameters():
+        weights[name] = value.detach().unsqueeze(0)
     weights |= {name: value.unsqueeze(0) for name, value in model.named_buffers()}
 
     def forward(x: Tensor) -> Tensor:
@@ -127,7 +142,8 @@ def _captured(model: nn.Module, x: Tensor, size: int) -> Forward:
         return eager
 
     def replay(x: Tensor, rows: Tensor) -> Tensor:
-        torch.index_select(x, 0, rows, out=inputs[: len(rows)])  # the rest keeps its old rows, which nobody reads
+        # The rest keeps its old rows, which nobody reads
+        torch.index_select(x, 0, rows, out=inputs[: len(rows)])
         graph.replay()
         chosen: Tensor = outputs[: len(rows)].clone()
         return chosen

@@ -30,7 +30,8 @@ from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.task import Task
 
-STATE, OPTIMIZER, LOCAL = "state.", "optimizer.", "local"  # how the parts of what a client keeps are named
+# How the parts of what a client keeps are named
+STATE, OPTIMIZER, LOCAL = "state.", "optimizer.", "local"
 WHOLE = "whole"  # what is said of a model that clients share with all its parts
 SETTING_POLICY = {
     "aggregate": BatchNormPolicy(),
@@ -57,7 +58,11 @@ def shared_model(kept: Collection[str]) -> str:
 
 def parts(kept: Tree, prefix: str) -> Tree:
     """Return the parts of ``kept`` under a prefix, by their plain names."""
-    return {name.removeprefix(prefix): tensors for name, tensors in kept.items() if name.startswith(prefix)}
+    result: Tree = {}
+    for name, tensors in kept.items():
+        if name.startswith(prefix):
+            result[name.removeprefix(prefix)] = tensors
+    return result
 
 
 def prefixed(tree: Tree, prefix: str) -> Tree:
@@ -82,7 +87,8 @@ class Job:
     local_names: frozenset[str]  # names of tensors that never leave a client
     seed: int
     first: int = 0  # number of the partition's first client
-    frozen_names: frozenset[str] = frozenset()  # names of tensors that clients receive and never send
+    # Names of tensors that clients receive and never send
+    frozen_names: frozenset[str] = frozenset()
     secure: bool = False  # a synchronous server learns only sums over the clients of a step
     task: Task = field(default_factory=Classification)
     classes: int = 0  # how many classes the data has
@@ -120,7 +126,9 @@ class Job:
 
     def rows(self, clients: Ints, positions: Ints) -> Tensor:
         """Return row numbers of the data, on its device, for positions ``[..., client, slot]`` of these clients."""
-        rows = self.partition.rows[self.partition.offsets[clients - self.first][:, None] + positions]
+        rows = self.partition.rows[
+            self.partition.offsets[clients - self.first][:, None] + positions
+        ]
         return torch.from_numpy(rows).to(self.y.device)
 
     def class_counts(self, clients: Ints) -> Tensor:
@@ -143,7 +151,8 @@ def make_job(
     check_layers(model)
     if "features" in algorithm.requires:
         head_module(model)  # raises an error for a model without a head
-    device, dtype = pick_device(settings.device), getattr(torch, settings.dtype)
+    device = pick_device(settings.device)
+    dtype = getattr(torch, settings.dtype)
     names = layout(model)
     moving = {*trainable(model), *dict(model.named_buffers())}
     frozen = algorithm.batchnorm.frozen_names(names) & moving
@@ -151,12 +160,22 @@ def make_job(
     local = (frozenset(local) | SETTING_POLICY[settings.norm].local_names(names)) & moving - frozen
     check_images(settings.augment, rows.x.shape[1:])
     optimizer = Optimizer(
-        settings.optimizer, settings.momentum, settings.weight_decay, settings.nesterov, settings.clip_norm
+        settings.optimizer,
+        settings.momentum,
+        settings.weight_decay,
+        settings.nesterov,
+        settings.clip_norm,
     )
     if settings.precision != "float32" and device.type == "cpu":
-        raise FedskewError(f"precision={settings.precision} is for GPUs, and device={device}: leave it at float32")
-    targets = dtype if rows.y.dtype.kind == "f" else torch.from_numpy(rows.y[:0]).dtype
-    x, y = torch.from_numpy(rows.x).to(device, dtype), torch.from_numpy(rows.y).to(device, targets)
+        raise FedskewError(
+            f"precision={settings.precision} is for GPUs, and device={device}: leave it at float32"
+        )
+    if rows.y.dtype.kind == "f":
+        targets = dtype
+    else:
+        targets = torch.from_numpy(rows.y[:0]).dtype
+    x = torch.from_numpy(rows.x).to(device, dtype)
+    y = torch.from_numpy(rows.y).to(device, targets)
     return Job(
         copy.deepcopy(model).to(device=device, dtype=dtype),
         x,
@@ -178,10 +197,16 @@ def make_job(
 
 def fresh_client(job: Job) -> Tree:
     """Return what a client keeps before its first round, made from the initial model."""
-    params, buffers = trainable(job.model), dict(job.model.named_buffers())
-    everything = {name: value.detach().clone() for name, value in {**params, **buffers}.items()}
+    params = trainable(job.model)
+    buffers = dict(job.model.named_buffers())
+    everything = {}
+    for name, value in {**params, **buffers}.items():
+        everything[name] = value.detach().clone()
     weights = {name: everything[name] for name in params}
-    sent = {name: value for name, value in weights.items() if name not in job.unsent}
+    sent = {}
+    for name, value in weights.items():
+        if name not in job.unsent:
+            sent[name] = value
     tree = prefixed(job.algorithm.init_client_state(sent), STATE)
     if job.local_names:
         tree[LOCAL] = {name: everything[name] for name in sorted(job.local_names)}
@@ -256,7 +281,9 @@ class Engine(Protocol):
         """Train one model on a sample schedule; ``reset_optimizer`` resets the optimiser at the start of each visit."""
         ...
 
-    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+    def probe(
+        self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]
+    ) -> dict[str, Floats]:
         """Return what each client measures on the first batch of its plan with its start model, in evaluation mode.
 
         The number of a client that does not answer is masked.

@@ -35,7 +35,11 @@ class JointPlan(Plan):
 
     @classmethod
     def of(
-        cls, plans: Sequence[Plan], first: Sequence[int], lrs: Sequence[float], options: Sequence[dict[str, float]]
+        cls,
+        plans: Sequence[Plan],
+        first: Sequence[int],
+        lrs: Sequence[float],
+        options: Sequence[dict[str, float]],
     ) -> "JointPlan":
         """Return the plans of several runs as one.
 
@@ -46,15 +50,28 @@ class JointPlan(Plan):
             options: the options of each run that differ
         """
         clients = [len(plan.clients) for plan in plans]
-        columns: dict[str, Any] = {
-            name: np.concatenate([getattr(plan, name) for plan in plans]) for name in Plan.COLUMNS
+        columns: dict[str, Any] = {}
+        for name in Plan.COLUMNS:
+            columns[name] = np.concatenate([getattr(plan, name) for plan in plans])
+        columns |= {
+            "member": np.repeat(np.arange(len(plans)), clients),
+            "lrs": np.repeat(lrs, clients),
         }
-        columns |= {"member": np.repeat(np.arange(len(plans)), clients), "lrs": np.repeat(lrs, clients)}
-        columns["held_at"] = np.concatenate([plan.places + begin for plan, begin in zip(plans, first, strict=True)])
-        numbers = {name: np.concatenate([plan.numbers[name] for plan in plans]) for name in plans[0].numbers}
-        numbers |= {OPTION + name: np.repeat([one[name] for one in options], clients) for name in options[0]}
+        columns["held_at"] = np.concatenate(
+            [plan.places + begin for plan, begin in zip(plans, first, strict=True)]
+        )
+        numbers = {}
+        for name in plans[0].numbers:
+            numbers[name] = np.concatenate([plan.numbers[name] for plan in plans])
+        for name in options[0]:
+            numbers[OPTION + name] = np.repeat([one[name] for one in options], clients)
         one = plans[0]
-        fixed: dict[str, Any] = {"least": one.least, "purpose": one.purpose, "numbers": numbers, "plans": tuple(plans)}
+        fixed: dict[str, Any] = {
+            "least": one.least,
+            "purpose": one.purpose,
+            "numbers": numbers,
+            "plans": tuple(plans),
+        }
         return cls(one.seed, one.round, **columns, **fixed)
 
     def streams(self, purpose: str) -> Bits:

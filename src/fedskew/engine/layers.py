@@ -22,7 +22,8 @@ from fedskew.kernels.geometry import Geometry
 
 aten = torch.ops.aten
 
-NORMS = (MaskedBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # these never write to their input
+# These never write to their input
+NORMS = (MaskedBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 class Run:
@@ -40,12 +41,17 @@ class Run:
 
     def low(self, value: Tensor) -> Tensor:
         """Return a tensor in the precision of products."""
-        return value.to(torch.bfloat16) if self.precision == "bf16" else value
+        if self.precision == "bf16":
+            return value.to(torch.bfloat16)
+        return value
 
     def add(self, name: str, grad: Tensor) -> None:
         """Add a gradient; a weight that is used in two places gets two."""
         grad = grad.to(self.values[name].dtype)
-        self.grads[name] = self.grads[name] + grad if name in self.grads else grad
+        if name in self.grads:
+            self.grads[name] = self.grads[name] + grad
+        else:
+            self.grads[name] = grad
 
 
 class Layer:
@@ -73,7 +79,9 @@ class Weights:
         if name not in self._own:
             return None
         found = run.values.get(self._names[name])
-        return self._own[name].expand(clients, *self._own[name].shape) if found is None else found
+        if found is None:
+            return self._own[name].expand(clients, *self._own[name].shape)
+        return found
 
     def add(self, name: str, grad: Tensor, run: Run) -> None:
         """Add the gradient of a weight."""
@@ -106,20 +114,38 @@ class Linear(Layer):
     def forward(self, x: Tensor, run: Run) -> Tensor:
         weight, bias = (self.weights.get(name, run, len(x)) for name in ("weight", "bias"))
         assert weight is not None
-        flat, weight = run.low(x).flatten(1, -2), run.low(weight)
-        bias = None if bias is None else run.low(bias)
+        flat = run.low(x).flatten(1, -2)
+        weight = run.low(weight)
+        if bias is None:
+            bias = None
+        else:
+            bias = run.low(bias)
         # Outputs lie in memory as [client, output, row]: the product and all that is summed over outputs are faster so.
         inputs = flat.mT
-        if self.relu and bias is not None and x.is_cuda and x.dtype == torch.float32 and available():
+        if (
+            self.relu
+            and bias is not None
+            and x.is_cuda
+            and x.dtype == torch.float32
+            and available()
+        ):
             from fedskew.kernels.loss_kernels import bias_relu_
 
             y = torch.bmm(weight, inputs)
             bias_relu_(y, bias)
         else:
-            y = torch.bmm(weight, inputs) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, inputs)
-            y = y.relu_() if self.relu else y
+            if bias is None:
+                y = torch.bmm(weight, inputs)
+            else:
+                y = torch.baddbmm(bias.unsqueeze(2), weight, inputs)
+            if self.relu:
+                y = y.relu_()
+            else:
+                y = y
         run.saved[self] = x.shape, flat, weight, y.mT
-        return y.mT if x.dim() == 3 else y.mT.reshape(*x.shape[:-1], y.shape[1])
+        if x.dim() == 3:
+            return y.mT
+        return y.mT.reshape(*x.shape[:-1], y.shape[1])
 
     def backward(self, d: Tensor, run: Run, wanted: bool) -> Tensor | None:
         d = run.low(d).flatten(1, -2)
@@ -148,11 +174,21 @@ class Conv(Layer):
         clients, rows = x.shape[:2]
         weight, bias = (self.weights.get(name, run, clients) for name in ("weight", "bias"))
         assert weight is not None
-        flat, weight = run.low(x).transpose(0, 1).reshape(rows, -1, *x.shape[3:]), run.low(weight).flatten(0, 1)
+        flat = run.low(x).transpose(0, 1).reshape(rows, -1, *x.shape[3:])
+        weight = run.low(weight).flatten(0, 1)
         run.saved[self] = flat, weight
-        flat_bias = None if bias is None else run.low(bias).flatten()
+        if bias is None:
+            flat_bias = None
+        else:
+            flat_bias = run.low(bias).flatten()
         y: Tensor = aten.convolution(
-            flat, weight, flat_bias, *self.geometry, False, [0] * (x.dim() - 3), clients * self.groups
+            flat,
+            weight,
+            flat_bias,
+            *self.geometry,
+            False,
+            [0] * (x.dim() - 3),
+            clients * self.groups,
         )
         return y.view(rows, clients, -1, *y.shape[2:]).transpose(0, 1)
 
@@ -210,7 +246,9 @@ class MaxPool(Layer):
     def __init__(self, module: nn.MaxPool2d) -> None:
         stride = module.stride if module.stride is not None else module.kernel_size
         sizes = (module.kernel_size, stride, module.padding, module.dilation)
-        self.geometry = tuple([size, size] if isinstance(size, int) else list(size) for size in sizes)
+        self.geometry = tuple(
+            [size, size] if isinstance(size, int) else list(size) for size in sizes
+        )
         self.ceil = module.ceil_mode
         self.halves = (*self.geometry, self.ceil) == ([2, 2], [2, 2], [0, 0], [1, 1], False)
 
@@ -275,10 +313,13 @@ class Vmapped(Layer):
             x = x.float().contiguous()  # vmap knows no BatchNorm of rows whose channels lie last
         given = {name: full for name, full in named.items() if full in run.values}
         with torch.set_grad_enabled(run.learns):
-            leaves = [
-                run.values[full].detach().requires_grad_() if full in self.trained else run.values[full]
-                for full in given.values()
-            ]
+            leaves = []
+            for full in given.values():
+                leaves.append(
+                    run.values[full].detach().requires_grad_()
+                    if full in self.trained
+                    else run.values[full]
+                )
             inputs = x.detach()
             if x.is_floating_point() and not self.first and run.learns:
                 inputs.requires_grad_()
@@ -296,13 +337,19 @@ class Vmapped(Layer):
             if len(x) > 1:
                 dims = (0, None if real is None else 0, *(0 for _ in leaves))
                 run_all = vmap(one_client, in_dims=dims, randomness="different")
-            given_inputs = inputs.clone() if inputs.requires_grad and self.writes else inputs
+            if inputs.requires_grad and self.writes:
+                given_inputs = inputs.clone()
+            else:
+                given_inputs = inputs
             y, *rest = run_all(given_inputs, real, *leaves)
         inside = None
         if self.tap:
             inside, *rest = rest
             run.features = inside.detach()
-        trained = {full: leaf for full, leaf in zip(given.values(), leaves, strict=True) if full in self.trained}
+        trained = {}
+        for full, leaf in zip(given.values(), leaves, strict=True):
+            if full in self.trained:
+                trained[full] = leaf
         run.saved[self] = inputs, trained, y, inside
         for full, value in zip(self.buffers.values(), rest, strict=True):
             run.values[full] = run.moved[full] = value.detach()
@@ -352,7 +399,9 @@ class ConvBlock(Layer):
 
     def __init__(self, conv: Conv, pool: MaxPool | None, relu: bool, module: nn.Conv2d) -> None:
         self.conv, self.pool = conv, pool
-        self.plain = Chain([conv, *([pool] if pool else []), *([Relu(in_place=True)] if relu else [])], first=False)
+        self.plain = Chain(
+            [conv, *([pool] if pool else []), *([Relu(in_place=True)] if relu else [])], first=False
+        )
         kernel, stride, padding, dilation = (
             (int(pair[0]), int(pair[1])) for pair in (module.kernel_size, *conv.geometry)
         )
@@ -365,7 +414,8 @@ class ConvBlock(Layer):
 
         weight, bias = (self.conv.weights.get(name, run, len(x)) for name in ("weight", "bias"))
         assert weight is not None
-        last, weight = run.low(x).permute(0, 1, 3, 4, 2).contiguous(), run.low(weight)
+        last = run.low(x).permute(0, 1, 3, 4, 2).contiguous()
+        weight = run.low(weight)
         y, place = kernels.forward(last, weight, bias, self.geometry, run.precision)
         run.saved[self] = last, weight, y, place
         return y.permute(0, 1, 4, 2, 3)
@@ -390,7 +440,9 @@ class ConvBlock(Layer):
             weights.add("bias", of_bias, run)
         if not wanted:
             return None
-        return kernels.input_gradient(d, place, weight, x.shape, geometry, run.precision).permute(0, 1, 4, 2, 3)
+        return kernels.input_gradient(d, place, weight, x.shape, geometry, run.precision).permute(
+            0, 1, 4, 2, 3
+        )
 
 
 class Residual(Layer):
@@ -400,9 +452,14 @@ class Residual(Layer):
         self.body, self.shortcut, self.after = body, shortcut, after
 
     def forward(self, x: Tensor, run: Run) -> Tensor:
-        beside = self.shortcut.forward(x, run) if self.shortcut else x
+        if self.shortcut:
+            beside = self.shortcut.forward(x, run)
+        else:
+            beside = x
         total = beside + self.body.forward(x, run)
-        return self.after.forward(total, run) if self.after else total
+        if self.after:
+            return self.after.forward(total, run)
+        return total
 
     def backward(self, d: Tensor, run: Run, wanted: bool) -> Tensor | None:
         if self.after:
@@ -419,9 +476,14 @@ def _fused(x: Tensor, groups: int) -> bool:
     return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and groups == 1 and available()
 
 
-def _alone(function: Callable[..., tuple[Tensor, ...]], *stacks: Tensor | None) -> tuple[Tensor, ...]:
+def _alone(
+    function: Callable[..., tuple[Tensor, ...]], *stacks: Tensor | None
+) -> tuple[Tensor, ...]:
     """Return what ``vmap`` would for a stack of one client, from plain tensors."""
-    return tuple(found.unsqueeze(0) for found in function(*(None if one is None else one[0] for one in stacks)))
+    return tuple(
+        found.unsqueeze(0)
+        for found in function(*(None if one is None else one[0] for one in stacks))
+    )
 
 
 def _merged(x: Tensor) -> tuple[Tensor, bool]:

@@ -73,14 +73,20 @@ class Loop:
         with random_layers(job.x.device, job.seed, state.round, 0):
             return _synchronous_steps(job, state, schedule)
 
-    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+    def probe(
+        self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]
+    ) -> dict[str, Floats]:
         """Measure one client after the other, and for the variance of gradients one row after the other."""
         worker = copy.deepcopy(job.model).eval()
-        found = [
-            probe_client(worker, job, start, _kept(start, i), plan.only(np.array([i])), what)
-            for i in range(len(plan.clients))
-        ]
-        return {name: np.array([measured[name] for measured in found]) for name in what}
+        found = []
+        for i in range(len(plan.clients)):
+            found.append(
+                probe_client(worker, job, start, _kept(start, i), plan.only(np.array([i])), what)
+            )
+        result: dict[str, Floats] = {}
+        for name in what:
+            result[name] = np.array([measured[name] for measured in found])
+        return result
 
 
 def _synchronous_steps(job: Job, model: ModelState, schedule: SampleSchedule) -> ScheduleResult:
@@ -89,17 +95,30 @@ def _synchronous_steps(job: Job, model: ModelState, schedule: SampleSchedule) ->
     buffers = {name: value.clone() for name, value in model.buffers.items()}
     state = copied(model.optimizer)
     lr = torch.tensor(model.lr, dtype=job.x.dtype, device=job.x.device)
-    losses, scores = np.zeros(len(schedule.rows)), np.zeros(len(schedule.rows))
-    masks = _masks(job, schedule) if job.secure else {}
+    losses = np.zeros(len(schedule.rows))
+    scores = np.zeros(len(schedule.rows))
+    if job.secure:
+        masks = _masks(job, schedule)
+    else:
+        masks = {}
     simulated = Parties(job.model, job.task)
     moves = schedule_moves(job.augment, job.seed, model.round, len(schedule.rows), job.x.device)
     for number, (first, last) in enumerate(pairwise([0, *schedule.ends.tolist()])):
-        clients, rows = schedule.clients[first:last], torch.from_numpy(schedule.rows[first:last]).to(job.y.device)
-        x = job.x[rows] if moves is None else augment(job.x[rows], *moves[:, first:last])
+        clients = schedule.clients[first:last]
+        rows = torch.from_numpy(schedule.rows[first:last]).to(job.y.device)
+        if moves is None:
+            x = job.x[rows]
+        else:
+            x = augment(job.x[rows], *moves[:, first:last])
         parties = np.unique(clients)
-        mine = [torch.from_numpy(np.flatnonzero(clients == client)).to(rows.device) for client in parties]
+        mine = []
+        for client in parties:
+            mine.append(torch.from_numpy(np.flatnonzero(clients == client)).to(rows.device))
         batches = [(x[some], job.y[rows[some]]) for some in mine]
-        ends = [masks[client] for client in parties.tolist()] if masks else None
+        if masks:
+            ends = [masks[client] for client in parties.tolist()]
+        else:
+            ends = None
         step = simulated.step({**params, **buffers}, batches, ends, number)
         buffers = step.buffers
         job.optimizer.step_(params, step.grads, state, lr)
@@ -109,19 +128,27 @@ def _synchronous_steps(job: Job, model: ModelState, schedule: SampleSchedule) ->
             float(step.score_sum) / len(clients),
         )
         for client, (loss, score) in zip(parties, step.scores, strict=not job.secure):
-            at = first + np.flatnonzero(clients == client)  # a client reports sums; each of its rows gets the mean
+            # A client reports sums; each of its rows gets the mean
+            at = first + np.flatnonzero(clients == client)
             losses[at], scores[at] = loss / len(at), score / len(at)
     return ScheduleResult(params, buffers, state, losses, scores)
 
 
 def _masks(job: Job, schedule: SampleSchedule) -> dict[int, Masks]:
     """Return the masks of secure sums for every client of the schedule, with seeds for this round only."""
-    dealer, clients = Dealer(), job.partition.clients
-    return {client: Masks(client, dealer.seeds(client, clients)) for client in np.unique(schedule.clients).tolist()}
+    dealer = Dealer()
+    clients = job.partition.clients
+    result: dict[int, Masks] = {}
+    for client in np.unique(schedule.clients).tolist():
+        result[client] = Masks(client, dealer.seeds(client, clients))
+    return result
 
 
 def _kept(start: Start, i: int) -> Tree:
-    return {part: {name: value[i] for name, value in tensors.items()} for part, tensors in start.kept.items()}
+    result: Tree = {}
+    for part, tensors in start.kept.items():
+        result[part] = {name: value[i] for name, value in tensors.items()}
+    return result
 
 
 def probe_client(
@@ -148,14 +175,18 @@ def _gradient_variance(worker: nn.Module, job: Job, batch: Tensor) -> float:
     def gradients(some: Tensor) -> Tensor:
         losses = (job.task.losses(worker(job.x[row]), job.y[row]) for row in some[:, None])
         each = (torch.autograd.grad(loss, weights, materialize_grads=True) for loss in losses)
-        return torch.stack([torch.cat([grad.flatten() for grad in grads]) for grads in each]).double()
+        return torch.stack(
+            [torch.cat([grad.flatten() for grad in grads]) for grads in each]
+        ).double()
 
     if len(batch) <= room:
         rows = gradients(batch)
         return float((rows - rows.mean(0)).square().sum(1).mean())
     pieces = torch.split(batch, room)
     mean = reduce(torch.add, (gradients(some).sum(0) for some in pieces)) / len(batch)
-    return float(reduce(torch.add, ((gradients(some) - mean).square().sum() for some in pieces)) / len(batch))
+    return float(
+        reduce(torch.add, ((gradients(some) - mean).square().sum() for some in pieces)) / len(batch)
+    )
 
 
 def _load(worker: nn.Module, start: Start, kept: Tree) -> Tensors:
@@ -180,7 +211,8 @@ def _train_together(job: Job, start: Start, plan: Plan) -> list[Updates]:
     # All of them share one stream of random numbers, in a fixed order of clients.
     with random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0])):
         return in_turn(
-            [partial(client, i) for i in range(len(plan.clients))], lambda given: settled(list(given.values()))
+            [partial(client, i) for i in range(len(plan.clients))],
+            lambda given: settled(list(given.values())),
         )
 
 
@@ -190,7 +222,10 @@ def train_meeting(job: Job, start: Start, kept: Tree, plan: Plan, meet: Meet) ->
     worker, mask = maskable(job.model)
 
     def enter(step: int) -> None:
-        mask.agree = partial(settle_with, meet) if policy.shares_statistics(step) else None
+        if policy.shares_statistics(step):
+            mask.agree = partial(settle_with, meet)
+        else:
+            mask.agree = None
 
     return _Client(worker.train(), job, start, kept, plan).train(enter)
 
@@ -211,26 +246,46 @@ class _Client:
         self.before = self._mean_loss() if "loss_before" in self.requires else None
         self.full_gradient = self._full_gradient() if "full_gradient" in self.requires else {}
         self.lr = torch.tensor(start.lr, dtype=job.x.dtype, device=job.x.device)
-        known = {"size": plan.sizes, "steps": plan.steps, **plan.numbers, **self._measured(self.before, "loss_before")}
-        numbers = {name: torch.as_tensor(values[0]).to(self.lr) for name, values in known.items()} | {"lr": self.lr}
+        known = {
+            "size": plan.sizes,
+            "steps": plan.steps,
+            **plan.numbers,
+            **self._measured(self.before, "loss_before"),
+        }
+        numbers = {
+            name: torch.as_tensor(values[0]).to(self.lr) for name, values in known.items()
+        } | {"lr": self.lr}
         received = {name: begin[name] for name in self.params}
-        self.view = View(self.params, received, start.server, parts(kept, STATE), numbers, job.optimizer.momentum)
+        self.view = View(
+            self.params, received, start.server, parts(kept, STATE), numbers, job.optimizer.momentum
+        )
         if "class_counts" in self.requires:
             self.view = replace(self.view, class_counts=job.class_counts(plan.clients)[0])
-        self.state = copied(parts(kept, OPTIMIZER)) or job.optimizer.init(self.params, stacked=False)
+        self.state = copied(parts(kept, OPTIMIZER)) or job.optimizer.init(
+            self.params, stacked=False
+        )
         positions, self.counts = plan.table()
-        self.rows, self.moves = job.rows(plan.clients, positions), draw_moves(job.augment, plan, job.x.device)
+        self.rows, self.moves = (
+            job.rows(plan.clients, positions),
+            draw_moves(job.augment, plan, job.x.device),
+        )
 
     @staticmethod
     def _measured(values: Floats | None, name: str) -> dict[str, Floats]:
-        return {} if values is None else {name: values}
+        if values is None:
+            return {}
+        return {name: values}
 
     def train(self, enter: Callable[[int], None] = lambda step: None) -> Updates:
         """Take all steps of the plan; ``enter`` is called with the number of every step before it begins."""
         algorithm, job = self.job.algorithm, self.job
         hooks = ("objective", "correct_gradients")
-        observes = any(overridden(algorithm, hook) for hook in hooks) or "gradient_at" in self.requires
-        self.observer = _BatchObserver(self.worker, job.task, "features" in self.requires) if observes else None
+        observes = (
+            any(overridden(algorithm, hook) for hook in hooks) or "gradient_at" in self.requires
+        )
+        self.observer = (
+            _BatchObserver(self.worker, job.task, "features" in self.requires) if observes else None
+        )
         if overridden(algorithm, "on_receive"):
             self._receive()
         with torch.no_grad():
@@ -248,7 +303,9 @@ class _Client:
             total = algorithm.objective(loss, view)
             grads = torch.autograd.grad(total, list(self.params.values()), materialize_grads=True)
             with torch.no_grad():
-                found = algorithm.correct_gradients(dict(zip(self.params, grads, strict=True)), view)
+                found = algorithm.correct_gradients(
+                    dict(zip(self.params, grads, strict=True)), view
+                )
                 self._move(corrected(found, self.params, correction), step)
                 loss_sum += loss.double() * count
                 score_sum += job.task.row_scores(logits, labels).sum()
@@ -260,7 +317,9 @@ class _Client:
         """Return inputs and targets of a step with so many rows."""
         rows = self.rows[step, 0, :count]
         x = self.job.x[rows]
-        return x if self.moves is None else augment(x, *self.moves[:, step, 0, :count]), self.job.y[rows]
+        return x if self.moves is None else augment(x, *self.moves[:, step, 0, :count]), self.job.y[
+            rows
+        ]
 
     def _with_batch(self, view: View, logits: Tensor, x: Tensor, labels: Tensor) -> View:
         """Return the view with the batch, right after the worker has computed its ``logits``."""
@@ -274,7 +333,9 @@ class _Client:
         """Return the gradient of the client's objective on this batch, at other weights."""
         assert self.observer
         own = {name: value.detach() for name, value in self.params.items()}
-        at = {name: value.detach().requires_grad_() for name, value in {**own, **weights}.items()}
+        at = {}
+        for name, value in {**own, **weights}.items():
+            at[name] = value.detach().requires_grad_()
         logits, features = self.observer.forward(at, x)
         other = replace(view, params=at)
         if view.batch:
@@ -287,7 +348,12 @@ class _Client:
         """Load the weights from which the method starts local training into the worker."""
         view = self.view
         if self.observer:
-            view = replace(view, gradient_at=partial(self._gradient_at, view, *self._batch(0, int(self.counts[0, 0]))))
+            view = replace(
+                view,
+                gradient_at=partial(
+                    self._gradient_at, view, *self._batch(0, int(self.counts[0, 0]))
+                ),
+            )
         with torch.no_grad():
             for name, value in self.job.algorithm.on_receive(view).items():
                 self.params[name].copy_(value)
@@ -296,11 +362,13 @@ class _Client:
         """Take an optimiser step with the parameters that are trained in this epoch."""
         job, params, state = self.job, self.params, self.state
         if self.in_phases:
-            epoch, epochs = step // int(self.plan.steps_per_epoch[0]), int(self.plan.epochs[0])
+            epoch = step // int(self.plan.steps_per_epoch[0])
+            epochs = int(self.plan.epochs[0])
             names = job.algorithm.trainable(job.layout, epoch, epochs)
             params = {name: value for name, value in params.items() if name in names}
             state = {
-                part: {n: v for n, v in ts.items() if n in names or n not in self.params} for part, ts in state.items()
+                part: {n: v for n, v in ts.items() if n in names or n not in self.params}
+                for part, ts in state.items()
             }
         if params:
             job.optimizer.step_(params, grads, state, self.lr)
@@ -310,7 +378,8 @@ class _Client:
         """Return what the client sends and keeps."""
         # The next client reuses the worker, so the results of the hooks must not share its memory.
         trained = {name: value.detach().clone() for name, value in self.params.items()}
-        view, plan = replace(self.view, params=trained, full_gradient=self.full_gradient), self.plan
+        view = replace(self.view, params=trained, full_gradient=self.full_gradient)
+        plan = self.plan
         numbers = {**plan.numbers, **self._measured(self.before, "loss_before")}
         if "loss_after" in self.requires:
             numbers["loss_after"] = self._mean_loss()
@@ -323,26 +392,34 @@ class _Client:
     def _mean_loss(self) -> Floats:
         """Return the loss of the worker on all rows of the client, in evaluation mode."""
         self.worker.eval()
-        total = sum(float(self.job.task.losses(self.worker(x), y, "sum")) for x, y in self._all_rows())
+        total = sum(
+            float(self.job.task.losses(self.worker(x), y, "sum")) for x, y in self._all_rows()
+        )
         self.worker.train()
         return np.array([total / self.plan.sizes[0]])
 
     def _full_gradient(self) -> Tensors:
         """Return the gradient of that loss at the worker's weights."""
-        weights, size = self.params, int(self.plan.sizes[0])
+        weights = self.params
+        size = int(self.plan.sizes[0])
         total = {name: torch.zeros_like(value) for name, value in weights.items()}
         self.worker.eval()
         for x, y in self._all_rows():
             loss = self.job.task.losses(self.worker(x), y, "sum") / size
             grads = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-            total = {name: old + grad for (name, old), grad in zip(total.items(), grads, strict=True)}
+            total = {
+                name: old + grad for (name, old), grad in zip(total.items(), grads, strict=True)
+            }
         self.worker.train()
         return total
 
     def _all_rows(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Return all rows of the client, a batch at a time."""
         rows = self.job.rows(self.plan.clients, np.arange(self.plan.sizes[0])[None])[0]
-        return ((self.job.x[some], self.job.y[some]) for some in torch.split(rows, int(self.plan.batch[0])))
+        return (
+            (self.job.x[some], self.job.y[some])
+            for some in torch.split(rows, int(self.plan.batch[0]))
+        )
 
 
 class _BatchObserver:
@@ -356,7 +433,9 @@ class _BatchObserver:
     def forward(self, weights: Tensors, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return logits and features under other weights; running statistics do not change."""
         moving = {name: value.clone() for name, value in self.worker.named_buffers()}
-        own = {name: value.detach() for name, value in self.worker.named_parameters()}
+        own = {}
+        for name, value in self.worker.named_parameters():
+            own[name] = value.detach()
         # A model may write to its input.
         logits: Tensor = functional_call(self.other, {**own, **weights, **moving}, (x.clone(),))
         return logits, self.other_tap.features if self.other_tap else None
@@ -374,9 +453,18 @@ class _BatchObserver:
             assert features is not None, "features_at is for methods that require features"
             return features
 
-        features = self.tap.features if self.tap else None
+        if self.tap:
+            features = self.tap.features
+        else:
+            features = None
         return Batch(
-            logits, labels, lambda other: self.task.losses(other, labels), torch.mean, logits_at, features_at, features
+            logits,
+            labels,
+            lambda other: self.task.losses(other, labels),
+            torch.mean,
+            logits_at,
+            features_at,
+            features,
         )
 
     def close(self) -> None:
@@ -385,7 +473,9 @@ class _BatchObserver:
             self.tap.remove()
 
 
-def _updates(job: Job, view: View, buffers: dict[str, Tensor], state: Tree, report: Report) -> Updates:
+def _updates(
+    job: Job, view: View, buffers: dict[str, Tensor], state: Tree, report: Report
+) -> Updates:
     everything = {**view.params, **buffers}
     kept: Tree = prefixed(job.algorithm.client_state(view), STATE)
     if job.local_names:
@@ -393,6 +483,12 @@ def _updates(job: Job, view: View, buffers: dict[str, Tensor], state: Tree, repo
     if "optimizer_state" in job.algorithm.requires:
         kept |= prefixed(state, OPTIMIZER)
     payload = without(unsqueezed(job.algorithm.payload(view)), job.unsent)
-    sent = {name: value.unsqueeze(0).clone() for name, value in buffers.items() if name not in job.unsent}
-    trained = {**view.params, **{name: buffers[name].clone() for name in job.frozen_names & buffers.keys()}}
+    sent = {}
+    for name, value in buffers.items():
+        if name not in job.unsent:
+            sent[name] = value.unsqueeze(0).clone()
+    trained = {
+        **view.params,
+        **{name: buffers[name].clone() for name in job.frozen_names & buffers.keys()},
+    }
     return Updates(report, payload, sent, unsqueezed(kept), unsqueezed({"": trained})[""])

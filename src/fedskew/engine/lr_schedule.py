@@ -31,7 +31,12 @@ def cosine(round: int, rounds: int, /, *, floor: Annotated[float, Share] = 0.0) 
 
 @schedules.register("step")
 def step(
-    round: int, rounds: int, /, *, every: Annotated[int, AtLeastOne] = 10, factor: Annotated[float, Positive] = 0.5
+    round: int,
+    rounds: int,
+    /,
+    *,
+    every: Annotated[int, AtLeastOne] = 10,
+    factor: Annotated[float, Positive] = 0.5,
 ) -> float:
     """Multiply by a factor after every so many rounds.
 

@@ -35,14 +35,20 @@ class Optimizer:
         """Return the state before the first step; ``stacked`` params have clients on their first axis."""
         if self.name in ("adam", "adamw"):
             first = next(iter(params.values()))
-            count = torch.zeros(first.shape[:1] if stacked else (), dtype=first.dtype, device=first.device)
+            count = torch.zeros(
+                first.shape[:1] if stacked else (), dtype=first.dtype, device=first.device
+            )
             return {"mean": _zeros(params), "square": _zeros(params), "adam": {"step": count}}
         if self.name == "adadelta":
             return {"square": _zeros(params), "change": _zeros(params)}
-        return {"momentum": _zeros(params)} if self.momentum else {}
+        if self.momentum:
+            return {"momentum": _zeros(params)}
+        return {}
 
     @torch.no_grad()
-    def step_(self, params: Tensors, grads: Tensors, state: Tree, lr: Tensor, stacked: bool = False) -> None:
+    def step_(
+        self, params: Tensors, grads: Tensors, state: Tree, lr: Tensor, stacked: bool = False
+    ) -> None:
         """Update ``params`` and ``state`` in place; ``lr`` is a tensor, so that a captured graph can change it.
 
         ``stacked`` tensors have clients on their first axis; ``clip_norm`` is each client's, and ``lr`` may be.
@@ -53,7 +59,9 @@ class Optimizer:
         if self.name == "sgd" and _fusable(weights, directions, lr):
             velocity = [state["momentum"][name] for name in params] if self.momentum else []
             if lr.is_cuda:
-                weights, directions, velocity = (_in_pieces(tensors) for tensors in (weights, directions, velocity))
+                weights, directions, velocity = (
+                    _in_pieces(tensors) for tensors in (weights, directions, velocity)
+                )
             torch._fused_sgd_(
                 weights, directions, velocity, weight_decay=self.weight_decay, momentum=self.momentum,
                 lr=lr if lr.is_cuda else float(lr), dampening=0.0, nesterov=self.nesterov, maximize=False,
@@ -72,7 +80,11 @@ class Optimizer:
             velocity = [state["momentum"][name] for name in params]
             torch._foreach_mul_(velocity, self.momentum)
             torch._foreach_add_(velocity, directions)
-            ahead = torch._foreach_add(directions, velocity, alpha=self.momentum) if self.nesterov else velocity
+            ahead = (
+                torch._foreach_add(directions, velocity, alpha=self.momentum)
+                if self.nesterov
+                else velocity
+            )
             directions = list(ahead)
         torch._foreach_sub_(weights, torch._foreach_mul(directions, _for_each(lr, weights)))
 
@@ -82,7 +94,11 @@ class Optimizer:
         directions = []
         for name, grad in zip(params, grads, strict=True):
             mean = state["mean"][name].lerp_(grad, 1 - ADAM_BETAS[0])
-            square = state["square"][name].mul_(ADAM_BETAS[1]).addcmul_(grad, grad, value=1 - ADAM_BETAS[1])
+            square = (
+                state["square"][name]
+                .mul_(ADAM_BETAS[1])
+                .addcmul_(grad, grad, value=1 - ADAM_BETAS[1])
+            )
             mean_part, square_part = (_beside(c, grad) for c in correction)
             directions.append(mean / mean_part / ((square / square_part).sqrt() + ADAM_EPSILON))
         return directions
@@ -110,7 +126,9 @@ def clipped(grads: Tensors, most: float, stacked: bool) -> Tensors:
     """
     tensors = list(grads.values())
     if stacked:
-        norms = torch.stack([torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1) for value in tensors])
+        norms = torch.stack(
+            [torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1) for value in tensors]
+        )
     else:
         norms = torch.stack(torch._foreach_norm(tensors))
     scale = (most / (torch.linalg.vector_norm(norms, dim=0) + CLIP_EPSILON)).clamp(max=1.0)
@@ -126,12 +144,18 @@ def _fusable(weights: list[Tensor], directions: list[Tensor], lr: Tensor) -> boo
 def _in_pieces(tensors: list[Tensor]) -> list[Tensor]:
     """Return the tensors in about 40 pieces: a fused step works on pieces side by side, and starts few at a time."""
     size = max(_SMALLEST_PIECE, sum(value.numel() for value in tensors) // 40)
-    return [piece for value in tensors for piece in torch.split(value.view(-1), size)]
+    result: list[Tensor] = []
+    for value in tensors:
+        for piece in torch.split(value.view(-1), size):
+            result.append(piece)
+    return result
 
 
 def _for_each(numbers: Tensor, tensors: list[Tensor]) -> Any:
     """Return what multiplies a list of tensors: one number for all, or a factor for each tensor with one per client."""
-    return [_beside(numbers, value) for value in tensors] if numbers.dim() else numbers
+    if numbers.dim():
+        return [_beside(numbers, value) for value in tensors]
+    return numbers
 
 
 def _beside(numbers: Tensor, value: Tensor) -> Tensor:

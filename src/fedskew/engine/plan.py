@@ -26,7 +26,8 @@ class Plan:
     batches than training.
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("clients", "sizes", "batch", "epochs")  # fields with one entry per client
+    # Fields with one entry per client
+    COLUMNS: ClassVar[tuple[str, ...]] = ("clients", "sizes", "batch", "epochs")
 
     seed: int
     round: int
@@ -51,7 +52,9 @@ class Plan:
         numbers: Mapping[str, Floats] | None = None,
     ) -> "Plan":
         """Return the plan of a round; no batch is larger than its client's rows."""
-        return cls(seed, round, clients, sizes, np.minimum(batch, sizes), epochs, least, numbers or {})
+        return cls(
+            seed, round, clients, sizes, np.minimum(batch, sizes), epochs, least, numbers or {}
+        )
 
     @cached_property
     def order(self) -> Ints:
@@ -59,7 +62,9 @@ class Plan:
         # One segment for each (client, epoch): its positions in the order of the high bits of their hashes, and of
         # themselves where these are equal. With the position in the low bits of the key that is a plain sort.
         segment_client = np.repeat(np.arange(len(self.clients)), self.epochs)
-        segment_epoch = np.arange(len(segment_client)) - np.repeat(np.cumsum(self.epochs) - self.epochs, self.epochs)
+        segment_epoch = np.arange(len(segment_client)) - np.repeat(
+            np.cumsum(self.epochs) - self.epochs, self.epochs
+        )
         lengths = self.sizes[segment_client]
         ends = np.cumsum(lengths)
         position = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
@@ -67,12 +72,17 @@ class Plan:
         segments = longer(longer(streams, self.clients)[segment_client], segment_epoch)
         words = longer(np.repeat(segments, lengths), position)
         if lengths.max(initial=0) > _LARGEST:  # a position does not fit into the low bits
-            return position[np.lexsort((words >> _LOW, np.repeat(np.arange(len(lengths)), lengths)))]
+            return position[
+                np.lexsort((words >> _LOW, np.repeat(np.arange(len(lengths)), lengths)))
+            ]
         words &= np.uint64(2**64 - _LARGEST)
         words |= position.view(np.uint64)
-        last = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]), len(lengths) - 1)  # of neighbours of one size
+        # Of neighbours of one size
+        last = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]), len(lengths) - 1)
         first = 0
-        for end, size in zip(ends[last].tolist(), lengths[last].tolist(), strict=True) if len(lengths) else ():
+        for end, size in (
+            zip(ends[last].tolist(), lengths[last].tolist(), strict=True) if len(lengths) else ()
+        ):
             words[first:end].reshape(-1, size).sort(axis=1)
             first = end
         words &= np.uint64(_LARGEST - 1)
@@ -106,16 +116,23 @@ class Plan:
     def only(self, members: Ints) -> Self:
         """Return the plan of some of the clients, in the given order."""
         parts = {name: getattr(self, name)[members] for name in self.COLUMNS}
-        return replace(self, **parts, numbers={name: values[members] for name, values in self.numbers.items()})
+        return replace(
+            self, **parts, numbers={name: values[members] for name, values in self.numbers.items()}
+        )
 
     @staticmethod
     def together(plans: "list[Plan]") -> "Plan":
         """Return the plans of different clients as one; what they share is taken from the first."""
         clients, sizes, batch, epochs = (
-            np.concatenate([getattr(plan, name) for plan in plans]) for name in ("clients", "sizes", "batch", "epochs")
+            np.concatenate([getattr(plan, name) for plan in plans])
+            for name in ("clients", "sizes", "batch", "epochs")
         )
-        numbers = {name: np.concatenate([plan.numbers[name] for plan in plans]) for name in plans[0].numbers}
-        return replace(plans[0], clients=clients, sizes=sizes, batch=batch, epochs=epochs, numbers=numbers)
+        numbers = {}
+        for name in plans[0].numbers:
+            numbers[name] = np.concatenate([plan.numbers[name] for plan in plans])
+        return replace(
+            plans[0], clients=clients, sizes=sizes, batch=batch, epochs=epochs, numbers=numbers
+        )
 
     def counts(self) -> Ints:
         """Return batch sizes ``[step, client]``, 0 once a client has finished."""
@@ -126,7 +143,9 @@ class Plan:
     def first(self) -> tuple[Ints, Ints]:
         """Return positions ``[client, slot]`` of the first batches, padded as in ``table``, and how many are real."""
         slot = np.arange(int(self.batch.max()))
-        return self.order[self.offsets[:-1, None] + np.where(slot < self.batch[:, None], slot, 0)], self.batch
+        return self.order[
+            self.offsets[:-1, None] + np.where(slot < self.batch[:, None], slot, 0)
+        ], self.batch
 
     def table(self) -> tuple[Ints, Ints]:
         """Return positions ``[step, client, slot]`` and batch sizes ``[step, client]``, 0 once a client has finished.

@@ -32,7 +32,8 @@ class Replay:
 
     def _capture(self, name: Hashable, part: Callable[[], None]) -> None:
         moving = self._moving()
-        before, random = [value.clone() for value in moving], torch.cuda.get_rng_state()
+        before = [value.clone() for value in moving]
+        random = torch.cuda.get_rng_state()
         # Libraries allocate and choose on their first call, which must not happen during a capture.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -53,7 +54,8 @@ class Replay:
         except RuntimeError as problem:
             self.refused[name] = str(problem).splitlines()[0]
             torch.cuda.synchronize()
-            self._pool = torch.cuda.graph_pool_handle()  # the old one is left in the middle of a capture
+            # The old one is left in the middle of a capture
+            self._pool = torch.cuda.graph_pool_handle()
             part()
             return
         finally:

@@ -27,7 +27,9 @@ _ROWS_AT_ONCE = 4096  # rows that are gathered ahead of the steps that use them
 _STEPS_AT_ONCE = 64  # steps in one CUDA graph
 
 
-def run_schedule(job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool) -> ScheduleResult:
+def run_schedule(
+    job: Job, state: ModelState, schedule: SampleSchedule, reset_optimizer: bool
+) -> ScheduleResult:
     """Take every step of the schedule in order; ``reset_optimizer`` resets the optimiser at the start of each visit."""
     with random_layers(job.x.device, job.seed, state.round, 0):
         return _Trainer(job, state, reset_optimizer).run(schedule)
@@ -35,9 +37,15 @@ def run_schedule(job: Job, state: ModelState, schedule: SampleSchedule, reset_op
 
 class _Trainer:
     def __init__(self, job: Job, model: ModelState, reset_optimizer: bool) -> None:
-        self.job, self.round, self.reset_optimizer = job, model.round, reset_optimizer
+        self.job = job
+        self.round = model.round
+        self.reset_optimizer = reset_optimizer
         self.worker = copy.deepcopy(job.model).train()
-        images = job.x.dim() == 4 and job.x.device.type == "cpu" and measure_cost(job.model, job.x, 1).channels_last()
+        images = (
+            job.x.dim() == 4
+            and job.x.device.type == "cpu"
+            and measure_cost(job.model, job.x, 1).channels_last()
+        )
         if images:
             self.worker = self.worker.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.params, self.buffers = trainable(self.worker), dict(self.worker.named_buffers())
@@ -48,28 +56,47 @@ class _Trainer:
 
     def run(self, schedule: SampleSchedule) -> ScheduleResult:
         """Take all steps."""
-        self.moves = schedule_moves(self.job.augment, self.job.seed, self.round, len(schedule.rows), self.job.x.device)
-        sizes, visits = np.diff(schedule.ends, prepend=0), set(schedule.visits.tolist())
+        self.moves = schedule_moves(
+            self.job.augment, self.job.seed, self.round, len(schedule.rows), self.job.x.device
+        )
+        sizes = np.diff(schedule.ends, prepend=0)
+        visits = set(schedule.visits.tolist())
         seen: list[Tensor] = []
         at = 0
         for first, last in _runs(sizes):
-            width, count = int(sizes[first]), last - first
-            rows = torch.from_numpy(schedule.rows[at : at + width * count]).to(self.job.y.device).view(count, width)
-            graph = self.job.x.device.type == "cuda" and count >= 2 * _STEPS_AT_ONCE and not self.reset_optimizer
-            take = self._replayed if graph else self._eager
+            width = int(sizes[first])
+            count = last - first
+            rows = (
+                torch.from_numpy(schedule.rows[at : at + width * count])
+                .to(self.job.y.device)
+                .view(count, width)
+            )
+            graph = (
+                self.job.x.device.type == "cuda"
+                and count >= 2 * _STEPS_AT_ONCE
+                and not self.reset_optimizer
+            )
+            if graph:
+                take = self._replayed
+            else:
+                take = self._eager
             seen += take(rows, at, visits)
             at += width * count
         result = self._finish(torch.cat(seen) if seen else None, schedule.rows)
-        return _in_sums(result, sizes) if self.job.secure else result
+        if self.job.secure:
+            return _in_sums(result, sizes)
+        return result
 
     def _eager(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
         """Take the steps one by one; the rows of many steps are gathered at once, which is faster than row by row."""
         seen: list[Tensor] = []
         width = rows.shape[1]
-        if not len(rows):  # torch.split returns one empty piece, on which momentum would take a step
+        # Torch.split returns one empty piece, on which momentum would take a step
+        if not len(rows):
             return seen
         for some in torch.split(rows, max(1, _ROWS_AT_ONCE // width)):
-            y, moves = self.job.y[some.flatten()], self._moves(at, some.numel())
+            y = self.job.y[some.flatten()]
+            moves = self._moves(at, some.numel())
             x = _images(self.job, some.flatten(), moves)
             for inputs, labels in zip(torch.split(x, width), torch.split(y, width), strict=True):
                 if self.reset_optimizer and (at == 0 or at in visits):
@@ -81,22 +108,36 @@ class _Trainer:
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
         with products_in(self.job.precision):
             logits: Tensor = self.worker(x).to(x.dtype)
-        found = torch.autograd.grad(self.job.task.losses(logits, y), self.weights, materialize_grads=True)
-        self.job.optimizer.step_(self.params, dict(zip(self.params, found, strict=True)), self.state, self.lr)
+        found = torch.autograd.grad(
+            self.job.task.losses(logits, y), self.weights, materialize_grads=True
+        )
+        self.job.optimizer.step_(
+            self.params, dict(zip(self.params, found, strict=True)), self.state, self.lr
+        )
         return logits.detach()
 
     def _replayed(self, rows: Tensor, at: int, visits: set[int]) -> list[Tensor]:
         """Take steps by replaying a CUDA graph of many steps; the remaining steps are taken one by one."""
-        batch, width = rows[:_STEPS_AT_ONCE].clone(), rows.shape[1]
+        batch = rows[:_STEPS_AT_ONCE].clone()
+        width = rows.shape[1]
         moves = self._moves(at, batch.numel())
-        moves = None if moves is None else moves.clone()
+        if moves is None:
+            moves = None
+        else:
+            moves = moves.clone()
 
         def steps() -> Tensor:
             x = torch.split(_images(self.job, batch.flatten(), moves), width)
-            return torch.cat([self._step(inputs, self.job.y[some]) for inputs, some in zip(x, batch, strict=True)])
+            return torch.cat(
+                [
+                    self._step(inputs, self.job.y[some])
+                    for inputs, some in zip(x, batch, strict=True)
+                ]
+            )
 
         graph, logits = self._captured(steps)
-        seen, whole = [], len(rows) // _STEPS_AT_ONCE * _STEPS_AT_ONCE
+        seen = []
+        whole = len(rows) // _STEPS_AT_ONCE * _STEPS_AT_ONCE
         for some in torch.split(rows[:whole], _STEPS_AT_ONCE):
             batch.copy_(some)
             if moves is not None and (next_moves := self._moves(at, batch.numel())) is not None:
@@ -108,7 +149,9 @@ class _Trainer:
 
     def _moves(self, at: int, count: int) -> Tensor | None:
         """Return the moves of the images of some samples."""
-        return None if self.moves is None else self.moves[:, at : at + count]
+        if self.moves is None:
+            return None
+        return self.moves[:, at : at + count]
 
     def _captured(self, steps: Callable[[], Tensor]) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
         """Return the graph of these steps; warm-up and capture leave the model and the optimiser unchanged."""
@@ -135,25 +178,41 @@ class _Trainer:
     def _finish(self, logits: Tensor | None, rows: Ints) -> ScheduleResult:
         losses = scores = self.job.x.new_zeros(0)
         if logits is not None:
-            labels, task = self.job.y[torch.from_numpy(rows).to(self.job.y.device)], self.job.task
-            losses, scores = task.losses(logits, labels, "none"), task.row_scores(logits, labels)
+            labels = self.job.y[torch.from_numpy(rows).to(self.job.y.device)]
+            task = self.job.task
+            losses = task.losses(logits, labels, "none")
+            scores = task.row_scores(logits, labels)
         params, buffers = (
-            {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+            {
+                name: value.detach().clone(memory_format=torch.contiguous_format)
+                for name, value in tensors.items()
+            }
             for tensors in (self.params, self.buffers)
         )
-        return ScheduleResult(params, buffers, self.state, losses.double().cpu().numpy(), scores.double().cpu().numpy())
+        return ScheduleResult(
+            params,
+            buffers,
+            self.state,
+            losses.double().cpu().numpy(),
+            scores.double().cpu().numpy(),
+        )
 
 
 def _images(job: Job, rows: Tensor, moves: Tensor | None) -> Tensor:
     """Return the inputs of these rows, moved if they are augmented."""
     x = job.x[rows]
-    return x if moves is None else augment(x, *moves)
+    if moves is None:
+        return x
+    return augment(x, *moves)
 
 
 def _in_sums(result: ScheduleResult, sizes: Ints) -> ScheduleResult:
     """Return the result for a server that learns only sums over a step: every row gets the mean of its step."""
     step = np.repeat(np.arange(len(sizes)), sizes)
-    losses, scores = ((np.bincount(step, seen) / np.bincount(step))[step] for seen in (result.losses, result.scores))
+    losses, scores = (
+        (np.bincount(step, seen) / np.bincount(step))[step]
+        for seen in (result.losses, result.scores)
+    )
     return replace(result, losses=losses, scores=scores)
 
 

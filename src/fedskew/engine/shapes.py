@@ -50,14 +50,20 @@ class Room:
     def fits(self, other: "Room") -> bool:
         """Return whether the other fits in, without wasting half of it."""
         names = ("clients", "steps", "width", "epochs", "longest")
-        return all(getattr(self, name) >= getattr(other, name) for name in names) and self.clients <= 2 * other.clients
+        return (
+            all(getattr(self, name) >= getattr(other, name) for name in names)
+            and self.clients <= 2 * other.clients
+        )
 
 
 def joined(blocks: list[Block], most: int) -> list[Block]:
     """Return neighbours of the same shape as one, of at most so many steps."""
     result: list[Block] = []
     for block in blocks:
-        total = result[-1].steps + block.steps if result else 0
+        if result:
+            total = result[-1].steps + block.steps
+        else:
+            total = 0
         if result and total <= most and replace(result[-1], steps=block.steps) == block:
             result[-1] = replace(block, steps=total)
         else:

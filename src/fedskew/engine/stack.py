@@ -31,7 +31,8 @@ from fedskew.engine.stacked_model import StackedModel
 from fedskew.models.parameters import trainable
 
 _PLANS_KNOWN = 16  # plans whose blocks are remembered, for rounds with clients of the same sizes
-_OUTPUTS_KEPT = 16 << 20  # numbers: outputs of the steps whose losses and scores are computed together
+# Numbers: outputs of the steps whose losses and scores are computed together
+_OUTPUTS_KEPT = 16 << 20
 
 
 class Stack:
@@ -51,18 +52,29 @@ class Stack:
     counts: Ints  # batch sizes ``[step, client]``
     state: RoundState
 
-    def __init__(self, job: Job, channels_last: bool = False, joint: bool = False, own_lr: bool = False) -> None:
-        self.job, self.joint, self.own_lr, algorithm = job, joint, own_lr, job.algorithm
-        self.requires, self.device = algorithm.requires, job.y.device
+    def __init__(
+        self, job: Job, channels_last: bool = False, joint: bool = False, own_lr: bool = False
+    ) -> None:
+        self.job = job
+        self.joint = joint
+        self.own_lr = own_lr
+        algorithm = job.algorithm
+        self.requires = algorithm.requires
+        self.device = job.y.device
         hooks = ("objective", "correct_gradients", "trainable", "on_receive", "linear_correction")
         self.changes_objective, self.corrects, self.in_phases, self.receives, self.linear = (
             overridden(algorithm, hook) for hook in hooks
         )
         self.keeps_more = overridden(algorithm, "payload") or overridden(algorithm, "client_state")
-        self.layers = StackedModel(job.model, trainable(job.model), "features" in self.requires, job.precision)
+        self.layers = StackedModel(
+            job.model, trainable(job.model), "features" in self.requires, job.precision
+        )
         self.hooks = StackHooks(job, self.layers, joint)
         self.channels_last = channels_last
-        self.x = job.images_channels_last if channels_last else job.x
+        if channels_last:
+            self.x = job.images_channels_last
+        else:
+            self.x = job.x
         self.given: Tree = {}
         self.outputs: Tensor | None = None
         self.masks: dict[tuple[tuple[Names, ...], str], Tensor] = {}
@@ -72,7 +84,8 @@ class Stack:
 
     def train(self, start: Start, kept: Tree, plan: Plan) -> Updates:
         """Train the clients of a plan, those with the most steps first."""
-        self.plan, self.measured = plan, dict[str, Floats]()
+        self.plan = plan
+        self.measured = dict[str, Floats]()
         self._fit()
         blocks, self.counts = self._blocks()
         self._load(start, kept)
@@ -90,7 +103,9 @@ class Stack:
         self._play("begin", self._begin)
         if "loss_before" in self.requires:
             losses = self.measured["loss_before"] = self._mean_loss()
-            self.state.numbers["loss_before"][: len(losses)] = torch.from_numpy(losses).to(self.state.lr)
+            self.state.numbers["loss_before"][: len(losses)] = torch.from_numpy(losses).to(
+                self.state.lr
+            )
         if "full_gradient" in self.requires:
             self._find_full_gradient()
         if self.receives:
@@ -123,11 +138,22 @@ class Stack:
         """Return what all clients are given, what each is given, and the numbers of each."""
         plan = self.plan
         numbers = {"size": plan.sizes, "steps": plan.steps, **plan.numbers}
-        self.number_names = [*numbers, *(["loss_before"] if "loss_before" in self.requires else []), "lr"]
+        self.number_names = [
+            *numbers,
+            *(["loss_before"] if "loss_before" in self.requires else []),
+            "lr",
+        ]
         packed = np.ones((len(plan.clients), len(self.number_names)))
         packed[:, : len(numbers)] = np.stack(list(numbers.values()), 1)
-        packed[:, -1] = plan.lrs if isinstance(plan, JointPlan) else start.lr
-        shared: Tree = {"params": start.params, "buffers": start.buffers, **prefixed(start.server, "server.")}
+        if isinstance(plan, JointPlan):
+            packed[:, -1] = plan.lrs
+        else:
+            packed[:, -1] = start.lr
+        shared: Tree = {
+            "params": start.params,
+            "buffers": start.buffers,
+            **prefixed(start.server, "server."),
+        }
         own: Tree = prefixed(kept, "kept.")
         if self.joint:
             shared, own = {}, {**shared, **own}
@@ -138,14 +164,22 @@ class Stack:
     def _begin(self) -> None:
         """Set the state of every client at the start of its local training."""
         given, count = self.given, self.room.clients
-        received, kept = given["params"], parts(given, "kept.")
+        received = given["params"]
+        kept = parts(given, "kept.")
         local = kept.get(LOCAL, {})
-        copies = Tensor.clone if self.joint else partial(_copies, count=count)
+        if self.joint:
+            copies = Tensor.clone
+        else:
+            copies = partial(_copies, count=count)
         params, buffers = (
             {n: local[n].clone() if n in local else copies(value) for n, value in tensors.items()}
             for tensors in (received, given["buffers"])
         )
-        packed = given["numbers"][""].view(torch.float64)[:, -len(self.number_names) :].to(self.job.x.dtype)
+        packed = (
+            given["numbers"][""]
+            .view(torch.float64)[:, -len(self.number_names) :]
+            .to(self.job.x.dtype)
+        )
         numbers = dict(zip(self.number_names, packed.unbind(1), strict=True))
         measures = "full_gradient" in self.requires
         rows, real_rows, moves = self._tables()
@@ -156,12 +190,15 @@ class Stack:
             own_begin=[name for name in received if self.joint or name in local],
             server=parts(given, "server."),
             client_state=parts(kept, STATE),
-            optimizer_state=copied(parts(kept, OPTIMIZER)) or self.job.optimizer.init(params, stacked=True),
+            optimizer_state=copied(parts(kept, OPTIMIZER))
+            or self.job.optimizer.init(params, stacked=True),
             class_counts=given.get("class_counts", {}).get(""),
             packed=packed,
             numbers=numbers,
             lr=numbers["lr"] if self.own_lr else numbers["lr"][0],
-            full_gradient={name: torch.zeros_like(value) for name, value in params.items()} if measures else {},
+            full_gradient={name: torch.zeros_like(value) for name, value in params.items()}
+            if measures
+            else {},
             rows=rows,
             real_rows=real_rows,
             moves=moves,
@@ -172,15 +209,24 @@ class Stack:
     def _tables(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the row numbers of all steps, how many of them are real, and the moves of images."""
         rows = self.job.rows(self.plan.places, self.plan.table()[0])
-        return rows, torch.from_numpy(self.counts), draw_moves(self.job.augment, self.plan, self.device)
+        return (
+            rows,
+            torch.from_numpy(self.counts),
+            draw_moves(self.job.augment, self.plan, self.device),
+        )
 
     @torch.no_grad()
     def _correct(self) -> None:
         """Let the method find the linear correction of gradients."""
         state = self.state
         state.correction = self.hooks.linear_correction(state)
-        names = {name for tensors in state.correction.values() for name in tensors}
-        state.scratch = {name: torch.empty_like(value) for name, value in state.params.items() if name in names}
+        names = set()
+        for tensors in state.correction.values():
+            for name in tensors:
+                names.add(name)
+        state.scratch = {
+            name: torch.empty_like(value) for name, value in state.params.items() if name in names
+        }
 
     @torch.no_grad()
     def _receive(self, first: Block) -> None:
@@ -200,7 +246,10 @@ class Stack:
             counts = plan.counts()
             if len(self.known) >= _PLANS_KNOWN:
                 self.known.clear()
-            self.known[known] = self._grouped([self._shape(*step) for step in enumerate(counts)]), counts
+            self.known[known] = (
+                self._grouped([self._shape(*step) for step in enumerate(counts)]),
+                counts,
+            )
         return self.known[known]
 
     def _grouped(self, steps: list[Block]) -> list[Block]:
@@ -209,7 +258,8 @@ class Stack:
 
     def _shape(self, step: int, count: Ints) -> Block:
         """Return the smallest shape of a step with these batch sizes."""
-        active, widest = int((count > 0).sum()), int(count.max())
+        active = int((count > 0).sum())
+        widest = int(count.max())
         shares = self.job.algorithm.batchnorm.shares_statistics(step)
         padded = bool((count[:active] < widest).any())
         return Block(1, active, widest, padded, False, shares, self._trained(step, active))
@@ -220,8 +270,12 @@ class Stack:
             return None
         here = min(active, len(self.plan.clients))
         phases = zip(step // self.plan.steps_per_epoch[:here], self.plan.epochs[:here], strict=True)
-        names = [frozenset(self.job.algorithm.trainable(self.job.layout, *map(int, phase))) for phase in phases]
-        return (names[0],) if len(set(names)) == 1 else tuple(names)
+        names = []
+        for phase in phases:
+            names.append(frozenset(self.job.algorithm.trainable(self.job.layout, *map(int, phase))))
+        if len(set(names)) == 1:
+            return (names[0],)
+        return tuple(names)
 
     def _now(self, table: Tensor, steps: int) -> Tensor:
         """Return the entries of the present steps in a table of steps."""
@@ -229,14 +283,20 @@ class Stack:
 
     def _batches(self, block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return inputs and targets ``[step, client, slot]``, and which are real; None where all are."""
-        head, slots = slice(block.active), slice(block.width)
+        head = slice(block.active)
+        slots = slice(block.width)
         rows = self._now(self.state.rows, block.steps)[:, head, slots]
         flat = rows.flatten()
-        x, y = (data.index_select(0, flat).view(*rows.shape, *data.shape[1:]) for data in (self.x, self.job.y))
+        x, y = (
+            data.index_select(0, flat).view(*rows.shape, *data.shape[1:])
+            for data in (self.x, self.job.y)
+        )
         if self.channels_last:
             x = x.movedim(-1, 3)
         if self.state.moves is not None:
-            x = augment(x, *(self._now(part, block.steps)[:, head, slots] for part in self.state.moves))
+            x = augment(
+                x, *(self._now(part, block.steps)[:, head, slots] for part in self.state.moves)
+            )
         if not block.padded:
             return x, y, None
         counts = self._now(self.state.real_rows, block.steps)[:, head, None]
@@ -245,9 +305,14 @@ class Stack:
     @torch.no_grad()
     def _steps(self, block: Block) -> None:
         """Take the steps of a block, one after the other."""
-        self.layers.mask.agree = settle_in_stack if block.shares else None
+        if block.shares:
+            self.layers.mask.agree = settle_in_stack
+        else:
+            self.layers.mask.agree = None
         x, y, real = self._batches(block)
-        logits = [self._step(block, x[i], y[i], None if real is None else real[i]) for i in range(block.steps)]
+        logits = []
+        for i in range(block.steps):
+            logits.append(self._step(block, x[i], y[i], None if real is None else real[i]))
         self._note(logits, block)
 
     def _step(self, block: Block, x: Tensor, y: Tensor, real: Tensor | None) -> Tensor:
@@ -256,25 +321,40 @@ class Stack:
         A client's loss depends on its own slice of the stacked weights alone, so the gradient of the sum of all losses
         is the stack of their gradients.
         """
-        job, now = self.job, self._active(block)
-        params, buffers = now["params"], now["buffers"]
+        job = self.job
+        now = self._active(block)
+        params = now["params"]
+        buffers = now["buffers"]
         # A model may write to its input, and hooks run other models on the same rows.
         observed = self.changes_objective or self.corrects
         logits = self.layers.forward({**params, **buffers}, x.clone() if observed else x, real)
-        share = None if real is None else real / real.sum(1, keepdim=True).clamp_min(1)
+        if real is None:
+            share = None
+        else:
+            share = real / real.sum(1, keepdim=True).clamp_min(1)
         seen = Seen(logits, self.layers.features, x, y, real, buffers)
         if self.changes_objective:
             grads = self._gradients_of_objective(params, seen, share)
         else:
-            grads = self.layers.backward(job.task.slopes(logits, y, 1 / y.shape[1] if share is None else share))
-        grads = {name: grads[name] if name in grads else torch.zeros_like(value) for name, value in params.items()}
+            grads = self.layers.backward(
+                job.task.slopes(logits, y, 1 / y.shape[1] if share is None else share)
+            )
+        grads = {
+            name: grads[name] if name in grads else torch.zeros_like(value)
+            for name, value in params.items()
+        }
         if self.corrects:
             grads = self.hooks.correct_gradients(grads, params, self.state, seen)
-        moving = tensors_of(now) if block.partial else []
+        if block.partial:
+            moving = tensors_of(now)
+        else:
+            moving = []
         before = [value.clone() for value in moving]
         for name, value in self.layers.moved.items():
             buffers[name].copy_(value)
-        self._move(params, self._corrected(grads, params, block.active), parts(now, OPTIMIZER), block)
+        self._move(
+            params, self._corrected(grads, params, block.active), parts(now, OPTIMIZER), block
+        )
         if real is not None:
             alive = real[:, 0] > 0
             for value, old in zip(moving, before, strict=False):
@@ -287,17 +367,41 @@ class Stack:
         assert logits is not None
         with torch.enable_grad():
             logits = logits.detach().requires_grad_()
-            inside = None if features is None else features.detach().requires_grad_()
-            leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+            if features is None:
+                inside = None
+            else:
+                inside = features.detach().requires_grad_()
+            leaves = {}
+            for name, value in params.items():
+                leaves[name] = value.detach().requires_grad_()
             losses = self.job.task.losses(logits, y, "none")
-            loss = losses.mean(1) if share is None else (losses * share).sum(1)
-            total = self.hooks.objective(loss, leaves, self.state, Seen(logits, inside, x, y, real, buffers))
+            if share is None:
+                loss = losses.mean(1)
+            else:
+                loss = (losses * share).sum(1)
+            total = self.hooks.objective(
+                loss, leaves, self.state, Seen(logits, inside, x, y, real, buffers)
+            )
             ends = [logits, *([] if inside is None else [inside]), *leaves.values()]
             found = list(torch.autograd.grad(total.sum(), ends, allow_unused=True))
-        slopes, of_features = found.pop(0), None if inside is None else found.pop(0)
-        grads = self.layers.backward(torch.zeros_like(logits) if slopes is None else slopes, of_features)
-        direct = {name: value for name, value in zip(leaves, found, strict=True) if value is not None}
-        return {**grads, **{name: grads[name] + more if name in grads else more for name, more in direct.items()}}
+        slopes = found.pop(0)
+        if inside is None:
+            of_features = None
+        else:
+            of_features = found.pop(0)
+        grads = self.layers.backward(
+            torch.zeros_like(logits) if slopes is None else slopes, of_features
+        )
+        direct = {}
+        for name, value in zip(leaves, found, strict=True):
+            if value is not None:
+                direct[name] = value
+        return {
+            **grads,
+            **{
+                name: grads[name] + more if name in grads else more for name, more in direct.items()
+            },
+        }
 
     def _corrected(self, grads: Tensors, params: Tensors, active: int) -> Tensors:
         """Return gradients with each client's linear correction, in scratch memory: a gradient may be a view."""
@@ -306,22 +410,35 @@ class Stack:
         for name, found in grads.items():
             if name in scale:
                 numbers = scale[name][:active].view(-1, *(1,) * (found.dim() - 1))
-                found = torch.addcmul(found, params[name], numbers, out=self.state.scratch[name][:active])
+                found = torch.addcmul(
+                    found, params[name], numbers, out=self.state.scratch[name][:active]
+                )
             if name in offset:
-                found = torch.add(found, offset[name][:active], out=self.state.scratch[name][:active])
+                found = torch.add(
+                    found, offset[name][:active], out=self.state.scratch[name][:active]
+                )
             result[name] = found
         return result
 
     def _active(self, block: Block) -> Tree:
         """Return what a step changes: parameters, buffers and the optimiser's state of the active clients."""
         state = self.state
-        every: Tree = {"params": state.params, "buffers": state.buffers, **prefixed(state.optimizer_state, OPTIMIZER)}
-        return every if block.active == self.room.clients else rows_of(every, slice(block.active))
+        every: Tree = {
+            "params": state.params,
+            "buffers": state.buffers,
+            **prefixed(state.optimizer_state, OPTIMIZER),
+        }
+        if block.active == self.room.clients:
+            return every
+        return rows_of(every, slice(block.active))
 
     def _move(self, params: Tensors, grads: Tensors, state: Tree, block: Block) -> None:
         """Take an optimiser step with the parameters that each client trains in its epoch."""
         optimizer = self.job.optimizer
-        lr = self.state.lr[: block.active] if self.own_lr else self.state.lr
+        if self.own_lr:
+            lr = self.state.lr[: block.active]
+        else:
+            lr = self.state.lr
         if block.trained is None:
             optimizer.step_(params, grads, state, lr, stacked=True)
             return
@@ -332,21 +449,29 @@ class Stack:
             for part, ts in state.items()
         }
         mixed = len(block.trained) > 1
-        before = {"": {n: v.clone() for n, v in params.items()}, **copied(state)} if mixed else {}
+        if mixed:
+            before = {"": {n: v.clone() for n, v in params.items()}, **copied(state)}
+        else:
+            before = {}
         if params:
             optimizer.step_(params, grads, state, lr, stacked=True)
         for part, tensors in before.items():
             for name, old in tensors.items():
                 if name in params:  # restored for clients that do not train it in their epoch
                     moves = self._mask(block.trained, name).view(-1, *(1,) * (old.dim() - 1))
-                    now = params[name] if part == "" else state[part][name]
+                    if part == "":
+                        now = params[name]
+                    else:
+                        now = state[part][name]
                     now.copy_(torch.where(moves, now, old))
 
     def _mask(self, trained: tuple[Names, ...], name: str) -> Tensor:
         """Return which clients train a parameter; kept, because a captured step must find it on the GPU."""
         known = (trained, name)
         if known not in self.masks:
-            self.masks[known] = torch.tensor([name in names for names in trained], device=self.device)
+            self.masks[known] = torch.tensor(
+                [name in names for names in trained], device=self.device
+            )
         return self.masks[known]
 
     # -- losses and scores of the steps --------------------------------------------------------------------------------
@@ -357,7 +482,11 @@ class Stack:
         if self.outputs is None or self.outputs.shape[1:] != shape:
             steps = max(1, min(self.room.steps, _OUTPUTS_KEPT // math.prod(shape)))
             outputs = logits[0].new_zeros(self._whole_blocks(steps), *shape)
-            self.outputs = outputs.mT.contiguous().mT if len(shape) == 3 else outputs  # laid out as layers do
+            # Laid out as layers do
+            if len(shape) == 3:
+                self.outputs = outputs.mT.contiguous().mT
+            else:
+                self.outputs = outputs
         self._keep_outputs(self.outputs[:, : block.active, : block.width], logits)
 
     def _whole_blocks(self, steps: int) -> int:
@@ -370,7 +499,8 @@ class Stack:
 
     def _waiting(self, steps: int) -> tuple[Tensor, Tensor]:
         """Return row numbers and batch sizes of the steps whose outputs are kept; there is room for so many."""
-        first, last = (self.now - 1) // steps * steps, self.now
+        first = (self.now - 1) // steps * steps
+        last = self.now
         return self.state.rows[first:last], self.state.real_rows[first:last]
 
     @torch.no_grad()
@@ -378,7 +508,9 @@ class Stack:
         """Add up the losses and scores of every client over the steps whose outputs are kept."""
         assert self.outputs is not None
         rows, counts = self._waiting(len(self.outputs))
-        outputs, targets, task = self.outputs[: len(rows)], self.job.y[rows], self.job.task
+        outputs = self.outputs[: len(rows)]
+        targets = self.job.y[rows]
+        task = self.job.task
         real = self.slots[: rows.shape[2]] < counts[..., None]
         found = (task.losses(outputs, targets, "none"), task.row_scores(outputs, targets))
         for total, each in zip(self.state.sums, found, strict=True):
@@ -392,7 +524,9 @@ class Stack:
 
     def _find_full_gradient(self) -> None:
         """Find the gradient of that loss at every client's weights."""
-        params = {name: value.detach().requires_grad_() for name, value in self.state.params.items()}
+        params = {}
+        for name, value in self.state.params.items():
+            params[name] = value.detach().requires_grad_()
         for losses in self._losses(params):
             loss = (losses / torch.from_numpy(self.plan.sizes).to(losses)).sum()
             grads = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
@@ -401,8 +535,12 @@ class Stack:
 
     def _losses(self, params: Tensors) -> Iterator[Tensor]:
         """Yield the sum of each client's losses in evaluation mode, over all its rows, a batch at a time."""
-        model, sizes, width = copy.deepcopy(self.job.model).eval(), self.plan.sizes, int(self.plan.batch.max())
-        tensors = {name: value[: len(sizes)] for name, value in {**params, **self.state.buffers}.items()}
+        model = copy.deepcopy(self.job.model).eval()
+        sizes = self.plan.sizes
+        width = int(self.plan.batch.max())
+        tensors = {}
+        for name, value in {**params, **self.state.buffers}.items():
+            tensors[name] = value[: len(sizes)]
 
         def losses(tensors: Tensors, x: Tensor, y: Tensor) -> Tensor:
             return self.job.task.losses(functional_call(model, tensors, (x,)), y, "none")
@@ -435,18 +573,39 @@ class Stack:
             kept[LOCAL] = {name: everything[name] for name in sorted(job.local_names)}
         if "optimizer_state" in self.requires:
             kept |= prefixed(state.optimizer_state, OPTIMIZER)
-        sent = {name: value for name, value in state.buffers.items() if name not in job.unsent}
-        trained = {**state.params, **{name: state.buffers[name] for name in job.frozen_names & state.buffers.keys()}}
-        found: Tree = {**prefixed(state.payload, "payload."), "buffers": sent, **prefixed(kept, "kept.")}
+        sent = {}
+        for name, value in state.buffers.items():
+            if name not in job.unsent:
+                sent[name] = value
+        trained = {
+            **state.params,
+            **{name: state.buffers[name] for name in job.frozen_names & state.buffers.keys()},
+        }
+        found: Tree = {
+            **prefixed(state.payload, "payload."),
+            "buffers": sent,
+            **prefixed(kept, "kept."),
+        }
         here = slice(len(plan.clients))
         if self.overwrites:
-            found, trained = copied(rows_of(found, here)), rows_of({"": trained}, here)[""]
+            found = copied(rows_of(found, here))
+            trained = rows_of({"": trained}, here)[""]
         if not self.keeps_more:
-            ends = {name: value[here] for name, value in state.params.items() if name not in job.unsent}
-            begin = {name: value[here] if name in state.own_begin else value for name, value in state.begin.items()}
+            ends = {}
+            for name, value in state.params.items():
+                if name not in job.unsent:
+                    ends[name] = value[here]
+            begin = {}
+            for name, value in state.begin.items():
+                if name in state.own_begin:
+                    begin[name] = value[here]
+                else:
+                    begin[name] = value
             found["payload.delta"] = difference(ends, begin)
         loss, score = state.sums[:, : len(plan.clients)].cpu().numpy() / self.counts.sum(0)
-        report = Report(plan.clients, plan.sizes, plan.steps, loss, score, {**plan.numbers, **self.measured})
+        report = Report(
+            plan.clients, plan.sizes, plan.steps, loss, score, {**plan.numbers, **self.measured}
+        )
         payload = without(parts(found, "payload."), job.unsent)
         return Updates(report, payload, found["buffers"], parts(found, "kept."), trained)
 

@@ -128,7 +128,9 @@ class StackHooks:
         found: Tensor = self._run(hook, loss, params, state, seen)
         return found
 
-    def correct_gradients(self, grads: Tensors, params: Tensors, state: RoundState, seen: Seen) -> Tensors:
+    def correct_gradients(
+        self, grads: Tensors, params: Tensors, state: RoundState, seen: Seen
+    ) -> Tensors:
         """Return the gradients that every client uses."""
 
         def hook(method: Algorithm, grads: Tensors, view: View) -> Tensors:
@@ -153,18 +155,35 @@ class StackHooks:
     def _dims(self, state: RoundState) -> tuple[Any, ...]:
         """Return the axes of the clients in ``_clients``."""
         begin = {name: 0 if name in state.own_begin else None for name in state.begin}
-        return (0, begin, 0 if self.joint else None, 0, 0, None if state.class_counts is None else 0)
+        return (
+            0,
+            begin,
+            0 if self.joint else None,
+            0,
+            0,
+            None if state.class_counts is None else 0,
+        )
 
     def _view(
-        self, params: Tensors, begin: Tensors, server: Tree, state: Tree, numbers: Tensors, counts: Tensor | None
+        self,
+        params: Tensors,
+        begin: Tensors,
+        server: Tree,
+        state: Tree,
+        numbers: Tensors,
+        counts: Tensor | None,
     ) -> View:
         """Return one client's view for the hooks; called inside ``vmap``."""
-        return View(params, begin, server, state, numbers, self.job.optimizer.momentum, class_counts=counts)
+        return View(
+            params, begin, server, state, numbers, self.job.optimizer.momentum, class_counts=counts
+        )
 
     def _method(self, state: RoundState, numbers: Tensors) -> Algorithm:
         """Return the method of one client: in a joint stack with its run's options; called inside ``vmap``."""
         names = [name for name in state.numbers if name.startswith(OPTION)]
-        return _with_options(self.job.algorithm, {name.removeprefix(OPTION): numbers[name] for name in names})
+        return _with_options(
+            self.job.algorithm, {name.removeprefix(OPTION): numbers[name] for name in names}
+        )
 
     def _run(
         self,
@@ -180,24 +199,47 @@ class StackHooks:
         arguments.
         """
         active = len(seen.y)
-        given = [value] if isinstance(value, Tensor) else list(value.values())
-        own = rows_of({"": {name: state.begin[name] for name in state.own_begin}}, slice(active))[""]
-        sent = rows_of(state.server, slice(active)) if self.joint else {}
+        if isinstance(value, Tensor):
+            given = [value]
+        else:
+            given = list(value.values())
+        own = rows_of({"": {name: state.begin[name] for name in state.own_begin}}, slice(active))[
+            ""
+        ]
+        if self.joint:
+            sent = rows_of(state.server, slice(active))
+        else:
+            sent = {}
         states = [tensor[:active] for tensor in tensors_of(state.client_state)]
-        names, numbers = list(state.numbers), state.packed[:active]
+        names = list(state.numbers)
+        numbers = state.packed[:active]
         *of_batch, buffers = seen
-        counts = None if state.class_counts is None else state.class_counts[:active]
+        if state.class_counts is None:
+            counts = None
+        else:
+            counts = state.class_counts[:active]
         optional: list[Any] = [*of_batch, counts]
 
         def one_client(
-            numbers: Tensor, logits: Any, features: Any, x: Any, y: Any, real: Any, counts: Any, *leaves: Tensor
+            numbers: Tensor,
+            logits: Any,
+            features: Any,
+            x: Any,
+            y: Any,
+            real: Any,
+            counts: Any,
+            *leaves: Tensor,
         ) -> Any:
             left = iter(leaves)
             mine = [next(left) for _ in given]
             weights = {name: next(left) for name in params}
             begin = {**state.begin, **{name: next(left) for name in own}}
-            server = {part: {name: next(left) for name in tensors} for part, tensors in sent.items()} or state.server
-            old = {part: {name: next(left) for name in tensors} for part, tensors in state.client_state.items()}
+            server = {
+                part: {name: next(left) for name in tensors} for part, tensors in sent.items()
+            } or state.server
+            old = {}
+            for part, tensors in state.client_state.items():
+                old[part] = {name: next(left) for name in tensors}
             moving = {name: next(left) for name in buffers}
             view = self._view(weights, begin, server, old, _Numbers(names, numbers), counts)
             method = self._method(state, view.numbers)
@@ -207,10 +249,19 @@ class StackHooks:
             result = hook(method, dict(zip(value, mine, strict=True)), view)
             return tuple(result[name] for name in value)
 
-        leaves = [*given, *params.values(), *own.values(), *tensors_of(sent), *states, *buffers.values()]
+        leaves = [
+            *given,
+            *params.values(),
+            *own.values(),
+            *tensors_of(sent),
+            *states,
+            *buffers.values(),
+        ]
         dims = (0, *(None if part is None else 0 for part in optional), *(0 for _ in leaves))
         result = vmap(one_client, in_dims=dims, randomness="different")(numbers, *optional, *leaves)
-        return result if isinstance(value, Tensor) else dict(zip(value, result, strict=True))
+        if isinstance(value, Tensor):
+            return result
+        return dict(zip(value, result, strict=True))
 
     def _with_batch(self, method: Algorithm, view: View, seen: Seen) -> View:
         """Return the view with the batch of one client; called inside ``vmap``."""
@@ -219,12 +270,17 @@ class StackHooks:
 
         def forward(weights: Tensors) -> tuple[Tensor, Tensor | None]:
             self.layers.mask.rows = real
-            still = {name: value.clone() for name, value in buffers.items()}  # must not change running statistics
-            outputs: Tensor = functional_call(self.layers.model, {**own, **weights, **still}, (x.clone(),))
+            # Must not change running statistics
+            still = {name: value.clone() for name, value in buffers.items()}
+            outputs: Tensor = functional_call(
+                self.layers.model, {**own, **weights, **still}, (x.clone(),)
+            )
             return outputs, self.tap.features if self.tap else None
 
         def mean(values: Tensor) -> Tensor:
-            return values.mean() if real is None else (values * real).sum() / real.sum()
+            if real is None:
+                return values.mean()
+            return (values * real).sum() / real.sum()
 
         @torch.no_grad()
         def logits_at(weights: Tensors) -> Tensor:
@@ -241,7 +297,11 @@ class StackHooks:
 
         def minimised(weights: Tensors) -> Tensor:
             outputs, inside = forward(weights)
-            other = replace(view, params=weights, batch=Batch(outputs, y, loss, mean, logits_at, features_at, inside))
+            other = replace(
+                view,
+                params=weights,
+                batch=Batch(outputs, y, loss, mean, logits_at, features_at, inside),
+            )
             return method.objective(loss(outputs), other)
 
         def gradient_at(weights: Tensors) -> Tensors:
@@ -249,13 +309,22 @@ class StackHooks:
             return found
 
         if logits is not None:
-            view = replace(view, batch=Batch(logits, y, loss, mean, logits_at, features_at, features))
+            view = replace(
+                view, batch=Batch(logits, y, loss, mean, logits_at, features_at, features)
+            )
         return replace(view, gradient_at=gradient_at)
 
 
 def _clients(state: RoundState) -> tuple[Any, ...]:
     """Return the arguments of ``_view`` for all clients."""
-    return (state.params, state.begin, state.server, state.client_state, state.numbers, state.class_counts)
+    return (
+        state.params,
+        state.begin,
+        state.server,
+        state.client_state,
+        state.numbers,
+        state.class_counts,
+    )
 
 
 def _with_options(method: Algorithm, options: Tensors) -> Algorithm:

@@ -53,14 +53,19 @@ class Stacked:
 
     def train(self, job: Job, start: Start, plan: Plan) -> Iterator[Updates]:
         """Yield the plan's clients in stacks, those with the most steps first."""
-        cost, room = measure_cost(job.model, job.x, int(plan.batch.max())), self.room(job, plan)
-        if room < len(plan.clients) and clients_share(job.model, job.algorithm.batchnorm, plan.steps):
+        cost = measure_cost(job.model, job.x, int(plan.batch.max()))
+        room = self.room(job, plan)
+        if room < len(plan.clients) and clients_share(
+            job.model, job.algorithm.batchnorm, plan.steps
+        ):
             needed = math.ceil(10 * len(plan.clients) * cost.bytes_per_client / 2**30) / 10
             raise FedskewError(
                 f"{job.algorithm.label()} trains all {len(plan.clients)} clients of a round side by side, but memory "
                 f"has room for {room}: use memory={needed:g} or fewer clients (per_round)"
             )
-        if self.mode == "loop" or (self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))):
+        if self.mode == "loop" or (
+            self.mode == "auto" and not self._stack_is_better(job, cost, len(plan.clients))
+        ):
             yield from self._one_by_one(job, start, plan, cost)
             return
         by_steps = np.argsort(-plan.steps, kind="stable")
@@ -68,7 +73,8 @@ class Stacked:
             members = by_steps[first : first + room]
             some, kept = plan, start.kept
             if not np.array_equal(members, np.arange(len(plan.clients))):
-                some, kept = plan.only(members), rows_of(start.kept, torch.from_numpy(members))
+                some = plan.only(members)
+                kept = rows_of(start.kept, torch.from_numpy(members))
             yield self._train(self._stack(job, some), start, kept, some)
 
     def room(self, job: Job, plan: Plan) -> int:
@@ -79,12 +85,19 @@ class Stacked:
     def gains(self, job: Job, batch: int, clients: int) -> bool:
         """Return whether so many clients with batches of that size are stacked."""
         cost = measure_cost(job.model, job.x, batch)
-        return self.mode == "stack" or (self.mode == "auto" and self._stack_is_better(job, cost, clients))
+        return self.mode == "stack" or (
+            self.mode == "auto" and self._stack_is_better(job, cost, clients)
+        )
 
     def in_one_stack(self, job: Job, plan: Plan) -> bool:
         """Return whether all clients of a plan are trained in one stack, each on its own."""
-        clients, shared = len(plan.clients), clients_share(job.model, job.algorithm.batchnorm, plan.steps)
-        return self.gains(job, int(plan.batch.max()), clients) and not shared and clients <= self.room(job, plan)
+        clients = len(plan.clients)
+        shared = clients_share(job.model, job.algorithm.batchnorm, plan.steps)
+        return (
+            self.gains(job, int(plan.batch.max()), clients)
+            and not shared
+            and clients <= self.room(job, plan)
+        )
 
     def train_joint(self, job: Job, start: Start, plan: JointPlan) -> Updates | None:
         """Train clients of several runs in one stack, sorted by steps; None if their layers draw random numbers.
@@ -92,7 +105,9 @@ class Stacked:
         All tensors of ``start`` are stacked in the order of the plan's clients.
         """
         stack = self._stack(job, plan, joint=True, own_lr=len(np.unique(plan.lrs)) > 1)
-        return None if stack.layers.draws else self._train(stack, start, start.kept, plan)
+        if stack.layers.draws:
+            return None
+        return self._train(stack, start, start.kept, plan)
 
     @staticmethod
     def _train(stack: Stack, start: Start, kept: Tree, plan: Plan) -> Updates:
@@ -102,17 +117,24 @@ class Stacked:
             if job.precision == "tf32":
                 around.enter_context(products_in("tf32"))
             if stack.layers.draws:
-                around.enter_context(random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0])))
+                around.enter_context(
+                    random_layers(job.x.device, job.seed, plan.round, int(plan.clients[0]))
+                )
             return stack.train(start, kept, plan)
 
     def _one_by_one(self, job: Job, start: Start, plan: Plan, cost: Cost) -> Iterator[Updates]:
         """Yield clients one by one in the plan's order; on a CPU each in a thread of its own, as many as there are."""
-        if clients_share(job.model, job.algorithm.batchnorm, plan.steps) or job.x.device.type != "cpu":
+        if (
+            clients_share(job.model, job.algorithm.batchnorm, plan.steps)
+            or job.x.device.type != "cpu"
+        ):
             yield from Loop().train(job, start, plan)
             return
         channels_last = job.x.dim() == 4 and cost.channels_last()
         threads = torch.get_num_threads()
-        stacks = self._stacks.setdefault((id(job.model), id(job.x), repr(job.algorithm), channels_last), [])
+        stacks = self._stacks.setdefault(
+            (id(job.model), id(job.x), repr(job.algorithm), channels_last), []
+        )
         while len(stacks) < max(1, min(threads, len(plan.clients))):
             stacks.append(Stack(job, channels_last))
         free: Queue[Stack] = Queue()
@@ -121,7 +143,8 @@ class Stacked:
             free.put(stack)
 
         def one(i: int) -> Updates:
-            alone, kept = plan.only(np.array([i])), rows_of(start.kept, slice(i, i + 1))
+            alone = plan.only(np.array([i]))
+            kept = rows_of(start.kept, slice(i, i + 1))
             stack = free.get()
             try:
                 return self._train(stack, start, kept, alone)
@@ -133,8 +156,16 @@ class Stacked:
     @property
     def not_captured(self) -> dict[str, str]:
         """Return why parts of a round were not captured as CUDA graphs, and the first such part for each reason."""
-        captured = [stack for some in self._stacks.values() for stack in some if isinstance(stack, CapturedStack)]
-        return {reason: str(part) for stack in captured for part, reason in reversed(stack.replay.refused.items())}
+        captured = []
+        for some in self._stacks.values():
+            for stack in some:
+                if isinstance(stack, CapturedStack):
+                    captured.append(stack)
+        result: dict[str, str] = {}
+        for stack in captured:
+            for part, reason in reversed(stack.replay.refused.items()):
+                result[reason] = str(part)
+        return result
 
     def _budget(self, job: Job) -> int:
         """Return the memory for a stack in bytes."""
@@ -168,7 +199,8 @@ class Stacked:
         most = self._budget(job) // measure_cost(job.model, job.x, room.width).bytes_per_client
         before = len(stacks)
         while stacks and (
-            len(stacks) >= _STACKS_KEPT or sum(stack.room.clients for stack in stacks) + room.clients > most
+            len(stacks) >= _STACKS_KEPT
+            or sum(stack.room.clients for stack in stacks) + room.clients > most
         ):
             stacks.pop(0)
         if len(stacks) < before:
@@ -180,16 +212,24 @@ class Stacked:
         """Train on the samples of a step as one batch, whichever clients hold them."""
         return run_schedule(job, state, schedule, reset_optimizer)
 
-    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+    def probe(
+        self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]
+    ) -> dict[str, Floats]:
         """Measure all clients at once, or as many as fit in memory; a client that does not fit, some rows at a time."""
         widest = int(plan.batch.max())
         of_gradients = "gradient_variance" in what
-        if not (self.mode == "stack" or (self.mode == "auto" and self._probes_in_stacks(job, plan, of_gradients))):
+        if not (
+            self.mode == "stack"
+            or (self.mode == "auto" and self._probes_in_stacks(job, plan, of_gradients))
+        ):
             return Loop().probe(job, start, plan, what)
         weights = sum(value.nbytes for value in start.params.values())
 
         def needed(rows: int) -> int:
-            return measure_cost(job.model, job.x, rows).bytes_per_client + 2 * rows * weights * of_gradients
+            return (
+                measure_cost(job.model, job.x, rows).bytes_per_client
+                + 2 * rows * weights * of_gradients
+            )
 
         memory = self._budget(job)
         width = min(max(1, (memory - needed(0)) // (needed(1) - needed(0))), widest)
@@ -199,7 +239,9 @@ class Stacked:
         found: dict[str, Floats] = {name: np.zeros(len(plan.clients)) for name in what}
         for first in range(0, len(by_rows), room):
             members = by_rows[first : first + room]
-            for name, value in StackedProbe(job, start, members, plan.only(members), width).measure(what).items():
+            for name, value in (
+                StackedProbe(job, start, members, plan.only(members), width).measure(what).items()
+            ):
                 found[name][members] = value.double().cpu().numpy()
         return found
 
@@ -207,12 +249,16 @@ class Stacked:
         """Return whether to stack a probe; a variance of gradients, with a backward pass per row, always gains."""
         if of_gradients:
             return can_be_stacked(job.model, job.x)
-        return self._stack_is_better(job, measure_cost(job.model, job.x, int(plan.batch.max())), len(plan.clients))
+        return self._stack_is_better(
+            job, measure_cost(job.model, job.x, int(plan.batch.max())), len(plan.clients)
+        )
 
     @staticmethod
     def _stack_is_better(job: Job, cost: Cost, clients: int) -> bool:
         """Return whether to stack: always on a GPU, by the measured rule on a CPU, if the model can be stacked."""
-        return (job.x.device.type != "cpu" or cost.stacking_pays(clients)) and can_be_stacked(job.model, job.x)
+        return (job.x.device.type != "cpu" or cost.stacking_pays(clients)) and can_be_stacked(
+            job.model, job.x
+        )
 
 
 _stackable: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
@@ -227,7 +273,10 @@ def can_be_stacked(model: nn.Module, x: Tensor) -> bool:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("error")
-                vmap(lambda tensors, x: functional_call(copied, tensors, (x,)), randomness="different")(tensors, rows)
+                vmap(
+                    lambda tensors, x: functional_call(copied, tensors, (x,)),
+                    randomness="different",
+                )(tensors, rows)
             _stackable[model] = True
         except (RuntimeError, NotImplementedError, UserWarning):
             _stackable[model] = False

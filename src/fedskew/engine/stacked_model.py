@@ -49,7 +49,10 @@ class StackedModel:
         self.precision, self.training = precision, training
         self.model, self.mask = maskable(model)
         self.model.train(training)
-        head = head_module(self.model) if features else None
+        if features:
+            head = head_module(self.model)
+        else:
+            head = None
         builder = _Builder(self.model, frozenset(trained), self.mask, head)
         self._root = builder.layer(self.model, first=True)
         self.draws = builder.draws  # whether layers may draw random numbers
@@ -76,7 +79,9 @@ class StackedModel:
         y = self._root.forward(x, self._run)
         if not self.training:
             self._run.saved = {}
-        return y.float() if self.precision == "bf16" else y
+        if self.precision == "bf16":
+            return y.float()
+        return y
 
     @torch.no_grad()
     def backward(self, slopes: Tensor, of_features: Tensor | None = None) -> Tensors:
@@ -90,23 +95,37 @@ class StackedModel:
 class _Builder:
     """Makes the layers of the stacked form from the modules of a model."""
 
-    def __init__(self, model: nn.Module, trained: frozenset[str], mask: Mask, head: nn.Module | None) -> None:
+    def __init__(
+        self, model: nn.Module, trained: frozenset[str], mask: Mask, head: nn.Module | None
+    ) -> None:
         self.trained, self.mask, self.head = trained, mask, head
         # A tensor that has two names goes by the first.
         self.names: dict[int, str] = {}
-        tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        tensors = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
         for name, value in tensors:
             self.names.setdefault(id(value), name)
         self.draws = False
-        self.hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+        self.hooked = any(
+            part._forward_hooks or part._forward_pre_hooks for part in model.modules()
+        )
 
     def layer(self, module: nn.Module, first: bool = False, fresh: bool = False) -> forms.Layer:
         """Return the stacked form of a module; ``fresh`` says that its input may be overwritten."""
-        found = None if self.hooked else self._known(module, first, fresh)
-        self.draws |= isinstance(module, _DropoutNd) or (found is None and not isinstance(module, forms.NORMS))
+        if self.hooked:
+            found = None
+        else:
+            found = self._known(module, first, fresh)
+        self.draws |= isinstance(module, _DropoutNd) or (
+            found is None and not isinstance(module, forms.NORMS)
+        )
         if found is None:
             return forms.Vmapped(module, self.names, self.trained, self.mask, self.head, first)
-        return forms.Head(found) if module is self.head else found
+        if module is self.head:
+            return forms.Head(found)
+        return found
 
     def _known(self, module: nn.Module, first: bool, fresh: bool) -> forms.Layer | None:
         """Return the form of a module with a known forward pass; a derived class may have another."""
@@ -115,12 +134,17 @@ class _Builder:
             return self._chain(module, first)
         if isinstance(module, Residual) and kind is Residual:
             around = (
-                None if type(part) is nn.Identity else self.layer(part) for part in (module.shortcut, module.after)
+                None if type(part) is nn.Identity else self.layer(part)
+                for part in (module.shortcut, module.after)
             )
             return forms.Residual(self.layer(module.body), *around)
         if kind is nn.Linear:
             return forms.Linear(forms.Weights(module, self.names, self.trained))
-        if kind in (nn.Conv1d, nn.Conv2d) and module.padding_mode == "zeros" and isinstance(module.padding, tuple):
+        if (
+            kind in (nn.Conv1d, nn.Conv2d)
+            and module.padding_mode == "zeros"
+            and isinstance(module.padding, tuple)
+        ):
             return forms.Conv(module, forms.Weights(module, self.names, self.trained))
         if kind is nn.ReLU:
             return forms.Relu(fresh)
@@ -128,8 +152,14 @@ class _Builder:
             return forms.Flatten()
         if isinstance(module, nn.MaxPool2d) and kind is nn.MaxPool2d and not module.return_indices:
             return forms.MaxPool(module)
-        whole_rows = kind in _ROWWISE and getattr(module, "start_dim", 1) > 0 and getattr(module, "dim", 1) > 0
-        return forms.Rowwise(module) if whole_rows else None
+        whole_rows = (
+            kind in _ROWWISE
+            and getattr(module, "start_dim", 1) > 0
+            and getattr(module, "dim", 1) > 0
+        )
+        if whole_rows:
+            return forms.Rowwise(module)
+        return None
 
     def _chain(self, module: nn.Module, first: bool) -> forms.Layer:
         """Return layers one after the other, with nested ones in place.
@@ -143,7 +173,9 @@ class _Builder:
         layers: list[forms.Layer] = []
         while flat:
             module = flat.pop(0)
-            fresh = bool(layers) and isinstance(layers[-1], forms.Linear | forms.ConvBlock | forms.MaxPool)
+            fresh = bool(layers) and isinstance(
+                layers[-1], forms.Linear | forms.ConvBlock | forms.MaxPool
+            )
             lowest = first and all(isinstance(layer, forms.WEIGHTLESS) for layer in layers)
             layer = self.layer(module, lowest, fresh)
             if isinstance(layer, forms.Conv) and isinstance(module, nn.Conv2d):
@@ -156,7 +188,11 @@ class _Builder:
     def _block(self, conv: forms.Conv, module: nn.Conv2d, after: list[nn.Module]) -> forms.Layer:
         """Return a convolution together with the pooling and the ReLU after it, which are taken from the list."""
         pool = None
-        if after and isinstance(found := self._known(after[0], False, False), forms.MaxPool) and found.halves:
+        if (
+            after
+            and isinstance(found := self._known(after[0], False, False), forms.MaxPool)
+            and found.halves
+        ):
             pool = found
             after.pop(0)
         relu = bool(after) and type(after[0]) is nn.ReLU
@@ -173,4 +209,8 @@ class _Builder:
             parts = (module.features, module.head)
         if not parts or (inside and module is self.head):
             return [module]
-        return [leaf for part in parts for leaf in self._leaves(part, inside=True)]
+        result: list[nn.Module] = []
+        for part in parts:
+            for leaf in self._leaves(part, inside=True):
+                result.append(leaf)
+        return result

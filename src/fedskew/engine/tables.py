@@ -8,7 +8,8 @@ from fedskew.core.device_streams import hashed, shifted
 from fedskew.core.streams import Ints
 from fedskew.engine.plan import Plan
 
-COLUMNS = ("clients", "first", "sizes", "batch", "steps", "steps_per_epoch")  # of a plan's clients on the device
+# Of a plan's clients on the device
+COLUMNS = ("clients", "first", "sizes", "batch", "steps", "steps_per_epoch")
 _LAST = 1 << 40  # larger than all keys
 
 
@@ -42,12 +43,17 @@ def row_table(
     begin = torch.where(count > 0, step // per_epoch * longest + within * batch, 0)
     slot = torch.arange(width, device=device)
     index = begin[..., None] + torch.where(slot < count[..., None], slot, 0)
-    chosen = order.gather(1, index.transpose(0, 1).flatten(1)).view(len(client), steps, width).transpose(0, 1)
+    chosen = (
+        order.gather(1, index.transpose(0, 1).flatten(1))
+        .view(len(client), steps, width)
+        .transpose(0, 1)
+    )
     return rows[first[:, None] + chosen], count
 
 
 def move_words(plan: Tensor, words: Tensor, steps: int, width: int) -> Tensor:
     """Return the random words of image moves, ``[step, client, slot]``."""
-    step, slot = torch.arange(steps, device=plan.device), torch.arange(width, device=plan.device)
+    step = torch.arange(steps, device=plan.device)
+    slot = torch.arange(width, device=plan.device)
     steps_of = hashed(hashed(words, plan[0])[None, :], step[:, None])
     return hashed(steps_of[..., None], slot)

@@ -38,16 +38,26 @@ class Lines:
         """Read a CSV file."""
         content = read_bytes(path)
         if not content.endswith(b"\n"):
-            content += b"\r\n" if b"\r\n" in content else b"\n"
+            if b"\r\n" in content:
+                content += b"\r\n"
+            else:
+                content += b"\n"
         text = np.frombuffer(content, dtype=np.uint8)
         ends = np.flatnonzero(text == ord("\n")) + 1
         ends = ends[np.searchsorted(np.flatnonzero(text == ord('"')), ends) % 2 == 0]
         starts = np.concatenate([[0], ends[:-1]])
         solid = np.ones(256, dtype=np.bool_)
         solid[[sign for sign in b" \t\r\n" if sign not in separator]] = False
-        kept = np.logical_or.reduceat(solid[text], starts) if len(ends) else np.zeros(0, dtype=np.bool_)
-        starts, ends = starts[: len(ends)][kept], ends[kept]
-        header = content[starts[0] : ends[0]] if len(ends) else b""
+        if len(ends):
+            kept = np.logical_or.reduceat(solid[text], starts)
+        else:
+            kept = np.zeros(0, dtype=np.bool_)
+        starts = starts[: len(ends)][kept]
+        ends = ends[kept]
+        if len(ends):
+            header = content[starts[0] : ends[0]]
+        else:
+            header = b""
         return cls(header, content, starts[1:], ends[1:])
 
     @classmethod
@@ -55,7 +65,9 @@ class Lines:
         """Return the rows of all parts, in their order."""
         shift = np.cumsum([0, *(len(part.content) for part in parts[:-1])])
         starts, ends = (
-            np.concatenate([getattr(part, name) + by for part, by in zip(parts, shift, strict=True)])
+            np.concatenate(
+                [getattr(part, name) + by for part, by in zip(parts, shift, strict=True)]
+            )
             for name in ("starts", "ends")
         )
         return cls(parts[0].header, b"".join(part.content for part in parts), starts, ends)
@@ -115,19 +127,32 @@ class Stack:
     def read(cls, path: Path, ending: str = "") -> "Stack":
         """Read an NPZ file; ``ending`` selects its test arrays."""
         found = read_npz(path)
-        names = [name for name in ("x", "y", "group", "series") if name + ending in found]
+        names = []
+        for name in ("x", "y", "group", "series"):
+            if name + ending in found:
+                names.append(name)
         return cls({name: found[name + ending] for name in names})
 
     @classmethod
     def of(cls, rows: Rows) -> "Stack":
         """Return the arrays of rows in memory."""
-        named: dict[str, Any] = {"x": rows.x, "y": rows.y, "group": rows.group, "series": rows.series}
+        named: dict[str, Any] = {
+            "x": rows.x,
+            "y": rows.y,
+            "group": rows.group,
+            "series": rows.series,
+        }
         return cls({name: values for name, values in named.items() if values is not None})
 
     @classmethod
     def join(cls, parts: "Sequence[Stack]") -> "Stack":
         """Return the rows of all parts, in their order."""
-        return cls({name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays})
+        return cls(
+            {
+                name: np.concatenate([part.arrays[name] for part in parts])
+                for name in parts[0].arrays
+            }
+        )
 
     def __len__(self) -> int:
         return len(self.arrays["y"])

@@ -22,7 +22,9 @@ def draw_effects(axes: "Axes", found: Findings) -> None:
     if not columns:
         axes.set_axis_off()
         return
-    known = [{one.column: one.effect for one in client.columns} for client in clients]
+    known = []
+    for client in clients:
+        known.append({one.column: one.effect for one in client.columns})
     effects = np.array([[each.get(column, np.nan) for column in columns] for each in known])
     image = axes.imshow(
         np.clip(effects, -_LIMIT, _LIMIT),
@@ -32,15 +34,24 @@ def draw_effects(axes: "Axes", found: Findings) -> None:
         vmax=_LIMIT,
         interpolation="nearest",
     )
-    axes.figure.colorbar(image, ax=axes, label=f"g (numbers) or V (categories), to ± {_LIMIT:g}", shrink=0.9)
-    axes.set_xticks(range(len(columns)), [_short(name) for name in columns], rotation=45, ha="right", fontsize=8)
+    axes.figure.colorbar(
+        image, ax=axes, label=f"g (numbers) or V (categories), to ± {_LIMIT:g}", shrink=0.9
+    )
+    axes.set_xticks(
+        range(len(columns)), [_short(name) for name in columns], rotation=45, ha="right", fontsize=8
+    )
     axes.set_yticks(range(len(clients)), [_short(one.name) for one in clients], fontsize=8)
     axes.set_title("each client against all others: effect sizes", fontsize=9)
     if effects.size <= _MOST_NUMBERS:
         for (line, place), value in np.ndenumerate(effects):
             if np.isfinite(value):
-                colour = "white" if abs(value) > 0.7 * _LIMIT else "black"
-                axes.text(place, line, f"{value:.2g}", ha="center", va="center", fontsize=7, color=colour)
+                if abs(value) > 0.7 * _LIMIT:
+                    colour = "white"
+                else:
+                    colour = "black"
+                axes.text(
+                    place, line, f"{value:.2g}", ha="center", va="center", fontsize=7, color=colour
+                )
 
 
 def draw_aucs(axes: "Axes", found: Findings) -> None:
@@ -51,7 +62,15 @@ def draw_aucs(axes: "Axes", found: Findings) -> None:
         return
     values = np.array([auc for _, auc in tested])
     around = np.abs(values[:, 1:].T - values[:, 0])
-    axes.errorbar(values[:, 0], np.arange(len(tested)), xerr=around, fmt="o", color="#0072B2", capsize=3, markersize=4)
+    axes.errorbar(
+        values[:, 0],
+        np.arange(len(tested)),
+        xerr=around,
+        fmt="o",
+        color="#0072B2",
+        capsize=3,
+        markersize=4,
+    )
     axes.axvline(0.5, color="#000000", linestyle=":", linewidth=1.0)
     axes.set_yticks(range(len(tested)), [_short(name) for name, _ in tested], fontsize=8)
     axes.set_ylim(len(tested) - 0.5, -0.5)
@@ -62,4 +81,6 @@ def draw_aucs(axes: "Axes", found: Findings) -> None:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 18 else text[:17] + "…"
+    if len(text) <= 18:
+        return text
+    return text[:17] + "…"

@@ -42,7 +42,9 @@ def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = 
     figure = _figure(18.5 if more else 13, 7.2)
     widths = (1.15, 1, 1.15) if more else (1.15, 1)
     grid = figure.add_gridspec(2, len(widths), width_ratios=widths, height_ratios=(1.25, 1))
-    matrix, density, table = (figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
+    matrix, density, table = (
+        figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1])
+    )
     if fed.clients <= _MOST_BUBBLES and len(fed.label_columns.names) <= _MOST_BUBBLES:
         _draw_bubbles(matrix, fed)
     else:
@@ -58,7 +60,10 @@ def draw_split(fed: Federation, found: Heterogeneity, title: str, ending: str = 
 
 @as_written
 def draw_sweep(
-    feds: Mapping[str, Federation], found: Mapping[str, Heterogeneity], title: str, ending: str = "png"
+    feds: Mapping[str, Federation],
+    found: Mapping[str, Heterogeneity],
+    title: str,
+    ending: str = "png",
 ) -> bytes:
     """Draw a page of client x class matrices, one per partition, as in Fig. 3 of the FedPBS paper."""
     columns = min(len(feds), 4)
@@ -68,8 +73,14 @@ def draw_sweep(
     image: Any = None
     for axes, (name, fed) in zip(all_axes.flat, feds.items(), strict=False):
         image = _heat(axes, _shares(fed, _some_clients(fed)), 1.0)
-        view = "labels" if "labels" in found[name].views else "features"
-        axes.set_title(f"{name}\nHellinger of {view} {found[name].views[view]['hellinger'].mean:.2f}", fontsize=9)
+        if "labels" in found[name].views:
+            view = "labels"
+        else:
+            view = "features"
+        axes.set_title(
+            f"{name}\nHellinger of {view} {found[name].views[view]['hellinger'].mean:.2f}",
+            fontsize=9,
+        )
         axes.set_xlabel(fed.label_columns.title, fontsize=8)
         _name_clients(axes, fed, 8)
         axes.tick_params(labelsize=7)
@@ -95,14 +106,19 @@ def _content(figure: "Figure", ending: str) -> bytes:
     from matplotlib import rc_context
 
     content = io.BytesIO()
-    metadata = {"Software": None} if ending == "png" else {"Date": None}
+    if ending == "png":
+        metadata = {"Software": None}
+    else:
+        metadata = {"Date": None}
     with rc_context({"svg.hashsalt": "fedskew"}):
         figure.savefig(content, format=ending, metadata=metadata)
     return content.getvalue()
 
 
 def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    if len(text) <= most:
+        return text
+    return text[: most - 1] + "…"
 
 
 # -- classes by client -------------------------------------------------------------------------------------------------
@@ -116,16 +132,25 @@ def _some_clients(fed: Federation) -> Ints:
 
 def _shares(fed: Federation, clients: Ints) -> Floats:
     """Share of each class among the rows of each of these clients."""
-    shares: Floats = fed.label_columns.counts(fed.partition, clients) / fed.partition.sizes[clients][:, None]
+    shares: Floats = (
+        fed.label_columns.counts(fed.partition, clients) / fed.partition.sizes[clients][:, None]
+    )
     return shares
 
 
-def _heat(axes: "Axes", shares: Floats, most: float, extent: tuple[float, float, float, float] | None = None) -> Any:
+def _heat(
+    axes: "Axes",
+    shares: Floats,
+    most: float,
+    extent: tuple[float, float, float, float] | None = None,
+) -> Any:
     """Draw shares as colours; the colour scale is the square root, so that small shares are visible."""
     from matplotlib.colors import PowerNorm
 
     norm = PowerNorm(0.5, vmin=0, vmax=most)
-    return axes.imshow(shares, aspect="auto", cmap="Blues", norm=norm, interpolation="nearest", extent=extent)
+    return axes.imshow(
+        shares, aspect="auto", cmap="Blues", norm=norm, interpolation="nearest", extent=extent
+    )
 
 
 def _name_clients(axes: "Axes", fed: Federation, most: int = 12) -> None:
@@ -133,11 +158,15 @@ def _name_clients(axes: "Axes", fed: Federation, most: int = 12) -> None:
     clients = _some_clients(fed)
     shown = np.unique(np.linspace(0, len(clients) - 1, min(most, len(clients))).astype(np.int64))
     axes.set_yticks(shown, [_called(fed, client) for client in clients[shown].tolist()], fontsize=8)
-    axes.set_ylabel("client" if len(clients) == fed.clients else f"client ({len(clients)} of {fed.clients:,})")
+    axes.set_ylabel(
+        "client" if len(clients) == fed.clients else f"client ({len(clients)} of {fed.clients:,})"
+    )
 
 
 def _called(fed: Federation, client: int) -> str:
-    return _short(fed.client_names[client], 16) if fed.named else f"{client:,}"
+    if fed.named:
+        return _short(fed.client_names[client], 16)
+    return f"{client:,}"
 
 
 def _draw_heat_map(axes: "Axes", fed: Federation) -> None:
@@ -150,32 +179,53 @@ def _draw_heat_map(axes: "Axes", fed: Federation) -> None:
         _name_classes(axes, fed)
     title = fed.label_columns.title
     axes.set_xlabel(title)
-    axes.set_title("classes of each client" if title == "class" else f"rows of each client by {title}", fontsize=9)
+    axes.set_title(
+        "classes of each client" if title == "class" else f"rows of each client by {title}",
+        fontsize=9,
+    )
 
 
 def _name_classes(axes: "Axes", fed: Federation) -> None:
     names = [_short(name, 12) for name in fed.label_columns.names]
     wide = sum(map(len, names)) > 60
-    axes.set_xticks(range(len(names)), names, rotation=60 if wide else 0, ha="right" if wide else "center", fontsize=8)
+    axes.set_xticks(
+        range(len(names)),
+        names,
+        rotation=60 if wide else 0,
+        ha="right" if wide else "center",
+        fontsize=8,
+    )
 
 
 def _draw_bubbles(axes: "Axes", fed: Federation) -> None:
     """Draw a disc for every class of a client, with an area in proportion to its rows."""
-    classes, title = len(fed.label_columns.names), fed.label_columns.title
+    classes = len(fed.label_columns.names)
+    title = fed.label_columns.title
     counts = fed.label_columns.counts(fed.partition, np.arange(fed.clients))
     client, label = np.nonzero(counts)
     held = counts[client, label]
     cell = 72 * min(6.6 / classes, 5.6 / fed.clients)  # points
-    axes.scatter(label, client, s=(0.86 * cell) ** 2 * held / held.max(), color=_COLOURS[0], alpha=0.85, linewidths=0)
+    axes.scatter(
+        label,
+        client,
+        s=(0.86 * cell) ** 2 * held / held.max(),
+        color=_COLOURS[0],
+        alpha=0.85,
+        linewidths=0,
+    )
     axes.set_xlim(-0.6, classes - 0.4)
     axes.set_ylim(fed.clients - 0.4, -0.6)
     _name_classes(axes, fed)
     rows = fed.partition.sizes
-    called = [f"{_called(fed, number)}  ({rows[number]:,})" for number in range(fed.clients)]
+    called = []
+    for number in range(fed.clients):
+        called.append(f"{_called(fed, number)}  ({rows[number]:,})")
     axes.set_yticks(range(fed.clients), called, fontsize=8)
     axes.set_xlabel(title)
     axes.set_ylabel("client (rows)")
-    axes.set_title(f"rows by client and {title}; the largest disc is {held.max():,} rows", fontsize=9)
+    axes.set_title(
+        f"rows by client and {title}; the largest disc is {held.max():,} rows", fontsize=9
+    )
     axes.grid(alpha=0.2)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -190,11 +240,15 @@ def _draw_density(axes: "Axes", fed: Federation, feature: int | None) -> None:
         axes.set_axis_off()
         axes.text(0.5, 0.5, "no feature varies", ha="center", va="center", color="#555555")
         return
-    edges, clients = _edges(fed, feature), _some_clients(fed)
+    edges = _edges(fed, feature)
+    clients = _some_clients(fed)
     shares = np.stack([_histogram(fed, feature, int(client), edges) for client in clients])
     if fed.clients <= len(_COLOURS):
         for client, share in enumerate(shares):
-            label = _called(fed, client) if fed.named else f"client {client}"
+            if fed.named:
+                label = _called(fed, client)
+            else:
+                label = f"client {client}"
             axes.stairs(share, edges, color=_COLOURS[client], label=label, linewidth=1.6)
             axes.stairs(share, edges, color=_COLOURS[client], fill=True, alpha=0.15)
         axes.legend(frameon=False, fontsize=8)
@@ -211,7 +265,9 @@ def _draw_density(axes: "Axes", fed: Federation, feature: int | None) -> None:
 
 def _values(fed: Federation, feature: int, rows: Ints) -> Floats:
     step = max(len(rows) // _VALUES_DRAWN, 1)
-    values: Floats = fed.train.x.reshape(len(fed.train), -1)[rows[::step], feature].astype(np.float64)
+    values: Floats = fed.train.x.reshape(len(fed.train), -1)[rows[::step], feature].astype(
+        np.float64
+    )
     return values
 
 
@@ -220,7 +276,8 @@ def _edges(fed: Federation, feature: int) -> Floats:
     values = _values(fed, feature, fed.partition.rows)
     low, high = np.quantile(values, [_TAIL, 1 - _TAIL])
     if low == high:
-        low, high = values.min(), values.max()
+        low = values.min()
+        high = values.max()
     return np.linspace(low, high, _BINS + 1)
 
 
@@ -234,7 +291,9 @@ def _feature_name(fed: Federation, feature: int) -> str:
     if len(fed.data.shape) == 1 and feature < len(fed.data.features):
         return _short(fed.data.features[feature], 60)
     place = ", ".join(map(str, np.unravel_index(feature, fed.data.shape)))
-    return f"feature ({place})" if len(fed.data.shape) > 1 else f"feature {feature}"
+    if len(fed.data.shape) > 1:
+        return f"feature ({place})"
+    return f"feature {feature}"
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -244,10 +303,14 @@ def _draw_table(axes: "Axes", found: Heterogeneity) -> None:
     """Draw the table of mean and worst distances of two clients."""
     axes.set_axis_off()
     names = list(next(iter(found.views.values())))
-    cells = [
-        [f"{spreads[name].mean:.3f}\n{spreads[name].worst:.3f} / {_number(spreads[name].by_chance)}" for name in names]
-        for spreads in found.views.values()
-    ]
+    cells = []
+    for spreads in found.views.values():
+        cells.append(
+            [
+                f"{spreads[name].mean:.3f}\n{spreads[name].worst:.3f} / {_number(spreads[name].by_chance)}"
+                for name in names
+            ]
+        )
     rows = [_VIEW_NAMES[view] for view in found.views]
     place: Any = (0.0, 0.2, 1.0, 0.72)  # the stubs want a Bbox, the documentation four numbers
     table = axes.table(cells, rowLabels=rows, colLabels=names, cellLoc="center", bbox=place)
@@ -264,4 +327,6 @@ def _draw_table(axes: "Axes", found: Heterogeneity) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    if value is None:
+        return "–"
+    return f"{value:.3f}"

@@ -34,7 +34,18 @@ RECORD, HETEROGENEITY, PICTURE = "split.json", "heterogeneity.json", "picture"
 _OWN = ("csv", "parquet", "npz", "images")  # readers of files that have no published test part
 _ENDINGS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz", "arrays": ".npz", "index": ".npy"}
 _SEPARATORS = {"comma": b",", "semicolon": b";", "tab": b"\t", "space": b" "}
-_NEEDED = ("data", "clients", "files", "ending", "test", "name", "classes", "groups", "features", "fingerprint")
+_NEEDED = (
+    "data",
+    "clients",
+    "files",
+    "ending",
+    "test",
+    "name",
+    "classes",
+    "groups",
+    "features",
+    "fingerprint",
+)
 _NONE = np.zeros(0, dtype=np.int64)
 
 
@@ -98,13 +109,17 @@ def _separator(choice: Choice) -> bytes:
 def _open(kind: str, path: Path, choice: Choice) -> Any:
     if kind == "csv":
         return Lines.read(path, _separator(choice))
-    return Columns.read(path) if kind == "parquet" else Stack.read(path)
+    if kind == "parquet":
+        return Columns.read(path)
+    return Stack.read(path)
 
 
 def _kind_of(path: Path) -> str:
     """Return the format of a table by its first bytes, as the reader of tables does."""
     with reading(path), path.open("rb") as file:
-        return "parquet" if file.read(4) == b"PAR1" else "csv"
+        if file.read(4) == b"PAR1":
+            return "parquet"
+        return "csv"
 
 
 def _kind(origin: Origin, files: Files) -> str:
@@ -112,9 +127,15 @@ def _kind(origin: Origin, files: Files) -> str:
     choice = origin.choice
     if files == "index":
         return "index"
-    if files == "arrays" or choice.name not in ("csv", "parquet", "npz") or choice.options.get("window"):
+    if (
+        files == "arrays"
+        or choice.name not in ("csv", "parquet", "npz")
+        or choice.options.get("window")
+    ):
         return "arrays"
-    return "npz" if choice.name == "npz" else _kind_of(_path(choice))
+    if choice.name == "npz":
+        return "npz"
+    return _kind_of(_path(choice))
 
 
 def _path(choice: Choice, option: str = "path") -> Path:
@@ -155,8 +176,13 @@ def _file_names(fed: Federation) -> tuple[str, ...]:
         return ()
     names = fed.client_names
     lower = {name.lower() for name in names}
-    fit = all(re.fullmatch(r"\w[\w .-]{0,98}\w|\w", name, re.ASCII) and not name.endswith("-test") for name in names)
-    return names if fit and len(lower) == len(names) and not lower & {"test", "nobody", "partition"} else ()
+    fit = all(
+        re.fullmatch(r"\w[\w .-]{0,98}\w|\w", name, re.ASCII) and not name.endswith("-test")
+        for name in names
+    )
+    if fit and len(lower) == len(names) and not lower & {"test", "nobody", "partition"}:
+        return names
+    return ()
 
 
 def must_not_exist(folder: Path) -> None:
@@ -188,7 +214,8 @@ def save_split(
         pictures: formats to draw the split in
         draw: the function that draws it
     """
-    place, kind = Path(folder), _kind(origin, files)
+    place = Path(folder)
+    kind = _kind(origin, files)
     must_not_exist(place)
     if fed.treated is not None and kind != "arrays":
         raise FedskewError(
@@ -196,20 +223,29 @@ def save_split(
             f"{'row numbers' if kind == 'index' else f'{kind} files'} cannot "
             "show, as they keep the input as it is: write arrays with --npz, or leave the treatment out"
         )
-    packed = ".gz" if kind == "csv" and _path(origin.choice).suffix == ".gz" else ""
+    if kind == "csv" and _path(origin.choice).suffix == ".gz":
+        packed = ".gz"
+    else:
+        packed = ""
     names = Names(fed.clients, _ENDINGS[kind] + packed, _file_names(fed))
     stored = _store(kind, origin, fed)
     found = measure(fed)
-    drawn = {ending: draw(fed, found, ending) for ending in pictures} if draw else {}
+    if draw:
+        drawn = {ending: draw(fed, found, ending) for ending in pictures}
+    else:
+        drawn = {}
     with new_folder(place) as part:
         for name, rows in _files(names, origin, fed, kind):
             stored.write(part / name, rows)
         test = _write_test(part, names, origin, fed, kind, stored)
         _write_partition(part / PARTITION, origin, fed)
         record = _record(origin, fed, made_by, kind, names.ending, test)
-        record |= {"names": list(names.called)} if names.called else {}
+        if names.called:
+            record |= {"names": list(names.called)}
         (part / RECORD).write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
-        (part / HETEROGENEITY).write_text(to_json(found.as_dict(), indent=2) + "\n", encoding="utf-8")
+        (part / HETEROGENEITY).write_text(
+            to_json(found.as_dict(), indent=2) + "\n", encoding="utf-8"
+        )
         for ending, content in drawn.items():
             (part / f"{PICTURE}.{ending}").write_bytes(content)
     return found
@@ -221,7 +257,8 @@ def _store(kind: str, origin: Origin, fed: Federation) -> Stored:
         return Numbers()
     if kind == "arrays":
         return Stack.of(fed.train)
-    path, rows = _path(origin.choice), len(origin.train) + len(origin.test)
+    path = _path(origin.choice)
+    rows = len(origin.train) + len(origin.test)
     stored: Stored = _open(kind, path, origin.choice)
     if len(stored) != rows:
         raise FedskewError(
@@ -234,8 +271,14 @@ def _store(kind: str, origin: Origin, fed: Federation) -> Stored:
 
 def _files(names: Names, origin: Origin, fed: Federation, kind: str) -> Iterator[tuple[str, Ints]]:
     """Yield every file of training rows, with the numbers of its rows in the store, in stored order."""
-    numbers = np.arange(len(fed.train)) if kind == "arrays" else origin.train
-    parts = {"": fed.partition} if fed.held_out is None else {"": fed.partition, "-test": fed.held_out}
+    if kind == "arrays":
+        numbers = np.arange(len(fed.train))
+    else:
+        numbers = origin.train
+    if fed.held_out is None:
+        parts = {"": fed.partition}
+    else:
+        parts = {"": fed.partition, "-test": fed.held_out}
     for part, partition in parts.items():
         for client in range(partition.clients):
             yield names.client(client, part), numbers[np.sort(partition.of(client))]
@@ -253,7 +296,9 @@ def unassigned_rows(fed: Federation) -> Ints:
     return np.flatnonzero(free)
 
 
-def _write_test(folder: Path, names: Names, origin: Origin, fed: Federation, kind: str, stored: Stored) -> str | None:
+def _write_test(
+    folder: Path, names: Names, origin: Origin, fed: Federation, kind: str, stored: Stored
+) -> str | None:
     """Write the test rows, if there are any, and return the name of their file."""
     name, rows = names.test, origin.test
     if not len(rows) or kind == "arrays":
@@ -272,7 +317,10 @@ def _store_of_test(kind: str, name: str, origin: Origin, fed: Federation) -> tup
     if "test_path" not in origin.choice.options:
         return Stack.read(_path(origin.choice), "_test"), name
     path = _path(origin.choice, "test_path")
-    other = kind if kind == "npz" else _kind_of(path)
+    if kind == "npz":
+        other = kind
+    else:
+        other = _kind_of(path)
     return _open(other, path, origin.choice), f"test{_ENDINGS[other]}"
 
 
@@ -291,12 +339,20 @@ def _write_partition(path: Path, origin: Origin, fed: Federation) -> None:
 
 
 def _record(
-    origin: Origin, fed: Federation, made_by: Mapping[str, Any], kind: str, ending: str, test: str | None
+    origin: Origin,
+    fed: Federation,
+    made_by: Mapping[str, Any],
+    kind: str,
+    ending: str,
+    test: str | None,
 ) -> dict[str, Any]:
     options = dict(origin.choice.options)
-    if kind == "index":  # nothing but the input itself holds the rows, so it must be found again from anywhere
+    # Nothing but the input itself holds the rows, so it must be found again from anywhere
+    if kind == "index":
         options |= {
-            name: str(_path(origin.choice, name).resolve()) for name in ("path", "test_path") if name in options
+            name: str(_path(origin.choice, name).resolve())
+            for name in ("path", "test_path")
+            if name in options
         }
     return {
         "fedskew": __version__,
@@ -327,7 +383,9 @@ def load_split(folder: "str | os.PathLike[str]") -> Federation: ...
 def load_split(folder: "str | os.PathLike[str]", client: int | str) -> Dataset: ...
 
 
-def load_split(folder: "str | os.PathLike[str]", client: int | str | None = None) -> "Federation | Dataset":
+def load_split(
+    folder: "str | os.PathLike[str]", client: int | str | None = None
+) -> "Federation | Dataset":
     """Read what ``fedskew split`` wrote: the whole split or, given a ``client``, that client's data set.
 
     A client's data set has its rows for training and, for test, the rows that it holds out or else the test rows of
@@ -345,17 +403,24 @@ def load_split(folder: "str | os.PathLike[str]", client: int | str | None = None
             raise unknown(f"client of {place}", client, record.get("names", ()))
         client = int(record["names"].index(client))
     if client is not None and not 0 <= client < record["clients"]:
-        raise FedskewError(f"{place} has no client {client}: the clients are 0 … {record['clients'] - 1}")
+        raise FedskewError(
+            f"{place} has no client {client}: the clients are 0 … {record['clients'] - 1}"
+        )
     if client is not None and record["files"] == "arrays":
         return _one_client(place, record, client)
     partition, held_out, where = _read_partition(place / PARTITION)
     data = _read_data(place, record, partition, held_out, where).with_bins(record.get("bins"))
     fed = Federation(data, partition, held_out)
     if fed.fingerprint != record["fingerprint"]:
-        raise FedskewError(f"{place}: its rows are not those that were written: a file was changed, split again")
+        raise FedskewError(
+            f"{place}: its rows are not those that were written: a file was changed, split again"
+        )
     if client is None:
         return fed
-    own = None if fed.held_out is None else fed.train.take(np.sort(fed.held_out.of(client)))
+    if fed.held_out is None:
+        own = None
+    else:
+        own = fed.train.take(np.sort(fed.held_out.of(client)))
     return _of_client(fed.data, fed.train.take(np.sort(fed.partition.of(client))), own, client)
 
 
@@ -379,7 +444,8 @@ def _names_of(record: Mapping[str, Any]) -> Names:
 
 def _read_partition(path: Path) -> tuple[Partition, Partition | None, tuple[Ints, Ints]]:
     """Return the partition, the held-out rows, and the numbers of the training and the test rows in the input."""
-    partition, stored = Partition.load(path), read_npz(path)
+    partition = Partition.load(path)
+    stored = read_npz(path)
     held_out = None
     if "held_out_rows" in stored:
         held_out = Partition(stored["held_out_rows"], stored["held_out_offsets"])
@@ -387,12 +453,18 @@ def _read_partition(path: Path) -> tuple[Partition, Partition | None, tuple[Ints
 
 
 def _read_data(
-    folder: Path, record: Mapping[str, Any], partition: Partition, held_out: Partition | None, where: tuple[Ints, Ints]
+    folder: Path,
+    record: Mapping[str, Any],
+    partition: Partition,
+    held_out: Partition | None,
+    where: tuple[Ints, Ints],
 ) -> Dataset:
-    choice, kind = catalogue.choose(record["data"]), record["files"]
+    choice = catalogue.choose(record["data"])
+    kind = record["files"]
     if kind == "index":
         return read_origin(choice).data
-    names, train = _names_of(record), where[0]
+    names = _names_of(record)
+    train = where[0]
     blank = Federation(_nothing(record, len(train)), partition, held_out)
     numbered = dict(_files(names, Origin(blank.data, choice, *where), blank, kind))
     if kind != "arrays" and len(where[1]):
@@ -403,9 +475,12 @@ def _read_data(
             raise FedskewError(
                 f"{folder / name} has {len(part)} rows, but {len(numbered[name])} were written: split again"
             )
-    joined, order = type(parts[0]).join(parts), np.unique(np.concatenate(list(numbered.values())), return_index=True)[1]
+    joined = type(parts[0]).join(parts)
+    order = np.unique(np.concatenate(list(numbered.values())), return_index=True)[1]
     if kind == "arrays":
-        return replace(blank.data, train=joined.rows(order), test=_test_rows(folder, record, joined))
+        return replace(
+            blank.data, train=joined.rows(order), test=_test_rows(folder, record, joined)
+        )
     with TemporaryDirectory() as scratch:
         file = Path(scratch, f"data{record['ending']}")
         joined.write(file, order)
@@ -425,7 +500,9 @@ def _nothing(record: Mapping[str, Any], rows: int) -> Dataset:
     else:
         y = np.zeros(rows, dtype=np.float32 if target == "number" else np.int64)
     empty = Rows(np.zeros((rows, 1), dtype=np.float32), y)
-    return Dataset(record["name"], empty, empty.take(_NONE), classes, groups=groups, features=features)
+    return Dataset(
+        record["name"], empty, empty.take(_NONE), classes, groups=groups, features=features
+    )
 
 
 def _test_rows(folder: Path, record: Mapping[str, Any], like: Stack) -> Rows:
@@ -439,13 +516,23 @@ def _one_client(folder: Path, record: Mapping[str, Any], client: int) -> Dataset
     names = _names_of(record)
     stored = Stack.read(folder / names.client(client))
     train = stored.rows(np.arange(len(stored)))
-    file, own = folder / names.client(client, "-test"), None
+    file = folder / names.client(client, "-test")
+    own = None
     if file.exists():
         held = Stack.read(file)
         own = held.rows(np.arange(len(held)))
-    data = replace(_nothing(record, 1), train=train, test=_test_rows(folder, record, stored) if own is None else own)
+    data = replace(
+        _nothing(record, 1),
+        train=train,
+        test=_test_rows(folder, record, stored) if own is None else own,
+    )
     return _of_client(data, train, own, client)
 
 
 def _of_client(data: Dataset, train: Rows, own: Rows | None, client: int) -> Dataset:
-    return replace(data, name=f"{data.name}, client {client}", train=train, test=data.test if own is None else own)
+    return replace(
+        data,
+        name=f"{data.name}, client {client}",
+        train=train,
+        test=data.test if own is None else own,
+    )

@@ -21,7 +21,9 @@ class Members:
     (2, [3, 7])
     """
 
-    def __init__(self, circle: "Ints | NDArray[np.int32] | None", first: int, count: int, left_out: Ints) -> None:
+    def __init__(
+        self, circle: "Ints | NDArray[np.int32] | None", first: int, count: int, left_out: Ints
+    ) -> None:
         self.circle, self.first, self.count = circle, first, count
         self._shifts = np.sort(left_out) - np.arange(len(left_out))
 
@@ -70,10 +72,17 @@ class Windows:
             here = self.open(clock)
             here[busy] = False
             return Members(np.flatnonzero(here), 0, int(here.sum()), np.zeros(0, dtype=np.int64))
-        clients, now = len(self.start), int(clock % DAY)
+        clients = len(self.start)
+        now = int(clock % DAY)
         first, end = (self._opened_by(second) for second in ((now - length) % DAY, now))
-        count = end - first if now >= length else clients - first + end
-        left_out = (self._place[busy] - first) % clients if len(busy) else busy
+        if now >= length:
+            count = end - first
+        else:
+            count = clients - first + end
+        if len(busy):
+            left_out = (self._place[busy] - first) % clients
+        else:
+            left_out = busy
         return Members(self._by_opening, first, count, left_out[left_out < count])
 
     def next_open(self, clock: float) -> float:
@@ -83,7 +92,10 @@ class Windows:
         last = int(np.searchsorted(begins, now, side="right")) - 1
         if now < ends[last]:
             return clock
-        ahead = begins[last + 1] if last + 1 < len(begins) else begins[0] + 2 * DAY
+        if last + 1 < len(begins):
+            ahead = begins[last + 1]
+        else:
+            ahead = begins[0] + 2 * DAY
         return clock - now + int(ahead)
 
     def _opened_by(self, second: int) -> int:
@@ -93,12 +105,15 @@ class Windows:
     @cached_property
     def _common_length(self) -> int | None:
         length = int(self.length[0])
-        return length if (self.length == length).all() else None
+        if (self.length == length).all():
+            return length
+        return None
 
     @cached_property
     def _by_opening(self) -> NDArray[np.int32]:
         """Return the clients in the order in which their windows open."""
-        low, high = self.start.astype(np.uint16), (self.start >> 16).astype(np.uint8)
+        low = self.start.astype(np.uint16)
+        high = (self.start >> 16).astype(np.uint8)
         return np.lexsort((low, high)).astype(np.int32)  # 8- and 16-bit keys sort faster
 
     @cached_property

@@ -27,7 +27,9 @@ class Work:
 
     def seconds(self, machines: Machines, epochs: Ints) -> Floats:
         """Return the seconds that the work takes with so many epochs."""
-        return computing_seconds(machines, self.rows_once + epochs * self.rows, self.steps_once + epochs * self.steps)
+        return computing_seconds(
+            machines, self.rows_once + epochs * self.rows, self.steps_once + epochs * self.steps
+        )
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class Meeting:
 
     def seconds(self, machines: Machines) -> Floats:
         """Return how long each client is delayed: at every message all wait for the slowest connection."""
-        one = 2 * self.trips * machines.latency + 8e-6 * self.bytes * (1 / machines.down + 1 / machines.up)
+        one = 2 * self.trips * machines.latency + 8e-6 * self.bytes * (
+            1 / machines.down + 1 / machines.up
+        )
         return self.steps.astype(np.float64) * float(one.max(initial=0.0))
 
 
@@ -82,7 +86,9 @@ def computing_seconds(machines: Machines, rows: Floats | Ints, steps: Floats | I
     return np.asarray(rows / machines.rows_per_second + steps * machines.seconds_per_step)
 
 
-def transfer_seconds(machines: Machines, bytes_down: "int | Ints", bytes_up: "int | Ints") -> Floats:
+def transfer_seconds(
+    machines: Machines, bytes_down: "int | Ints", bytes_up: "int | Ints"
+) -> Floats:
     """Return the communication time of each client: one message each way.
 
     >>> one = Machines(*(np.array([value]) for value in (100.0, 0.01, 8.0, 2.0, 0.05, 0.0)))
@@ -112,17 +118,27 @@ def simulate_round(
     dropped out by the deadline is late; the round then lasts exactly until the deadline, else until the last update
     or drop-out.
     """
-    limit = np.inf if fleet.deadline is None else fleet.deadline
+    if fleet.deadline is None:
+        limit = np.inf
+    else:
+        limit = fleet.deadline
     if fleet.partial:
-        epochs = _fitting(epochs, lambda tried: waited + transfer + work.seconds(machines, tried) <= limit)
+        epochs = _fitting(
+            epochs, lambda tried: waited + transfer + work.seconds(machines, tried) <= limit
+        )
     training = work.seconds(machines, np.maximum(epochs, 1))
-    dropped, busy = drop_out(machines, clients, seed, round), transfer + training
+    dropped = drop_out(machines, clients, seed, round)
+    busy = transfer + training
     if dropped.any():
         part = np.where(dropped, shares(seed, "dropout", round, clients, 1), 1.0)
-        training, busy = part * training, part * busy
+        training = part * training
+        busy = part * busy
     time = waited + busy
     late = time > limit
-    duration = limit if late.any() else time.max(initial=waited)
+    if late.any():
+        duration = limit
+    else:
+        duration = time.max(initial=waited)
     return Outcome(time, training, epochs, dropped & ~late, late, float(duration))
 
 

@@ -42,7 +42,9 @@ class Fleet:
 
     def __post_init__(self) -> None:
         if self.partial and self.deadline is None:
-            raise FedskewError("fleet: partial=true needs a deadline to fit epochs into: add deadline=SECONDS")
+            raise FedskewError(
+                "fleet: partial=true needs a deadline to fit epochs into: add deadline=SECONDS"
+            )
 
     def machines(self, clients: Ints) -> Machines:
         """Return the machines of these clients."""
@@ -58,11 +60,15 @@ class Fleet:
 
     def available(self, clock: float, busy: Ints) -> Members:
         """Return the clients that are available at this simulated second and not ``busy``."""
-        return self.windows.members(clock, busy) if self.windows else Members(None, 0, self.clients, busy)
+        if self.windows:
+            return self.windows.members(clock, busy)
+        return Members(None, 0, self.clients, busy)
 
     def next_available(self, clock: float) -> float:
         """Return the first second from ``clock`` on at which some client is available."""
-        return self.windows.next_open(clock) if self.windows else clock
+        if self.windows:
+            return self.windows.next_open(clock)
+        return clock
 
 
 Builder: TypeAlias = Callable[..., Fleet]  # (clients, seed, /, *, options) -> Fleet
@@ -89,9 +95,16 @@ def preset(name: str) -> Callable[[F], F]:
 
     def keep(build: F) -> F:
         signature = inspect.signature(build)
-        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        own = []
+        for parameter in signature.parameters.values():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                own.append(parameter)
         hints = get_type_hints(Rules, include_extras=True)
-        shared = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[key]) for key in hints]
+        shared = []
+        for key in hints:
+            shared.append(
+                inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[key])
+            )
         build.__signature__ = signature.replace(parameters=own + shared)  # type: ignore[attr-defined]
         build.__annotations__ = {**build.__annotations__, **hints}
         build.__doc__ = inspect.cleandoc(build.__doc__ or "").replace("Args:\n", _HELP, 1)

@@ -33,7 +33,9 @@ def _heterogeneous(
     # Between 0 and twice the mean; narrower where twice the mean would be more than 1.
     spread = min(dropout, 1 - dropout) * (2 * shares(seed, "fleet dropout", clients) - 1)
     steps = seconds_per_step / computer
-    return Machines(rows_per_second * computer, steps, down * line, up * line, latency / line, dropout + spread)
+    return Machines(
+        rows_per_second * computer, steps, down * line, up * line, latency / line, dropout + spread
+    )
 
 
 @preset("uniform")
@@ -61,7 +63,14 @@ def uniform(
     >>> uniform(3, 0, mbit_per_second=8.0).machines(np.array([1, 2])).up
     array([8., 8.])
     """
-    machine = (rows_per_second, seconds_per_step, mbit_per_second, mbit_per_second, latency, dropout)
+    machine = (
+        rows_per_second,
+        seconds_per_step,
+        mbit_per_second,
+        mbit_per_second,
+        latency,
+        dropout,
+    )
 
     @lru_cache(maxsize=1)
     def equal(count: int) -> Machines:
@@ -135,7 +144,14 @@ def mixed(
     >>> bool(some.min() > 250), bool(some.max() <= 1000), round(float(np.median(some)), -2)
     (True, True, 500.0)
     """
-    machine = (rows_per_second, seconds_per_step, mbit_per_second, mbit_per_second, latency, dropout)
+    machine = (
+        rows_per_second,
+        seconds_per_step,
+        mbit_per_second,
+        mbit_per_second,
+        latency,
+        dropout,
+    )
     return Fleet(clients, lambda some: _heterogeneous(some, seed, slow, *machine), **rules)
 
 
@@ -170,7 +186,11 @@ def edge(
     >>> bool(edge(100, 0).machines(np.arange(100)).down.min() > 50)
     True
     """
-    computer = {"slow": slow, "rows_per_second": rows_per_second, "seconds_per_step": seconds_per_step}
+    computer = {
+        "slow": slow,
+        "rows_per_second": rows_per_second,
+        "seconds_per_step": seconds_per_step,
+    }
     line = {"mbit_per_second": mbit_per_second, "latency": latency, "dropout": dropout}
     return mixed(clients, seed, **computer, **line, **rules)
 
@@ -214,5 +234,8 @@ def phones(
     machine = (rows_per_second, seconds_per_step, down_mbit, up_mbit, latency, dropout)
     length = max(1, round(share * DAY))
     start = np.floor(DAY * shares(seed, "fleet window", np.arange(clients))).astype(np.int64)
-    windows = Windows(start, np.broadcast_to(length, clients)) if length < DAY else None
+    if length < DAY:
+        windows = Windows(start, np.broadcast_to(length, clients))
+    else:
+        windows = None
     return Fleet(clients, lambda some: _heterogeneous(some, seed, slow, *machine), windows, **rules)

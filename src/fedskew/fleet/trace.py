@@ -68,7 +68,12 @@ def trace(
     if dropout is not None:
         found["dropout"] = np.full(clients, dropout)
     machine = [found.get(option.name, np.zeros(clients)) for option in _MACHINE]
-    return Fleet(clients, lambda some: Machines(*(column[some] for column in machine)), _windows(path, found), **rules)
+    return Fleet(
+        clients,
+        lambda some: Machines(*(column[some] for column in machine)),
+        _windows(path, found),
+        **rules,
+    )
 
 
 def _windows(path: Path, found: dict[str, Floats]) -> Windows | None:
@@ -80,7 +85,9 @@ def _windows(path: Path, found: dict[str, Floats]) -> Windows | None:
             f"{path} client {client}: from and to are both {end[client]}: write 0 and {DAY} for the whole day"
         )
     length = np.where(end - start == DAY, DAY, (end - start) % DAY)
-    return None if (length == DAY).all() else Windows(start, length)
+    if (length == DAY).all():
+        return None
+    return Windows(start, length)
 
 
 def _read(path: Path, clients: int) -> dict[str, Floats]:
@@ -93,7 +100,8 @@ def _read(path: Path, clients: int) -> dict[str, Floats]:
         lines = _lines(path, text)
         _, header = next(lines, (0, []))
         options = _options(path, header)
-        values, line_of = np.zeros((clients, len(options))), np.zeros(clients, dtype=np.int64)
+        values = np.zeros((clients, len(options)))
+        line_of = np.zeros(clients, dtype=np.int64)
         for number, fields in lines:
             if len(fields) != len(header):
                 raise FedskewError(
@@ -108,7 +116,10 @@ def _read(path: Path, clients: int) -> dict[str, Floats]:
         raise FedskewError(
             f"{path} has no line for client {client}: write one for each of the {clients}, 0 to {clients - 1}"
         )
-    return {option.name: column for option, column in zip(options, values.T.copy(), strict=True)}
+    result: dict[str, Floats] = {}
+    for option, column in zip(options, values.T.copy(), strict=True):
+        result[option.name] = column
+    return result
 
 
 def _lines(path: Path, text: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
@@ -126,7 +137,9 @@ def _lines(path: Path, text: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
 
 def _options(path: Path, header: Sequence[str]) -> list[Option]:
     if not header:
-        raise FedskewError(f"{path} is empty: write a header, {','.join(_NEEDED)}, and one line a client")
+        raise FedskewError(
+            f"{path} is empty: write a header, {','.join(_NEEDED)}, and one line a client"
+        )
     for name in header:
         if name not in _KNOWN:
             raise unknown(f"column of {path}", name, _KNOWN)
@@ -135,7 +148,9 @@ def _options(path: Path, header: Sequence[str]) -> list[Option]:
     needed = _NEEDED + (_WINDOWED if set(_WINDOWED) & set(header) else [])
     for name in needed:
         if name not in header:
-            raise FedskewError(f"{path} line 1: there is no column {name}: add it, the columns are {', '.join(needed)}")
+            raise FedskewError(
+                f"{path} line 1: there is no column {name}: add it, the columns are {', '.join(needed)}"
+            )
     return [option for option in (*_MACHINE, *_WINDOW) if option.name in header]
 
 

@@ -11,7 +11,8 @@ from fedskew.data.dataset import Features
 from fedskew.heterogeneity.distances import Profiles
 
 STEPS = 256  # of a feature, where it has too many distinct values
-_CELLS_EXACT = 1 << 20  # clients, or pairs of clients, x distinct values up to which the distinct values are the steps
+# Clients, or pairs of clients, x distinct values up to which the distinct values are the steps
+_CELLS_EXACT = 1 << 20
 _DISTINCT = 1 << 16  # and never more distinct values than this
 _CELLS_AT_ONCE = 1 << 22
 _VALUES_AT_ONCE = 1 << 24
@@ -35,7 +36,10 @@ class Coded:
 
     def take(self, rows: "Ints | slice") -> "Coded":
         """Return these rows, in this order."""
-        beyond = None if self.beyond is None else self.beyond[rows]
+        if self.beyond is None:
+            beyond = None
+        else:
+            beyond = self.beyond[rows]
         return replace(self, bins=self.bins[rows], steps=self.steps[rows], beyond=beyond)
 
     def as_in_fedartml(self) -> "Coded":
@@ -70,7 +74,9 @@ class Coded:
             yield groups, self.take(slice(int(inner[0]), int(inner[-1]))).profiles(inner - inner[0])
 
 
-def _count(group: Ints, code: Ints, groups: int, codes: int, weights: Floats | None = None) -> Floats:
+def _count(
+    group: Ints, code: Ints, groups: int, codes: int, weights: Floats | None = None
+) -> Floats:
     counted = np.bincount(group * codes + code, weights=weights, minlength=groups * codes)
     return counted.reshape(groups, codes).astype(np.float64, copy=False)
 
@@ -87,7 +93,9 @@ def code_feature(scaled: Floats, bins: int, exact_up_to: int) -> Coded:
     code = np.minimum((scaled * bins).astype(np.int64), bins - 1)
     distinct = _distinct(scaled, max(exact_up_to, STEPS))
     if distinct is not None:
-        return Coded(code, bins, np.searchsorted(distinct, scaled), np.diff(distinct, append=distinct[-1]))
+        return Coded(
+            code, bins, np.searchsorted(distinct, scaled), np.diff(distinct, append=distinct[-1])
+        )
     line = scaled * STEPS
     steps = np.minimum(line.astype(np.int64), STEPS - 1)
     return Coded(code, bins, steps, np.full(STEPS, 1 / STEPS), steps + 1 - line)
@@ -99,7 +107,9 @@ def _distinct(scaled: Floats, most: int) -> Floats | None:
     if len(np.unique(glance)) > most:
         return None
     distinct: NDArray[np.float64] = np.unique(scaled)
-    return distinct if len(distinct) <= most else None
+    if len(distinct) <= most:
+        return distinct
+    return None
 
 
 @dataclass(frozen=True)
@@ -115,8 +125,11 @@ class Columns:
 
     def scaled(self, columns: "Ints | slice", rows: "Ints | slice" = slice(None)) -> Floats:
         """Return some of the chosen features, one per line, scaled so that all rows together span [0, 1]."""
-        values = self.x[self.rows[rows][:, None], self.chosen[columns]].T.astype(np.float64, order="C")
-        low, high = self.low[columns][:, None], self.high[columns][:, None]
+        values = self.x[self.rows[rows][:, None], self.chosen[columns]].T.astype(
+            np.float64, order="C"
+        )
+        low = self.low[columns][:, None]
+        high = self.high[columns][:, None]
         values -= low
         values /= high - low
         return values

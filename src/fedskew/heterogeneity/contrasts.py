@@ -12,12 +12,22 @@ from fedskew.data.dataset import Dataset, Rows
 from fedskew.data.differences import factor_between
 from fedskew.data.partition import Partition
 from fedskew.data.schema import Categories, Numeric, Scaling, Schema
-from fedskew.heterogeneity.effects import LEVEL, Effect, Sample, cramers_v, cramers_v_interval, hedges_g
+from fedskew.heterogeneity.effects import (
+    LEVEL,
+    Effect,
+    Sample,
+    cramers_v,
+    cramers_v_interval,
+    hedges_g,
+)
 
 Kind: TypeAlias = Literal["number", "category"]
 Strength: TypeAlias = Literal["no", "weak", "medium", "strong"]
 # Cohen (1988): small, medium and large effects of means (d) and of categories (w, which is V of two rows).
-COHEN: dict[Kind, tuple[float, float, float]] = {"number": (0.2, 0.5, 0.8), "category": (0.1, 0.3, 0.5)}
+COHEN: dict[Kind, tuple[float, float, float]] = {
+    "number": (0.2, 0.5, 0.8),
+    "category": (0.1, 0.3, 0.5),
+}
 STRENGTHS: tuple[Strength, ...] = ("no", "weak", "medium", "strong")
 LEAST_ROWS = 20  # of a client whose median and spread are compared with those of others
 
@@ -74,9 +84,15 @@ class Contrast:
             medians = f"median {self.here:.4g} against {self.others:.4g}"
             return f"{self.factor:.3g} times the others' ({medians}; another unit?)"
         if self.kind == "number":
-            way = "higher" if self.effect > 0 else "lower"
+            if self.effect > 0:
+                way = "higher"
+            else:
+                way = "lower"
             return f"{way} (median {self.here:.4g} against {self.others:.4g})"
-        way = "more" if self.here > self.others else "less"
+        if self.here > self.others:
+            way = "more"
+        else:
+            way = "less"
         return f"{way} often {self.category!r} ({self.here:.1%} against {self.others:.1%})"
 
 
@@ -91,14 +107,18 @@ class Variable:
     @property
     def kind(self) -> Kind:
         """Return what it holds."""
-        return "category" if self.categories else "number"
+        if self.categories:
+            return "category"
+        return "number"
 
 
 class Compared:
     """A variable, divided among clients: the effect of each, and everything about one of them."""
 
     def __init__(self, variable: Variable, offsets: Ints, clients: Ints) -> None:
-        self.variable, self.offsets, self.clients = variable, offsets, clients
+        self.variable = variable
+        self.offsets = offsets
+        self.clients = clients
 
     def _mine(self, client: int) -> slice:
         return slice(int(self.offsets[client]), int(self.offsets[client + 1]))
@@ -106,7 +126,8 @@ class Compared:
     @cached_property
     def sizes(self) -> Floats:
         """Return how large the effect is at each of the clients, in large effects."""
-        large, clients = COHEN[self.variable.kind][-1], self.clients.tolist()
+        large = COHEN[self.variable.kind][-1]
+        clients = self.clients.tolist()
         if self.variable.categories:
             return np.array([cramers_v(self._against(client)) for client in clients]) / large
         return np.abs([self._effect(client, LEVEL).value for client in clients]) / large
@@ -122,7 +143,8 @@ class Compared:
 
     @cached_property
     def _counts(self) -> Ints:
-        codes, kinds = self.variable.values.astype(np.int64), len(self.variable.categories)
+        codes = self.variable.values.astype(np.int64)
+        kinds = len(self.variable.categories)
         owner = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
         table = np.bincount(owner * kinds + codes, minlength=(len(self.offsets) - 1) * kinds)
         return table.reshape(-1, kinds)
@@ -135,7 +157,10 @@ class Compared:
     def _samples(self) -> dict[int, Sample]:
         """Of each client, about the mean of all rows, so that differences of sums are exact enough."""
         apart = self.variable.values - self._centre
-        return {int(client): Sample.of(apart[self._mine(int(client))]) for client in self.clients}
+        result: dict[int, Sample] = {}
+        for client in self.clients:
+            result[int(client)] = Sample.of(apart[self._mine(int(client))])
+        return result
 
     @cached_property
     def _all(self) -> Sample:
@@ -152,11 +177,11 @@ class Compared:
 
     @cached_property
     def _quartiles(self) -> dict[int, tuple[float, float, float]]:
-        return {
-            int(client): _quartiles(self.variable.values[self._mine(int(client))])
-            for client in self.clients
-            if self._mine(int(client)).stop - self._mine(int(client)).start >= LEAST_ROWS
-        }
+        result: dict[int, tuple[float, float, float]] = {}
+        for client in self.clients:
+            if self._mine(int(client)).stop - self._mine(int(client)).start >= LEAST_ROWS:
+                result[int(client)] = _quartiles(self.variable.values[self._mine(int(client))])
+        return result
 
     def _factor(self, client: int) -> float | None:
         """Return by what factor a client's numbers differ from those of the client whose median is the middle."""
@@ -167,16 +192,26 @@ class Compared:
 
     def contrast(self, client: int, simultaneous: float) -> Contrast:
         """Return everything about one client; ``simultaneous`` is the level of intervals for all at once."""
-        effect, sure = self._effect(client, LEVEL), self._effect(client, simultaneous)
+        effect = self._effect(client, LEVEL)
+        sure = self._effect(client, simultaneous)
         surely = max(sure.low, -sure.high, 0.0)  # NaN is none of these
         common = (client, self.variable.name, self.variable.kind, *effect, surely)
         if self.variable.categories:
             here, others = (part / max(part.sum(), 1) for part in self._against(client))
             most = int(np.argmax(np.abs(here - others)))
-            return Contrast(*common, float(here[most]), float(others[most]), category=self.variable.categories[most])
-        values, mine = self.variable.values, self._mine(client)
+            return Contrast(
+                *common,
+                float(here[most]),
+                float(others[most]),
+                category=self.variable.categories[most],
+            )
+        values = self.variable.values
+        mine = self._mine(client)
         rest = np.concatenate([values[: mine.start], values[mine.stop :]])
-        middle = float(np.median(rest)) if len(rest) else float("nan")
+        if len(rest):
+            middle = float(np.median(rest))
+        else:
+            middle = float("nan")
         return Contrast(*common, float(np.median(values[mine])), middle, self._factor(client))
 
 
@@ -185,27 +220,51 @@ def _quartiles(values: Floats) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def variables_of(rows: Rows, partition: Partition, data: Dataset | None, most: int | None, seed: int) -> list[Variable]:
+def variables_of(
+    rows: Rows, partition: Partition, data: Dataset | None, most: int | None, seed: int
+) -> list[Variable]:
     """Return what clients are compared by: the columns of a table in their own units, or means and spreads of channels.
 
     Of more than ``most`` columns a random sample. ``data`` has names and units; without it, or where it has none,
     features are numbered, and in the units in which they are stored.
     """
-    names, pipeline = (data.features, data.schema) if data else ((), None)
-    table = pipeline if isinstance(pipeline, Schema) and rows.x.ndim == 2 else None
-    count = len(table.columns) if table else rows.x.shape[1]
+    if data:
+        names, pipeline = (data.features, data.schema)
+    else:
+        names, pipeline = ((), None)
+    if isinstance(pipeline, Schema) and rows.x.ndim == 2:
+        table = pipeline
+    else:
+        table = None
+    if table:
+        count = len(table.columns)
+    else:
+        count = rows.x.shape[1]
     stream = Stream(seed, "measure variables")
-    chosen = np.arange(count) if most is None or count <= most else np.sort(stream.sample(count, most))
+    if most is None or count <= most:
+        chosen = np.arange(count)
+    else:
+        chosen = np.sort(stream.sample(count, most))
     if table:
         return list(_of_schema(table, rows, partition, chosen))
-    scaling = pipeline if isinstance(pipeline, Scaling) else None
-    return [variable for i in chosen.tolist() for variable in _of_entry(rows, partition, i, names, scaling)]
+    if isinstance(pipeline, Scaling):
+        scaling = pipeline
+    else:
+        scaling = None
+    result: list[Variable] = []
+    for i in chosen.tolist():
+        for variable in _of_entry(rows, partition, i, names, scaling):
+            result.append(variable)
+    return result
 
 
-def _of_schema(schema: Schema, rows: Rows, partition: Partition, chosen: Ints) -> Iterator[Variable]:
+def _of_schema(
+    schema: Schema, rows: Rows, partition: Partition, chosen: Ints
+) -> Iterator[Variable]:
     starts = np.cumsum([0, *(len(column.features) for column in schema.columns)]).tolist()
     for place in chosen.tolist():
-        column, part = schema.columns[place], slice(starts[place], starts[place + 1])
+        column = schema.columns[place]
+        part = slice(starts[place], starts[place + 1])
         x = rows.x[partition.rows, part]
         if isinstance(column, Numeric):
             yield Variable(column.name, x[:, 0].astype(np.float64) * column.deviation + column.mean)
@@ -221,12 +280,23 @@ def _of_entry(
 ) -> Iterator[Variable]:
     """Yield a column of numbers; or the mean and the deviation, over each row, of a channel of images or windows."""
     x = rows.x[partition.rows, entry]
-    offset, factor = (scaling.offset[entry], scaling.factor[entry]) if scaling else (0.0, 1.0)
+    if scaling:
+        offset = scaling.offset[entry]
+        factor = scaling.factor[entry]
+    else:
+        offset, factor = (0.0, 1.0)
     if x.ndim == 1:
-        name = names[entry] if entry < len(names) else f"feature {entry}"
+        if entry < len(names):
+            name = names[entry]
+        else:
+            name = f"feature {entry}"
         yield Variable(name, x.astype(np.float64) / factor + offset)
         return
-    name, values = names[entry] if entry < len(names) else f"channel {entry}", x.reshape(len(x), -1)
+    if entry < len(names):
+        name = names[entry]
+    else:
+        name = f"channel {entry}"
+    values = x.reshape(len(x), -1)
     yield Variable(f"mean of {name}", values.mean(1, dtype=np.float64) / factor + offset)
     yield Variable(f"deviation of {name}", values.std(1, dtype=np.float64) / abs(factor))
 
@@ -238,4 +308,7 @@ def label_variables(rows: Rows, partition: Partition, names: Sequence[str]) -> l
     y = rows.y[partition.rows].astype(np.float64)
     if rows.target == "number":
         return [Variable("target", y)]
-    return [Variable(f"label {name}", y[:, i], ("no", "yes")) for i, name in enumerate(names)]
+    result: list[Variable] = []
+    for i, name in enumerate(names):
+        result.append(Variable(f"label {name}", y[:, i], ("no", "yes")))
+    return result

@@ -10,8 +10,12 @@ from fedskew.heterogeneity.study import Study
 
 def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool) -> Iterator[str]:
     """Return the definitions of the distances and samples; ``on_steps`` features were measured by equal steps."""
-    options, columns, pairs, few = study.options, study.columns, study.pairs, study.few_pairs
-    looked, varying = len(columns.chosen), columns.varying
+    options = study.options
+    columns = study.columns
+    pairs = study.pairs
+    few = study.few_pairs
+    looked = len(columns.chosen)
+    varying = columns.varying
     yield (
         "hellinger: sqrt(sum (sqrt p - sqrt q)^2 / 2); jensen-shannon: square root of the divergence in bits; "
         "total-variation: sum |p - q| / 2, which is 1-Wasserstein between categories that are all 1 apart; "
@@ -21,11 +25,10 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
         yield "labels: not measured, as the targets are no classes, and no bins stand in for them."
     else:
         yield _of_labels(study)
-    steps = (
-        f", in {on_steps} on {STEPS} steps (never above the exact value, at most {1 / STEPS:.4f} below)"
-        if on_steps
-        else ""
-    )
+    if on_steps:
+        steps = f", in {on_steps} on {STEPS} steps (never above the exact value, at most {1 / STEPS:.4f} below)"
+    else:
+        steps = ""
     yield (
         f"features: {'all' if looked == varying else f'{looked} random ones of'} {varying} that are not constant, "
         "each scaled "
@@ -58,7 +61,10 @@ def definition(study: Study, on_steps: int, missing: Sequence[str], chance: bool
 
 
 def _of_labels(study: Study) -> str:
-    what = "classes" if study.rows.bins is None else "bins that stand in for classes"
+    if study.rows.bins is None:
+        what = "classes"
+    else:
+        what = "bins that stand in for classes"
     return (
         f"labels: shares of the {study.classes} {what}; for wasserstein class k of K stands at k / (K - 1), so that it "
         "alone depends on the order of the classes. Label entropy is divided by log K."
@@ -66,8 +72,6 @@ def _of_labels(study: Study) -> str:
 
 
 def _drawn(pairs: Pairs) -> str:
-    return (
-        f"all {pairs.total} pairs of clients"
-        if pairs.exact
-        else f"{len(pairs.first)} of {pairs.total} pairs of clients"
-    )
+    if pairs.exact:
+        return f"all {pairs.total} pairs of clients"
+    return f"{len(pairs.first)} of {pairs.total} pairs of clients"

@@ -8,7 +8,8 @@ import numpy as np
 
 from fedskew.core.streams import Floats, Ints
 
-DISTANCES = ("hellinger", "jensen-shannon", "total-variation", "wasserstein")  # the order of the rows of every result
+# The order of the rows of every result
+DISTANCES = ("hellinger", "jensen-shannon", "total-variation", "wasserstein")
 
 _CELLS_AT_ONCE = 1 << 18  # 2 MB per array, so that it stays in the cache
 
@@ -43,9 +44,11 @@ class Profiles:
         """Return the four distances (in the order of ``DISTANCES``) between lines ``first[p]`` and ``second[p]``."""
         result = np.empty((len(DISTANCES), len(first)))
         for part in _blocks(len(first), max(self.shares.shape[1], self.areas.shape[1])):
-            one, two = first[part], second[part]
+            one = first[part]
+            two = second[part]
             middle = 0.5 * (self.entropy[one] + self.entropy[two])
-            apart, shares = self._roots[one] - self._roots[two], (self.shares[one], self.shares[two])
+            apart = self._roots[one] - self._roots[two]
+            shares = (self.shares[one], self.shares[two])
             result[0, part] = np.einsum("pb,pb->p", apart, apart)
             result[1, part] = -_x_log_x(0.5 * (shares[0] + shares[1])).sum(axis=1) - middle
             result[2, part] = 0.5 * np.abs(shares[0] - shares[1]).sum(axis=1)
@@ -58,8 +61,13 @@ class Profiles:
 def between(left: Profiles, right: Profiles) -> Floats:
     """Return the four distances from each line of ``left`` to the same line of ``right``, or to its only line."""
     count = len(left.shares)
-    both = Profiles(np.concatenate([left.shares, right.shares]), np.concatenate([left.areas, right.areas]))
-    other = np.arange(count) if len(right.shares) == count else np.zeros(count, dtype=np.int64)
+    both = Profiles(
+        np.concatenate([left.shares, right.shares]), np.concatenate([left.areas, right.areas])
+    )
+    if len(right.shares) == count:
+        other = np.arange(count)
+    else:
+        other = np.zeros(count, dtype=np.int64)
     return both.between(np.arange(count), count + other)
 
 

@@ -50,12 +50,16 @@ def hedges_g(one: Sample, other: Sample, level: float = LEVEL) -> Effect:
     [0.958, 0.032, 1.883]
     """
     n, m = one.size, other.size
-    freedom, apart = n + m - 2, one.mean - other.mean
+    freedom = n + m - 2
+    apart = one.mean - other.mean
     if freedom < 1 or not n * m:
         return Effect(math.nan, math.nan, math.nan)
     spread = math.sqrt((one.squares + other.squares) / freedom)
     if spread == 0 or not math.isfinite(apart / spread):
-        far = math.copysign(math.inf, apart) if apart else 0.0
+        if apart:
+            far = math.copysign(math.inf, apart)
+        else:
+            far = 0.0
         return Effect(far, far, far)
     g = apart / spread * (1 - 3 / (4 * freedom - 1))
     reach = z_of(level) * math.sqrt((n + m) / (n * m) + g * g / (2 * (n + m)))
@@ -74,14 +78,19 @@ class _Table(NamedTuple):
 
 def _table_of(counts: Ints) -> _Table:
     table = counts[counts.sum(1) > 0][:, counts.sum(0) > 0].astype(np.float64)
-    total, (rows, columns) = float(table.sum()), table.shape
+    total = float(table.sum())
+    rows, columns = table.shape
     if min(rows, columns) < 2:
         return _Table(0.0, 0, total, 0, 0.0)
     due = table.sum(1, keepdims=True) * table.sum(0, keepdims=True) / total
-    chi, freedom = float((np.square(table - due) / due).sum()), (rows - 1) * (columns - 1)
+    chi = float((np.square(table - due) / due).sum())
+    freedom = (rows - 1) * (columns - 1)
     surplus = max(0.0, chi / total - freedom / (total - 1))
     room = min(size - 1 - (size - 1) ** 2 / (total - 1) for size in (rows, columns))
-    v = min(1.0, math.sqrt(surplus / room)) if room > 0 else 0.0
+    if room > 0:
+        v = min(1.0, math.sqrt(surplus / room))
+    else:
+        v = 0.0
     return _Table(chi, freedom, total, min(rows, columns) - 1, v)
 
 
@@ -118,7 +127,10 @@ def _noncentrality(chi: float, freedom: int, probability: float) -> float:
     from scipy.stats import chi2, ncx2
 
     def beyond(centre: float) -> float:
-        below = ncx2.cdf(chi, freedom, centre) if centre > 0 else chi2.cdf(chi, freedom)
+        if centre > 0:
+            below = ncx2.cdf(chi, freedom, centre)
+        else:
+            below = chi2.cdf(chi, freedom)
         return float(below) - probability
 
     if beyond(0.0) <= 0:
@@ -140,7 +152,8 @@ def auc_interval(auc: float, positive: int, negative: int, level: float = LEVEL)
     """
     if math.isnan(auc):
         return Effect(math.nan, math.nan, math.nan)
-    z, middle = z_of(level), (positive + negative) / 2 - 1
+    z = z_of(level)
+    middle = (positive + negative) / 2 - 1
 
     def reach(end: float) -> float:
         shape = 1 + middle * ((1 - end) / (2 - end) + end / (1 + end))
@@ -159,4 +172,6 @@ def _end(auc: float, limit: float, reach: Callable[[float], float]) -> float:
     if beyond(limit) <= 0:
         return limit
     inside = limit + (auc - limit) * (1 - 1e-12)  # at an AUC of 0 or 1 itself there is no spread
-    return float(brentq(beyond, inside, limit, xtol=1e-9)) if beyond(inside) < 0 else auc
+    if beyond(inside) < 0:
+        return float(brentq(beyond, inside, limit, xtol=1e-9))
+    return auc

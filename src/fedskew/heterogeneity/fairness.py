@@ -25,7 +25,9 @@ def gini(values: Numbers) -> float:
     if ordered.size == 0:
         raise FedskewError("the Gini coefficient of no values is not defined")
     if not np.all(ordered >= 0) or not math.isfinite(ordered[-1]):
-        raise FedskewError(f"the Gini coefficient needs finite values >= 0, got {ordered[0]:g} … {ordered[-1]:g}")
+        raise FedskewError(
+            f"the Gini coefficient needs finite values >= 0, got {ordered[0]:g} … {ordered[-1]:g}"
+        )
     if ordered[-1] == 0:
         return 0.0
     count = ordered.size
@@ -48,7 +50,9 @@ def worst_share_mean(values: Numbers, share: float = 0.1) -> float:
     numbers = numbers[np.isfinite(numbers)]
     # 0.1 * 30 is a little more than 3 in floating point and must not count as 4 clients.
     worst = np.sort(numbers)[: math.ceil(share * numbers.size - 1e-9)]
-    return float(worst.mean()) if worst.size else math.nan
+    if worst.size:
+        return float(worst.mean())
+    return math.nan
 
 
 def rounds_to_share(values: Numbers, share: float = 0.9, goal: float | None = None) -> int | None:
@@ -64,5 +68,8 @@ def rounds_to_share(values: Numbers, share: float = 0.9, goal: float | None = No
         raise FedskewError(f"a share of {share:g} is out of range, it must be > 0 and <= 1")
     numbers = np.asarray(values, dtype=np.float64)
     target = share * (numbers[-1:] if goal is None else np.array([goal]))
-    reached = np.flatnonzero(numbers >= target - 1e-12 * np.abs(target))  # 0.72 reaches 0.9 of 0.8, rounding or not
-    return int(reached[0]) + 1 if reached.size else None
+    # 0.72 reaches 0.9 of 0.8, rounding or not
+    reached = np.flatnonzero(numbers >= target - 1e-12 * np.abs(target))
+    if reached.size:
+        return int(reached[0]) + 1
+    return None

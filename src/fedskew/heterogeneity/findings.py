@@ -20,10 +20,12 @@ from fedskew.heterogeneity.study import Study
 from fedskew.heterogeneity.two_sample import clients_to_test, two_sample_auc
 
 MOST_CLIENTS = 200  # that are looked at one by one; above that, clients at even steps
-MOST_VALUES = 1 << 26  # of all columns that are compared, which are a random sample where there are more
+# Of all columns that are compared, which are a random sample where there are more
+MOST_VALUES = 1 << 26
 MOST_CONTRASTS = 500  # of all clients together that are listed, but at least ten a client
 AUCS = (0.556, 0.638, 0.714)  # of normal distributions that are 0.2, 0.5 and 0.8 deviations apart
-CONCEPT = (0.05, 0.15, 0.3)  # mean Hellinger distance of labels given features, above that by chance
+# Mean Hellinger distance of labels given features, above that by chance
+CONCEPT = (0.05, 0.15, 0.3)
 EXPECTED = 10  # rows of a class that make its absence no chance
 DEFINITION = (
     "g: Hedges' g, the difference of a client's mean and that of all others in standard deviations; V: Cramér's V, "
@@ -96,11 +98,16 @@ class Findings:
         }
 
     def __str__(self) -> str:
-        return "\n\n".join(("\n".join(self.verdict), _client_table(self), _column_table(self), DEFINITION))
+        return "\n\n".join(
+            ("\n".join(self.verdict), _client_table(self), _column_table(self), DEFINITION)
+        )
 
 
 def examine(
-    study: Study, names: Sequence[str], missing: Mapping[str, Mapping[str, int]], given_features: tuple[float, float]
+    study: Study,
+    names: Sequence[str],
+    missing: Mapping[str, Mapping[str, int]],
+    given_features: tuple[float, float],
 ) -> Findings:
     """Return the findings about the clients of a study.
 
@@ -110,10 +117,15 @@ def examine(
         missing: missing entries, by the names of client and column
         given_features: mean Hellinger distance of labels given features, and the same by chance
     """
-    partition, options, rows = study.partition, study.options, study.rows
+    partition = study.partition
+    options = study.options
+    rows = study.rows
     chosen = np.arange(partition.clients)[:: -(-partition.clients // MOST_CLIENTS)]
     most = MOST_VALUES // len(partition.rows) + 1
-    wanted = most if options.features is None else min(most, options.features)
+    if options.features is None:
+        wanted = most
+    else:
+        wanted = min(most, options.features)
     targets, columns = (
         [Compared(variable, partition.offsets, chosen) for variable in variables]
         for variables in (
@@ -121,16 +133,31 @@ def examine(
             variables_of(rows, partition, study.data, wanted, options.seed),
         )
     )
-    tested = clients_to_test(chosen, partition.sizes) if len(study.columns.chosen) else chosen[:0]
+    if len(study.columns.chosen):
+        tested = clients_to_test(chosen, partition.sizes)
+    else:
+        tested = chosen[:0]
     sure = 1 - (1 - LEVEL) / max(len(chosen) * (len(columns) + len(targets)) + len(tested), 1)
     stream = Stream(options.seed, "measure two-sample")
-    aucs = {client: two_sample_auc(study.columns, partition.offsets, client, stream) for client in tested.tolist()}
-    sizes = np.nan_to_num(np.array([one.sizes for one in columns]).reshape(len(columns), len(chosen)), posinf=np.inf)
-    counts = partition.counts(rows.labels, study.classes, chosen) if study.classes else np.zeros((len(chosen), 0), int)
-    total = np.bincount(rows.labels[partition.rows], minlength=study.classes) if study.classes else counts[0]
+    aucs = {}
+    for client in tested.tolist():
+        aucs[client] = two_sample_auc(study.columns, partition.offsets, client, stream)
+    sizes = np.nan_to_num(
+        np.array([one.sizes for one in columns]).reshape(len(columns), len(chosen)), posinf=np.inf
+    )
+    if study.classes:
+        counts = partition.counts(rows.labels, study.classes, chosen)
+    else:
+        counts = np.zeros((len(chosen), 0), int)
+    if study.classes:
+        total = np.bincount(rows.labels[partition.rows], minlength=study.classes)
+    else:
+        total = counts[0]
     found = []
     for place, client in enumerate(chosen.tolist()):
-        largest = np.argsort(-sizes[:, place], kind="stable")[: max(10, MOST_CONTRASTS // len(chosen))]
+        largest = np.argsort(-sizes[:, place], kind="stable")[
+            : max(10, MOST_CONTRASTS // len(chosen))
+        ]
         label = max((one.contrast(client, sure) for one in targets), key=_size, default=None)
         auc = aucs.get(client)
         found.append(
@@ -147,9 +174,14 @@ def examine(
                 auc_interval(*auc, sure).low if auc else 0.5,
             )
         )
-    by_column = [one.contrast(int(chosen[np.argmax(sizes[i])]), sure) for i, one in enumerate(columns)]
+    by_column = [
+        one.contrast(int(chosen[np.argmax(sizes[i])]), sure) for i, one in enumerate(columns)
+    ]
     by_column.sort(key=lambda one: (one.factor is None or one.strength == "no", -_size(one)))
-    over_all = cramers_v_interval(counts) if study.classes else None
+    if study.classes:
+        over_all = cramers_v_interval(counts)
+    else:
+        over_all = None
     verdict = _verdict(study, tuple(names), found, by_column, over_all, given_features)
     return Findings(tuple(names), tuple(found), tuple(by_column), over_all, tuple(verdict))
 
@@ -162,12 +194,16 @@ def _shares(counts: Ints) -> list[float]:
 def _absent(names: Sequence[str], counts: Ints, others: Ints) -> tuple[str, ...]:
     """Return the classes without a row here, of which the others' shares make us expect several."""
     due = int(counts.sum()) * np.array(_shares(others))
-    return tuple(names[label] for label in np.flatnonzero((counts == 0) & (due >= EXPECTED)).tolist())
+    return tuple(
+        names[label] for label in np.flatnonzero((counts == 0) & (due >= EXPECTED)).tolist()
+    )
 
 
 def _size(one: Contrast) -> float:
     """Return how large an effect is, so that those of numbers and of categories can be ordered together."""
-    return 0.0 if np.isnan(one.effect) else abs(one.effect) / (0.8 if one.kind == "number" else 0.5)
+    if np.isnan(one.effect):
+        return 0.0
+    return abs(one.effect) / (0.8 if one.kind == "number" else 0.5)
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------
@@ -189,23 +225,36 @@ def _verdict(
         told = told[0], f"{told[1]} (a skew of labels shows there too)"
     concept = STRENGTHS[sum(given_features[0] - given_features[1] >= limit for limit in CONCEPT)]
     ratio = float(study.partition.sizes.max() / study.partition.sizes.min())
-    few, many = int(study.partition.sizes.argmin()), int(study.partition.sizes.argmax())
+    few = int(study.partition.sizes.argmin())
+    many = int(study.partition.sizes.argmax())
     sizes = (
         f"sizes: from {study.partition.sizes[few]:,} rows ({names[few]}) to {study.partition.sizes[many]:,} "
         f"({names[many]}), x {ratio:.3g}"
     )
-    kinds = [f"{strength} {kind}" for kind, (strength, _) in (("label skew", labels), ("feature shift", features))
-             if strength != "no"]  # fmt: skip
+    # Fmt: skip
+    kinds = []
+    for kind, (strength, _) in (("label skew", labels), ("feature shift", features)):
+        if strength != "no":
+            kinds.append(f"{strength} {kind}")
     if not kinds and told[0] != "no":
         kinds.append(f"{told[0]} feature shift in several columns together")
     if not kinds and concept != "no":
         kinds.append(f"{concept} concept shift")
     if ratio >= 2:
         kinds.append(f"sizes that differ {ratio:.3g} times")
-    whole = f"verdict: {', '.join(kinds)}" if kinds else "verdict: no difference between the clients beyond chance"
-    looked = f" ({len(clients)} of {len(names):,} clients looked at)" if len(clients) < len(names) else ""
+    if kinds:
+        whole = f"verdict: {', '.join(kinds)}"
+    else:
+        whole = "verdict: no difference between the clients beyond chance"
+    if len(clients) < len(names):
+        looked = f" ({len(clients)} of {len(names):,} clients looked at)"
+    else:
+        looked = ""
     explained = {labels[0], features[0], told[0]} != {"no"}
-    why = "the skews above may explain it" if explained else "the same features have other labels at other clients"
+    if explained:
+        why = "the skews above may explain it"
+    else:
+        why = "the same features have other labels at other clients"
     given = f"labels given features: distance {given_features[0]:.2f}, by chance {given_features[1]:.2f}: {why}"
     more = [*([told[1]] if told[1] else []), *([given] if concept != "no" else [])]
     return [whole + looked, labels[1], features[1], *more, sizes]
@@ -215,24 +264,41 @@ def _strongest(contrasts: Sequence[Contrast]) -> Strength:
     return max((one.strength for one in contrasts), key=STRENGTHS.index, default="no")
 
 
-def _label_verdict(clients: Sequence[ClientFindings], label_v: Effect | None) -> tuple[Strength, str]:
+def _label_verdict(
+    clients: Sequence[ClientFindings], label_v: Effect | None
+) -> tuple[Strength, str]:
     clear = [one for one in clients if one.absent or (one.label and one.label.strength != "no")]
     clear.sort(key=lambda one: (-_size(one.label) if one.label else 0.0, one.client))
-    over_all = "" if label_v is None else f"; over all clients V = {_interval(label_v)}"
+    if label_v is None:
+        over_all = ""
+    else:
+        over_all = f"; over all clients V = {_interval(label_v)}"
     if not clear:
         return "no", f"labels: no clear difference{over_all}"
     strength = _strongest([one.label for one in clear if one.label])
-    strength = "weak" if strength == "no" else strength  # where classes are absent
+    # Where classes are absent
+    if strength == "no":
+        strength = "weak"
+    else:
+        strength = strength
     said = [f"{one.name} {_label_words(one)}" for one in clear[:_NAMED]]
-    more = f" and {len(clear) - _NAMED} more clients" if len(clear) > _NAMED else ""
+    if len(clear) > _NAMED:
+        more = f" and {len(clear) - _NAMED} more clients"
+    else:
+        more = ""
     return strength, f"labels: {strength} skew: {'; '.join(said)}{more}{over_all}"
 
 
 def _label_words(one: ClientFindings) -> str:
-    words = [f"is {one.label.words()}"] if one.label and one.label.strength != "no" else []
+    if one.label and one.label.strength != "no":
+        words = [f"is {one.label.words()}"]
+    else:
+        words = []
     if one.absent:
         listed = ", ".join(map(repr, one.absent[:_NAMED]))
-        words.append(f"has no {listed}{f' and {len(one.absent) - _NAMED} more' if len(one.absent) > _NAMED else ''}")
+        words.append(
+            f"has no {listed}{f' and {len(one.absent) - _NAMED} more' if len(one.absent) > _NAMED else ''}"
+        )
     return ", ".join(words)
 
 
@@ -241,8 +307,13 @@ def _feature_verdict(names: Sequence[str], columns: Sequence[Contrast]) -> tuple
     strength = _strongest(clear)
     if not clear:
         return "no", f"features: no clear difference in any of {len(columns)} columns"
-    said = [f"{one.column} of {names[one.client]} is {one.words()}" for one in clear[:_NAMED]]
-    more = f"; {len(clear) - _NAMED} more columns differ" if len(clear) > _NAMED else ""
+    said = []
+    for one in clear[:_NAMED]:
+        said.append(f"{one.column} of {names[one.client]} is {one.words()}")
+    if len(clear) > _NAMED:
+        more = f"; {len(clear) - _NAMED} more columns differ"
+    else:
+        more = ""
     return strength, f"features: {strength} shift: {'; '.join(said)}{more}"
 
 
@@ -252,13 +323,25 @@ def _classifier_verdict(clients: Sequence[ClientFindings]) -> tuple[Strength, st
     if not tested:
         return "no", ""
     if not told:
-        return "no", f"a classifier cannot tell the rows of any of {len(tested)} clients from the others'"
+        return (
+            "no",
+            f"a classifier cannot tell the rows of any of {len(tested)} clients from the others'",
+        )
     strengths = [STRENGTHS[sum(one.surely >= limit for limit in AUCS)] for one in told]
     first = [one for one, strength in zip(told, strengths, strict=True) if strength == strengths[0]]
     said = ", ".join(f"{one.name} (AUC {_interval(one.auc)})" for one in first[:_NAMED] if one.auc)
-    more = f" and {len(first) - _NAMED} more" if len(first) > _NAMED else ""
-    weaker = f"; of {len(told) - len(first)} more less well" if len(told) > len(first) else ""
-    rest = f"; of {len(tested) - len(told)} not at all" if len(tested) > len(told) else ""
+    if len(first) > _NAMED:
+        more = f" and {len(first) - _NAMED} more"
+    else:
+        more = ""
+    if len(told) > len(first):
+        weaker = f"; of {len(told) - len(first)} more less well"
+    else:
+        weaker = ""
+    if len(tested) > len(told):
+        rest = f"; of {len(tested) - len(told)} not at all"
+    else:
+        rest = ""
     return strengths[0], f"a classifier tells rows from the others' of {said}{more}{weaker}{rest}"
 
 
@@ -271,13 +354,28 @@ def _interval(effect: Effect) -> str:
 
 def _client_table(found: Findings) -> str:
     classes = list(found.clients[0].label_shares)
-    shown = classes if len(classes) <= _CLASSES else []
+    if len(classes) <= _CLASSES:
+        shown = classes
+    else:
+        shown = []
     lacking = any(one.missing for one in found.clients)
-    heads = ["client", "rows", *(["missing"] if lacking else []), *(_short(name, 12) for name in shown)]
+    heads = [
+        "client",
+        "rows",
+        *(["missing"] if lacking else []),
+        *(_short(name, 12) for name in shown),
+    ]
     lines = [[*heads, "labels against others", "two-sample AUC", "most different column"]]
     for one in found.clients:
-        first = one.columns[0] if one.columns else None
-        cells = [one.name, f"{one.rows:,}", *([f"{sum(one.missing.values()):,}"] if lacking else [])]
+        if one.columns:
+            first = one.columns[0]
+        else:
+            first = None
+        cells = [
+            one.name,
+            f"{one.rows:,}",
+            *([f"{sum(one.missing.values()):,}"] if lacking else []),
+        ]
         cells += [f"{one.label_shares[name]:.1%}" for name in shown]
         cells.append("" if one.label is None else _effect(one.label))
         cells.append("" if one.auc is None else _interval(one.auc))
@@ -302,9 +400,12 @@ def _effect(one: Contrast) -> str:
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )
 
 
 def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    if len(text) <= most:
+        return text
+    return text[: most - 1] + "…"

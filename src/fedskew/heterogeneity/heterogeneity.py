@@ -15,7 +15,13 @@ from fedskew.heterogeneity.definition import definition
 from fedskew.heterogeneity.distances import DISTANCES, between
 from fedskew.heterogeneity.fairness import gini
 from fedskew.heterogeneity.findings import examine
-from fedskew.heterogeneity.pairs import Comparison, shuffled, standard_error, whole_clients, within_strata
+from fedskew.heterogeneity.pairs import (
+    Comparison,
+    shuffled,
+    standard_error,
+    whole_clients,
+    within_strata,
+)
 from fedskew.heterogeneity.regions import regions_of
 from fedskew.heterogeneity.result import VIEWS, Heterogeneity, Spread
 from fedskew.heterogeneity.study import FEDARTML, Convention, Options, Study, study_of
@@ -57,13 +63,21 @@ def measure(
     >>> measure(rows, Partition.from_owner(np.array([0, 0, 1, 1]), clients=2)).labels["hellinger"].mean
     1.0
     """
-    study = study_of(data, partition, classes, Options(features, bins, pairs, min_rows, seed, convention))
-    labelled, columns = study.classes > 0, study.columns
-    views = {"labels": _labels(study, chance)} if labelled else {}
+    study = study_of(
+        data, partition, classes, Options(features, bins, pairs, min_rows, seed, convention)
+    )
+    labelled = study.classes > 0
+    columns = study.columns
+    if labelled:
+        views = {"labels": _labels(study, chance)}
+    else:
+        views = {}
     by_feature, on_steps, found = _features(study, chance)
     views |= found
     if labelled and len(columns.chosen):
-        views |= _labels_given_features(study, regions_of(columns, Stream(seed, "measure regions")), chance)
+        views |= _labels_given_features(
+            study, regions_of(columns, Stream(seed, "measure regions")), chance
+        )
     sizes = study.partition.sizes
     return Heterogeneity(
         clients=study.partition.clients,
@@ -73,28 +87,37 @@ def measure(
         label_entropy=_label_entropy(study) if labelled else {},
         sizes=_sizes(sizes),
         most_skewed_feature=int(columns.chosen[np.argmax(by_feature)]) if len(by_feature) else None,
-        definition=tuple(definition(study, on_steps, [view for view in VIEWS if view not in views], chance)),
-        findings=examine(study, *_told(data, study.partition), _given_features(views)) if each else None,
+        definition=tuple(
+            definition(study, on_steps, [view for view in VIEWS if view not in views], chance)
+        ),
+        findings=examine(study, *_told(data, study.partition), _given_features(views))
+        if each
+        else None,
     )
 
 
-def _told(data: "Federation | Rows", partition: Partition) -> tuple[Sequence[str], Mapping[str, Mapping[str, int]]]:
+def _told(
+    data: "Federation | Rows", partition: Partition
+) -> tuple[Sequence[str], Mapping[str, Mapping[str, int]]]:
     """Return the names of the clients, and the missing entries of their columns, where they told them."""
     if not isinstance(data, Federation):
         return [f"client {client}" for client in range(partition.clients)], {}
     if not data.named:
         return [f"client {client}" for client in range(data.clients)], {}
-    missing = {
-        one.name: {title: facts.missing for title, facts in one.columns.items() if facts.missing}
-        for one in data.data.silos
-    }
+    missing = {}
+    for one in data.data.silos:
+        missing[one.name] = {
+            title: facts.missing for title, facts in one.columns.items() if facts.missing
+        }
     return data.client_names, missing
 
 
 def _given_features(views: Mapping[str, Mapping[str, Spread]]) -> tuple[float, float]:
     """Return the distance of labels given features, and that by chance; both 0 where they were not measured."""
     spread = views.get("labels given features", {}).get("hellinger")
-    return (0.0, 0.0) if spread is None or spread.by_chance is None else (spread.mean, spread.by_chance)
+    if spread is None or spread.by_chance is None:
+        return (0.0, 0.0)
+    return (spread.mean, spread.by_chance)
 
 
 def levels(
@@ -127,19 +150,28 @@ class _Apart:
         """Return one number for this distance."""
         if convention == "mean":
             return _mean(self.by_pair[line])
-        inside = self.squares if DISTANCES[line] == "hellinger" else self.by_variable
+        if DISTANCES[line] == "hellinger":
+            inside = self.squares
+        else:
+            inside = self.by_variable
         return min(_mean(np.sqrt(inside[line])), 1.0)
 
 
 def _named(convention: Convention) -> list[tuple[int, str]]:
     """Return the distances that a convention defines, with their lines."""
-    return [(line, name) for line, name in enumerate(DISTANCES) if convention == "mean" or name in FEDARTML]
+    result: list[tuple[int, str]] = []
+    for line, name in enumerate(DISTANCES):
+        if convention == "mean" or name in FEDARTML:
+            result.append((line, name))
+    return result
 
 
 def _compare(
     variables: Iterable[Coded], comparisons: Sequence[Comparison], pooled: "_Pooled | None" = None
 ) -> list[_Apart]:
-    sums = [np.zeros((len(DISTANCES), comparison.pairs)) for comparison in comparisons]
+    sums = []
+    for comparison in comparisons:
+        sums.append(np.zeros((len(DISTANCES), comparison.pairs)))
     means: list[list[Floats]] = [[] for _ in comparisons]
     squares: list[list[Floats]] = [[] for _ in comparisons]
     for variable in variables:
@@ -151,14 +183,16 @@ def _compare(
                 square.append((apart**2).mean(axis=1))
         if pooled is not None:
             pooled.add(variable)
-    return [
-        _Apart(
-            comparison,
-            total / max(len(mean), 1),
-            *(np.array(part).T.reshape(len(DISTANCES), -1) for part in (mean, square)),
+    result: list[_Apart] = []
+    for comparison, total, mean, square in zip(comparisons, sums, means, squares, strict=True):
+        result.append(
+            _Apart(
+                comparison,
+                total / max(len(mean), 1),
+                *(np.array(part).T.reshape(len(DISTANCES), -1) for part in (mean, square)),
+            )
         )
-        for comparison, total, mean, square in zip(comparisons, sums, means, squares, strict=True)
-    ]
+    return result
 
 
 class _Pooled:
@@ -184,22 +218,27 @@ class _Pooled:
 
 
 def _labels(study: Study, chance: bool) -> dict[str, Spread]:
-    comparison, pooled = whole_clients(study.partition.offsets, study.pairs), _Pooled(study.partition.offsets)
+    comparison = whole_clients(study.partition.offsets, study.pairs)
+    pooled = _Pooled(study.partition.offsets)
     comparisons = [comparison, *_by_chance(comparison, None, study, chance)]
-    return _spreads(_compare([study.labels], comparisons, pooled), 1, study.options.convention, pooled)
+    return _spreads(
+        _compare([study.labels], comparisons, pooled), 1, study.options.convention, pooled
+    )
 
 
 def _features(study: Study, chance: bool) -> tuple[Floats, int, dict[str, dict[str, Spread]]]:
     """Return each feature's mean Hellinger distance, how many were on steps, and the spreads (also given the label)."""
     offsets = study.partition.offsets
-    plain, given = whole_clients(offsets, study.pairs), None
+    plain = whole_clients(offsets, study.pairs)
+    given = None
     comparisons = [plain, *_by_chance(plain, None, study, chance)]
     half = len(comparisons)
     if study.classes:
         label = study.rows.labels[study.partition.rows]
         given = within_strata(offsets, label, study.few_pairs, study.options.min_rows)
         comparisons += [given, *_by_chance(given, label, study, chance)]
-    pooled, varying = _Pooled(offsets), study.columns.varying
+    pooled = _Pooled(offsets)
+    varying = study.columns.varying
     apart = _compare(study.features(plain.load), comparisons, pooled)
     found = {"features": _spreads(apart[:half], varying, study.options.convention, pooled)}
     if given is not None and given.pairs:
@@ -207,33 +246,54 @@ def _features(study: Study, chance: bool) -> tuple[Floats, int, dict[str, dict[s
     return apart[0].by_variable[0], pooled.on_steps, found
 
 
-def _labels_given_features(study: Study, region: Ints, chance: bool) -> dict[str, dict[str, Spread]]:
-    comparison = within_strata(study.partition.offsets, region, study.few_pairs, study.options.min_rows)
+def _labels_given_features(
+    study: Study, region: Ints, chance: bool
+) -> dict[str, dict[str, Spread]]:
+    comparison = within_strata(
+        study.partition.offsets, region, study.few_pairs, study.options.min_rows
+    )
     comparisons = [comparison, *_by_chance(comparison, region, study, chance)]
     if not comparison.pairs:
         return {}
-    return {"labels given features": _spreads(_compare([study.labels], comparisons), 1, study.options.convention)}
+    return {
+        "labels given features": _spreads(
+            _compare([study.labels], comparisons), 1, study.options.convention
+        )
+    }
 
 
-def _by_chance(comparison: Comparison, stratum: Ints | None, study: Study, chance: bool) -> list[Comparison]:
-    return [shuffled(comparison, stratum, Stream(study.options.seed, "measure chance"))] if chance else []
+def _by_chance(
+    comparison: Comparison, stratum: Ints | None, study: Study, chance: bool
+) -> list[Comparison]:
+    if chance:
+        return [shuffled(comparison, stratum, Stream(study.options.seed, "measure chance"))]
+    return []
 
 
 def _spreads(
     apart: Sequence[_Apart], variables: int, convention: Convention, pooled: _Pooled | None = None
 ) -> dict[str, Spread]:
     """Return one result per distance; ``apart`` are the measured distances and those by chance."""
-    actual, comparison = apart[0], apart[0].comparison
-    to_all, worst_to_all = pooled.summary() if pooled else (None, None)
+    actual = apart[0]
+    comparison = apart[0].comparison
+    if pooled:
+        to_all, worst_to_all = pooled.summary()
+    else:
+        to_all, worst_to_all = (None, None)
     result = {}
     for line, name in _named(convention):
         values = actual.by_pair[line]
-        from_pairs, from_variables = comparison.error(values), standard_error(actual.by_variable[line], variables)
-        error = math.hypot(from_pairs, from_variables) if len(values) else 0.0
+        from_pairs = comparison.error(values)
+        from_variables = standard_error(actual.by_variable[line], variables)
+        if len(values):
+            error = math.hypot(from_pairs, from_variables)
+        else:
+            error = 0.0
         result[name] = Spread(
             mean=actual.level(line, convention),
             worst=float(values.max(initial=0.0)),
-            standard_error=error if convention == "mean" or error == 0 else math.nan,  # it does not apply to a root
+            # It does not apply to a root
+            standard_error=error if convention == "mean" or error == 0 else math.nan,
             pairs=comparison.pairs,
             by_chance=apart[1].level(line, convention) if len(apart) > 1 else None,
             pooled=None if to_all is None else float(to_all[line]),
@@ -243,7 +303,9 @@ def _spreads(
 
 
 def _mean(values: Floats) -> float:
-    return float(values.mean()) if len(values) else 0.0
+    if len(values):
+        return float(values.mean())
+    return 0.0
 
 
 def _label_entropy(study: Study) -> dict[str, float]:
@@ -251,10 +313,24 @@ def _label_entropy(study: Study) -> dict[str, float]:
     entropy = np.empty(study.partition.clients)
     for clients, profiles in study.labels.profiles_in_turn(study.partition.offsets):
         entropy[clients] = profiles.entropy
-    entropy /= math.log2(study.classes) if study.classes > 1 else 1.0
-    return {"mean": float(entropy.mean()), "least": float(entropy.min()), "most": float(entropy.max())}
+    if study.classes > 1:
+        entropy /= math.log2(study.classes)
+    else:
+        entropy /= 1.0
+    return {
+        "mean": float(entropy.mean()),
+        "least": float(entropy.min()),
+        "most": float(entropy.max()),
+    }
 
 
 def _sizes(sizes: Ints) -> dict[str, float]:
-    least, most = int(sizes.min()), int(sizes.max())
-    return {"least": least, "most": most, "mean": float(sizes.mean()), "ratio": most / least, "gini": gini(sizes)}
+    least = int(sizes.min())
+    most = int(sizes.max())
+    return {
+        "least": least,
+        "most": most,
+        "mean": float(sizes.mean()),
+        "ratio": most / least,
+        "gini": gini(sizes),
+    }

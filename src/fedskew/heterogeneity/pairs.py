@@ -30,7 +30,9 @@ class Pairs:
 
 def default_pairs(clients: int) -> int:
     """Return how many pairs are compared by default: all of up to 500 clients, then a sample."""
-    return CLIENTS_EXACT * (CLIENTS_EXACT - 1) // 2 if clients <= CLIENTS_EXACT else PAIRS_SAMPLED
+    if clients <= CLIENTS_EXACT:
+        return CLIENTS_EXACT * (CLIENTS_EXACT - 1) // 2
+    return PAIRS_SAMPLED
 
 
 def choose_pairs(clients: int, most: int, stream: Stream) -> Pairs:
@@ -41,7 +43,10 @@ def choose_pairs(clients: int, most: int, stream: Stream) -> Pairs:
     [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (3, 0)]
     """
     total = clients * (clients - 1) // 2
-    number = np.arange(total) if total <= most else stream.sample(total, most)
+    if total <= most:
+        number = np.arange(total)
+    else:
+        number = stream.sample(total, most)
     # Client i and the one 1, 2, … places further, cyclically: every pair has exactly one number.
     first = number % max(clients, 1)
     return Pairs(first, (first + number // max(clients, 1) + 1) % max(clients, 1), total)
@@ -79,12 +84,17 @@ class Comparison:
         """Return the four distances of every pair that has a comparison, for one variable."""
         if not self.pairs:
             return np.empty((len(DISTANCES), 0))
-        grouped = coded if self.rows is None else coded.take(self.rows)
+        if self.rows is None:
+            grouped = coded
+        else:
+            grouped = coded.take(self.rows)
         apart = grouped.profiles(self.offsets).between(self.first, self.second)
         if len(self.pair) == self.pairs:
             return apart
         times = np.bincount(self.pair, minlength=self.pairs)
-        return np.stack([np.bincount(self.pair, weights=line, minlength=self.pairs) / times for line in apart])
+        return np.stack(
+            [np.bincount(self.pair, weights=line, minlength=self.pairs) / times for line in apart]
+        )
 
     @property
     def load(self) -> int:
@@ -93,7 +103,10 @@ class Comparison:
 
     def error(self, values: Floats) -> float:
         """Return the standard error from sampling pairs; pairs without a comparison count as drawn but missing."""
-        share = self.pairs / self.of if self.of else 1.0
+        if self.of:
+            share = self.pairs / self.of
+        else:
+            share = 1.0
         return standard_error(values, max(round(self.total * share), self.pairs))
 
 
@@ -102,8 +115,13 @@ def whole_clients(offsets: Ints, pairs: Pairs) -> Comparison:
     needed, ends = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
     count = len(pairs.first)
     same = len(needed) == len(offsets) - 1
-    rows, inner = (None, offsets) if same else rows_of(offsets, needed)
-    return Comparison(rows, inner, ends[:count], ends[count:], np.arange(count), count, count, pairs.total)
+    if same:
+        rows, inner = (None, offsets)
+    else:
+        rows, inner = rows_of(offsets, needed)
+    return Comparison(
+        rows, inner, ends[:count], ends[count:], np.arange(count), count, count, pairs.total
+    )
 
 
 def within_strata(offsets: Ints, stratum: Ints, pairs: Pairs, min_rows: int) -> Comparison:
@@ -116,12 +134,17 @@ def within_strata(offsets: Ints, stratum: Ints, pairs: Pairs, min_rows: int) -> 
     enough = sizes >= min_rows
     table = enough.reshape(len(needed), strata)
     count = len(pairs.first)
-    one, two = ends[:count], ends[count:]
+    one = ends[:count]
+    two = ends[count:]
     pair, shared = np.nonzero(table[one] & table[two])
     compared, pair = np.unique(pair, return_inverse=True)
     number = np.cumsum(enough) - 1  # of the cells with enough rows
-    which = compared[pair] if len(compared) else pair
-    first, second = number[one[which] * strata + shared], number[two[which] * strata + shared]
+    if len(compared):
+        which = compared[pair]
+    else:
+        which = pair
+    first = number[one[which] * strata + shared]
+    second = number[two[which] * strata + shared]
     kept = enough[cell]
     rows = rows[kept][np.argsort(cell[kept], kind="stable")]
     edges = np.concatenate([[0], np.cumsum(sizes[enough])])
@@ -130,7 +153,10 @@ def within_strata(offsets: Ints, stratum: Ints, pairs: Pairs, min_rows: int) -> 
 
 def shuffled(comparison: Comparison, stratum: Ints | None, stream: Stream) -> Comparison:
     """Return the same groups with their rows assigned at random, within each stratum: what chance alone gives."""
-    rows = np.arange(int(comparison.offsets[-1])) if comparison.rows is None else comparison.rows
+    if comparison.rows is None:
+        rows = np.arange(int(comparison.offsets[-1]))
+    else:
+        rows = comparison.rows
     mixed = rows[stream.permutation(len(rows))]
     if stratum is not None:
         places = np.argsort(stratum[rows], kind="stable")

@@ -13,19 +13,26 @@ _VALUES_AT_ONCE = 1 << 22
 
 def regions_of(columns: Columns, stream: Stream) -> Ints:
     """Return the region of every row: ten steps of Lloyd's k-means on scaled features, then the nearest centre."""
-    total, width = len(columns.rows), len(columns.chosen)
+    total = len(columns.rows)
+    width = len(columns.chosen)
     sample = np.sort(stream.sample(total, min(total, SAMPLE)))
     points = columns.scaled(slice(None), sample).T
     distinct = np.unique(points, axis=0)
     start = np.sort(
-        Stream(stream.seed, stream.purpose, *stream.path, 1).sample(len(distinct), min(REGIONS, len(distinct)))
+        Stream(stream.seed, stream.purpose, *stream.path, 1).sample(
+            len(distinct), min(REGIONS, len(distinct))
+        )
     )
     centres = distinct[start]
     for _ in range(LLOYD_STEPS):
         centres = _means(points, _nearest(points, centres), centres)
     step = max(_VALUES_AT_ONCE // max(width, 1), 1)
-    parts = [slice(begin, min(begin + step, total)) for begin in range(0, total, step)]
-    return np.concatenate([_nearest(columns.scaled(slice(None), part).T, centres) for part in parts])
+    parts = []
+    for begin in range(0, total, step):
+        parts.append(slice(begin, min(begin + step, total)))
+    return np.concatenate(
+        [_nearest(columns.scaled(slice(None), part).T, centres) for part in parts]
+    )
 
 
 def _nearest(points: Floats, centres: Floats) -> Ints:

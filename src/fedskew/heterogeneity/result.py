@@ -50,7 +50,9 @@ class Heterogeneity:
     def labels(self) -> Mapping[str, Spread]:
         """Distance between label distributions, by name of the distance; refused where rows have no labels."""
         if "labels" not in self.views:
-            raise FedskewError("labels were not measured, as the targets are no classes: cut with bins=5, say")
+            raise FedskewError(
+                "labels were not measured, as the targets are no classes: cut with bins=5, say"
+            )
         return self.views["labels"]
 
     @property
@@ -60,10 +62,9 @@ class Heterogeneity:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries and numbers; undefined values are None."""
-        views = {
-            view.replace(" ", "_"): {name: asdict(spread) for name, spread in found.items()}
-            for view, found in self.views.items()
-        }
+        views = {}
+        for view, found in self.views.items():
+            views[view.replace(" ", "_")] = {name: asdict(spread) for name, spread in found.items()}
         whole = {
             "clients": self.clients, "rows": self.rows, "classes": self.classes, **views,
             "label_entropy": dict(self.label_entropy), "sizes": dict(self.sizes),
@@ -75,17 +76,22 @@ class Heterogeneity:
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per view and distance: for printing, or for a data frame."""
-        return [
-            {"of": view, "distance": name, **asdict(spread)}
-            for view, found in self.views.items()
-            for name, spread in found.items()
-        ]
+        result: list[dict[str, Any]] = []
+        for view, found in self.views.items():
+            for name, spread in found.items():
+                result.append({"of": view, "distance": name, **asdict(spread)})
+        return result
 
     def __str__(self) -> str:
         heads = ("mean", "worst", "by_chance", "pooled", "pooled_worst", "standard_error")
-        lines = [f"{'of':<22}{'distance':<17}" + "".join(f"{head.replace('_', ' '):>15}" for head in heads)]
+        lines = [
+            f"{'of':<22}{'distance':<17}"
+            + "".join(f"{head.replace('_', ' '):>15}" for head in heads)
+        ]
         for row in self.table():
-            numbers = "".join(f"{'' if row[head] is None else format(row[head], '.4f'):>15}" for head in heads)
+            numbers = "".join(
+                f"{'' if row[head] is None else format(row[head], '.4f'):>15}" for head in heads
+            )
             lines.append(f"{row['of']:<22}{row['distance']:<17}{numbers}")
         entropy, sizes = self.label_entropy, self.sizes
         if entropy:
@@ -95,7 +101,10 @@ class Heterogeneity:
             f"rows per client: {sizes['least']:g} … {sizes['most']:g} (x {sizes['ratio']:.3g}), Gini "
             f"{sizes['gini']:.3f}"
         )
-        first = [f"{self.findings}\n"] if self.findings else []
+        if self.findings:
+            first = [f"{self.findings}\n"]
+        else:
+            first = []
         return "\n".join((*first, *lines, *self.definition))
 
 
@@ -104,4 +113,6 @@ def _without_nan(value: Any) -> Any:
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -80,12 +80,12 @@ class Study:
         x = self.rows.x.reshape(len(self.rows), -1)
         low, high = _range(x, self.partition.rows)
         varying = np.flatnonzero(high > low)
-        wanted, stream = self.options.features, Stream(self.options.seed, "measure features")
-        chosen = (
-            varying
-            if wanted is None or len(varying) <= wanted
-            else varying[np.sort(stream.sample(len(varying), wanted))]
-        )
+        wanted = self.options.features
+        stream = Stream(self.options.seed, "measure features")
+        if wanted is None or len(varying) <= wanted:
+            chosen = varying
+        else:
+            chosen = varying[np.sort(stream.sample(len(varying), wanted))]
         return Columns(x, self.partition.rows, chosen, len(varying), low[chosen], high[chosen])
 
     @cached_property
@@ -93,31 +93,49 @@ class Study:
         """Return the pairs of clients to compare."""
         clients = self.partition.clients
         return choose_pairs(
-            clients, self.options.pairs or default_pairs(clients), Stream(self.options.seed, "measure pairs")
+            clients,
+            self.options.pairs or default_pairs(clients),
+            Stream(self.options.seed, "measure pairs"),
         )
 
     @cached_property
     def few_pairs(self) -> Pairs:
         """Return fewer pairs, for views in which a pair takes many comparisons."""
         most = min(self.options.pairs or PAIRS_CONDITIONAL, PAIRS_CONDITIONAL)
-        return choose_pairs(self.partition.clients, most, Stream(self.options.seed, "measure conditional pairs"))
+        return choose_pairs(
+            self.partition.clients, most, Stream(self.options.seed, "measure conditional pairs")
+        )
 
 
-def study_of(data: "Federation | Rows", partition: Partition | None, classes: int | None, options: Options) -> Study:
+def study_of(
+    data: "Federation | Rows", partition: Partition | None, classes: int | None, options: Options
+) -> Study:
     """Return the input of a measurement; raise an error if it cannot be measured."""
     if isinstance(data, Federation):
         if partition is not None:
             raise FedskewError(
                 "measure: a federation has its own partition; give rows and a partition, or only the federation"
             )
-        known = len(data.data.label_names) if data.train.labelled else 0
-        return Study(data.train, data.partition.check(len(data.train), overlap=True), known, options, data.data)
+        if data.train.labelled:
+            known = len(data.data.label_names)
+        else:
+            known = 0
+        return Study(
+            data.train,
+            data.partition.check(len(data.train), overlap=True),
+            known,
+            options,
+            data.data,
+        )
     if not isinstance(data, Rows) or partition is None:
         raise FedskewError(
             f"measure needs what fedskew.split returns, or rows and their partition; got {type(data).__name__}"
         )
     partition.check(len(data), overlap=True)
-    least = int(data.labels[partition.rows].max()) + 1 if data.labelled else 0
+    if data.labelled:
+        least = int(data.labels[partition.rows].max()) + 1
+    else:
+        least = 0
     if classes is not None and classes < least:
         raise FedskewError(
             f"measure: {classes} classes, but there is a row of class {least - 1}: use classes={least} or more"
@@ -128,11 +146,15 @@ def study_of(data: "Federation | Rows", partition: Partition | None, classes: in
 def _range(x: Features, rows: Ints) -> tuple[Floats, Floats]:
     """Return the smallest and the largest value of every feature among these rows."""
     step = max(_VALUES_AT_ONCE // max(x.shape[1], 1), 1)
-    low, high = np.full(x.shape[1], np.inf), np.full(x.shape[1], -np.inf)
+    low = np.full(x.shape[1], np.inf)
+    high = np.full(x.shape[1], -np.inf)
     for start in range(0, len(rows), step):
         part = x[rows[start : start + step]]
-        low, high = np.minimum(low, part.min(axis=0)), np.maximum(high, part.max(axis=0))
+        low = np.minimum(low, part.min(axis=0))
+        high = np.maximum(high, part.max(axis=0))
     bad = np.flatnonzero(~np.isfinite(low) | ~np.isfinite(high))
     if len(bad):
-        raise FedskewError(f"measure: feature {bad[0]} holds NaN or infinity: fill or remove such rows first")
+        raise FedskewError(
+            f"measure: feature {bad[0]} holds NaN or infinity: fill or remove such rows first"
+        )
     return low, high

@@ -40,11 +40,16 @@ class SkewParameter:
 
     def value(self, rows: Rows, clients: int, position: float) -> float | int:
         """Return the parameter's value at a position between 0 (mild) and 1 (harsh), rounded to a few digits."""
-        mild = self.mild(rows, clients) if callable(self.mild) else self.mild
+        if callable(self.mild):
+            mild = self.mild(rows, clients)
+        else:
+            mild = self.mild
         if self.scale == "linear":
             return round(mild + position * (self.harsh - mild), _DIGITS)
         value = math.exp(math.log(mild) + position * math.log(self.harsh / mild))
-        return round(value) if self.scale == "whole" else float(f"{value:.{_DIGITS}g}")
+        if self.scale == "whole":
+            return round(value)
+        return float(f"{value:.{_DIGITS}g}")
 
 
 def _labels(rows: Rows, clients: int) -> float:
@@ -52,7 +57,9 @@ def _labels(rows: Rows, clients: int) -> float:
 
 
 def _groups(rows: Rows, clients: int) -> float:
-    return 1 if rows.group is None else int(np.count_nonzero(np.bincount(rows.group)))
+    if rows.group is None:
+        return 1
+    return int(np.count_nonzero(np.bincount(rows.group)))
 
 
 def _shards(rows: Rows, clients: int) -> float:
@@ -95,7 +102,10 @@ class Target:
         """
         name, equals, number = str(text).strip().partition("=")
         of, dot, distance = name.strip().replace("_", "-").rpartition(".")
-        of = of if dot else "labels"
+        if dot:
+            of = of
+        else:
+            of = "labels"
         if not equals or not distance:
             raise FedskewError(
                 f"target {text!r}: write distance=level, such as hellinger=0.6 or features.wasserstein=0.1"
@@ -109,7 +119,9 @@ class Target:
         except ValueError:
             raise FedskewError(f"target {text!r}: {number.strip()!r} is not a number") from None
         if not 0 <= level <= 1:
-            raise FedskewError(f"target {text!r}: {number.strip()} is out of range, it must be >= 0 and <= 1")
+            raise FedskewError(
+                f"target {text!r}: {number.strip()} is out of range, it must be >= 0 and <= 1"
+            )
         return cls(of, distance, level)
 
     def __str__(self) -> str:
@@ -164,7 +176,10 @@ def find(
     >>> found.spec, found.level
     ('classes:k=1', 1.0)
     """
-    wanted = target if isinstance(target, Target) else Target.parse(target)
+    if isinstance(target, Target):
+        wanted = target
+    else:
+        wanted = Target.parse(target)
     search = _Search(_OpenSkew.of(spec), rows, clients, seed, wanted, classes)
     best = search.run(tolerance)
     if abs(best.level - wanted.level) > tolerance:
@@ -184,13 +199,19 @@ class _OpenSkew:
     @classmethod
     def of(cls, spec: SkewSpec) -> "_OpenSkew":
         if callable(spec):
-            raise FedskewError("a target needs a skew by name: a function has no parameter to search")
+            raise FedskewError(
+                "a target needs a skew by name: a function has no parameter to search"
+            )
         parts: list[Choice] = [_as_choice(part) for part in parts_of(spec, "skew")]
         for part in parts:
             if part.name not in treatments:
                 skews.get(part.name)  # refuses an unknown name, and names the nearest
         adjustable = [place for place, part in enumerate(parts) if part.name in PARAMETERS]
-        free = [place for place in adjustable if PARAMETERS[parts[place].name].option not in parts[place].options]
+        free = [
+            place
+            for place in adjustable
+            if PARAMETERS[parts[place].name].option not in parts[place].options
+        ]
         shown = " + ".join(map(str, parts))
         if not adjustable:
             raise FedskewError(
@@ -198,12 +219,23 @@ class _OpenSkew:
             )
         if not free:
             options = " and ".join(PARAMETERS[parts[place].name].option for place in adjustable)
-            raise FedskewError(f"skew {shown}: a target is reached by {options}: leave it out, or leave the target out")
+            raise FedskewError(
+                f"skew {shown}: a target is reached by {options}: leave it out, or leave the target out"
+            )
         if len(free) > 1:
-            options = " and ".join(f"{PARAMETERS[parts[place].name].option} of {parts[place].name}" for place in free)
-            raise FedskewError(f"skew {shown}: {options} are both open, and a target can only set one: give the others")
+            options = " and ".join(
+                f"{PARAMETERS[parts[place].name].option} of {parts[place].name}" for place in free
+            )
+            raise FedskewError(
+                f"skew {shown}: {options} are both open, and a target can only set one: give the others"
+            )
         place = free[0]
-        return cls(tuple(parts[:place]), parts[place], tuple(parts[place + 1 :]), PARAMETERS[parts[place].name])
+        return cls(
+            tuple(parts[:place]),
+            parts[place],
+            tuple(parts[place + 1 :]),
+            PARAMETERS[parts[place].name],
+        )
 
     def at(self, value: float | int) -> str:
         """Return the skew with its parameter at this value, as text."""
@@ -215,7 +247,10 @@ def _as_choice(part: Any) -> Choice:
     if isinstance(part, Choice):
         return part
     if isinstance(part, Mapping) and isinstance(part.get("name"), str):
-        return Choice(part["name"], {key.replace("-", "_"): value for key, value in part.items() if key != "name"})
+        return Choice(
+            part["name"],
+            {key.replace("-", "_"): value for key, value in part.items() if key != "name"},
+        )
     raise FedskewError(f"skew {part}: write it as text, name:key=value, or as a table with a name")
 
 
@@ -232,7 +267,8 @@ class _Search:
     tried: dict[float, float | None] = field(
         default_factory=dict
     )  # value of the parameter -> level; None where the skew refuses
-    offsets: dict[float, float] = field(default_factory=dict)  # position of the parameter -> how far above the level
+    # Position of the parameter -> how far above the level
+    offsets: dict[float, float] = field(default_factory=dict)
     best: Found | None = None
     refusal: FedskewError | None = None
 
@@ -254,22 +290,31 @@ class _Search:
             before = (position, off)
         self._refine(tolerance)
         if self.best is None:
-            raise self.refusal or FedskewError(f"skew {self.skew.open.name}: no value gives a partition")
+            raise self.refusal or FedskewError(
+                f"skew {self.skew.open.name}: no value gives a partition"
+            )
         return replace(self.best, trials=len(self.tried))
 
     def _halve(self, low: float, off_low: float, high: float, close: float) -> float:
         """Bisect between two positions that enclose the level until it is close; return where that ends."""
         for _ in range(_HALVINGS):
-            off = None if self._miss() <= close else self._off((low + high) / 2)
+            if self._miss() <= close:
+                off = None
+            else:
+                off = self._off((low + high) / 2)
             if off is None:
                 break
             middle = (low + high) / 2
-            low, off_low, high = (middle, off, high) if off_low * off > 0 else (low, off_low, middle)
+            if off_low * off > 0:
+                low, off_low, high = (middle, off, high)
+            else:
+                low, off_low, high = (low, off_low, middle)
         return (low + high) / 2
 
     def _look_around(self, position: float, tolerance: float, most: int) -> None:
         """Where the level jumps over the target, try neighbours: nearby values often have another jump."""
-        known, step = len(self.tried), 0.5 / (_GRID - 1) / _LOOKS
+        known = len(self.tried)
+        step = 0.5 / (_GRID - 1) / _LOOKS
         for look in range(2 * _LOOKS):
             place = position + step * (look // 2 + 1) * (-1) ** look
             if self._miss() <= tolerance or len(self.tried) - known >= most:
@@ -287,11 +332,10 @@ class _Search:
             ):
                 return
             pairs = pairwise(sorted(self.offsets.items()))
-            gaps = [
-                (min(abs(off), abs(next_off)), position, after)
-                for (position, off), (after, next_off) in pairs
-                if after - position > 1e-4
-            ]
+            gaps = []
+            for (position, off), (after, next_off) in pairs:
+                if after - position > 1e-4:
+                    gaps.append((min(abs(off), abs(next_off)), position, after))
             if not gaps:
                 return
             _, low, high = min(gaps)
@@ -299,7 +343,9 @@ class _Search:
                 return
 
     def _miss(self) -> float:
-        return math.inf if self.best is None else abs(self.best.level - self.target.level)
+        if self.best is None:
+            return math.inf
+        return abs(self.best.level - self.target.level)
 
     def _off(self, position: float) -> float | None:
         """Return how far above the target the partition at this position is; None where the skew refuses."""
@@ -319,7 +365,9 @@ class _Search:
         except FedskewError as problem:
             self.refusal = self.refusal or problem
             return None
-        level = levels(made.rows, made.partition, self.target.of, classes=self.classes)[self.target.distance]
+        level = levels(made.rows, made.partition, self.target.of, classes=self.classes)[
+            self.target.distance
+        ]
         if abs(level - self.target.level) < self._miss():
             self.best = Found(spec, made, self.target, level, 0)
         return level
@@ -329,7 +377,8 @@ class _Search:
         found = [level for level in self.tried.values() if level is not None]
         values = [value for value, level in self.tried.items() if level is not None]
         range_of_values = f"{self.skew.parameter.option} {min(values):g} … {max(values):g}"
-        clients, reached = nearest.partition.clients, f"{min(found):.3f} … {max(found):.3f}"
+        clients = nearest.partition.clients
+        reached = f"{min(found):.3f} … {max(found):.3f}"
         return FedskewError(
             f"no {self.skew.open.name} partition of {clients} clients with seed {self.seed} has {self.target} within "
             f"{tolerance:g}: "

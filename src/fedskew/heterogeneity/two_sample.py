@@ -21,7 +21,9 @@ def clients_to_test(clients: Ints, sizes: Ints) -> Ints:
     return few
 
 
-def two_sample_auc(columns: Columns, offsets: Ints, client: int, stream: Stream) -> tuple[float, int, int]:
+def two_sample_auc(
+    columns: Columns, offsets: Ints, client: int, stream: Stream
+) -> tuple[float, int, int]:
     """Return the AUC with which extremely randomised trees tell a client's rows from those of all others.
 
     Every row is scored by trees that were grown without its fold of five. 0.5 is chance; 1 is a client whose every row
@@ -30,7 +32,8 @@ def two_sample_auc(columns: Columns, offsets: Ints, client: int, stream: Stream)
     from sklearn.ensemble import ExtraTreesClassifier
     from sklearn.model_selection import StratifiedKFold
 
-    begin, end = int(offsets[client]), int(offsets[client + 1])
+    begin = int(offsets[client])
+    end = int(offsets[client + 1])
     others = np.concatenate([np.arange(begin), np.arange(end, int(offsets[-1]))])
     mine = _some(np.arange(begin, end), MOST_ROWS, substream(stream, client, 0))
     rest = _some(others, MOST_ROWS, substream(stream, client, 1))
@@ -39,11 +42,15 @@ def two_sample_auc(columns: Columns, offsets: Ints, client: int, stream: Stream)
     positive = np.arange(len(x)) < len(mine)
     seed = int(substream(stream, client, 3).sample(2**31 - 1, 1)[0])
     scores: Floats = np.empty(len(x))
-    for fold, (kept, left) in enumerate(StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(x, positive)):
+    for fold, (kept, left) in enumerate(
+        StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(x, positive)
+    ):
         trees = ExtraTreesClassifier(TREES, min_samples_leaf=3, random_state=seed + fold, n_jobs=1)
         scores[left] = trees.fit(x[kept], positive[kept]).predict_proba(x[left])[:, 1]
     return auc(scores, positive), len(mine), len(rest)
 
 
 def _some(of: Ints, most: int, stream: Stream) -> Ints:
-    return of if len(of) <= most else of[np.sort(stream.sample(len(of), most))]
+    if len(of) <= most:
+        return of
+    return of[np.sort(stream.sample(len(of), most))]

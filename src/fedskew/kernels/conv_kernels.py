@@ -74,8 +74,14 @@ def _forward(
         h = top[:, None] + (tap // KW * DH)[None, :]
         v = left[:, None] + (tap % KW * DW)[None, :]
         inside = (m[:, None] < M) & (k[None, :] < K) & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        left_side = tl.load(xc + ((n[:, None] * H + h) * W + v) * CI + (k % CI)[None, :], mask=inside, other=0.0)
-        right = tl.load(wc + k[:, None] * CO + co[None, :], mask=(k[:, None] < K) & (co[None, :] < CO), other=0.0)
+        left_side = tl.load(
+            xc + ((n[:, None] * H + h) * W + v) * CI + (k % CI)[None, :], mask=inside, other=0.0
+        )
+        right = tl.load(
+            wc + k[:, None] * CO + co[None, :],
+            mask=(k[:, None] < K) & (co[None, :] < CO),
+            other=0.0,
+        )
         acc = tl.dot(left_side, right, acc, input_precision=PREC)
     if BIAS:
         acc += tl.load(b + client * CO + co, mask=co < CO, other=0.0).to(tl.float32)[None, :]
@@ -111,7 +117,10 @@ def _input_gradient(
     h = m // W % H
     n = m // (W * H)
     images = M // (W * H)
-    pixels = (OH // 2) * (OW // 2) if POOL else OH * OW
+    if POOL:
+        pixels = (OH // 2) * (OW // 2)
+    else:
+        pixels = OH * OW
     dc = d + client * images * pixels * CO
     pc = place + client * images * pixels * CO
     wc = w + client * K * CI
@@ -124,7 +133,9 @@ def _input_gradient(
         right = v[:, None] + PW - (tap % KW * DW)[None, :]
         oh = down // SH
         ow = right // SW
-        inside = (m[:, None] < M) & (k[None, :] < K) & (down >= 0) & (right >= 0) & (oh < OH) & (ow < OW)
+        inside = (
+            (m[:, None] < M) & (k[None, :] < K) & (down >= 0) & (right >= 0) & (oh < OH) & (ow < OW)
+        )
         if SH * SW > 1:
             inside = inside & (down % SH == 0) & (right % SW == 0)
         if POOL:
@@ -133,8 +144,14 @@ def _input_gradient(
             chosen = tl.load(pc + at, mask=inside, other=4) == oh % 2 * 2 + ow % 2
             left_side = tl.load(dc + at, mask=inside & chosen, other=0.0)
         else:
-            left_side = tl.load(dc + ((n[:, None] * OH + oh) * OW + ow) * CO + co[None, :], mask=inside, other=0.0)
-        weights = tl.load(wc + k[:, None] * CI + ci[None, :], mask=(k[:, None] < K) & (ci[None, :] < CI), other=0.0)
+            left_side = tl.load(
+                dc + ((n[:, None] * OH + oh) * OW + ow) * CO + co[None, :], mask=inside, other=0.0
+            )
+        weights = tl.load(
+            wc + k[:, None] * CI + ci[None, :],
+            mask=(k[:, None] < K) & (ci[None, :] < CI),
+            other=0.0,
+        )
         acc = tl.dot(left_side, weights, acc, input_precision=PREC)
     at = client * M * CI + m[:, None] * CI + ci[None, :]
     tl.store(o + at, acc.to(o.dtype.element_ty), mask=(m[:, None] < M) & (ci[None, :] < CI))
@@ -186,16 +203,26 @@ def _weight_gradient(
             ow = m % OW
             oh = m // OW % OH
             n = m // (OW * OH)
-            slopes = tl.load(dc + m[:, None] * CO + co[None, :], mask=real[:, None] & (co[None, :] < CO), other=0.0)
+            slopes = tl.load(
+                dc + m[:, None] * CO + co[None, :],
+                mask=real[:, None] & (co[None, :] < CO),
+                other=0.0,
+            )
         h = (oh * SH)[None, :] + shift_h[:, None]
         v = (ow * SW)[None, :] + shift_v[:, None]
         inside = real[None, :] & (k[:, None] < K) & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        pixels = tl.load(xc + ((n[None, :] * H + h) * W + v) * CI + (k % CI)[:, None], mask=inside, other=0.0)
+        pixels = tl.load(
+            xc + ((n[None, :] * H + h) * W + v) * CI + (k % CI)[:, None], mask=inside, other=0.0
+        )
         acc = tl.dot(pixels, slopes, acc, input_precision=PREC)
         if BIAS:
             total += tl.sum(slopes.to(tl.float32), 0)
     row = part * tl.num_programs(1) + client
-    tl.store(o + row * K * CO + k[:, None] * CO + co[None, :], acc, mask=(k[:, None] < K) & (co[None, :] < CO))
+    tl.store(
+        o + row * K * CO + k[:, None] * CO + co[None, :],
+        acc,
+        mask=(k[:, None] < K) & (co[None, :] < CO),
+    )
     if BIAS:
         tl.store(ob + row * CO + co, total, mask=(co < CO) & (block == 0))
 
@@ -216,12 +243,21 @@ def forward(
     outputs = weight.shape[1]
     high, wide = geometry.outputs(height, width)
     flat = weight.permute(0, 3, 4, 2, 1).contiguous()
-    shape = (clients, rows, high // 2, wide // 2, outputs) if geometry.pool else (clients, rows, high, wide, outputs)
+    if geometry.pool:
+        shape = (clients, rows, high // 2, wide // 2, outputs)
+    else:
+        shape = (clients, rows, high, wide, outputs)
     y = x.new_empty(shape)
     place = torch.empty(shape if geometry.pool else (1,), dtype=torch.uint8, device=x.device)
-    count = rows * (high // 2) * (wide // 2) * 4 if geometry.pool else rows * high * wide
+    if geometry.pool:
+        count = rows * (high // 2) * (wide // 2) * 4
+    else:
+        count = rows * high * wide
     tiles, launch = _tiles(precision, "forward", outputs)
-    tiles["BK"] = min(tiles["BK"], max(16, 1 << (geometry.kernel[0] * geometry.kernel[1] * inputs - 1).bit_length()))
+    tiles["BK"] = min(
+        tiles["BK"],
+        max(16, 1 << (geometry.kernel[0] * geometry.kernel[1] * inputs - 1).bit_length()),
+    )
     grid = (triton.cdiv(count, tiles["BM"]), clients, triton.cdiv(outputs, tiles["BN"]))
     _forward[grid](
         x, flat, flat if bias is None else bias.contiguous(), y, place, height, width, high, wide, count,
@@ -232,7 +268,12 @@ def forward(
 
 
 def input_gradient(
-    d: Tensor, place: Tensor, weight: Tensor, shape: torch.Size, geometry: Geometry, precision: Precision
+    d: Tensor,
+    place: Tensor,
+    weight: Tensor,
+    shape: torch.Size,
+    geometry: Geometry,
+    precision: Precision,
 ) -> Tensor:
     """Return the gradient of the images, whose shape is given, from that of the outputs."""
     clients, rows, height, width, inputs = shape
@@ -251,13 +292,23 @@ def input_gradient(
 
 
 def weight_gradient(
-    x: Tensor, d: Tensor, place: Tensor, weight: Tensor, bias: bool, geometry: Geometry, precision: Precision
+    x: Tensor,
+    d: Tensor,
+    place: Tensor,
+    weight: Tensor,
+    bias: bool,
+    geometry: Geometry,
+    precision: Precision,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of weights and bias, in float32."""
     clients, rows, height, width, inputs = x.shape
-    outputs, (kernel_high, kernel_wide) = weight.shape[1], geometry.kernel
+    outputs = weight.shape[1]
+    kernel_high, kernel_wide = geometry.kernel
     high, wide = geometry.outputs(height, width)
-    count = rows * (high // 2) * (wide // 2) * 4 if geometry.pool else rows * high * wide
+    if geometry.pool:
+        count = rows * (high // 2) * (wide // 2) * 4
+    else:
+        count = rows * high * wide
     depth = kernel_high * kernel_wide * inputs
     tiles, launch = _tiles(precision, "weight", outputs)
     if depth <= _SHALLOW[1]:
@@ -283,8 +334,14 @@ def _constants(geometry: Geometry) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
-def _tiles(precision: Precision, kind: Kind, channels: int) -> tuple[dict[str, int], dict[str, Any]]:
+def _tiles(
+    precision: Precision, kind: Kind, channels: int
+) -> tuple[dict[str, int], dict[str, Any]]:
     """Return the sizes of a tile, as wide as the channels from 16 to 64, and how a kernel is launched."""
     products, rows, depth, warps, stages = _TILES[precision, kind]
     width = min(64, max(16, 1 << (channels - 1).bit_length()))
-    return {"BM": rows, "BN": width, "BK": depth}, {"PREC": products, "num_warps": warps, "num_stages": stages}
+    return {"BM": rows, "BN": width, "BK": depth}, {
+        "PREC": products,
+        "num_warps": warps,
+        "num_stages": stages,
+    }

@@ -16,6 +16,11 @@ class Geometry:
 
     def outputs(self, height: int, width: int) -> tuple[int, int]:
         """Return the size of the image after the convolution, before pooling."""
-        sizes = zip((height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        high, wide = ((size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, gap in sizes)
+        sizes = zip(
+            (height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True
+        )
+        high, wide = (
+            (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
+            for size, kernel, step, pad, gap in sizes
+        )
         return high, wide

@@ -12,7 +12,18 @@ MOST_CLASSES = 2048  # that the kernel for slopes holds at once
 
 
 @triton.jit
-def _slopes(z, y, share, o, ROWS, each, K: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr, SHARED: tl.constexpr):
+def _slopes(
+    z,
+    y,
+    share,
+    o,
+    ROWS,
+    each,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    BR: tl.constexpr,
+    SHARED: tl.constexpr,
+):
     client = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1) * BR + tl.arange(0, BR)
     k = tl.arange(0, BK)
@@ -41,13 +52,30 @@ def _bias_relu(y, b, ROWS, BLOCK: tl.constexpr):
 def class_slopes(outputs: Tensor, targets: Tensor, share: "float | Tensor") -> Tensor:
     """Return the gradient of cross-entropy times each row's share, for outputs ``[client, row, class]`` in float32."""
     clients, rows, classes = outputs.shape
-    flat, found = outputs.mT.contiguous(), torch.empty(clients, classes, rows, device=outputs.device)
-    shared, width = isinstance(share, Tensor), 1 << max(0, classes - 1).bit_length()
+    flat = outputs.mT.contiguous()
+    found = torch.empty(clients, classes, rows, device=outputs.device)
+    shared = isinstance(share, Tensor)
+    width = 1 << max(0, classes - 1).bit_length()
     block = max(16, min(128, 4096 // width))
-    weights = share.contiguous() if isinstance(share, Tensor) else flat
-    each = 0.0 if isinstance(share, Tensor) else share
+    if isinstance(share, Tensor):
+        weights = share.contiguous()
+    else:
+        weights = flat
+    if isinstance(share, Tensor):
+        each = 0.0
+    else:
+        each = share
     _slopes[clients, triton.cdiv(rows, block)](
-        flat, targets.contiguous(), weights, found, rows, each, K=classes, BK=width, BR=block, SHARED=shared
+        flat,
+        targets.contiguous(),
+        weights,
+        found,
+        rows,
+        each,
+        K=classes,
+        BK=width,
+        BR=block,
+        SHARED=shared,
     )
     return found.mT
 

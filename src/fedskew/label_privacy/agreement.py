@@ -104,17 +104,22 @@ def agree(
     began = time.perf_counter()
     names = [f"client {k}" for k in range(len(counts_by_client))]
     holder = KeyHolder(names, Terms(label_range, weighted, blind, round_totals))
-    clients = {
-        name: Client(holder.for_client(name), counts) for name, counts in zip(names, counts_by_client, strict=True)
-    }
+    clients = {}
+    for name, counts in zip(names, counts_by_client, strict=True):
+        clients[name] = Client(holder.for_client(name), counts)
     server = Server(holder.for_server())
     keys = {"keys": time.perf_counter() - began}
     seconds, sent, waves = _play(server, clients)
     names_of = _names(list(clients.values()), stream)
     return Agreement(
-        tuple({label: names_of[id_] for label, id_ in client.placeholders.items()} for client in clients.values()),
+        tuple(
+            {label: names_of[id_] for label, id_ in client.placeholders.items()}
+            for client in clients.values()
+        ),
         None if server.counts is None else _renamed(server.counts, names_of),
-        None if server.shares is None else tuple(_renamed(server.shares[name], names_of) for name in names),
+        None
+        if server.shares is None
+        else tuple(_renamed(server.shares[name], names_of) for name in names),
         keys | seconds,
         sent,
         waves,
@@ -125,7 +130,8 @@ def _play(
     server: Server, clients: Mapping[str, Client]
 ) -> tuple[dict[str, float], dict[str, int], tuple[tuple[Exchange, ...], ...]]:
     """Deliver messages until none is left; return the seconds of each part, the bytes sent and the exchanges."""
-    seconds, sent = defaultdict[str, float](float), defaultdict[str, int](int)
+    seconds = defaultdict[str, float](float)
+    sent = defaultdict[str, int](int)
     number = {name: k for k, name in enumerate(clients)}
     waves: list[tuple[Exchange, ...]] = []
     questions = server.start()
@@ -157,9 +163,15 @@ def _vectors(message: bytes) -> int:
 
 def _names(clients: Sequence[Client], stream: Stream) -> dict[int, int]:
     """Return a number for every placeholder that depends only on the labels and the stream."""
-    id_of_label = {label: id_ for client in clients for label, id_ in client.placeholders.items()}
+    id_of_label = {}
+    for client in clients:
+        for label, id_ in client.placeholders.items():
+            id_of_label[label] = id_
     order = stream.permutation(len(id_of_label)).tolist()
-    return {id_of_label[label]: number for label, number in zip(sorted(id_of_label), order, strict=True)}
+    result: dict[int, int] = {}
+    for label, number in zip(sorted(id_of_label), order, strict=True):
+        result[id_of_label[label]] = number
+    return result
 
 
 def _renamed(values: Mapping[int, Number], names_of: Mapping[int, int]) -> dict[int, Number]:

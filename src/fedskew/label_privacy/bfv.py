@@ -18,9 +18,12 @@ from fedskew.label_privacy.blinding import PRIME
 SLOTS = 4096
 
 _DEGREE = 2 * SLOTS
-_MODULI = (60, 60, 60, 38)  # 218 bits in all, the most at this degree for 128-bit security; the last is for keys only
-_LARGEST = 2 * (len(_MODULI) - 1) * 8 * _DEGREE + 4096  # bytes of a vector: two polynomials, and room for their heads
-_FLOOD = 147  # bits of the noise that is added before a client decrypts; from 150 on numbers would be lost in it
+# 218 bits in all, the most at this degree for 128-bit security; the last is for keys only
+_MODULI = (60, 60, 60, 38)
+# Bytes of a vector: two polynomials, and room for their heads
+_LARGEST = 2 * (len(_MODULI) - 1) * 8 * _DEGREE + 4096
+# Bits of the noise that is added before a client decrypts; from 150 on numbers would be lost in it
+_FLOOD = 147
 
 Vector: TypeAlias = Any  # an encrypted vector of SLOTS numbers; TenSEAL has no types
 
@@ -65,7 +68,9 @@ class Context:
             raise _unreadable(whose, len(data), str(error)) from None
         if vector.size() != _DEGREE or sizes != [2]:
             raise _unreadable(
-                whose, len(data), f"it holds {vector.size()} numbers in {len(sizes)} parts, not {_DEGREE} in one"
+                whose,
+                len(data),
+                f"it holds {vector.size()} numbers in {len(sizes)} parts, not {_DEGREE} in one",
             )
         return vector
 
@@ -81,7 +86,9 @@ class Context:
         return values[:SLOTS]
 
     def _bytes(self, secret: bool) -> bytes:
-        data: bytes = self.raw.serialize(save_secret_key=secret, save_galois_keys=False, save_relin_keys=False)
+        data: bytes = self.raw.serialize(
+            save_secret_key=secret, save_galois_keys=False, save_relin_keys=False
+        )
         return data
 
 
@@ -93,7 +100,13 @@ def times(vector: Vector, factors: Ints) -> Vector:
 def make_context() -> Context:
     """Create new keys, from TenSEAL's cryptographic randomness."""
     ts = _tenseal()
-    made = ts.context(ts.SCHEME_TYPE.BFV, _DEGREE, plain_modulus=PRIME, coeff_mod_bit_sizes=list(_MODULI), n_threads=1)
+    made = ts.context(
+        ts.SCHEME_TYPE.BFV,
+        _DEGREE,
+        plain_modulus=PRIME,
+        coeff_mod_bit_sizes=list(_MODULI),
+        n_threads=1,
+    )
     return Context(made)
 
 
@@ -117,7 +130,9 @@ def load_context(data: bytes, party: str) -> Context:
         if not context.raw.has_public_key() or numbers != (_DEGREE, PRIME, _MODULI):
             raise ValueError(f"it has other parameters than this version of fedskew: {numbers}")
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:
-        raise FedskewError(f"{party}: its encryption context cannot be read ({error}): enrol it again") from None
+        raise FedskewError(
+            f"{party}: its encryption context cannot be read ({error}): enrol it again"
+        ) from None
     _loaded[key] = context
     return context
 
@@ -131,17 +146,23 @@ def _noise(like: Vector) -> bytes:
     """
     from tenseal import sealapi
 
-    moduli = [modulus.value() for modulus in sealapi.CoeffModulus.Create(_DEGREE, list(_MODULI))][:-1]
+    moduli = [modulus.value() for modulus in sealapi.CoeffModulus.Create(_DEGREE, list(_MODULI))][
+        :-1
+    ]
     drawn = os.urandom(20 * _DEGREE)
     low = (1 << (_FLOOD + 1)) - 1
-    noise = [(int.from_bytes(drawn[at : at + 20], "little") & low) - (1 << _FLOOD) for at in range(0, len(drawn), 20)]
+    noise = []
+    for at in range(0, len(drawn), 20):
+        noise.append((int.from_bytes(drawn[at : at + 20], "little") & low) - (1 << _FLOOD))
     words = np.zeros((2, len(moduli), _DEGREE), dtype="<u8")
     words[0] = [[value % modulus for value in noise] for modulus in moduli]
     wire: bytes = like.serialize()
     start = wire.index(_SEAL)  # TenSEAL's own few bytes come before: the size of the vector
     version = wire[start + 3 : start + 5]
     array = _sealed(version, struct.pack("<Q", words.size) + words.tobytes())
-    shape = struct.pack("<4QBQQQdQ", *like.ciphertext()[0].parms_id(), 0, 2, _DEGREE, len(moduli), 1.0, 1)
+    shape = struct.pack(
+        "<4QBQQQdQ", *like.ciphertext()[0].parms_id(), 0, 2, _DEGREE, len(moduli), 1.0, 1
+    )
     body = _sealed(version, shape + array)
     return b"\x0a\x02\x80\x40\x12" + _varint(len(body)) + body
 
@@ -160,14 +181,19 @@ def _varint(number: int) -> bytes:
     >>> _varint(300).hex()
     'ac02'
     """
-    low, rest = number & 127, number >> 7
-    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
+    low = number & 127
+    rest = number >> 7
+    if rest:
+        return bytes([low | 128]) + _varint(rest)
+    return bytes([low])
 
 
 def _padded(values: Ints) -> list[int]:
     """Return the numbers modulo the prime, nearest to zero, padded with zeros to the length of a vector."""
     nearest = (values + PRIME // 2) % PRIME - PRIME // 2
-    result: list[int] = np.concatenate([nearest, np.zeros(_DEGREE - len(nearest), dtype=np.int64)]).tolist()
+    result: list[int] = np.concatenate(
+        [nearest, np.zeros(_DEGREE - len(nearest), dtype=np.int64)]
+    ).tolist()
     return result
 
 

@@ -12,14 +12,17 @@ import numpy as np
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Ints
 
-PRIME = 1_073_692_673  # numbers are encrypted modulo this: below 2^30, and one more than a multiple of 2 x 8,192
+# Numbers are encrypted modulo this: below 2^30, and one more than a multiple of 2 x 8,192
+PRIME = 1_073_692_673
 MOST_LABELS = 2**20
 
 
 def check_labels(labels: int) -> None:
     """Check the number of labels: they are 0 … ``labels`` - 1, and the next number marks an empty slot."""
     if not 1 <= labels <= MOST_LABELS:
-        raise FedskewError(f"label_range={labels} is out of range, it must be between 1 and {MOST_LABELS}")
+        raise FedskewError(
+            f"label_range={labels} is out of range, it must be between 1 and {MOST_LABELS}"
+        )
 
 
 def uniform(count: int, least: int = 0) -> Ints:
@@ -31,8 +34,11 @@ def uniform(count: int, least: int = 0) -> Ints:
     found = np.zeros(0, dtype=np.int64)
     room = PRIME - least
     bits = room.bit_length()
-    while len(found) < count:  # what is too great is drawn again: a remainder would favour small numbers
-        words = np.frombuffer(os.urandom(4 * count), dtype="<u4").astype(np.int64) & ((1 << bits) - 1)
+    # What is too great is drawn again: a remainder would favour small numbers
+    while len(found) < count:
+        words = np.frombuffer(os.urandom(4 * count), dtype="<u4").astype(np.int64) & (
+            (1 << bits) - 1
+        )
         found = np.concatenate([found, words[words < room]])
     return least + found[:count]
 

@@ -37,12 +37,18 @@ class Terms:
 
     def __post_init__(self) -> None:
         if type(self.labels) is not int or type(self.round_totals) is not int:
-            raise FedskewError(f"labels={self.labels!r} and round_totals={self.round_totals!r} must be whole numbers")
+            raise FedskewError(
+                f"labels={self.labels!r} and round_totals={self.round_totals!r} must be whole numbers"
+            )
         if type(self.weighted) is not bool or type(self.blind) is not bool:
-            raise FedskewError(f"weighted={self.weighted!r} and blind={self.blind!r} must be true or false")
+            raise FedskewError(
+                f"weighted={self.weighted!r} and blind={self.blind!r} must be true or false"
+            )
         check_labels(self.labels)
         if self.round_totals < 1:
-            raise FedskewError(f"round_totals={self.round_totals} is out of range: use 1 for exact totals, or more")
+            raise FedskewError(
+                f"round_totals={self.round_totals} is out of range: use 1 for exact totals, or more"
+            )
         if self.weighted and self.round_totals > 1:
             raise FedskewError(
                 f"round_totals={self.round_totals} rounds totals, and with weighted=true the server gets none: leave "
@@ -66,8 +72,11 @@ class KeyHolder:
                 f"{len(clients)} clients are more than secret labels can count: use at most {MOST_CLIENTS}"
             )
         if len({*clients, SERVER}) <= len(clients):
-            raise FedskewError(f"clients must have different names, and none is {SERVER!r}: {', '.join(clients)}")
-        self._clients, self._terms = tuple(clients), terms
+            raise FedskewError(
+                f"clients must have different names, and none is {SERVER!r}: {', '.join(clients)}"
+            )
+        self._clients = tuple(clients)
+        self._terms = terms
         self._session = secrets.token_hex(8)
         self._context = make_context()
         self._keys = {name: os.urandom(_KEY) for name in clients}
@@ -77,11 +86,15 @@ class KeyHolder:
         """Return the secret context, the key of the channel with the server, and the seeds for secure sums."""
         number = self._clients.index(name)
         seeds = self._dealer.seeds(number, len(self._clients))
-        return self._enrolment(name, [SERVER], self._context.secret_bytes(), [self._keys[name]], number, seeds)
+        return self._enrolment(
+            name, [SERVER], self._context.secret_bytes(), [self._keys[name]], number, seeds
+        )
 
     def for_server(self) -> bytes:
         """Return the public context, and the keys of the channels with all clients."""
-        return self._enrolment(SERVER, self._clients, self._context.public_bytes(), list(self._keys.values()), None, {})
+        return self._enrolment(
+            SERVER, self._clients, self._context.public_bytes(), list(self._keys.values()), None, {}
+        )
 
     def _enrolment(
         self,
@@ -92,8 +105,17 @@ class KeyHolder:
         number: int | None,
         seeds: Mapping[int, bytes],
     ) -> bytes:
-        head = {"name": name, "session": self._session, "terms": asdict(self._terms), "peers": peers}
-        return seal(pack(head | {"number": number, "others": list(seeds)}, [context, *keys, *seeds.values()]))
+        head = {
+            "name": name,
+            "session": self._session,
+            "terms": asdict(self._terms),
+            "peers": peers,
+        }
+        return seal(
+            pack(
+                head | {"number": number, "others": list(seeds)}, [context, *keys, *seeds.values()]
+            )
+        )
 
 
 def seal(data: bytes) -> bytes:
@@ -103,9 +125,12 @@ def seal(data: bytes) -> bytes:
 
 def unseal(data: bytes, party: str) -> bytes:
     """Return the sealed content; raise an error if a byte has changed."""
-    inner, digest = data[:-_DIGEST], data[-_DIGEST:]
+    inner = data[:-_DIGEST]
+    digest = data[-_DIGEST:]
     if not hmac.compare_digest(hashlib.sha256(inner).digest(), digest):
-        raise FedskewError(f"{party}: {len(data)} bytes are not an enrolment, or were changed: have it issued again")
+        raise FedskewError(
+            f"{party}: {len(data)} bytes are not an enrolment, or were changed: have it issued again"
+        )
     return inner
 
 
@@ -128,20 +153,27 @@ def enrol(data: bytes, party: str) -> Enrolled:
             head.pop(part) for part in ("name", "session", "peers", "number", "others")
         )
         terms = Terms(**head.pop("terms"))
-        named = all(isinstance(text, str) for text in (name, session, *peers)) and len(set(peers)) == len(peers) > 0
+        named = (
+            all(isinstance(text, str) for text in (name, session, *peers))
+            and len(set(peers)) == len(peers) > 0
+        )
         numbered = (
-            all(type(other) is int for other in (*others, 0 if number is None else number)) and number not in others
+            all(type(other) is int for other in (*others, 0 if number is None else number))
+            and number not in others
         )
         if head or not named or not numbered or len(blobs) != 1 + len(peers) + len(others):
             raise ValueError("its parts do not belong together")
         if len(set(others)) < len(others) or any(len(key) != _KEY for key in blobs[1:]):
             raise ValueError("its keys are not those of different parties")
     except (KeyError, TypeError, ValueError) as error:
-        raise FedskewError(f"{party}: this enrolment is invalid ({error}): have it issued again") from None
+        raise FedskewError(
+            f"{party}: this enrolment is invalid ({error}): have it issued again"
+        ) from None
     context = load_context(blobs[0], name)
-    channels = {
-        peer: Channel(name, peer, session, context.fingerprint, key)
-        for peer, key in zip(peers, blobs[1:], strict=False)
-    }
+    channels = {}
+    for peer, key in zip(peers, blobs[1:], strict=False):
+        channels[peer] = Channel(name, peer, session, context.fingerprint, key)
     seeds = dict(zip(others, blobs[1 + len(peers) :], strict=True))
-    return Enrolled(name, terms, context, channels, None if number is None else Masks(number, seeds))
+    return Enrolled(
+        name, terms, context, channels, None if number is None else Masks(number, seeds)
+    )

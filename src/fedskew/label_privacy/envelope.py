@@ -15,7 +15,8 @@ Fields: TypeAlias = Mapping[str, Sequence[int]]
 _MAGIC = b"fedskew1"
 MAC_BYTES = 32
 _MOST_HEAD = 64 << 20  # bytes of a head: 2^20 labels in two limbs need 46 of these millions
-_DIGITS = 20  # characters of every number, so that the length of a message does not depend on its numbers
+# Characters of every number, so that the length of a message does not depend on its numbers
+_DIGITS = 20
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ def unpack(data: bytes, party: str) -> tuple[dict[str, Any], list[bytes]]:
 
 def _are_whole(values: object) -> bool:
     """Return whether it is a list of whole numbers of 64 bits."""
-    return isinstance(values, list) and all(type(value) is int and -(2**63) <= value < 2**63 for value in values)
+    return isinstance(values, list) and all(
+        type(value) is int and -(2**63) <= value < 2**63 for value in values
+    )
 
 
 def claimed(data: bytes, name: str, party: str) -> str:
@@ -99,13 +102,18 @@ class Channel:
     """One party's end of a channel: it signs and numbers outgoing messages, and verifies incoming ones."""
 
     def __init__(self, me: str, peer: str, session: str, context: str, key: bytes) -> None:
-        self.me, self.peer, self.session, self.context = me, peer, session, context
+        self.me = me
+        self.peer = peer
+        self.session = session
+        self.context = context
         self._key = key
         self._sent = self._received = 0
 
     def wrap(self, step: str, fields: Fields | None = None, blobs: Sequence[bytes] = ()) -> bytes:
         """Return the next message to the peer."""
-        message = Message(self.session, self.me, self.peer, step, self._sent, self.context, fields or {}, blobs)
+        message = Message(
+            self.session, self.me, self.peer, step, self._sent, self.context, fields or {}, blobs
+        )
         self._sent += 1
         return message.to_bytes(self._key)
 
@@ -113,7 +121,9 @@ class Channel:
         """Return the peer's next message, if it is intact, signed by the peer and the expected one."""
         head, blobs = unpack(data[:-MAC_BYTES], self.me)
         if head.get("sender") != self.peer:
-            raise FedskewError(f"{self.me}: unknown sender {head.get('sender')!r}: only {self.peer} may write here")
+            raise FedskewError(
+                f"{self.me}: unknown sender {head.get('sender')!r}: only {self.peer} may write here"
+            )
         if not hmac.compare_digest(data[-MAC_BYTES:], _mac(self._key, data[:-MAC_BYTES])):
             raise FedskewError(
                 f"{self.me}: the HMAC of a message from {self.peer} is wrong, it was changed or signed with another "
@@ -130,7 +140,10 @@ class Channel:
 
     def _message(self, head: Mapping[str, Any], blobs: list[bytes]) -> Message:
         """Return the message with this header, if it has exactly the parts of one."""
-        kinds = {field.name: field.type for field in fields(Message) if field.name != "blobs"}
+        kinds = {}
+        for field in fields(Message):
+            if field.name != "blobs":
+                kinds[field.name] = field.type
         texts = all(isinstance(head.get(name), str) for name, kind in kinds.items() if kind is str)
         carried = head.get("fields")
         if (
@@ -147,7 +160,9 @@ class Channel:
 
     def _check(self, message: Message, awaited: str | None) -> None:
         if message.receiver != self.me:
-            raise FedskewError(f"{self.me}: a message from {self.peer} is for {message.receiver}: deliver it there")
+            raise FedskewError(
+                f"{self.me}: a message from {self.peer} is for {message.receiver}: deliver it there"
+            )
         if message.session != self.session:
             raise FedskewError(
                 f"{self.me}: {self.peer} is in session {message.session}, not {self.session}: enrol all parties with "
@@ -161,7 +176,9 @@ class Channel:
                 f"enrol all parties with the same key holder"
             )
         if message.number < self._received:
-            raise FedskewError(f"{self.me}: message {message.number} from {self.peer} came before: drop the repetition")
+            raise FedskewError(
+                f"{self.me}: message {message.number} from {self.peer} came before: drop the repetition"
+            )
         if message.number > self._received:
             raise FedskewError(
                 f"{self.me}: message {message.number} from {self.peer} is out of order: deliver message "
@@ -175,18 +192,24 @@ class Channel:
             )
         names, carries = _STEPS[message.step]
         if extra := sorted(set(message.fields) - set(names)):
-            raise malformed(message, f"it has the fields {', '.join(extra)}, which are not expected")
+            raise malformed(
+                message, f"it has the fields {', '.join(extra)}, which are not expected"
+            )
         if message.blobs and not carries:
             raise malformed(message, f"it carries {len(message.blobs)} ciphertexts, not 0")
 
 
-def numbers(message: Message, name: str, count: int, within: range | None = None, different: bool = False) -> list[int]:
+def numbers(
+    message: Message, name: str, count: int, within: range | None = None, different: bool = False
+) -> list[int]:
     """Return the ``count`` whole numbers of ``message`` under ``name``, all ``within`` a range if one is given."""
     found = message.fields.get(name)
     if not isinstance(found, list) or not _are_whole(found) or count != len(found):
         raise malformed(message, f"{name!r} must be {count} whole numbers")
     if within is not None and not all(value in within for value in found):
-        raise malformed(message, f"{name!r} must be numbers from {within.start} to {within.stop - 1}")
+        raise malformed(
+            message, f"{name!r} must be numbers from {within.start} to {within.stop - 1}"
+        )
     if different and len(set(found)) < count:
         raise malformed(message, f"{name!r} must be different numbers")
     return found

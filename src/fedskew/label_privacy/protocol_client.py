@@ -38,13 +38,19 @@ class Client:
 
     def __init__(self, enrolment: bytes, counts: Mapping[int, int]) -> None:
         enrolled = enrol(enrolment, "a client")
-        self.name, self._terms, self._context = enrolled.name, enrolled.terms, enrolled.context
+        self.name = enrolled.name
+        self._terms = enrolled.terms
+        self._context = enrolled.context
         if list(enrolled.channels) != [SERVER] or enrolled.masks is None:
-            raise FedskewError(f"{self.name}: this is the enrolment of a server: enrol it with for_client()")
+            raise FedskewError(
+                f"{self.name}: this is the enrolment of a server: enrol it with for_client()"
+            )
         self._channel = enrolled.channels[SERVER]
         self.masks = enrolled.masks  # for secure sums, when training has begun
         if not self._context.raw.is_private():
-            raise FedskewError(f"{self.name}: its context has no secret key: enrol it as a client, not as the server")
+            raise FedskewError(
+                f"{self.name}: its context has no secret key: enrol it as a client, not as the server"
+            )
         self._counts = _checked(self.name, counts, self._terms.labels)
         # In a random order: the server sees positions, and sorted ones would disclose which label is greater.
         self._labels = list(self._counts)
@@ -71,7 +77,9 @@ class Client:
     def _send_labels(self, _: Message) -> bytes:
         self._awaited = "compared"
         rows = spread_labels(np.array(self._labels))
-        return self._channel.wrap("labels", {"count": [len(self._labels)]}, [self._encrypt(row) for row in rows])
+        return self._channel.wrap(
+            "labels", {"count": [len(self._labels)]}, [self._encrypt(row) for row in rows]
+        )
 
     def _match(self, message: Message) -> bytes:
         """Answer which slot holds which label, -1 for labels in no slot."""
@@ -80,7 +88,10 @@ class Client:
         if np.any(seen.sum(axis=1) > 1):
             raise malformed(message, "a label equals two slots")
         self._slots = [int(row.argmax()) if row.any() else -1 for row in seen]
-        self._awaited = "assigned" if -1 in self._slots else "placeholders"
+        if -1 in self._slots:
+            self._awaited = "assigned"
+        else:
+            self._awaited = "placeholders"
         return self._channel.wrap("matched", {"slots": self._slots})
 
     def _equal(self, message: Message, blocks: int) -> Bools:
@@ -90,7 +101,9 @@ class Client:
         values = np.array([self._context.decrypt(blob, self.name) for blob in blobs]).reshape(
             groups, blocks, WIDTH, WIDTH
         )
-        by_label = values.transpose(0, 2, 1, 3).reshape(groups * WIDTH, blocks * WIDTH)[: len(self._labels)]
+        by_label = values.transpose(0, 2, 1, 3).reshape(groups * WIDTH, blocks * WIDTH)[
+            : len(self._labels)
+        ]
         equal: Bools = by_label == 0
         return equal
 
@@ -113,9 +126,13 @@ class Client:
         self._list_size = size
         self.placeholders = dict(zip(self._labels, ids, strict=True))
         held = np.zeros(self._list_size, dtype=np.int64)
-        held[self._slots] = [rounded(self._counts[label], self._terms.round_totals) for label in self._labels]
+        held[self._slots] = [
+            rounded(self._counts[label], self._terms.round_totals) for label in self._labels
+        ]
         self._awaited = "total"
-        return self._channel.wrap("counts", blobs=[self._encrypt(page) for page in split_counts(held)])
+        return self._channel.wrap(
+            "counts", blobs=[self._encrypt(page) for page in split_counts(held)]
+        )
 
     def _open(self, message: Message) -> bytes:
         """Decrypt the masked total for the server, limb by limb."""
@@ -131,12 +148,15 @@ class Client:
             raise malformed(message, "a total is below this client's own count")
         self._awaited = None
         return self._channel.wrap(
-            "shares", {"parts": np.maximum(np.rint(PARTS * held / totals), 1).astype(np.int64).tolist()}
+            "shares",
+            {"parts": np.maximum(np.rint(PARTS * held / totals), 1).astype(np.int64).tolist()},
         )
 
     def _limbs(self, message: Message) -> Ints:
         blobs = vectors(message, pages(self._list_size, COUNTS))
-        return limbs(np.array([self._context.decrypt(blob, self.name) for blob in blobs]), self._list_size)
+        return limbs(
+            np.array([self._context.decrypt(blob, self.name) for blob in blobs]), self._list_size
+        )
 
     def _encrypt(self, values: Ints) -> bytes:
         data: bytes = self._context.encrypt(values).serialize()

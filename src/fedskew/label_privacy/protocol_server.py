@@ -12,7 +12,15 @@ from fedskew.label_privacy import blinding
 from fedskew.label_privacy.bfv import SLOTS, Vector, times
 from fedskew.label_privacy.enrolment import PARTS, enrol
 from fedskew.label_privacy.envelope import Message, claimed, malformed, numbers, vectors
-from fedskew.label_privacy.vector_layout import COUNTS, LIMB, WIDTH, join_counts, limbs, pages, touched
+from fedskew.label_privacy.vector_layout import (
+    COUNTS,
+    LIMB,
+    WIDTH,
+    join_counts,
+    limbs,
+    pages,
+    touched,
+)
 
 Outbox: TypeAlias = list[tuple[str, bytes]]  # receiver and message
 
@@ -28,12 +36,10 @@ class Server:
 
     def __init__(self, enrolment: bytes) -> None:
         enrolled = enrol(enrolment, "the server")
-        self._name, self._terms, self._context, self._channels = (
-            enrolled.name,
-            enrolled.terms,
-            enrolled.context,
-            enrolled.channels,
-        )
+        self._name = enrolled.name
+        self._terms = enrolled.terms
+        self._context = enrolled.context
+        self._channels = enrolled.channels
         if self._context.raw.is_private():
             raise FedskewError("the server was given the secret key: enrol it with for_server()")
         self._turns = list(self._channels)  # clients whose labels are still to come
@@ -44,14 +50,19 @@ class Server:
         self._sums: list[Vector] = []
         self._masks: Ints = np.zeros((0, SLOTS), dtype=np.int64)
         self.counts: dict[int, int] | None = None  # rows of each placeholder, all clients together
-        self.shares: dict[str, dict[int, float]] | None = (
-            {} if self._terms.weighted else None
-        )  # by client and placeholder
+        # By client and placeholder
+        if self._terms.weighted:
+            self.shares: dict[str, dict[int, float]] | None = {}
+        else:
+            self.shares = None
 
     @property
     def placeholders(self) -> dict[str, list[int]]:
         """Return the placeholders of each client; complete once every client had its turn."""
-        return {client: [self._ids[slot] for slot in slots] for client, slots in self._slots.items()}
+        result: dict[str, list[int]] = {}
+        for client, slots in self._slots.items():
+            result[client] = [self._ids[slot] for slot in slots]
+        return result
 
     def start(self) -> Outbox:
         """Return the first message."""
@@ -83,10 +94,10 @@ class Server:
         if self._turns:
             return [self._ask(self._turns.pop(0), "turn", "labels")]
         size = [len(self._ids)]
-        return [
-            self._ask(client, "placeholders", "counts", ids=ids, slots=size)
-            for client, ids in self.placeholders.items()
-        ]
+        result: Outbox = []
+        for client, ids in self.placeholders.items():
+            result.append(self._ask(client, "placeholders", "counts", ids=ids, slots=size))
+        return result
 
     def _compare(self, message: Message) -> Outbox:
         """Subtract the list from the client's labels, every slot from every label at once."""
@@ -98,7 +109,11 @@ class Server:
             tiles = min(WIDTH, count - number * WIDTH)
             for slots in self._blocks:
                 difference = labels - slots
-                blobs.append((self._blind(difference, tiles) if self._terms.blind else difference).serialize())
+                blobs.append(
+                    (
+                        self._blind(difference, tiles) if self._terms.blind else difference
+                    ).serialize()
+                )
         self._slots[message.sender] = np.full(count, -1)
         return [self._ask(message.sender, "compared", "matched", blobs, blocks=[len(self._blocks)])]
 
@@ -112,11 +127,18 @@ class Server:
         """Assign slots to new labels."""
         matched = np.array(numbers(message, "slots", len(self._slots[message.sender])))
         known = matched[matched >= 0]
-        if matched.min() < -1 or len(np.unique(known)) < len(known) or np.any(known >= len(self._ids)):
+        if (
+            matched.min() < -1
+            or len(np.unique(known)) < len(known)
+            or np.any(known >= len(self._ids))
+        ):
             raise malformed(message, "its slots are not different slots of the list")
         new = np.flatnonzero(matched < 0)
         if len(self._ids) + len(new) > self._terms.labels:
-            raise malformed(message, f"with its {len(new)} new labels there would be more than {self._terms.labels}")
+            raise malformed(
+                message,
+                f"with its {len(new)} new labels there would be more than {self._terms.labels}",
+            )
         matched[new] = np.arange(len(self._ids), len(self._ids) + len(new))
         self._slots[message.sender] = matched
         if not len(new):
@@ -138,14 +160,19 @@ class Server:
     def _sum(self, message: Message) -> Outbox:
         """Add the counts to those of the others; when the total is complete, have it decrypted."""
         counts = self._load(message, pages(len(self._ids), COUNTS))
-        self._sums = [total + more for total, more in zip(self._sums, counts, strict=True)] if self._sums else counts
+        if self._sums:
+            self._sums = [total + more for total, more in zip(self._sums, counts, strict=True)]
+        else:
+            self._sums = counts
         if len(self._awaited) > 1:  # this client's own is still among them
             return []
         if self._terms.weighted:
-            return [
-                self._ask(client, "total", "shares", self._masked(self._draw_masks(client)))
-                for client in self._channels
-            ]
+            result: Outbox = []
+            for client in self._channels:
+                result.append(
+                    self._ask(client, "total", "shares", self._masked(self._draw_masks(client)))
+                )
+            return result
         self._masks = self._draw_masks()
         return [self._ask(next(iter(self._channels)), "total", "opened", self._masked(self._masks))]
 
@@ -158,11 +185,16 @@ class Server:
         return masks
 
     def _masked(self, masks: Ints) -> list[bytes]:
-        return [(self._context.cover(row) + total).serialize() for row, total in zip(masks, self._sums, strict=True)]
+        result: list[bytes] = []
+        for row, total in zip(masks, self._sums, strict=True):
+            result.append((self._context.cover(row) + total).serialize())
+        return result
 
     def _unmask(self, message: Message) -> Outbox:
         size = len(self._ids)
-        masked = np.array(numbers(message, "values", 2 * size, range(blinding.PRIME))).reshape(2, size)
+        masked = np.array(numbers(message, "values", 2 * size, range(blinding.PRIME))).reshape(
+            2, size
+        )
         found = (masked - limbs(self._masks, size)) % blinding.PRIME
         totals = join_counts(found)
         if totals.min() < 1 or found.max() >= len(self._channels) * LIMB:
@@ -174,11 +206,16 @@ class Server:
         ids = self.placeholders[message.sender]
         parts = numbers(message, "parts", len(ids), range(1, PARTS + 1))
         assert self.shares is not None
-        self.shares[message.sender] = {placeholder: part / PARTS for placeholder, part in zip(ids, parts, strict=True)}
+        self.shares[message.sender] = {
+            placeholder: part / PARTS for placeholder, part in zip(ids, parts, strict=True)
+        }
         return []
 
     def _load(self, message: Message, count: int) -> list[Vector]:
-        return [self._context.load(blob, message.sender) for blob in vectors(message, count)]
+        result: list[Vector] = []
+        for blob in vectors(message, count):
+            result.append(self._context.load(blob, message.sender))
+        return result
 
     def _ask(
         self, client: str, step: str, answer: str, blobs: Iterable[bytes] = (), **fields: list[int]

@@ -29,7 +29,11 @@ class Dealer:
 
     def seeds(self, me: int, clients: int) -> dict[int, bytes]:
         """Return the seeds that client ``me`` shares with each of the others."""
-        return {other: self._seed(min(me, other), max(me, other)) for other in range(clients) if other != me}
+        result: dict[int, bytes] = {}
+        for other in range(clients):
+            if other != me:
+                result[other] = self._seed(min(me, other), max(me, other))
+        return result
 
     def _seed(self, low: int, high: int) -> bytes:
         return hmac.new(self._master, struct.pack("<QQ", low, high), hashlib.sha256).digest()
@@ -62,12 +66,16 @@ class Masks:
 
     def enter(self, step: int, present: Sequence[int]) -> None:
         """Begin a step of these clients; a step cannot be repeated, since its masks could then be removed."""
-        if any(type(number) is not int for number in (step, *present)) or len(set(present)) < len(present):
+        if any(type(number) is not int for number in (step, *present)) or len(set(present)) < len(
+            present
+        ):
             raise FedskewError(
                 f"client {self.me}: step {step} of clients {list(present)}: give whole numbers, none twice"
             )
         if step <= self._step:
-            raise FedskewError(f"client {self.me}: step {step} of secure sums was begun before: number steps upwards")
+            raise FedskewError(
+                f"client {self.me}: step {step} of secure sums was begun before: number steps upwards"
+            )
         self._others = [client for client in present if client != self.me]
         unknown = [client for client in self._others if client not in self.seeds]
         if unknown or len(self._others) == len(present):
@@ -85,7 +93,9 @@ class Masks:
     def hide(self, values: Tensor, bits: int) -> Tensor:
         """Return the numbers in fixed point with so many binary places, under this client's masks."""
         if not 0 <= bits <= _ROOM:
-            raise FedskewError(f"client {self.me}: {bits} binary places are out of range, it must be 0 to {_ROOM}")
+            raise FedskewError(
+                f"client {self.me}: {bits} binary places are out of range, it must be 0 to {_ROOM}"
+            )
         limit = 2.0 ** (_ROOM - bits) / (len(self._others) + 1)
         if not bool((values.abs() < limit).all()):
             raise FedskewError(
@@ -96,16 +106,19 @@ class Masks:
         total = scaled.astype(np.int64).view(np.uint64)
         for other in self._others:
             mask = self._mask(other, total.size)
-            total = total + mask if self.me < other else total - mask
+            if self.me < other:
+                total = total + mask
+            else:
+                total = total - mask
         self._sent += 1
         return torch.from_numpy(total.view(np.int64)).reshape(values.shape)
 
     def _mask(self, other: int, size: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
         """Return the mask of this pair for this message of this step, which is never used again."""
         address = struct.pack("<QQ", self._step, self._sent)
-        return np.frombuffer(hashlib.shake_256(self.seeds[other] + address).digest(8 * size), dtype="<u8").astype(
-            np.uint64
-        )
+        return np.frombuffer(
+            hashlib.shake_256(self.seeds[other] + address).digest(8 * size), dtype="<u8"
+        ).astype(np.uint64)
 
 
 def opened(total: Tensor, bits: int, dtype: torch.dtype) -> Tensor:

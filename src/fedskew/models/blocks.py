@@ -35,7 +35,9 @@ def normaliser(norm: Norm, channels: int, *, image: bool = True) -> nn.Module:
     """Return the normalisation layer of that kind, for images or for flat features."""
     if norm == "group":
         return nn.GroupNorm(groups_of(channels), channels)
-    return nn.BatchNorm2d(channels) if image else nn.BatchNorm1d(channels)
+    if image:
+        return nn.BatchNorm2d(channels)
+    return nn.BatchNorm1d(channels)
 
 
 def nonlinear(activation: Activation, dropout: float = 0.0) -> list[nn.Module]:
@@ -45,10 +47,14 @@ def nonlinear(activation: Activation, dropout: float = 0.0) -> list[nn.Module]:
     ([ReLU()], [Tanh(), Dropout(p=0.5, inplace=False)])
     """
     layers = [_ACTIVATIONS[activation]()]
-    return [*layers, nn.Dropout(dropout)] if dropout else layers
+    if dropout:
+        return [*layers, nn.Dropout(dropout)]
+    return layers
 
 
-def conv_norm(inputs: int, outputs: int, norm: Norm, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
+def conv_norm(
+    inputs: int, outputs: int, norm: Norm, stride: int = 1, kernel: int = 3
+) -> list[nn.Module]:
     """Return a convolution without bias, which the normalisation would cancel, and its normalisation."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
     return [conv, normaliser(norm, outputs)]
@@ -57,7 +63,9 @@ def conv_norm(inputs: int, outputs: int, norm: Norm, stride: int = 1, kernel: in
 class Residual(nn.Module):
     """A residual block: ``after(shortcut(x) + body(x))``."""
 
-    def __init__(self, body: nn.Module, shortcut: nn.Module | None = None, after: nn.Module | None = None) -> None:
+    def __init__(
+        self, body: nn.Module, shortcut: nn.Module | None = None, after: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.body = body
         self.shortcut = shortcut or nn.Identity()

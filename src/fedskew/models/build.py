@@ -12,8 +12,11 @@ from fedskew.core.registry import Choice
 from fedskew.core.streams import bits
 from fedskew.models.network import Shape, models
 
-_COPIES = 4  # of all weights during training, at least: the server's, a client's, its gradient and its update
-ModelSpec: TypeAlias = str | Mapping[str, Any] | Choice | nn.Module | Callable[[Shape, int], nn.Module]
+# Of all weights during training, at least: the server's, a client's, its gradient and its update
+_COPIES = 4
+ModelSpec: TypeAlias = (
+    str | Mapping[str, Any] | Choice | nn.Module | Callable[[Shape, int], nn.Module]
+)
 
 
 def build(spec: ModelSpec, shape: Shape, classes: int, seed: int) -> nn.Module:
@@ -28,7 +31,9 @@ def build(spec: ModelSpec, shape: Shape, classes: int, seed: int) -> nn.Module:
     if isinstance(spec, nn.Module):
         return spec
     if classes < 1 or not shape or min(shape) < 1:
-        raise FedskewError(f"no model fits rows of shape {shape} and {classes} classes: both must be at least 1")
+        raise FedskewError(
+            f"no model fits rows of shape {shape} and {classes} classes: both must be at least 1"
+        )
     make = _maker(spec)
     _refuse_giant(spec, make, shape, classes)
     # Only the CPU's generator is forked and seeded: torch.manual_seed would reset the GPUs' generators as well.
@@ -36,11 +41,15 @@ def build(spec: ModelSpec, shape: Shape, classes: int, seed: int) -> nn.Module:
         torch.default_generator.manual_seed(int(bits(seed, "weights")[0]))
         model = make(shape, classes)
     if not isinstance(model, nn.Module):
-        raise FedskewError(f"a model function must return a torch.nn.Module, got {type(model).__name__}")
+        raise FedskewError(
+            f"a model function must return a torch.nn.Module, got {type(model).__name__}"
+        )
     return model
 
 
-def _refuse_giant(spec: Any, make: Callable[[Shape, int], object], shape: Shape, classes: int) -> None:
+def _refuse_giant(
+    spec: Any, make: Callable[[Shape, int], object], shape: Shape, classes: int
+) -> None:
     """Build a model without its weights first, and raise an error if it is too large for any training."""
     if callable(spec):
         return
@@ -52,7 +61,11 @@ def _refuse_giant(spec: Any, make: Callable[[Shape, int], object], shape: Shape,
         raise FedskewError(f"model {models.choose(spec)} cannot be built: {reason}") from problem
     assert isinstance(model, nn.Module)
     weights = sum(weight.numel() for weight in model.parameters())
-    must_fit(f"model {models.choose(spec)} with {weights:,} weights", _COPIES * 4 * weights, "make it smaller")
+    must_fit(
+        f"model {models.choose(spec)} with {weights:,} weights",
+        _COPIES * 4 * weights,
+        "make it smaller",
+    )
 
 
 def _maker(

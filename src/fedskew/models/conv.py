@@ -10,7 +10,9 @@ from fedskew.models.blocks import Activation, nonlinear
 from fedskew.models.network import Network, Shape, image_shape, models, signal_shape
 
 
-def _dense(inputs: int, units: int, activation: Activation, dropout: float) -> tuple[list[nn.Module], int]:
+def _dense(
+    inputs: int, units: int, activation: Activation, dropout: float
+) -> tuple[list[nn.Module], int]:
     """Return the layers between the flattened channels and the head, and the width after them.
 
     That is a dense layer with its activation and drop-out; without units it is drop-out alone.
@@ -21,7 +23,14 @@ def _dense(inputs: int, units: int, activation: Activation, dropout: float) -> t
 
 
 def _image_network(
-    name: str, shape: Shape, classes: int, kernel: int, width: int, hidden: int, activation: Activation, dropout: float
+    name: str,
+    shape: Shape,
+    classes: int,
+    kernel: int,
+    width: int,
+    hidden: int,
+    activation: Activation,
+    dropout: float,
 ) -> Network:
     """Return two convolutions of ``width`` and ``2 * width`` channels, each activated and then halved in size."""
     channels, height, across = image_shape(name, shape, 4)

@@ -17,7 +17,10 @@ def _network(
 ) -> Network:
     """Return a network that flattens its input and has one ``layer`` from each width to the next."""
     widths = [math.prod(shape), *hidden]
-    layers = [part for inputs, outputs in pairwise(widths) for part in layer(inputs, outputs)]
+    layers = []
+    for inputs, outputs in pairwise(widths):
+        for part in layer(inputs, outputs):
+            layers.append(part)
     return Network(nn.Sequential(nn.Flatten(), *layers), widths[-1], classes)
 
 

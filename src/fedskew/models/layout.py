@@ -50,7 +50,10 @@ def head_module(model: nn.Module) -> nn.Module:
     head = getattr(model, "head", None)
     if isinstance(head, nn.Module):
         return head
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    linear = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            linear.append(module)
     if not linear:
         raise FedskewError(
             f"{type(model).__name__} has no attribute 'head' and no nn.Linear: name its last layer 'head'"
@@ -74,10 +77,17 @@ def _head_names(model: nn.Module) -> frozenset[str]:
     except FedskewError:
         return frozenset()
     return frozenset(
-        name for prefix, module in model.named_modules() if module is head for name in _within(prefix, module)
+        name
+        for prefix, module in model.named_modules()
+        if module is head
+        for name in _within(prefix, module)
     )
 
 
 def _within(prefix: str, module: nn.Module) -> list[str]:
     parts = (module.named_parameters(prefix), module.named_buffers(prefix))
-    return [name for part in parts for name, _ in part]
+    result: list[str] = []
+    for part in parts:
+        for name, _ in part:
+            result.append(name)
+    return result

@@ -52,5 +52,6 @@ def signal_shape(model: str, shape: Shape, least: int) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-Builder: TypeAlias = Callable[..., nn.Module]  # (shape: Shape, classes: int, /, *, options) -> Network
+# (shape: Shape, classes: int, /, *, options) -> Network
+Builder: TypeAlias = Callable[..., nn.Module]
 models: Registry[Builder] = Registry("model", "fedskew.models")

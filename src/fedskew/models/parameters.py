@@ -9,9 +9,14 @@ from fedskew.core.trees import Tensors
 
 def trainable(model: nn.Module) -> Tensors:
     """Return the trainable parameters; frozen ones (``requires_grad=False``) are not changed and never sent."""
-    found: Tensors = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    found: Tensors = {}
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            found[name] = value
     if not found:
-        raise FedskewError(f"{type(model).__name__} has nothing to train: no parameter has requires_grad=True")
+        raise FedskewError(
+            f"{type(model).__name__} has nothing to train: no parameter has requires_grad=True"
+        )
     return found
 
 

@@ -73,15 +73,22 @@ class _Subsample(nn.Module):
 
 def _basic(inputs: int, outputs: int, norm: Norm, *, project: bool) -> Residual:
     """Return the basic block of He et al.; it halves the image where the channels grow."""
-    stride = 1 if inputs == outputs else 2
-    body = nn.Sequential(*conv_norm(inputs, outputs, norm, stride), nn.ReLU(), *conv_norm(outputs, outputs, norm))
+    if inputs == outputs:
+        stride = 1
+    else:
+        stride = 2
+    body = nn.Sequential(
+        *conv_norm(inputs, outputs, norm, stride), nn.ReLU(), *conv_norm(outputs, outputs, norm)
+    )
     if inputs == outputs:
         return Residual(body, after=nn.ReLU())
     projection = nn.Sequential(*conv_norm(inputs, outputs, norm, stride, kernel=1))
     return Residual(body, projection if project else _Subsample(outputs - inputs), nn.ReLU())
 
 
-def _stages(channels: int, widths: tuple[int, ...], depth: int, norm: Norm, *, project: bool) -> nn.Sequential:
+def _stages(
+    channels: int, widths: tuple[int, ...], depth: int, norm: Norm, *, project: bool
+) -> nn.Sequential:
     """Return a 3x3 stem, ``depth`` basic blocks for each width, and the global mean."""
     layers: list[nn.Module] = [_conv(channels, widths[0], norm)]
     before = widths[0]

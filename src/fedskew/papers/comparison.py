@@ -20,15 +20,28 @@ class Cell:
 
     def numbers(self, value: Value) -> dict[int, float]:
         """Return the number of every run that has one, by seed."""
-        found = {run.seed: run.numbers.get(value.measure_of(run.method), math.nan) for run in self.runs}
-        return {seed: number * value.factor for seed, number in found.items() if math.isfinite(number)}
+        found = {}
+        for run in self.runs:
+            found[run.seed] = run.numbers.get(value.measure_of(run.method), math.nan)
+        result: dict[int, float] = {}
+        for seed, number in found.items():
+            if math.isfinite(number):
+                result[seed] = number * value.factor
+        return result
 
     def lacking(self, value: Value) -> dict[str, list[Result]]:
         """Return the runs without a number, by reason."""
         numbers = self.numbers(value)
         failed = [run for run in self.runs if run.failed]
-        others = [run for run in self.runs if not run.failed and run.seed not in numbers]
-        return {reason: runs for reason, runs in (("diverged", failed), ("no number", others)) if runs}
+        others = []
+        for run in self.runs:
+            if not run.failed and run.seed not in numbers:
+                others.append(run)
+        result: dict[str, list[Result]] = {}
+        for reason, runs in (("diverged", failed), ("no number", others)):
+            if runs:
+                result[reason] = runs
+        return result
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,9 @@ def measured(table: PaperTable, results: Results) -> Measured:
     for case in table.cases:
         for method in table.methods_of(case):
             wanted = (case.name, method.name, configuration(table, case, method))
-            runs = tuple(run for run in recorded if (run.case, run.method, run.configuration) == wanted)
+            runs = tuple(
+                run for run in recorded if (run.case, run.method, run.configuration) == wanted
+            )
             if runs:
                 cells[case.name, method.name] = Cell(runs)
     return Measured(table, cells, len(recorded) - sum(len(cell.runs) for cell in cells.values()))
@@ -69,8 +84,13 @@ def summary_table(table: PaperTable, results: Results) -> list[list[str]]:
     """
     found = measured(table, results)
     head, *rows = [["value", *row] for row in value_table(found, table.values[0])]
-    rows = [[value.name, *row] for value in table.values for row in value_table(found, value)[1:]]
-    return [head, *rows] if len(table.values) > 1 else [row[1:] for row in (head, *rows)]
+    rows = []
+    for value in table.values:
+        for row in value_table(found, value)[1:]:
+            rows.append([value.name, *row])
+    if len(table.values) > 1:
+        return [head, *rows]
+    return [row[1:] for row in (head, *rows)]
 
 
 def value_table(found: Measured, value: Value, mark: str = "") -> list[list[str]]:
@@ -81,24 +101,43 @@ def value_table(found: Measured, value: Value, mark: str = "") -> list[list[str]
     cases = [case.name for case in found.table.cases]
     methods = [method.name for method in found.table.methods]
     if len(methods) <= MOST_COLUMNS:
-        return [["", *methods], *([case, *(_text(found, value, case, m, mark) for m in methods)] for case in cases)]
-    return [["", *cases], *([method, *(_text(found, value, c, method, mark) for c in cases)] for method in methods)]
+        return [
+            ["", *methods],
+            *([case, *(_text(found, value, case, m, mark) for m in methods)] for case in cases),
+        ]
+    return [
+        ["", *cases],
+        *([method, *(_text(found, value, c, method, mark) for c in cases)] for method in methods),
+    ]
 
 
 def _text(found: Measured, value: Value, case: str, method: str, mark: str) -> str:
     """Return a cell such as ``81.3 / 80.1 ± 0.4 / -1.2``; fewer seeds than the table has are said."""
-    cell, printed = found.cell(case, method), value.paper.get(method, {}).get(case)
-    numbers, digits = list(cell.numbers(value).values()), value.digits
-    parts = [] if printed is None else [f"{mark}{printed:.{digits}f}{mark}"]
+    cell = found.cell(case, method)
+    printed = value.paper.get(method, {}).get(case)
+    numbers = list(cell.numbers(value).values())
+    digits = value.digits
+    if printed is None:
+        parts = []
+    else:
+        parts = [f"{mark}{printed:.{digits}f}{mark}"]
     wanted = next(entry for entry in found.table.methods if entry.name == method).only
     if not cell.runs and (not wanted or case in wanted):
         parts.append("not measured yet")
     if numbers:
         mean, std = mean_and_std(numbers)
         parts.append(f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}"))
-        parts += [] if printed is None else [f"{mean - printed:+z.{digits}f}"]
-    lacking = [f"{why} in {len(runs)} of {len(cell.runs)} runs" for why, runs in cell.lacking(value).items()]
-    few = [f"{len(cell.runs)} of {len(found.seeds)} seeds"] if 0 < len(cell.runs) < len(found.seeds) else []
+        if printed is None:
+            parts += []
+        else:
+            parts += [f"{mean - printed:+z.{digits}f}"]
+    lacking = []
+    for why, runs in cell.lacking(value).items():
+        lacking.append(f"{why} in {len(runs)} of {len(cell.runs)} runs")
+    if 0 < len(cell.runs) < len(found.seeds):
+        few = [f"{len(cell.runs)} of {len(found.seeds)} seeds"]
+    else:
+        few = []
     notes = ", ".join(few + lacking)
     if not numbers:
         return " / ".join([*parts, *([notes] if notes else [])])

@@ -18,8 +18,13 @@ _ACROSS = 3  # panels beside each other
 
 def matrix_of(run: Result) -> NDArray[np.float64]:
     """Return the rows of every client (down) and class (across) that a run has recorded."""
-    found = {name: re.fullmatch(r"rows_(\d+)_(\d+)", name) for name in run.numbers}
-    places = {name: (int(match[1]), int(match[2])) for name, match in found.items() if match}
+    found = {}
+    for name in run.numbers:
+        found[name] = re.fullmatch(r"rows_(\d+)_(\d+)", name)
+    places = {}
+    for name, match in found.items():
+        if match:
+            places[name] = (int(match[1]), int(match[2]))
     matrix = np.zeros(np.max(list(places.values()), axis=0) + 1)
     for name, place in places.items():
         matrix[place] = run.numbers[name]
@@ -30,7 +35,9 @@ def draw_distributions(found: "Measured") -> "Figure | None":
     """Return a matrix of the shares of classes for each case, of its first seed; nothing without results."""
     from matplotlib.figure import Figure
 
-    cases = {case: min(cell.runs, key=lambda run: run.seed) for (case, _), cell in found.cells.items()}
+    cases = {
+        case: min(cell.runs, key=lambda run: run.seed) for (case, _), cell in found.cells.items()
+    }
     if not cases:
         return None
     down = -(-len(cases) // _ACROSS)
@@ -38,7 +45,9 @@ def draw_distributions(found: "Measured") -> "Figure | None":
     panels = figure.subplots(down, _ACROSS, squeeze=False, sharex=True, sharey=True).flat
     for panel, (case, run) in zip(panels, cases.items(), strict=False):
         matrix = matrix_of(run)
-        image = panel.imshow(matrix / matrix.sum(axis=1, keepdims=True), vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        image = panel.imshow(
+            matrix / matrix.sum(axis=1, keepdims=True), vmin=0, vmax=1, cmap="Blues", aspect="auto"
+        )
         panel.set(title=case, xlabel="class", ylabel="client")
         panel.label_outer()
     for panel in list(panels)[len(cases) :]:

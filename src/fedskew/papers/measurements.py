@@ -43,10 +43,16 @@ def heterogeneity(
     """
     rows = read_origin(data).data.train
     partition = partition_rows(skew, rows, clients, seed).partition
-    convention: Literal["mean", "fedartml"] = "fedartml" if reading == "fedartml" else "mean"
+    if reading == "fedartml":
+        convention: Literal["mean", "fedartml"] = "fedartml"
+    else:
+        convention = "mean"
     found = {}
     for of in ("features", "labels"):
-        parts = _columns(rows) if (of, reading) == ("features", "largest") else [rows]
+        if (of, reading) == ("features", "largest"):
+            parts = _columns(rows)
+        else:
+            parts = [rows]
         all_levels = [levels(part, partition, of, convention=convention) for part in parts]
         for name in ("hellinger", "wasserstein"):
             found[f"{of}_{name}"] = max(level[name] for level in all_levels)
@@ -55,7 +61,10 @@ def heterogeneity(
 
 def _columns(rows: Rows) -> list[Rows]:
     """Return the rows with each feature that varies alone."""
-    return [replace(rows, x=rows.x[:, [column]]) for column in np.flatnonzero(np.ptp(rows.x, axis=0))]
+    result: list[Rows] = []
+    for column in np.flatnonzero(np.ptp(rows.x, axis=0)):
+        result.append(replace(rows, x=rows.x[:, [column]]))
+    return result
 
 
 def encryption(classes: int, clients: int, seed: int) -> Numbers:
@@ -63,9 +72,15 @@ def encryption(classes: int, clients: int, seed: int) -> Numbers:
     from fedskew.label_privacy.agreement import agree
 
     each = classes // 2
-    held = [{(k * each + j) % classes: 100 + k for j in range(each)} for k in range(clients)]
+    held = []
+    for k in range(clients):
+        held.append({(k * each + j) % classes: 100 + k for j in range(each)})
     seconds = agree(held, label_range=classes, stream=Stream(seed, "secret labels")).seconds
-    names = {"unique list": "unique_seconds", "mapping": "mapping_seconds", "counts": "counting_seconds"}
+    names = {
+        "unique list": "unique_seconds",
+        "mapping": "mapping_seconds",
+        "counts": "counting_seconds",
+    }
     return {name: seconds[part] for part, name in names.items()}
 
 
@@ -77,13 +92,16 @@ def schedule(data: str, batch: int, batches: int, steps: int, seed: int) -> Numb
     of the mean of the former from the mean of the classes' gradients, in standard errors.
     """
     loaded = load(data)
-    x, y = torch.from_numpy(loaded.train.x).flatten(1), torch.from_numpy(loaded.train.y)
-    model, task = build("logreg", loaded.shape, len(loaded.classes), seed=seed), Classification()
+    x = torch.from_numpy(loaded.train.x).flatten(1)
+    y = torch.from_numpy(loaded.train.y)
+    model = build("logreg", loaded.shape, len(loaded.classes), seed=seed)
+    task = Classification()
     weight, bias = (parameter.detach().clone() for parameter in model.parameters())
     draw = np.random.default_rng(seed)
 
     def gradient(rows: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> torch.Tensor:
-        inputs, targets = x[rows], y[rows]
+        inputs = x[rows]
+        targets = y[rows]
         slopes = task.slopes(inputs @ weight.T + bias, targets, 1 / len(rows))
         return torch.cat([(slopes.T @ inputs).flatten(), slopes.sum(0)])
 
@@ -92,15 +110,24 @@ def schedule(data: str, batch: int, batches: int, steps: int, seed: int) -> Numb
         step = gradient(draw.integers(0, len(x), batch))
         weight -= 0.1 * step[:size].view_as(weight)
         bias -= 0.1 * step[size:]
-    pools = [np.flatnonzero(loaded.train.y == label) for label in range(len(loaded.classes))]
-    by_label = [
-        gradient(np.concatenate([draw.choice(pool, batch // len(pools)) for pool in pools])) for _ in range(batches)
-    ]
+    pools = []
+    for label in range(len(loaded.classes)):
+        pools.append(np.flatnonzero(loaded.train.y == label))
+    by_label = []
+    for _ in range(batches):
+        by_label.append(
+            gradient(np.concatenate([draw.choice(pool, batch // len(pools)) for pool in pools]))
+        )
     at_random = [gradient(draw.integers(0, len(x), batch)) for _ in range(batches)]
     means = torch.stack([gradient(pool) for pool in pools]).mean(0)
-    variances = [float(torch.stack(found).var(0).sum()) for found in (by_label, at_random)]
+    variances = []
+    for found in (by_label, at_random):
+        variances.append(float(torch.stack(found).var(0).sum()))
     apart = float((torch.stack(by_label).mean(0) - means).norm())
-    return {"ratio": variances[0] / variances[1], "bias": apart / float(np.sqrt(variances[0] / batches))}
+    return {
+        "ratio": variances[0] / variances[1],
+        "bias": apart / float(np.sqrt(variances[0] / batches)),
+    }
 
 
 MEASUREMENTS: Mapping[str, Callable[..., Numbers]] = {

@@ -137,7 +137,11 @@ class PaperTable:
 
     def methods_of(self, case: Entry) -> list[Entry]:
         """Return the methods that are compared in a case."""
-        return [method for method in self.methods if not method.only or case.name in method.only]
+        result: list[Entry] = []
+        for method in self.methods:
+            if not method.only or case.name in method.only:
+                result.append(method)
+        return result
 
     def value(self, name: str) -> Value:
         """Return the value of this name."""
@@ -168,7 +172,9 @@ class PaperTable:
         )
 
 
-def _with_settings(entries: Sequence[Entry], names: Sequence[str], settings: Mapping[str, Any]) -> tuple[Entry, ...]:
+def _with_settings(
+    entries: Sequence[Entry], names: Sequence[str], settings: Mapping[str, Any]
+) -> tuple[Entry, ...]:
     """Return the entries with these names, or all if there are none, with settings in place of their own."""
     chosen = []
     for entry in entries:
@@ -179,7 +185,9 @@ def _with_settings(entries: Sequence[Entry], names: Sequence[str], settings: Map
 
 def papers() -> dict[str, Paper]:
     """Return all papers, by name."""
-    found = {place.name: Paper(name=place.name, **_content(place / ABOUT)) for place in _folders()}
+    found = {}
+    for place in _folders():
+        found[place.name] = Paper(name=place.name, **_content(place / ABOUT))
     return dict(sorted(found.items()))
 
 
@@ -188,8 +196,13 @@ def tables_of(paper: str) -> list[PaperTable]:
     known = {place.name: place for place in _folders()}
     if paper not in known:
         raise unknown("paper", paper, known)
-    names = sorted(f.name for f in known[paper].iterdir() if f.name.endswith(".toml") and f.name != ABOUT)
-    return [_table(paper, name.removesuffix(".toml"), _content(known[paper] / name)) for name in names]
+    names = sorted(
+        f.name for f in known[paper].iterdir() if f.name.endswith(".toml") and f.name != ABOUT
+    )
+    result: list[PaperTable] = []
+    for name in names:
+        result.append(_table(paper, name.removesuffix(".toml"), _content(known[paper] / name)))
+    return result
 
 
 def choose(paper: str, wanted: str | None = None) -> list[PaperTable]:
@@ -200,15 +213,25 @@ def choose(paper: str, wanted: str | None = None) -> list[PaperTable]:
     tables = tables_of(paper)
     if wanted is None:
         return tables
-    name = f"table{wanted}" if wanted.isdecimal() else wanted
-    found = [table for table in tables if table.name == name or table.name.startswith(f"{name}-")]
+    if wanted.isdecimal():
+        name = f"table{wanted}"
+    else:
+        name = wanted
+    found = []
+    for table in tables:
+        if table.name == name or table.name.startswith(f"{name}-"):
+            found.append(table)
     if not found:
         raise unknown(f"table of {paper}", wanted, {table.name for table in tables})
     return found
 
 
 def _folders() -> list[Traversable]:
-    return [place for place in files("fedskew.papers").iterdir() if place.is_dir() and (place / ABOUT).is_file()]
+    result: list[Traversable] = []
+    for place in files("fedskew.papers").iterdir():
+        if place.is_dir() and (place / ABOUT).is_file():
+            result.append(place)
+    return result
 
 
 def _content(file: Traversable) -> dict[str, Any]:
@@ -217,7 +240,9 @@ def _content(file: Traversable) -> dict[str, Any]:
 
 def _table(paper: str, name: str, content: dict[str, Any]) -> PaperTable:
     where = f"{paper}/{name}.toml"
-    rows = {part: content.pop(part, []) for part in ("case", "method", "value", "claim")}
+    rows = {}
+    for part in ("case", "method", "value", "claim"):
+        rows[part] = content.pop(part, [])
     table = _made(
         PaperTable,
         {
@@ -239,28 +264,47 @@ def _table(paper: str, name: str, content: dict[str, Any]) -> PaperTable:
 def _entry(row: dict[str, Any], where: str) -> Entry:
     """Return a case or a method: everything but its name and ``only`` is a setting."""
     own = {key: value for key, value in row.items() if key in ("name", "only")}
-    return _made(Entry, {**own, "settings": {key: row[key] for key in row if key not in own}}, where)
+    return _made(
+        Entry, {**own, "settings": {key: row[key] for key in row if key not in own}}, where
+    )
 
 
 def _made(kind: type[Part], values: Mapping[str, Any], where: str) -> Part:
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     if strange := set(values) - known:
         raise FedskewError(f"{where}: {kind.__name__} has no {', '.join(sorted(strange))}")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    return kind(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+    )
 
 
 def _check(table: PaperTable, where: str) -> None:
     """Raise an error for names that occur nowhere."""
     cases, methods = ({entry.name for entry in entries} for entries in (table.cases, table.methods))
     values = {value.name for value in table.values}
-    named = [(name, cases) for method in table.methods for name in method.only]
-    named += [(name, cases) for name in table.quick.cases] + [(name, methods) for name in table.quick.methods]
+    named = []
+    for method in table.methods:
+        for name in method.only:
+            named.append((name, cases))
+    named += [(name, cases) for name in table.quick.cases] + [
+        (name, methods) for name in table.quick.methods
+    ]
     for value in table.values:
         named += [(name, methods) for name in (*value.paper, *value.instead)]
-        named += [(name, cases) for row in value.paper.values() for name in row]
+        for row in value.paper.values():
+            for name in row:
+                named.append((name, cases))
     for claim in table.claims:
-        named += [(name, cases) for name in claim.cases] + [(name, methods) for name in claim.others]
-        named += [] if claim.kind == "untestable" else [(claim.value, values), (claim.method, methods)]
+        named += [(name, cases) for name in claim.cases] + [
+            (name, methods) for name in claim.others
+        ]
+        if claim.kind == "untestable":
+            named += []
+        else:
+            named += [(claim.value, values), (claim.method, methods)]
     for name, known in named:
         if name not in known:
             raise FedskewError(f"{where}: {name!r} is none of {', '.join(sorted(known))}")

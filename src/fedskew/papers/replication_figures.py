@@ -55,32 +55,53 @@ def draw_table(found: Measured) -> tuple[str, bytes] | None:
     """Return the ending and the bytes of the figure, the same for the same results; nothing if nothing can be drawn."""
     from matplotlib import rc_context
 
-    figure = draw_distributions(found) if found.table.kind == "distribution" else figure_of(found)
+    if found.table.kind == "distribution":
+        figure = draw_distributions(found)
+    else:
+        figure = figure_of(found)
     if figure is None:
         return None
     content = io.BytesIO()
     with rc_context({"svg.hashsalt": "fedskew"}):
         figure.savefig(content, format="svg", metadata={"Date": None})
-    return ("svg", content.getvalue()) if content.tell() <= _MOST_BYTES else ("png", _small_png(figure))
+    if content.tell() <= _MOST_BYTES:
+        return ("svg", content.getvalue())
+    return ("png", _small_png(figure))
 
 
 def figure_of(found: Measured) -> "Figure | None":
     """Return the figure: a panel for each curve and case, or for each value over the cases."""
     table = found.table
-    cases, methods = [case.name for case in table.cases], [method.name for method in table.methods]
+    cases = [case.name for case in table.cases]
+    methods = [method.name for method in table.methods]
     groups = []
     if any(run.curves for cell in found.cells.values() for run in cell.runs):
         for column in table.curves:
-            drawn = {case: {method: _curve(found, case, method, column) for method in methods} for case in cases}
-            groups.append([_Panel(case, "round", column.replace("_", " "), lines) for case, lines in drawn.items()])
+            drawn = {}
+            for case in cases:
+                drawn[case] = {method: _curve(found, case, method, column) for method in methods}
+            groups.append(
+                [
+                    _Panel(case, "round", column.replace("_", " "), lines)
+                    for case, lines in drawn.items()
+                ]
+            )
     elif axis := numbers_of(cases):
         over, numbers = axis
-        places = {case: number for number, case in sorted(zip(numbers, cases, strict=True))}
+        places = {}
+        for number, case in sorted(zip(numbers, cases, strict=True)):
+            places[case] = number
         for value in table.values[:_MOST_PANELS]:
-            lines = {method: _over_cases(found, list(places), method, value) for method in methods}
+            lines = {}
+            for method in methods:
+                lines[method] = _over_cases(found, list(places), method, value)
             groups.append([_Panel("", over, value.name, lines, list(places.values()))])
-    shown = [[panel for panel in group if panel.has_lines][:_MOST_PANELS] for group in groups]
-    return _draw([group for group in shown if group], methods) if any(shown) else None
+    shown = []
+    for group in groups:
+        shown.append([panel for panel in group if panel.has_lines][:_MOST_PANELS])
+    if any(shown):
+        return _draw([group for group in shown if group], methods)
+    return None
 
 
 def numbers_of(names: Sequence[str]) -> tuple[str, list[float]] | None:
@@ -90,7 +111,9 @@ def numbers_of(names: Sequence[str]) -> tuple[str, list[float]] | None:
     ('alpha', [0.1, 1.0, 10.0])
     >>> numbers_of(["IID", "alpha 1", "alpha 10"])
     """
-    found = [re.fullmatch(r"(\D*?)(-?\d+(?:\.\d+)?(?:e-?\d+)?)(\D*)", name) for name in names]
+    found = []
+    for name in names:
+        found.append(re.fullmatch(r"(\D*?)(-?\d+(?:\.\d+)?(?:e-?\d+)?)(\D*)", name))
     parts = [match.groups() for match in found if match]
     common = {(before.strip(" =:"), after.strip()) for before, _, after in parts}
     if len(parts) < max(3, len(names)) or len(common) > 1:
@@ -101,14 +124,23 @@ def numbers_of(names: Sequence[str]) -> tuple[str, list[float]] | None:
 def _curve(found: Measured, case: str, method: str, column: str) -> _Line:
     """Return a curve over the rounds that all seeds have."""
     drawn = [run.curves for run in found.cell(case, method).runs if run.curves]
-    runs = [{p["round"]: p[column] for p in points if math.isfinite(p.get(column, math.nan))} for points in drawn]
-    rounds = sorted(set.intersection(*map(set, runs))) if runs else []
+    runs = []
+    for points in drawn:
+        runs.append(
+            {p["round"]: p[column] for p in points if math.isfinite(p.get(column, math.nan))}
+        )
+    if runs:
+        rounds = sorted(set.intersection(*map(set, runs)))
+    else:
+        rounds = []
     return _line(rounds, [[run[one] for run in runs] for one in rounds])
 
 
 def _over_cases(found: Measured, cases: Sequence[str], method: str, value: Value) -> _Line:
     """Return a value over the cases that have one."""
-    numbers = {place: list(found.cell(case, method).numbers(value).values()) for place, case in enumerate(cases)}
+    numbers = {}
+    for place, case in enumerate(cases):
+        numbers[place] = list(found.cell(case, method).numbers(value).values())
     drawn = [place for place, some in numbers.items() if some]
     return _line(drawn, [numbers[place] for place in drawn])
 
@@ -133,7 +165,9 @@ def _draw(groups: Sequence[Sequence[_Panel]], methods: Sequence[str]) -> "Figure
     rows = [stack[at : at + across] for stack in stacks for at in range(0, len(stack), across)]
     names = -(-len(methods) // 4)  # rows of the legend
     figure = Figure(
-        figsize=(max(3.4 * across, 6.8), 2.7 * len(rows) + 0.25 * names + 0.2), layout="constrained", dpi=110
+        figsize=(max(3.4 * across, 6.8), 2.7 * len(rows) + 0.25 * names + 0.2),
+        layout="constrained",
+        dpi=110,
     )
     FigureCanvasAgg(figure)
     grid: Any = figure.subplots(len(rows), across, squeeze=False)
@@ -152,10 +186,19 @@ def _draw(groups: Sequence[Sequence[_Panel]], methods: Sequence[str]) -> "Figure
                 axes.tick_params(labelleft=False)
                 axes.set_ylabel("")
     handles = {
-        name: handle for axes in grid.flat for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+        name: handle
+        for axes in grid.flat
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     shown = [name for name in methods if name in handles]
-    figure.legend([handles[n] for n in shown], shown, frameon=False, fontsize=9, ncols=4, loc="outside lower center")
+    figure.legend(
+        [handles[n] for n in shown],
+        shown,
+        frameon=False,
+        fontsize=9,
+        ncols=4,
+        loc="outside lower center",
+    )
     return figure
 
 
@@ -169,9 +212,23 @@ def _draw_panel(axes: "Axes", panel: _Panel, logarithmic: bool) -> None:
             axes.errorbar(line.x, line.means, line.stds, color=colour, linestyle=dash, label=name, marker="o",
                           markersize=4, linewidth=1.4, capsize=3)  # fmt: skip
             continue
-        low, high = ([mean + sign * std for mean, std in zip(line.means, line.stds, strict=True)] for sign in (-1, 1))
-        marker = "o" if len(line.x) == 1 else ""
-        axes.plot(line.x, line.means, color=colour, linestyle=dash, linewidth=1.4, label=name, marker=marker)
+        low, high = (
+            [mean + sign * std for mean, std in zip(line.means, line.stds, strict=True)]
+            for sign in (-1, 1)
+        )
+        if len(line.x) == 1:
+            marker = "o"
+        else:
+            marker = ""
+        axes.plot(
+            line.x,
+            line.means,
+            color=colour,
+            linestyle=dash,
+            linewidth=1.4,
+            label=name,
+            marker=marker,
+        )
         axes.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), [f"{number:g}" for number in panel.ticks])
@@ -193,7 +250,8 @@ def _small_png(figure: "Figure") -> bytes:
     """Return the figure as a PNG of 128 colours, a fourth of the size that all would take."""
     from PIL import Image
 
-    drawn, content = io.BytesIO(), io.BytesIO()
+    drawn = io.BytesIO()
+    content = io.BytesIO()
     figure.savefig(drawn, format="png")
     colours = Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE)
     colours.save(content, format="png", optimize=True)

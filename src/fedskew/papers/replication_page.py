@@ -46,9 +46,13 @@ def pages(folder: Path, quick: bool = False) -> dict[str, str]:
 
     They are named by their paths from the parent of ``folder``; the page with all claims is the first.
     """
-    summary, details, outcomes = [["paper", "table", "claim", "verdict"]], {}, []
+    summary = [["paper", "table", "claim", "verdict"]]
+    details = {}
+    outcomes = []
     for name, paper in papers().items():
-        path, sections, headings = f"{folder.name}/{name}.md", [_about(paper, quick)], []
+        path = f"{folder.name}/{name}.md"
+        sections = [_about(paper, quick)]
+        headings = []
         for table in _tables(name, quick):
             found = measured(table, Results(folder, table.label))
             judged = [verdict(found, claim) for claim in table.claims]
@@ -56,13 +60,29 @@ def pages(folder: Path, quick: bool = False) -> dict[str, str]:
             outcomes += [one.outcome for one in claimed]
             headings.append(f"{table.printed}: {table.title}")
             link = f"[{table.printed}]({path}#{_anchor(headings)})"
-            summary += [[paper.method, link, one.claim.text, f"**{one.outcome}**{_reason(one)}"] for one in claimed]
+            for one in claimed:
+                summary.append(
+                    [paper.method, link, one.claim.text, f"**{one.outcome}**{_reason(one)}"]
+                )
             sections.append(_section(found, judged, folder))
         details[path] = "\n\n".join(sections) + "\n"
-    counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in get_args(Outcome) if outcome in outcomes]
-    counted = f"Of {len(outcomes)} claims: {'; '.join(counts)}." if counts else ""
-    links = [f"[{paper.method}]({folder.name}/{name}.md)" for name, paper in papers().items()]
-    parts = [_head(quick), f"The pages of the papers: {', '.join(links)}.", counted, _markdown(summary)]
+    counts = []
+    for outcome in get_args(Outcome):
+        if outcome in outcomes:
+            counts.append(f"{outcomes.count(outcome)} {outcome}")
+    if counts:
+        counted = f"Of {len(outcomes)} claims: {'; '.join(counts)}."
+    else:
+        counted = ""
+    links = []
+    for name, paper in papers().items():
+        links.append(f"[{paper.method}]({folder.name}/{name}.md)")
+    parts = [
+        _head(quick),
+        f"The pages of the papers: {', '.join(links)}.",
+        counted,
+        _markdown(summary),
+    ]
     return {f"{folder.name}.md": "\n\n".join(filter(None, parts)) + "\n", **details}
 
 
@@ -74,17 +94,27 @@ def _anchor(headings: Sequence[str]) -> str:
     >>> _anchor(["Same", "Same"])
     'same-1'
     """
-    made = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    made = []
+    for heading in headings:
+        made.append(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"))
     before = made[:-1].count(made[-1])
-    return f"{made[-1]}-{before}" if before else made[-1]
+    if before:
+        return f"{made[-1]}-{before}"
+    return made[-1]
 
 
 def _tables(paper: str, quick: bool) -> list[PaperTable]:
-    return [table.reduced() if quick else table for table in tables_of(paper)]
+    result: list[PaperTable] = []
+    for table in tables_of(paper):
+        result.append(table.reduced() if quick else table)
+    return result
 
 
 def _head(quick: bool) -> str:
-    option = " --quick" if quick else ""
+    if quick:
+        option = " --quick"
+    else:
+        option = ""
     commands = "\n".join(f"fedskew paper {name}{option}" for name in papers())
     smaller = ""
     if quick:
@@ -126,12 +156,16 @@ def _about(paper: Paper, quick: bool) -> str:
 
 def _section(found: Measured, judged: Sequence[Verdict], folder: Path) -> str:
     """Return one table: notes, numbers, settings, how it was made, claims, figure."""
-    table, results = found.table, Results(folder, found.table.label)
+    table = found.table
+    results = Results(folder, found.table.label)
     parts = [f"## {table.printed}: {table.title}", _bullets(table.notes)]
     if found.cells:
         seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) > 1)} ({', '.join(map(str, found.seeds))})"
         for value in table.values:
-            shown = f"*paper* / ours, {seeds} / difference" if value.paper else f"ours, {seeds}"
+            if value.paper:
+                shown = f"*paper* / ours, {seeds} / difference"
+            else:
+                shown = f"ours, {seeds}"
             parts += [f"{value.name}: {shown}", _markdown(value_table(found, value, "*"))]
         files = [f"{table.label}.csv", f"{table.label}-curves.csv"]
         links = [f"[{name}]({name})" for name in files if (folder / name).exists()]
@@ -139,33 +173,48 @@ def _section(found: Measured, judged: Sequence[Verdict], folder: Path) -> str:
     else:
         parts.append("Not measured yet.")
     if found.left_out:
-        parts.append(f"Left out: {found.left_out} recorded runs of other settings than the table has now.")
+        parts.append(
+            f"Left out: {found.left_out} recorded runs of other settings than the table has now."
+        )
     parts += [_settings(table), "\n\n".join(_made(results.history()))]
     if judged:
         tuned = all(one.claim.kind == "chosen" for one in judged)
         parts += ["" if tuned else "What is claimed:", "\n".join(_claim(one) for one in judged)]
-    images = [f"{table.label}.{ending}" for ending in _ENDINGS if (folder / f"{table.label}.{ending}").exists()]
+    images = []
+    for ending in _ENDINGS:
+        if (folder / f"{table.label}.{ending}").exists():
+            images.append(f"{table.label}.{ending}")
     parts += [f"![{table.printed}: {table.title}]({name})" for name in images]
     return "\n\n".join(filter(None, parts))
 
 
 def _settings(table: PaperTable) -> str:
     """Return the settings that all cells share, and those of single cases and methods."""
-    lines = [f"Settings: `{_pairs(table.settings)}`"] if table.settings else []
+    if table.settings:
+        lines = [f"Settings: `{_pairs(table.settings)}`"]
+    else:
+        lines = []
     for kind, entries in (("Cases", table.cases), ("Methods", table.methods)):
         own = [(entry.name, _pairs(_own(table, entry))) for entry in entries]
         texts = [f"{name} `{pairs}`" for name, pairs in own if pairs]
-        lines += [f"{kind}: {'; '.join(texts)}"] if texts else []
+        if texts:
+            lines += [f"{kind}: {'; '.join(texts)}"]
     return "\n\n".join(lines)
 
 
 def _own(table: PaperTable, entry: Entry) -> dict[str, Any]:
     shared = table.settings
-    return {key: value for key, value in entry.settings.items() if key not in shared or shared[key] != value}
+    result: dict[str, Any] = {}
+    for key, value in entry.settings.items():
+        if key not in shared or shared[key] != value:
+            result[key] = value
+    return result
 
 
 def _pairs(settings: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in settings.items())
+    return " ".join(
+        f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in settings.items()
+    )
 
 
 def _made(history: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -185,7 +234,9 @@ def _claim(one: Verdict) -> str:
 
 
 def _reason(one: Verdict) -> str:
-    return f" ({one.reason})" if one.reason else ""
+    if one.reason:
+        return f" ({one.reason})"
+    return ""
 
 
 def _bullets(lines: Sequence[str]) -> str:
@@ -194,5 +245,7 @@ def _bullets(lines: Sequence[str]) -> str:
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as a table of Markdown; the first is its heading."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines = []
+    for row in rows:
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])

@@ -32,7 +32,8 @@ from fedskew.runs.sweep import Member, Partitions
 UNFINISHED = "unfinished"  # folder with the runs of cells that have not ended
 POINTS = 25  # of a curve that are kept
 Row = dict[str, Any]
-Watch = Callable[[Sequence[str], int], Any]  # names of runs and their rounds, to a context with callbacks
+# Names of runs and their rounds, to a context with callbacks
+Watch = Callable[[Sequence[str], int], Any]
 
 
 def rerun(
@@ -50,7 +51,10 @@ def rerun(
     checkpoint. Several processes may measure different cases of a table.
     """
     results = Results(folder, table.label)
-    wanted = seeds if seeds is not None else sweep.parse_seeds(table.seeds)
+    if seeds is not None:
+        wanted = seeds
+    else:
+        wanted = sweep.parse_seeds(table.seeds)
     (folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
     for case in table.cases:
         if cases and case.name not in cases:
@@ -59,10 +63,17 @@ def rerun(
         partitions = Partitions()
         for method in table.methods_of(case):
             now = configuration(table, case, method)
-            left = [seed for seed in wanted if done.get((case.name, method.name, seed)) != now]
+            left = []
+            for seed in wanted:
+                if done.get((case.name, method.name, seed)) != now:
+                    left.append(seed)
             if not left:
                 continue
-            place = folder / UNFINISHED / slug(f"{table.label} {case.name} {method.name} {left[0]} {left[-1]}")
+            place = (
+                folder
+                / UNFINISHED
+                / slug(f"{table.label} {case.name} {method.name} {left[0]} {left[-1]}")
+            )
             began = time.perf_counter()
             with locked(place, at=place.with_name(f"{place.name}.lock")):
                 if table.kind == "training":
@@ -80,7 +91,13 @@ def values_of(table: PaperTable, case: Entry, method: Entry) -> Row:
 
 def _here(values: Row) -> Row:
     """Return settings in which a path in the data folder, written DATA/..., is that of this machine."""
-    return {name: v.replace("DATA/", f"{root()}/") if isinstance(v, str) else v for name, v in values.items()}
+    result: Row = {}
+    for name, v in values.items():
+        if isinstance(v, str):
+            result[name] = v.replace("DATA/", f"{root()}/")
+        else:
+            result[name] = v
+    return result
 
 
 def configuration(table: PaperTable, case: Entry, method: Entry) -> str:
@@ -109,17 +126,26 @@ def _train(
     partitions: Partitions,
 ) -> list[Result]:
     """Train a method in a case with all seeds, side by side where that is faster, and return what the runs tell."""
-    given = {} if device is None else {"device": device}
+    if device is None:
+        given = {}
+    else:
+        given = {"device": device}
     if pick_device(device or Experiment().device).type == "cpu":
         given["precision"] = "float32"  # another one is for the speed of GPUs
     values = {**_here(values_of(table, case, method)), **given}
-    members = [Member(f"{slug(method.name)}-s{seed}", method.name, {**values, "seed": seed}) for seed in seeds]
+    members = []
+    for seed in seeds:
+        members.append(
+            Member(f"{slug(method.name)}-s{seed}", method.name, {**values, "seed": seed})
+        )
     if place.exists() and sweep.read(place) != members:
         shutil.rmtree(place)  # of an earlier version of the table
     if not place.exists():
         sweep.check(members, partitions)
         sweep.create(place, members)
-    with watch([f"{case.name}: {member.name}" for member in members], members[0].experiment().rounds) as callbacks_of:
+    with watch(
+        [f"{case.name}: {member.name}" for member in members], members[0].experiment().rounds
+    ) as callbacks_of:
 
         def callbacks(member: Member) -> list[CallbackSpec]:
             found: list[CallbackSpec] = callbacks_of(f"{case.name}: {member.name}")
@@ -137,7 +163,10 @@ def _result(table: PaperTable, empty: Result, place: Path, summary: Row) -> Resu
     """Return what a run tells: the numbers of its summary, what a round of it takes, and its curves."""
     if "failed" in summary:
         return replace(empty, failed=str(summary["failed"]))
-    numbers = {name: float(v) for name, v in summary.items() if isinstance(v, (int, float)) and name != "seed"}
+    numbers = {}
+    for name, v in summary.items():
+        if isinstance(v, (int, float)) and name != "seed":
+            numbers[name] = float(v)
     disk = RunFolder(place)
     rounds = disk.table(on_disk.ROUNDS)
     numbers |= _of_a_round(rounds, disk.table(on_disk.TIMING))
@@ -148,18 +177,34 @@ def _of_a_round(rounds: Sequence[Row], timing: Sequence[Row]) -> dict[str, float
     """Return what a round takes: the median of its seconds, megabytes both ways, and transfers in a schedule."""
     found = {
         "seconds_of_a_round": float(np.median([row["seconds"] for row in timing])),
-        "megabytes_of_a_round": float(np.median([row["bytes_down"] + row["bytes_up"] for row in rounds])) / 1e6,
+        "megabytes_of_a_round": float(
+            np.median([row["bytes_down"] + row["bytes_up"] for row in rounds])
+        )
+        / 1e6,
     }
-    transfers = [row["transfers"] for row in rounds if row.get("transfers") is not None]
+    transfers = []
+    for row in rounds:
+        if row.get("transfers") is not None:
+            transfers.append(row["transfers"])
     return found | ({"transfers_of_a_round": float(np.median(transfers))} if transfers else {})
 
 
 def _thinned(rounds: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Row]:
     """Return some of the rounds that were scored, at even steps, with the last one."""
-    scored = [row for row in rounds if row.get(columns[0]) is not None] if columns else []
-    places = np.unique(np.linspace(0, len(scored) - 1, min(POINTS, len(scored))).round().astype(int))
+    if columns:
+        scored = [row for row in rounds if row.get(columns[0]) is not None]
+    else:
+        scored = []
+    places = np.unique(
+        np.linspace(0, len(scored) - 1, min(POINTS, len(scored))).round().astype(int)
+    )
     names = ("round", *columns)
-    return [{name: scored[place][name] for name in names if scored[place].get(name) is not None} for place in places]
+    result: list[Row] = []
+    for place in places:
+        result.append(
+            {name: scored[place][name] for name in names if scored[place].get(name) is not None}
+        )
+    return result
 
 
 def _measured(table: PaperTable, case: Entry, method: Entry, seed: int) -> Result:
@@ -180,7 +225,9 @@ def _sitting(case: Entry, device: str | None, seconds: float) -> Row:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "machine": torch.cuda.get_device_name(used) if used.type == "cuda" else f"{platform.machine()} CPU",
+        "machine": torch.cuda.get_device_name(used)
+        if used.type == "cuda"
+        else f"{platform.machine()} CPU",
         "seconds": round(seconds, 1),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }

@@ -48,12 +48,19 @@ class Results:
         curves: dict[tuple[str, str, int], list[Row]] = {}
         for row in self._rows(self._curves):
             key = (row["case"], row["method"], int(row["seed"]))
-            curves.setdefault(key, []).append({k: float(v) for k, v in row.items() if k not in CURVE_KEYS[:3] and v})
+            curves.setdefault(key, []).append(
+                {k: float(v) for k, v in row.items() if k not in CURVE_KEYS[:3] and v}
+            )
         found = []
         for row in self._rows(self._table):
             key = (row["case"], row["method"], int(row["seed"]))
-            numbers = {name: float(text) for name, text in row.items() if name not in KEYS and text}
-            found.append(Result(*key, row["configuration"], numbers, curves.get(key, []), row["failed"]))
+            numbers = {}
+            for name, text in row.items():
+                if name not in KEYS and text:
+                    numbers[name] = float(text)
+            found.append(
+                Result(*key, row["configuration"], numbers, curves.get(key, []), row["failed"])
+            )
         return found
 
     def history(self) -> list[Row]:
@@ -61,21 +68,32 @@ class Results:
         if not self._history.exists():
             return []
         with reading(self._history):
-            return [dict(entry) for entry in json.loads(self._history.read_text(encoding="utf-8"))]
+            result: list[Row] = []
+            for entry in json.loads(self._history.read_text(encoding="utf-8")):
+                result.append(dict(entry))
+            return result
 
     def add(self, new: Sequence[Result], sitting: Row) -> None:
         """Record some runs, in place of earlier ones of the same case, method and seed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder, patience=60):
-            known = {result.key: result for result in self.read()} | {result.key: result for result in new}
+            known = {result.key: result for result in self.read()} | {
+                result.key: result for result in new
+            }
             kept = sorted(known.values(), key=lambda result: result.key)
             names = sorted({name for result in kept for name in result.numbers})
             rows = [
-                {**{key: getattr(result, key) for key in KEYS}, **{n: _text(v) for n, v in result.numbers.items()}}
+                {
+                    **{key: getattr(result, key) for key in KEYS},
+                    **{n: _text(v) for n, v in result.numbers.items()},
+                }
                 for result in kept
             ]
             write_atomically(self._table, _csv((*KEYS, *names), rows))
-            drawn = [{"case": r.case, "method": r.method, "seed": r.seed, **_texts(p)} for r in kept for p in r.curves]
+            drawn = []
+            for r in kept:
+                for p in r.curves:
+                    drawn.append({"case": r.case, "method": r.method, "seed": r.seed, **_texts(p)})
             if drawn:
                 columns = sorted({name for row in drawn for name in row} - set(CURVE_KEYS))
                 write_atomically(self._curves, _csv((*CURVE_KEYS, *columns), drawn))
@@ -110,7 +128,13 @@ def _text(value: float) -> str:
 
 
 def _texts(point: Row) -> Row:
-    return {name: int(value) if name == "round" else f"{value:.4g}" for name, value in point.items()}
+    result: Row = {}
+    for name, value in point.items():
+        if name == "round":
+            result[name] = int(value)
+        else:
+            result[name] = f"{value:.4g}"
+    return result
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Row]) -> bytes:

@@ -41,12 +41,13 @@ class Rival:
 
 def cases_of(found: Measured, claim: Claim, *methods: str) -> list[str]:
     """Return the cases of the claim in which all of these methods are compared."""
-    return [
-        case.name
-        for case in found.table.cases
-        if (not claim.cases or case.name in claim.cases)
-        and set(methods) <= {method.name for method in found.table.methods_of(case)}
-    ]
+    result: list[str] = []
+    for case in found.table.cases:
+        if (not claim.cases or case.name in claim.cases) and set(methods) <= {
+            method.name for method in found.table.methods_of(case)
+        }:
+            result.append(case.name)
+    return result
 
 
 def against(found: Measured, claim: Claim, value: Value, rival: str) -> Rival:
@@ -55,12 +56,16 @@ def against(found: Measured, claim: Claim, value: Value, rival: str) -> Rival:
     Cases in which a run of the rival has none (it diverged) are left out, if there are others and unless the rival is
     the better one in the seeds that remain.
     """
-    sign = -1 if value.better == "lower" else 1
+    if value.better == "lower":
+        sign = -1
+    else:
+        sign = 1
     pairs: dict[str, dict[int, float]] = {}
     unmeasured, lacking = [], []
     for case in cases_of(found, claim, claim.method, rival):
         ours, theirs = (found.cell(case, method) for method in (claim.method, rival))
-        mine, other = ours.numbers(value), theirs.numbers(value)
+        mine = ours.numbers(value)
+        other = theirs.numbers(value)
         if both := {seed: sign * (mine[seed] - other[seed]) for seed in mine.keys() & other.keys()}:
             pairs[case] = both
         if not ours.runs or not theirs.runs:
@@ -68,7 +73,17 @@ def against(found: Measured, claim: Claim, value: Value, rival: str) -> Rival:
         if theirs.lacking(value) and (not both or fmean(both.values()) > 0):
             lacking.append(case)
     pairs = {case: both for case, both in pairs.items() if case not in lacking} or pairs
-    seeds = sorted(set.intersection(*(set(both) for both in pairs.values()))) if pairs else []
-    wins = sum(fmean(both[seed] for seed in seeds) > 0 for both in pairs.values()) if seeds else 0
-    means = [fmean(both[seed] for both in pairs.values()) for seed in seeds]
-    return Rival(rival, means, wins, len(pairs), unmeasured, [case for case in lacking if case not in pairs])
+    if pairs:
+        seeds = sorted(set.intersection(*(set(both) for both in pairs.values())))
+    else:
+        seeds = []
+    if seeds:
+        wins = sum(fmean(both[seed] for seed in seeds) > 0 for both in pairs.values())
+    else:
+        wins = 0
+    means = []
+    for seed in seeds:
+        means.append(fmean(both[seed] for both in pairs.values()))
+    return Rival(
+        rival, means, wins, len(pairs), unmeasured, [case for case in lacking if case not in pairs]
+    )

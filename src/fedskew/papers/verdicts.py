@@ -29,7 +29,9 @@ class Verdict:
     numbers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.outcome}: {self.reason}" if self.reason else self.outcome
+        if self.reason:
+            return f"{self.outcome}: {self.reason}"
+        return self.outcome
 
 
 def verdicts(table: PaperTable, results: Results) -> list[Verdict]:
@@ -43,23 +45,36 @@ def verdict(found: Measured, claim: Claim) -> Verdict:
     if claim.kind == "untestable":
         return Verdict(claim, "cannot be tested here", claim.because)
     if claim.method not in {method.name for method in found.table.methods}:
-        return Verdict(claim, "cannot be tested here", f"{claim.method} is left out of this version of the table")
-    value, cases = found.table.value(claim.value), cases_of(found, claim, claim.method)
+        return Verdict(
+            claim,
+            "cannot be tested here",
+            f"{claim.method} is left out of this version of the table",
+        )
+    value = found.table.value(claim.value)
+    cases = cases_of(found, claim, claim.method)
     if not any(found.cell(case, claim.method).runs for case in cases):
         return Verdict(claim, "no results yet")
     if claim.kind == "chosen":
         return _chosen(found, claim, value, cases)
-    return _better(found, claim, value) if claim.kind == "better" else _level(found, claim, value, cases)
+    if claim.kind == "better":
+        return _better(found, claim, value)
+    return _level(found, claim, value, cases)
 
 
 def _chosen(found: Measured, claim: Claim, value: Value, cases: Sequence[str]) -> Verdict:
     """Return whether what was chosen has the best mean, among the others of the claim or all methods."""
     means = {}
     for method in found.table.methods:
-        numbers = [n for case in cases for n in found.cell(case, method.name).numbers(value).values()]
+        numbers = []
+        for case in cases:
+            for n in found.cell(case, method.name).numbers(value).values():
+                numbers.append(n)
         if numbers and (not claim.others or method.name in (claim.method, *claim.others)):
             means[method.name] = fmean(numbers)
-    best = max(means, key=means.__getitem__) if value.better == "higher" else min(means, key=means.__getitem__)
+    if value.better == "higher":
+        best = max(means, key=means.__getitem__)
+    else:
+        best = min(means, key=means.__getitem__)
     lines = tuple(f"{name}: {mean:.{value.digits}f}" for name, mean in means.items())
     return Verdict(claim, "chosen" if best == claim.method else "not the best", "", lines)
 
@@ -71,10 +86,13 @@ def _lacking(found: Measured, value: Value, method: str, cases: Sequence[str]) -
     for case in cases:
         for why, runs in found.cell(case, method).lacking(value).items():
             reasons.setdefault(why, []).extend(runs)
-    return [
-        f"{method}: {why} in {len(runs)} of {count} runs ({', '.join(f'{run.case} seed {run.seed}' for run in runs)})"
-        for why, runs in reasons.items()
-    ]
+    result: list[str] = []
+    for why, runs in reasons.items():
+        result.append(
+            f"{method}: {why} in {len(runs)} of {count} runs "
+            f"({', '.join(f'{run.case} seed {run.seed}' for run in runs)})"
+        )
+    return result
 
 
 # -- better than others ------------------------------------------------------------------------------------------------
@@ -82,12 +100,18 @@ def _lacking(found: Measured, value: Value, method: str, cases: Sequence[str]) -
 
 def _better(found: Measured, claim: Claim, value: Value) -> Verdict:
     if not value.better or not claim.others:
-        raise FedskewError(f"{found.table.label}: 'better' needs others, and a value that is better higher or lower")
+        raise FedskewError(
+            f"{found.table.label}: 'better' needs others, and a value that is better higher or lower"
+        )
     known = {method.name for method in found.table.methods}
-    rivals = [against(found, claim, value, other) for other in claim.others if other in known]
+    rivals = []
+    for other in claim.others:
+        if other in known:
+            rivals.append(against(found, claim, value, other))
     absent = [other for other in claim.others if other not in known]
     lines = [rival.text(value.digits + 1) for rival in rivals]
-    lines += [f"against {other}: left out of this version of the table" for other in absent]
+    for other in absent:
+        lines.append(f"against {other}: left out of this version of the table")
     own = _lacking(found, value, claim.method, cases_of(found, claim, claim.method))
     for name in (rival.name for rival in rivals):
         lines += _lacking(found, value, name, cases_of(found, claim, claim.method, name))
@@ -95,28 +119,54 @@ def _better(found: Measured, claim: Claim, value: Value) -> Verdict:
     if own:
         return Verdict(claim, "not held", own[0], numbers)
     compared = [rival for rival in rivals if rival.seeds]
-    whole = [rival for rival in compared if len(rival.seeds) >= FEWEST_BLOCKS and not rival.unmeasured]
+    whole = []
+    for rival in compared:
+        if len(rival.seeds) >= FEWEST_BLOCKS and not rival.unmeasured:
+            whole.append(rival)
     slack = claim.tolerance
-    above = [rival.name for rival in whole if rival.interval[0] > _ROUNDING - slack]
-    below = [rival.name for rival in whole if rival.interval[1] < -_ROUNDING - slack]
+    above = []
+    for rival in whole:
+        if rival.interval[0] > _ROUNDING - slack:
+            above.append(rival.name)
+    below = []
+    for rival in whole:
+        if rival.interval[1] < -_ROUNDING - slack:
+            below.append(rival.name)
     level = [rival.name for rival in whole if rival.name not in (*above, *below)]
     ahead = all(fmean(rival.seeds) > _ROUNDING - slack for rival in compared)
-    never = [rival.name for rival in rivals if not rival.seeds and not rival.unmeasured]
+    never = []
+    for rival in rivals:
+        if not rival.seeds and not rival.unmeasured:
+            never.append(rival.name)
     outcome: Outcome = "held"
     why = ""
     if below:
-        outcome, why = "not held", f"reversed against {', '.join(below)}"
+        outcome = "not held"
+        why = f"reversed against {', '.join(below)}"
     elif level:
-        outcome, why = "not held", f"no difference beyond noise to {', '.join(level)}"
-        why = f"mixed, better than {', '.join(above)}, {why}" if above else why
+        outcome = "not held"
+        why = f"no difference beyond noise to {', '.join(level)}"
+        if above:
+            why = f"mixed, better than {', '.join(above)}, {why}"
+        else:
+            why = why
     elif ahead and (never or not rivals):
-        outcome, why = "cannot be tested here", f"no seed with a number of both for {', '.join(never or absent)}"
+        outcome = "cannot be tested here"
+        why = f"no seed with a number of both for {', '.join(never or absent)}"
     elif not compared:
         outcome = "no results yet"
-    elif len(whole) < len(claim.others) or set(claim.cases) - {case.name for case in found.table.cases}:
-        outcome = "points that way" if ahead else "points another way"
+    elif len(whole) < len(claim.others) or set(claim.cases) - {
+        case.name for case in found.table.cases
+    }:
+        if ahead:
+            outcome = "points that way"
+        else:
+            outcome = "points another way"
         few = any(len(rival.seeds) < FEWEST_BLOCKS for rival in compared)
-        why = f"fewer than {FEWEST_BLOCKS} seeds" if few else "not everything is measured"
+        if few:
+            why = f"fewer than {FEWEST_BLOCKS} seeds"
+        else:
+            why = "not everything is measured"
     return Verdict(claim, outcome, why, numbers)
 
 
@@ -128,7 +178,9 @@ def _level(found: Measured, claim: Claim, value: Value, cases: Sequence[str]) ->
     printed = value.paper.get(claim.method, {})
     if claim.kind == "near":
         cases = [case for case in cases if case in printed]
-    numbers = {case: list(found.cell(case, claim.method).numbers(value).values()) for case in cases}
+    numbers = {}
+    for case in cases:
+        numbers[case] = list(found.cell(case, claim.method).numbers(value).values())
     means = {case: fmean(some) for case, some in numbers.items() if some}
     lacking = _lacking(found, value, claim.method, cases)
     if not lacking and len(means) < (2 if claim.kind == "steady" else 1):
@@ -147,19 +199,37 @@ def _exceeded(
     claim: Claim, value: Value, means: Mapping[str, float], printed: Mapping[str, float]
 ) -> tuple[str, list[str]]:
     """Return why the means do not fit the claim, empty if they do, and the numbers."""
-    digits, limit = value.digits + 1, claim.tolerance + _ROUNDING
+    digits = value.digits + 1
+    limit = claim.tolerance + _ROUNDING
     lines = [f"{case}: {mean:.{digits}f}" for case, mean in means.items()]
     if claim.kind == "steady":
-        spread = max(means.values()) - min(means.values()) if means else 0.0
-        lines.append(f"best and worst case differ by {spread:.{digits}f}, at most {claim.tolerance:g} claimed")
+        if means:
+            spread = max(means.values()) - min(means.values())
+        else:
+            spread = 0.0
+        lines.append(
+            f"best and worst case differ by {spread:.{digits}f}, at most {claim.tolerance:g} claimed"
+        )
         return f"cases differ by more than {claim.tolerance:g}" if spread > limit else "", lines
     if claim.kind == "above":
-        short = [case for case, mean in means.items() if mean < claim.bound - _ROUNDING]
-        return f"below {claim.bound:g} in {len(short)} of {len(means)} cases" if short else "", lines
+        short = []
+        for case, mean in means.items():
+            if mean < claim.bound - _ROUNDING:
+                short.append(case)
+        return (
+            f"below {claim.bound:g} in {len(short)} of {len(means)} cases" if short else "",
+            lines,
+        )
     apart = {case: mean - printed[case] for case, mean in means.items()}
-    far = [case for case, difference in apart.items() if abs(difference) > limit]
+    far = []
+    for case, difference in apart.items():
+        if abs(difference) > limit:
+            far.append(case)
     lines = [
         f"{line}, paper {printed[case]:.{value.digits}f}, difference {apart[case]:+z.{digits}f}"
         for case, line in zip(means, lines, strict=True)
     ]
-    return f"off by more than {claim.tolerance:g} in {len(far)} of {len(means)} cases" if far else "", lines
+    return (
+        f"off by more than {claim.tolerance:g} in {len(far)} of {len(means)} cases" if far else "",
+        lines,
+    )

@@ -17,9 +17,11 @@ from fedskew.runs.figures import COLOURS, FATES, NAMES, SHARES
 Option = dict[str, Any]
 MOST_BARS = 250  # one bar a client up to here, a histogram above
 MOST_CLASSES = 100  # columns of a matrix
-_MOST_NAMES, _MOST_CHARACTERS = 20, 40  # below an axis: that are all shown, and that have room beside each other
+# Below an axis: that are all shown, and that have room beside each other
+_MOST_NAMES, _MOST_CHARACTERS = 20, 40
 _POINTS = 200  # of a Lorenz curve
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6BB1"]  # Okabe and Ito's
+# Okabe and Ito's
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6BB1"]
 
 
 def _frame(x: str, y: str, *, x_type: str = "value", **more: Any) -> Option:
@@ -44,8 +46,20 @@ def _frame(x: str, y: str, *, x_type: str = "value", **more: Any) -> Option:
 
 
 def _line(table: int, column: str, name: str, **more: Any) -> Option:
-    look = {"showSymbol": False, "connectNulls": True, "lineStyle": {"width": 2}, "emphasis": {"focus": "series"}}
-    return {"type": "line", "datasetIndex": table, "name": name, "encode": {"y": column}, **look, **more}
+    look = {
+        "showSymbol": False,
+        "connectNulls": True,
+        "lineStyle": {"width": 2},
+        "emphasis": {"focus": "series"},
+    }
+    return {
+        "type": "line",
+        "datasetIndex": table,
+        "name": name,
+        "encode": {"y": column},
+        **look,
+        **more,
+    }
 
 
 def curves(table: Mapping[str, Sequence[Any]], metric: str, best: bool) -> Option:
@@ -53,13 +67,26 @@ def curves(table: Mapping[str, Sequence[Any]], metric: str, best: bool) -> Optio
     option = _frame("", metric, axis=True, dataset=["rounds"])
     few = sum(value is not None for value in next(iter(table.values()))) < 2
     option["series"] = [
-        _line(0, f"{part}_{metric}", NAMES[part].removeprefix("global model, "), color=COLOURS[part], showSymbol=few)
+        _line(
+            0,
+            f"{part}_{metric}",
+            NAMES[part].removeprefix("global model, "),
+            color=COLOURS[part],
+            showSymbol=few,
+        )
         for part in NAMES
         if f"{part}_{metric}" in table
     ]
     if best:
-        mark = {"type": "scatter", "datasetIndex": 0, "name": "best round", "encode": {"y": "best round"}}
-        option["series"].append({**mark, "symbol": "diamond", "symbolSize": 13, "color": COLOURS["test"], "z": 5})
+        mark = {
+            "type": "scatter",
+            "datasetIndex": 0,
+            "name": "best round",
+            "encode": {"y": "best round"},
+        }
+        option["series"].append(
+            {**mark, "symbol": "diamond", "symbolSize": 13, "color": COLOURS["test"], "z": 5}
+        )
     return _up_to_one(option, metric)
 
 
@@ -76,7 +103,10 @@ def lines(columns: Mapping[str, str], title: str) -> Option:
 
 
 def overlaid(
-    tables: Mapping[str, Mapping[str, Sequence[Any]]], names: Mapping[str, str], column: str, metric: str
+    tables: Mapping[str, Mapping[str, Sequence[Any]]],
+    names: Mapping[str, str],
+    column: str,
+    metric: str,
 ) -> Option:
     """A metric of several methods, by their names: the mean over seeds, and a band of one standard deviation."""
     option = _frame("", metric, axis=True, dataset=list(tables), series=[])
@@ -87,14 +117,23 @@ def overlaid(
         dashed = {"width": 2, "type": ["solid", "dashed", "dotted"][number // len(PALETTE) % 3]}
         option["series"].append(_line(number, column, names[label], color=colour, lineStyle=dashed))
         if f"{column} low" in table:
-            band = {"type": "custom", "band": [f"{column} low", f"{column} high"], "clip": True, "silent": True}
-            option["series"].append({**band, "datasetIndex": number, "name": names[label], "color": colour, "z": 1})
+            band = {
+                "type": "custom",
+                "band": [f"{column} low", f"{column} high"],
+                "clip": True,
+                "silent": True,
+            }
+            option["series"].append(
+                {**band, "datasetIndex": number, "name": names[label], "color": colour, "z": 1}
+            )
     return _up_to_one(option, metric)
 
 
 def mean_ranks(means: Mapping[str, float], distance: float) -> Option:
     """Mean ranks of methods, each with a line of half the critical difference to either side."""
-    option = _frame("mean rank, 1 is best; lines that do not overlap differ", "", legend={"show": False})
+    option = _frame(
+        "mean rank, 1 is best; lines that do not overlap differ", "", legend={"show": False}
+    )
     option["xAxis"] |= {"min": 1, "max": len(means), "minInterval": 1}
     option["yAxis"] = {
         "type": "category", "data": list(means), "inverse": True,
@@ -110,11 +149,24 @@ def mean_ranks(means: Mapping[str, float], distance: float) -> Option:
         "lineStyle": {"width": 4},
     }
     option["series"] = [
-        {**plain, "data": [[max(1, rank - distance / 2), place], [min(len(means), rank + distance / 2), place]]}
+        {
+            **plain,
+            "data": [
+                [max(1, rank - distance / 2), place],
+                [min(len(means), rank + distance / 2), place],
+            ],
+        }
         for place, rank in enumerate(means.values())
     ]
     points = [[round(rank, 4), place] for place, rank in enumerate(means.values())]
-    mark = {"type": "scatter", "name": "mean rank", "symbolSize": 11, "color": PALETTE[1], "data": points, "z": 5}
+    mark = {
+        "type": "scatter",
+        "name": "mean rank",
+        "symbolSize": 11,
+        "color": PALETTE[1],
+        "data": points,
+        "z": 5,
+    }
     option["series"].append(mark)
     return option
 
@@ -152,9 +204,13 @@ def histogram(values: "Numbers", x: str) -> tuple[Option, list[tuple[str, int]]]
     if whole:
         step = math.ceil((numbers.max() - numbers.min() + 1) / 20)
         edges = np.arange(numbers.min(), numbers.max() + step + 1, step)
-        names = [f"{low:g}" if step == 1 else f"{low:g} – {high - 1:g}" for low, high in pairwise(edges)]
+        names = []
+        for low, high in pairwise(edges):
+            names.append(f"{low:g}" if step == 1 else f"{low:g} – {high - 1:g}")
     else:
-        edges = np.histogram_bin_edges(numbers, bins=min(max(math.ceil(math.sqrt(len(numbers))), 5), 20))
+        edges = np.histogram_bin_edges(
+            numbers, bins=min(max(math.ceil(math.sqrt(len(numbers))), 5), 20)
+        )
         names = [f"{low:.3g} – {high:.3g}" for low, high in pairwise(edges)]
     counts = np.histogram(numbers, edges)[0].tolist()
     option = bars(names, counts, x, "clients")
@@ -166,7 +222,10 @@ def lorenz(weights: Floats) -> Option:
     """The share of all weights that the clients with the smallest ones have together."""
     total = np.concatenate([[0.0], np.cumsum(np.sort(weights))])
     at = np.unique(np.linspace(0, len(total) - 1, min(len(total), _POINTS + 1)).astype(np.int64))
-    share = total / total[-1] if total[-1] else np.linspace(0, 1, len(total))
+    if total[-1]:
+        share = total / total[-1]
+    else:
+        share = np.linspace(0, 1, len(total))
     option = _frame("share of the clients, smallest weights first", "share of the weights")
     option["xAxis"] |= {"max": 1}
     option["yAxis"] |= {"max": 1, "scale": False}
@@ -174,7 +233,12 @@ def lorenz(weights: Floats) -> Option:
     points = np.stack([at / (len(total) - 1), share[at]], 1).tolist()
     option["series"] = [
         {**plain, "name": "weights of the clients", "areaStyle": {"opacity": 0.15}, "data": points},
-        {**plain, "name": "equal weights", "data": [[0, 0], [1, 1]], "lineStyle": {"type": "dashed", "width": 1}},
+        {
+            **plain,
+            "name": "equal weights",
+            "data": [[0, 0], [1, 1]],
+            "lineStyle": {"type": "dashed", "width": 1},
+        },
     ]
     return option
 
@@ -187,7 +251,9 @@ def _labels(names: Sequence[str]) -> Option:
     return {"interval": 0, "rotate": 45 if aslant else 0, "width": 130, "overflow": "truncate"}
 
 
-def heat_map(down: Sequence[str], across: Sequence[str], shares: Floats, counts: Ints, y: str, x: str) -> Option:
+def heat_map(
+    down: Sequence[str], across: Sequence[str], shares: Floats, counts: Ints, y: str, x: str
+) -> Option:
     """A matrix: its colours are the shares, and what a reader is told beside them are the counts."""
     option = _frame(x, y, x_type="category", legend={"show": False})
     option["xAxis"] |= {"data": list(across), "axisLabel": _labels(across)}
@@ -199,7 +265,14 @@ def heat_map(down: Sequence[str], across: Sequence[str], shares: Floats, counts:
     option["tooltip"] = {"confine": True, "cells": True}
     option["grid"] |= {"bottom": 40, "top": 10}
     most = max(float(shares.max()), 1e-3)
-    look = {"min": 0, "max": most, "orient": "horizontal", "left": "center", "bottom": 0, "dimension": 2}
+    look = {
+        "min": 0,
+        "max": most,
+        "orient": "horizontal",
+        "left": "center",
+        "bottom": 0,
+        "dimension": 2,
+    }
     option["visualMap"] = {
         **look,
         "precision": 2,
@@ -207,8 +280,11 @@ def heat_map(down: Sequence[str], across: Sequence[str], shares: Floats, counts:
         "itemHeight": 90,
         "itemWidth": 12,
     }
-    cells = [
-        [j, i, round(float(shares[i, j]), 4), int(counts[i, j])] for i in range(len(down)) for j in range(len(across))
+    cells = []
+    for i in range(len(down)):
+        for j in range(len(across)):
+            cells.append([j, i, round(float(shares[i, j]), 4), int(counts[i, j])])
+    option["series"] = [
+        {"type": "heatmap", "name": "share of the row", "data": cells, "progressive": 0}
     ]
-    option["series"] = [{"type": "heatmap", "name": "share of the row", "data": cells, "progressive": 0}]
     return option

@@ -35,7 +35,10 @@ def draw_curves(found: Comparison) -> dict[str, bytes]:
     if not panels:
         return {}
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
-    width = COLUMN if len(labels) <= _FEW and len(panels) == 1 else PAGE
+    if len(labels) <= _FEW and len(panels) == 1:
+        width = COLUMN
+    else:
+        width = PAGE
     across = min(len(panels), 1 if width == COLUMN else 3)
     down = math.ceil(len(panels) / across)
     names = [_short(label) for label in labels]
@@ -70,14 +73,19 @@ def _panels(found: Comparison) -> dict[str, dict[str, list[RunData]]]:
     for run, setting in zip(found.runs.runs, found.runs.settings, strict=False):
         if _has(run, column):
             title = ", ".join(str(setting.values.get(name)) for name in found.conditions)
-            result.setdefault(title, {}).setdefault(found.runs.label_of(setting, False), []).append(run)
+            result.setdefault(title, {}).setdefault(found.runs.label_of(setting, False), []).append(
+                run
+            )
     return dict(list(result.items())[:_PANELS])
 
 
 def _column(found: Comparison) -> str:
     """Return the one column that is drawn: of the shared model, unless there is only the mean of the clients' own."""
-    shared, own = f"test_{found.metric}", f"own_test_{found.metric}"
-    return shared if any(_has(run, shared) for run in found.runs.runs) else own
+    shared = f"test_{found.metric}"
+    own = f"own_test_{found.metric}"
+    if any(_has(run, shared) for run in found.runs.runs):
+        return shared
+    return own
 
 
 def _has(run: RunData, column: str) -> bool:
@@ -85,17 +93,40 @@ def _has(run: RunData, column: str) -> bool:
 
 
 def _title(found: Comparison) -> str:
-    return f"test {found.metric}" + (" (mean of own models)" if _column(found).startswith("own_") else "")
+    return f"test {found.metric}" + (
+        " (mean of own models)" if _column(found).startswith("own_") else ""
+    )
 
 
-def _draw_curve(axes: "Axes", runs: Sequence[RunData], column: str, number: int, label: str) -> None:
+def _draw_curve(
+    axes: "Axes", runs: Sequence[RunData], column: str, number: int, label: str
+) -> None:
     count = min(len(run.rounds["round"]) for run in runs)
-    rows = [(runs[0].rounds["round"][i], [run.rounds[column][i] for run in runs]) for i in range(count)]
-    known = [(at, *mean_and_std(values)) for at, values in rows if None not in values]
-    x, mean = [at for at, *_ in known], np.array([m for _, m, _ in known])
-    colour, style = PALETTE[number % len(PALETTE)], _STYLES[number // len(PALETTE) % len(_STYLES)]
-    marker = "o" if len(x) == 1 else ""
-    axes.plot(x, mean, color=colour, linestyle=style, linewidth=1.1, marker=marker, markersize=3, label=label)
+    rows = []
+    for i in range(count):
+        rows.append((runs[0].rounds["round"][i], [run.rounds[column][i] for run in runs]))
+    known = []
+    for at, values in rows:
+        if None not in values:
+            known.append((at, *mean_and_std(values)))
+    x = [at for at, *_ in known]
+    mean = np.array([m for _, m, _ in known])
+    colour = PALETTE[number % len(PALETTE)]
+    style = _STYLES[number // len(PALETTE) % len(_STYLES)]
+    if len(x) == 1:
+        marker = "o"
+    else:
+        marker = ""
+    axes.plot(
+        x,
+        mean,
+        color=colour,
+        linestyle=style,
+        linewidth=1.1,
+        marker=marker,
+        markersize=3,
+        label=label,
+    )
     if len(runs) > 1:
         std = np.array([s or 0.0 for *_, s in known])
         axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
@@ -104,9 +135,13 @@ def _draw_curve(axes: "Axes", runs: Sequence[RunData], column: str, number: int,
 @as_written
 def draw_ranks(found: Ranks) -> dict[str, bytes]:
     """A critical-difference diagram: bars join methods whose mean ranks do not differ (Demšar 2006)."""
-    names, count = list(found.means), len(found.means)
+    names = list(found.means)
+    count = len(found.means)
     wide = count > _FEW or max(map(len, names)) > 18
-    width = PAGE if wide else COLUMN
+    if wide:
+        width = PAGE
+    else:
+        width = COLUMN
     aside = min(max(map(len, map(_short, names))) * _CHARACTER + 0.18, 0.37 * width)
     left = math.ceil(count / 2)
     top, bar, row = 0.62, 0.085, 0.165
@@ -132,13 +167,25 @@ def draw_ranks(found: Ranks) -> dict[str, bytes]:
     axes.plot([at(1), at(1) + reach], [0.2, 0.2], **ink)
     for end in (at(1), at(1) + reach):
         axes.plot([end, end], [0.16, 0.24], **ink)
-    axes.text(at(1) + reach / 2, 0.12, f"critical difference {found.distance:.2f}", ha="center", fontsize=_SIZE)
+    axes.text(
+        at(1) + reach / 2,
+        0.12,
+        f"critical difference {found.distance:.2f}",
+        ha="center",
+        fontsize=_SIZE,
+    )
     for place, (name, rank) in enumerate(found.means.items()):
         mine = place < left
         y = first + row * (place if mine else count - 1 - place) + row / 2
-        end = aside - 0.08 if mine else width - aside + 0.08
+        if mine:
+            end = aside - 0.08
+        else:
+            end = width - aside + 0.08
         axes.plot([at(rank), at(rank), end], [top, y, y], **ink)
-        side = "right" if mine else "left"
+        if mine:
+            side = "right"
+        else:
+            side = "left"
         text = _fitting(name, aside - 0.1)
         axes.text(end + (-0.04 if mine else 0.04), y, text, ha=side, va="center", fontsize=_SIZE)
     for level, group in zip(bars, found.groups, strict=True):
@@ -150,9 +197,11 @@ def draw_ranks(found: Ranks) -> dict[str, bytes]:
 
 def _levels(found: Ranks) -> list[int]:
     """Return for every group the lowest level at which its bar touches no other."""
-    ends, result = list[float](), list[int]()
+    ends = list[float]()
+    result = list[int]()
     for group in found.groups:
-        first, last = found.means[group[0]], found.means[group[-1]]
+        first = found.means[group[0]]
+        last = found.means[group[-1]]
         level = next((i for i, end in enumerate(ends) if end < first - 0.05), len(ends))
         ends[level : level + 1] = [last]
         result.append(level)
@@ -161,11 +210,15 @@ def _levels(found: Ranks) -> list[int]:
 
 def _fitting(name: str, room: float) -> str:
     most = max(4, int(room / _CHARACTER))
-    return name if len(name) <= most else name[: most - 1] + "…"
+    if len(name) <= most:
+        return name
+    return name[: most - 1] + "…"
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+    if len(name) <= _LONGEST:
+        return name
+    return name[: _LONGEST - 1] + "…"
 
 
 def _figure(width: float, tall: float, **more: Any) -> "Figure":

@@ -37,7 +37,8 @@ def write_comparison(found: Comparison, folder: Path) -> None:
                 if ending in files:
                     write_atomically(folder / f"{name}.{ending}", files[ending])
                 else:
-                    (folder / f"{name}.{ending}").unlink(missing_ok=True)  # of a time with other runs
+                    # Of a time with other runs
+                    (folder / f"{name}.{ending}").unlink(missing_ok=True)
 
 
 def record_comparison(found: Comparison, folder: Path, compared: Sequence[Path]) -> None:
@@ -54,20 +55,31 @@ def record_comparison(found: Comparison, folder: Path, compared: Sequence[Path])
 
 def markdown(found: Comparison) -> str:
     """Return the table with its notes; names are text, whatever they contain."""
-    lines = [[in_markdown(cell) for cell in line] for line in (found.head(), *found.lines())]
+    lines = []
+    for line in (found.head(), *found.lines()):
+        lines.append([in_markdown(cell) for cell in line])
     for line, one in zip(lines[1:], found.configurations, strict=True):
         if one.label == found.verdict.winner:
             line[0] = f"**{line[0]}**"
-    rule = ["---" if text else "---:" for text in found.texts()]
-    rows = ["| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:])]
+    rule = []
+    for text in found.texts():
+        rule.append("---" if text else "---:")
+    rows = []
+    for line in (lines[0], rule, *lines[1:]):
+        rows.append("| " + " | ".join(line) + " |")
     meanings = [f"{title}: {meaning}" for title, meaning in found.meanings().items()]
     goal, *others = _notes(found)
     notes = [f"- {in_markdown(text)}" for text in (*others, *meanings)]
-    return "\n".join([f"# {in_markdown(found.runs.title)}", "", in_markdown(goal), "", *rows, "", *notes, ""])
+    return "\n".join(
+        [f"# {in_markdown(found.runs.title)}", "", in_markdown(goal), "", *rows, "", *notes, ""]
+    )
 
 
 def _notes(found: Comparison) -> list[str]:
-    said = "" if found.ranks is None else _ranks(found)
+    if found.ranks is None:
+        said = ""
+    else:
+        said = _ranks(found)
     return [*found.notes(), said or found.no_ranks]
 
 
@@ -83,11 +95,14 @@ def _ranks(found: Comparison) -> str:
 
 def latex(found: Comparison) -> str:
     """Return the table for LaTeX with the package booktabs, with its notes as comments."""
-    head, rows = [in_latex(title) for title in found.head()], [list(map(in_latex, line)) for line in found.lines()]
+    head = [in_latex(title) for title in found.head()]
+    rows = [list(map(in_latex, line)) for line in found.lines()]
     for row, one in zip(rows, found.configurations, strict=True):
         if one.label == found.verdict.winner:
             row[0] = rf"\textbf{{{row[0]}}}"
-    comments = [f"% {' '.join(text.split())}" for text in (found.runs.title, *_notes(found))]
+    comments = []
+    for text in (found.runs.title, *_notes(found)):
+        comments.append(f"% {' '.join(text.split())}")
     form = "".join("l" if text else "r" for text in found.texts())
     return "\n".join(
         [
@@ -121,5 +136,10 @@ def in_markdown(text: str) -> str:
 
 def files_of(folder: Path) -> Iterable[Path]:
     """Return the files of a comparison that are in a folder."""
-    names = (CSV, MARKDOWN, LATEX, *(f"{name}.{ending}" for name in (CURVES, RANKS) for ending in ("svg", "pdf")))
+    names = (
+        CSV,
+        MARKDOWN,
+        LATEX,
+        *(f"{name}.{ending}" for name in (CURVES, RANKS) for ending in ("svg", "pdf")),
+    )
     return [folder / name for name in names if (folder / name).is_file()]

@@ -23,14 +23,42 @@ if TYPE_CHECKING:
 
 _SHARE = 0.9  # of the best mean, the target of a comparison that was given none
 _COLUMNS = {  # of the summaries: title, meaning and factor in tables for readers
-    "test_{metric}_last": ("test {metric}", "the shared model on the test rows at the end; empty without one", 1),
-    "test_{metric}_at_best_validation": ("at best validation", "the same in the round that is best on validation", 1),
+    "test_{metric}_last": (
+        "test {metric}",
+        "the shared model on the test rows at the end; empty without one",
+        1,
+    ),
+    "test_{metric}_at_best_validation": (
+        "at best validation",
+        "the same in the round that is best on validation",
+        1,
+    ),
     "test_{metric}_best": ("best", "the same in the best round on the test rows themselves", 1),
-    "own_test_{metric}_mean": ("personal models", "mean over the clients of their own models on the test rows", 1),
-    "client_{metric}_mean": ("clients", "mean over the clients of the model that each uses, on {rows}", 1),
-    "client_{metric}_worst_10_percent": ("worst 10 %", "likewise, over the worst tenth of the clients", 1),
-    "gini_of_client_weights": ("Gini", "Gini coefficient of the clients' weights over all rounds", 1),
-    "rounds_to_target": ("rounds to target", "rounds until the target was reached, of the seeds that did", 1),
+    "own_test_{metric}_mean": (
+        "personal models",
+        "mean over the clients of their own models on the test rows",
+        1,
+    ),
+    "client_{metric}_mean": (
+        "clients",
+        "mean over the clients of the model that each uses, on {rows}",
+        1,
+    ),
+    "client_{metric}_worst_10_percent": (
+        "worst 10 %",
+        "likewise, over the worst tenth of the clients",
+        1,
+    ),
+    "gini_of_client_weights": (
+        "Gini",
+        "Gini coefficient of the clients' weights over all rounds",
+        1,
+    ),
+    "rounds_to_target": (
+        "rounds to target",
+        "rounds until the target was reached, of the seeds that did",
+        1,
+    ),
     "bytes_to_target": ("MB to target", "megabytes sent until then, both ways", 1e-6),
     "bytes": ("MB", "megabytes sent, both ways", 1e-6),
     "simulated_seconds": ("simulated s", "simulated seconds on the fleet", 1),
@@ -49,7 +77,9 @@ class Target:
     metric: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.metric}={self.value!r}" if self.metric else repr(self.value)
+        if self.metric:
+            return f"{self.metric}={self.value!r}"
+        return repr(self.value)
 
     @staticmethod
     def of(given: "str | float") -> "Target":
@@ -64,7 +94,9 @@ class Target:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise FedskewError(f"target {given!r} is not a number such as 0.9, or a metric with one: accuracy=0.9")
+            raise FedskewError(
+                f"target {given!r} is not a number such as 0.9, or a metric with one: accuracy=0.9"
+            )
         return Target(value, metric.strip().replace("-", "_") or None)
 
 
@@ -128,15 +160,23 @@ class Comparison:
             if last is not None and math.isfinite(last) and setting.method != BOUND:
                 by_label.setdefault(self.runs.label_of(setting, False), []).append(last)
         best = max(map(fmean, by_label.values()), default=0.0)
-        return Target(float(f"{_SHARE * best:.4g}"), metric) if self.sign > 0 and best > 0 else None
+        if self.sign > 0 and best > 0:
+            return Target(float(f"{_SHARE * best:.4g}"), metric)
+        return None
 
     @cached_property
     def configurations(self) -> list[Configuration]:
         """Return the rows of the table, in the order of the runs."""
         found: dict[tuple[str, ...], tuple[Setting, list[Row], list[str]]] = {}
-        ends = [*map(self._numbers, self.runs.runs, self.runs.settings), *(run.reason for run in self.runs.failed)]
+        ends = [
+            *map(self._numbers, self.runs.runs, self.runs.settings),
+            *(run.reason for run in self.runs.failed),
+        ]
         for one, end in zip(self.runs.settings, ends, strict=True):
-            key = (self.runs.label_of(one, False), *(str(one.values.get(name)) for name in self.conditions))
+            key = (
+                self.runs.label_of(one, False),
+                *(str(one.values.get(name)) for name in self.conditions),
+            )
             _, rows, failed = found.setdefault(key, (one, [], []))
             (failed if isinstance(end, str) else rows).append(end)  # type: ignore[arg-type]
         return [
@@ -172,21 +212,37 @@ class Comparison:
             *(str(setting.values.get(name)) for name in self.conditions),
         )
         kind = ""
-        if f"calibrated_test_{metric}" in summary:  # then the model that is used has another head than in the rounds
+        # Then the model that is used has another head than in the rounds
+        if f"calibrated_test_{metric}" in summary:
             kind = "calibrated_"
             row[f"test_{metric}_best"] = summary.get(f"calibrated_test_{metric}_best")
         row[f"test_{metric}_last"] = _last(run, metric)
-        followed, scores = (run.rounds.get(f"{kind}{part}_{metric}", []) for part in ("validation", "test"))
-        chosen = [(self.sign * v, t) for v, t in zip(followed, scores, strict=False) if None not in (v, t)]
-        row[f"test_{metric}_at_best_validation"] = max(chosen, key=lambda pair: pair[0])[1] if chosen else None
+        followed, scores = (
+            run.rounds.get(f"{kind}{part}_{metric}", []) for part in ("validation", "test")
+        )
+        chosen = []
+        for v, t in zip(followed, scores, strict=False):
+            if None not in (v, t):
+                chosen.append((self.sign * v, t))
+        if chosen:
+            row[f"test_{metric}_at_best_validation"] = max(chosen, key=lambda pair: pair[0])[1]
+        else:
+            row[f"test_{metric}_at_best_validation"] = None
         if self.target:
-            row |= dict(zip(("rounds_to_target", "bytes_to_target"), self._reached(run, self.target), strict=True))
+            row |= dict(
+                zip(
+                    ("rounds_to_target", "bytes_to_target"),
+                    self._reached(run, self.target),
+                    strict=True,
+                )
+            )
         return row
 
     def _reached(self, run: RunData, target: Target) -> tuple[int | None, int | None]:
         """Return the first round in which a run reached the target, and the bytes that had been sent by then."""
         sign = run.sign_of(str(target.metric))
-        scores, sent = _curve(run, str(target.metric)), 0
+        scores = _curve(run, str(target.metric))
+        sent = 0
         for place, score in enumerate(scores):
             sent += run.rounds["bytes_down"][place] + run.rounds["bytes_up"][place]
             if score is not None and sign * score >= sign * target.value:
@@ -212,7 +268,9 @@ class Comparison:
     @property
     def score_said(self) -> str:
         """Return that number, and the rows that it is of where these are the clients' own."""
-        return self.score + (f" (on {self.client_rows})" if self.score.startswith("client_") else "")
+        return self.score + (
+            f" (on {self.client_rows})" if self.score.startswith("client_") else ""
+        )
 
     @property
     def goal(self) -> str:
@@ -221,15 +279,24 @@ class Comparison:
         if not self.score.startswith("client_"):
             return f"{said}."
         said += ", the clients' own score"
-        names = list(dict.fromkeys(one.label for one in self.competing if one.rows and not one.has_shared_model))
+        names = list(
+            dict.fromkeys(
+                one.label for one in self.competing if one.rows and not one.has_shared_model
+            )
+        )
         if not names:
             return f"{said}."
-        listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        listed = ", ".join(names[:_NAMED]) + (
+            f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        )
         return f"{said}: there is no shared model of {listed}."
 
     def without_shared_score(self) -> list[str]:
         """Return why cells of a shared model are empty."""
-        rows = [(one.label, row) for one in self.configurations for row in one.rows]
+        rows = []
+        for one in self.configurations:
+            for row in one.rows:
+                rows.append((one.label, row))
         return without_shared_score([label for label, _ in rows], [row for _, row in rows])
 
     @cached_property
@@ -237,7 +304,11 @@ class Comparison:
         """Return the rows on which clients were scored, training ones if that is so in any run."""
         summaries = [run.summary for run in self.runs.runs]
         names = (f"client_{self.metric}_rows", "client_accuracy_rows")
-        found = {str(row[name]) for row in summaries for name in names if name in row}
+        found = set()
+        for row in summaries:
+            for name in names:
+                if name in row:
+                    found.add(str(row[name]))
         return max(found, default="its own rows")
 
     def cautions(self) -> list[str]:
@@ -256,11 +327,9 @@ class Comparison:
         found: dict[str, dict[Hashable, float]] = {}
         for one in self.competing:
             mine = found.setdefault(one.label, {})
-            mine |= {
-                row["block"]: self.sign * row[self.score]
-                for row in one.rows
-                if row.get(self.score) is not None and math.isfinite(row[self.score])
-            }
+            for row in one.rows:
+                if row.get(self.score) is not None and math.isfinite(row[self.score]):
+                    mine[row["block"]] = self.sign * row[self.score]
         return {label: mine for label, mine in found.items() if mine}
 
     @cached_property
@@ -283,7 +352,9 @@ class Comparison:
     @cached_property
     def ranks(self) -> Ranks | None:
         """Return the mean ranks of the methods, where there are enough of them and of blocks."""
-        return None if self.no_ranks else ranks(self.scores)
+        if self.no_ranks:
+            return None
+        return ranks(self.scores)
 
     @cached_property
     def no_ranks(self) -> str:
@@ -318,17 +389,29 @@ class Comparison:
             line: Row = {"method": one.method, **one.options, **one.conditions}
             line |= {"seeds": len(one.rows), "failed": len(one.failed)}
             for key in self.columns:
-                mean, std = mean_and_std(one.values(key)) if one.values(key) else (None, None)
+                if one.values(key):
+                    mean, std = mean_and_std(one.values(key))
+                else:
+                    mean, std = (None, None)
                 line |= {key: mean, f"{key}_std": std}
             if self.target:
-                line["reached_target"] = len(one.values("rounds_to_target")) if one.has_shared_model else None
+                if one.has_shared_model:
+                    line["reached_target"] = len(one.values("rounds_to_target"))
+                else:
+                    line["reached_target"] = None
             is_best = one.label == self.verdict.best
-            line["difference_to_best"] = 0.0 if is_best else self._difference(one.label)
+            if is_best:
+                line["difference_to_best"] = 0.0
+            else:
+                line["difference_to_best"] = self._difference(one.label)
             line["p_value"] = self.verdict.p_values.get(one.label)
             line["winner"] = one.label == self.verdict.winner
             lines.append(line)
         frame = pd.DataFrame(lines)
-        target = f"{self.target.metric}={self.target.value:g}" if self.target else None
+        if self.target:
+            target = f"{self.target.metric}={self.target.value:g}"
+        else:
+            target = None
         frame.attrs = {
             "target": target,
             "compared_by": self.score,
@@ -342,29 +425,56 @@ class Comparison:
     def _difference(self, label: str) -> float | None:
         """Return by how much the score of a method is above that of the best."""
         found = self.verdict.differences.get(label)
-        return None if found is None else -self.sign * found + 0.0  # never -0.0
+        # Never -0.0
+        if found is None:
+            return None
+        return -self.sign * found + 0.0
 
     def head(self) -> list[str]:
         """Return the titles of the columns for readers."""
-        return ["method", *self.options, *self.conditions, "seeds", *(look[0] for look in self.columns.values()), "p"]
+        return [
+            "method",
+            *self.options,
+            *self.conditions,
+            "seeds",
+            *(look[0] for look in self.columns.values()),
+            "p",
+        ]
 
     def texts(self) -> list[bool]:
         """Return which columns for readers are text: the method, and options and conditions that are no numbers."""
         named = [{**one.options, **one.conditions} for one in self.configurations]
-        plain = [any(isinstance(one[name], str) for one in named) for name in (*self.options, *self.conditions)]
+        plain = []
+        for name in (*self.options, *self.conditions):
+            plain.append(any(isinstance(one[name], str) for one in named))
         return [True, *plain, False, *[False] * len(self.columns), False]
 
     def lines(self) -> list[list[str]]:
         """Return the rows for readers: mean ± standard deviation; who is ahead has a star."""
         result = []
         for one in self.configurations:
-            star = " ★" if one.label == self.verdict.winner else ""
-            cells = [_cell(one, key, factor) for key, (_, _, factor) in self.columns.items()]
+            if one.label == self.verdict.winner:
+                star = " ★"
+            else:
+                star = ""
+            cells = []
+            for key, (_, _, factor) in self.columns.items():
+                cells.append(_cell(one, key, factor))
             seeds = str(len(one.rows)) + (f" ({len(one.failed)} failed)" if one.failed else "")
             p = self.verdict.p_values.get(one.label)
-            named = [_spelled(value) for value in (*one.options.values(), *one.conditions.values())]
-            ending = "best" if one.label == self.verdict.best else "" if p is None else said_p(p)
-            ending = ending if one in self.competing else "bound"
+            named = []
+            for value in (*one.options.values(), *one.conditions.values()):
+                named.append(_spelled(value))
+            if one.label == self.verdict.best:
+                ending = "best"
+            elif p is None:
+                ending = ""
+            else:
+                ending = said_p(p)
+            if one in self.competing:
+                ending = ending
+            else:
+                ending = "bound"
             result.append([one.method + star, *named, seeds, *cells, ending])
         return result
 
@@ -381,8 +491,11 @@ class Comparison:
                 "same in every row of a method."
             )
         if len(self.competing) < len(self.configurations):
-            found.append(f"{BOUND} trains on all rows in one place: a bound, which takes no part in the tests.")
-        found += [f"failed: {broken.name}: {broken.reason}" for broken in self.runs.failed]
+            found.append(
+                f"{BOUND} trains on all rows in one place: a bound, which takes no part in the tests."
+            )
+        for broken in self.runs.failed:
+            found.append(f"failed: {broken.name}: {broken.reason}")
         return found
 
     def findings(self) -> list[str]:
@@ -391,8 +504,13 @@ class Comparison:
         if self.target:
             how = f", which is {_SHARE:.0%} of the best mean"
             if self.asked:
-                how = " (as given)" if self.given else f" (from {sweep.TARGET})"
-            found.append(f"The target is {self.target.metric} = {self.target.value:g} on test rows{how}.")
+                if self.given:
+                    how = " (as given)"
+                else:
+                    how = f" (from {sweep.TARGET})"
+            found.append(
+                f"The target is {self.target.metric} = {self.target.value:g} on test rows{how}."
+            )
         return found
 
     def meanings(self) -> dict[str, str]:
@@ -403,7 +521,9 @@ class Comparison:
 def _curve(run: RunData, metric: str) -> list[float | None]:
     """Return a metric of the shared model on the test rows in every round; empty without one."""
     column: list[float | None] = run.rounds.get(f"test_{metric}", [])
-    return column if any(value is not None for value in column) else []
+    if any(value is not None for value in column):
+        return column
+    return []
 
 
 def _last(run: RunData, metric: str) -> float | None:
@@ -416,7 +536,9 @@ def _spelled(value: Any) -> str:
     """Return an option in a table for readers; empty where a method has no such option."""
     if value is None:
         return ""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _cell(one: Configuration, key: str, factor: float) -> str:
@@ -424,9 +546,14 @@ def _cell(one: Configuration, key: str, factor: float) -> str:
     if not one.rows:
         return "failed"
     if not values:
-        return "not reached" if key.endswith("_to_target") and one.has_shared_model else "–"
+        if key.endswith("_to_target") and one.has_shared_model:
+            return "not reached"
+        return "–"
     mean, std = mean_and_std(values)
-    some = f" ({len(values)} of {len(one.rows)})" if key == "rounds_to_target" and len(values) < len(one.rows) else ""
+    if key == "rounds_to_target" and len(values) < len(one.rows):
+        some = f" ({len(values)} of {len(one.rows)})"
+    else:
+        some = ""
     return mean_with_std(mean, std) + some
 
 
@@ -438,7 +565,10 @@ def mean_with_std(mean: float, std: float | None) -> str:
     """
     if std is None:
         return f"{mean:.4g}"
-    decimals = max(0, 1 - math.floor(math.log10(std))) if std and math.isfinite(std) else _MOST_DECIMALS + 1
+    if std and math.isfinite(std):
+        decimals = max(0, 1 - math.floor(math.log10(std)))
+    else:
+        decimals = _MOST_DECIMALS + 1
     if decimals > _MOST_DECIMALS or abs(mean) >= _LARGE:
         return f"{mean:.4g} ± {std:.2g}"
     return f"{mean:.{decimals}f} ± {std:.{decimals}f}"

@@ -50,9 +50,13 @@ class LiveData(RunData):
     def holdings(self) -> Holdings:
         """Return who holds what."""
         fed = self.server.fed
-        columns, clients, names = fed.label_columns, shown_clients(fed.clients), fed.client_names
+        columns = fed.label_columns
+        clients = shown_clients(fed.clients)
+        names = fed.client_names
         counts = columns.counts(fed.partition, clients)
-        return Holdings(columns.title, [names[client] for client in clients], list(columns.names), counts)
+        return Holdings(
+            columns.title, [names[client] for client in clients], list(columns.names), counts
+        )
 
     @property
     def has_batchnorm(self) -> bool:
@@ -62,8 +66,12 @@ class LiveData(RunData):
 
 def _so_far(server: Server, folder: Path) -> LiveData:
     """Return what the tables of a run say until now."""
-    disk, config = RunFolder(folder), read_file(folder / on_disk.CONFIG)
-    tables: dict[str, list[Any]] = {"rounds": disk.table(on_disk.ROUNDS), "timing": disk.table(on_disk.TIMING)}
+    disk = RunFolder(folder)
+    config = read_file(folder / on_disk.CONFIG)
+    tables: dict[str, list[Any]] = {
+        "rounds": disk.table(on_disk.ROUNDS),
+        "timing": disk.table(on_disk.TIMING),
+    }
     numbers = summarise(
         tables["rounds"], client_weights(tables, disk), [], server.trained_on.clients, server.evaluator.holds_out,
         server.job.task, server.headline.name,
@@ -81,9 +89,15 @@ class LivePage(Callback):
         self._http = LoopbackServer(self.answer)
         self._page = live_page()
         self._run: tuple[Server, Path | None] | None = None
-        self._made, self._cost, self._version = -float("inf"), 0.0, 0
-        self._asked, self._given = -float("inf"), 0  # when a browser asked last, and which version it got
-        self._says, self._ended, self._content = "No round has ended yet.", False, live_content()
+        self._made = -float("inf")
+        self._cost = 0.0
+        self._version = 0
+        # When a browser asked last, and which version it got
+        self._asked = -float("inf")
+        self._given = 0
+        self._says = "No round has ended yet."
+        self._ended = False
+        self._content = live_content()
 
     @property
     def url(self) -> str:
@@ -113,7 +127,8 @@ class LivePage(Callback):
         with only_warned("the live page"):
             self._content = run_content(_so_far(server, folder))
             self._version += 1
-        self._made, self._says = time.monotonic(), says
+        self._made = time.monotonic()
+        self._says = says
         self._cost = self._made - began
 
     def on_run_end(self, run: Run) -> None:
@@ -122,11 +137,15 @@ class LivePage(Callback):
             return
         with only_warned("the live page"):
             config = read_file(run.folder / on_disk.CONFIG)
-            self._content = run_content(RunData(Record(run.folder, on_disk.FORMAT, config, run.summary)))
+            self._content = run_content(
+                RunData(Record(run.folder, on_disk.FORMAT, config, run.summary))
+            )
         self._end(f"The run has ended. Its page is {run.folder / on_disk.PAGE}.")
 
     def _end(self, says: str) -> None:
-        self._version, self._says, self._ended = self._version + 1, says, True
+        self._version = self._version + 1
+        self._says = says
+        self._ended = True
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """Return type and content of what is served under a path; None where there is nothing."""

@@ -8,7 +8,8 @@ from socketserver import TCPServer
 from typing import Any, TypeAlias
 
 ADDRESS = "127.0.0.1"
-Answer: TypeAlias = Callable[[str], tuple[str, bytes] | None]  # a path -> type and content of what is there
+# A path -> type and content of what is there
+Answer: TypeAlias = Callable[[str], tuple[str, bytes] | None]
 
 
 class LoopbackServer(ThreadingHTTPServer):
@@ -18,7 +19,9 @@ class LoopbackServer(ThreadingHTTPServer):
         self.answer = answer
         super().__init__((ADDRESS, port), _Handler)
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+        )
 
     def start(self) -> None:
         """Begin to answer."""
@@ -47,7 +50,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
-        if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:  # a foreign name: DNS rebinding
+        # A foreign name: DNS rebinding
+        if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:
             self.send_error(HTTPStatus.FORBIDDEN)
         elif found := self.server.answer(self.path):
             kind, content = found

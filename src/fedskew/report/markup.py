@@ -17,7 +17,9 @@ def escaped(text: Any) -> Markup:
     >>> escaped("<b>"), escaped(Markup("<b>"))
     ('&lt;b&gt;', '<b>')
     """
-    return text if isinstance(text, Markup) else Markup(html.escape(str(text)))
+    if isinstance(text, Markup):
+        return text
+    return Markup(html.escape(str(text)))
 
 
 def tag(kind: str, *inside: Any, **attributes: Any) -> Markup:
@@ -26,7 +28,13 @@ def tag(kind: str, *inside: Any, **attributes: Any) -> Markup:
     >>> tag("a", "x & y", href="#top", class_="plain")
     '<a href="#top" class="plain">x &amp; y</a>'
     """
-    words = [kind, *(f'{name.rstrip("_").replace("_", "-")}="{escaped(text)}"' for name, text in attributes.items())]
+    words = [
+        kind,
+        *(
+            f'{name.rstrip("_").replace("_", "-")}="{escaped(text)}"'
+            for name, text in attributes.items()
+        ),
+    ]
     return Markup(f"<{' '.join(words)}>{joined(inside)}</{kind}>")
 
 
@@ -35,12 +43,16 @@ def joined(parts: Iterable[Any]) -> Markup:
     return Markup("".join(escaped(part) for part in parts))
 
 
-def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], texts: Container[str] = ()) -> Markup:
+def table(
+    caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], texts: Container[str] = ()
+) -> Markup:
     """Return a table whose first column names the rows; it scrolls where it is too wide.
 
     ``texts`` are the titles of other columns that are text, which begin at the left.
     """
-    looks: list[dict[str, str]] = [{"class_": "text"} if title in texts else {} for title in head]
+    looks: list[dict[str, str]] = []
+    for title in head:
+        looks.append({"class_": "text"} if title in texts else {})
     lines = joined(
         tag(
             "tr",
@@ -49,7 +61,12 @@ def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], text
         )
         for first, *cells in rows
     )
-    titles = tag("thead", tag("tr", *(tag("th", t, scope="col", **look) for t, look in zip(head, looks, strict=True))))
+    titles = tag(
+        "thead",
+        tag(
+            "tr", *(tag("th", t, scope="col", **look) for t, look in zip(head, looks, strict=True))
+        ),
+    )
     whole = tag("table", tag("caption", caption), titles, tag("tbody", lines))
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
@@ -64,4 +81,6 @@ def shown(value: Any) -> Any:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}"

@@ -77,20 +77,48 @@ class _Page:
         self.sections.append((name, title, [part for part in parts if part]))
 
     def chart(
-        self, name: str, title: str, option: Option, says: str, numbers: Markup, tall: int | None = None
+        self,
+        name: str,
+        title: str,
+        option: Option,
+        says: str,
+        numbers: Markup,
+        tall: int | None = None,
     ) -> Markup:
         """Return a chart with its title, what it says in words, and its numbers as a table."""
         self.charts[name] = option
-        style = {"style": f"height:{tall}px"} if tall else {}
-        place = tag("div", class_="chart", data_chart=name, role="img", aria_label=f"{title}. {says}", **style)
+        if tall:
+            style = {"style": f"height:{tall}px"}
+        else:
+            style = {}
+        place = tag(
+            "div",
+            class_="chart",
+            data_chart=name,
+            role="img",
+            aria_label=f"{title}. {says}",
+            **style,
+        )
         more = tag("details", tag("summary", "Numbers of this chart"), numbers)
-        return tag("figure", tag("figcaption", tag("h3", title), tag("p", says)), place, more, id=f"chart-{name}")
+        return tag(
+            "figure",
+            tag("figcaption", tag("h3", title), tag("p", says)),
+            place,
+            more,
+            id=f"chart-{name}",
+        )
 
     def content(self, axes: Mapping[str, str]) -> dict[str, Any]:
         """Return what is particular to this page: its title, its parts as HTML, and its data."""
         links = joined(tag("a", title, href=f"#{name}") for name, title, _ in self.sections)
         body = joined(
-            tag("section", tag("h2", title, id=f"{name}-title"), *parts, id=name, aria_labelledby=f"{name}-title")
+            tag(
+                "section",
+                tag("h2", title, id=f"{name}-title"),
+                *parts,
+                id=name,
+                aria_labelledby=f"{name}-title",
+            )
             for name, title, parts in self.sections
         )
         switch = joined(
@@ -99,13 +127,18 @@ class _Page:
         )
         data = {"tables": self.tables, "charts": self.charts, "axes": axes}
         legend = tag("legend", "Curves against")
-        parts = {"links": links, "axes": joined([legend, switch if len(axes) > 1 else ""]), "body": body}
+        parts = {
+            "links": links,
+            "axes": joined([legend, switch if len(axes) > 1 else ""]),
+            "body": body,
+        }
         return {"title": self.title, **parts, "data": data}
 
 
 def _html(content: Mapping[str, Any], live: bool = False) -> bytes:
     """Return a page as a file; a live one asks its server for newer content."""
-    script, library = _asset("page.js"), _asset("vendor/echarts.min.js")
+    script = _asset("page.js")
+    library = _asset("vendor/echarts.min.js")
     scripts = " ".join(f"'sha256-{_digest(code)}'" for code in (library, script))
     data = to_json(content["data"])
     parts = {
@@ -151,7 +184,12 @@ class PageWriter(Callback):
         if run.folder is not None:
             with only_warned(str(run.folder / on_disk.PAGE)):
                 config = read_file(run.folder / on_disk.CONFIG)
-                record = Record(run.folder, on_disk.FORMAT, config, RunFolder(run.folder).read_json(on_disk.SUMMARY))
+                record = Record(
+                    run.folder,
+                    on_disk.FORMAT,
+                    config,
+                    RunFolder(run.folder).read_json(on_disk.SUMMARY),
+                )
                 write_atomically(run.folder / on_disk.PAGE, _of_run(RunData(record)))
 
 
@@ -165,7 +203,9 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
         out: the file; by default ``report.html`` in the folder, which is needed for several folders
     """
     if out is None and len(folders) != 1:
-        raise FedskewError("several runs have no common folder: say where the page goes with --out FILE")
+        raise FedskewError(
+            "several runs have no common folder: say where the page goes with --out FILE"
+        )
     if not folders:
         raise FedskewError("a report needs a run: name its folder")
     place = out or folders[0] / on_disk.PAGE
@@ -189,7 +229,10 @@ def _of_run(run: RunData) -> bytes:
 def run_content(run: RunData) -> dict[str, Any]:
     """Return what the page of one run shows."""
     summary = run.summary
-    page = _Page(f"{summary['algorithm']} on {name_of(summary['data'])}, {summary['skew']}", {"rounds": run.curves})
+    page = _Page(
+        f"{summary['algorithm']} on {name_of(summary['data'])}, {summary['skew']}",
+        {"rounds": run.curves},
+    )
     _results(page, run)
     warned = [tag("li", text) for text in run.warnings()]
     page.section("warnings", "Warnings", tag("ul", *warned) if warned else tag("p", "None."))
@@ -203,32 +246,51 @@ def run_content(run: RunData) -> dict[str, Any]:
 
 
 def _results(page: _Page, run: RunData) -> None:
-    keys = {key.format(metric=run.metric): title.format(metric=run.metric) for key, title in _TILES.items()}
-    values = {title: run.summary[key] for key, title in keys.items() if run.summary.get(key) is not None}
+    keys = {}
+    for key, title in _TILES.items():
+        keys[key.format(metric=run.metric)] = title.format(metric=run.metric)
+    values = {}
+    for key, title in keys.items():
+        if run.summary.get(key) is not None:
+            values[title] = run.summary[key]
     values["megabytes sent"] = (run.summary["bytes_down"] + run.summary["bytes_up"]) / 1e6
-    why = [tag("p", text) for text in without_shared_score([str(run.summary["algorithm"])], [run.summary])]
+    why = []
+    for text in without_shared_score([str(run.summary["algorithm"])], [run.summary]):
+        why.append(tag("p", text))
     page.section("results", "Results", _pairs(values, "tiles"), *why)
 
 
 def _pairs(values: Mapping[str, Any], kind: str) -> Markup:
     """Return names with values."""
     return tag(
-        "dl", *(tag("div", tag("dt", name), tag("dd", shown(value))) for name, value in values.items()), class_=kind
+        "dl",
+        *(tag("div", tag("dt", name), tag("dd", shown(value))) for name, value in values.items()),
+        class_=kind,
     )
 
 
-def _numbers(page_table: Mapping[str, Sequence[Any]], columns: Sequence[str], caption: str) -> Markup:
+def _numbers(
+    page_table: Mapping[str, Sequence[Any]], columns: Sequence[str], caption: str
+) -> Markup:
     """Return columns of a table of the page, with rows at even steps where there are many."""
     count = len(page_table["round"])
     at = np.unique(np.linspace(0, count - 1, min(count, _ROWS)).astype(np.int64)).tolist()
-    rows = [[page_table["round"][i], *(page_table[name][i] for name in columns)] for i in at]
-    some = f" ({len(at)} of {count} rounds)" if len(at) < count else ""
+    rows = []
+    for i in at:
+        rows.append([page_table["round"][i], *(page_table[name][i] for name in columns)])
+    if len(at) < count:
+        some = f" ({len(at)} of {count} rounds)"
+    else:
+        some = ""
     return table(caption + some, ["round", *columns], rows)
 
 
 def _ends(run: RunData, column: str) -> str:
     """Say where a curve begins and ends."""
-    known = [(n, v) for n, v in zip(run.curves["round"], run.curves[column], strict=True) if v is not None]
+    known = []
+    for n, v in zip(run.curves["round"], run.curves[column], strict=True):
+        if v is not None:
+            known.append((n, v))
     (first, start), (last, end) = known[0], known[-1]
     return f"{column}: {start:.4g} in round {first}, {end:.4g} in round {last}"
 
@@ -240,13 +302,16 @@ def _curves(page: _Page, run: RunData) -> None:
         best = metric == run.metric and "best round" in run.curves
         says = _ends(run, next((name for name in columns if name.startswith("test_")), columns[0]))
         if best:
-            says += (
-                f"; best {run.summary[f'test_{metric}_best']:.4g} in round {run.summary[f'test_{metric}_best_round']}"
-            )
+            best = run.summary[f"test_{metric}_best"]
+            says += f"; best {best:.4g} in round {run.summary[f'test_{metric}_best_round']}"
         if len(run.curves["round"]) < len(run.rounds["round"]):
-            says += f"; {len(run.curves['round']):,} of {len(run.rounds['round']):,} rounds are drawn"
+            says += (
+                f"; {len(run.curves['round']):,} of {len(run.rounds['round']):,} rounds are drawn"
+            )
         option = charts.curves(run.curves, metric, best)
-        figures.append(page.chart(metric, metric, option, says + ".", _numbers(run.curves, columns, metric)))
+        figures.append(
+            page.chart(metric, metric, option, says + ".", _numbers(run.curves, columns, metric))
+        )
     fates = ("late", "dropped", "excluded")
     if any(any(run.curves[fate]) for fate in fates):
         lost = sum(run.summary[f"{fate}_updates"] for fate in fates)
@@ -263,18 +328,36 @@ def _data(page: _Page, run: RunData) -> None:
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         most = np.sort(np.argsort(-counts.sum(0), kind="stable")[: charts.MOST_CLASSES])
         option = charts.heat_map(
-            holdings.clients, [names[k] for k in most], shares[:, most], counts[:, most], "client", holdings.title
+            holdings.clients,
+            [names[k] for k in most],
+            shares[:, most],
+            counts[:, most],
+            "client",
+            holdings.title,
         )
-        some = "" if len(counts) == len(run.sizes) else f" {len(counts)} of {len(run.sizes):,} clients, at even steps."
-        some += "" if len(most) == len(names) else f" The {len(most)} most frequent of {len(names)} columns."
+        if len(counts) == len(run.sizes):
+            some = ""
+        else:
+            some = f" {len(counts)} of {len(run.sizes):,} clients, at even steps."
+        if len(most) == len(names):
+            some += ""
+        else:
+            some += f" The {len(most)} most frequent of {len(names)} columns."
         says = f"Colour is the share of the client's rows.{some}"
-        rows = [[client, *counts[i, most].tolist()] for i, client in enumerate(holdings.clients[:_ROWS])]
+        rows = []
+        for i, client in enumerate(holdings.clients[:_ROWS]):
+            rows.append([client, *counts[i, most].tolist()])
         numbers = table("Training rows of clients", ["client", *(names[k] for k in most)], rows)
         tall = min(max(300, 24 * len(counts) + 110), 640)
-        figures.append(page.chart("matrix", f"Clients and {holdings.title}", option, says, numbers, tall))
+        figures.append(
+            page.chart("matrix", f"Clients and {holdings.title}", option, says, numbers, tall)
+        )
     says = f"{run.sizes.sum():,} training rows at {len(run.sizes):,} clients."
     if len(run.sizes) <= charts.MOST_BARS:
-        clients = holdings.clients if holdings is not None else [str(client) for client in range(len(run.sizes))]
+        if holdings is not None:
+            clients = holdings.clients
+        else:
+            clients = [str(client) for client in range(len(run.sizes))]
         option = charts.bars(clients, run.sizes.tolist(), "client", "training rows")
         pairs = list(zip(clients, run.sizes.tolist(), strict=True))
         numbers = table("Training rows of each client", ["client", "rows"], pairs)
@@ -282,20 +365,28 @@ def _data(page: _Page, run: RunData) -> None:
         option, pairs = charts.histogram(run.sizes, "training rows")
         numbers = table("Clients by training rows", ["rows", "clients"], pairs)
     figures.append(page.chart("sizes", "Sizes of the clients", option, says, numbers))
-    page.section("data", "Who holds what", _pairs(run.facts(), "facts"), tag("div", *figures, class_="grid"))
+    page.section(
+        "data", "Who holds what", _pairs(run.facts(), "facts"), tag("div", *figures, class_="grid")
+    )
 
 
 def _clients(page: _Page, run: RunData) -> None:
-    figures, worst = [], Markup()
+    figures = []
+    worst = Markup()
     if run.client_metric is not None:
-        scores, metric = run.scores(), run.client_metric
+        scores = run.scores()
+        metric = run.client_metric
         option, rows = charts.histogram(scores, f"{metric} of a client")
         says = f"{len(scores):,} clients, from {scores.min():.4g} to {scores.max():.4g}, mean {scores.mean():.4g}."
-        if where := run.summary.get(f"client_{metric}_rows", run.summary.get("client_accuracy_rows")):
+        if where := run.summary.get(
+            f"client_{metric}_rows", run.summary.get("client_accuracy_rows")
+        ):
             says += f" On {where}."
         numbers = table("Clients by their metric", [metric, "clients"], rows)
         figures.append(page.chart("clients", f"{metric} of the clients", option, says, numbers))
-        lines = [[row.get("name") or row["client"], row["rows"], row[metric]] for row in run.left_behind()]
+        lines = []
+        for row in run.left_behind():
+            lines.append([row.get("name") or row["client"], row["rows"], row[metric]])
         worst = table("Clients left behind, the worst first", ["client", "rows", metric], lines)
     trained, weights = run.participation
     gini = run.summary["gini_of_client_weights"]
@@ -304,12 +395,19 @@ def _clients(page: _Page, run: RunData) -> None:
     option = charts.lorenz(weights)
     points = option["series"][0]["data"]
     numbers = table(
-        "Lorenz curve", ["share of the clients", "share of the weights"], points[:: -(-len(points) // _ROWS)]
+        "Lorenz curve",
+        ["share of the clients", "share of the weights"],
+        points[:: -(-len(points) // _ROWS)],
     )
-    figures.append(page.chart("lorenz", "Weights of the clients (Lorenz curve)", option, says, numbers))
+    figures.append(
+        page.chart("lorenz", "Weights of the clients (Lorenz curve)", option, says, numbers)
+    )
     option, rows = charts.histogram(trained, "rounds in which a client trained")
     never = int((trained == 0).sum())
-    mean = float(trained[trained > 0].mean()) if never < len(trained) else 0.0
+    if never < len(trained):
+        mean = float(trained[trained > 0].mean())
+    else:
+        mean = 0.0
     says = f"{never:,} of {len(trained):,} clients never trained; the others did in {mean:.3g} rounds on average."
     numbers = table("Clients by rounds", ["rounds", "clients"], rows)
     figures.append(page.chart("participation", "Participation", option, says, numbers))
@@ -321,15 +419,25 @@ def _method(page: _Page, run: RunData) -> None:
     found: list[tuple[str, str, dict[str, str]]] = []
     left = run.own_columns
     for start, title in _ROUND_PANELS.items():
-        columns = {name: name.removeprefix(start) or name for name in left if name.startswith(start)}
+        columns = {}
+        for name in left:
+            if name.startswith(start):
+                columns[name] = name.removeprefix(start) or name
         left = [name for name in left if name not in columns]
         found.append((start.strip("_"), title, columns))
-    profile = {f"mean {name}": name for name in PROFILE if f"mean {name}" in run.curves}
+    profile = {}
+    for name in PROFILE:
+        if f"mean {name}" in run.curves:
+            profile[f"mean {name}"] = name
     found.append(("profile", "Profiles of the clients, mean of each round", profile))
     for name, title in _CLIENT_PANELS.items():
-        columns = {key: key for key in (f"{name} clients", f"mean {name}", f"largest {name}") if key in run.curves}
+        columns = {}
+        for key in (f"{name} clients", f"mean {name}", f"largest {name}"):
+            if key in run.curves:
+                columns[key] = key
         found.append((name, title, columns))
-    found += [(f"own-{number}", name, {name: name}) for number, name in enumerate(left[:_MOST_OWN])]
+    for number, name in enumerate(left[:_MOST_OWN]):
+        found.append((f"own-{number}", name, {name: name}))
     figures = [
         page.chart(name, title, charts.lines(columns, title if len(columns) == 1 else ""),
                    "; ".join(_ends(run, column) for column in list(columns)[:2]) + ".",
@@ -343,12 +451,15 @@ def _method(page: _Page, run: RunData) -> None:
 def _classes(page: _Page, run: RunData) -> None:
     if run.confusion is None:
         return
-    names, matrix = run.confusion[0], np.array(run.confusion[1], np.int64)
+    names = run.confusion[0]
+    matrix = np.array(run.confusion[1], np.int64)
     columns = {"rows": matrix.sum(1), "predicted": matrix.sum(0), **class_table(matrix)}
     order = range(len(names))
     if len(names) > charts.MOST_CLASSES:
         order = np.argsort(columns["f1"], kind="stable")[: charts.MOST_CLASSES].tolist()
-    lines = [[names[k], *(values[k].item() for values in columns.values())] for k in order]
+    lines = []
+    for k in order:
+        lines.append([names[k], *(values[k].item() for values in columns.values())])
     caption = "Classes on the test rows" + (
         f": the worst {len(lines)} of {len(names)}" if len(lines) < len(names) else ""
     )
@@ -367,14 +478,21 @@ def _classes(page: _Page, run: RunData) -> None:
 
 def _setting(page: _Page, run: RunData) -> None:
     """What was run, on what, and how to run it again."""
-    summary, config, environment = run.summary, run.record.config, run.environment
+    summary = run.summary
+    config = run.record.config
+    environment = run.environment
     kinds = ("data", "skew", "algorithm", "model", "task", "fleet")
     facts = {kind: spelled(config.get(kind, summary.get(kind))) for kind in kinds}
-    facts |= {key: summary[key] for key in ("clients", "clients_per_round", "parameters", "weights", "metric")}
+    for key in ("clients", "clients_per_round", "parameters", "weights", "metric"):
+        facts[key] = summary[key]
     facts |= {
-        key: value for key, value in config.items() if key not in (*facts, *kinds) and not isinstance(value, dict)
+        key: value
+        for key, value in config.items()
+        if key not in (*facts, *kinds) and not isinstance(value, dict)
     }
-    versions = {name: environment.get(name) for name in ("fedskew", "python", "torch", "numpy", "platform", "device")}
+    versions = {}
+    for name in ("fedskew", "python", "torch", "numpy", "platform", "device"):
+        versions[name] = environment.get(name)
     page.section(
         "setting", "What was run",
         tag("h3", "Run it again"), *_again(run),
@@ -386,21 +504,30 @@ def _setting(page: _Page, run: RunData) -> None:
 def command(run: RunData) -> str | None:
     """Return the command that repeats a run; None where a part of it was a Python object."""
     config = run.record.config
-    if any(from_python(config.get(kind)) for kind in ("data", "skew", "model", "algorithm", "task")):
+    if any(
+        from_python(config.get(kind)) for kind in ("data", "skew", "model", "algorithm", "task")
+    ):
         return None
-    modules = [word for one in run.environment.get("imports", []) for word in ("--import", one["source"])]
+    modules = []
+    for one in run.environment.get("imports", []):
+        for word in ("--import", one["source"]):
+            modules.append(word)
     return shlex.join(["fedskew", *modules, "run", str(run.record.folder / on_disk.CONFIG)])
 
 
 def _again(run: RunData) -> list[Markup]:
     text = (run.disk.path / on_disk.CONFIG).read_text(encoding="utf-8")
     how = command(run)
-    first = (
-        tag("pre", tag("code", how), tabindex="0")
-        if how
-        else tag("p", "A part of this run was a Python object: it can be repeated from Python only.")
-    )
-    return [first, tag("details", tag("summary", "config.toml"), tag("pre", tag("code", text), tabindex="0"))]
+    if how:
+        first = tag("pre", tag("code", how), tabindex="0")
+    else:
+        first = tag(
+            "p", "A part of this run was a Python object: it can be repeated from Python only."
+        )
+    return [
+        first,
+        tag("details", tag("summary", "config.toml"), tag("pre", tag("code", text), tabindex="0")),
+    ]
 
 
 def comparison_page(table_of: "Comparison") -> bytes:
@@ -408,10 +535,19 @@ def comparison_page(table_of: "Comparison") -> bytes:
     found = table_of.runs
     page = _Page(found.title, dict(found.tables))
     notes = [tag("li", text) for text in table_of.notes()]
-    meanings = tag("details", tag("summary", "What the columns are"), _pairs(table_of.meanings(), "facts"))
+    meanings = tag(
+        "details", tag("summary", "What the columns are"), _pairs(table_of.meanings(), "facts")
+    )
     head, *lines = (_score_first(table_of, line) for line in (table_of.head(), *table_of.lines()))
-    texts = [title for title, text in zip(table_of.head()[1:], table_of.texts()[1:], strict=True) if text]
-    rows = tag("div", table("Methods", head, lines, texts), class_="whole" if len(lines) <= _WHOLE else "long")
+    texts = []
+    for title, text in zip(table_of.head()[1:], table_of.texts()[1:], strict=True):
+        if text:
+            texts.append(title)
+    rows = tag(
+        "div",
+        table("Methods", head, lines, texts),
+        class_="whole" if len(lines) <= _WHOLE else "long",
+    )
     first = tag("p", f"{table_of.goal} {table_of.verdict.says}")
     page.section("results", "Results", first, rows, tag("ul", *notes[2:]), meanings)
     warned = [tag("li", text) for text in found.warnings()]
@@ -424,17 +560,33 @@ def comparison_page(table_of: "Comparison") -> bytes:
             if not any(column in curves for curves in tables.values()):
                 continue
             banded = any(f"{column} low" in curves for curves in tables.values())
-            says = ("Bands are one standard deviation over seeds. " if banded else "") + found.ends(column, labels)
+            says = ("Bands are one standard deviation over seeds. " if banded else "") + found.ends(
+                column, labels
+            )
             option = charts.overlaid(tables, labels, column, found.metric_of(column))
-            name = f"{column}-{number}" if number else column
-            called = f"{title}, {where}" if where else title
-            figures.append(page.chart(name, called, option, says, found.numbers(column, labels), 380))
+            if number:
+                name = f"{column}-{number}"
+            else:
+                name = column
+            if where:
+                called = f"{title}, {where}"
+            else:
+                called = title
+            figures.append(
+                page.chart(name, called, option, says, found.numbers(column, labels), 380)
+            )
     page.section("curves", "Curves", tag("div", *figures, class_="grid"))
     same = {name: spelled(value) for name, value in found.common().items()}
-    commands = [
-        [run.record.folder.name, found.label_of(setting), run.summary["seed"], command(run) or "from Python only"]
-        for run, setting in zip(found.runs, found.settings, strict=False)
-    ]
+    commands = []
+    for run, setting in zip(found.runs, found.settings, strict=False):
+        commands.append(
+            [
+                run.record.folder.name,
+                found.label_of(setting),
+                run.summary["seed"],
+                command(run) or "from Python only",
+            ]
+        )
     page.section(
         "setting", "What was run",
         tag("h3", "Run it again"), table("Runs", ["folder", "method", "seed", "command"], commands),
@@ -454,13 +606,23 @@ def _score_first(found: "Comparison", line: list[str]) -> list[str]:
 
 def _significance(page: _Page, found: "Comparison") -> None:
     """Whether methods differ beyond noise."""
-    by = tag("p", f"{found.verdict.says} Methods are compared by {found.score_said}, paired over seeds and conditions.")
-    pairs = [
-        [label, f"{0.0 - found.sign * found.verdict.differences[label]:+.4g}", found.verdict.p_values.get(label)]
-        for label in found.scores
-        if label in found.verdict.differences
-    ]
-    numbers = table(f"Difference to {found.verdict.best}", ["method", "difference", "p, corrected"], pairs)
+    by = tag(
+        "p",
+        f"{found.verdict.says} Methods are compared by {found.score_said}, paired over seeds and conditions.",
+    )
+    pairs = []
+    for label in found.scores:
+        if label in found.verdict.differences:
+            pairs.append(
+                [
+                    label,
+                    f"{0.0 - found.sign * found.verdict.differences[label]:+.4g}",
+                    found.verdict.p_values.get(label),
+                ]
+            )
+    numbers = table(
+        f"Difference to {found.verdict.best}", ["method", "difference", "p, corrected"], pairs
+    )
     if found.ranks is None:
         page.section("significance", "Significance", by, numbers, tag("p", found.no_ranks))
         return
@@ -471,5 +633,7 @@ def _significance(page: _Page, found: "Comparison") -> None:
     )
     option = charts.mean_ranks(ranks.means, ranks.distance)
     listed = table("Mean ranks", ["method", "mean rank"], ranks.means.items())
-    figure = page.chart("ranks", "Critical differences", option, says, listed, 90 + 32 * len(ranks.means))
+    figure = page.chart(
+        "ranks", "Critical differences", option, says, listed, 90 + 32 * len(ranks.means)
+    )
     page.section("significance", "Significance", by, tag("div", figure, numbers, class_="grid"))

@@ -19,11 +19,20 @@ _PARTS = ("validation", "test")
 _METRICS = {  # by name, kind and meaning
     "fedskew_round": ("gauge", "Rounds that have ended."),
     "fedskew_rounds": ("gauge", "Rounds of the run."),
-    "fedskew_metric": ("gauge", "The metric that decides, of the global model when it was evaluated last."),
+    "fedskew_metric": (
+        "gauge",
+        "The metric that decides, of the global model when it was evaluated last.",
+    ),
     "fedskew_clients": ("gauge", "Clients of the last round by what became of their updates."),
-    "fedskew_bytes_total": ("counter", "Bytes sent to clients (down) and by them (up) in all rounds."),
+    "fedskew_bytes_total": (
+        "counter",
+        "Bytes sent to clients (down) and by them (up) in all rounds.",
+    ),
     "fedskew_round_seconds": ("gauge", "Seconds that the last round took, with its checkpoint."),
-    "fedskew_last_round_timestamp_seconds": ("gauge", "When the last round ended, in seconds since 1970."),
+    "fedskew_last_round_timestamp_seconds": (
+        "gauge",
+        "When the last round ended, in seconds since 1970.",
+    ),
 }
 
 
@@ -31,13 +40,16 @@ class Metrics(Callback):
     """A callback that knows the numbers of a run so far, those of the rounds before it was resumed included."""
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[str, float]] = {name: {} for name in _METRICS}  # by metric and labels
-        self._metric, self._since = "", time.monotonic()
+        # By metric and labels
+        self._values: dict[str, dict[str, float]] = {name: {} for name in _METRICS}
+        self._metric = ""
+        self._since = time.monotonic()
         self.content = b""
 
     def on_run_start(self, server: Server, folder: Path | None, rows: Sequence[Row]) -> None:
         """Begin with the rounds of a run that is gone on with."""
-        self._metric, self._since = server.headline.name, time.monotonic()
+        self._metric = server.headline.name
+        self._since = time.monotonic()
         self._set("fedskew_round", server.round)
         self._set("fedskew_rounds", server.settings.rounds)
         for row in rows:
@@ -59,7 +71,11 @@ class Metrics(Callback):
             self._set("fedskew_clients", count, f'fate="{fate}"')
         sent = self._values["fedskew_bytes_total"]
         for way in ("down", "up"):
-            self._set("fedskew_bytes_total", sent.get(f'way="{way}"', 0) + row[f"bytes_{way}"], f'way="{way}"')
+            self._set(
+                "fedskew_bytes_total",
+                sent.get(f'way="{way}"', 0) + row[f"bytes_{way}"],
+                f'way="{way}"',
+            )
         for part in _PARTS:
             value = row.get(f"{part}_{self._metric}")
             if value is not None:
@@ -70,7 +86,9 @@ class Metrics(Callback):
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """Return what is served under a path."""
-        return (_TYPE, self.content) if path == PATH else None
+        if path == PATH:
+            return (_TYPE, self.content)
+        return None
 
 
 def exposition(values: Mapping[str, Mapping[str, float]]) -> bytes:
@@ -86,7 +104,8 @@ def exposition(values: Mapping[str, Mapping[str, float]]) -> bytes:
         kind, meaning = _METRICS[name]
         if samples:
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{f'{{{labels}}}' if labels else ''} {_number(value)}" for labels, value in samples.items()]
+        for labels, value in samples.items():
+            lines.append(f"{name}{f'{{{labels}}}' if labels else ''} {_number(value)}")
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -98,7 +117,9 @@ def _number(value: float) -> str:
     """
     if math.isnan(value):
         return "NaN"
-    return repr(value) if math.isfinite(value) else f"{'-' if value < 0 else '+'}Inf"
+    if math.isfinite(value):
+        return repr(value)
+    return f"{'-' if value < 0 else '+'}Inf"
 
 
 @contextmanager

@@ -30,7 +30,8 @@ _USUAL = {  # columns of the table of rounds that are not a method's own
     "clock", "seconds",
 }  # fmt: skip
 PROFILE = ("score", "entropy", "reliability", "speed", "consistency")  # of clients, in 0 … 1
-_SUMS, _SPREADS = ("vulnerable", "hostile"), ("variance", "staleness")  # over the clients of a round
+# Over the clients of a round
+_SUMS, _SPREADS = ("vulnerable", "hostile"), ("variance", "staleness")
 _SHARED = re.compile(  # numbers of a shared model
     r"(\w+_to_90_percent_of_(last|best)_)?(calibrated_)?(train|validation|test)_(?!majority_rate)\w+"
     r"|client_\w+_of_global_model_mean|backdoor_success(_last)?"
@@ -54,7 +55,10 @@ class RunData:
         found = self.record.summary
         if self.record.shared_model == WHOLE:
             return found
-        kept = {name: value for name, value in found.items() if not _SHARED.fullmatch(name)}
+        kept = {}
+        for name, value in found.items():
+            if not _SHARED.fullmatch(name):
+                kept[name] = value
         return {**kept, SHARED_MODEL: self.record.shared_model}
 
     @cached_property
@@ -71,10 +75,15 @@ class RunData:
     def rounds(self) -> Columns:
         """Return the table of rounds by columns, with the numbers of each round about its clients."""
         rows = self.disk.table(on_disk.ROUNDS)
-        names = list(rows[0]) if rows else []
+        if rows:
+            names = list(rows[0])
+        else:
+            names = []
         if self.record.shared_model != WHOLE:
             names = [name for name in names if not _SHARED.fullmatch(name)]
-        columns = {name: [row[name] for row in rows] for name in names}
+        columns = {}
+        for name in names:
+            columns[name] = [row[name] for row in rows]
         return {**columns, **self._over_clients(columns.get("round", []))}
 
     @cached_property
@@ -83,18 +92,31 @@ class RunData:
         rounds = self.rounds
         sent = np.cumsum(np.add(rounds["bytes_down"], rounds["bytes_up"]))
         columns: Columns = {"round": rounds["round"]}
-        for name, spent, units in (("sent", sent.tolist(), SIZES), ("clock", rounds["clock"], TIMES)):
+        for name, spent, units in (
+            ("sent", sent.tolist(), SIZES),
+            ("clock", rounds["clock"], TIMES),
+        ):
             if spent[-1]:
                 unit = unit_for(spent[-1], units)
                 columns[f"{name} ({unit})"] = [value / units[unit] for value in spent]
-        columns |= {name: rounds[name] for name in rounds if name in (*_FATES, "clients") or self._is_drawn(name)}
+        for name in rounds:
+            if name in (*_FATES, "clients") or self._is_drawn(name):
+                columns[name] = rounds[name]
         best = self.summary.get(f"test_{self.metric}_best_round")
         if best is not None:
             scores = zip(rounds["round"], rounds[f"test_{self.metric}"], strict=True)
             columns["best round"] = [score if number == best else None for number, score in scores]
-        count, step = len(rounds["round"]), max(1, -(-len(rounds["round"]) * len(columns) // CELLS))
-        kept = {*range(0, count, step), count - 1, *([rounds["round"].index(best)] if best is not None else [])}
-        return {name: [values[i] for i in sorted(kept)] for name, values in columns.items()}
+        count = len(rounds["round"])
+        step = max(1, -(-len(rounds["round"]) * len(columns) // CELLS))
+        kept = {
+            *range(0, count, step),
+            count - 1,
+            *([rounds["round"].index(best)] if best is not None else []),
+        }
+        result: Columns = {}
+        for name, values in columns.items():
+            result[name] = [values[i] for i in sorted(kept)]
+        return result
 
     def _is_drawn(self, name: str) -> bool:
         return name not in _USUAL and any(value is not None for value in self.rounds[name])
@@ -103,11 +125,11 @@ class RunData:
     def axes(self) -> dict[str, str]:
         """Return what the curves can be drawn against: column and title."""
         titles = {"round": "round", "sent": "sent so far, both ways", "clock": "simulated time"}
-        return {
-            name: name.replace(name.split(" ")[0], titles[name.split(" ")[0]], 1)
-            for name in self.curves
-            if name.split(" ")[0] in titles
-        }
+        result: dict[str, str] = {}
+        for name in self.curves:
+            if name.split(" ")[0] in titles:
+                result[name] = name.replace(name.split(" ")[0], titles[name.split(" ")[0]], 1)
+        return result
 
     @property
     def metrics(self) -> list[str]:
@@ -119,8 +141,15 @@ class RunData:
     @property
     def own_columns(self) -> list[str]:
         """Return the columns of the table of rounds that only this method has."""
-        mine = [name for name in self.curves if name in self.rounds and name not in (*_USUAL, *self._client_columns)]
-        return [name for name in mine if not re.fullmatch(rf"(?:{_PARTS})_\w+", name)]
+        mine = []
+        for name in self.curves:
+            if name in self.rounds and name not in (*_USUAL, *self._client_columns):
+                mine.append(name)
+        result: list[str] = []
+        for name in mine:
+            if not re.fullmatch(rf"(?:{_PARTS})_\w+", name):
+                result.append(name)
+        return result
 
     @cached_property
     def _client_columns(self) -> dict[str, tuple[str, str]]:
@@ -129,26 +158,36 @@ class RunData:
             return {}
         there = set(self.disk.header(on_disk.CLIENTS))
         found = {f"{name} clients": (name, "sum") for name in _SUMS if name in there}
-        found |= {f"mean {name}": (name, "mean") for name in (*PROFILE, *_SPREADS) if name in there}
+        for name in (*PROFILE, *_SPREADS):
+            if name in there:
+                found[f"mean {name}"] = (name, "mean")
         return found | {f"largest {name}": (name, "max") for name in _SPREADS if name in there}
 
     def _over_clients(self, rounds: Sequence[int]) -> Columns:
         """Sums, means and maxima over the clients of each round, of the columns that the method has."""
         result: Columns = {}
-        number = self._clients["round"].astype(np.int64) if self._client_columns else np.zeros(0, np.int64)
+        if self._client_columns:
+            number = self._clients["round"].astype(np.int64)
+        else:
+            number = np.zeros(0, np.int64)
         for title, (column, how) in self._client_columns.items():
             values = self._clients[column]
             known = np.isfinite(values)
-            at, values = np.searchsorted(rounds, number[known]), values[known]
+            at = np.searchsorted(rounds, number[known])
+            values = values[known]
             counts = np.bincount(at, minlength=len(rounds))
             if how == "max":
                 numbers = np.full(len(rounds), -np.inf)
                 np.maximum.at(numbers, at, values)
             else:
                 numbers = np.bincount(at, values, minlength=len(rounds))
-                numbers = numbers / np.maximum(counts, 1) if how == "mean" else numbers
+                if how == "mean":
+                    numbers = numbers / np.maximum(counts, 1)
+                else:
+                    numbers = numbers
             result[title] = [
-                float(value) if count else None for value, count in zip(numbers.tolist(), counts, strict=True)
+                float(value) if count else None
+                for value, count in zip(numbers.tolist(), counts, strict=True)
             ]
         return result
 
@@ -167,9 +206,18 @@ class RunData:
     def participation(self) -> tuple[Ints, Floats]:
         """Return in how many rounds each client trained, and its weights in total; pooled data is one client."""
         client = self._clients["client"].astype(np.int64)
-        pooled = self.summary["clients_per_round"] == 1 and not client.any() and not self.summary["late_updates"]
-        population = 1 if pooled and not self.summary["gini_of_client_weights"] else len(self.sizes)
-        trained = np.bincount(client[self._clients["steps"] > 0], minlength=population).astype(np.int64)
+        pooled = (
+            self.summary["clients_per_round"] == 1
+            and not client.any()
+            and not self.summary["late_updates"]
+        )
+        if pooled and not self.summary["gini_of_client_weights"]:
+            population = 1
+        else:
+            population = len(self.sizes)
+        trained = np.bincount(client[self._clients["steps"] > 0], minlength=population).astype(
+            np.int64
+        )
         weights = np.bincount(client, np.nan_to_num(self._clients["weight"]), minlength=population)
         return trained, weights.astype(np.float64)
 
@@ -180,7 +228,12 @@ class RunData:
         if not path.exists():
             return None
         corner, clients, names, counts = on_disk.counts_from_csv(path)
-        return Holdings(corner.partition("/")[2], clients, names, np.array(counts, np.int64).reshape(len(clients), -1))
+        return Holdings(
+            corner.partition("/")[2],
+            clients,
+            names,
+            np.array(counts, np.int64).reshape(len(clients), -1),
+        )
 
     @cached_property
     def final(self) -> list[Row]:
@@ -194,7 +247,11 @@ class RunData:
         return next(known, None)
 
     def _scored(self, metric: str) -> list[Row]:
-        return [row for row in self.final if row.get(metric) is not None and np.isfinite(row[metric])]
+        result: list[Row] = []
+        for row in self.final:
+            if row.get(metric) is not None and np.isfinite(row[metric]):
+                result.append(row)
+        return result
 
     def scores(self) -> Floats:
         """Return the metric of every client that has one."""
@@ -216,10 +273,15 @@ class RunData:
     def sign_of(self, metric: str) -> int:
         """Return -1 where low values are good: as the task has it or, of a task that is not here, as the curve has."""
         with suppress(FedskewError):
-            return -1 if metric == "loss" else self.record.task.headline(metric).sign
-        best, scores = self.summary.get(f"test_{metric}_best"), self.rounds.get(f"test_{metric}", [])
+            if metric == "loss":
+                return -1
+            return self.record.task.headline(metric).sign
+        best = self.summary.get(f"test_{metric}_best")
+        scores = self.rounds.get(f"test_{metric}", [])
         known = [score for score in scores if score is not None]
-        return -1 if known and best == min(known) and best != max(known) else 1
+        if known and best == min(known) and best != max(known):
+            return -1
+        return 1
 
     @cached_property
     def confusion(self) -> tuple[list[str], list[list[int]]] | None:
@@ -263,7 +325,10 @@ class RunData:
             if count := summary[f"{fate}_updates"]:
                 found.append(f"{count:,} of {summary['updates']:,} updates {reason}.")
         for part in ("train", "test"):
-            losses = [loss for loss in self.rounds.get(f"{part}_loss", []) if loss is not None]
+            losses = []
+            for loss in self.rounds.get(f"{part}_loss", []):
+                if loss is not None:
+                    losses.append(loss)
             if losses and not losses[-1] <= min(losses[0], 2 * min(losses)):
                 found.append(
                     f"The loss on {part} rows diverges: {losses[-1]:.4g} after the last round, {losses[0]:.4g} after "
@@ -294,9 +359,13 @@ class Holdings:
     def facts(self) -> dict[str, str]:
         """Return how unlike the labels of clients are."""
         held = (self.counts > 0).sum(1)
-        found = {f"{self.title}: how many a client holds": f"{held.mean():.3g} of {len(self.names)} on average"}
+        found = {
+            f"{self.title}: how many a client holds": f"{held.mean():.3g} of {len(self.names)} on average"
+        }
         if self.title != "label":
-            found[f"Cramér's V of client and {self.title}"] = f"{cramers_v(self.counts):.3f} (0: same shares, 1: apart)"
+            found[f"Cramér's V of client and {self.title}"] = (
+                f"{cramers_v(self.counts):.3f} (0: same shares, 1: apart)"
+            )
         return found
 
 
@@ -305,7 +374,9 @@ def spelled(choice: Any) -> str:
     if not isinstance(choice, Mapping):
         return str(choice)
     options = ", ".join(f"{name}={value}" for name, value in choice.items() if name != "name")
-    return f"{choice.get('name')}: {options}" if options else str(choice.get("name"))
+    if options:
+        return f"{choice.get('name')}: {options}"
+    return str(choice.get("name"))
 
 
 def name_of(data: Any) -> str:
@@ -315,4 +386,6 @@ def name_of(data: Any) -> str:
     ('hospital_*.csv', 'digits', 'my.csv')
     """
     found = re.search(r":(?:.*,)?paths?=([^,]+)", str(data))
-    return found[1] if found else str(data)
+    if found:
+        return found[1]
+    return str(data)

@@ -39,7 +39,11 @@ class Setting:
     def values(self) -> dict[str, Any]:
         """Return all settings but the method: numbers as they are, choices in short."""
         plain = {
-            name: spelled(value) if isinstance(value, Mapping) else None if value == "none" else value
+            name: spelled(value)
+            if isinstance(value, Mapping)
+            else None
+            if value == "none"
+            else value
             for name, value in self.config.items()
             if name != "algorithm"
         }
@@ -53,14 +57,18 @@ class Setting:
     @property
     def given_options(self) -> list[str]:
         """Return the names of the method's options that are not at their defaults."""
-        return list(_merged([(part.name, part.options) for part in parts_of(self.algorithm, "algorithm")]))
+        return list(
+            _merged([(part.name, part.options) for part in parts_of(self.algorithm, "algorithm")])
+        )
 
     @property
     def options(self) -> dict[str, Any]:
         """Return all options of the method as numbers and texts."""
         table = self.config["algorithm"]
         if isinstance(table, Mapping):
-            return _merged([(self.method, {key: table[key] for key in table if key not in ("name", "class")})])
+            return _merged(
+                [(self.method, {key: table[key] for key in table if key not in ("name", "class")})]
+            )
         return _merged([(part.name, part.options) for part in parts_of(table, "algorithm")])
 
 
@@ -68,9 +76,16 @@ def _merged(parts: list[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the options of all parts of a method; a name that is also another's is preceded by that of its part."""
     result: dict[str, Any] = {}
     for method, options in parts:
-        others = {name for other, more in parts if other != method for name in more}
+        others = set()
+        for other, more in parts:
+            if other != method:
+                for name in more:
+                    others.add(name)
         for name, value in options.items():
-            clear = name if name not in others and name not in _SETTINGS else f"{method}.{name}"
+            if name not in others and name not in _SETTINGS:
+                clear = name
+            else:
+                clear = f"{method}.{name}"
             result[clear] = _number(value)
     return result
 
@@ -83,7 +98,9 @@ def _number(value: Any) -> Any:
     """
     for kind in (int, float):
         try:
-            return kind(value) if isinstance(value, str) else value
+            if isinstance(value, str):
+                return kind(value)
+            return value
         except ValueError:
             continue
     return value

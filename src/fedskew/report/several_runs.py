@@ -26,9 +26,15 @@ _NOT_NAMED = {  # settings that are named otherwise, or do not change what a run
     "algorithm", "seed", "split_seed", "threads", "workers", "device", "engine", "memory", "checkpoint_every",
     "tensorboard", "mlflow", "wandb",
 }  # fmt: skip
-_CONDITIONS = {"data", "skew", "clients", "validation", "client_test", "bins", "task", "fleet"}  # not the method's
+# Not the method's
+_CONDITIONS = {"data", "skew", "clients", "validation", "client_test", "bins", "task", "fleet"}
 _SAID = 6  # methods in the sentence about a chart
-_PARTS = {"test": "test", "own_test": "personal models, test", "validation": "validation", "train": "training"}
+_PARTS = {
+    "test": "test",
+    "own_test": "personal models, test",
+    "validation": "validation",
+    "train": "training",
+}
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,14 @@ class Compared:
         """The settings in which runs differ, beside method and seed, with the value of most runs."""
         result: dict[str, str | None] = {}
         for name in dict.fromkeys(name for one in self.settings for name in one.values):
-            (value, count), *others = Counter(str(one.values.get(name)) for one in self.settings).most_common()
+            (value, count), *others = Counter(
+                str(one.values.get(name)) for one in self.settings
+            ).most_common()
             if others and name not in _NOT_NAMED:
-                result[name] = value if 2 * count > len(self.settings) else None
+                if 2 * count > len(self.settings):
+                    result[name] = value
+                else:
+                    result[name] = None
         return result
 
     @property
@@ -75,8 +86,14 @@ class Compared:
 
     def label_of(self, one: Setting, conditions: bool = True) -> str:
         """Return the method of a run, with the settings in which it differs from most runs; seeds have one label."""
-        values = {name: str(one.values.get(name)) for name in self._different if conditions or name not in _CONDITIONS}
-        named = [f"{name}={value}" for name, value in values.items() if value != self._different[name]]
+        values = {}
+        for name in self._different:
+            if conditions or name not in _CONDITIONS:
+                values[name] = str(one.values.get(name))
+        named = []
+        for name, value in values.items():
+            if value != self._different[name]:
+                named.append(f"{name}={value}")
         return ", ".join([self._algorithm(one), *named])
 
     def _algorithm(self, one: Setting) -> str:
@@ -99,7 +116,9 @@ class Compared:
         """Return which methods are compared, and on what data."""
         methods = list(dict.fromkeys(str(run.summary["algorithm"]) for run in self.runs))
         data = list(dict.fromkeys(name_of(run.summary["data"]) for run in self.runs))
-        return " on ".join(", ".join(names[:4]) + (", …" if len(names) > 4 else "") for names in (methods, data))
+        return " on ".join(
+            ", ".join(names[:4]) + (", …" if len(names) > 4 else "") for names in (methods, data)
+        )
 
     @cached_property
     def labels(self) -> dict[str, list[RunData]]:
@@ -114,7 +133,9 @@ class Compared:
         """Return the labels of the runs under the same conditions, with what they are called beside these."""
         result: dict[str, dict[str, str]] = {}
         for _, setting in zip(self.runs, self.settings, strict=False):
-            title = ", ".join(f"{name} {setting.values.get(name)}" for name in self.different_conditions)
+            title = ", ".join(
+                f"{name} {setting.values.get(name)}" for name in self.different_conditions
+            )
             result.setdefault(title, {})[self.label_of(setting)] = self.label_of(setting, False)
         return result
 
@@ -122,25 +143,36 @@ class Compared:
     def _units(self) -> tuple[str, str]:
         """The units of bytes and of simulated time that suit all runs."""
         sent = max(run.summary["bytes_down"] + run.summary["bytes_up"] for run in self.runs)
-        return unit_for(sent, SIZES), unit_for(max(run.rounds["clock"][-1] for run in self.runs), TIMES)
+        return unit_for(sent, SIZES), unit_for(
+            max(run.rounds["clock"][-1] for run in self.runs), TIMES
+        )
 
     @property
     def axes(self) -> dict[str, str]:
         """Return what the curves can be drawn against: column and title."""
         size, time = self._units
-        return {"round": "round", "sent": f"sent so far, both ways ({size})", "clock": f"simulated time ({time})"}
+        return {
+            "round": "round",
+            "sent": f"sent so far, both ways ({size})",
+            "clock": f"simulated time ({time})",
+        }
 
     @cached_property
     def tables(self) -> dict[str, Columns]:
         """Return the curves of every label: means over its seeds, and mean ± standard deviation as low and high."""
         most = max(1, CELLS // (len(self.labels) * 3 * (len(self.columns()) + 1)))
-        return {label: self._curves(runs, most) for label, runs in self.labels.items()}
+        result: dict[str, Columns] = {}
+        for label, runs in self.labels.items():
+            result[label] = self._curves(runs, most)
+        return result
 
     def _curves(self, runs: Sequence[RunData], most: int) -> Columns:
         count = min(len(run.rounds["round"]) for run in runs)
         at = np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
         size, time = self._units
-        sent = [np.cumsum(np.add(run.rounds["bytes_down"], run.rounds["bytes_up"]))[at] for run in runs]
+        sent = []
+        for run in runs:
+            sent.append(np.cumsum(np.add(run.rounds["bytes_down"], run.rounds["bytes_up"]))[at])
         clock = [np.array(run.rounds["clock"])[at] for run in runs]
         result: Columns = {
             "round": [runs[0].rounds["round"][i] for i in at],
@@ -150,12 +182,20 @@ class Compared:
         for name in self.columns():
             if not all(name in run.rounds for run in runs):
                 continue
-            rows = [[run.rounds[name][i] for run in runs] for i in at]
-            known = [mean_and_std(row) if None not in row else (None, None) for row in rows]
+            rows = []
+            for i in at:
+                rows.append([run.rounds[name][i] for run in runs])
+            known = []
+            for row in rows:
+                known.append(mean_and_std(row) if None not in row else (None, None))
             result[name] = [mean for mean, _ in known]
             if len(runs) > 1:
-                result[f"{name} low"] = [None if m is None or s is None else m - s for m, s in known]
-                result[f"{name} high"] = [None if m is None or s is None else m + s for m, s in known]
+                result[f"{name} low"] = [
+                    None if m is None or s is None else m - s for m, s in known
+                ]
+                result[f"{name} high"] = [
+                    None if m is None or s is None else m + s for m, s in known
+                ]
         return result
 
     def columns(self) -> dict[str, str]:
@@ -164,34 +204,49 @@ class Compared:
         for metric in dict.fromkeys([*(run.metric for run in self.runs), "loss"]):
             for part, title in _PARTS.items():
                 name = f"{part}_{metric}"
-                if any(any(value is not None for value in run.rounds.get(name, [])) for run in self.runs):
+                if any(
+                    any(value is not None for value in run.rounds.get(name, []))
+                    for run in self.runs
+                ):
                     found[name] = f"{title} {metric}"
         return found
 
     def metric_of(self, column: str) -> str:
         """Return the metric of a column."""
-        return next(column.removeprefix(f"{part}_") for part in _PARTS if column.startswith(f"{part}_"))
+        return next(
+            column.removeprefix(f"{part}_") for part in _PARTS if column.startswith(f"{part}_")
+        )
 
     def ends(self, column: str, labels: Mapping[str, str]) -> str:
         """Say where the curves of some labels end, the first ones if there are many."""
-        known = {
-            name: [value for value in self.tables[label].get(column, []) if value is not None]
-            for label, name in labels.items()
-        }
-        ends = [f"{name} {values[-1]:.4g}" for name, values in known.items() if values]
-        more = f"; and {len(ends) - _SAID} more" if len(ends) > _SAID else ""
+        known = {}
+        for label, name in labels.items():
+            known[name] = [
+                value for value in self.tables[label].get(column, []) if value is not None
+            ]
+        ends = []
+        for name, values in known.items():
+            if values:
+                ends.append(f"{name} {values[-1]:.4g}")
+        if len(ends) > _SAID:
+            more = f"; and {len(ends) - _SAID} more"
+        else:
+            more = ""
         return f"At the end: {'; '.join(ends[:_SAID])}{more}."
 
     def numbers(self, column: str, labels: Mapping[str, str]) -> Markup:
         """Return the means of a column in up to 50 rounds, by label."""
-        by_round = {
-            name: dict(zip(self.tables[label]["round"], self.tables[label][column], strict=True))
-            for label, name in labels.items()
-            if column in self.tables[label]
-        }
+        by_round = {}
+        for label, name in labels.items():
+            if column in self.tables[label]:
+                by_round[name] = dict(
+                    zip(self.tables[label]["round"], self.tables[label][column], strict=True)
+                )
         rounds = sorted({number for one in by_round.values() for number in one})
         some = rounds[:: -(-len(rounds) // 50)]
-        rows = [[number, *(one.get(number) for one in by_round.values())] for number in some]
+        rows = []
+        for number in some:
+            rows.append([number, *(one.get(number) for one in by_round.values())])
         return table(column, ["round", *by_round], rows)
 
     def warnings(self) -> list[str]:
@@ -204,32 +259,45 @@ class Compared:
             found.append("The runs go by different metrics; the table has that of the first.")
         for run in self.runs:
             own = run.summary.get("warnings", [])
-            found += [f"{run.record.folder.name}: {text}" for text in run.warnings() if text not in own]
+            for text in run.warnings():
+                if text not in own:
+                    found.append(f"{run.record.folder.name}: {text}")
         return found
 
     def counted_once(self) -> list[str]:
         """Return a warning about runs that were given twice, if any was."""
-        more = f" and {len(self.twice) - _SAID} more" if len(self.twice) > _SAID else ""
+        if len(self.twice) > _SAID:
+            more = f" and {len(self.twice) - _SAID} more"
+        else:
+            more = ""
         names = ", ".join(self.twice[:_SAID]) + more
-        return [f"{names}: the same method, settings and seed as another run, counted once"] if self.twice else []
+        if self.twice:
+            return [f"{names}: the same method, settings and seed as another run, counted once"]
+        return []
 
     def common(self) -> dict[str, Any]:
         """Return the settings that all runs share."""
         skipped = {*self._different, "algorithm", "seed"}
         first = self.runs[0].record.config
-        return {
-            name: value
-            for name, value in first.items()
-            if name not in skipped and all(run.record.config.get(name) == value for run in self.runs)
-        }
+        result: dict[str, Any] = {}
+        for name, value in first.items():
+            if name not in skipped and all(
+                run.record.config.get(name) == value for run in self.runs
+            ):
+                result[name] = value
+        return result
 
 
 def compared(folders: Sequence[Path]) -> Compared:
     """Return the runs of these folders; the folder of a comparison stands for all its runs."""
-    runs, failed = dict[str, RunData](), dict[str, FailedRun]()
+    runs = dict[str, RunData]()
+    failed = dict[str, FailedRun]()
     twice = []
     for folder in folders:
-        inside = [folder / member.name for member in sweep.read(folder)] if (folder / GROUP).is_file() else [folder]
+        if (folder / GROUP).is_file():
+            inside = [folder / member.name for member in sweep.read(folder)]
+        else:
+            inside = [folder]
         if folder not in inside and not all(map(Path.exists, inside)):
             raise FedskewError(f"{folder} is not finished: resume it ({resume_command(folder)})")
         for place in inside:
@@ -244,10 +312,15 @@ def compared(folders: Sequence[Path]) -> Compared:
                     twice.append(str(place))
     if not runs:
         raise FedskewError("no run has finished: nothing to report")
-    tasks = {str(run.summary.get("task", "classification")).partition(":")[0]: run for run in runs.values()}
+    tasks = {
+        str(run.summary.get("task", "classification")).partition(":")[0]: run
+        for run in runs.values()
+    }
     if len(tasks) > 1:
         names = " and ".join(f"{run.record.folder} ({task})" for task, run in tasks.items())
-        raise FedskewError(f"{names} have different tasks and no score in common: compare runs of one task")
+        raise FedskewError(
+            f"{names} have different tasks and no score in common: compare runs of one task"
+        )
     return Compared(list(runs.values()), list(failed.values()), twice)
 
 
@@ -256,6 +329,16 @@ def _identity(setting: Setting, run: RunData | None = None) -> str:
 
     Python objects are not written down whole, so that runs with one of them must have the same curves as well.
     """
-    values = {name: value for name, value in setting.values.items() if name not in _NOT_NAMED - {"seed", "split_seed"}}
+    values = {}
+    for name, value in setting.values.items():
+        if name not in _NOT_NAMED - {"seed", "split_seed"}:
+            values[name] = value
     python = run is not None and any(map(from_python, setting.config.values()))
-    return repr((setting.method, setting.options, sorted(values.items()), run.rounds if run and python else None))
+    return repr(
+        (
+            setting.method,
+            setting.options,
+            sorted(values.items()),
+            run.rounds if run and python else None,
+        )
+    )

@@ -65,8 +65,10 @@ class EarlyStopping(Callback):
             raise FedskewError(
                 f"stop_after={self.patience} needs a global model, and {server.job.shared_model}: leave it out"
             )
-        self.column, self.sign = f"validation_{server.headline.name}", server.headline.sign
-        self.best, self.best_round = -float("inf"), 0
+        self.column = f"validation_{server.headline.name}"
+        self.sign = server.headline.sign
+        self.best = -float("inf")
+        self.best_round = 0
         self.stopped = any([self._stops(row) for row in rows])  # noqa: C419 - all rows are evaluated
 
     def on_round_end(self, result: RoundResult, rounds: int) -> bool | None:
@@ -76,5 +78,10 @@ class EarlyStopping(Callback):
     def _stops(self, row: Row) -> bool:
         value = row.get(self.column)
         if value is not None and self.sign * value > self.best:
-            self.best, self.best_round = self.sign * value, row["round"]
-        return bool(self.patience) and value is not None and row["round"] - self.best_round >= (self.patience or 0)
+            self.best = self.sign * value
+            self.best_round = row["round"]
+        return (
+            bool(self.patience)
+            and value is not None
+            and row["round"] - self.best_round >= (self.patience or 0)
+        )

@@ -36,15 +36,19 @@ from fedskew.runs.folder import (
 from fedskew.server.client_store import ClientStore
 from fedskew.server.server import AWAY, OWN, PERSONAL, Server
 
-PIECE = 2**25  # bytes of rows in one file of the journal, so that writing and reading it takes no more memory than that
+# Bytes of rows in one file of the journal, so that writing and reading it takes no more memory than that
+PIECE = 2**25
 LEAST = 2**16  # bytes that a journal may always have
 FILES = "journal"  # name in the checkpoint: the first number of the journal, and its last plus one
-FIXED = ("params/", "buffers/", "server/", "round", FILES)  # names whose shapes follow from the model and the algorithm
+# Names whose shapes follow from the model and the algorithm
+FIXED = ("params/", "buffers/", "server/", "round", FILES)
 
 
 def to_bytes(tensors: Tensors) -> bytes:
     """Return the tensors as a safetensors file."""
-    return tensors_to_bytes({name: value.detach().contiguous().cpu() for name, value in tensors.items()})
+    return tensors_to_bytes(
+        {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
+    )
 
 
 KEPT = 2  # checkpoints that stay on the disk
@@ -55,21 +59,28 @@ class Checkpoints:
 
     def __init__(self, disk: RunFolder) -> None:
         self.disk = disk
-        self._files, self._bytes = range(1, 1), 0  # of the last checkpoint's journal
+        # Of the last checkpoint's journal
+        self._files = range(1, 1)
+        self._bytes = 0
         self._digests: dict[str, Digest] = {}  # of the journal's files
         self._named: dict[int, set[str]] = {}  # the journal files of each existing checkpoint
 
     def save(self, server: Server) -> None:
         """Add a checkpoint of the present state, and remove the oldest."""
-        disk, stores = self.disk, server.stores()
+        disk = self.disk
+        stores = server.stores()
         files, size = self._write_journal(stores)
-        state = to_bytes({**server.checkpoint_without_stores(), FILES: torch.tensor([files.start, files.stop])})
+        state = to_bytes(
+            {**server.checkpoint_without_stores(), FILES: torch.tensor([files.start, files.stop])}
+        )
         path = disk.checkpoint(server.round, "safetensors")
         disk.write_inside(path, state)
         journal = {f"{JOURNAL}/{disk.journal(number).name}" for number in files}
         relied = {name: self._digests[name] for name in sorted(journal)}
         relied |= {f"{CHECKPOINTS}/{path.name}": Digest.of(state), **disk.sync_tables()}
-        disk.write_inside(disk.checkpoint(server.round, "json"), manifest(relied, round=server.round))
+        disk.write_inside(
+            disk.checkpoint(server.round, "json"), manifest(relied, round=server.round)
+        )
         self._files, self._bytes = files, size
         self._named[server.round] = journal
         self._remove_old()
@@ -78,16 +89,25 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         """Keep the last checkpoints and their part of the journal; manifests are removed first."""
-        self._named = {round: self._named[round] for round in sorted(self._named, reverse=True)[:KEPT]}
-        manifests, states = ({f"{round:08d}.{suffix}" for round in self._named} for suffix in ("json", "safetensors"))
+        self._named = {
+            round: self._named[round] for round in sorted(self._named, reverse=True)[:KEPT]
+        }
+        manifests, states = (
+            {f"{round:08d}.{suffix}" for round in self._named} for suffix in ("json", "safetensors")
+        )
         self.disk.remove_inside(CHECKPOINTS, manifests, "json")
         self.disk.remove_inside(CHECKPOINTS, states, "safetensors")
-        journal = {name.partition("/")[2] for names in self._named.values() for name in names}
+        journal = set()
+        for names in self._named.values():
+            for name in names:
+                journal.add(name.partition("/")[2])
         self.disk.remove_inside(JOURNAL, journal, "safetensors")
 
     def _write_journal(self, stores: Mapping[str, ClientStore]) -> tuple[range, int]:
         """Write the changed client states, or all if the journal is too long; return its numbers and bytes."""
-        first, number, size = self._files.start, self._files.stop, self._bytes
+        first = self._files.start
+        number = self._files.stop
+        size = self._bytes
         clients = {name: store.changed for name, store in stores.items()}
         held = sum(store.all_bytes for store in stores.values())
         added = sum(store.row_bytes * len(clients[name]) for name, store in stores.items())
@@ -101,7 +121,8 @@ class Checkpoints:
                 path = self.disk.journal(number)
                 self.disk.write_inside(path, content)
                 self._digests[f"{JOURNAL}/{path.name}"] = Digest.of(content)
-                number, size = number + 1, size + len(content)
+                number = number + 1
+                size = size + len(content)
         return range(first, number), size
 
     def restore(self, server: Server, force: bool = False, latest: int | None = None) -> None:
@@ -124,8 +145,12 @@ class Checkpoints:
             round, tables = chosen
             path = self.disk.checkpoint(round, "safetensors")
             flat = tensors_from_bytes(path.read_bytes())
-            if _fixed({**server.checkpoint_without_stores(), FILES: torch.zeros(2)}) != _fixed(flat):
-                raise FedskewError(f"{path} does not fit the model and the algorithm of {CONFIG}: were they changed?")
+            if _fixed({**server.checkpoint_without_stores(), FILES: torch.zeros(2)}) != _fixed(
+                flat
+            ):
+                raise FedskewError(
+                    f"{path} does not fit the model and the algorithm of {CONFIG}: were they changed?"
+                )
             server.restore(flat)
             self._read_journal(range(*flat[FILES].tolist()), server.stores())
         if self.disk.finished:
@@ -148,7 +173,9 @@ class Checkpoints:
             whole = whole or (round, files)
         if problems and (whole is None or (problems[0][0] > whole[0] and not force)):
             raise FedskewError(f"{problems[0][1]}: {self._advice(whole)}")
-        self._digests = {name: digest for name, digest in self._digests.items() if name.startswith(f"{JOURNAL}/")}
+        self._digests = {
+            name: digest for name, digest in self._digests.items() if name.startswith(f"{JOURNAL}/")
+        }
         return whole
 
     def _verified(self, round: int) -> dict[str, Digest]:
@@ -156,9 +183,13 @@ class Checkpoints:
         files: dict[str, Digest] = found["files"]
         state = f"{CHECKPOINTS}/{round:08d}.safetensors"
         if found.get("round") != round or state not in files:
-            raise FedskewError(f"{self.disk.checkpoint(round, 'json')} is damaged: it is not that of round {round}")
+            raise FedskewError(
+                f"{self.disk.checkpoint(round, 'json')} is damaged: it is not that of round {round}"
+            )
         known = self._digests.items()  # files of a later checkpoint were read before
-        self.disk.verify({name: digest for name, digest in files.items() if (name, digest) not in known})
+        self.disk.verify(
+            {name: digest for name, digest in files.items() if (name, digest) not in known}
+        )
         return files
 
     def _advice(self, whole: tuple[int, dict[str, Digest]] | None) -> str:
@@ -185,7 +216,9 @@ class Checkpoints:
             if _fits(rows, _named(name, store.rows([])), f"{name}/clients"):
                 store.add({key.removeprefix(f"{name}/"): value for key, value in rows.items()})
                 return len(content)
-        raise FedskewError(f"{path} does not fit the model and the algorithm of {CONFIG}: were they changed?")
+        raise FedskewError(
+            f"{path} does not fit the model and the algorithm of {CONFIG}: were they changed?"
+        )
 
 
 @dataclass(frozen=True)
@@ -214,15 +247,24 @@ def own_part(disk: RunFolder, client: int) -> OwnPart:
         rows = tensors_from_bytes(disk.journal(number).read_bytes())
         store = next(iter(rows)).partition("/")[0]
         prefix = f"{store}/{LOCAL}/"
-        own = {name.removeprefix(prefix): value for name, value in rows.items() if name.startswith(prefix)}
+        own = {}
+        for name, value in rows.items():
+            if name.startswith(prefix):
+                own[name.removeprefix(prefix)] = value
         names[store] = frozenset(own)
         place = (rows[f"{store}/clients"] == client).nonzero().flatten().tolist()
         if place:
             found[store] = {name: value[place[-1]] for name, value in own.items()}
-    away = [name.split("/", 2)[1:] for name in flat if name.startswith(f"{AWAY}/")]
+    away = []
+    for name in flat:
+        if name.startswith(f"{AWAY}/"):
+            away.append(name.split("/", 2)[1:])
     for store, name in away:
         names[store] = names.get(store, frozenset()) | {name}
-    store = PERSONAL if PERSONAL in names else OWN
+    if PERSONAL in names:
+        store = PERSONAL
+    else:
+        store = OWN
     none = frozenset[str]()
     return OwnPart(names.get(store, none), found.get(store), names.get(OWN, none), bool(away))
 
@@ -232,11 +274,18 @@ def _named(name: str, rows: Tensors) -> Tensors:
 
 
 def _fixed(flat: Tensors) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in flat.items() if name.startswith(FIXED)}
+    result: dict[str, torch.Size] = {}
+    for name, value in flat.items():
+        if name.startswith(FIXED):
+            result[name] = value.shape
+    return result
 
 
 def _fits(rows: Tensors, form: Tensors, clients: str) -> bool:
     """Return whether names, types and shapes are those of ``form``, with a row for each of the clients."""
-    count = rows[clients].numel() if clients in rows else 0
+    if clients in rows:
+        count = rows[clients].numel()
+    else:
+        count = 0
     found = {name: (value.dtype, value.shape) for name, value in rows.items()}
     return found == {name: (value.dtype, (count, *value.shape[1:])) for name, value in form.items()}

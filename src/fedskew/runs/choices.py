@@ -30,18 +30,25 @@ REGISTRIES: Mapping[str, Registry[Any]] = {
 def choose(kind: str, spec: Any) -> Choice:
     """Return a validated choice; what stands for a Python object is refused."""
     if from_python(spec):
-        what = f" ({spec['class']})" if isinstance(spec, Mapping) and "class" in spec else ""
+        if isinstance(spec, Mapping) and "class" in spec:
+            what = f" ({spec['class']})"
+        else:
+            what = ""
         raise FedskewError(
             f"{kind}={FROM_PYTHON} stands for a Python object{what}: run it from Python, choose another {kind}, or "
             "register its class under a name and import it: fedskew --import FILE run ... (CONTRIBUTING.md)"
         )
-    return catalogue.choose(spec) if kind == "data" else REGISTRIES[kind].choose(spec)
+    if kind == "data":
+        return catalogue.choose(spec)
+    return REGISTRIES[kind].choose(spec)
 
 
 def as_table(kind: str, spec: Any) -> dict[str, Any] | str:
     """Return a choice as a table with every option, or as text if it has several parts: what a configuration holds."""
     choice = REGISTRIES[kind].full(choose(kind, spec))
-    return str(choice) if isinstance(choice, Composition) else {"name": choice.name, **choice.options}
+    if isinstance(choice, Composition):
+        return str(choice)
+    return {"name": choice.name, **choice.options}
 
 
 def spell(kind: str, spec: Any) -> str:
@@ -57,7 +64,8 @@ def brief(kind: str, spec: Any) -> str:
         return FROM_PYTHON
     return str(
         Choice(
-            spec.get("class", FROM_PYTHON), {key: value for key, value in spec.items() if key not in ("name", "class")}
+            spec.get("class", FROM_PYTHON),
+            {key: value for key, value in spec.items() if key not in ("name", "class")},
         )
     )
 

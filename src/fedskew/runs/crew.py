@@ -46,7 +46,9 @@ def with_workers(server: Server, config: Mapping[str, Any]) -> Iterator[None]:
         yield
     elif _joined:
         with enlisted(
-            server, _joined[0], Recipe(dict(config), server.fed.fingerprint, [one.sha256 for one in imported()])
+            server,
+            _joined[0],
+            Recipe(dict(config), server.fed.fingerprint, [one.sha256 for one in imported()]),
         ):
             yield
     elif workers == 1:
@@ -73,7 +75,10 @@ def _as_nodes(server: RemoteServer, config: Mapping[str, Any]) -> Iterator[None]
     if nodes.transport:
         yield
         return
-    with tempfile.TemporaryDirectory() as place, simulated(answer, server.fed.clients, _ANSWER) as transport:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        simulated(answer, server.fed.clients, _ANSWER) as transport,
+    ):
         nodes.transport = transport
         nodes.about["folder"] = place
         yield
@@ -83,10 +88,13 @@ def _as_nodes(server: RemoteServer, config: Mapping[str, Any]) -> Iterator[None]
 def _started(count: int, server: Server) -> Iterator[Group]:
     """Start workers on this machine, and end them whatever happens; yields the group that they and this process are."""
     if not dist.is_available():
-        raise FedskewError("workers need a PyTorch with torch.distributed, and this one has none: leave workers out")
+        raise FedskewError(
+            "workers need a PyTorch with torch.distributed, and this one has none: leave workers out"
+        )
     context = multiprocessing.get_context("spawn")
     inputs = Inputs.of(server)
-    codes = [_pickled(inputs) for _ in range(1, count)]  # not one for all: memory that is shared is given once
+    # Not one for all: memory that is shared is given once
+    codes = [_pickled(inputs) for _ in range(1, count)]
     with tempfile.TemporaryDirectory() as place:
         meeting = str(Path(place) / "meeting")
         processes: list[BaseProcess] = []
@@ -94,7 +102,9 @@ def _started(count: int, server: Server) -> Iterator[Group]:
             pipes = []
             for rank in range(1, count):
                 mine, theirs = context.Pipe()
-                new = context.Process(target=_work, args=(rank, count, meeting, theirs, imported()), daemon=True)
+                new = context.Process(
+                    target=_work, args=(rank, count, meeting, theirs, imported()), daemon=True
+                )
                 with theirs:  # closed here, so that it is closed everywhere when the worker ends
                     new.start()
                 processes.append(new)
@@ -121,7 +131,10 @@ def _pickled(inputs: Inputs) -> bytes:
     try:
         return bytes(ForkingPickler.dumps(inputs))
     except Exception as problem:  # whatever the object of a user raises
-        name = next((name for name in ("model", "algorithm", "task") if not _given(getattr(inputs, name))), "run")
+        name = next(
+            (name for name in ("model", "algorithm", "task") if not _given(getattr(inputs, name))),
+            "run",
+        )
         raise FedskewError(
             f"the {name} cannot be sent to workers ({' '.join(str(problem).split())}): define its class and "
             "functions in a module, by name, or leave workers out"
@@ -163,7 +176,9 @@ def _beginning(rank: int) -> Iterator[None]:
         ) from None
 
 
-def _work(rank: int, size: int, meeting: str, pipe: Connection, imports: Sequence[Imported]) -> None:
+def _work(
+    rank: int, size: int, meeting: str, pipe: Connection, imports: Sequence[Imported]
+) -> None:
     """Run a worker on this machine, until the leader ends it or ends itself; ``imports`` are what the user imported."""
     _leave_signals_to_the_leader()
     import_again(imports)
@@ -196,9 +211,12 @@ def join_torchrun(make: Callable[[Mapping[str, Any]], Server]) -> bool:
 
     ``make`` returns the server of a configuration: a worker uses it for every run that the leader tells it.
     """
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    size = int(os.environ["WORLD_SIZE"])
     if size > SHARDS:
-        raise FedskewError(f"torchrun started {size} processes, and rounds have {SHARDS} shards: use at most {SHARDS}")
+        raise FedskewError(
+            f"torchrun started {size} processes, and rounds have {SHARDS} shards: use at most {SHARDS}"
+        )
     group = Group(rank, size)
     if rank == LEADER:
         _joined.append(group)

@@ -52,7 +52,10 @@ def run_on_nodes(
     known, choice = _recorded(folder), silo_options(experiment.data)
     seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
     options = {name: value for name, value in choice.options.items() if name != "paths"}
-    nodes.about |= {"run": known["run"] if known else uuid.uuid4().hex, "options": json.dumps(options)}
+    nodes.about |= {
+        "run": known["run"] if known else uuid.uuid4().hex,
+        "options": json.dumps(options),
+    }
     nodes.about |= {"validation": experiment.validation, "seed": seed, "version": __version__}
     request = Request(**{name: options[name] for name in ASKED}, compared=True)
     described = _meet(nodes, count, request)
@@ -63,7 +66,9 @@ def run_on_nodes(
         )
     silos = RemoteSilos(nodes, described)
     arrays = any(one.shape is not None for one in described)
-    pipeline = fit_arrays("nodes", silos, request) if arrays else fit("nodes", silos, request).schema
+    pipeline = (
+        fit_arrays("nodes", silos, request) if arrays else fit("nodes", silos, request).schema
+    )
     if known:
         _check_schema(folder, pipeline)
     facts = _facts(nodes, described, pipeline, request, experiment.validation > 0)
@@ -80,17 +85,23 @@ def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
     target: Any = silo_options(experiment.data).options["target"]
     for name in ("skew", "clients", "client_test", "bins"):
         if name in values:
-            raise FedskewError(f"{name}={values[name]}: clients are nodes, with the rows that they have: leave it out")
+            raise FedskewError(
+                f"{name}={values[name]}: clients are nodes, with the rows that they have: leave it out"
+            )
     settings = experiment.settings()
     task = resolve_task(BY_TARGET[target] if settings.task == "auto" else settings.task)
     if task.target != target:
-        raise FedskewError(f"task={settings.task} needs data=silos:target={task.target}, and it is {target}")
+        raise FedskewError(
+            f"task={settings.task} needs data=silos:target={task.target}, and it is {target}"
+        )
     sent_metrics(task, settings)
     method = resolve(experiment.algorithm)
     refuse(method, settings)
     _refuse_noise(method)
     if settings.per_round is not None and settings.per_round > nodes:
-        raise FedskewError(f"per_round={settings.per_round} is more than the {nodes} nodes: lower it or leave it out")
+        raise FedskewError(
+            f"per_round={settings.per_round} is more than the {nodes} nodes: lower it or leave it out"
+        )
 
 
 def _refuse_noise(method: Algorithm) -> None:
@@ -107,12 +118,18 @@ def silo_options(data: str | Mapping[str, Any]) -> Choice:
     if isinstance(data, str):
         given = parse(data, "data set")
     else:
-        given = Choice(str(data.get("name")), {name: value for name, value in data.items() if name != "name"})
+        given = Choice(
+            str(data.get("name")), {name: value for name, value in data.items() if name != "name"}
+        )
     if given.name != "silos":
-        raise FedskewError(f"data={data}: every node has its own file, so say how to read it: data=silos:label=COLUMN")
+        raise FedskewError(
+            f"data={data}: every node has its own file, so say how to read it: data=silos:label=COLUMN"
+        )
     choice = datasets.full(choose({"name": "silos", **given.options, "paths": ("a file each",)}))
     if choice.options.get("label") is None:
-        raise FedskewError(f"data={data}: label= is missing: the column with the class, data=silos:label=COLUMN")
+        raise FedskewError(
+            f"data={data}: label= is missing: the column with the class, data=silos:label=COLUMN"
+        )
     return choice
 
 
@@ -124,7 +141,9 @@ def _meet(nodes: Nodes, count: int, request: Request) -> list[Description]:
     )
     names = [one.name for one in met]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise FedskewError(f"several nodes are named {min(twice)}: start them with names of their own")
+        raise FedskewError(
+            f"several nodes are named {min(twice)}: start them with names of their own"
+        )
     assert nodes.transport
     nodes.names = sorted(names)
     nodes.transport.renumber([names.index(name) for name in nodes.names])
@@ -147,7 +166,11 @@ def _recorded(folder: Path) -> dict[str, Any] | None:
 def _check_schema(folder: Path, pipeline: Pipeline) -> None:
     """Refuse to go on with files that make other features of their rows than when the run began."""
     began = RunFolder.open(folder).read_json(on_disk.PIPELINE)
-    if odd := [name for name, value in pipeline.to_json().items() if json.dumps(value) != json.dumps(began.get(name))]:
+    if odd := [
+        name
+        for name, value in pipeline.to_json().items()
+        if json.dumps(value) != json.dumps(began.get(name))
+    ]:
         raise FedskewError(
             f"{folder}: the nodes' files give another schema ({', '.join(odd)}) than when the run began: put the files "
             "back or start a new run"
@@ -155,14 +178,20 @@ def _check_schema(folder: Path, pipeline: Pipeline) -> None:
 
 
 def _facts(
-    nodes: Nodes, described: list[Description], pipeline: Pipeline, request: Request, validation: bool
+    nodes: Nodes,
+    described: list[Description],
+    pipeline: Pipeline,
+    request: Request,
+    validation: bool,
 ) -> list[Facts]:
     """Tell the nodes the schema, and return the numbers of their rows."""
     nodes.about["schema"] = json.dumps(pipeline.to_json())
     facts: list[Facts] = nodes.everybody(
         dict.fromkeys(range(len(described)), Tell()),
         Facts,
-        lambda client, told: checked_facts(told, described[client], request, pipeline.label, validation),
+        lambda client, told: checked_facts(
+            told, described[client], request, pipeline.label, validation
+        ),
     )
     nodes.about["counts"] = json.dumps(np.sum([one.train for one in facts], axis=0).tolist())
     return facts
@@ -193,14 +222,23 @@ def _federation(
 
 def _described(described: list[Description], pipeline: Pipeline) -> Dataset:
     """Return a data set of no more than what all silos agree about."""
-    classes, target = pipeline.label.classes, pipeline.label.target
+    classes = pipeline.label.classes
+    target = pipeline.label.target
     if isinstance(pipeline, Scaling):
-        shape, schema = pipeline.shape, comparable(pipeline)
+        shape = pipeline.shape
+        schema = comparable(pipeline)
     else:
-        width, schema = len(pipeline.features), pipeline
-        shape = (width, schema.window) if schema.window else (width,)
+        width = len(pipeline.features)
+        schema = pipeline
+        if schema.window:
+            shape = (width, schema.window)
+        else:
+            shape = (width,)
     one, none = (
-        Rows(np.zeros((rows, *shape), np.float32), hollow_targets(target, np.zeros(rows, np.int64), len(classes)))
+        Rows(
+            np.zeros((rows, *shape), np.float32),
+            hollow_targets(target, np.zeros(rows, np.int64), len(classes)),
+        )
         for rows in (1, 0)
     )
     return Dataset(

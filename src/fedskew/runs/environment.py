@@ -42,7 +42,10 @@ def environment(server: Server) -> dict[str, Any]:
         "federation": server.fed.fingerprint,
         "shape": list(server.fed.data.shape),
         "outputs": server.job.task.width(len(server.fed.data.classes)),
-        "algorithm": {"class": place(type(method)), "options": {k: str(v) for k, v in method.options().items()}},
+        "algorithm": {
+            "class": place(type(method)),
+            "options": {k: str(v) for k, v in method.options().items()},
+        },
         "model": {"class": place(type(server.model)), "answers": answers(server)},
         "imports": [asdict(one) for one in imported()],
     }
@@ -51,7 +54,11 @@ def environment(server: Server) -> dict[str, Any]:
 @torch.no_grad()
 def answers(server: Server) -> list[float]:
     """Return the initial model's outputs for two fixed rows: other code or other weights give other outputs."""
-    rows = torch.arange(2 * math.prod(server.fed.data.shape), dtype=torch.float64).cos().view(2, *server.fed.data.shape)
+    rows = (
+        torch.arange(2 * math.prod(server.fed.data.shape), dtype=torch.float64)
+        .cos()
+        .view(2, *server.fed.data.shape)
+    )
     fresh = copy.deepcopy(server.model).cpu().double().eval()
     found: list[float] = fresh(rows).flatten().tolist()
     return found
@@ -63,14 +70,17 @@ def check_imports(folder: Path, began: Mapping[str, Any], force: bool) -> None:
     Importing runs code: only the user says so, by naming the file again.
     """
     with reading(folder / ENVIRONMENT):
-        wanted = [Imported(**{key: str(text) for key, text in one.items()}) for one in began.get("imports", [])]
+        wanted = []
+        for one in began.get("imports", []):
+            wanted.append(Imported(**{key: str(text) for key, text in one.items()}))
     command = resume_command(folder, [one.source for one in wanted])
     for one in wanted:
         digest = digest_of(one.module)
         if digest is None:
-            gone = (
-                " (which is not there any more)" if one.source.endswith(".py") and not Path(one.source).exists() else ""
-            )
+            if one.source.endswith(".py") and not Path(one.source).exists():
+                gone = " (which is not there any more)"
+            else:
+                gone = ""
             raise FedskewError(
                 f"{folder}: the run uses code of {one.source}{gone}: if you trust that code, import it again: {command}"
             )
@@ -81,7 +91,9 @@ def check_imports(folder: Path, began: Mapping[str, Any], force: bool) -> None:
             )
 
 
-def check_same(disk: RunFolder, began: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:
+def check_same(
+    disk: RunFolder, began: Mapping[str, Any], now: Mapping[str, Any], force: bool
+) -> None:
     """Raise an error if model or algorithm are not those of the run; warn of other changes."""
     for name in ("algorithm", "model"):
         if not _alike(began.get(name), now[name]) and not force:
@@ -91,8 +103,14 @@ def check_same(disk: RunFolder, began: Mapping[str, Any], now: Mapping[str, Any]
                 f"put it back, or resume anyway: {resume_command(disk.path)} --force"
             )
     around = ("fedskew", "python", "torch", "numpy", "platform", "device")
-    if changed := [f"{name} was {began[name]} and is {now[name]}" for name in around if began.get(name) != now[name]]:
-        warnings.warn(f"{disk.path}: {'; '.join(changed)}: the bits may differ from here on", stacklevel=5)
+    if changed := [
+        f"{name} was {began[name]} and is {now[name]}"
+        for name in around
+        if began.get(name) != now[name]
+    ]:
+        warnings.warn(
+            f"{disk.path}: {'; '.join(changed)}: the bits may differ from here on", stacklevel=5
+        )
 
 
 def _alike(began: Any, now: Any) -> bool:
@@ -105,13 +123,18 @@ def _alike(began: Any, now: Any) -> bool:
         )
     if isinstance(now, list):
         return (
-            isinstance(began, list) and len(began) == len(now) and bool(np.allclose(began, now, rtol=1e-6, atol=1e-9))
+            isinstance(began, list)
+            and len(began) == len(now)
+            and bool(np.allclose(began, now, rtol=1e-6, atol=1e-9))
         )
     return bool(began == now)
 
 
 def _first_change(began: Any, now: Mapping[str, Any]) -> str:
-    before = began if isinstance(began, Mapping) else {}
+    if isinstance(began, Mapping):
+        before = began
+    else:
+        before = {}
     name = next(name for name in now if not _alike(before.get(name), now[name]))
     if name == "answers":
         return "it answers fixed rows otherwise"

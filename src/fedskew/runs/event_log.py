@@ -23,7 +23,8 @@ from fedskew.runs.run import Run
 from fedskew.runs.runner import only_warned
 from fedskew.server.server import RoundResult, Server
 
-_TOLD = ("clients", "excluded", "dropped", "late", "bytes_down", "bytes_up")  # of the row of a round
+# Of the row of a round
+_TOLD = ("clients", "excluded", "dropped", "late", "bytes_down", "bytes_up")
 
 
 class EventLog(Callback):
@@ -33,11 +34,13 @@ class EventLog(Callback):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / EVENTS
+        self._folder = folder
+        self._path = folder / EVENTS
         self._waiting: list[bytes] | None = []  # until the run has its folder, and the lock of it
         self._round = self._rounds = 0
         self._checkpoint = self._last_checkpoint()
-        self._metric, self._since = "", time.monotonic()
+        self._metric = ""
+        self._since = time.monotonic()
 
     def note(self, event: str, **facts: Any) -> None:
         """Write an event with the time at which it happened."""
@@ -51,25 +54,40 @@ class EventLog(Callback):
 
     def unanswered(self, asked: str, reasons: Mapping[str, str]) -> None:
         """Write which clients did not answer what they were asked, and why."""
-        now = {"round": min(self._round + 1, self._rounds)} if self._rounds else {}
+        if self._rounds:
+            now = {"round": min(self._round + 1, self._rounds)}
+        else:
+            now = {}
         for client, reason in reasons.items():
             self.note("unanswered", **now, client=client, asked=asked, reason=reason)
 
     def on_run_start(self, server: Server, folder: Path | None, rows: Sequence[Row]) -> None:
         """Write who takes part, and after which round the run goes on."""
-        self._round, self._rounds, self._metric = server.round, server.settings.rounds, server.headline.name
+        self._round = server.round
+        self._rounds = server.settings.rounds
+        self._metric = server.headline.name
         self._since = time.monotonic()
         self._begin()
-        self.note("nodes", clients=list(server.fed.client_names), round=self._round, rounds=self._rounds)
+        self.note(
+            "nodes", clients=list(server.fed.client_names), round=self._round, rounds=self._rounds
+        )
 
     def on_round_end(self, result: RoundResult, rounds: int) -> None:
         """Write the numbers of a round, and its checkpoint."""
-        row, now = result.round, time.monotonic()
+        row = result.round
+        now = time.monotonic()
         self._round = row["round"]
         parts = (f"{part}_{self._metric}" for part in ("validation", "test"))
         scores = {name: row[name] for name in parts if row.get(name) is not None}
         told = {name: row[name] for name in _TOLD}
-        self.note("round", round=self._round, rounds=rounds, seconds=round(now - self._since, 3), **told, **scores)
+        self.note(
+            "round",
+            round=self._round,
+            rounds=rounds,
+            seconds=round(now - self._since, 3),
+            **told,
+            **scores,
+        )
         self._since = now
         self._note_checkpoint()
 
@@ -88,13 +106,20 @@ class EventLog(Callback):
         with suppress(FedskewError, OSError), locked(self._folder):
             self._begin()
             self._note_checkpoint()
-            why = problem.plain if isinstance(problem, UnansweredError) else str(problem)
-            ended = {"round": self._round} if self._rounds else {}
+            if isinstance(problem, UnansweredError):
+                why = problem.plain
+            else:
+                why = str(problem)
+            if self._rounds:
+                ended = {"round": self._round}
+            else:
+                ended = {}
             self.note("error", **ended, kind=type(problem).__name__, reason=why)
 
     def _begin(self) -> None:
         """Write what has waited for the folder."""
-        waiting, self._waiting = self._waiting or [], None
+        waiting = self._waiting or []
+        self._waiting = None
         with only_warned(str(self._path)):
             for line in waiting:
                 append_line(self._path, line)
@@ -145,4 +170,8 @@ def read_events(folder: Path) -> list[Row]:
     for line in lines:
         with suppress(ValueError):
             found.append(json.loads(line))
-    return [event for event in found if isinstance(event, dict) and "event" in event]
+    result: list[Row] = []
+    for event in found:
+        if isinstance(event, dict) and "event" in event:
+            result.append(event)
+    return result

@@ -88,12 +88,22 @@ def starting(
         if folder is False:
             tables: dict[str, list[Any]] = {"rounds": [], "clients": [], "timing": []}
             return (yield from _drive(server, None, tables, config, callbacks, interval, picture))
-        place = Path(folder) if isinstance(folder, (str, os.PathLike)) else None
-        met = {"run": nodes.about["run"], "clients": list(fed.client_names)} if nodes else None
+        if isinstance(folder, (str, os.PathLike)):
+            place = Path(folder)
+        else:
+            place = None
+        if nodes:
+            met = {"run": nodes.about["run"], "clients": list(fed.client_names)}
+        else:
+            met = None
         disk = _create(place, config, server, met)
         with locked(disk.path):
             tables = {"rounds": [], "timing": []}
-            return (yield from _drive(server, Checkpoints(disk), tables, config, callbacks, interval, picture))
+            return (
+                yield from _drive(
+                    server, Checkpoints(disk), tables, config, callbacks, interval, picture
+                )
+            )
 
 
 def _warn_of_differences(fed: Federation) -> None:
@@ -115,7 +125,10 @@ def _create(
 ) -> RunFolder:
     """Create and return the folder of a run; without a given place, names are tried until one is free."""
     fed = server.fed
-    pipeline = {**fed.data.pipeline.to_json(), **({"clients": list(fed.client_names)} if fed.named else {})}
+    pipeline = {
+        **fed.data.pipeline.to_json(),
+        **({"clients": list(fed.client_names)} if fed.named else {}),
+    }
     content = (to_toml(config), environment(server), fed.partition, pipeline, nodes)
     while place is None:
         with suppress(on_disk.TakenError):
@@ -149,9 +162,18 @@ def resuming(
         check_imports(disk.path, began, force)
         config = read_config(disk)
         if fed is None and (disk.path / on_disk.OF_NODES).exists():
-            raise FedskewError(f"{disk.path}: its rows are with its nodes: go on with it by flwr run APP")
-        _check_given(disk, config, {"data": fed, "skew": fed, "model": model, "algorithm": algorithm, "task": task})
-        fed = _federation_of(config) if fed is None else fed
+            raise FedskewError(
+                f"{disk.path}: its rows are with its nodes: go on with it by flwr run APP"
+            )
+        _check_given(
+            disk,
+            config,
+            {"data": fed, "skew": fed, "model": model, "algorithm": algorithm, "task": task},
+        )
+        if fed is None:
+            fed = _federation_of(config)
+        else:
+            fed = fed
         same_rows = fed.partition == Partition.load(disk.path / on_disk.PARTITION)
         if not same_rows or fed.fingerprint != began.get("federation"):
             raise FedskewError(
@@ -160,33 +182,45 @@ def resuming(
             )
         settings = _settings_to_resume(disk, config, began, workers)
         method = algorithm or resolve(config["algorithm"])
-        server, resolved = prepare(fed, config["model"] if model is None else model, method, settings, task, nodes)
-        config.setdefault("task", resolved["task"])  # a run of an older version learnt classes, and does not say so
+        server, resolved = prepare(
+            fed, config["model"] if model is None else model, method, settings, task, nodes
+        )
+        # A run of an older version learnt classes, and does not say so
+        config.setdefault("task", resolved["task"])
         check_same(disk, began, environment(server), force)
         checkpoints = Checkpoints(disk)
         checkpoints.restore(server, force, latest)
         files = {"rounds": on_disk.ROUNDS, "timing": on_disk.TIMING}
         if disk.finished:
-            tables = {name: disk.table(file) for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items()}
+            tables = {}
+            for name, file in {**files, "final": on_disk.FINAL_CLIENTS}.items():
+                tables[name] = disk.table(file)
             server.calibrate()
             return Run(disk.read_json(on_disk.SUMMARY), _trained(server), disk.path, tables, server)
         tables = {name: disk.table(file) for name, file in files.items()}
         with with_workers(server, config):
-            return (yield from _drive(server, checkpoints, tables, config, callbacks, interval, picture))
+            return (
+                yield from _drive(server, checkpoints, tables, config, callbacks, interval, picture)
+            )
 
 
 def _check_given(disk: RunFolder, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse to resume a run without the Python objects that it was made of."""
     for name, part in given.items():
         if from_python(config.get(name)) and part is None:
-            what = "fed" if name in ("data", "skew") else name
+            if name in ("data", "skew"):
+                what = "fed"
+            else:
+                what = name
             raise FedskewError(
                 f"{disk.path}: its {name} was a Python object, resume it from Python: fedskew.resume(folder, "
                 f"{what}=...)"
             )
 
 
-def _settings_to_resume(disk: RunFolder, config: Mapping[str, Any], began: Row, workers: int | None) -> Settings:
+def _settings_to_resume(
+    disk: RunFolder, config: Mapping[str, Any], began: Row, workers: int | None
+) -> Settings:
     """Return the settings of a run, with as many threads as it had and perhaps another number of workers."""
     settings = settings_of(config)
     if workers and settings.workers is None:
@@ -203,7 +237,9 @@ def read_config(disk: RunFolder) -> dict[str, Any]:
     config = read_file(path)
     for name in ("data", "skew", "model", "algorithm"):
         if name not in config:
-            raise FedskewError(f"{path} does not say which {name}: put the line back or start a new run")
+            raise FedskewError(
+                f"{path} does not say which {name}: put the line back or start a new run"
+            )
     return config
 
 
@@ -215,24 +251,38 @@ def server_of(config: Mapping[str, Any]) -> Server:
 
 def node_of(config: Mapping[str, Any], client: int, folder: Path) -> Node:
     """Return one client of a configuration that names all parts of a run, which keeps its state in the folder."""
-    fed, settings = _federation_of(config), settings_of(config)
+    fed = _federation_of(config)
+    settings = settings_of(config)
     task = _fitted(_task(fed, settings, None), fed)
     model = build(config["model"], fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
-    shares = {
-        name: np.arange(client, len(rows), fed.clients)
-        for name, rows in (("test", fed.test), ("validation", fed.validation))
-        if rows is not None
-    }
-    return Node(alone(fed, client), client, model, resolve(config["algorithm"]), settings, task, folder, shares, True)
+    shares = {}
+    for name, rows in (("test", fed.test), ("validation", fed.validation)):
+        if rows is not None:
+            shares[name] = np.arange(client, len(rows), fed.clients)
+    return Node(
+        alone(fed, client),
+        client,
+        model,
+        resolve(config["algorithm"]),
+        settings,
+        task,
+        folder,
+        shares,
+        True,
+    )
 
 
 def _federation_of(config: Mapping[str, Any]) -> Federation:
-    return federate(Experiment(**{name: config[name] for name in PARTITION_SETTINGS if name in config}))
+    return federate(
+        Experiment(**{name: config[name] for name in PARTITION_SETTINGS if name in config})
+    )
 
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
     """Return the settings of a configuration."""
-    return Settings(**{field.name: config[field.name] for field in fields(Settings) if field.name in config})
+    return Settings(
+        **{field.name: config[field.name] for field in fields(Settings) if field.name in config}
+    )
 
 
 def prepare(
@@ -253,25 +303,40 @@ def prepare(
         )
     check_trackers(settings)
     task = _task(fed, settings, task)
-    config_of_task = as_table("task", choice_of_task(task)) if tasks.name_of(type(task)) else FROM_PYTHON
+    config_of_task = (
+        as_table("task", choice_of_task(task)) if tasks.name_of(type(task)) else FROM_PYTHON
+    )
     task = _fitted(task, fed)
     module = build(model, fed.data.shape, task.width(len(fed.data.classes)), settings.seed)
     _check_model(module, fed, task)
     if settings.engine == "flower":
-        server: Server = RemoteServer(fed, module, algorithm, settings, task, nodes, everything=nodes is None)
+        server: Server = RemoteServer(
+            fed, module, algorithm, settings, task, nodes, everything=nodes is None
+        )
     else:
         server = Server(fed, module, algorithm, settings, task=task)
     check_head(server.job, server.personal is not None)
-    config: dict[str, Any] = {field.name: getattr(settings, field.name) for field in fields(Settings)}
-    config["threads"] = server.threads  # what was used, or the same file on another machine would give other bits
+    config: dict[str, Any] = {
+        field.name: getattr(settings, field.name) for field in fields(Settings)
+    }
+    # What was used, or the same file on another machine would give other bits
+    config["threads"] = server.threads
     config |= {kind: as_table(kind, config[kind]) for kind in ("schedule", "fleet")}
     config["task"] = config_of_task
     config |= fed.recipe or {"data": FROM_PYTHON, "skew": FROM_PYTHON, "clients": fed.clients}
-    named, kind = isinstance(model, (str, Mapping, Choice)), type(model) if isinstance(model, nn.Module) else model
+    named, kind = (
+        isinstance(model, (str, Mapping, Choice)),
+        type(model) if isinstance(model, nn.Module) else model,
+    )
     config["model"] = as_table("model", model) if named else described([kind], {})
-    registered, parts = algorithms.name_of(type(algorithm)) is not None, algorithm.parts or (type(algorithm),)
+    registered, parts = (
+        algorithms.name_of(type(algorithm)) is not None,
+        algorithm.parts or (type(algorithm),),
+    )
     config["algorithm"] = (
-        as_table("algorithm", choice_of(algorithm)) if registered else described(parts, algorithm.options())
+        as_table("algorithm", choice_of(algorithm))
+        if registered
+        else described(parts, algorithm.options())
     )
     return server, config
 
@@ -280,7 +345,9 @@ def _fitted(task: Task, fed: Federation) -> Task:
     """Return the task for the classes of a federation."""
     if task.target != "class":
         return task
-    return task.fitted(np.bincount(fed.train.y[fed.partition.rows], minlength=len(fed.data.classes)))
+    return task.fitted(
+        np.bincount(fed.train.y[fed.partition.rows], minlength=len(fed.data.classes))
+    )
 
 
 def _task(fed: Federation, settings: Settings, given: Task | None) -> Task:
@@ -310,12 +377,22 @@ def _check_model(module: nn.Module, fed: Federation, task: Task) -> None:
             answer = tried(rows[:1].clone())
     except Exception as problem:  # whatever a user's forward raises
         reason = (str(problem).splitlines() or [type(problem).__name__])[0]
-        raise FedskewError(f"the model does not take rows of shape {fed.data.shape}: {reason}") from problem
+        raise FedskewError(
+            f"the model does not take rows of shape {fed.data.shape}: {reason}"
+        ) from problem
     expected = (1, task.width(len(fed.data.classes)))
     if not isinstance(answer, torch.Tensor) or answer.shape != expected:
-        shown = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else f"a {type(answer).__name__}"
-        what = "one logit a class" if expected[1] == len(fed.data.classes) else f"the outputs of task {task.label()}"
-        raise FedskewError(f"the model answers one row with {shown}, expected a tensor of shape {expected}: {what}")
+        if isinstance(answer, torch.Tensor):
+            shown = f"shape {tuple(answer.shape)}"
+        else:
+            shown = f"a {type(answer).__name__}"
+        if expected[1] == len(fed.data.classes):
+            what = "one logit a class"
+        else:
+            what = f"the outputs of task {task.label()}"
+        raise FedskewError(
+            f"the model answers one row with {shown}, expected a tensor of shape {expected}: {what}"
+        )
     with torch.no_grad():
         outputs = torch.cat([tried(row[None].clone()) for row in rows])
     y = torch.from_numpy(fed.train.y[: len(rows)].copy())
@@ -332,8 +409,12 @@ def _drive(
     picture: bool,
 ) -> "Steps[Run]":
     """Ask for all rounds, and write the last files of the run."""
-    disk = checkpoints.disk if checkpoints else None
-    if disk and isinstance(server, RemoteServer) and server.everything:  # nodes of their own have folders of their own
+    if checkpoints:
+        disk = checkpoints.disk
+    else:
+        disk = None
+    # Nodes of their own have folders of their own
+    if disk and isinstance(server, RemoteServer) and server.everything:
         server.remote.nodes.about["folder"] = str(disk.path.absolute() / on_disk.NODES)
     stopping = EarlyStopping(server, tables["rounds"])
     with tracking() as trackers:
@@ -362,17 +443,26 @@ def _model_kept(server: Server, disk: RunFolder | None) -> Iterator[None]:
 
 
 def _finish(
-    server: Server, disk: RunFolder | None, tables: dict[str, list[Any]], config: Mapping[str, Any], picture: bool
+    server: Server,
+    disk: RunFolder | None,
+    tables: dict[str, list[Any]],
+    config: Mapping[str, Any],
+    picture: bool,
 ) -> Run:
     if disk and isinstance(server, RemoteServer):
-        disk.write(on_disk.MODEL, _weights(server))  # before clients are asked again, who may not answer
+        # Before clients are asked again, who may not answer
+        disk.write(on_disk.MODEL, _weights(server))
     last = server.last_scores()  # before a new head: what the rounds are about
     calibrated = server.calibrate()
     final, own_matrix = server.final_clients()
-    matrix, threshold = server.confusion(), server.threshold()
+    matrix = server.confusion()
+    threshold = server.threshold()
     fed, task = server.fed, server.job.task
-    rows, held = client_weights(tables, disk), server.evaluator.holds_out
-    numbers = summarise(tables["rounds"], rows, final, server.trained_on.clients, held, task, server.headline.name)
+    rows = client_weights(tables, disk)
+    held = server.evaluator.holds_out
+    numbers = summarise(
+        tables["rounds"], rows, final, server.trained_on.clients, held, task, server.headline.name
+    )
     numbers |= {name: value for name, value in last.items() if name not in numbers}
     for name in ("bytes_down", "bytes_up", "simulated_seconds"):
         numbers[name] += calibrated.get(f"calibration_{name}", 0)
@@ -384,46 +474,73 @@ def _finish(
     if threshold:
         summary["threshold"] = threshold[0].probability
         for part, scores in threshold[1].items():
-            summary |= {f"thresholded_{part}_{name}": value for name, value in scores.items()}
+            for name, value in scores.items():
+                summary[f"thresholded_{part}_{name}"] = value
     if warned := predictions_of_one_class(summary):
         summary["warnings"] = warned
     summary["seconds"] = seconds
     if isinstance(server.engine, Stacked) and server.engine.not_captured:
-        summary["not_captured"] = "; ".join(f"{part}: {why}" for why, part in server.engine.not_captured.items())
+        summary["not_captured"] = "; ".join(
+            f"{part}: {why}" for why, part in server.engine.not_captured.items()
+        )
     if disk:
         columns = list(dict.fromkeys(key for row in final for key in row))
-        table = on_disk.to_csv([{key: row.get(key) for key in columns} for row in final], header=True)
+        table = on_disk.to_csv(
+            [{key: row.get(key) for key in columns} for row in final], header=True
+        )
         files = {on_disk.FINAL_CLIENTS: table, on_disk.MODEL: _weights(server)}
         files |= _class_files(fed.data.classes, {"global": matrix, "own": own_matrix})
         files[on_disk.CLIENT_CLASSES] = _client_classes(fed)
         if threshold:
-            chosen = {**vars(threshold[0]), "probability": threshold[0].probability, "class": fed.data.classes[1]}
+            chosen = {
+                **vars(threshold[0]),
+                "probability": threshold[0].probability,
+                "class": fed.data.classes[1],
+            }
             files[on_disk.THRESHOLDS] = (on_disk.to_json(chosen, indent=2) + "\n").encode()
         finished_files(disk, files, summary)
         if picture:
             with only_warned(str(disk.path / on_disk.PICTURE)):
-                disk.write(on_disk.PICTURE, figures.draw_run(tables["rounds"], fed, summary, server.headline.name))
-    return Run(summary, _trained(server), disk.path if disk else None, {**tables, "final": final}, server)
+                disk.write(
+                    on_disk.PICTURE,
+                    figures.draw_run(tables["rounds"], fed, summary, server.headline.name),
+                )
+    return Run(
+        summary, _trained(server), disk.path if disk else None, {**tables, "final": final}, server
+    )
 
 
 def _class_files(names: Sequence[str], matrices: Mapping[str, Ints | None]) -> dict[str, bytes]:
     """Return the confusion matrices on test rows as files, and a table of their classes."""
-    known = {model: matrix for model, matrix in matrices.items() if matrix is not None}
+    known = {}
+    for model, matrix in matrices.items():
+        if matrix is not None:
+            known[model] = matrix
     places = {"global": on_disk.CONFUSION, "own": on_disk.OWN_CONFUSION}
-    files = {places[model]: on_disk.matrix_to_csv(matrix, names) for model, matrix in known.items()}
+    files = {}
+    for model, matrix in known.items():
+        files[places[model]] = on_disk.matrix_to_csv(matrix, names)
     rows = []
     for model, matrix in known.items():
         columns = {"rows": matrix.sum(1), "predicted": matrix.sum(0), **class_table(matrix)}
-        rows += [
-            {"model": model, "class": name, **{column: values[i].item() for column, values in columns.items()}}
-            for i, name in enumerate(names)
-        ]
-    return {**files, on_disk.CLASSES: on_disk.to_csv(rows, header=True)} if rows else {}
+        for i, name in enumerate(names):
+            rows.append(
+                {
+                    "model": model,
+                    "class": name,
+                    **{column: values[i].item() for column, values in columns.items()},
+                }
+            )
+    if rows:
+        return {**files, on_disk.CLASSES: on_disk.to_csv(rows, header=True)}
+    return {}
 
 
 def _client_classes(fed: Federation) -> bytes:
     """Return how many training rows of each class the clients hold, of some at even steps where there are many."""
-    columns, clients, names = fed.label_columns, figures.shown_clients(fed.clients), fed.client_names
+    columns = fed.label_columns
+    clients = figures.shown_clients(fed.clients)
+    names = fed.client_names
     counts = columns.counts(fed.partition, clients)
     return on_disk.counts_to_csv(
         f"client/{columns.title}", [names[client] for client in clients], columns.names, counts
@@ -433,8 +550,14 @@ def _client_classes(fed: Federation) -> bytes:
 def facts(server: Server, config: Mapping[str, Any]) -> Row:
     """Return the entries of the summary about the set-up."""
     fed, algorithm = server.fed, server.algorithm
-    facts: Row = {name: brief(name, config[name]) for name in ("data", "skew", "model", "algorithm", "task", "fleet")}
-    facts |= {"clients": fed.clients, "clients_per_round": server.per_round, "seed": server.settings.seed}
+    facts: Row = {}
+    for name in ("data", "skew", "model", "algorithm", "task", "fleet"):
+        facts[name] = brief(name, config[name])
+    facts |= {
+        "clients": fed.clients,
+        "clients_per_round": server.per_round,
+        "seed": server.settings.seed,
+    }
     facts["metric"], facts[SHARED_MODEL] = server.headline.name, server.job.shared_model
     if (weights_of_classes := getattr(server.job.task, "class_weights", None)) is not None:
         facts["class_weights"] = list(weights_of_classes)
@@ -442,8 +565,12 @@ def facts(server: Server, config: Mapping[str, Any]) -> Row:
         facts["label_protocol_seconds"] = server.protocol.seconds
         facts["label_protocol_bytes"] = sum(server.protocol.bytes_sent.values())
     weights = algorithm.aggregator.name or algorithm.weighting.name.format(base=server.weights)
-    facts["weights"] = "samples" if isinstance(algorithm.topology(0), Scheduled) else weights
-    facts |= {f"{part}_majority_rate": rate for part, rate in majority_rates(fed).items()}
+    if isinstance(algorithm.topology(0), Scheduled):
+        facts["weights"] = "samples"
+    else:
+        facts["weights"] = weights
+    for part, rate in majority_rates(fed).items():
+        facts[f"{part}_majority_rate"] = rate
     facts["parameters"] = sum(value.numel() for value in server.params.values())
     return facts
 
@@ -459,7 +586,11 @@ def majority_rates(fed: Federation) -> dict[str, float]:
         "train": fed.train.y[fed.partition.rows],
         "test": fed.test.y if fed.test is not None else np.zeros(0, np.int64),
     }
-    return {part: float(np.bincount(y).max() / len(y)) for part, y in labels.items() if len(y)}
+    result: dict[str, float] = {}
+    for part, y in labels.items():
+        if len(y):
+            result[part] = float(np.bincount(y).max() / len(y))
+    return result
 
 
 def _trained(server: Server) -> nn.Module:
@@ -476,18 +607,19 @@ def _weights(server: Server) -> bytes:
 
 def _fresh_folder(config: Mapping[str, Any]) -> Path:
     """Return the folder ``runs/METHOD-DATA-SKEW-sSEED``."""
-    words = [
-        config[kind] if isinstance(config[kind], str) else config[kind]["name"]
-        for kind in ("algorithm", "data", "skew")
-    ]
+    words = []
+    for kind in ("algorithm", "data", "skew"):
+        words.append(config[kind] if isinstance(config[kind], str) else config[kind]["name"])
     return fresh_folder(*words, f"s{config['seed']}")
 
 
 def fresh_folder(*words: str) -> Path:
     """Return a folder under ``runs`` named by the words (of a choice, its name), with a number if that exists."""
     names = ("+".join(part.split(":")[0] for part in word.split(" + ")) for word in words)
-    base, number = "-".join(names), 2
+    base = "-".join(names)
+    number = 2
     place = Path("runs") / base
     while place.exists():
-        place, number = Path("runs") / f"{base}-{number}", number + 1
+        place = Path("runs") / f"{base}-{number}"
+        number = number + 1
     return place

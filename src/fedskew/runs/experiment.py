@@ -44,7 +44,8 @@ def run_experiment(
     check_choices(experiment)
     if folder is not None:
         on_disk.must_be_new(Path(folder))
-    fed, method = fed or federate(experiment), resolve(experiment.algorithm)
+    fed = fed or federate(experiment)
+    method = resolve(experiment.algorithm)
     return alone(starting(fed, experiment.model, method, experiment.settings(), folder, callbacks))
 
 
@@ -56,19 +57,32 @@ def _resolved(fed: Federation, experiment: Experiment) -> dict[str, Any]:
 
 def _completed(config: dict[str, Any], fed: Federation, experiment: Experiment) -> dict[str, Any]:
     """Return a configuration with what the version that wrote it did not know yet: it ran with the defaults of that."""
-    choices = {kind: as_table(kind, config[kind]) for kind in CHOICES if not from_python(config.get(kind, FROM_PYTHON))}
-    defaults: dict[str, Any] = {f.name: f.default for f in fields(Experiment) if f.name not in config}
-    usual = _resolved(fed, replace(experiment, **defaults)) if defaults else {}
+    choices = {}
+    for kind in CHOICES:
+        if not from_python(config.get(kind, FROM_PYTHON)):
+            choices[kind] = as_table(kind, config[kind])
+    defaults: dict[str, Any] = {}
+    for f in fields(Experiment):
+        if f.name not in config:
+            defaults[f.name] = f.default
+    if defaults:
+        usual = _resolved(fed, replace(experiment, **defaults))
+    else:
+        usual = {}
     return {**usual, **config, **tomllib.loads(to_toml(choices))}
 
 
-def run_or_resume(experiment: Experiment, folder: Path, callbacks: "CallbackSpec | Iterable[CallbackSpec]" = ()) -> Run:
+def run_or_resume(
+    experiment: Experiment, folder: Path, callbacks: "CallbackSpec | Iterable[CallbackSpec]" = ()
+) -> Run:
     """Run an experiment, or resume it if the folder holds the same one, so that a job can be started again."""
     if not folder.exists():
         return run_experiment(experiment, folder=folder, callbacks=callbacks)
     check_choices(experiment)
-    disk, fed = RunFolder.open(folder), federate(experiment)
-    wanted, there = _resolved(fed, experiment), _completed(read_config(disk), fed, experiment)
+    disk = RunFolder.open(folder)
+    fed = federate(experiment)
+    wanted = _resolved(fed, experiment)
+    there = _completed(read_config(disk), fed, experiment)
     for name in sorted(wanted.keys() | there.keys()):
         if name == "threads" or (name == "workers" and "none" not in (wanted[name], there[name])):
             continue  # the folder says how many threads, and any number of workers gives the same

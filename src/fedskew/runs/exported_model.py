@@ -46,7 +46,9 @@ class Exported:
     difference: float
 
 
-def export_model(run: Trained, path: Path, format: Format, client: int | str | None = None) -> Exported:
+def export_model(
+    run: Trained, path: Path, format: Format, client: int | str | None = None
+) -> Exported:
     """Write the model of a run, or of one of its clients, as a program.
 
     Args:
@@ -56,20 +58,34 @@ def export_model(run: Trained, path: Path, format: Format, client: int | str | N
         client: whose model; by default the global one
     """
     if path.suffix != ENDINGS[format]:
-        raise FedskewError(f"{path}: a file of format {format} ends in {ENDINGS[format]}, or it is not read as one")
+        raise FedskewError(
+            f"{path}: a file of format {format} ends in {ENDINGS[format]}, or it is not read as one"
+        )
     if path.exists():
         raise FedskewError(f"{path} exists already: remove it or choose another")
     pipeline, task = run.pipeline, run.task
     model = run.model_in_use(client).cpu().eval()
     program = _program(pipeline, model, task)
-    described = {"inputs": _inputs(pipeline), "output": program.output, "pipeline": pipeline.to_json()}
+    described = {
+        "inputs": _inputs(pipeline),
+        "output": program.output,
+        "pipeline": pipeline.to_json(),
+    }
     if (threshold := threshold_for(run, client)) is not None:
-        described["threshold"] = {"class": pipeline.label.classes[1], "probability": threshold.probability}
-    write = _torch_program if format == "torch" else _onnx_program
+        described["threshold"] = {
+            "class": pipeline.label.classes[1],
+            "probability": threshold.probability,
+        }
+    if format == "torch":
+        write = _torch_program
+    else:
+        write = _onnx_program
     content, call = write(program, described)
     difference = max(_difference(call, pipeline, model, task, rows, run.threads) for rows in ROWS)
     if not difference <= TOLERANCE:
-        raise FedskewError(f"the {format} program differs from the model by {difference:g}: nothing was written")
+        raise FedskewError(
+            f"the {format} program differs from the model by {difference:g}: nothing was written"
+        )
     write_atomically(path, content)
     return Exported(described, difference)
 
@@ -86,7 +102,10 @@ class _Program(nn.Module):
         self.logits = isinstance(task, BuiltIn) and task.target != "number"
         self.several = task.target == "labels"
         self.dtype = next(iter(trainable(model).values())).dtype
-        self.output = "probabilities" if self.logits else "outputs"
+        if self.logits:
+            self.output = "probabilities"
+        else:
+            self.output = "outputs"
 
     def finish(self, x: Tensor) -> Tensor:
         """Return the output for features."""
@@ -95,7 +114,9 @@ class _Program(nn.Module):
             return outputs
         if self.several:
             return outputs.sigmoid()
-        return outputs.softmax(1) if outputs.shape[1] > 1 else torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], 1)
+        if outputs.shape[1] > 1:
+            return outputs.softmax(1)
+        return torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], 1)
 
 
 class _ArrayProgram(_Program):
@@ -129,7 +150,9 @@ class _TableProgram(_Program):
             values = [getattr(column, name) for column in numeric]
             self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
         self.sizes = [len(column.features) for column in texts]
-        titles = [column.name for column in numeric] + [title for column in texts for title in column.features]
+        titles = [column.name for column in numeric] + [
+            title for column in texts for title in column.features
+        ]
         place = {title: number for number, title in enumerate(titles)}
         self.register_buffer("order", torch.tensor([place[title] for title in schema.features]))
 
@@ -140,7 +163,9 @@ class _TableProgram(_Program):
 
     def indicators(self, categories: Tensor) -> Tensor:
         """Return one column a category."""
-        each = [categories[:, at : at + 1] == torch.arange(size) for at, size in enumerate(self.sizes)]
+        each = []
+        for at, size in enumerate(self.sizes):
+            each.append(categories[:, at : at + 1] == torch.arange(size))
         return torch.cat(each, 1).float()
 
     def both(self, parts: list[Tensor]) -> Tensor:
@@ -181,7 +206,9 @@ def _program(pipeline: Pipeline, model: nn.Module, task: Task) -> _Program:
     if isinstance(pipeline, Schema):  # windows are cut from encoded rows
         return _ArrayProgram(model, task, 0 * one, one).eval()
     along = (1, -1) + (1,) * (len(pipeline.shape) - 1)
-    offset, factor = (torch.tensor(values).view(along) for values in (pipeline.offset, pipeline.factor))
+    offset, factor = (
+        torch.tensor(values).view(along) for values in (pipeline.offset, pipeline.factor)
+    )
     return _ArrayProgram(model, task, offset, factor).eval()
 
 
@@ -196,33 +223,49 @@ def _inputs(pipeline: Pipeline) -> list[dict[str, Any]]:
         return [{"name": "x", "type": "float32", "shape": ["rows", *pipeline.shape]}]
     if pipeline.window:
         shape = ["rows", len(pipeline.features), pipeline.window]
-        return [{"name": "x", "type": "float32", "shape": shape, "columns": list(pipeline.features)}]
+        return [
+            {"name": "x", "type": "float32", "shape": shape, "columns": list(pipeline.features)}
+        ]
     numeric, texts = _columns(pipeline)
     inputs: list[dict[str, Any]] = []
     if numeric:
         names = [column.name for column in numeric]
-        inputs.append({"name": "numbers", "type": "float64", "shape": ["rows", len(names)], "columns": names})
+        inputs.append(
+            {"name": "numbers", "type": "float64", "shape": ["rows", len(names)], "columns": names}
+        )
     if texts:
-        columns = [
+        columns = []
+        for column in texts:
+            columns.append(
+                {
+                    "name": column.name,
+                    "categories": list(column.values),
+                    "other": _other(column),
+                    "missing": _place(column, MISSING),
+                }
+            )
+        inputs.append(
             {
-                "name": column.name,
-                "categories": list(column.values),
-                "other": _other(column),
-                "missing": _place(column, MISSING),
+                "name": "categories",
+                "type": "int64",
+                "shape": ["rows", len(columns)],
+                "columns": columns,
             }
-            for column in texts
-        ]
-        inputs.append({"name": "categories", "type": "int64", "shape": ["rows", len(columns)], "columns": columns})
+        )
     return inputs
 
 
 def _other(column: Categories) -> int:
     """Return the number of a category that was not seen in training."""
-    return len(column.values) if column.pooled else -1
+    if column.pooled:
+        return len(column.values)
+    return -1
 
 
 def _place(column: Categories, value: str) -> int:
-    return column.values.index(value) if value in column.values else _other(column)
+    if value in column.values:
+        return column.values.index(value)
+    return _other(column)
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
@@ -230,10 +273,15 @@ def _place(column: Categories, value: str) -> int:
 Call: TypeAlias = Callable[[list[Tensor]], NDArray[Any]]
 
 
-def _examples(described: Mapping[str, Any]) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
+def _examples(
+    described: Mapping[str, Any],
+) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
     """Return inputs of the right types and shapes, and that their first axis may have any length."""
-    rows, inputs = torch.export.Dim("rows"), described["inputs"]
-    examples = tuple(torch.zeros((3, *one["shape"][1:]), dtype=getattr(torch, one["type"])) for one in inputs)
+    rows = torch.export.Dim("rows")
+    inputs = described["inputs"]
+    examples = tuple(
+        torch.zeros((3, *one["shape"][1:]), dtype=getattr(torch, one["type"])) for one in inputs
+    )
     return examples, tuple({0: rows} for _ in inputs)
 
 
@@ -283,7 +331,9 @@ def _onnx_program(program: _Program, described: Mapping[str, Any]) -> tuple[byte
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(given: list[Tensor]) -> NDArray[Any]:
-        fed = {name: value.numpy() for name, value in zip(names, given, strict=True)}
+        fed = {}
+        for name, value in zip(names, given, strict=True):
+            fed[name] = value.numpy()
         found: NDArray[Any] = session.run(None, fed)[0]
         return found
 
@@ -311,7 +361,9 @@ def _cannot(format: Format, program: _Program, problem: Exception) -> FedskewErr
 # -- the check ---------------------------------------------------------------------------------------------------------
 
 
-def _difference(call: Call, pipeline: Pipeline, model: nn.Module, task: Task, rows: int, threads: int) -> float:
+def _difference(
+    call: Call, pipeline: Pipeline, model: nn.Module, task: Task, rows: int, threads: int
+) -> float:
     """Return the largest difference between the program and the model, preprocessing included, on made rows."""
     given, x = _made(pipeline, rows)
     outputs = outputs_of(model, x, threads)
@@ -327,9 +379,12 @@ def _made(pipeline: Pipeline, rows: int) -> tuple[list[Tensor], Features]:
     """Return made rows as the inputs of the program, and as features of the model."""
     draw = Stream(0, "export check", rows).generator()
     if not isinstance(pipeline, Schema):
-        offset, factor = np.array(pipeline.offset), np.array(pipeline.factor)
+        offset = np.array(pipeline.offset)
+        factor = np.array(pipeline.factor)
         along = (1, -1) + (1,) * (len(pipeline.shape) - 1)
-        x = draw.normal(size=(rows, *pipeline.shape)) / factor.reshape(along) + offset.reshape(along)
+        x = draw.normal(size=(rows, *pipeline.shape)) / factor.reshape(along) + offset.reshape(
+            along
+        )
         single = x.astype(np.float32)
         return [torch.from_numpy(single)], pipeline.encode(single)
     if pipeline.window:
@@ -338,7 +393,9 @@ def _made(pipeline: Pipeline, rows: int) -> tuple[list[Tensor], Features]:
     return _made_table(pipeline, rows, draw)
 
 
-def _made_table(schema: Schema, rows: int, draw: np.random.Generator) -> tuple[list[Tensor], Features]:
+def _made_table(
+    schema: Schema, rows: int, draw: np.random.Generator
+) -> tuple[list[Tensor], Features]:
     import pandas as pd
 
     numeric, texts = _columns(schema)

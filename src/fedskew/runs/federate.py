@@ -39,29 +39,48 @@ def load(spec: Any, *, validation: float = 0.0, seed: int = 0, **options: Any) -
     (1, 8, 8)
     """
     valid = _valid("load", validation=validation, seed=seed)
-    if hasattr(spec, "columns") or (isinstance(spec, Mapping) and not isinstance(spec.get("name"), str)):
-        held = Split("validation", valid["validation"], valid["seed"]) if valid["validation"] else None
+    if hasattr(spec, "columns") or (
+        isinstance(spec, Mapping) and not isinstance(spec.get("name"), str)
+    ):
+        if valid["validation"]:
+            held = Split("validation", valid["validation"], valid["seed"])
+        else:
+            held = None
         return from_frames(spec, held, options)
-    spec = _with_options(spec, options) if options else spec
+    if options:
+        spec = _with_options(spec, options)
+    else:
+        spec = spec
     data = catalogue.load(spec, **valid)
-    recipe = {"data": as_table("data", spec), "validation": valid["validation"], "split_seed": valid["seed"]}
+    recipe = {
+        "data": as_table("data", spec),
+        "validation": valid["validation"],
+        "split_seed": valid["seed"],
+    }
     return replace(data, recipe=recipe)
 
 
-def _with_options(spec: "str | Mapping[str, Any] | Choice", options: Mapping[str, Any]) -> dict[str, Any]:
+def _with_options(
+    spec: "str | Mapping[str, Any] | Choice", options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a data set by name with further options."""
     choice = parse(spec, "data set") if isinstance(spec, str) else spec
     given = dict(choice) if isinstance(choice, Mapping) else {"name": choice.name, **choice.options}
     for name in options:
         if name in given:
-            raise FedskewError(f"load: {name} is given twice, as {given[name]} and as {options[name]}")
+            raise FedskewError(
+                f"load: {name} is given twice, as {given[name]} and as {options[name]}"
+            )
     return {**given, **options}
 
 
 def _valid(where: str, **values: Any) -> dict[str, Any]:
     """Return arguments that are settings as well, converted and checked as those are."""
     known = options_of(Experiment)
-    return {name: known[name].convert(value, where) for name, value in values.items()}
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        result[name] = known[name].convert(value, where)
+    return result
 
 
 def split(
@@ -104,7 +123,10 @@ def split(
     given = _valid("split", clients=clients, seed=seed, client_test=client_test, bins=bins)
     clients, seed, client_test, bins = given.values()
     dataset = _dataset(data, label, group, task).with_bins(bins)
-    skew = usual_skew(dataset) if skew == AUTO else skew
+    if skew == AUTO:
+        skew = usual_skew(dataset)
+    else:
+        skew = skew
     natural = not callable(skew) and skews.choose(skew).name == "natural"
     if natural and dataset.silos and clients not in (None, len(dataset.silos)):
         raise FedskewError(
@@ -114,11 +136,16 @@ def split(
         )
     if clients is None and not natural:
         clients = DEFAULT_CLIENTS
-    skew = skew if callable(skew) else _numbered(skew, dataset.groups)
+    if callable(skew):
+        skew = skew
+    else:
+        skew = _numbered(skew, dataset.groups)
     if target is None:
         result = partition_rows(skew, dataset.train, clients, seed)
     else:
-        found = find(skew, dataset.train, clients, seed, target, classes=len(dataset.label_names) or None)
+        found = find(
+            skew, dataset.train, clients, seed, target, classes=len(dataset.label_names) or None
+        )
         skew, result = found.spec, found.result
     partition, held_out = result.partition, None
     if client_test:
@@ -134,17 +161,26 @@ def split(
             "bins": bins,
         }
         recipe = {**dataset.recipe, **made}
-    return Federation(dataset, partition, held_out, recipe, None if result.rows is dataset.train else result.rows)
+    return Federation(
+        dataset, partition, held_out, recipe, None if result.rows is dataset.train else result.rows
+    )
 
 
 def usual_skew(data: Dataset) -> str:
     """Return how a data set is partitioned by default: by the clients that it comes with, if it does."""
-    return "natural" if data.silos else DEFAULT_SKEW
+    if data.silos:
+        return "natural"
+    return DEFAULT_SKEW
 
 
-def _dataset(data: Any, label: str | None, group: str | None, task: "str | Mapping[str, Any] | Task") -> Dataset:
+def _dataset(
+    data: Any, label: str | None, group: str | None, task: "str | Mapping[str, Any] | Task"
+) -> Dataset:
     """Return what ``load`` returned as it is, and arrays or a data frame as a data set for the task."""
-    wanted = None if task == AUTO else resolve(task).target
+    if task == AUTO:
+        wanted = None
+    else:
+        wanted = resolve(task).target
     if not isinstance(data, Dataset):
         return from_arrays(data, label=label, group=group, target=wanted or "class")
     if wanted not in (None, data.target):
@@ -155,15 +191,22 @@ def _dataset(data: Any, label: str | None, group: str | None, task: "str | Mappi
     return data
 
 
-def _numbered(skew: "str | Mapping[str, Any] | Choice", groups: tuple[str, ...]) -> "str | Mapping[str, Any] | Choice":
+def _numbered(
+    skew: "str | Mapping[str, Any] | Choice", groups: tuple[str, ...]
+) -> "str | Mapping[str, Any] | Choice":
     """Return a skew that names a group (``domains:alone=photo``) with the group's number, which is what rows have."""
     name = skews.choose(skew).options.get("alone")
-    return skews.settle(skew, {"alone": str(groups.index(name))}) if name in groups else skew
+    if name in groups:
+        return skews.settle(skew, {"alone": str(groups.index(name))})
+    return skew
 
 
 def federate(experiment: Experiment, data: Dataset | None = None) -> Federation:
     """Return the federation of an experiment; ``data`` avoids reading it again."""
-    seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
+    if experiment.split_seed is None:
+        seed = experiment.seed
+    else:
+        seed = experiment.split_seed
     data = data or load(experiment.data, validation=experiment.validation, seed=seed)
     held, bins = experiment.client_test, experiment.bins
     return split(data, experiment.skew, experiment.clients, seed=seed, client_test=held, bins=bins)

@@ -39,7 +39,8 @@ FATES = {  # columns of the table of rounds, likewise
     "dropped": ("dropped out", "#D55E00"),
     "excluded": ("NaN or infinite", "#CC79A7"),
 }
-SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision")  # metrics up to 1
+# Metrics up to 1
+SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "average_precision")
 _MOST_CLIENTS = 250  # rows of the matrix; above that, clients at even steps
 # In ascending order; the largest unit with a value of at least two is used.
 TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
@@ -47,7 +48,9 @@ SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 @as_written
-def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row, metric: str = "accuracy") -> bytes:
+def draw_run(
+    rounds: Sequence[Row], fed: Federation, summary: Row, metric: str = "accuracy"
+) -> bytes:
     """The task's headline metric over rounds, simulated time and traffic, loss, lost updates, who holds what, as a PNG.
 
     Panels without content are omitted, and their neighbours are larger.
@@ -56,19 +59,26 @@ def draw_run(rounds: Sequence[Row], fed: Federation, summary: Row, metric: str =
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(13, 7.6), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08), dpi=110)
+    figure = Figure(
+        figsize=(13, 7.6), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08), dpi=110
+    )
     FigureCanvasAgg(figure)
     sent = np.cumsum([row["bytes_down"] + row["bytes_up"] for row in rounds])
     lost = any(row[fate] for row in rounds for fate in ("late", "dropped", "excluded"))
     panels = figure.subplot_mosaic(
-        [["metric", "loss", "matrix"], ["time", "sent" if sent[-1] else "time", "fates" if lost else "matrix"]]
+        [
+            ["metric", "loss", "matrix"],
+            ["time", "sent" if sent[-1] else "time", "fates" if lost else "matrix"],
+        ]
     )
     _draw_curves(panels["metric"], rounds, metric)
     if (rate := _of_one_class(metric, fed, summary)) is not None:
         name = "most frequent class for all test rows"
         panels["metric"].axhline(rate, color="#000000", linestyle=":", linewidth=1.0, label=name)
     _draw_curves(panels["loss"], rounds, "loss")
-    _draw_cost(panels["time"], rounds, [row["clock"] for row in rounds], "simulated time", TIMES, metric)
+    _draw_cost(
+        panels["time"], rounds, [row["clock"] for row in rounds], "simulated time", TIMES, metric
+    )
     if sent[-1]:
         _draw_cost(panels["sent"], rounds, sent.tolist(), "sent so far, both ways", SIZES, metric)
     if lost:
@@ -86,7 +96,9 @@ def _of_one_class(metric: str, fed: Federation, summary: Row) -> float | None:
     """Return what predicting one class for all test rows scores; None for metrics where that says little."""
     if "test_majority_rate" not in summary or metric not in ("accuracy", "balanced_accuracy"):
         return None
-    return float(summary["test_majority_rate"]) if metric == "accuracy" else 1 / len(np.unique(fed.test.y))
+    if metric == "accuracy":
+        return float(summary["test_majority_rate"])
+    return 1 / len(np.unique(fed.test.y))
 
 
 def _title(summary: Row) -> str:
@@ -99,7 +111,9 @@ def _title(summary: Row) -> str:
     if summary["fleet"] != "uniform":
         parts.insert(-1, f"fleet {summary['fleet']}")
     text = "  ·  ".join(parts)
-    return text if len(text) < 160 else text[:157] + "..."
+    if len(text) < 160:
+        return text
+    return text[:157] + "..."
 
 
 def _draw_curves(axes: "Axes", rounds: Sequence[Row], what: str) -> None:
@@ -109,7 +123,12 @@ def _draw_curves(axes: "Axes", rounds: Sequence[Row], what: str) -> None:
 
 
 def _draw_cost(
-    axes: "Axes", rounds: Sequence[Row], spent: Sequence[float], what: str, units: Mapping[str, float], metric: str
+    axes: "Axes",
+    rounds: Sequence[Row],
+    spent: Sequence[float],
+    what: str,
+    units: Mapping[str, float],
+    metric: str,
 ) -> None:
     """A metric over what had been spent by the end of each round."""
     unit = unit_for(spent[-1], units)
@@ -133,11 +152,23 @@ def _draw_parts(axes: "Axes", rounds: Sequence[Row], x: Sequence[float], what: s
     lowest = 0.0
     for part, name in NAMES.items():
         key = f"{part}_{what}"
-        points = [(at, row[key]) for at, row in zip(x, rounds, strict=True) if row.get(key) is not None]
+        points = []
+        for at, row in zip(x, rounds, strict=True):
+            if row.get(key) is not None:
+                points.append((at, row[key]))
         if points:
-            marker = "o" if len(points) == 1 else ""
+            if len(points) == 1:
+                marker = "o"
+            else:
+                marker = ""
             lowest = min([lowest, *(value for _, value in points if math.isfinite(value))])
-            axes.plot(*zip(*points, strict=True), color=COLOURS[part], label=name, linewidth=1.6, marker=marker)
+            axes.plot(
+                *zip(*points, strict=True),
+                color=COLOURS[part],
+                label=name,
+                linewidth=1.6,
+                marker=marker,
+            )
     axes.set_ylabel(what)
     axes.update_datalim([(x[0], 0)])  # or the room above a flat curve would be too small
     axes.set_ylim(None if lowest < 0 else 0, 1.02 if what in SHARES else None)
@@ -146,12 +177,20 @@ def _draw_parts(axes: "Axes", rounds: Sequence[Row], x: Sequence[float], what: s
 
 def _draw_fates(axes: "Axes", rounds: Sequence[Row]) -> None:
     """Draw the outcomes of the clients of each round as stacked areas."""
-    counts = {fate: np.array([row[fate] for row in rounds]) for fate in ("late", "dropped", "excluded")}
-    counts = {"answered": np.array([row["clients"] for row in rounds]) - sum(counts.values()), **counts}
-    edges, base = np.arange(len(rounds) + 1) + 0.5, np.zeros(len(rounds))
+    counts = {}
+    for fate in ("late", "dropped", "excluded"):
+        counts[fate] = np.array([row[fate] for row in rounds])
+    counts = {
+        "answered": np.array([row["clients"] for row in rounds]) - sum(counts.values()),
+        **counts,
+    }
+    edges = np.arange(len(rounds) + 1) + 0.5
+    base = np.zeros(len(rounds))
     for fate, (name, colour) in FATES.items():
         if counts[fate].any():
-            axes.stairs(base + counts[fate], edges, baseline=base, fill=True, color=colour, label=name)
+            axes.stairs(
+                base + counts[fate], edges, baseline=base, fill=True, color=colour, label=name
+            )
             base = base + counts[fate]
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.locator_params(axis="y", integer=True)
@@ -179,21 +218,34 @@ def shown_clients(clients: int) -> Ints:
 
 def _draw_matrix(axes: "Axes", fed: Federation) -> None:
     """Draw the share of each class (column) at each client (row), with the clients' rows if there is space."""
-    columns, clients = fed.label_columns, shown_clients(fed.clients)
+    columns = fed.label_columns
+    clients = shown_clients(fed.clients)
     sizes = fed.partition.sizes[clients]
     shares = columns.counts(fed.partition, clients) / sizes[:, None]
-    image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    image = axes.imshow(
+        shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest"
+    )
     axes.figure.colorbar(image, ax=axes, label="share of the client's rows", shrink=0.9)
     axes.set_xlabel(columns.title)
     axes.set_ylabel("client")
     if len(columns.names) <= 12:
-        names = [name if len(name) <= 10 else name[:9] + "…" for name in columns.names]
-        axes.set_xticks(range(len(names)), names, rotation=0 if max(map(len, names)) <= 2 else 60, fontsize=8)
+        names = []
+        for name in columns.names:
+            names.append(name if len(name) <= 10 else name[:9] + "…")
+        axes.set_xticks(
+            range(len(names)), names, rotation=0 if max(map(len, names)) <= 2 else 60, fontsize=8
+        )
     if len(clients) < fed.clients:
         shown = np.linspace(0, len(clients) - 1, 6).astype(np.int64)
         axes.set_yticks(shown, [f"{client:,}" for client in clients[shown]])
         axes.set_ylabel(f"client ({len(clients)} of {fed.clients:,})")
     elif len(clients) <= 20:
-        called = [name if len(name) <= 16 else name[:15] + "…" for name in fed.client_names]
-        axes.set_yticks(range(len(clients)), [f"{c}  ({n})" for c, n in zip(called, sizes, strict=True)], fontsize=8)
+        called = []
+        for name in fed.client_names:
+            called.append(name if len(name) <= 16 else name[:15] + "…")
+        axes.set_yticks(
+            range(len(clients)),
+            [f"{c}  ({n})" for c, n in zip(called, sizes, strict=True)],
+            fontsize=8,
+        )
         axes.set_ylabel("client (rows)")

@@ -37,8 +37,14 @@ Row = dict[str, Any]
 CONFIG, ENVIRONMENT, PARTITION = "config.toml", "environment.json", "partition.npz"
 NODES = "nodes"  # folder in which simulated nodes keep the state of their clients
 OF_NODES = "nodes.json"  # the number of a run among nodes on other machines, and the names of these
-PIPELINE = "pipeline.json"  # how new data become features, the names of the classes and of the clients
-ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = "rounds.csv", "clients.csv", "timing.csv", "clients_final.csv"
+# How new data become features, the names of the classes and of the clients
+PIPELINE = "pipeline.json"
+ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = (
+    "rounds.csv",
+    "clients.csv",
+    "timing.csv",
+    "clients_final.csv",
+)
 MODEL, SUMMARY, PICTURE, PAGE = "model.safetensors", "summary.json", "picture.png", "report.html"
 EVENTS = "events.jsonl"  # what happened in a run on nodes, one line an event
 GROUP = "group.json"  # the runs of a comparison, in the folder around them
@@ -46,9 +52,11 @@ CONFUSION, OWN_CONFUSION, CLASSES = "confusion.csv", "confusion_own.csv", "class
 CLIENT_CLASSES = "client_classes.csv"
 THRESHOLDS = "thresholds.json"
 START, FINAL = "start.json", "final.json"  # manifests of what was written at first and at last
-CHECKPOINTS = "checkpoints"  # a folder with two files for each of the last checkpoints, named by their round
+# A folder with two files for each of the last checkpoints, named by their round
+CHECKPOINTS = "checkpoints"
 JOURNAL = "clients"  # a folder of numbered files that go with the checkpoints
-FORMAT = 3  # of a run folder; 1 had one checkpoint.safetensors and no checksums, 2 had other names in its checkpoints
+# Of a run folder; 1 had one checkpoint.safetensors and no checksums, 2 had other names in its checkpoints
+FORMAT = 3
 TABLES = (ROUNDS, CLIENTS, TIMING)
 _LINES = 100_000  # that are converted at a time
 _END = 2**16  # bytes of a table that are read first for its last rows
@@ -63,7 +71,12 @@ def resume_command(path: Path, imports: Sequence[str] | None = None) -> str:
     path = path.parent if (path.parent / GROUP).is_file() else path
     sources = [one.source for one in imported()] if imports is None else imports
     return " ".join(
-        ["fedskew", *(f"--import {shlex.quote(source)}" for source in sources), "resume", shlex.quote(str(path))]
+        [
+            "fedskew",
+            *(f"--import {shlex.quote(source)}" for source in sources),
+            "resume",
+            shlex.quote(str(path)),
+        ]
     )
 
 
@@ -76,7 +89,9 @@ def must_be_new(path: Path) -> None:
     with writing(path):
         taken = path.exists()
     if taken:
-        raise TakenError(f"{path} exists already: resume it ({resume_command(path)}), remove it or choose another")
+        raise TakenError(
+            f"{path} exists already: resume it ({resume_command(path)}), remove it or choose another"
+        )
 
 
 @contextmanager
@@ -115,7 +130,11 @@ class Digest:
 
 def manifest(files: Mapping[str, Digest], format: int = FORMAT, **facts: Any) -> bytes:
     """Return files with their digests as JSON, with a checksum of that itself."""
-    content = {"format": format, **facts, "files": {name: vars(digest) for name, digest in files.items()}}
+    content = {
+        "format": format,
+        **facts,
+        "files": {name: vars(digest) for name, digest in files.items()},
+    }
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
 
 
@@ -130,14 +149,22 @@ def read_manifest(path: Path) -> dict[str, Any]:
             )
         checksum = content.pop("checksum")
         content["files"] = {name: Digest(**digest) for name, digest in content["files"].items()}
-        plain = {**content, "files": {name: vars(digest) for name, digest in content["files"].items()}}
-        whole = checksum == _checksum(plain) and manifest(content["files"], **_facts(content)) == path.read_bytes()
+        plain = {
+            **content,
+            "files": {name: vars(digest) for name, digest in content["files"].items()},
+        }
+        whole = (
+            checksum == _checksum(plain)
+            and manifest(content["files"], **_facts(content)) == path.read_bytes()
+        )
     except FileNotFoundError:
         raise FedskewError(f"{path} is gone") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         if isinstance(problem, FedskewError):
             raise
-        raise FedskewError(f"{path} is damaged: it is no manifest ({type(problem).__name__})") from None
+        raise FedskewError(
+            f"{path} is damaged: it is no manifest ({type(problem).__name__})"
+        ) from None
     if not whole:
         raise FedskewError(f"{path} is damaged: its checksum is not that of its content")
     return dict(content)
@@ -164,7 +191,9 @@ def _finite(content: Any) -> Any:
         return {key: _finite(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
         return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
 
 
 def matrix_to_csv(matrix: Ints, names: Sequence[str]) -> bytes:
@@ -191,7 +220,12 @@ def counts_from_csv(path: Path) -> tuple[str, list[str], list[str], list[list[in
     """Return what ``counts_to_csv`` wrote."""
     with reading(path), path.open(encoding="utf-8", newline="") as file:
         first, *lines = csv.reader(file)
-        return first[0], [line[0] for line in lines], first[1:], [[int(count) for count in line[1:]] for line in lines]
+        return (
+            first[0],
+            [line[0] for line in lines],
+            first[1:],
+            [[int(count) for count in line[1:]] for line in lines],
+        )
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
@@ -236,10 +270,14 @@ class RunFolder:
             (part / ENVIRONMENT).write_text(to_json(environment, indent=2) + "\n", encoding="utf-8")
             partition.save(part / PARTITION)
             if pipeline is not None:
-                (part / PIPELINE).write_text(json.dumps(pipeline, indent=1) + "\n", encoding="utf-8")
+                (part / PIPELINE).write_text(
+                    json.dumps(pipeline, indent=1) + "\n", encoding="utf-8"
+                )
             if nodes is not None:
                 (part / OF_NODES).write_text(to_json(nodes, indent=2) + "\n", encoding="utf-8")
-            written = {file.name: Digest.of(file.read_bytes()) for file in sorted(part.iterdir())}
+            written = {}
+            for file in sorted(part.iterdir()):
+                written[file.name] = Digest.of(file.read_bytes())
             (part / START).write_bytes(manifest(written))
         return cls(path)
 
@@ -247,7 +285,9 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         """Open an existing run."""
         if not (path / CONFIG).is_file():
-            raise FedskewError(f"{path} is not a run folder: it has no {CONFIG}; name a folder such as runs/NAME")
+            raise FedskewError(
+                f"{path} is not a run folder: it has no {CONFIG}; name a folder such as runs/NAME"
+            )
         return cls(path)
 
     def environment(self) -> Row:
@@ -326,7 +366,11 @@ class RunFolder:
                 if rows and rows[0]["round"] < round:
                     return [row for row in rows if row["round"] >= round]
             size *= 8
-        return [row for row in self.table(name, growing=True) if row["round"] >= round]
+        result: list[Row] = []
+        for row in self.table(name, growing=True):
+            if row["round"] >= round:
+                result.append(row)
+        return result
 
     def stream(self, name: str, columns: Sequence[str]) -> Iterator[Row]:
         """Yield the rows of a table with these columns only, for tables larger than memory."""
@@ -345,20 +389,27 @@ class RunFolder:
 
     def columns(self, name: str, columns: Sequence[str]) -> dict[str, Floats]:
         """Return columns of numbers, NaN where a cell is empty; faster than rows."""
-        path, places = self.path / name, [self.header(name).index(column) for column in columns]
+        path = self.path / name
+        places = [self.header(name).index(column) for column in columns]
         parts: list[Floats] = []
         with reading(path), path.open(encoding="utf-8", newline="") as file:
             lines = csv.reader(file)
             next(lines)
-            while some := [[line[place] or "nan" for place in places] for line in islice(lines, _LINES)]:
+            while some := [
+                [line[place] or "nan" for place in places] for line in islice(lines, _LINES)
+            ]:
                 parts.append(np.array(some, dtype=np.float64))
-        whole = np.concatenate(parts) if parts else np.zeros((0, len(places)))
+        if parts:
+            whole = np.concatenate(parts)
+        else:
+            whole = np.zeros((0, len(places)))
         return {column: whole[:, i] for i, column in enumerate(columns)}
 
     def cut_back(self, lengths: Mapping[str, Digest]) -> None:
         """Truncate the tables to a checkpoint, incomplete last lines included."""
         for name in TABLES:
-            path, digest = self.path / name, lengths.get(name, Digest.of(b""))
+            path = self.path / name
+            digest = lengths.get(name, Digest.of(b""))
             if not path.exists():
                 continue
             if not digest.size:
@@ -379,7 +430,10 @@ class RunFolder:
         for name in self._grown:
             with writing(self.path / name, self._then):
                 sync(self.path / name)
-        return {name: Digest(length, running.hexdigest()) for name, (length, running) in self._grown.items()}
+        result: dict[str, Digest] = {}
+        for name, (length, running) in self._grown.items():
+            result[name] = Digest(length, running.hexdigest())
+        return result
 
     def verify(self, files: Mapping[str, Digest]) -> None:
         """Raise an error for a file that was changed; tables may have grown since."""
@@ -399,7 +453,10 @@ class RunFolder:
 
     def checkpoints(self) -> list[int]:
         """Return the rounds with checkpoints, the latest first."""
-        found = (re.fullmatch(r"(\d+)\.json", path.name) for path in (self.path / CHECKPOINTS).glob("*.json"))
+        found = (
+            re.fullmatch(r"(\d+)\.json", path.name)
+            for path in (self.path / CHECKPOINTS).glob("*.json")
+        )
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def last_checkpoint(self) -> Row:
@@ -414,18 +471,24 @@ class RunFolder:
         """
         rounds = self.checkpoints()
         if not rounds:
-            raise FedskewError(f"{self.path / CHECKPOINTS} is gone, and with it the clients' own models")
+            raise FedskewError(
+                f"{self.path / CHECKPOINTS} is gone, and with it the clients' own models"
+            )
         recorded = read_manifest(self.path / FINAL).get("checkpoint")
         if recorded is None:  # a version up to 0.2.0 wrote the folder
             if rounds[0] < self.read_json(SUMMARY)["rounds"]:
-                raise FedskewError(f"{self.path / CHECKPOINTS} lacks the checkpoint of the last round: put it back")
+                raise FedskewError(
+                    f"{self.path / CHECKPOINTS} lacks the checkpoint of the last round: put it back"
+                )
             return rounds[0]
         round = int(recorded["round"])
         name = f"{CHECKPOINTS}/{round:08d}.json"
         try:
             self.verify({name: Digest(recorded["size"], recorded["sha256"])})
         except FedskewError as problem:
-            raise FedskewError(f"{problem}: it names the models of clients after the last round, put it back") from None
+            raise FedskewError(
+                f"{problem}: it names the models of clients after the last round, put it back"
+            ) from None
         return round
 
     def write_inside(self, path: Path, content: bytes) -> None:
@@ -472,7 +535,10 @@ def _complete(content: bytes) -> str:
 def _rows(text: str, names: Sequence[str] | None = None) -> list[Row]:
     """Return the rows of a table, the first of which has the names of its columns, unless they are given."""
     lines = csv.DictReader(io.StringIO(text, newline=""), fieldnames=names)
-    return [{key: value if key == NAME else _value(value) for key, value in row.items()} for row in lines]
+    result: list[Row] = []
+    for row in lines:
+        result.append({key: value if key == NAME else _value(value) for key, value in row.items()})
+    return result
 
 
 def _value(text: str | None) -> Any:

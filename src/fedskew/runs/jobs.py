@@ -31,7 +31,9 @@ def checked_jobs(given: Any, workers: Any) -> int:
     return given
 
 
-def in_processes(work: Callable[[Task, Tell], Result], tasks: Sequence[Task], jobs: int, told: Tell) -> list[Result]:
+def in_processes(
+    work: Callable[[Task, Tell], Result], tasks: Sequence[Task], jobs: int, told: Tell
+) -> list[Result]:
     """Return ``work(task, tell)`` of every task, from up to ``jobs`` processes with an equal share of the cores.
 
     What a task tells is given to ``told`` in this process. An error ends all, and so does a signal; runs end their
@@ -39,7 +41,8 @@ def in_processes(work: Callable[[Task, Tell], Result], tasks: Sequence[Task], jo
     """
     context = multiprocessing.get_context("spawn")
     count = min(jobs, len(tasks))
-    waiting, results = list(range(len(tasks)))[::-1], dict[int, Result]()
+    waiting = list(range(len(tasks)))[::-1]
+    results = dict[int, Result]()
     processes: dict[Connection, BaseProcess] = {}
     doing: dict[Connection, int] = {}
     try:
@@ -94,16 +97,21 @@ def _received(pipe: Connection, came: Sequence[str]) -> tuple[str, Any]:
     return kind, content
 
 
-def _serve(pipe: Connection, work: Callable[[Any, Tell], Any], threads: int, imports: Sequence[Imported]) -> None:
+def _serve(
+    pipe: Connection, work: Callable[[Any, Tell], Any], threads: int, imports: Sequence[Imported]
+) -> None:
     """Do one task after the other, until the first process closes its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first one tells the others
+    # Ctrl-C reaches all processes: the first one tells the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import_again(imports)
 
     def tell(content: Any) -> None:
         try:
             pipe.send(("told", content))
-        except ConnectionError:  # the first process has ended, or wants to: end the round, and make a checkpoint
+        except (
+            ConnectionError
+        ):  # the first process has ended, or wants to: end the round, and make a checkpoint
             os.kill(os.getpid(), signal.SIGTERM)
 
     while True:

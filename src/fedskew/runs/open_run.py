@@ -72,18 +72,24 @@ class Record:
     def confusion(self) -> "pd.DataFrame | None":
         """Test rows by their true class (down) and the predicted one (across); None where the run has no such table."""
         path = self.folder / on_disk.CONFUSION
-        return confusion_frame(*on_disk.matrix_from_csv(path)) if path.exists() else None
+        if path.exists():
+            return confusion_frame(*on_disk.matrix_from_csv(path))
+        return None
 
     @cached_property
     def own_confusion(self) -> "pd.DataFrame | None":
         """The sum over clients of such tables of their own models; None without own models."""
         path = self.folder / on_disk.OWN_CONFUSION
-        return confusion_frame(*on_disk.matrix_from_csv(path)) if path.exists() else None
+        if path.exists():
+            return confusion_frame(*on_disk.matrix_from_csv(path))
+        return None
 
     @cached_property
     def classes(self) -> "pd.DataFrame | None":
         """Rows, predictions, precision, recall and F1 of every class, of the global model; None for other tasks."""
-        return None if self.confusion is None else class_frame(self.confusion)
+        if self.confusion is None:
+            return None
+        return class_frame(self.confusion)
 
     @cached_property
     def weights(self) -> Tensors:
@@ -116,9 +122,13 @@ class Record:
         """Return a model with the initial weights of a seed, in the precision of the trained ones."""
         facts = RunFolder(self.folder).read_json(on_disk.ENVIRONMENT)
         model = build(self.config["model"], tuple(facts["shape"]), facts["outputs"], seed=seed)
-        return model.to(next(value.dtype for value in self.weights.values() if value.is_floating_point()))
+        return model.to(
+            next(value.dtype for value in self.weights.values() if value.is_floating_point())
+        )
 
-    def predict(self, data: Any, client: "int | str | None" = None, proba: bool = False) -> "pd.DataFrame":
+    def predict(
+        self, data: Any, client: "int | str | None" = None, proba: bool = False
+    ) -> "pd.DataFrame":
         """Apply the trained model to new rows, and return the predictions with the names of the classes.
 
         Args:
@@ -130,7 +140,8 @@ class Record:
 
     def model_of(self, client: "int | str") -> nn.Module:
         """Return the model that a client uses: the global one, or its own where the method has such."""
-        part, model = own_part(RunFolder(self.folder), self._client_number(client)), copy.deepcopy(self.model)
+        part = own_part(RunFolder(self.folder), self._client_number(client))
+        model = copy.deepcopy(self.model)
         if part.away:
             raise models_away(self.client_names[self._client_number(client)])
         if part.names:
@@ -146,7 +157,10 @@ class Record:
         """Return ``whole``, or why clients share no whole model."""
         if SHARED_MODEL in self.summary:
             return str(self.summary[SHARED_MODEL])
-        if not any(name.startswith("own_test_") or name.endswith("_of_global_model_mean") for name in self.summary):
+        if not any(
+            name.startswith("own_test_") or name.endswith("_of_global_model_mean")
+            for name in self.summary
+        ):
             return WHOLE  # an older version wrote it, and its clients have no models of their own
         with suppress(FedskewError):
             part = own_part(RunFolder(self.folder), 0)
@@ -201,7 +215,9 @@ class Record:
         """Return the task of the run."""
         spec = self.config.get("task", "classification")
         if from_python(spec):
-            raise FedskewError(f"{self.folder}: its task was a Python object: predict with what train returned")
+            raise FedskewError(
+                f"{self.folder}: its task was a Python object: predict with what train returned"
+            )
         return resolve(spec)
 
     @property
@@ -233,7 +249,9 @@ def open_run(folder: "str | os.PathLike[str]") -> Record: ...
 def open_run(folder: "list[str | os.PathLike[str]]") -> "pd.DataFrame": ...
 
 
-def open_run(folder: "str | os.PathLike[str] | list[str | os.PathLike[str]]") -> "Record | pd.DataFrame":
+def open_run(
+    folder: "str | os.PathLike[str] | list[str | os.PathLike[str]]",
+) -> "Record | pd.DataFrame":
     """Read a finished run: tables, summary, configuration, partition and model; of several runs one table.
 
     Files are verified where the folder has checksums (from format 2 on).
@@ -256,11 +274,15 @@ def _open(folder: Path) -> Record:
             f"{folder} has the format {version}, and this version of fedskew reads 1 to {FORMAT}: use a newer one"
         )
     if not disk.finished:
-        raise FedskewError(f"{folder} is not finished: resume it ({on_disk.resume_command(disk.path)})")
+        raise FedskewError(
+            f"{folder} is not finished: resume it ({on_disk.resume_command(disk.path)})"
+        )
     if version > 1:
         disk.verify_start()
         disk.verify(read_manifest(disk.path / on_disk.FINAL)["files"])
         for round in disk.checkpoints()[:1]:
             files = read_manifest(disk.checkpoint(round, "json"))["files"]
             disk.verify({name: digest for name, digest in files.items() if "/" not in name})
-    return Record(disk.path, version, read_file(disk.path / on_disk.CONFIG), disk.read_json(on_disk.SUMMARY))
+    return Record(
+        disk.path, version, read_file(disk.path / on_disk.CONFIG), disk.read_json(on_disk.SUMMARY)
+    )

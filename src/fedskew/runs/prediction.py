@@ -62,7 +62,11 @@ class Trained(Protocol):
 
 
 def predict(
-    run: Trained, data: Any, client: int | str | None = None, proba: bool = False, name: str = "the data"
+    run: Trained,
+    data: Any,
+    client: int | str | None = None,
+    proba: bool = False,
+    name: str = "the data",
 ) -> "pd.DataFrame":
     """Return one row for each row of the data: the predicted class or number, or a column of 0 and 1 a label.
 
@@ -81,7 +85,11 @@ def predict(
     if task.target == "labels":
         columns = {name: decided[:, place] for place, name in enumerate(names)}
     else:
-        columns = {PREDICTION: np.array(names, dtype=object)[decided] if task.target == "class" else decided}
+        columns = {
+            PREDICTION: np.array(names, dtype=object)[decided]
+            if task.target == "class"
+            else decided
+        }
     if proba:
         found = probabilities(task, outputs).numpy()
         columns |= {f"p({name})": found[:, place] for place, name in enumerate(names)}
@@ -89,7 +97,9 @@ def predict(
     return pd.DataFrame(columns, index=data.index if same_rows else None)
 
 
-def predict_file(run: Trained, path: Path, client: int | str | None = None, proba: bool = False) -> str:
+def predict_file(
+    run: Trained, path: Path, client: int | str | None = None, proba: bool = False
+) -> str:
     """Return the predictions for the rows of a file as CSV, with the number of the row (of a window: its first).
 
     Warns of columns that are unlike those of the training rows.
@@ -98,8 +108,12 @@ def predict_file(run: Trained, path: Path, client: int | str | None = None, prob
     found = predict(run, data, client, proba, str(path))
     for doubt in run.pipeline.doubts(data) if isinstance(run.pipeline, Schema) else ():
         warnings.warn(f"{path}: {doubt}", stacklevel=2)
-    step = (run.pipeline.stride or run.pipeline.window or 1) if isinstance(run.pipeline, Schema) else 1
-    found.insert(0, "row", np.arange(len(found)) * step, allow_duplicates=True)  # a label may have that name
+    if isinstance(run.pipeline, Schema):
+        step = run.pipeline.stride or run.pipeline.window or 1
+    else:
+        step = 1
+    # A label may have that name
+    found.insert(0, "row", np.arange(len(found)) * step, allow_duplicates=True)
     return found.to_csv(index=False, lineterminator="\n")
 
 
@@ -109,9 +123,15 @@ def features(pipeline: Pipeline, name: str, data: Any) -> Features:
     Raises an error, with the name of the column, for data that do not fit.
     """
     named = hasattr(data, "columns")
-    frame = data.set_axis([str(column) for column in data.columns], axis=1) if named else data
+    if named:
+        frame = data.set_axis([str(column) for column in data.columns], axis=1)
+    else:
+        frame = data
     if isinstance(pipeline, Scaling):
-        x: NDArray[Any] = pipeline.array(name, frame) if named else np.asarray(data)
+        if named:
+            x: NDArray[Any] = pipeline.array(name, frame)
+        else:
+            x = np.asarray(data)
         pipeline.check(name, x)
         with np.errstate(over="ignore"):
             scaled = pipeline.encode(x)
@@ -119,12 +139,16 @@ def features(pipeline: Pipeline, name: str, data: Any) -> Features:
             raise FedskewError(f"{name}: x holds numbers too large for single precision")
         return scaled
     if not named:
-        raise FedskewError(f"{name}: the model was trained on a table: give a data frame, got {type(data).__name__}")
+        raise FedskewError(
+            f"{name}: the model was trained on a table: give a data frame, got {type(data).__name__}"
+        )
     pipeline.check(name, frame)
     encoded = pipeline.encode(frame)
     if not np.isfinite(encoded).all():
         place = int(np.argmin(np.isfinite(encoded).all(axis=0)))
-        raise FedskewError(f"{name}: column {pipeline.features[place]!r} holds numbers too large for single precision")
+        raise FedskewError(
+            f"{name}: column {pipeline.features[place]!r} holds numbers too large for single precision"
+        )
     if not pipeline.window:
         return encoded
     rows = Rows(encoded, np.zeros(len(encoded), dtype=np.int64))
@@ -135,8 +159,13 @@ def read_rows(path: Path, pipeline: Pipeline, separator: Separator = "comma") ->
     """Read new rows: a CSV or Parquet file or, where the model was trained on arrays, the array x of an NPZ file."""
     if isinstance(pipeline, Schema):
         if path.suffix == ".npz":
-            raise FedskewError(f"{path} holds arrays, and the model was trained on a table: give a CSV or Parquet file")
-        texts = [column.name for column in pipeline.columns if isinstance(column, Categories)]
+            raise FedskewError(
+                f"{path} holds arrays, and the model was trained on a table: give a CSV or Parquet file"
+            )
+        texts = []
+        for column in pipeline.columns:
+            if isinstance(column, Categories):
+                texts.append(column.name)
         return read_table(path, (), separator, texts=(*texts, *pipeline.label.columns))
     if path.suffix != ".npz":
         if pipeline.features:
@@ -144,7 +173,9 @@ def read_rows(path: Path, pipeline: Pipeline, separator: Separator = "comma") ->
         raise FedskewError(f"{path}: the model was trained on arrays: give an NPZ file with x")
     arrays = read_npz(path)
     if "x" not in arrays:
-        raise FedskewError(f"{path} has no array 'x', it holds {', '.join(sorted(arrays)) or 'nothing'}")
+        raise FedskewError(
+            f"{path} has no array 'x', it holds {', '.join(sorted(arrays)) or 'nothing'}"
+        )
     return arrays["x"]
 
 
@@ -156,26 +187,38 @@ def outputs_of(model: nn.Module, x: Features, threads: int) -> Tensor:
         raise FedskewError("there are no rows to predict")
     state = {**trainable(model), **dict(model.named_buffers())}
     with computing(threads):
-        found = [outputs for outputs, _ in Inference(model, rows).outputs(state, rows, torch.arange(len(rows)))]
+        found = []
+        for outputs, _ in Inference(model, rows).outputs(state, rows, torch.arange(len(rows))):
+            found.append(outputs)
     return torch.cat(found).clone()
 
 
 def decide(task: Task, outputs: Tensor, threshold: Threshold | None = None) -> NDArray[Any]:
     """Return predictions from outputs: numbers of classes, numbers, or a matrix of 0 and 1."""
-    decided: NDArray[Any] = task.predict(outputs).numpy() if threshold is None else threshold.predict(outputs.numpy())
+    if threshold is None:
+        decided: NDArray[Any] = task.predict(outputs).numpy()
+    else:
+        decided = threshold.predict(outputs.numpy())
     return decided
 
 
 def threshold_for(run: Trained, client: int | str | None) -> Threshold | None:
     """Return the chosen threshold where the model of a client is the global one, for which it was chosen."""
-    return None if client is not None and run.personalised else run.threshold
+    if client is not None and run.personalised:
+        return None
+    return run.threshold
 
 
 def refuse_probabilities(task: Task) -> None:
     """Raise an error for a task whose outputs are no logits."""
     if task.target == "number" or not isinstance(task, BuiltIn):
-        what = "predicts numbers" if task.target == "number" else "is your own"
-        raise FedskewError(f"probabilities: task {task.label()} {what}, and has none: leave them out")
+        if task.target == "number":
+            what = "predicts numbers"
+        else:
+            what = "is your own"
+        raise FedskewError(
+            f"probabilities: task {task.label()} {what}, and has none: leave them out"
+        )
 
 
 def probabilities(task: Task, outputs: Tensor) -> Tensor:
@@ -183,13 +226,17 @@ def probabilities(task: Task, outputs: Tensor) -> Tensor:
     outputs = outputs.double()
     if task.target == "labels":
         return outputs.sigmoid()
-    return outputs.softmax(1) if outputs.shape[1] > 1 else torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], 1)
+    if outputs.shape[1] > 1:
+        return outputs.softmax(1)
+    return torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], 1)
 
 
 def separator_of(config: Mapping[str, Any]) -> Separator:
     """Return what a configuration says is between the columns of CSV files."""
     data = config.get("data")
-    return cast(Separator, data.get("separator", "comma")) if isinstance(data, Mapping) else "comma"
+    if isinstance(data, Mapping):
+        return cast(Separator, data.get("separator", "comma"))
+    return "comma"
 
 
 def threshold_in(folder: Path) -> Threshold | None:

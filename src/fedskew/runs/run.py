@@ -60,7 +60,9 @@ class Run:
         """Return one row per client about its model at the end."""
         return _frame(self.tables["final"])
 
-    def predict(self, data: Any, client: "int | str | None" = None, proba: bool = False) -> "pd.DataFrame":
+    def predict(
+        self, data: Any, client: "int | str | None" = None, proba: bool = False
+    ) -> "pd.DataFrame":
         """Apply the trained model to new rows, and return the predictions with the names of the classes.
 
         Args:
@@ -115,31 +117,47 @@ class Run:
     def threshold(self) -> Threshold | None:
         """Return the chosen threshold of the global model, if the run has one."""
         found = self.server.threshold()
-        return found[0] if found else None
+        if found:
+            return found[0]
+        return None
 
     @cached_property
     def confusion(self) -> "pd.DataFrame | None":
         """Test rows by their true class (down) and the class that the model predicts (across); None for other tasks."""
         matrix = self.server.confusion()
-        return None if matrix is None else confusion_frame(self.server.fed.data.classes, matrix)
+        if matrix is None:
+            return None
+        return confusion_frame(self.server.fed.data.classes, matrix)
 
     @cached_property
     def own_confusion(self) -> "pd.DataFrame | None":
         """The sum over clients of such tables of their own models, on the same test rows; None without own models."""
         matrix = self.server.final_clients().confusion
-        return None if matrix is None else confusion_frame(self.server.fed.data.classes, matrix)
+        if matrix is None:
+            return None
+        return confusion_frame(self.server.fed.data.classes, matrix)
 
     @cached_property
     def classes(self) -> "pd.DataFrame | None":
         """Rows, predictions, precision, recall and F1 of every class, of the global model; None for other tasks."""
-        return None if self.confusion is None else class_frame(self.confusion)
+        if self.confusion is None:
+            return None
+        return class_frame(self.confusion)
 
 
 def said_of(summary: Row, folder: Path | None) -> str:
     """Return what a run found, in one line."""
     metric = summary.get("metric", "accuracy")
-    column = next((f"{part}_{metric}" for part in ("test", "own_test") if f"{part}_{metric}_last" in summary), None)
-    score = f", {column} {summary[f'{column}_last']:.4g} last, {summary[f'{column}_best']:.4g} best" if column else ""
+    column = next(
+        (f"{part}_{metric}" for part in ("test", "own_test") if f"{part}_{metric}_last" in summary),
+        None,
+    )
+    if column:
+        score = (
+            f", {column} {summary[f'{column}_last']:.4g} last, {summary[f'{column}_best']:.4g} best"
+        )
+    else:
+        score = ""
     said = f"{summary['algorithm']} on {summary['data']}, {summary['skew']}: {summary['rounds']} rounds{score}"
     return said + (f"; {folder}" if folder else "")
 
@@ -148,10 +166,19 @@ def facts_of(summary: Row, folder: Path | None) -> Row:
     """Return what a person wants to know of a run first."""
     metric = summary.get("metric", "accuracy")
     names = ["algorithm", "data", "skew", "model", "clients", "rounds"]
-    names += [f"{part}_{metric}_{which}" for part in ("test", "own_test") for which in ("last", "best", "best_round")]
-    names += [f"client_{metric}_mean", f"client_{metric}_worst_10_percent", "gini_of_client_weights"]
+    for part in ("test", "own_test"):
+        for which in ("last", "best", "best_round"):
+            names.append(f"{part}_{metric}_{which}")
+    names += [
+        f"client_{metric}_mean",
+        f"client_{metric}_worst_10_percent",
+        "gini_of_client_weights",
+    ]
     names += ["excluded_updates", "dropped_updates", "late_updates", "bytes_down", "bytes_up"]
-    return {**{name: summary.get(name) for name in [*names, "simulated_seconds", "seconds"]}, "folder": folder}
+    return {
+        **{name: summary.get(name) for name in [*names, "simulated_seconds", "seconds"]},
+        "folder": folder,
+    }
 
 
 def class_frame(confusion: "pd.DataFrame") -> "pd.DataFrame":

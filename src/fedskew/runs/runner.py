@@ -21,7 +21,8 @@ from fedskew.workers.group import WorkerLostError
 Result = TypeVar("Result")
 
 SHARE = 0.01  # of a run's time that checkpoints take without checkpoint_every
-STOPS = {"SIGTERM": 143, "SIGHUP": 129}  # signals after which a run ends its round, with their exit codes
+# Signals after which a run ends its round, with their exit codes
+STOPS = {"SIGTERM": 143, "SIGHUP": 129}
 GRACE = 5.0  # seconds that a round has to end after such a signal; then it is lost
 
 
@@ -67,7 +68,8 @@ class Advanced:
     seconds: float
 
 
-Steps: TypeAlias = Generator[Server, Advanced, Result]  # a run: yields its server when a round is to be run
+# A run: yields its server when a round is to be run
+Steps: TypeAlias = Generator[Server, Advanced, Result]
 
 
 def alone(steps: "Steps[Result]", server: Server | None = None) -> Result:
@@ -102,14 +104,19 @@ def run_rounds(
     Ctrl-C, SIGTERM and SIGHUP leave a run that can be resumed: the latter two end the round first, if it takes no
     longer than ``GRACE``, and make a checkpoint.
     """
-    settings, disk = server.settings, checkpoints.disk if checkpoints else None
+    settings = server.settings
+    if checkpoints:
+        disk = checkpoints.disk
+    else:
+        disk = None
     interval = interval or CheckpointInterval(settings.checkpoint_every, settings.rounds)
     with resumable(server, disk), stopping() as stopped:
         while server.round < settings.rounds:
             if stopped:  # while this run was prepared, or another one was at work
                 raise Interrupted(_how_to_resume(server, disk), STOPS[stopped[0]])
             advanced = yield server
-            result, timing = advanced.result, {"round": server.round, "seconds": advanced.seconds}
+            result = advanced.result
+            timing = {"round": server.round, "seconds": advanced.seconds}
             new = {"rounds": result.round, "clients": result.clients, "timing": timing}
             for name, table in tables.items():
                 table.append(new[name])
@@ -146,7 +153,9 @@ def resumable(server: Server, disk: RunFolder | None) -> Iterator[None]:
 
 def _how_to_resume(server: Server, disk: RunFolder | None) -> str:
     done = f"interrupted after round {server.round} of {server.settings.rounds}"
-    return f"{done}; resume with: {on_disk.resume_command(disk.path)}" if disk else done
+    if disk:
+        return f"{done}; resume with: {on_disk.resume_command(disk.path)}"
+    return done
 
 
 class _Stop(KeyboardInterrupt):
@@ -167,7 +176,8 @@ def stopping() -> Iterator[list[str]]:
     Who looks at it has ``GRACE`` seconds. After that, and at the end if nobody has looked, the signal is raised as a
     ``KeyboardInterrupt`` with its exit code.
     """
-    if _came or threading.current_thread() is not threading.main_thread():  # signals can be handled only there
+    # Signals can be handled only there
+    if _came or threading.current_thread() is not threading.main_thread():
         yield _came[0] if _came else []
         return
     came: list[str] = []
@@ -199,7 +209,8 @@ class _Alarm:
 
     def __init__(self, came: list[str]) -> None:
         self.came = came
-        self.before: tuple[Any, float, float] | None = None  # handler, seconds left and interval that the user has set
+        # Handler, seconds left and interval that the user has set
+        self.before: tuple[Any, float, float] | None = None
 
     def set(self) -> None:
         """Begin to count."""
@@ -225,15 +236,20 @@ def only_warned(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as problem:  # any error of a plotting library
-        reason = problem if isinstance(problem, FedskewError) else f"{type(problem).__name__}: {problem}"
+        reason = (
+            problem if isinstance(problem, FedskewError) else f"{type(problem).__name__}: {problem}"
+        )
         warnings.warn(
-            f"{what} could not be made ({' '.join(str(reason).split())[:200]}); the run itself is whole", stacklevel=3
+            f"{what} could not be made ({' '.join(str(reason).split())[:200]}); the run itself is whole",
+            stacklevel=3,
         )
 
 
 def client_weights(tables: Mapping[str, list[Any]], disk: RunFolder | None) -> Iterable[Row]:
     """Return the weights of clients in all rounds: from memory, or streamed from the folder."""
-    return disk.stream(on_disk.CLIENTS, ("client", "weight")) if disk else chain.from_iterable(tables["clients"])
+    if disk:
+        return disk.stream(on_disk.CLIENTS, ("client", "weight"))
+    return chain.from_iterable(tables["clients"])
 
 
 def finished_files(disk: RunFolder, files: Mapping[str, bytes], summary: Mapping[str, Any]) -> None:
@@ -244,6 +260,8 @@ def finished_files(disk: RunFolder, files: Mapping[str, bytes], summary: Mapping
     content = (on_disk.to_json(summary, indent=2) + "\n").encode()
     for name, inside in files.items():
         disk.write(name, inside)
-    digests = {name: on_disk.Digest.of(inside) for name, inside in {**files, on_disk.SUMMARY: content}.items()}
+    digests = {}
+    for name, inside in {**files, on_disk.SUMMARY: content}.items():
+        digests[name] = on_disk.Digest.of(inside)
     disk.write(on_disk.FINAL, on_disk.manifest(digests, checkpoint=disk.last_checkpoint()))
     disk.write(on_disk.SUMMARY, content)

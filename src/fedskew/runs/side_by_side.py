@@ -43,7 +43,8 @@ class _Group:
     """The runs that have not ended, by number, with the servers that wait for their next round."""
 
     def __init__(self, runs: "Sequence[Steps[Run]]") -> None:
-        self.runs, self.ended = runs, dict[int, Ended]()
+        self.runs = runs
+        self.ended = dict[int, Ended]()
         self.servers: dict[int, Server] = {}
         self.together: Together | None = None
 
@@ -64,7 +65,9 @@ class _Group:
         if self.servers:
             engine = next(iter(self.servers.values())).engine
             assert isinstance(engine, Stacked)
-            self.together = Together({number: server.job for number, server in self.servers.items()}, engine)
+            self.together = Together(
+                {number: server.job for number, server in self.servers.items()}, engine
+            )
 
     def _go_on(self, number: int, move: Callable[[], Server]) -> Interrupted | None:
         """Let a run record a round and ask for the next; return the error of one that was stopped."""
@@ -82,21 +85,28 @@ class _Group:
     def advance(self) -> None:
         """Run one round of every run."""
         assert self.together
-        began, servers = time.perf_counter(), dict(sorted(self.servers.items()))
+        began = time.perf_counter()
+        servers = dict(sorted(self.servers.items()))
         halves = {number: _tried(server.invite) for number, server in servers.items()}
-        asked = [Asked(number, half.start, half.plan) for number, half in halves.items() if isinstance(half, Invited)]
+        asked = []
+        for number, half in halves.items():
+            if isinstance(half, Invited):
+                asked.append(Asked(number, half.start, half.plan))
         with computing(max(server.threads for server in servers.values())):
             learnt = self.together.train(asked)
         shared = (time.perf_counter() - began) / len(servers)
         # All rounds are completed before the first is recorded: a signal until then makes all runs save a checkpoint.
         moves = {}
         for number, server in servers.items():
-            began, steps = time.perf_counter(), self.runs[number]
+            began = time.perf_counter()
+            steps = self.runs[number]
             result = _tried(partial(_complete, server, halves[number], learnt.get(number)))
             if isinstance(result, Exception):  # it ends the run
                 moves[number] = partial(steps.throw, result)
             else:
-                moves[number] = partial(steps.send, Advanced(result, shared + time.perf_counter() - began))
+                moves[number] = partial(
+                    steps.send, Advanced(result, shared + time.perf_counter() - began)
+                )
         stopped = [self._go_on(number, move) for number, move in moves.items()]
         for stop in filter(None, stopped):
             raise stop
@@ -111,11 +121,22 @@ def _most(server: Server) -> int:
 def fits(server: Server, first: Server | None = None) -> bool:
     """Return whether the clients of a run can be trained in one stack with those of the first, and gain from it."""
     first = first or server
-    if type(server.rounds) is not ParallelRounds or not isinstance(server.engine, Stacked) or server.algorithm.poison:
+    if (
+        type(server.rounds) is not ParallelRounds
+        or not isinstance(server.engine, Stacked)
+        or server.algorithm.poison
+    ):
         return False  # with poison, runs of other seeds have other rows
     method, job = server.algorithm, server.job
-    same = server.fed.train is first.fed.train and server.least == first.least and job.unsent == first.job.unsent
-    same &= (method.requires, method.batchnorm) == (first.algorithm.requires, first.algorithm.batchnorm)
+    same = (
+        server.fed.train is first.fed.train
+        and server.least == first.least
+        and job.unsent == first.job.unsent
+    )
+    same &= (method.requires, method.batchnorm) == (
+        first.algorithm.requires,
+        first.algorithm.batchnorm,
+    )
     return same and server.engine.gains(job, server.settings.batch_size, server.per_round)
 
 
@@ -127,7 +148,9 @@ def _tried(part: Callable[[], Result]) -> Result | Exception:
         return problem
 
 
-def _complete(server: Server, half: Invited | Exception | None, learnt: Updates | None) -> RoundResult:
+def _complete(
+    server: Server, half: Invited | Exception | None, learnt: Updates | None
+) -> RoundResult:
     """Run the second half of a round."""
     if isinstance(half, Exception):
         raise half

@@ -20,9 +20,12 @@ from fedskew.runs.summary import mean_and_std
 
 FEWEST_BLOCKS = 3  # for an interval or a test
 LEVEL = 0.05
-LEAST_P = sys.float_info.min  # no event has a probability of 0, but its number may be too small for a float
-_ROUNDING = 1e-6  # share of the larger score below which a difference is none: float32 is no more exact
-_STEP_DEVIATION = math.sqrt(1 / 6)  # of the difference of two scores that are rounded to steps, in steps
+# No event has a probability of 0, but its number may be too small for a float
+LEAST_P = sys.float_info.min
+# Share of the larger score below which a difference is none: float32 is no more exact
+_ROUNDING = 1e-6
+# Of the difference of two scores that are rounded to steps, in steps
+_STEP_DEVIATION = math.sqrt(1 / 6)
 _MOST_ARRANGEMENTS = 300_000  # that are counted for an exact p-value: less than a second
 Key = TypeVar("Key", bound=Hashable)
 Scores = Mapping[str, Mapping[Hashable, float]]  # of every method, by block
@@ -42,7 +45,10 @@ def paired_interval(
     from scipy.stats import t
 
     mean, std = mean_and_std(np.asarray(differences).tolist())
-    std = _hidden_deviation(mean, std) if by_chance else std or 0.0
+    if by_chance:
+        std = _hidden_deviation(mean, std)
+    else:
+        std = std or 0.0
     half = float(t.ppf(0.5 + share / 2, len(differences) - 1)) * std / math.sqrt(len(differences))
     return mean - half, mean + half
 
@@ -81,7 +87,8 @@ def holm(found: Mapping[Key, float]) -> dict[Key, float]:
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'c': 0.06, 'b': 0.06}
     """
-    result, least = dict[Key, float](), 0.0
+    result = dict[Key, float]()
+    least = 0.0
     for place, (key, p) in enumerate(sorted(found.items(), key=lambda item: item[1])):
         least = max(least, min(1.0, (len(found) - place) * p))
         result[key] = least
@@ -118,19 +125,44 @@ def verdict(scores: Scores, failed: Mapping[str, int]) -> Verdict:
     The p-values are corrected for all pairs, and not only for those with the best method, as the data choose that one.
     A method of which runs ``failed`` is never the winner.
     """
-    means = {name: fmean(blocks.values()) for name, blocks in scores.items() if blocks}
+    means = {}
+    for name, blocks in scores.items():
+        if blocks:
+            means[name] = fmean(blocks.values())
     if len(means) < 2:
         return Verdict(
-            next(iter(means), None), None, {}, {}, "There is nothing to compare: fewer than two methods have a score."
+            next(iter(means), None),
+            None,
+            {},
+            {},
+            "There is nothing to compare: fewer than two methods have a score.",
         )
     best = max(means, key=means.__getitem__)
     shared = {pair: _differences(scores, *pair) for pair in combinations(means, 2)}
-    tested = holm({pair: paired_p(some) for pair, some in shared.items() if len(some) >= FEWEST_BLOCKS})
+    tested = holm(
+        {pair: paired_p(some) for pair, some in shared.items() if len(some) >= FEWEST_BLOCKS}
+    )
     others = [name for name in means if name != best]
-    pairs = {other: (best, other) if (best, other) in shared else (other, best) for other in others}
-    signs = {other: 1 if pair[0] == best else -1 for other, pair in pairs.items()}
-    differences = {other: signs[other] * fmean(shared[pair]) for other, pair in pairs.items() if shared[pair]}
-    p_values = {other: tested[pair] for other, pair in pairs.items() if pair in tested}
+    pairs = {}
+    for other in others:
+        if (best, other) in shared:
+            pairs[other] = (best, other)
+        else:
+            pairs[other] = (other, best)
+    signs = {}
+    for other, pair in pairs.items():
+        if pair[0] == best:
+            signs[other] = 1
+        else:
+            signs[other] = -1
+    differences = {}
+    for other, pair in pairs.items():
+        if shared[pair]:
+            differences[other] = signs[other] * fmean(shared[pair])
+    p_values = {}
+    for other, pair in pairs.items():
+        if pair in tested:
+            p_values[other] = tested[pair]
     untested = [other for other in others if other not in p_values]
     if untested:
         fewest = min(len(shared[pairs[other]]) for other in untested)
@@ -139,30 +171,54 @@ def verdict(scores: Scores, failed: Mapping[str, int]) -> Verdict:
             f"of both {best} and {untested[0]}, and a test needs {FEWEST_BLOCKS} (blocks are seeds, times skews)."
         )
         return Verdict(best, None, differences, p_values, says)
-    level = [other for other in others if p_values[other] >= LEVEL or differences[other] <= 0]
-    pairs_said = f"{len(shared)} pairs" if len(shared) > 1 else "one pair"
+    level = []
+    for other in others:
+        if p_values[other] >= LEVEL or differences[other] <= 0:
+            level.append(other)
+    if len(shared) > 1:
+        pairs_said = f"{len(shared)} pairs"
+    else:
+        pairs_said = "one pair"
     over = f"paired t-tests over {min(map(len, shared.values()))} blocks, Holm's correction for {pairs_said}"
     if level:
-        more = f" and {len(level) - 3} more" if len(level) > 3 else ""
-        equal = [other for other in others if means[best] - means[other] <= _ROUNDING * abs(means[best])]
-        which = f"{' and '.join([best, *equal])} share the best mean" if equal else f"{best} has the best mean"
-        says = (
-            f"No method is ahead: {which}, without a difference beyond noise to {', '.join(level[:3])}{more} ({over})."
-        )
+        if len(level) > 3:
+            more = f" and {len(level) - 3} more"
+        else:
+            more = ""
+        equal = []
+        for other in others:
+            if means[best] - means[other] <= _ROUNDING * abs(means[best]):
+                equal.append(other)
+        if equal:
+            which = f"{' and '.join([best, *equal])} share the best mean"
+        else:
+            which = f"{best} has the best mean"
+        near = ", ".join(level[:3]) + more
+        says = f"No method is ahead: {which}, without a difference beyond noise to {near} ({over})."
     elif failed.get(best):
         says = f"No method is ahead: {best} is better than all others, but {failed[best]} of its runs failed ({over})."
     else:
         worst = max(p_values.values())
         return Verdict(
-            best, best, differences, p_values, f"{best} is ahead of all others (p ≤ {said_p(worst)}; {over})."
+            best,
+            best,
+            differences,
+            p_values,
+            f"{best} is ahead of all others (p ≤ {said_p(worst)}; {over}).",
         )
     return Verdict(best, None, differences, p_values, says)
 
 
 def _differences(scores: Scores, one: str, other: str) -> list[float]:
     """Return the differences of two methods in the blocks that both have; what rounding explains is 0."""
-    pairs = [(scores[one][block], scores[other][block]) for block in scores[one] if block in scores[other]]
-    return [a - b if abs(a - b) > _ROUNDING * max(abs(a), abs(b)) else 0.0 for a, b in pairs]
+    pairs = []
+    for block in scores[one]:
+        if block in scores[other]:
+            pairs.append((scores[one][block], scores[other][block]))
+    result: list[float] = []
+    for a, b in pairs:
+        result.append(a - b if abs(a - b) > _ROUNDING * max(abs(a), abs(b)) else 0.0)
+    return result
 
 
 @dataclass(frozen=True)
@@ -183,7 +239,9 @@ class Ranks:
 def no_ranks(scores: Scores) -> str:
     """Return why there is no critical-difference diagram; empty if there is one."""
     if len(scores) < 3:
-        return f"A critical-difference diagram needs at least 3 methods, and there are {len(scores)}."
+        return (
+            f"A critical-difference diagram needs at least 3 methods, and there are {len(scores)}."
+        )
     if (count := len(_complete(scores))) < FEWEST_BLOCKS:
         return (
             f"A critical-difference diagram needs at least {FEWEST_BLOCKS} blocks (seeds, times skews) in which every "
@@ -195,19 +253,29 @@ def no_ranks(scores: Scores) -> str:
 def _complete(scores: Scores) -> list[Hashable]:
     """Return the blocks in which every method has a score."""
     first, *others = scores.values()
-    return [block for block in first if all(block in other for other in others)]
+    result: list[Hashable] = []
+    for block in first:
+        if all(block in other for other in others):
+            result.append(block)
+    return result
 
 
 def ranks(scores: Scores) -> Ranks:
     """Rank the methods in every block in which all have a score, higher scores first; equal ones share their ranks."""
     from scipy.stats import rankdata, studentized_range
 
-    names, blocks = list(scores), _complete(scores)
+    names = list(scores)
+    blocks = _complete(scores)
     table = np.array([[scores[name][block] for name in names] for block in blocks])
     count, k = table.shape
     ranked = rankdata(-table, axis=1)
-    mean, p = ranked.mean(0), friedman_p(ranked)
-    distance = float(studentized_range.ppf(1 - LEVEL, k, np.inf)) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * count))
+    mean = ranked.mean(0)
+    p = friedman_p(ranked)
+    distance = (
+        float(studentized_range.ppf(1 - LEVEL, k, np.inf))
+        / math.sqrt(2)
+        * math.sqrt(k * (k + 1) / (6 * count))
+    )
     means = dict(sorted(zip(names, mean.tolist(), strict=True), key=lambda item: item[1]))
     return Ranks(means, count, p, distance, _groups(means, distance))
 
@@ -256,7 +324,8 @@ def _exact_p(ranked: Ints) -> float | None:
         for before, times in sums.items():
             for way in ways:
                 counts[tuple(sorted(map(add, before, way)))] += times
-        sums, total = dict(counts), total * len(ways)
+        sums = dict(counts)
+        total = total * len(ways)
     observed = _spread(ranked.sum(0).tolist())
     return sum(times for found, times in sums.items() if _spread(found) >= observed) / total
 
@@ -268,9 +337,13 @@ def _spread(sums: Sequence[int]) -> int:
 
 def _groups(means: Mapping[str, float], distance: float) -> list[list[str]]:
     """Return the largest groups of neighbours whose first and last differ by at most the distance."""
-    names, result = list(means), list[list[str]]()
+    names = list(means)
+    result = list[list[str]]()
     for at, first in enumerate(names):
-        group = [name for name in names[at:] if means[name] - means[first] <= distance]
+        group = []
+        for name in names[at:]:
+            if means[name] - means[first] <= distance:
+                group.append(name)
         if len(group) > 1 and not (result and set(group) <= set(result[-1])):
             result.append(group)
     return result

@@ -54,12 +54,15 @@ def answer(about: Mapping[str, Any], request: bytes) -> bytes:
     try:
         return SiloNode(about).answer(request)
     except FedskewError as problem:
-        path, state = Path(str(about["node"]["data"])), Path(str(about["node"]["state"])).resolve()
+        path = Path(str(about["node"]["data"]))
+        state = Path(str(about["node"]["state"])).resolve()
         said = str(problem).replace(str(path), path.name).replace(str(state), "--state")
         return to_bytes(Refusal(said))  # without folders, which are nobody else's business
     except Exception as problem:
         traceback.print_exc()
-        return to_bytes(Refusal(f"a {type(problem).__name__}, which is told in the log of the node"))
+        return to_bytes(
+            Refusal(f"a {type(problem).__name__}, which is told in the log of the node")
+        )
 
 
 class SiloNode:
@@ -70,7 +73,8 @@ class SiloNode:
     """
 
     def __init__(self, about: Mapping[str, Any]) -> None:
-        self.about, self.own = about, about["node"]
+        self.about = about
+        self.own = about["node"]
         self.path = Path(str(self.own["data"]))
         self.name = str(self.own.get("name") or self.path.name.split(".")[0])
         if about["version"] != __version__:
@@ -113,7 +117,9 @@ class SiloNode:
         try:
             request = self._request
             check_request(asked, request)
-            described = self.silo.describe(replace(request, max_categories=min(request.max_categories, TOLD)))
+            described = self.silo.describe(
+                replace(request, max_categories=min(request.max_categories, TOLD))
+            )
             check_classes(described, request.label)
             return described
         except FedskewError as problem:
@@ -137,9 +143,12 @@ class SiloNode:
     @property
     def folder(self) -> Path:
         """The place of what the silo keeps for this run, inside the folder that its owner has named."""
-        run, state = self.about["run"], Path(str(self.own["state"])).resolve()
+        run = self.about["run"]
+        state = Path(str(self.own["state"])).resolve()
         if not isinstance(run, str) or not _RUN.fullmatch(run):
-            raise FedskewError(f"{run!r:.80} is no name of a run, expected 32 hexadecimal digits: start a new run")
+            raise FedskewError(
+                f"{run!r:.80} is no name of a run, expected 32 hexadecimal digits: start a new run"
+            )
         folder = state / run
         if folder.resolve() != folder:
             raise FedskewError(f"{run} leads out of the node's --state: remove that link there")
@@ -159,25 +168,34 @@ class SiloNode:
     @cached_property
     def part(self) -> Parted | ArraySilo:
         """The table or the arrays of the silo, its rows divided as the run wants it."""
-        share, seed = float(self.about["validation"]), int(self.about["seed"])
-        validation = Split("validation", share, seed) if share else None
+        share = float(self.about["validation"])
+        seed = int(self.about["seed"])
+        if share:
+            validation = Split("validation", share, seed)
+        else:
+            validation = None
         if is_arrays(self.path):
             return ArraySilo(self.name, self.path, self._options, validation)
         read = datasets.get("silos")(**self._options)
         if not isinstance(read, SiloTables) or len(read.tables) != 1:
-            raise FedskewError(f"{self.path} is not one table: a node has one CSV, Parquet or NPZ file")
+            raise FedskewError(
+                f"{self.path} is not one table: a node has one CSV, Parquet or NPZ file"
+            )
         (table,) = read.tables.values()
         return table.parted(self.name, self.name, validation)
 
     @property
     def silo(self) -> TableSilo | ArraySilo:
         """What answers the questions of a fit."""
-        return self.part if isinstance(self.part, ArraySilo) else self.part.silo
+        if isinstance(self.part, ArraySilo):
+            return self.part
+        return self.part.silo
 
     @cached_property
     def fed(self) -> Federation:
         """The rows of the silo as a federation of one client, by the schema of all."""
-        pipeline, part = pipeline_from(json.loads(str(self.about["schema"]))), self.part
+        pipeline = pipeline_from(json.loads(str(self.about["schema"])))
+        part = self.part
         theirs, ours = pipeline.label.columns, self._request.targets
         if theirs != ours:
             raise FedskewError(
@@ -198,15 +216,20 @@ class SiloNode:
     def node(self) -> Node:
         """The client of the run."""
         config = tomllib.loads(str(self.about["config"]))
-        settings, data = settings_of(config), self.fed.data
+        settings = settings_of(config)
+        data = self.fed.data
         task = resolve_task(BY_TARGET[data.target] if settings.task == "auto" else settings.task)
         if task.target == "class":
             task = task.fitted(np.array(json.loads(str(self.about["counts"]))))
         model = build(config["model"], data.shape, task.width(len(data.classes)), settings.seed)
         client = self.about["client"]
         if type(client) is not int or client < 0:
-            raise FedskewError(f"{client!r:.80} is no number of a client: use the same version of fedskew")
-        return Node(self.fed, client, model, resolve(config["algorithm"]), settings, task, self.folder)
+            raise FedskewError(
+                f"{client!r:.80} is no number of a client: use the same version of fedskew"
+            )
+        return Node(
+            self.fed, client, model, resolve(config["algorithm"]), settings, task, self.folder
+        )
 
 
 def _as_told(described: Description) -> Description:

@@ -73,22 +73,40 @@ def status(folder: Path) -> Status:
     """Return how a run stands: one that goes on, was stopped or has ended; nothing is changed."""
     if (folder / on_disk.GROUP).is_file():
         names = ", ".join(str(folder / member.name) for member in read(folder)[:3])
-        raise FedskewError(f"{folder} is a comparison of several runs: name one of them, such as {names}")
+        raise FedskewError(
+            f"{folder} is a comparison of several runs: name one of them, such as {names}"
+        )
     _check_begun(folder)
     disk = RunFolder.open(folder)
     process = holder(folder)  # first: a run that ends meanwhile is then finished
-    config, rows = read_file(folder / on_disk.CONFIG), disk.table(on_disk.ROUNDS, growing=not disk.finished)
-    round, rounds = rows[-1]["round"] if rows else 0, int(config.get("rounds", 0))
-    seconds = [row["seconds"] for row in disk.last_rows(on_disk.TIMING, round - RECENT + 1)]
-    each = sum(seconds) / len(seconds) if seconds else None
+    config = read_file(folder / on_disk.CONFIG)
+    rows = disk.table(on_disk.ROUNDS, growing=not disk.finished)
+    if rows:
+        round = rows[-1]["round"]
+    else:
+        round = 0
+    rounds = int(config.get("rounds", 0))
+    seconds = []
+    for row in disk.last_rows(on_disk.TIMING, round - RECENT + 1):
+        seconds.append(row["seconds"])
+    if seconds:
+        each = sum(seconds) / len(seconds)
+    else:
+        each = None
     silent = max(0.0, time.time() - _written(folder))
     state = _state(disk, process)
     left = None
     if each is not None and state in ("running", "stopped") and round < rounds:
         left = max(0.0, each * (rounds - round) - (silent if process else 0.0))
     evaluated, metrics = _scores(rows)
-    nodes = disk.read_json(on_disk.OF_NODES)["clients"] if (folder / on_disk.OF_NODES).exists() else []
-    last = disk.last_rows(on_disk.CLIENTS, round) if rows else []
+    if (folder / on_disk.OF_NODES).exists():
+        nodes = disk.read_json(on_disk.OF_NODES)["clients"]
+    else:
+        nodes = []
+    if rows:
+        last = disk.last_rows(on_disk.CLIENTS, round)
+    else:
+        last = []
     events = read_events(folder)
     return Status(
         folder=str(folder),
@@ -125,21 +143,29 @@ def _check_begun(folder: Path) -> None:
             )
 
 
-def _state(disk: RunFolder, process: str | None) -> Literal["running", "stopped", "finished", "failed"]:
+def _state(
+    disk: RunFolder, process: str | None
+) -> Literal["running", "stopped", "finished", "failed"]:
     if disk.finished:
         return "finished"
     if process:
         return "running"
-    return "failed" if (disk.path / FAILED).exists() else "stopped"
+    if (disk.path / FAILED).exists():
+        return "failed"
+    return "stopped"
 
 
 def _then(disk: RunFolder, state: str, nodes: bool) -> str | None:
     """Return what to do with a run that is not at work."""
     match state:
         case "finished":
-            return f"its page is {disk.path / on_disk.PAGE}" if (disk.path / on_disk.PAGE).exists() else None
+            if (disk.path / on_disk.PAGE).exists():
+                return f"its page is {disk.path / on_disk.PAGE}"
+            return None
         case "stopped":
-            return "go on with it: " + ("flwr run APP --stream" if nodes else on_disk.resume_command(disk.path))
+            return "go on with it: " + (
+                "flwr run APP --stream" if nodes else on_disk.resume_command(disk.path)
+            )
         case "failed":
             return f"run it again: {on_disk.resume_command(disk.path)} --retry"
     return None
@@ -149,7 +175,9 @@ def _error(disk: RunFolder, state: str, events: Sequence[Row]) -> str | None:
     """Return why a run has stopped, if a comparison or the log of its events says so."""
     if state == "failed":
         return str(disk.read_json(FAILED).get("failed"))
-    return str(events[-1].get("reason")) if events and state == "stopped" and events[-1]["event"] == "error" else None
+    if events and state == "stopped" and events[-1]["event"] == "error":
+        return str(events[-1].get("reason"))
+    return None
 
 
 def _unanswered(events: Sequence[Row], round: int) -> list[Row]:
@@ -166,8 +194,12 @@ def _unanswered(events: Sequence[Row], round: int) -> list[Row]:
 def _written(folder: Path) -> float:
     """Return when something was written last, in seconds since 1970."""
     written = folder.stat().st_mtime
-    for path in (folder / on_disk.CHECKPOINTS, *(path for path in folder.iterdir() if path.is_file())):
-        with suppress(FileNotFoundError):  # a file that is being written may have got its name just now
+    for path in (
+        folder / on_disk.CHECKPOINTS,
+        *(path for path in folder.iterdir() if path.is_file()),
+    ):
+        # A file that is being written may have got its name just now
+        with suppress(FileNotFoundError):
             written = max(written, path.stat().st_mtime)
     return written
 
@@ -175,7 +207,10 @@ def _written(folder: Path) -> float:
 def _scores(rows: Sequence[Row]) -> tuple[int | None, dict[str, float]]:
     """Return the scores of the last evaluation, and its round."""
     for row in reversed(rows):
-        found = {name: value for name, value in row.items() if value is not None and _SCORE.fullmatch(name)}
+        found = {}
+        for name, value in row.items():
+            if value is not None and _SCORE.fullmatch(name):
+                found[name] = value
         if found:
             return row["round"], found
     return None, {}
@@ -183,8 +218,14 @@ def _scores(rows: Sequence[Row]) -> tuple[int | None, dict[str, float]]:
 
 def _whose(rows: Sequence[Row], fate: str, round: int) -> list[str]:
     """Return the clients of a round with this fate."""
-    return [str(row.get(on_disk.NAME, row["client"])) for row in rows if row["round"] == round and row.get(fate)]
+    result: list[str] = []
+    for row in rows:
+        if row["round"] == round and row.get(fate):
+            result.append(str(row.get(on_disk.NAME, row["client"])))
+    return result
 
 
 def _name(choice: Any) -> str:
-    return str(choice.get("class") or choice.get("name")) if isinstance(choice, Mapping) else str(choice)
+    if isinstance(choice, Mapping):
+        return str(choice.get("class") or choice.get("name"))
+    return str(choice)

@@ -32,7 +32,11 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     ((3.0, 2.0), (7.0, None), 0.0)
     """
     with np.errstate(invalid="ignore"):  # of numbers that are not finite there is none either
-        mean, std = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+        mean = float(np.mean(values))
+        if len(values) > 1:
+            std = float(np.std(values, ddof=1))
+        else:
+            std = None
         return mean, 0.0 if std is not None and std <= _NOISE * abs(mean) else std
 
 
@@ -60,10 +64,14 @@ def summarise(
     result |= _over_clients(final, held_out, task, headline)
     result["gini_of_client_weights"] = float(gini(_accumulated(clients, population)))
     result["updates"] = sum(row["clients"] for row in rounds)
-    result |= {f"{fate}_updates": sum(row[fate] for row in rounds) for fate in ("excluded", "dropped", "late")}
-    result |= {name: sum(row[name] for row in rounds) for name in ("bytes_down", "bytes_up")}
+    for fate in ("excluded", "dropped", "late"):
+        result[f"{fate}_updates"] = sum(row[fate] for row in rounds)
+    for name in ("bytes_down", "bytes_up"):
+        result[name] = sum(row[name] for row in rounds)
     result["simulated_seconds"] = rounds[-1]["clock"]
-    if known := [row["backdoor_success"] for row in rounds if row.get("backdoor_success") is not None]:
+    if known := [
+        row["backdoor_success"] for row in rounds if row.get("backdoor_success") is not None
+    ]:
         result["backdoor_success_last"] = known[-1]
     return result
 
@@ -71,24 +79,41 @@ def summarise(
 def _last_and_best(rounds: Sequence[Row], part: str, task: Task, headline: Headline) -> Row:
     """The headline in the last and in the best round, and the other metrics and the loss in the last."""
     others = [name for name in task.metric_names if name != headline.name]
-    column, sign = f"{part}_{headline.name}", headline.sign
+    column = f"{part}_{headline.name}"
+    sign = headline.sign
     scored = [row for row in rounds if row.get(column) is not None]
     if not scored:
         return {}
 
     def good(row: Row) -> float:
         value = sign * float(row[column])
-        return -math.inf if math.isnan(value) else value
+        if math.isnan(value):
+            return -math.inf
+        return value
 
-    last, best = scored[-1], max(scored, key=good)
-    result = {f"{column}_last": last[column], f"{column}_best": best[column], f"{column}_best_round": best["round"]}
-    return result | {f"{part}_{n}_last": last[f"{part}_{n}"] for n in (*others, "loss") if f"{part}_{n}" in last}
+    last = scored[-1]
+    best = max(scored, key=good)
+    result = {
+        f"{column}_last": last[column],
+        f"{column}_best": best[column],
+        f"{column}_best_round": best["round"],
+    }
+    return result | {
+        f"{part}_{n}_last": last[f"{part}_{n}"] for n in (*others, "loss") if f"{part}_{n}" in last
+    }
 
 
 def _late_oscillation(rounds: Sequence[Row], metric: str) -> Row:
     """The standard deviation (n - 1) of the test metric over the last rounds; None where too few were scored."""
-    late = [row[f"test_{metric}"] for row in rounds[-LATE_ROUNDS:] if row.get(f"test_{metric}") is not None]
-    return {f"test_{metric}_std_of_last_{LATE_ROUNDS}_rounds": float(np.std(late, ddof=1)) if len(late) > 2 else None}
+    late = []
+    for row in rounds[-LATE_ROUNDS:]:
+        if row.get(f"test_{metric}") is not None:
+            late.append(row[f"test_{metric}"])
+    return {
+        f"test_{metric}_std_of_last_{LATE_ROUNDS}_rounds": float(np.std(late, ddof=1))
+        if len(late) > 2
+        else None
+    }
 
 
 def _until_90_percent(rounds: Sequence[Row], part: str, metric: str) -> Row:
@@ -100,31 +125,51 @@ def _until_90_percent(rounds: Sequence[Row], part: str, metric: str) -> Row:
     if not scored and part != "test":
         return result
     for which, goal in (("last", values[-1:]), ("best", [max(values)] if values else [])):
-        place = (
-            rounds_to_share(values, 0.9, *goal) if not goal or goal[0] >= 0 else None
-        )  # no share of less than nothing
+        # No share of less than nothing
+        if not goal or goal[0] >= 0:
+            place = rounds_to_share(values, 0.9, *goal)
+        else:
+            place = None
         spent: Row = dict.fromkeys(("rounds", "simulated_seconds", "bytes"))
         if place is not None:
             reached = scored[place - 1]
-            sent = sum(row["bytes_down"] + row["bytes_up"] for row in rounds if row["round"] <= reached["round"])
-            spent = {"rounds": reached["round"], "simulated_seconds": reached["clock"], "bytes": sent}
-        result |= {f"{what}_to_90_percent_of_{which}_{column}": value for what, value in spent.items()}
+            sent = sum(
+                row["bytes_down"] + row["bytes_up"]
+                for row in rounds
+                if row["round"] <= reached["round"]
+            )
+            spent = {
+                "rounds": reached["round"],
+                "simulated_seconds": reached["clock"],
+                "bytes": sent,
+            }
+        for what, value in spent.items():
+            result[f"{what}_to_90_percent_of_{which}_{column}"] = value
     return result
 
 
 def _over_clients(final: Sequence[Row], held_out: bool, task: Task, headline: Headline) -> Row:
     """Return means over the clients of every metric, and over the worst of them for the row metric and the headline."""
     result: Row = {}
-    metric, sign = task.row_metric or "loss", 1 if task.row_metric and task.higher_is_better else -1
+    metric = task.row_metric or "loss"
+    if task.row_metric and task.higher_is_better:
+        sign = 1
+    else:
+        sign = -1
     worst = {headline.name: headline.sign, metric: sign}
     for name in dict.fromkeys((metric, *task.metric_names, "majority_rate", "one_class_rate")):
-        known, shared = _known(final, name), _known(final, f"global_{name}")
+        known = _known(final, name)
+        shared = _known(final, f"global_{name}")
         if len(known):
             result[f"client_{name}_mean"] = float(known.mean())
         if len(known) and name in worst:
-            result[f"client_{name}_worst_10_percent"] = worst[name] * float(worst_share_mean(worst[name] * known, 0.1))
+            result[f"client_{name}_worst_10_percent"] = worst[name] * float(
+                worst_share_mean(worst[name] * known, 0.1)
+            )
         if len(known) and name == metric:
-            result[f"client_{name}_rows"] = f"{'held-out' if held_out else 'training'} rows of each client"
+            result[f"client_{name}_rows"] = (
+                f"{'held-out' if held_out else 'training'} rows of each client"
+            )
         if len(shared):
             result[f"client_{name}_of_global_model_mean"] = float(shared.mean())
     for name in (f"own_test_{name}" for name in (*task.metric_names, "one_class_rate")):
@@ -142,13 +187,21 @@ def _known(final: Sequence[Row], name: str) -> Floats:
 
 def predictions_of_one_class(summary: Row) -> list[str]:
     """Return a warning for models that predict nearly always the same class, while the rows have others."""
-    majority, own = summary.get("test_majority_rate"), "own_test_one_class_rate_mean" in summary
+    majority = summary.get("test_majority_rate")
+    own = "own_test_one_class_rate_mean" in summary
     rate = summary.get("own_test_one_class_rate_mean" if own else "test_one_class_rate")
     if majority is None or rate is None or rate < ONE_CLASS or rate <= majority:
         return []
-    method, accuracy = summary["algorithm"], summary["own_test_accuracy_mean" if own else "test_accuracy_last"]
-    who = f"the clients' own models of {method} predict" if own else f"{method} predicts"
-    which = "" if own else f", {summary['test_one_class']},"
+    method = summary["algorithm"]
+    accuracy = summary["own_test_accuracy_mean" if own else "test_accuracy_last"]
+    if own:
+        who = f"the clients' own models of {method} predict"
+    else:
+        who = f"{method} predicts"
+    if own:
+        which = ""
+    else:
+        which = f", {summary['test_one_class']},"
     return [
         f"{who} one class{which} for {math.floor(1000 * rate) / 10:g} % of the test rows: the accuracy of "
         f"{accuracy:.1%} says nothing more (the most frequent class: {majority:.1%}); judge by "
@@ -167,10 +220,15 @@ def without_shared_score(methods: Iterable[str], summaries: Iterable[Row]) -> li
         reason = row.get(SHARED_MODEL, WHOLE)
         if reason != WHOLE and method not in found.setdefault(reason, []):
             found[reason].append(method)
-    return [f"There is no shared score of {', '.join(names)}: {reason}." for reason, names in found.items()]
+    return [
+        f"There is no shared score of {', '.join(names)}: {reason}."
+        for reason, names in found.items()
+    ]
 
 
-def _accumulated(clients: Iterable[Row], population: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+def _accumulated(
+    clients: Iterable[Row], population: int
+) -> "np.ndarray[Any, np.dtype[np.float64]]":
     """Return each client's sum of weights over all rounds, 0 for those never chosen."""
     total = np.zeros(population)
     for row in clients:

@@ -93,17 +93,33 @@ def members(
     their runs once. Without several skews they are part of the values.
     """
     if len(seeds) > MOST_SEEDS:
-        raise FedskewError(f"{len(seeds):,} seeds are more than a group holds: give at most {MOST_SEEDS:,} at a time")
-    result, applied = [], _applied(algorithms, grid or {})
+        raise FedskewError(
+            f"{len(seeds):,} seeds are more than a group holds: give at most {MOST_SEEDS:,} at a time"
+        )
+    result = []
+    applied = _applied(algorithms, grid or {})
     for skew, seed in product(skews or [""], seeds):
-        for algorithm, numbers in ((one, some) for one in algorithms for some in _combinations(applied[one])):
-            words = [algorithm, *(f"{name}={value:g}" for name, value in numbers.items()), *([skew] if skew else [])]
+        for algorithm, numbers in (
+            (one, some) for one in algorithms for some in _combinations(applied[one])
+        ):
+            words = [
+                algorithm,
+                *(f"{name}={value:g}" for name, value in numbers.items()),
+                *([skew] if skew else []),
+            ]
             name = re.sub(r"[^A-Za-z0-9.+-]+", "-", "-".join(words)).strip("-") + f"-s{seed}"
             chosen = {**values, **_with_numbers(algorithm, numbers, values), "seed": seed}
-            result.append(Member(name, algorithm, {**chosen, "skew": skew} if skew else chosen, numbers, skew))
-    twice = next((name for name, count in Counter(member.name for member in result).items() if count > 1), None)
+            result.append(
+                Member(name, algorithm, {**chosen, "skew": skew} if skew else chosen, numbers, skew)
+            )
+    twice = next(
+        (name for name, count in Counter(member.name for member in result).items() if count > 1),
+        None,
+    )
     if twice:
-        raise FedskewError(f"{twice} is given twice: give every algorithm, number, skew and seed once")
+        raise FedskewError(
+            f"{twice} is given twice: give every algorithm, number, skew and seed once"
+        )
     known: dict[str, Member] = {}
     for member in result:
         check_choices(member.experiment())
@@ -117,7 +133,10 @@ def members(
 
 def _in_short(experiment: Experiment) -> Experiment:
     """Return an experiment that is the same in all spellings of its method and skew."""
-    skew = AUTO if experiment.skew == AUTO else brief("skew", experiment.skew)
+    if experiment.skew == AUTO:
+        skew = AUTO
+    else:
+        skew = brief("skew", experiment.skew)
     return replace(experiment, algorithm=brief("algorithm", experiment.algorithm), skew=skew)
 
 
@@ -127,24 +146,46 @@ def plan(values: Mapping[str, Any]) -> list[Member]:
     ``seeds`` are whole numbers or a text such as ``0-4``, ``grid`` has numbers by name, or texts such as
     ``mu=0,0.01,0.1``.
     """
-    seeds, grid = values.get("seeds"), values.get("grid") or {}
+    seeds = values.get("seeds")
+    grid = values.get("grid") or {}
     if isinstance(grid, str):
-        raise FedskewError(f"grid={grid!r} is no table of numbers, such as mu = [0, 0.01, 0.1] or {{'mu': [0, 0.1]}}")
-    rest = {name: value for name, value in values.items() if name not in ("algorithm", "skew", "seeds", "grid")}
+        raise FedskewError(
+            f"grid={grid!r} is no table of numbers, such as mu = [0, 0.01, 0.1] or {{'mu': [0, 0.1]}}"
+        )
+    rest = {}
+    for name, value in values.items():
+        if name not in ("algorithm", "skew", "seeds", "grid"):
+            rest[name] = value
     if seeds is not None and "seed" in rest:
         raise FedskewError(f"--seed {rest['seed']} clashes with --seeds {seeds}: give one of them")
-    some = [Experiment(**rest).seed] if seeds is None else _whole_numbers(seeds)
-    algorithms = [spell("algorithm", one) for one in choices_of(values, "algorithm", "fedavg")]
-    skews = [one if one == AUTO else spell("skew", one) for one in choices_of(values, "skew", AUTO)]
-    rest = rest if len(skews) > 1 else {**rest, **({"skew": skews[0]} if "skew" in values else {})}
-    numbers = parse_grid(grid) if not isinstance(grid, Mapping) else _numbers(grid)
+    if seeds is None:
+        some = [Experiment(**rest).seed]
+    else:
+        some = _whole_numbers(seeds)
+    algorithms = []
+    for one in choices_of(values, "algorithm", "fedavg"):
+        algorithms.append(spell("algorithm", one))
+    skews = []
+    for one in choices_of(values, "skew", AUTO):
+        skews.append(one if one == AUTO else spell("skew", one))
+    if len(skews) > 1:
+        rest = rest
+    else:
+        rest = {**rest, **({"skew": skews[0]} if "skew" in values else {})}
+    if not isinstance(grid, Mapping):
+        numbers = parse_grid(grid)
+    else:
+        numbers = _numbers(grid)
     return members(rest, algorithms, some, numbers, skews if len(skews) > 1 else ())
 
 
 def choices_of(values: Mapping[str, Any], name: str, usual: str) -> list[Any]:
     """Return the choices of a setting that may be one or a list of them."""
     asked = values.get(name, usual)
-    found = list(asked) if isinstance(asked, (list, tuple)) else [asked]
+    if isinstance(asked, (list, tuple)):
+        found = list(asked)
+    else:
+        found = [asked]
     if not found:
         raise FedskewError(f"{name} = [] is empty: give one or several (fedskew list {name}s)")
     return found
@@ -155,8 +196,13 @@ def _whole_numbers(seeds: Any) -> list[int]:
     if isinstance(seeds, str):
         return parse_seeds(seeds)
     if isinstance(seeds, int) and not isinstance(seeds, bool):
-        raise FedskewError(f"seeds={seeds} may be one seed or so many: give [{seeds}], or range({seeds}) in Python")
-    found = list(seeds) if isinstance(seeds, Iterable) else []
+        raise FedskewError(
+            f"seeds={seeds} may be one seed or so many: give [{seeds}], or range({seeds}) in Python"
+        )
+    if isinstance(seeds, Iterable):
+        found = list(seeds)
+    else:
+        found = []
     if not found or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in found):
         raise FedskewError(f"seeds={seeds!r} are not whole numbers, such as [0, 1, 2] or '0-4'")
     return found
@@ -164,11 +210,20 @@ def _whole_numbers(seeds: Any) -> list[int]:
 
 def _numbers(grid: Mapping[str, Any]) -> dict[str, list[float]]:
     """Return the numbers of a table of lists."""
-    found = {name.replace("-", "_"): choices_of({name: numbers}, name, "") for name, numbers in grid.items()}
+    found = {}
+    for name, numbers in grid.items():
+        found[name.replace("-", "_")] = choices_of({name: numbers}, name, "")
     for name, numbers in found.items():
-        if not all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers):
-            raise FedskewError(f"grid: {name} = {numbers} are not numbers, such as mu = [0, 0.01, 0.1]")
-    return {name: [float(number) for number in numbers] for name, numbers in found.items()}
+        if not all(
+            isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers
+        ):
+            raise FedskewError(
+                f"grid: {name} = {numbers} are not numbers, such as mu = [0, 0.01, 0.1]"
+            )
+    result: dict[str, list[float]] = {}
+    for name, numbers in found.items():
+        result[name] = [float(number) for number in numbers]
+    return result
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -182,39 +237,59 @@ def parse_seeds(text: str) -> list[int]:
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if not found or (found[2] and int(found[2]) < int(found[1])):
             raise FedskewError(f"seeds {text!r}: {part!r} is not a number or a range such as 0-4")
-        first, last = int(found[1]), int(found[2] or found[1])
+        first = int(found[1])
+        last = int(found[2] or found[1])
         if last - first >= MOST_SEEDS:
-            raise FedskewError(f"seeds {part}: that is more than a group holds, give at most {MOST_SEEDS:,} at a time")
+            raise FedskewError(
+                f"seeds {part}: that is more than a group holds, give at most {MOST_SEEDS:,} at a time"
+            )
         seeds.extend(range(first, last + 1))
     return seeds
 
 
 def _combinations(grid: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
-    return [dict(zip(grid, numbers, strict=True)) for numbers in product(*grid.values())]
+    result: list[dict[str, float]] = []
+    for numbers in product(*grid.values()):
+        result.append(dict(zip(grid, numbers, strict=True)))
+    return result
 
 
-def _applied(algorithms: Sequence[str], grid: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Sequence[float]]]:
+def _applied(
+    algorithms: Sequence[str], grid: Mapping[str, Sequence[float]]
+) -> dict[str, dict[str, Sequence[float]]]:
     """Return which numbers of the grid apply to every method; a name that applies to none is an error."""
-    options = {algorithm: set[str]().union(*_numeric_options(algorithm)) for algorithm in algorithms}
+    options = {}
+    for algorithm in algorithms:
+        options[algorithm] = set[str]().union(*_numeric_options(algorithm))
     known = set(GRID_SETTINGS).union(*options.values())
     for name in grid:
         if name not in known:
-            raise unknown(f"number of {' or '.join(algorithms)} or of its training in --grid", name, known)
-    return {
-        algorithm: {name: grid[name] for name in grid if name in (*mine, *GRID_SETTINGS)}
-        for algorithm, mine in options.items()
-    }
+            raise unknown(
+                f"number of {' or '.join(algorithms)} or of its training in --grid", name, known
+            )
+    result: dict[str, dict[str, Sequence[float]]] = {}
+    for algorithm, mine in options.items():
+        result[algorithm] = {name: grid[name] for name in grid if name in (*mine, *GRID_SETTINGS)}
+    return result
 
 
 def _numeric_options(algorithm: str) -> list[set[str]]:
     """Return the names of the numeric options of every part of a method."""
-    return [
-        {option.name for option in methods.home(part).options(part.name).values() if option.numeric}
-        for part in parts_of(methods.choose(algorithm), methods.kind)
-    ]
+    result: list[set[str]] = []
+    for part in parts_of(methods.choose(algorithm), methods.kind):
+        result.append(
+            {
+                option.name
+                for option in methods.home(part).options(part.name).values()
+                if option.numeric
+            }
+        )
+    return result
 
 
-def _with_numbers(algorithm: str, numbers: Mapping[str, float], values: Mapping[str, Any]) -> dict[str, Any]:
+def _with_numbers(
+    algorithm: str, numbers: Mapping[str, float], values: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the method and the settings with these numbers."""
     parts = parts_of(methods.choose(algorithm), methods.kind)
     options = _numeric_options(algorithm)
@@ -223,7 +298,9 @@ def _with_numbers(algorithm: str, numbers: Mapping[str, float], values: Mapping[
         value = int(number) if number.is_integer() and abs(number) < _EXACT else number
         at = next((i for i, known in enumerate(options) if name in known), None)
         if name in (values if at is None else parts[at].options):
-            raise FedskewError(f"{name} is given twice: in --grid, and as {'a setting' if at is None else algorithm}")
+            raise FedskewError(
+                f"{name} is given twice: in --grid, and as {'a setting' if at is None else algorithm}"
+            )
         if at is None:
             settings[name] = value
         else:
@@ -264,18 +341,28 @@ class Partitions:
 
     def of(self, experiment: Experiment) -> Federation:
         """Return the federation of this experiment."""
-        seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
+        if experiment.split_seed is None:
+            seed = experiment.seed
+        else:
+            seed = experiment.split_seed
         key = str(experiment.skew), seed
         if key not in self._known:
             last = next(reversed(self._known.values()), None)
-            apart = experiment.validation and sum(fed.data.train.x.nbytes for fed in self._known.values()) > _MEMORY
+            apart = (
+                experiment.validation
+                and sum(fed.data.train.x.nbytes for fed in self._known.values()) > _MEMORY
+            )
             if apart or len(self._known) >= MOST_TOGETHER:
                 self._known.clear()
-            self._known[key] = federate(experiment, None if last is None or experiment.validation else last.data)
+            self._known[key] = federate(
+                experiment, None if last is None or experiment.validation else last.data
+            )
         return self._known[key]
 
 
-def check(wanted: Sequence[Member], partitions: Partitions | None = None, target: str | None = None) -> None:
+def check(
+    wanted: Sequence[Member], partitions: Partitions | None = None, target: str | None = None
+) -> None:
     """Raise before the first run the errors that would stop a later one; every partition and model is made once.
 
     ``target`` is the metric of a score to reach, which the runs must follow; empty for the one that decides.
@@ -283,24 +370,34 @@ def check(wanted: Sequence[Member], partitions: Partitions | None = None, target
     partitions = partitions or Partitions()
     reasons = []
     for member in wanted:
-        experiment, method = member.experiment(), resolve(member.experiment().algorithm)
+        experiment = member.experiment()
+        method = resolve(member.experiment().algorithm)
         with _named(member):
-            server, _ = prepare(partitions.of(experiment), experiment.model, method, experiment.settings())
+            server, _ = prepare(
+                partitions.of(experiment), experiment.model, method, experiment.settings()
+            )
             if target and target not in server.evaluator.names:
                 more = "; others are followed with --metrics"
                 raise unknown("metric of the target", target, server.evaluator.names, more)
             if not server.has_common_model:
                 reasons.append(server.job.shared_model)
     if target is not None and len(reasons) == len(wanted):
-        raise FedskewError(f"a target is a score of a shared model on test rows, and {reasons[0]}: leave it out")
+        raise FedskewError(
+            f"a target is a score of a shared model on test rows, and {reasons[0]}: leave it out"
+        )
 
 
-def prepared(folder: Path | None, wanted: Sequence[Member], or_resume: bool, target: str | None, metric: str) -> Path:
+def prepared(
+    folder: Path | None, wanted: Sequence[Member], or_resume: bool, target: str | None, metric: str
+) -> Path:
     """Return the folder of a group, after all checks: a new one, or with ``or_resume`` one that has the same runs.
 
     The target, if one is given, is recorded in it; ``metric`` is the target's own, empty for the one that decides.
     """
-    followed = None if target is None else metric
+    if target is None:
+        followed = None
+    else:
+        followed = metric
     if or_resume and folder and folder.exists():
         must_be_the_same(folder, wanted)
         if target is not None:
@@ -333,9 +430,13 @@ def create(folder: Path, wanted: Sequence[Member], target: str | None = None) ->
 def create_somewhere(folder: Path | None, wanted: Sequence[Member], target: str | None) -> Path:
     """Create and return the folder of a group; without a given folder, names are tried until one is free."""
     experiment = wanted[0].experiment()
-    data, skew = spell("data", experiment.data), experiment.skew
+    data = spell("data", experiment.data)
+    skew = experiment.skew
     if skew == AUTO:
-        skew = "natural" if data.startswith("silos:") else DEFAULT_SKEW
+        if data.startswith("silos:"):
+            skew = "natural"
+        else:
+            skew = DEFAULT_SKEW
     while True:
         place = folder or fresh_folder("compare", data, spell("skew", skew))
         try:
@@ -381,28 +482,44 @@ def with_workers(wanted: Sequence[Member], workers: int) -> list[Member]:
             raise FedskewError(
                 f"{member.name} began without workers, which add up clients in another order: resume it without"
             )
-    return [replace(member, values={**member.values, "workers": workers}) for member in wanted]
+    result: list[Member] = []
+    for member in wanted:
+        result.append(replace(member, values={**member.values, "workers": workers}))
+    return result
 
 
 def _by_one_worker(wanted: Sequence[Member]) -> list[Member]:
     """Return runs that are equal if they differ in their number of workers only."""
-    return [member if member.experiment().workers is None else with_workers([member], 1)[0] for member in wanted]
+    result: list[Member] = []
+    for member in wanted:
+        result.append(
+            member if member.experiment().workers is None else with_workers([member], 1)[0]
+        )
+    return result
 
 
 def read(folder: Path) -> list[Member]:
     """Return the runs of a group."""
     path = folder / GROUP
     with reading(path):
-        found = [Member(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        found = []
+        for entry in json.loads(path.read_text(encoding="utf-8")):
+            found.append(Member(**entry))
         for member in found:
             if not isinstance(member.algorithm, str) or not isinstance(member.values, dict):
-                raise FedskewError(f"{path} is damaged: {member.name!r} needs an algorithm and values")
+                raise FedskewError(
+                    f"{path} is damaged: {member.name!r} needs an algorithm and values"
+                )
             if not isinstance(member.skew, str):
                 raise FedskewError(f"{path} is damaged: the skew of {member.name!r} is no text")
-            if not isinstance(member.varied, dict) or not all(isinstance(n, float) for n in member.varied.values()):
+            if not isinstance(member.varied, dict) or not all(
+                isinstance(n, float) for n in member.varied.values()
+            ):
                 raise FedskewError(f"{path} is damaged: what {member.name!r} varies are no numbers")
             if not re.fullmatch(r"[A-Za-z0-9.+-]+", member.name) or not member.name.strip("."):
-                raise FedskewError(f"{path} is damaged: the run {member.name!r} is no name of a folder in it")
+                raise FedskewError(
+                    f"{path} is damaged: the run {member.name!r} is no name of a folder in it"
+                )
             if strange := set(member.values) - {field.name for field in fields(Experiment)}:
                 raise FedskewError(
                     f"{path} is damaged: {member.name} has the unknown settings {', '.join(sorted(strange))}"
@@ -431,16 +548,23 @@ def run_all(
     ``writers`` where a run ends.
     """
     with locked(folder):
-        for begun in (RunFolder(folder / member.name) for member in wanted if (folder / member.name).exists()):
+        for begun in (
+            RunFolder(folder / member.name) for member in wanted if (folder / member.name).exists()
+        ):
             check_imports(begun.path, begun.read_json(ENVIRONMENT), force)
-        partitions, found = partitions or Partitions(), dict[str, Row]()
-        groups = [[member for member in group if _runs(folder / member.name, retry)] for group in _groups(wanted)]
+        partitions = partitions or Partitions()
+        found = dict[str, Row]()
+        groups = []
+        for group in _groups(wanted):
+            groups.append([member for member in group if _runs(folder / member.name, retry)])
         groups = [group for group in groups if group]
         if jobs > 1:
             found = _run_in_processes(folder, groups, partitions, callbacks, writers, force, jobs)
         else:
             for group in groups:
-                found |= _run(folder, group, partitions, lambda member: [*writers, *callbacks(member)], force)
+                found |= _run(
+                    folder, group, partitions, lambda member: [*writers, *callbacks(member)], force
+                )
         summaries = [found.get(member.name) or _recorded(folder / member.name) for member in wanted]
         content = to_json(overview(wanted, summaries), indent=2) + "\n"
         write_atomically(folder / SUMMARY, content.encode())
@@ -452,8 +576,12 @@ def _groups(wanted: Sequence[Member]) -> list[list[Member]]:
     groups: dict[str, list[list[Member]]] = {}
     for member in wanted:
         experiment = member.experiment()
-        method, same = resolve(experiment.algorithm), replace(experiment, seed=0, lr=1.0, algorithm="fedavg")
-        options = {name: value for name, value in method.options().items() if name not in numeric_options(method)}
+        method = resolve(experiment.algorithm)
+        same = replace(experiment, seed=0, lr=1.0, algorithm="fedavg")
+        options = {}
+        for name, value in method.options().items():
+            if name not in numeric_options(method):
+                options[name] = value
         some = groups.setdefault(repr((same, method.label(), options)), [[]])
         if len(some[-1]) == MOST_TOGETHER:
             some.append([])
@@ -481,9 +609,15 @@ def _run_in_processes(
     jobs: int,
 ) -> dict[str, Row]:
     """Run groups in several processes; those that gain nothing from one stack are single runs."""
-    apart = [part for group in groups for part in ([group] if _stacks(group[0], partitions) else [[m] for m in group])]
+    apart = []
+    for group in groups:
+        for part in [group] if _stacks(group[0], partitions) else [[m] for m in group]:
+            apart.append(part)
     tasks = [_Work(folder, group, writers, force) for group in apart]
-    members = {member.name: member for group in groups for member in group}
+    members = {}
+    for group in groups:
+        for member in group:
+            members[member.name] = member
     watching: dict[str, list[Callback]] = {}
 
     def told(message: tuple[str, RoundResult, int]) -> None:
@@ -501,7 +635,8 @@ def _stacks(member: Member, partitions: Partitions) -> bool:
     """Return whether runs like this one gain from one stack."""
     experiment = member.experiment()
     with _named(member):
-        method, settings = resolve(experiment.algorithm), experiment.settings()
+        method = resolve(experiment.algorithm)
+        settings = experiment.settings()
         return fits(prepare(partitions.of(experiment), experiment.model, method, settings)[0])
 
 
@@ -542,11 +677,22 @@ def _run(
     """
     one = group[0].experiment()
     interval = CheckpointInterval(one.checkpoint_every, one.rounds)
-    begun = [RunFolder(place) for place in (folder / member.name for member in group) if place.exists()]
+    begun = []
+    for place in (folder / member.name for member in group):
+        if place.exists():
+            begun.append(RunFolder(place))
     latest = min((max(disk.checkpoints(), default=0) for disk in begun), default=0)
-    runs = [_steps(member, folder / member.name, partitions, callbacks, force, interval, latest) for member in group]
+    runs = []
+    for member in group:
+        runs.append(
+            _steps(member, folder / member.name, partitions, callbacks, force, interval, latest)
+        )
     ended = zip(group, side_by_side(runs), strict=True)
-    return {member.name: run.summary for member, run in ended if not isinstance(run, DivergedError)}
+    result: dict[str, Row] = {}
+    for member, run in ended:
+        if not isinstance(run, DivergedError):
+            result[member.name] = run.summary
+    return result
 
 
 def _steps(
@@ -560,10 +706,12 @@ def _steps(
 ) -> "Steps[Run]":
     """Begin or resume one member; if it diverges, that is recorded."""
     (place / FAILED).unlink(missing_ok=True)
-    experiment, method = member.experiment(), resolve(member.experiment().algorithm)
+    experiment = member.experiment()
+    method = resolve(member.experiment().algorithm)
     try:
         with _named(member):
-            fed, watching = partitions.of(experiment), callbacks(member)
+            fed = partitions.of(experiment)
+            watching = callbacks(member)
             if place.exists():
                 return (
                     yield from resuming(
@@ -579,7 +727,9 @@ def _steps(
                 )
             settings = experiment.settings()
             return (
-                yield from starting(fed, experiment.model, method, settings, place, watching, None, interval, False)
+                yield from starting(
+                    fed, experiment.model, method, settings, place, watching, None, interval, False
+                )
             )
     except DivergedError as problem:
         row = {"algorithm": member.algorithm, "seed": experiment.seed, "failed": str(problem)}
@@ -603,7 +753,9 @@ def warnings_of(methods: Sequence[str], summaries: Sequence[Row]) -> list[str]:
             seeds.setdefault(row["algorithm"], []).append(str(row["seed"]))
             texts.setdefault(row["algorithm"], text)
     several = len(summaries) > 1
-    own = [f"{text} (seed {', '.join(seeds[method])})" if several else text for method, text in texts.items()]
+    own = []
+    for method, text in texts.items():
+        own.append(f"{text} (seed {', '.join(seeds[method])})" if several else text)
     return [*([unequal] if unequal else []), *own]
 
 
@@ -630,10 +782,16 @@ def means(wanted: Sequence[Member], summaries: Sequence[Row]) -> dict[str, Row]:
     """
     result = {}
     for label in dict.fromkeys(member.label for member in wanted):
-        rows = [row for m, row in zip(wanted, summaries, strict=True) if m.label == label and "failed" not in row]
+        rows = []
+        for m, row in zip(wanted, summaries, strict=True):
+            if m.label == label and "failed" not in row:
+                rows.append(row)
         if not rows:
             continue
-        numbers = [key for key, value in rows[0].items() if isinstance(value, (int, float)) and key != "seed"]
+        numbers = []
+        for key, value in rows[0].items():
+            if isinstance(value, (int, float)) and key != "seed":
+                numbers.append(key)
         result[label] = {
             key: dict(zip(("mean", "std"), mean_and_std([row[key] for row in rows]), strict=True))
             for key in numbers

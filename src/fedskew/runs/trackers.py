@@ -61,16 +61,22 @@ class MLflow:
     """One MLflow run in the database ``mlflow.db`` of the run folder; a resumed run goes on in the same one."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], rows: Sequence[Row]) -> None:
-        self.client = _mlflow().MlflowClient(tracking_uri=f"sqlite:///{folder.absolute()}/mlflow.db")
-        place = self.client.get_experiment_by_name(_PROJECT)
-        experiment = (
-            place.experiment_id
-            if place
-            else self.client.create_experiment(_PROJECT, artifact_location=(folder.absolute() / "mlflow").as_uri())
+        self.client = _mlflow().MlflowClient(
+            tracking_uri=f"sqlite:///{folder.absolute()}/mlflow.db"
         )
+        place = self.client.get_experiment_by_name(_PROJECT)
+        if place:
+            experiment = place.experiment_id
+        else:
+            experiment = self.client.create_experiment(
+                _PROJECT, artifact_location=(folder.absolute() / "mlflow").as_uri()
+            )
         found = self.client.search_runs([experiment], max_results=1)
-        self.run = (found[0] if found else self.client.create_run(experiment, run_name=folder.name)).info.run_id
-        self.logged = 0  # rounds that are there from before an interruption: the same bits, so that they may stay
+        self.run = (
+            found[0] if found else self.client.create_run(experiment, run_name=folder.name)
+        ).info.run_id
+        # Rounds that are there from before an interruption: the same bits, so that they may stay
+        self.logged = 0
         if found:
             self.client.update_run(self.run, status="RUNNING")
             history = self.client.get_metric_history(self.run, "clients")  # a column of every round
@@ -91,11 +97,16 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self.client.log_batch(self.run, metrics=[Metric(name, value, now, step) for name, value in numbers.items()])
+        self.client.log_batch(
+            self.run, metrics=[Metric(name, value, now, step) for name, value in numbers.items()]
+        )
 
     def finish(self, summary: Row) -> None:
         """Log the numbers of the summary, whose names begin with ``summary/``, at the last round."""
-        self._metrics({f"summary/{name}": value for name, value in _numbers(summary).items()}, summary["rounds"])
+        self._metrics(
+            {f"summary/{name}": value for name, value in _numbers(summary).items()},
+            summary["rounds"],
+        )
 
     def close(self, finished: bool) -> None:
         """Say how the run ended."""
@@ -107,7 +118,9 @@ class WandB:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], rows: Sequence[Row]) -> None:
         wandb = _wandb()
-        quiet = wandb.Settings(console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True)
+        quiet = wandb.Settings(
+            console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True
+        )
         self.run = wandb.init(
             mode="offline", dir=str(folder), project=_PROJECT, name=folder.name, reinit="create_new", settings=quiet,
             config={**settings, "folder": str(folder.absolute())},
@@ -121,7 +134,9 @@ class WandB:
 
     def finish(self, summary: Row) -> None:
         """Log the numbers of the summary."""
-        self.run.summary.update({f"summary/{name}": value for name, value in _numbers(summary).items()})
+        self.run.summary.update(
+            {f"summary/{name}": value for name, value in _numbers(summary).items()}
+        )
 
     def close(self, finished: bool) -> None:
         """Write what is left, and say how the run ended."""
@@ -140,7 +155,8 @@ def _mlflow() -> Any:
     import mlflow
     import sqlalchemy  # noqa: F401
 
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every new table
+    # It tells of every new table
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     return mlflow
 
 
@@ -151,7 +167,8 @@ def _wandb() -> Any:
     return wandb
 
 
-TRACKERS: "dict[str, tuple[Callable[..., Tracker], Callable[[], Any]]]" = {  # by setting: tracker, and its package
+# By setting: tracker, and its package
+TRACKERS: "dict[str, tuple[Callable[..., Tracker], Callable[[], Any]]]" = {
     "tensorboard": (TensorBoard, _tensorboard),
     "mlflow": (MLflow, _mlflow),
     "wandb": (WandB, _wandb),
@@ -170,7 +187,9 @@ def check_trackers(settings: Settings, folder: bool = True) -> None:
         try:
             TRACKERS[name][1]()
         except ImportError:
-            raise FedskewError(f"{name}=true needs the package: pip install 'fedskew[{name}]'") from None
+            raise FedskewError(
+                f"{name}=true needs the package: pip install 'fedskew[{name}]'"
+            ) from None
 
 
 class Tracking(Callback):
@@ -215,7 +234,10 @@ class Tracking(Callback):
         except Exception as problem:  # any error of such a package
             self.trackers.pop(name, None)
             reason = " ".join(f"{type(problem).__name__}: {problem}".split())[:200]
-            warnings.warn(f"{name} failed and is left out from here on ({reason}); the run goes on", stacklevel=4)
+            warnings.warn(
+                f"{name} failed and is left out from here on ({reason}); the run goes on",
+                stacklevel=4,
+            )
 
 
 @contextmanager
@@ -239,8 +261,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a row, without its round and without gaps."""
-    return {
-        name: value
-        for name, value in row.items()
-        if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
+    result: dict[str, float] = {}
+    for name, value in row.items():
+        if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool):
+            result[name] = value
+    return result

@@ -63,7 +63,9 @@ class Holdings:
     def known(self) -> Ints:
         """Return the rows of each placeholder that some client here has, as far as the server knows them."""
         counts: Ints = self.counts.sum(axis=0)
-        return counts if self.totals is None else np.where(counts > 0, self.totals, 0)
+        if self.totals is None:
+            return counts
+        return np.where(counts > 0, self.totals, 0)
 
     @property
     def weights(self) -> Ints:

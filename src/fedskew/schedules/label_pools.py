@@ -26,7 +26,10 @@ class Pools:
     def __init__(self, holdings: Holdings, selection: Selection, stream: Stream) -> None:
         weights = holdings.weights if selection == "weighted" else holdings.counts > 0
         self._weights: list[list[int]] = weights.T.astype(np.int64).tolist()
-        self.sets = [sum(1 << client for client in np.flatnonzero(held).tolist()) for held in holdings.counts.T]
+        self.sets = [
+            sum(1 << client for client in np.flatnonzero(held).tolist())
+            for held in holdings.counts.T
+        ]
         self._shares = uniforms(stream)
         # A set is used for many draws before it changes. With many clients its list is long, so the cache is smaller.
         self._cached = lru_cache(maxsize=2**19 // len(holdings.counts) + 1)(self._listed)
@@ -44,7 +47,8 @@ class Pools:
         kept = 0
         for _ in range(count):
             one = 1 << self.draw(left, placeholder)
-            kept, left = kept | one, left & ~one
+            kept = kept | one
+            left = left & ~one
         return kept
 
     def remove(self, client: int, placeholder: int) -> None:
@@ -58,7 +62,9 @@ class Pools:
     def _listed(self, candidates: int, placeholder: int) -> tuple[list[int], list[int]]:
         """Return the clients of a set, and the cumulative sum of their weights."""
         flags = bin(candidates)[:1:-1].encode().translate(_FLAGS)
-        return list(compress(count(), flags)), list(accumulate(compress(self._weights[placeholder], flags)))
+        return list(compress(count(), flags)), list(
+            accumulate(compress(self._weights[placeholder], flags))
+        )
 
 
 class RowSupply:
@@ -79,15 +85,20 @@ class RowSupply:
     def take(self, client: int, placeholder: int) -> int:
         """Return the position of the client's next row of the placeholder, for ``rows``; -1 if all are used."""
         cell = client * self._width + placeholder
-        if self._next[cell] == self._stop[cell] and not (self._reuse and self._refill(client, placeholder)):
+        if self._next[cell] == self._stop[cell] and not (
+            self._reuse and self._refill(client, placeholder)
+        ):
             return -1
         self._next[cell] += 1
         return self._next[cell] - 1
 
     def _refill(self, client: int, placeholder: int) -> int:
         """Shuffle all rows of a client and placeholder again, and return their number."""
-        cell, rows = client * self._width + placeholder, self._holdings.rows(client, placeholder)
-        self._shuffles.append(rows[substream(self._stream, len(self._shuffles)).permutation(len(rows))])
+        cell = client * self._width + placeholder
+        rows = self._holdings.rows(client, placeholder)
+        self._shuffles.append(
+            rows[substream(self._stream, len(self._shuffles)).permutation(len(rows))]
+        )
         self._next[cell], self._stop[cell] = self._length, self._length + len(rows)
         self._length += len(rows)
         return len(rows)

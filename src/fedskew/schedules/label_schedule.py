@@ -38,9 +38,13 @@ def frequencies(
     """
     for name, value in (("per_label", per_label), ("cap", cap)):
         if value is not None and value < 1:
-            raise FedskewError(f"{name}={value} leaves no label to train on: use 1 or more, or leave it out")
+            raise FedskewError(
+                f"{name}={value} leaves no label to train on: use 1 or more, or leave it out"
+            )
     if frequency == "proportional":
-        return counts.copy() if cap is None else np.minimum(counts, cap)
+        if cap is None:
+            return counts.copy()
+        return np.minimum(counts, cap)
     held = counts[counts > 0]
     if not len(held):
         return np.zeros_like(counts)
@@ -61,4 +65,6 @@ def label_schedule(frequencies: Ints, stream: Stream) -> Ints:
     >>> sorted(label_schedule(np.array([2, 0, 3]), Stream(0, "demo")).tolist())
     [0, 0, 2, 2, 2]
     """
-    return np.repeat(np.arange(len(frequencies)), frequencies)[stream.permutation(int(frequencies.sum()))]
+    return np.repeat(np.arange(len(frequencies)), frequencies)[
+        stream.permutation(int(frequencies.sum()))
+    ]

@@ -65,7 +65,8 @@ def schedule_singles(
     _check(holdings, "chunk", chunk)
     if retain is not None:
         _check(holdings, "retain", retain)
-    supply, pools = RowSupply(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
+    supply = RowSupply(holdings, substream(stream, 0), reuse)
+    pools = Pools(holdings, selection, substream(stream, 1))
     todo: list[int] = schedule.tolist()
     planned = 0  # part of the schedule that is done or queued
     queue: deque[tuple[int, list[int]]] = deque()
@@ -107,10 +108,14 @@ def longest_run(pools: Mapping[int, int], placeholders: Sequence[int]) -> tuple[
     return candidates, len(placeholders)
 
 
-def _tasks(chunk: Sequence[int], pools: Pools, retain: int | None) -> Iterator[tuple[int, list[int]]]:
+def _tasks(
+    chunk: Sequence[int], pools: Pools, retain: int | None
+) -> Iterator[tuple[int, list[int]]]:
     """Return clients and the placeholders that each should provide, in order."""
     left = [placeholder for placeholder in chunk if pools.sets[placeholder]]
-    retained = {placeholder: pools.retained(placeholder, retain) for placeholder in dict.fromkeys(left)}
+    retained = {}
+    for placeholder in dict.fromkeys(left):
+        retained[placeholder] = pools.retained(placeholder, retain)
     while left:
         candidates, length = longest_run(retained, left)
         yield pools.draw(candidates, left[0]), left[:length]
@@ -121,7 +126,8 @@ def _passed_on(rows: Ints, stops: list[tuple[int, int]], returned: int) -> Sampl
     """Return the schedule of a model that stops at these clients; consecutive stops at one client are one visit."""
     clients, samples = np.array(stops, dtype=np.int64).reshape(-1, 2).T
     leaves = np.append(clients[1:] != clients[:-1], True)[: len(clients)]
-    stays, visits = clients[leaves], samples[leaves]
+    stays = clients[leaves]
+    visits = samples[leaves]
     trained = np.diff(visits, prepend=0)
     return SampleSchedule(
         rows=rows,
@@ -134,7 +140,13 @@ def _passed_on(rows: Ints, stops: list[tuple[int, int]], returned: int) -> Sampl
 
 
 def schedule_batches(
-    holdings: Holdings, schedule: Ints, *, selection: Selection, batch_size: int, stream: Stream, reuse: bool = False
+    holdings: Holdings,
+    schedule: Ints,
+    *,
+    selection: Selection,
+    batch_size: int,
+    stream: Stream,
+    reuse: bool = False,
 ) -> SampleSchedule:
     """Return the schedule of batch learning, one step per batch (Stratify, Algorithms 2 and 4).
 
@@ -150,7 +162,8 @@ def schedule_batches(
     ([0, 1, 1, 0], [3, 4], 1)
     """
     _check(holdings, "batch_size", batch_size)
-    supply, pools = RowSupply(holdings, substream(stream, 0), reuse), Pools(holdings, selection, substream(stream, 1))
+    supply = RowSupply(holdings, substream(stream, 0), reuse)
+    pools = Pools(holdings, selection, substream(stream, 1))
     todo: list[int] = schedule.tolist()
     served: list[tuple[int, int]] = []
     ends: list[int] = []
@@ -161,13 +174,18 @@ def schedule_batches(
         served += batch
         ends.append(len(served))
         returned += len(vain)
-        idle += sorted(set(vain) - {client for client, _ in batch}) if vain else []
+        if vain:
+            idle += sorted(set(vain) - {client for client, _ in batch})
     clients, taken = _ints(served).reshape(-1, 2).T
     steps = np.unique(_ints(ends))
-    return SampleSchedule(supply.rows(taken), clients, steps[steps > 0], steps[steps > 0], returned, _ints(idle))
+    return SampleSchedule(
+        supply.rows(taken), clients, steps[steps > 0], steps[steps > 0], returned, _ints(idle)
+    )
 
 
-def _provide(batch: Sequence[int], supply: RowSupply, pools: Pools) -> tuple[list[tuple[int, int]], list[int]]:
+def _provide(
+    batch: Sequence[int], supply: RowSupply, pools: Pools
+) -> tuple[list[tuple[int, int]], list[int]]:
     """Return client and position of a row for every placeholder of a batch, and the clients that had none left."""
     found: dict[int, tuple[int, int]] = {}
     vain: list[int] = []
@@ -191,7 +209,9 @@ def _provide(batch: Sequence[int], supply: RowSupply, pools: Pools) -> tuple[lis
     return [found[slot] for slot in sorted(found)], vain
 
 
-def schedule_clients(holdings: Holdings, *, epochs: int, batch_size: int, stream: Stream) -> SampleSchedule:
+def schedule_clients(
+    holdings: Holdings, *, epochs: int, batch_size: int, stream: Stream
+) -> SampleSchedule:
     """Return the schedule of sequential federated learning (SFL): all clients in random order, all epochs at each.
 
     Every local epoch is a shuffle of all rows of the client, in batches of which the last may be short.
@@ -217,9 +237,14 @@ def schedule_clients(holdings: Holdings, *, epochs: int, batch_size: int, stream
     shuffled = shuffle_within(segments, substream(stream, 1))
     steps = -(-lengths // batch_size)
     step = np.arange(int(steps.sum())) - np.repeat(np.cumsum(steps) - steps, steps)
-    ends = np.minimum(np.repeat(stops - lengths, steps) + (step + 1) * batch_size, np.repeat(stops, steps))
+    ends = np.minimum(
+        np.repeat(stops - lengths, steps) + (step + 1) * batch_size, np.repeat(stops, steps)
+    )
     return SampleSchedule(
-        holdings.flat[shuffled + starts[segments]], members[segments], ends, visits=stops[epochs - 1 :: epochs]
+        holdings.flat[shuffled + starts[segments]],
+        members[segments],
+        ends,
+        visits=stops[epochs - 1 :: epochs],
     )
 
 

@@ -23,7 +23,9 @@ def check_head(job: Job, personal: bool) -> None:
     """Raise an error before training if ``new_head`` cannot work; ``personal``: clients train models of their own."""
     if not job.algorithm.calibrator:
         return
-    method, model, names = job.algorithm.label(), type(job.model).__name__, layout(job.model).head
+    method = job.algorithm.label()
+    model = type(job.model).__name__
+    names = layout(job.model).head
     if personal or names & job.local_names:
         raise FedskewError(
             f"{method}: each client has a head of its own, and there is no common one to train again: "
@@ -32,7 +34,9 @@ def check_head(job: Job, personal: bool) -> None:
     if not names:
         head_module(job.model)  # raises an error without a head
     if not names & trainable(job.model).keys():
-        raise FedskewError(f"{method}: the head of {model} is frozen: set requires_grad=True on its weights")
+        raise FedskewError(
+            f"{method}: the head of {model} is frozen: set requires_grad=True on its weights"
+        )
     if not _ends_in_head(job):
         raise FedskewError(
             f"{method}: {model} must end in its head, with one vector a row going in and the logits coming out: "
@@ -46,7 +50,11 @@ def _ends_in_head(job: Job) -> bool:
     tap = Tap(worker)
     logits = worker(job.x[:1].clone())  # a model may write to its input
     features = getattr(tap, "features", None)
-    return features is not None and features.dim() == 2 and torch.allclose(head_module(worker)(features), logits)
+    return (
+        features is not None
+        and features.dim() == 2
+        and torch.allclose(head_module(worker)(features), logits)
+    )
 
 
 def statistics_of(job: Job, models: Iterable[tuple[Tensors, Ints]]) -> Tree:
@@ -70,16 +78,24 @@ def new_head(job: Job, state: Tensors, statistics: Tree, round: int) -> Tensors:
     assert calibrator
     worker = copy.deepcopy(job.model).eval()
     load_weights(worker, state)
-    layer, prefix = head_module(worker), _prefix(worker)
+    layer = head_module(worker)
+    prefix = _prefix(worker)
 
     def loss(weights: Tensors, features: Tensor, labels: Tensor) -> Tensor:
-        outputs = functional_call(layer, {name.removeprefix(prefix): w for name, w in weights.items()}, (features,))
+        outputs = functional_call(
+            layer, {name.removeprefix(prefix): w for name, w in weights.items()}, (features,)
+        )
         return job.task.losses(outputs, labels)
 
-    head = {name: value.detach().clone() for name, value in trainable(worker).items() if name in layout(worker).head}
+    head = {}
+    for name, value in trainable(worker).items():
+        if name in layout(worker).head:
+            head[name] = value.detach().clone()
     found = calibrator.calibrate(head, statistics, loss, Stream(job.seed, "finish", round))
     if not all(bool(torch.isfinite(value).all()) for value in found.values()):
-        raise FedskewError(f"{job.algorithm.label()}: the new head is NaN or infinite: lower head_lr or check the data")
+        raise FedskewError(
+            f"{job.algorithm.label()}: the new head is NaN or infinite: lower head_lr or check the data"
+        )
     return found
 
 
@@ -87,19 +103,26 @@ def new_head(job: Job, state: Tensors, statistics: Tree, round: int) -> Tensors:
 def _add_statistics(total: Tree, job: Job, worker: nn.Module, rows: Tensor) -> None:
     """Add the statistics of these rows; many rows at once, because sums over wide features are large themselves."""
     assert job.algorithm.calibrator
-    tap, layout, size = Tap(worker), fastest_layout(worker, job.x), rows_at_once(worker, job.x)
+    tap = Tap(worker)
+    layout = fastest_layout(worker, job.x)
+    size = rows_at_once(worker, job.x)
     for many in torch.split(rows, ROWS_GATHERED):
         gathered = []
         for some in torch.split(many, size):
             worker(job.x[some].contiguous(memory_format=layout))
             gathered.append(tap.features)
         features = torch.cat(gathered)
-        sound = torch.isfinite(features).all(1)  # a client with invalid features must not affect the head
-        job.algorithm.calibrator.add_statistics(total, features[sound], job.y[many][sound], job.classes)
+        # A client with invalid features must not affect the head
+        sound = torch.isfinite(features).all(1)
+        job.algorithm.calibrator.add_statistics(
+            total, features[sound], job.y[many][sound], job.classes
+        )
     tap.remove()
 
 
 def _prefix(model: nn.Module) -> str:
     """Return the common prefix of the names of the head's tensors."""
     name = next(name for name, module in model.named_modules() if module is head_module(model))
-    return f"{name}." if name else ""
+    if name:
+        return f"{name}."
+    return ""

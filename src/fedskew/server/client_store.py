@@ -20,7 +20,9 @@ def home_of(fresh: Tree, clients: int) -> torch.device:
     if device.type != "cuda":
         return _HOST
     free, _ = torch.cuda.mem_get_info(device)
-    return device if clients * size_in_bytes(fresh) <= SHARE * free else _HOST
+    if clients * size_in_bytes(fresh) <= SHARE * free:
+        return device
+    return _HOST
 
 
 class ClientStore:
@@ -33,9 +35,10 @@ class ClientStore:
         self._held = self._empty()
 
     def _empty(self) -> Tree:
-        return {
-            part: {name: value[None][:0].to(self.home) for name, value in ts.items()} for part, ts in self.fresh.items()
-        }
+        result: Tree = {}
+        for part, ts in self.fresh.items():
+            result[part] = {name: value[None][:0].to(self.home) for name, value in ts.items()}
+        return result
 
     def __bool__(self) -> bool:
         return bool(self.fresh)
@@ -65,7 +68,9 @@ class ClientStore:
         """Return the trees of these clients stacked, on the device of the initial tree."""
         if not self:
             return {}
-        known = np.array([self._slot.get(client, -1) for client in clients.tolist()], dtype=np.int64)
+        known = np.array(
+            [self._slot.get(client, -1) for client in clients.tolist()], dtype=np.int64
+        )
         at = np.flatnonzero(known >= 0)
         slots = torch.from_numpy(known[at]).to(self.home)
 
@@ -73,24 +78,31 @@ class ClientStore:
             old = held.index_select(0, slots).to(start.device)
             if len(at) == len(clients):
                 return old
-            return start.expand(len(clients), *start.shape).index_copy(0, torch.from_numpy(at).to(start.device), old)
+            return start.expand(len(clients), *start.shape).index_copy(
+                0, torch.from_numpy(at).to(start.device), old
+            )
 
-        return {
-            part: {name: gather(value, self._held[part][name]) for name, value in ts.items()}
-            for part, ts in self.fresh.items()
-        }
+        result: Tree = {}
+        for part, ts in self.fresh.items():
+            result[part] = {
+                name: gather(value, self._held[part][name]) for name, value in ts.items()
+            }
+        return result
 
     def put(self, clients: Ints, tree: Tree) -> None:
         """Replace the trees of these clients."""
         if not self or not len(clients):
             return
         numbers = clients.tolist()
-        slots = torch.tensor([self._slot.setdefault(client, len(self._slot)) for client in numbers]).to(self.home)
+        slots = torch.tensor(
+            [self._slot.setdefault(client, len(self._slot)) for client in numbers]
+        ).to(self.home)
         self._changed.update(numbers)
         for part, tensors in tree.items():
             for name, value in tensors.items():
                 held = self._held[part][name]
-                if len(held) < len(self._slot):  # grow by half, so that the cost per round stays low
+                # Grow by half, so that the cost per round stays low
+                if len(held) < len(self._slot):
                     room = held.new_empty((len(self._slot) * 3 // 2, *held.shape[1:]))
                     room[: len(held)] = held
                     self._held[part][name] = held = room
@@ -98,13 +110,20 @@ class ClientStore:
 
     def rows(self, clients: Sequence[int]) -> Tensors:
         """Return a copy of these clients' entries as flat named tensors, a row each; ``clients`` are the numbers."""
-        slots = torch.tensor([self._slot[client] for client in clients], dtype=torch.int64).to(self.home)
-        flat = {f"{part}/{name}": held[slots] for part, tensors in self._held.items() for name, held in tensors.items()}
+        slots = torch.tensor([self._slot[client] for client in clients], dtype=torch.int64).to(
+            self.home
+        )
+        flat = {}
+        for part, tensors in self._held.items():
+            for name, held in tensors.items():
+                flat[f"{part}/{name}"] = held[slots]
         return {"clients": torch.tensor(clients, dtype=torch.int64), **flat}
 
     def add(self, rows: Tensors) -> None:
         """Store what ``rows`` returned."""
-        tree = {part: {name: rows[f"{part}/{name}"] for name in tensors} for part, tensors in self.fresh.items()}
+        tree = {}
+        for part, tensors in self.fresh.items():
+            tree[part] = {name: rows[f"{part}/{name}"] for name in tensors}
         self.put(rows["clients"].cpu().numpy(), tree)
 
     def mark_saved(self) -> None:
@@ -113,11 +132,14 @@ class ClientStore:
 
     def state(self) -> Tensors:
         """Return all entries as flat named tensors, for a checkpoint."""
-        return self.rows(self.clients) if self._slot else {}
+        if self._slot:
+            return self.rows(self.clients)
+        return {}
 
     def restore(self, state: Tensors) -> None:
         """Restore what ``state`` returned."""
-        self._slot, self._changed = {}, set()
+        self._slot = {}
+        self._changed = set()
         self._held = self._empty()
         if state:
             self.add(state)

@@ -30,7 +30,8 @@ FINAL_CLIENTS = 10_000  # clients evaluated on their own rows after the last rou
 OwnModel: TypeAlias = Callable[[int], Tensors]
 Score: TypeAlias = dict[str, float]  # the loss and metrics over some rows
 RATES = ("majority_rate", "one_class_rate")  # columns of shares of rows, where targets are classes
-ROUND_METRICS = ("accuracy", "balanced_accuracy")  # of a task that has them, what is reported after every evaluation
+# Of a task that has them, what is reported after every evaluation
+ROUND_METRICS = ("accuracy", "balanced_accuracy")
 
 
 def round_metrics(task: Task) -> tuple[str, ...]:
@@ -38,7 +39,10 @@ def round_metrics(task: Task) -> tuple[str, ...]:
 
     For a user-defined task all of its metrics are reported.
     """
-    cheap = tuple(name for name in ROUND_METRICS if name in task.metric_names) if isinstance(task, BuiltIn) else ()
+    if isinstance(task, BuiltIn):
+        cheap = tuple(name for name in ROUND_METRICS if name in task.metric_names)
+    else:
+        cheap = ()
     return cheap or task.metric_names
 
 
@@ -68,14 +72,19 @@ def one_class_rate(confusion: Ints) -> float:
     >>> one_class_rate(np.array([[6, 0], [3, 1]]))
     0.9
     """
-    return float(confusion.sum(0).max() / confusion.sum()) if confusion.any() else float("nan")
+    if confusion.any():
+        return float(confusion.sum(0).max() / confusion.sum())
+    return float("nan")
 
 
 def _means(losses: Floats, scores: Floats, sizes: Ints) -> tuple[Floats, Floats]:
     """Return mean loss and score of each client from those of its rows; NaN for a client without rows."""
     owner = np.repeat(np.arange(len(sizes)), sizes)
     with np.errstate(invalid="ignore"):
-        loss, score = (np.bincount(owner, weights=each, minlength=len(sizes)) / sizes for each in (losses, scores))
+        loss, score = (
+            np.bincount(owner, weights=each, minlength=len(sizes)) / sizes
+            for each in (losses, scores)
+        )
     return loss, score
 
 
@@ -85,7 +94,9 @@ def own_columns(personal: bool, common: bool, metric: str | None) -> tuple[str, 
     return (*names, *(f"global_{name}" for name in names)) if personal and common else names
 
 
-def final_columns(task: Task, metrics: Iterable[str], personal: bool, common: bool, tested: bool) -> tuple[str, ...]:
+def final_columns(
+    task: Task, metrics: Iterable[str], personal: bool, common: bool, tested: bool
+) -> tuple[str, ...]:
     """Return the columns of a client in the last table, after its number and its rows; see ``Evaluator.final``.
 
     ``tested`` says that clients' own models are also evaluated on test rows, by these ``metrics``.
@@ -93,8 +104,14 @@ def final_columns(task: Task, metrics: Iterable[str], personal: bool, common: bo
     majority, one_class = ([rate] if hasattr(task, "confusion") else [] for rate in RATES)
     own = own_columns(personal, common, task.row_metric)
     more = [*(name for name in task.metric_names if name not in own), *one_class]
-    of_global = [f"global_{name}" for name in more] if personal and common else []
-    on_test = [f"own_test_{name}" for name in (*metrics, *one_class)] if personal and tested else []
+    if personal and common:
+        of_global = [f"global_{name}" for name in more]
+    else:
+        of_global = []
+    if personal and tested:
+        on_test = [f"own_test_{name}" for name in (*metrics, *one_class)]
+    else:
+        on_test = []
     return (*own, *majority, *more, *of_global, *on_test)
 
 
@@ -113,10 +130,13 @@ class Evaluator:
     ) -> None:
         self.fed, self.x, self.y, self.task, self.seed = fed, job.x, job.y, job.task, seed
         first = () if headline is None else (headline,)
-        self.metrics = tuple(dict.fromkeys((*first, *round_metrics(job.task), *metrics)))  # of every evaluation
+        # Of every evaluation
+        self.metrics = tuple(dict.fromkeys((*first, *round_metrics(job.task), *metrics)))
         self.names = ("loss", *self.metrics)
         parts = (("validation", fed.validation), ("test", fed.test))
-        self._parts = {name: self._place(rows) for name, rows in parts if rows is not None and len(rows)}
+        self._parts = {
+            name: self._place(rows) for name, rows in parts if rows is not None and len(rows)
+        }
         held = fed.partition.rows
         if eval_rows is not None and eval_rows < len(held):
             held = held[np.sort(Stream(seed, "evaluation").sample(len(held), eval_rows))]
@@ -132,8 +152,14 @@ class Evaluator:
 
     def parts(self, common: bool, personal: bool, trained: bool) -> list[str]:
         """Return the parts of the data with scores: up to three of a global model, the test rows of clients' models."""
-        clients = [name for name, wanted in (("own_test", personal), ("trained_test", trained)) if wanted]
-        return [*(["train", *self._parts] if common else []), *(clients if "test" in self._parts else [])]
+        clients = []
+        for name, wanted in (("own_test", personal), ("trained_test", trained)):
+            if wanted:
+                clients.append(name)
+        return [
+            *(["train", *self._parts] if common else []),
+            *(clients if "test" in self._parts else []),
+        ]
 
     # -- the global model ----------------------------------------------------------------------------------------------
 
@@ -148,12 +174,16 @@ class Evaluator:
         mine = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
         fresh = mine[~self._sampled[mine]]
         found = self._on_parts(state)
-        train, other = found["train"], self._row_scores(state, fresh)
-        losses, scores = np.empty(len(self.y)), np.empty(len(self.y))
+        train = found["train"]
+        other = self._row_scores(state, fresh)
+        losses = np.empty(len(self.y))
+        scores = np.empty(len(self.y))
         known = train.losses, self.task.row_scores(train.outputs, train.targets)
         for rows, seen in ((self._train_rows, known), (fresh, other)):
             losses[rows], scores[rows] = (values.double().cpu().numpy() for values in seen)
-        common = _means(losses[mine], scores[mine], np.array([len(piece) for piece in pieces], dtype=np.int64))
+        common = _means(
+            losses[mine], scores[mine], np.array([len(piece) for piece in pieces], dtype=np.int64)
+        )
         return self._scored(found, self.metrics), self._own_scores(common, own, clients, pieces)
 
     @torch.inference_mode()
@@ -164,7 +194,9 @@ class Evaluator:
     @torch.inference_mode()
     def all_scores(self, state: Tensors) -> dict[str, Score]:
         """Return all metrics of the global model on validation and test rows."""
-        found = {name: self._found(state, x, y) for name, (x, y) in self._parts.items()}
+        found = {}
+        for name, (x, y) in self._parts.items():
+            found[name] = self._found(state, x, y)
         return self._scored(found, self.task.metric_names)
 
     def _on_parts(self, state: Tensors) -> dict[str, Found]:
@@ -174,7 +206,9 @@ class Evaluator:
     def found(self, state: Tensors, shares: Mapping[str, Ints]) -> dict[str, Found]:
         """Return what a model makes of each part of the data, or of a share of its rows."""
         train = self._found(state, self.x, self.y, self._train_rows)
-        others = {name: self._found(state, x, y, shares.get(name)) for name, (x, y) in self._parts.items()}
+        others = {}
+        for name, (x, y) in self._parts.items():
+            others[name] = self._found(state, x, y, shares.get(name))
         return {"train": train, **others}
 
     def _scored(self, found: dict[str, Found], names: Iterable[str]) -> dict[str, Score]:
@@ -182,14 +216,21 @@ class Evaluator:
 
     def _found(self, state: Tensors, x: Tensor, y: Tensor, rows: Ints | None = None) -> Found:
         """Return what a model makes of all rows, or of those at ``rows``; on a GPU without waiting for it."""
-        index = torch.arange(len(y), device=y.device) if rows is None else torch.from_numpy(rows).to(y.device)
-        outputs, targets = torch.cat([each for each, _ in self._inference.outputs(state, x, index)]), y[index]
+        if rows is None:
+            index = torch.arange(len(y), device=y.device)
+        else:
+            index = torch.from_numpy(rows).to(y.device)
+        outputs = torch.cat([each for each, _ in self._inference.outputs(state, x, index)])
+        targets = y[index]
         return Found(outputs, self.task.losses(outputs, targets, "none"), targets)
 
     def _row_scores(self, state: Tensors, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return loss and score of training rows, without keeping the outputs of many rows."""
-        losses, scores = [self.x.new_empty(0)], [self.x.new_empty(0)]
-        for outputs, some in self._inference.outputs(state, self.x, torch.from_numpy(rows).to(self.y.device)):
+        losses = [self.x.new_empty(0)]
+        scores = [self.x.new_empty(0)]
+        for outputs, some in self._inference.outputs(
+            state, self.x, torch.from_numpy(rows).to(self.y.device)
+        ):
             losses.append(self.task.losses(outputs, self.y[some], "none"))
             scores.append(self.task.row_scores(outputs, self.y[some]))
         return torch.cat(losses), torch.cat(scores)
@@ -197,7 +238,9 @@ class Evaluator:
     @torch.inference_mode()
     def confusion(self, state: Tensors) -> Ints | None:
         """Return how many test rows of each class (down) were predicted as each (across); None for other tasks."""
-        return self._confusion(self._on_test(state)) if "test" in self._parts and self._classifies else None
+        if "test" in self._parts and self._classifies:
+            return self._confusion(self._on_test(state))
+        return None
 
     @property
     def _classifies(self) -> bool:
@@ -205,13 +248,21 @@ class Evaluator:
 
     def _confusion(self, found: Found) -> Ints:
         count: Callable[..., Ints] = getattr(self.task, "confusion")  # noqa: B009 - tasks of other targets have none
-        return count(found.outputs.cpu().numpy(), found.targets.cpu().numpy(), len(self.fed.data.classes))
+        return count(
+            found.outputs.cpu().numpy(), found.targets.cpu().numpy(), len(self.fed.data.classes)
+        )
 
     @torch.inference_mode()
-    def threshold(self, state: Tensors, metric: ThresholdMetric) -> tuple[Threshold, dict[str, Score]]:
+    def threshold(
+        self, state: Tensors, metric: ThresholdMetric
+    ) -> tuple[Threshold, dict[str, Score]]:
         """Return the threshold that is best on the validation rows, and its scores on validation and test rows."""
-        parts = {name: self._found(state, x, y) for name, (x, y) in self._parts.items()}
-        found = {name: (part.outputs.cpu().numpy(), part.targets.cpu().numpy()) for name, part in parts.items()}
+        parts = {}
+        for name, (x, y) in self._parts.items():
+            parts[name] = self._found(state, x, y)
+        found = {}
+        for name, part in parts.items():
+            found[name] = (part.outputs.cpu().numpy(), part.targets.cpu().numpy())
         chosen = choose_threshold(*found["validation"], metric)
         return chosen, {name: chosen.scores(*part) for name, part in found.items()}
 
@@ -224,7 +275,9 @@ class Evaluator:
         if not len(self._triggered):
             return None
         index = torch.arange(len(self._triggered), device=self.x.device)
-        found = [each for each, _ in self._inference.outputs(state, self._triggered, index)]
+        found = []
+        for each, _ in self._inference.outputs(state, self._triggered, index):
+            found.append(each)
         predicted = self.task.predict(torch.cat(found))
         return float((predicted == poison.target_of(self.fed.data.classes)).double().mean())
 
@@ -237,7 +290,10 @@ class Evaluator:
             return None
         found = [self._on_test(own(int(client))) for client in clients[:OWN_TESTED]]
         tested = [one.score(self.task, self.metrics) for one in found]
-        return {name: float(np.mean([one[name] for one in tested])) for name in self.names}
+        result = {}
+        for name in self.names:
+            result[name] = float(np.mean([one[name] for one in tested]))
+        return result
 
     def _on_test(self, state: Tensors) -> Found:
         return self._found(state, *self._parts["test"])
@@ -251,17 +307,29 @@ class Evaluator:
         ``state`` is the global model; None where clients share nothing, and each has its ``own``.
         """
         pieces = [split.of(int(client)) for client in clients]
-        common: tuple[Floats, ...] = self._client_scores(state, pieces) if state else ()
+        if state:
+            common: tuple[Floats, ...] = self._client_scores(state, pieces)
+        else:
+            common = ()
         return self._own_scores(common, own, clients, pieces)
 
     def _own_scores(
         self, common: tuple[Floats, ...], own: OwnModel | None, clients: Ints, pieces: list[Ints]
     ) -> dict[str, Floats]:
         """Return the ``own_columns``, given the scores of the global model, if there is any."""
-        scores = (*self._each_own(own, clients, pieces), *common) if own else common
+        if own:
+            scores = (*self._each_own(own, clients, pieces), *common)
+        else:
+            scores = common
         if self.task.row_metric is None:
             scores = scores[::2]  # the losses alone
-        return dict(zip(own_columns(own is not None, bool(common), self.task.row_metric), scores, strict=True))
+        return dict(
+            zip(
+                own_columns(own is not None, bool(common), self.task.row_metric),
+                scores,
+                strict=True,
+            )
+        )
 
     def _client_scores(self, state: Tensors, pieces: list[Ints]) -> tuple[Floats, Floats]:
         """Return mean loss and score of one model on each client's rows."""
@@ -272,11 +340,14 @@ class Evaluator:
     def _each_own(self, own: OwnModel, clients: Ints, pieces: list[Ints]) -> tuple[Floats, Floats]:
         """Return mean loss and score of each client's own model on its rows, in stacks where that is faster."""
         if (self.x.device.type == "cpu" and self._cost.convolutions) or not self._stackable():
-            each = [self._client_scores(own(int(client)), [mine]) for client, mine in zip(clients, pieces, strict=True)]
+            each = []
+            for client, mine in zip(clients, pieces, strict=True):
+                each.append(self._client_scores(own(int(client)), [mine]))
             loss, score = np.array(each).reshape(-1, 2).T
             return loss, score
         sizes = np.array([len(piece) for piece in pieces])
-        loss, score = np.full(len(clients), np.nan), np.full(len(clients), np.nan)
+        loss = np.full(len(clients), np.nan)
+        score = np.full(len(clients), np.nan)
         order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
         room = max(1, STACKED_BYTES // self._cost.bytes_per_client)
         for first in range(0, len(order), room):
@@ -287,10 +358,15 @@ class Evaluator:
 
     def _in_stack(self, models: list[Tensors], pieces: list[Ints]) -> Floats:
         """Return mean loss and score of these models, each on its own rows; those with the most rows come first."""
-        stack = {name: torch.stack([model[name] for model in models]) for name in models[0]}
+        stack = {}
+        for name in models[0]:
+            stack[name] = torch.stack([model[name] for model in models])
         total = torch.zeros((2, len(models)), dtype=torch.float64, device=self.y.device)
         for outputs, rows, real in self._inference.stacked_outputs(stack, self.x, pieces):
-            found = self.task.losses(outputs, self.y[rows], "none"), self.task.row_scores(outputs, self.y[rows])
+            found = (
+                self.task.losses(outputs, self.y[rows], "none"),
+                self.task.row_scores(outputs, self.y[rows]),
+            )
             for sums, each in zip(total, found, strict=True):
                 sums[: len(rows)] += torch.where(real, each.double(), 0).sum(1)
         return total.cpu().numpy() / [len(piece) for piece in pieces]
@@ -304,7 +380,12 @@ class Evaluator:
     def _test_split(self) -> Partition | None:
         """The test rows of each client, where the data comes with its clients and these hold nothing else out."""
         fed = self.fed
-        if fed.held_out is not None or not fed.data.silos or not fed.named or fed.test.group is None:
+        if (
+            fed.held_out is not None
+            or not fed.data.silos
+            or not fed.named
+            or fed.test.group is None
+        ):
             return None
         groups = [fed.data.groups.index(name) for name in fed.client_names]
         return Partition.from_lists([np.flatnonzero(fed.test.group == group) for group in groups])
@@ -340,7 +421,10 @@ class Evaluator:
             assert used is not None
             entry |= mine._metrics_on(used, rows, names)
             if own and state:
-                entry |= {f"global_{name}": value for name, value in mine._metrics_on(state, rows, names).items()}
+                entry |= {
+                    f"global_{name}": value
+                    for name, value in mine._metrics_on(state, rows, names).items()
+                }
             if own and "test" in self._parts:
                 on_test = self._on_test(used)
                 score = on_test.score(self.task, self.metrics)
@@ -352,16 +436,27 @@ class Evaluator:
 
     def _add_majority_rates(self, table: list[dict[str, Any]], split: Partition) -> None:
         """Add the share of each client's most frequent class among the rows on which it is evaluated."""
-        clients, labels = np.array([entry["client"] for entry in table]), self.y.cpu().numpy()
+        clients = np.array([entry["client"] for entry in table])
+        labels = self.y.cpu().numpy()
         counts = split.counts(labels, len(self.fed.data.classes), clients)
-        for entry, most, rows in zip(table, counts.max(1).tolist(), counts.sum(1).tolist(), strict=True):
-            entry["majority_rate"] = most / rows if rows else float("nan")
+        for entry, most, rows in zip(
+            table, counts.max(1).tolist(), counts.sum(1).tolist(), strict=True
+        ):
+            if rows:
+                entry["majority_rate"] = most / rows
+            else:
+                entry["majority_rate"] = float("nan")
 
     def _metrics_on(self, state: Tensors, rows: Ints, names: list[str]) -> Score:
         """Return these metrics of a model on some training rows, and how often it predicts one class; NaN for none."""
-        more = ["one_class_rate"] if self._classifies else []
+        if self._classifies:
+            more = ["one_class_rate"]
+        else:
+            more = []
         if not len(rows):
             return dict.fromkeys([*names, *more], float("nan"))
         found = self._found(state, self.x, self.y, rows)
-        metrics = self.task.evaluate(found.outputs.cpu().numpy(), found.targets.cpu().numpy(), names)
+        metrics = self.task.evaluate(
+            found.outputs.cpu().numpy(), found.targets.cpu().numpy(), names
+        )
         return metrics | {name: one_class_rate(self._confusion(found)) for name in more}

@@ -19,19 +19,28 @@ from fedskew.schedules.holdings import Holdings
 
 
 def label_holdings(
-    fed: Federation, trained_on: Partition, topology: Scheduled, settings: Settings, agreed: Agreement | None = None
+    fed: Federation,
+    trained_on: Partition,
+    topology: Scheduled,
+    settings: Settings,
+    agreed: Agreement | None = None,
 ) -> tuple[Holdings, Agreement | None]:
     """Return the label holdings of all clients; with ``secure`` by placeholders, found without disclosing labels.
 
     ``agreed`` is the result of an earlier run of the protocol, if there is one.
     """
-    labels, classes = fed.train.y, len(fed.data.classes)
-    if fed.data.target != "class":  # no method that uses labels gets here; to the others all rows are of one class
-        labels, classes = np.zeros(len(fed.train), dtype=np.int64), 1
+    labels = fed.train.y
+    classes = len(fed.data.classes)
+    # No method that uses labels gets here; to the others all rows are of one class
+    if fed.data.target != "class":
+        labels = np.zeros(len(fed.train), dtype=np.int64)
+        classes = 1
     plain = Holdings.of(trained_on, labels, classes)
     if not settings.secure:
         return plain, None
-    counts = [{int(k): int(row[k]) for k in np.flatnonzero(row)} for row in plain.counts]
+    counts = []
+    for row in plain.counts:
+        counts.append({int(k): int(row[k]) for k in np.flatnonzero(row)})
     agreed = agreed or agree(
         counts,
         label_range=classes,
@@ -45,7 +54,9 @@ def label_holdings(
             placeholder[label] = name
     secret = Holdings.of(trained_on, placeholder[labels], len(agreed.holders))
     if agreed.counts is not None:
-        return replace(secret, totals=np.array([agreed.counts[name] for name in range(len(agreed.counts))])), agreed
+        return replace(
+            secret, totals=np.array([agreed.counts[name] for name in range(len(agreed.counts))])
+        ), agreed
     assert agreed.shares is not None
     shares = np.zeros(secret.counts.shape)
     for client, shares_of in enumerate(agreed.shares):
@@ -73,7 +84,9 @@ def unpacked(content: Tensor) -> Agreement:
     True
     """
     plain = json.loads(content.cpu().numpy().tobytes())
-    placeholders, counts, shares, waves = (plain[name] for name in ("placeholders", "counts", "shares", "waves"))
+    placeholders, counts, shares, waves = (
+        plain[name] for name in ("placeholders", "counts", "shares", "waves")
+    )
     return Agreement(
         tuple(map(dict, placeholders)),
         None if counts is None else dict(counts),
@@ -86,8 +99,13 @@ def unpacked(content: Tensor) -> Agreement:
 
 def protocol_bytes(agreed: Agreement) -> tuple[int, int]:
     """Return the bytes that the label protocol sends down to the clients and up to the server."""
-    exchanges = [exchange for wave in agreed.waves for exchange in wave]
-    return sum(exchange.bytes_down for exchange in exchanges), sum(exchange.bytes_up for exchange in exchanges)
+    exchanges = []
+    for wave in agreed.waves:
+        for exchange in wave:
+            exchanges.append(exchange)
+    return sum(exchange.bytes_down for exchange in exchanges), sum(
+        exchange.bytes_up for exchange in exchanges
+    )
 
 
 def protocol_seconds(agreed: Agreement, fleet: Fleet) -> float:
@@ -100,7 +118,8 @@ def protocol_seconds(agreed: Agreement, fleet: Fleet) -> float:
     for wave in agreed.waves:
         machines = fleet.machines(np.array([exchange.client for exchange in wave]))
         down, up, work = (
-            np.array([getattr(exchange, name) for exchange in wave]) for name in ("bytes_down", "bytes_up", "seconds")
+            np.array([getattr(exchange, name) for exchange in wave])
+            for name in ("bytes_down", "bytes_up", "seconds")
         )
         taken = transfer_seconds(machines, down, up) + work
         total += float(taken.max()) + sum(exchange.then for exchange in wave)

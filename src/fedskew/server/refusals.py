@@ -25,7 +25,8 @@ LATE = 10**9  # a round that comes after every change of the topology
 
 def check_choices(algorithm: Algorithm, settings: Settings) -> None:
     """Raise an error for settings for which the method is not defined, before any data is read."""
-    method, topology = algorithm.label(), algorithm.topology(0)
+    method = algorithm.label()
+    topology = algorithm.topology(0)
     if "sgd" in algorithm.requires and settings.optimizer != "sgd":
         raise FedskewError(
             f"{method} with these options is defined for local SGD, got optimizer={settings.optimizer}: use "
@@ -37,13 +38,21 @@ def check_choices(algorithm: Algorithm, settings: Settings) -> None:
         )
     if settings.per_round is not None:
         algorithm.aggregator.check(settings.per_round)
-    access = topology.label_access if isinstance(topology, Scheduled) else "none"
+    if isinstance(topology, Scheduled):
+        access = topology.label_access
+    else:
+        access = "none"
     if settings.secure and access == "none":
         raise FedskewError(
             f"secure=true hides labels from a server that schedules by them, and {method} does not: "
             "use a Stratify method, or leave it out"
         )
-    if settings.secure and isinstance(topology, Scheduled) and access == "shares" and topology.counts_labels:
+    if (
+        settings.secure
+        and isinstance(topology, Scheduled)
+        and access == "shares"
+        and topology.counts_labels
+    ):
         raise FedskewError(
             "secure=true with selection=weighted gives the server shares of labels and no counts: use "
             "frequency=uniform and set with per_label= how often each label occurs"
@@ -96,7 +105,10 @@ def _check_task(job: Job, settings: Settings) -> None:
         return
 
     def refuse(does: str) -> FedskewError:
-        what = "numbers" if task.target == "number" else "several labels a row"
+        if task.target == "number":
+            what = "numbers"
+        else:
+            what = "several labels a row"
         return FedskewError(
             f"{algorithm.label()} {does} classes, and the targets of task {task.label()} are {what}: use another method"
         )
@@ -118,13 +130,18 @@ def check_thresholds(task: Task, fed: Federation, job: Job) -> None:
     """Raise an error if no threshold can be chosen: for two classes, on validation rows of both, of a global model."""
     classes = len(fed.data.classes)
     if not isinstance(task, BuiltIn) or task.target != "class" or classes != 2:
-        have = f"has {classes} classes" if task.target == "class" else f"is task {task.label()}"
+        if task.target == "class":
+            have = f"has {classes} classes"
+        else:
+            have = f"is task {task.label()}"
         raise FedskewError(
             f"thresholds are for two classes and the tasks classification and binary, and this {have}: leave it out; "
             "class_weights=balanced is for any number of classes"
         )
     if job.shared_model != WHOLE:
-        raise FedskewError(f"thresholds are chosen for a global model, and {job.shared_model}: leave it out")
+        raise FedskewError(
+            f"thresholds are chosen for a global model, and {job.shared_model}: leave it out"
+        )
     if fed.validation is None or len(np.unique(fed.validation.y)) < 2:
         raise FedskewError(
             "thresholds are chosen on validation rows of both classes, and there are none: add validation=0.2, or "
@@ -133,7 +150,8 @@ def check_thresholds(task: Task, fed: Federation, job: Job) -> None:
 
 
 def _check_schedule(job: Job, settings: Settings) -> None:
-    method, topology = job.algorithm.label(), job.algorithm.topology(0)
+    method = job.algorithm.label()
+    topology = job.algorithm.topology(0)
     if not isinstance(topology, Scheduled):
         return
     few = min(settings.batch_size, job.partition.clients) < 2
@@ -161,7 +179,8 @@ def trains_single_samples(algorithm: Algorithm) -> bool:
 
 def _check_aggregation(job: Job, per_round: int) -> None:
     """Raise an error if an aggregation rule is added to a method that does not aggregate updates."""
-    algorithm, topology = job.algorithm, job.algorithm.topology(0)
+    algorithm = job.algorithm
+    topology = job.algorithm.topology(0)
     if not algorithm.aggregator.needs_all:
         return
     method = algorithm.label()
@@ -170,8 +189,13 @@ def _check_aggregation(job: Job, per_round: int) -> None:
             f"{method}: one model is trained by all clients, so no updates are combined: leave the rule out"
         )
     if not trainable(job.model).keys() - job.unsent:
-        raise FedskewError(f"{method}: clients send nothing that could be combined: leave the rule out")
-    updates = min(topology.buffer_size, per_round) if isinstance(topology, Buffered) else per_round
+        raise FedskewError(
+            f"{method}: clients send nothing that could be combined: leave the rule out"
+        )
+    if isinstance(topology, Buffered):
+        updates = min(topology.buffer_size, per_round)
+    else:
+        updates = per_round
     few = isinstance(topology, Buffered) or "pooled_rows" in algorithm.requires
     least = max(2, algorithm.aggregator.least_updates)
     if few and updates < least:
@@ -215,11 +239,15 @@ def clients_per_round(settings: Settings, trained_on: Partition, clients: int) -
     if settings.per_round is None:
         return trained_on.clients
     if settings.per_round > clients:
-        raise FedskewError(f"per_round={settings.per_round} is more than the {clients} clients: use at most {clients}")
+        raise FedskewError(
+            f"per_round={settings.per_round} is more than the {clients} clients: use at most {clients}"
+        )
     return min(settings.per_round, trained_on.clients)
 
 
-def least_batch(model: nn.Module, trained_on: Partition, batch_size: int, names: Sequence[str] = ()) -> int:
+def least_batch(
+    model: nn.Module, trained_on: Partition, batch_size: int, names: Sequence[str] = ()
+) -> int:
     """Return how many rows a batch must have: 2 where BatchNorm computes a variance."""
     if not has_batch_norm(model):
         return 1
@@ -238,5 +266,8 @@ def least_batch(model: nn.Module, trained_on: Partition, batch_size: int, names:
 
 def weights_of(algorithm: Algorithm, settings: Settings) -> Weights:
     """Return what clients count by in the mean: the method's own choice, or the setting's, or that of the paper."""
-    setting = algorithm.weighting.paper if settings.weights == "paper" else settings.weights
+    if settings.weights == "paper":
+        setting = algorithm.weighting.paper
+    else:
+        setting = settings.weights
     return algorithm.weighting.by or setting

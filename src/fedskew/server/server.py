@@ -21,7 +21,17 @@ from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import computing, usable_cores
-from fedskew.engine.job import LOCAL, STATE, WHOLE, Engine, Job, Start, Updates, fresh_client, make_job
+from fedskew.engine.job import (
+    LOCAL,
+    STATE,
+    WHOLE,
+    Engine,
+    Job,
+    Start,
+    Updates,
+    fresh_client,
+    make_job,
+)
 from fedskew.engine.loop import Loop
 from fedskew.engine.lr_schedule import schedules
 from fedskew.engine.plan import Plan
@@ -34,8 +44,21 @@ from fedskew.models.parameters import trainable
 from fedskew.schedules.holdings import Holdings
 from fedskew.server.calibration import new_head, statistics_of
 from fedskew.server.client_store import ClientStore, home_of
-from fedskew.server.evaluation import OWN_TESTED, Evaluator, FinalClients, OwnModel, Score, own_columns
-from fedskew.server.label_holders import label_holdings, packed, protocol_bytes, protocol_seconds, unpacked
+from fedskew.server.evaluation import (
+    OWN_TESTED,
+    Evaluator,
+    FinalClients,
+    OwnModel,
+    Score,
+    own_columns,
+)
+from fedskew.server.label_holders import (
+    label_holdings,
+    packed,
+    protocol_bytes,
+    protocol_seconds,
+    unpacked,
+)
 from fedskew.server.refusals import (
     check_all,
     check_private,
@@ -57,7 +80,8 @@ from fedskew.topology.scheduled_rounds import ScheduledRounds
 from fedskew.topology.shards import Sharded, ShardTrainer
 
 _SHARD_MEMORY = 2.0  # gigabytes
-OWN, PERSONAL = "own", "personal"  # names of what clients keep, and of the models they train for themselves
+# Names of what clients keep, and of the models they train for themselves
+OWN, PERSONAL = "own", "personal"
 AWAY = "away"  # under which a checkpoint names what clients on machines of their own keep there
 PROTOCOL = "protocol"  # name of the label protocol's result in a checkpoint
 
@@ -84,16 +108,24 @@ class Server:
     ) -> None:
         self.fed, self.settings, self.algorithm = fed, settings, algorithm
         self.schedule, fleet = schedules.choose(settings.schedule), fleets.choose(settings.fleet)
-        self.trained_on = fed.partition.pooled() if "pooled_rows" in algorithm.requires else fed.partition
+        self.trained_on = (
+            fed.partition.pooled() if "pooled_rows" in algorithm.requires else fed.partition
+        )
         self.per_round = clients_per_round(settings, self.trained_on, fed.clients)
         self.weights = weights_of(algorithm, settings)
         self.total_weight = float(base_weights(self.trained_on.sizes, self.weights).sum())
-        self.least = least_batch(model, self.trained_on, settings.batch_size, fed.client_names if fed.named else ())
+        self.least = least_batch(
+            model, self.trained_on, settings.batch_size, fed.client_names if fed.named else ()
+        )
         task = task or resolve(BY_TARGET[fed.data.target])
         self.rows, held = fed.train, self.trained_on
         if algorithm.poison:
-            self.rows, held = algorithm.poison.poisoned(self.rows, held, fed.data.classes, settings.seed)
-        self.job = make_job(model, self.rows, held, algorithm, settings, 0, task, len(fed.data.classes))
+            self.rows, held = algorithm.poison.poisoned(
+                self.rows, held, fed.data.classes, settings.seed
+            )
+        self.job = make_job(
+            model, self.rows, held, algorithm, settings, 0, task, len(fed.data.classes)
+        )
         self.model, self.device = self.job.model, self.job.x.device
         check_all(self.job, settings, self.per_round)
         self.headline = task.headline(settings.metric)
@@ -102,26 +134,34 @@ class Server:
         # Contiguous, whatever the layout of the given model: a checkpoint file requires it.
         plain = torch.contiguous_format
         self.params: Tensors = {
-            n: value.detach().clone(memory_format=plain) for n, value in trainable(self.model).items()
+            n: value.detach().clone(memory_format=plain)
+            for n, value in trainable(self.model).items()
         }
-        self.buffers: Tensors = {name: value.detach().clone() for name, value in self.model.named_buffers()}
+        self.buffers: Tensors = {
+            name: value.detach().clone() for name, value in self.model.named_buffers()
+        }
         if settings.thresholds is not None:
             check_thresholds(task, fed, self.job)
         self.server_state = algorithm.init_server_state(self.shared())
         self.fresh_client = fresh_client(self.job)
         self.store = self._store(self.fresh_client)
-        self.mirrored = frozenset(self.server_state) & {part.removeprefix(STATE) for part in self.fresh_client}
+        self.mirrored = frozenset(self.server_state) & {
+            part.removeprefix(STATE) for part in self.fresh_client
+        }
         own_job = jobs_of(self.job)[1:]
         self.personal = self._store(fresh_client(*own_job)) if own_job else None
         machines = fleets.get(fleet.name)(fed.clients, settings.seed, **fleet.options)
-        self.participation = Participation(algorithm, settings, fed, self.trained_on, machines, self.least)
+        self.participation = Participation(
+            algorithm, settings, fed, self.trained_on, machines, self.least
+        )
         self.protocol: Agreement | None = None
         self._holdings: Holdings | None = None
         self.round = 0
         self.rounds = self._rounds()
         if isinstance(self.rounds, ParallelRounds):
             check_private(self.job, settings, machines, self.rounds.sample_payload())
-        if not settings.secure:  # the protocol is slow, and a resumed run has its result in the checkpoint
+        # The protocol is slow, and a resumed run has its result in the checkpoint
+        if not settings.secure:
             self.agree()
         self._trained: dict[int, Tensors] = {}
         self.evaluator = self._evaluator()
@@ -144,15 +184,23 @@ class Server:
         """Return the engine of the run: with workers, one that divides the clients of a round."""
         if self.settings.workers is None:
             return engine
-        return Sharded(ShardTrainer(engine, jobs_of(self.job), self.weights), self.settings.test_trained)
+        return Sharded(
+            ShardTrainer(engine, jobs_of(self.job), self.weights), self.settings.test_trained
+        )
 
     def _store(self, fresh: Tree) -> ClientStore:
         return ClientStore(fresh, home_of(fresh, self.trained_on.clients))
 
     def _useful_threads(self) -> int:
         """Return how many CPU threads the measured rule suggests for a round."""
-        batch = 1 if trains_single_samples(self.algorithm) else self.settings.batch_size
-        at_once = 1 if isinstance(self.algorithm.topology(0), Scheduled) else self.per_round
+        if trains_single_samples(self.algorithm):
+            batch = 1
+        else:
+            batch = self.settings.batch_size
+        if isinstance(self.algorithm.topology(0), Scheduled):
+            at_once = 1
+        else:
+            at_once = self.per_round
         return measure_cost(self.model, self.job.x, batch).threads(at_once, usable_cores())
 
     def _rounds(self) -> ParallelRounds | ScheduledRounds:
@@ -160,13 +208,19 @@ class Server:
         topology = self.algorithm.topology(0)
         if isinstance(topology, Scheduled):
             return ScheduledRounds(self)
-        return BufferedRounds(self, topology) if isinstance(topology, Buffered) else ParallelRounds(self)
+        if isinstance(topology, Buffered):
+            return BufferedRounds(self, topology)
+        return ParallelRounds(self)
 
     # -- what topologies use -------------------------------------------------------------------------------------------
 
     def shared(self) -> Tensors:
         """Return the weights that clients send."""
-        return {name: value for name, value in self.params.items() if name not in self.job.unsent}
+        result: Tensors = {}
+        for name, value in self.params.items():
+            if name not in self.job.unsent:
+                result[name] = value
+        return result
 
     def state(self) -> Tensors:
         """Return weights and buffers of the global model."""
@@ -179,11 +233,15 @@ class Server:
 
     def keep(self, arrived: Arrived, counted: Ints) -> None:
         """Store what clients keep; excluded clients keep their old values of what the server holds the mean of."""
-        kept, mirrored = arrived.kept, {STATE + part for part in self.mirrored}
+        kept = arrived.kept
+        mirrored = {STATE + part for part in self.mirrored}
         if mirrored and (out := ~np.isin(arrived.valid, counted)).any():
-            old, index = self.store.get(arrived.valid[out]), torch.from_numpy(np.flatnonzero(out))
+            old = self.store.get(arrived.valid[out])
+            index = torch.from_numpy(np.flatnonzero(out))
             kept = {
-                part: {n: v.index_copy(0, index.to(v.device), old[part][n]) for n, v in tensors.items()}
+                part: {
+                    n: v.index_copy(0, index.to(v.device), old[part][n]) for n, v in tensors.items()
+                }
                 if part in mirrored
                 else tensors
                 for part, tensors in kept.items()
@@ -197,17 +255,23 @@ class Server:
         everything = {**updates.trained, **updates.buffers, **updates.kept.get(LOCAL, {})}
         for i, client in enumerate(updates.report.clients.tolist()):
             if len(self._trained) < OWN_TESTED:
-                self._trained[client] = {name: value[i].clone() for name, value in everything.items()}
+                self._trained[client] = {
+                    name: value[i].clone() for name, value in everything.items()
+                }
 
     def train_personal(self, start: Start, plan: Plan) -> None:
         """Train the clients' own models, if the method has any."""
         if not self.personal:
             return
         _, job = jobs_of(self.job)
-        own = replace(start, server={"weights": self.shared()}, kept=self.personal.get(plan.clients))
+        own = replace(
+            start, server={"weights": self.shared()}, kept=self.personal.get(plan.clients)
+        )
         for updates in self.engine.train(job, own, plan):
             valid = np.flatnonzero(valid_clients(updates))
-            self.personal.put(updates.report.clients[valid], rows_of(updates.kept, torch.from_numpy(valid)))
+            self.personal.put(
+                updates.report.clients[valid], rows_of(updates.kept, torch.from_numpy(valid))
+            )
 
     @property
     def holdings(self) -> Holdings:
@@ -225,7 +289,9 @@ class Server:
         topology = self.algorithm.topology(0)
         if not isinstance(topology, Scheduled) or self._holdings:
             return
-        self._holdings, self.protocol = label_holdings(self.fed, self.trained_on, topology, self.settings, agreed)
+        self._holdings, self.protocol = label_holdings(
+            self.fed, self.trained_on, topology, self.settings, agreed
+        )
         topology.check_labels(self._holdings)
         if self.protocol and self.round == 0:
             self.participation.clock = protocol_seconds(self.protocol, self.participation.fleet)
@@ -255,42 +321,60 @@ class Server:
             return self._advanced(self.rounds.complete(invited, learnt), invited.lr)
 
     def _lr(self) -> float:
-        factor = schedules.get(self.schedule.name)(self.round, self.settings.rounds, **self.schedule.options)
+        factor = schedules.get(self.schedule.name)(
+            self.round, self.settings.rounds, **self.schedule.options
+        )
         return self.settings.lr * factor
 
     def _advanced(self, outcome: RoundOutcome, lr: float) -> RoundResult:
         self.round += 1
         if self.protocol and self.round == 1:
             down, up = protocol_bytes(self.protocol)
-            outcome = replace(outcome, bytes_down=outcome.bytes_down + down, bytes_up=outcome.bytes_up + up)
+            outcome = replace(
+                outcome, bytes_down=outcome.bytes_down + down, bytes_up=outcome.bytes_up + up
+            )
         return self._result(outcome, lr)
 
     def _result(self, outcome: RoundOutcome, lr: float) -> RoundResult:
         """Return the rows of the tables, with the evaluation of the global model and the clients' models."""
-        clients, metric = self._named(outcome.client_rows), self.job.task.row_metric
+        clients = self._named(outcome.client_rows)
+        metric = self.job.task.row_metric
         row: Row = {"round": self.round, "clients": outcome.clients, "excluded": outcome.excluded}
         row |= {"dropped": outcome.dropped, "late": outcome.late, "lr": lr}
         weights = clients["weight"].values
         counted = weights > 0
         for name in (f"local_{name}" for name in own_columns(False, True, metric)):
             weighted = np.dot(weights[counted], clients[name].values[counted])
-            row[name] = float(weighted) if counted.any() else None
+            if counted.any():
+                row[name] = float(weighted)
+            else:
+                row[name] = None
         row |= self._evaluate(clients, outcome.invited)
         others = {"bytes_down": outcome.bytes_down, "bytes_up": outcome.bytes_up}
-        row |= {name: int(clients[name].values.sum()) + more for name, more in others.items()}
+        for name, more in others.items():
+            row[name] = int(clients[name].values.sum()) + more
         row |= {"simulated_seconds": outcome.ended - outcome.began, "clock": outcome.ended}
         row |= {**outcome.metrics, **self.algorithm.metrics(self.server_state), **self._backdoor()}
         self._evaluate_calibrated(row)
-        return RoundResult(row, ClientTable({"round": Column(np.full(len(counted), self.round)), **clients}))
+        return RoundResult(
+            row, ClientTable({"round": Column(np.full(len(counted), self.round)), **clients})
+        )
 
     def _named(self, clients: ClientTable) -> dict[str, Column]:
         """Return the columns of the table of clients, with their names, and the score under the task's name for it."""
         metric, columns = self.job.task.row_metric, clients.columns
         if self._called is not None:
-            called = {"client": columns["client"], "name": Column(self._called[columns["client"].values])}
+            called = {
+                "client": columns["client"],
+                "name": Column(self._called[columns["client"].values]),
+            }
             columns = {**called, **columns}
         names = {"local_accuracy": f"local_{metric}" if metric else None}
-        return {new: c for name, c in columns.items() if (new := names.get(name, name)) is not None}
+        result: dict[str, Column] = {}
+        for name, c in columns.items():
+            if (new := names.get(name, name)) is not None:
+                result[new] = c
+        return result
 
     @cached_property
     def _called(self) -> NDArray[Any] | None:
@@ -304,31 +388,47 @@ class Server:
     def _evaluate(self, clients: dict[str, Column], invited: Ints) -> Row:
         """Return the scores of the global model; adds columns with those of clients' models, where invited."""
         scores: dict[str, Score | None] = {}
-        names, numbers, places = self._own_columns(), clients["client"].values, np.zeros(0, dtype=np.int64)
+        names = self._own_columns()
+        numbers = clients["client"].values
+        places = np.zeros(0, dtype=np.int64)
         found: dict[str, Floats] = dict.fromkeys(names, np.zeros(0))
         if self._due(self.round):
-            chosen, trained = np.sort(invited), np.array(sorted(self._trained), dtype=np.int64)
-            common, own = self._common(), self._own()
+            chosen = np.sort(invited)
+            trained = np.array(sorted(self._trained), dtype=np.int64)
+            common = self._common()
+            own = self._own()
             global_scores, found = self.evaluator.evaluate(common, own, chosen, self._own_rows())
             scores |= global_scores
-            scores["own_test"] = self.evaluator.mean_on_test(own, chosen) if own else None
+            if own:
+                scores["own_test"] = self.evaluator.mean_on_test(own, chosen)
+            else:
+                scores["own_test"] = None
             scores["trained_test"] = self.evaluator.mean_on_test(self._trained.__getitem__, trained)
             places = np.searchsorted(numbers, chosen)
         clients |= {name: Column.at(places, found[name], len(numbers)) for name in names}
         self._evaluate_trained(clients)
-        parts = self.evaluator.parts(self.has_common_model, self.personalised, self.settings.test_trained)
+        parts = self.evaluator.parts(
+            self.has_common_model, self.personalised, self.settings.test_trained
+        )
         metrics = self.evaluator.names
-        return {f"{part}_{name}": (scores.get(part) or {}).get(name) for part in parts for name in metrics}
+        result: Row = {}
+        for part in parts:
+            for name in metrics:
+                result[f"{part}_{name}"] = (scores.get(part) or {}).get(name)
+        return result
 
     def _backdoor(self) -> Row:
         """Return how many triggered test rows the global model sends to the target; empty without a backdoor."""
-        poison, state = self.algorithm.poison, self._common()
+        poison = self.algorithm.poison
+        state = self._common()
         if poison is None or state is None:
             return {}
         due = self._due(self.round)
         return {"backdoor_success": self.evaluator.backdoor_success(state, poison) if due else None}
 
-    def _on_own_rows(self, state: Tensors | None, own: OwnModel | None, clients: Ints) -> dict[str, Floats]:
+    def _on_own_rows(
+        self, state: Tensors | None, own: OwnModel | None, clients: Ints
+    ) -> dict[str, Floats]:
         return self.evaluator.on_own_rows(state, own, clients, self._own_rows())
 
     def _own_columns(self) -> tuple[str, ...]:
@@ -340,7 +440,11 @@ class Server:
             return
         numbers = clients["client"].values
         places = np.flatnonzero([number in self._trained for number in numbers.tolist()])
-        found = [self._on_own_rows(self._trained[int(numbers[i])], None, numbers[i : i + 1]) for i in places]
+        found = []
+        for i in places:
+            found.append(
+                self._on_own_rows(self._trained[int(numbers[i])], None, numbers[i : i + 1])
+            )
         for name in own_columns(False, True, self.job.task.row_metric):
             values = np.array([float(one[name][0]) for one in found])
             clients[f"trained_{name}"] = Column.at(places, values, len(numbers))
@@ -349,7 +453,9 @@ class Server:
     def _own_rows(self) -> Partition:
         """Return the rows on which a client's model is evaluated: its validation rows, or else its training rows."""
         pooled = self.trained_on is not self.fed.partition
-        return self.trained_on if pooled else self.fed.held_out or self.fed.partition
+        if pooled:
+            return self.trained_on
+        return self.fed.held_out or self.fed.partition
 
     def _due(self, round: int) -> bool:
         return round % self.settings.eval_every == 0 or round == self.settings.rounds
@@ -365,10 +471,14 @@ class Server:
         return bool(self.job.local_names) or self.personal is not None
 
     def _common(self) -> Tensors | None:
-        return self.state() if self.has_common_model else None
+        if self.has_common_model:
+            return self.state()
+        return None
 
     def _own(self) -> OwnModel | None:
-        return self.client_model if self.personalised else None
+        if self.personalised:
+            return self.client_model
+        return None
 
     def client_model(self, client: int) -> Tensors:
         """Return the model that a client uses: the global one with the client's local parts, or one of its own."""
@@ -379,14 +489,23 @@ class Server:
         """Return all metrics of the global model on validation and test rows, after the last round."""
         common = self._common()
         with computing(self.threads):
-            scores = self.evaluator.all_scores(common) if common else {}
-        return {f"{part}_{name}_last": value for part, found in scores.items() for name, value in found.items()}
+            if common:
+                scores = self.evaluator.all_scores(common)
+            else:
+                scores = {}
+        result: Row = {}
+        for part, found in scores.items():
+            for name, value in found.items():
+                result[f"{part}_{name}_last"] = value
+        return result
 
     def confusion(self) -> Ints | None:
         """Return the confusion matrix of the global model on the test rows, or None without test rows or classes."""
         common = self._common()
         with computing(self.threads):
-            return self.evaluator.confusion(common) if common else None
+            if common:
+                return self.evaluator.confusion(common)
+            return None
 
     def threshold(self) -> tuple[Threshold, dict[str, Score]] | None:
         """Return the threshold that ``thresholds`` asks for, with its scores; see ``Evaluator.threshold``."""
@@ -403,7 +522,10 @@ class Server:
             return found
         names = self.fed.client_names
         return found._replace(
-            table=[{"client": row["client"], "name": names[row["client"]], **row} for row in found.table]
+            table=[
+                {"client": row["client"], "name": names[row["client"]], **row}
+                for row in found.table
+            ]
         )
 
     # -- calibration ---------------------------------------------------------------------------------------------------
@@ -417,11 +539,14 @@ class Server:
         self.params = {**self.params, **head}
         common = self._common()
         with computing(self.threads):
-            found = self.evaluator.all_scores(common) if common else {}
+            if common:
+                found = self.evaluator.all_scores(common)
+            else:
+                found = {}
         for part, score in found.items():
-            scores |= {
-                f"calibrated_{part}_{name}": value for name, value in score.items() if name not in self.evaluator.names
-            }
+            for name, value in score.items():
+                if name not in self.evaluator.names:
+                    scores[f"calibrated_{part}_{name}"] = value
         if self.algorithm.calibrator.every:  # then the last round includes its cost
             cost = dict.fromkeys(cost, 0)
         return {**scores, **{f"calibration_{name}": value for name, value in cost.items()}}
@@ -432,24 +557,39 @@ class Server:
         head = new_head(self.job, self.state(), statistics, self.round)
         common = self._common()
         scores = self.evaluator.scores({**common, **head}) if common else {}
-        row = {f"calibrated_{part}_{name}": value for part, score in scores.items() for name, value in score.items()}
-        leaving = {name: value for name, value in self.state().items() if name not in self.job.local_names}
+        row = {
+            f"calibrated_{part}_{name}": value
+            for part, score in scores.items()
+            for name, value in score.items()
+        }
+        leaving = {
+            name: value for name, value in self.state().items() if name not in self.job.local_names
+        }
         down, up = size_in_bytes({"weights": leaving}), size_in_bytes(statistics)
         sizes = self.trained_on.sizes
         machines = self.participation.fleet.machines(np.arange(len(sizes)))
         steps = -(-sizes // self.settings.batch_size)
         work = computing_seconds(machines, sizes.astype(np.float64) * FORWARD_COST, steps)
         seconds = transfer_seconds(machines, down, up) + work
-        cost = {"bytes_down": len(sizes) * down, "bytes_up": len(sizes) * up, "simulated_seconds": float(seconds.max())}
+        cost = {
+            "bytes_down": len(sizes) * down,
+            "bytes_up": len(sizes) * up,
+            "simulated_seconds": float(seconds.max()),
+        }
         return head, row, cost
 
     def _evaluate_calibrated(self, row: Row) -> None:
         """Add the scores of a copy of the model with a new head to the row of a round, if the method calibrates."""
-        every = self.algorithm.calibrator.every if self.algorithm.calibrator else None
+        if self.algorithm.calibrator:
+            every = self.algorithm.calibrator.every
+        else:
+            every = None
         if every is None:
             return
         parts = self.evaluator.parts(self.has_common_model, False, False)
-        row |= {f"calibrated_{part}_{name}": None for part in parts for name in self.evaluator.names}
+        for part in parts:
+            for name in self.evaluator.names:
+                row[f"calibrated_{part}_{name}"] = None
         if self.round % every == 0 or self.round == self.settings.rounds:
             _, scores, cost = self._calibrate()
             row |= scores
@@ -475,15 +615,28 @@ class Server:
     def checkpoint(self) -> Tensors:
         """Return all that changes over rounds, as flat named tensors."""
         stores = self.stores().items()
-        kept = {f"store/{part}/{name}": value for part, store in stores for name, value in store.state().items()}
+        kept = {}
+        for part, store in stores:
+            for name, value in store.state().items():
+                kept[f"store/{part}/{name}"] = value
         return {**self.checkpoint_without_stores(), **kept}
 
     def checkpoint_without_stores(self) -> Tensors:
         """Return the checkpoint without what clients keep, which is large where clients are many."""
-        groups = {"params": self.params, "buffers": self.buffers, "server": flat_names(self.server_state)}
+        groups = {
+            "params": self.params,
+            "buffers": self.buffers,
+            "server": flat_names(self.server_state),
+        }
         groups |= {"participation": self.participation.state(), "topology": self.rounds.state()}
-        flat = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
-        agreed = {PROTOCOL: packed(self.protocol)} if self.protocol else {}
+        flat = {}
+        for group, tensors in groups.items():
+            for name, value in tensors.items():
+                flat[f"{group}/{name}"] = value
+        if self.protocol:
+            agreed = {PROTOCOL: packed(self.protocol)}
+        else:
+            agreed = {}
         return {**flat, **agreed, "round": torch.tensor(self.round)}
 
     def stores(self) -> dict[str, ClientStore]:
@@ -495,7 +648,11 @@ class Server:
         """Restore what ``checkpoint`` returned; without stores, all clients have their initial state."""
 
         def group(prefix: str) -> Tensors:
-            return {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
+            result: Tensors = {}
+            for name, value in flat.items():
+                if name.startswith(prefix):
+                    result[name.removeprefix(prefix)] = value
+            return result
 
         # In the order of an uninterrupted run, not of the file: a method may sum over all of them.
         self.params = {name: flat[f"params/{name}"].to(self.device) for name in self.params}
@@ -512,7 +669,9 @@ class Server:
 
 def models_away(client: str) -> FedskewError:
     """Return the error for a model that is on the machine of its client."""
-    return FedskewError(f"the model of {client} stays with the client, on its own machine: only the global one is here")
+    return FedskewError(
+        f"the model of {client} stays with the client, on its own machine: only the global one is here"
+    )
 
 
 def jobs_of(job: Job) -> list[Job]:
@@ -528,8 +687,12 @@ def make_engine(settings: Settings) -> Engine:
     """Return the engine of the settings; with workers its stacks must not depend on what else is on a GPU."""
     if settings.engine == "loop":
         return Loop()
-    return Stacked(_bytes(_SHARD_MEMORY if settings.workers and settings.memory is None else settings.memory))
+    return Stacked(
+        _bytes(_SHARD_MEMORY if settings.workers and settings.memory is None else settings.memory)
+    )
 
 
 def _bytes(gigabytes: float | None) -> int | None:
-    return None if gigabytes is None else int(gigabytes * 2**30)
+    if gigabytes is None:
+        return None
+    return int(gigabytes * 2**30)

@@ -32,11 +32,14 @@ class Hole:
     """The place of a parameter or a buffer in a model that is given to another process without its tensors."""
 
     def __init__(self, value: Tensor) -> None:
-        self.parameter, self.trainable = isinstance(value, nn.Parameter), value.requires_grad
+        self.parameter = isinstance(value, nn.Parameter)
+        self.trainable = value.requires_grad
 
     def filled(self, value: Tensor) -> Tensor:
         """Return what belongs here."""
-        return nn.Parameter(value, self.trainable) if self.parameter else value
+        if self.parameter:
+            return nn.Parameter(value, self.trainable)
+        return value
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,31 @@ class Inputs:
         """Return what the workers of a server are started with."""
         tensors = _tensors(server.model)
         holes = [Hole(value) for value in tensors]
-        model = copy.deepcopy(server.model, {id(value): hole for value, hole in zip(tensors, holes, strict=True)})
+        model = copy.deepcopy(
+            server.model, {id(value): hole for value, hole in zip(tensors, holes, strict=True)}
+        )
         classes = len(server.fed.data.classes)
-        return cls(model, holes, server.algorithm, server.settings, server.job.task, classes, server.weights)
+        return cls(
+            model,
+            holes,
+            server.algorithm,
+            server.settings,
+            server.job.task,
+            classes,
+            server.weights,
+        )
 
     def trainer(self, numbers: "Numbers") -> ShardTrainer:
         """Return what trains shards for the run."""
-        filled = {id(hole): hole.filled(value) for hole, value in zip(self.holes, numbers.tensors, strict=True)}
-        model, rows = copy.deepcopy(self.model, filled), Rows(numbers.x, numbers.y)
+        filled = {}
+        for hole, value in zip(self.holes, numbers.tensors, strict=True):
+            filled[id(hole)] = hole.filled(value)
+        model = copy.deepcopy(self.model, filled)
+        rows = Rows(numbers.x, numbers.y)
         partition = Partition(numbers.rows, numbers.offsets)
-        job = make_job(model, rows, partition, self.algorithm, self.settings, 0, self.task, self.classes)
+        job = make_job(
+            model, rows, partition, self.algorithm, self.settings, 0, self.task, self.classes
+        )
         return ShardTrainer(make_engine(self.settings), jobs_of(job), self.weights)
 
 
@@ -147,7 +165,8 @@ def enlisted(server: Server, group: Group, content: Numbers | Recipe) -> Iterato
     assert isinstance(engine, Sharded)
     begin = Begin(server.settings.device, content)
     mine, theirs = group.ask([begin] * len(group.workers), lambda: _gpu(server.device))
-    gpus, group.device = [mine, *theirs], server.device
+    gpus = [mine, *theirs]
+    group.device = server.device
     own = None not in gpus and len(set(gpus)) == group.size
     group.ask([Gpus(own)] * len(group.workers), lambda: group.use_gpus(own))
     engine.group = group

@@ -12,8 +12,14 @@ def check_clients(skew: str, rows: int, clients: int, min_size: int = 1) -> None
     if clients < 1:
         raise FedskewError(f"skew {skew}: {clients} clients, at least 1 is needed")
     if clients * min_size > rows:
-        fewer = f"at most {rows // min_size} clients" if rows >= min_size else "more rows"
-        smaller = f" or min_size <= {rows // clients}" if min_size > 1 and rows >= clients else ""
+        if rows >= min_size:
+            fewer = f"at most {rows // min_size} clients"
+        else:
+            fewer = "more rows"
+        if min_size > 1 and rows >= clients:
+            smaller = f" or min_size <= {rows // clients}"
+        else:
+            smaller = ""
         raise FedskewError(
             f"skew {skew}: {rows} rows are too few for {clients} clients with at least {min_size} each: use "
             f"{fewer}{smaller}"
@@ -32,7 +38,10 @@ def labels_of(skew: str, rows: Rows) -> Ints:
     """The class of every row, or the bin that stands in for it; refuses targets that have neither."""
     if rows.labelled:
         return rows.labels
-    what = "numbers" if rows.target == "number" else "several labels a row"
+    if rows.target == "number":
+        what = "numbers"
+    else:
+        what = "several labels a row"
     raise FedskewError(
         f"skew {skew} deals out classes, and the targets are {what}: let bins of them stand in (bins=5, --bins 5), "
         "or use a skew that looks at no labels (iid, quantity, natural, feature-dirichlet, vop)"
@@ -42,14 +51,18 @@ def labels_of(skew: str, rows: Rows) -> Ints:
 def groups_of(skew: str, rows: Rows) -> Ints:
     """Return the group of every row; raise an error for data without groups."""
     if rows.group is None:
-        raise FedskewError(f"skew {skew}: the data has no groups: name a group column, or choose another skew")
+        raise FedskewError(
+            f"skew {skew}: the data has no groups: name a group column, or choose another skew"
+        )
     return rows.group
 
 
 def placed(count: int, strength: float, stream: Stream) -> Ints:
     """Return the rows that a rule of this strength assigns, in stored order; a lower strength gives a subset."""
     kept = round(count * strength)
-    return np.arange(count) if kept == count else np.sort(stream.permutation(count)[:kept])
+    if kept == count:
+        return np.arange(count)
+    return np.sort(stream.permutation(count)[:kept])
 
 
 def assign_rest(owner: Ints, clients: int, stream: Stream) -> Ints:
@@ -65,7 +78,9 @@ def assign_rest(owner: Ints, clients: int, stream: Stream) -> Ints:
     shares = np.full(clients, len(loose) // clients)
     shares[smallest[: len(loose) % clients]] += 1
     result = owner.copy()
-    result[loose[substream(stream, 1).permutation(len(loose))]] = np.repeat(np.arange(clients), shares)
+    result[loose[substream(stream, 1).permutation(len(loose))]] = np.repeat(
+        np.arange(clients), shares
+    )
     return result
 
 
@@ -84,7 +99,8 @@ def shuffled_by_class(y: Ints, stream: Stream) -> tuple[Ints, Ints]:
     """Return rows grouped by label and shuffled within each, and the rows of each label; empty labels are omitted."""
     order = stream.permutation(len(y))
     counts = np.bincount(y)
-    narrow = y.astype(np.min_scalar_type(len(counts)))  # 8- and 16-bit keys sort several times faster
+    # 8- and 16-bit keys sort several times faster
+    narrow = y.astype(np.min_scalar_type(len(counts)))
     return order[np.argsort(narrow[order], kind="stable")], counts[counts > 0]
 
 
@@ -101,7 +117,9 @@ def log_gammas(alpha: float, shape: tuple[int, ...], generator: np.random.Genera
     # By inverse CDF and not by rejection: for one stream every number moves continuously with alpha, and a search of
     # alpha (heterogeneity/target.py) can come arbitrarily near to a level.
     uniform = np.maximum(generator.random(shape), 2.0**-60)
-    logs: Floats = np.log(gammaincinv(alpha + 1, uniform)) - generator.standard_exponential(shape) / alpha
+    logs: Floats = (
+        np.log(gammaincinv(alpha + 1, uniform)) - generator.standard_exponential(shape) / alpha
+    )
     return logs
 
 
@@ -127,10 +145,15 @@ def spread(limits: Ints, total: int, stream: Stream) -> Ints:
     >>> spread(np.array([1, 9, 9]), 7, Stream(0, "demo")).tolist()
     [1, 3, 3]
     """
-    low, high = 0, int(limits.max())
+    low = 0
+    high = int(limits.max())
     while low < high:  # the highest common level whose sum does not exceed the total
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if int(np.minimum(limits, middle).sum()) <= total else (low, middle - 1)
+        if int(np.minimum(limits, middle).sum()) <= total:
+            low, high = (middle, high)
+        else:
+            low = low
+            high = middle - 1
     shares = np.minimum(limits, low)
     above = np.flatnonzero(limits > low)
     shares[above[stream.sample(len(above), total - int(shares.sum()))]] += 1
@@ -156,7 +179,9 @@ def move_rows(owner: Ints, sizes: Ints, wanted: Ints, stream: Stream) -> Ints:
     giving = giving[substream(stream, 0).permutation(len(giving))]
     giving = giving[np.argsort(owner[giving], kind="stable")]
     donors = np.flatnonzero(surplus)
-    position = np.arange(len(giving)) - np.repeat(np.cumsum(sizes[donors]) - sizes[donors], sizes[donors])
+    position = np.arange(len(giving)) - np.repeat(
+        np.cumsum(sizes[donors]) - sizes[donors], sizes[donors]
+    )
     moving = giving[position < np.repeat(surplus[donors], sizes[donors])]
     moving = moving[substream(stream, 1).permutation(len(moving))]
     result = owner.copy()

@@ -75,7 +75,9 @@ def row_clusters(x: Features, clusters: int | None, stream: Stream) -> Ints:
     with threadpool_limits(1):  # sums by several threads are not reproducible
         model = _fit(points, clusters, seed)
         step = max(1, _CHUNK // table.shape[1])
-        parts = [model.predict(_standardised(table[i : i + step], mean, scale)) for i in range(0, len(table), step)]
+        parts = []
+        for i in range(0, len(table), step):
+            parts.append(model.predict(_standardised(table[i : i + step], mean, scale)))
     return np.concatenate(parts).astype(np.int64)
 
 
@@ -88,13 +90,17 @@ def _fit(points: Features, clusters: int | None, seed: int) -> "KMeans":
     """Return k-means with the given number of clusters, or with the best one."""
     different = len(np.unique(points, axis=0))
     if different < (clusters or 2):
-        fix = f"use clusters <= {different}" if different > 1 else "they are constant, use a skew by label, such as lds"
+        if different > 1:
+            fix = f"use clusters <= {different}"
+        else:
+            fix = "they are constant, use a skew by label, such as lds"
         raise FedskewError(
             f"skew sfdl: {clusters or 2} clusters, but the features have {different} different rows: {fix}"
         )
     if clusters is not None:
         return _k_means(points, clusters, seed)
-    most = max(2, min(_MOST_CLUSTERS, different, len(points) - 1))  # the scores need a cluster of two rows
+    # The scores need a cluster of two rows
+    most = max(2, min(_MOST_CLUSTERS, different, len(points) - 1))
     return _best(points, [_k_means(points, number, seed) for number in range(2, most + 1)])
 
 
@@ -106,7 +112,9 @@ def _best(points: Features, models: "list[KMeans]") -> "KMeans":
         return models[0]
     davies = np.array([davies_bouldin_score(points, model.labels_) for model in models])
     calinski = np.array([calinski_harabasz_score(points, model.labels_) for model in models])
-    ranks = [np.argsort(np.argsort(score, kind="stable"), kind="stable") for score in (davies, -calinski)]
+    ranks = []
+    for score in (davies, -calinski):
+        ranks.append(np.argsort(np.argsort(score, kind="stable"), kind="stable"))
     return models[int(np.argmin(ranks[0] + ranks[1]))]
 
 
@@ -115,5 +123,6 @@ def _k_means(points: Features, clusters: int, seed: int) -> "KMeans":
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # points that differ only by rounding give fewer clusters
+        # Points that differ only by rounding give fewer clusters
+        warnings.simplefilter("ignore", ConvergenceWarning)
         return KMeans(clusters, n_init=1, random_state=seed).fit(points)

@@ -23,7 +23,10 @@ def units(rows: Rows) -> Floats:
     >>> units(Rows(np.zeros((1, 2, 3), np.float32), np.zeros(1, np.int64), unit=np.array([5.0, 0.5]))).tolist()
     [5.0, 5.0, 5.0, 0.5, 0.5, 0.5]
     """
-    unit = np.ones(rows.x.shape[1]) if rows.unit is None else rows.unit
+    if rows.unit is None:
+        unit = np.ones(rows.x.shape[1])
+    else:
+        unit = rows.unit
     return np.repeat(unit, math.prod(rows.x.shape[2:]))
 
 
@@ -35,7 +38,9 @@ def most_variable(table: Features, unit: Floats) -> int | None:
     _, deviation = moments(table)
     deviation = deviation * unit
     greatest = deviation.max(initial=0.0) ** 2
-    return int(np.argmax(deviation**2 >= greatest * (1 - _SAME))) if greatest > 0 else None
+    if greatest > 0:
+        return int(np.argmax(deviation**2 >= greatest * (1 - _SAME)))
+    return None
 
 
 def chosen_column(skew: str, rows: Rows, column: int | None) -> Features:
@@ -49,7 +54,9 @@ def chosen_column(skew: str, rows: Rows, column: int | None) -> Features:
             )
         return table[:, found]
     if column >= table.shape[1]:
-        raise FedskewError(f"skew {skew}: column={column}, but the columns are 0 … {table.shape[1] - 1}")
+        raise FedskewError(
+            f"skew {skew}: column={column}, but the columns are 0 … {table.shape[1] - 1}"
+        )
     values = table[:, column]
     if values.min() == values.max():
         raise FedskewError(

@@ -54,9 +54,15 @@ def dirichlet(
         balance: whether a client with an equal share of all rows gets none of the next classes
         by: label for label skew, group for skew of groups (domains, sites)
     """
-    least = _least(len(rows), clients) if min_size is None else min_size
+    if min_size is None:
+        least = _least(len(rows), clients)
+    else:
+        least = min_size
     check_clients("dirichlet", len(rows), clients, least)
-    kind = labels_of("dirichlet", rows) if by == "label" else groups_of("dirichlet:by=group", rows)
+    if by == "label":
+        kind = labels_of("dirichlet", rows)
+    else:
+        kind = groups_of("dirichlet:by=group", rows)
     draws = _Draws(kind, clients, alpha, balance, stream)
     if min_rule == "fill":
         return draws.filled(least)
@@ -86,7 +92,10 @@ def feature_dirichlet(
         column: number of the feature, counted from 0; by default that with the largest variance
         min_size: minimum rows of a client; none as in dirichlet
     """
-    least = _least(len(rows), clients) if min_size is None else min_size
+    if min_size is None:
+        least = _least(len(rows), clients)
+    else:
+        least = min_size
     check_clients("feature-dirichlet", len(rows), clients, least)
     bin_of = (ranks(chosen_column("feature-dirichlet", rows, column)) * bins).astype(np.int64)
     return _Draws(bin_of, clients, alpha, False, stream).filled(least)
@@ -105,8 +114,13 @@ def _least(rows: int, clients: int) -> int:
 class _Draws:
     """Partitions of the rows of each kind, each by its own Dirichlet draw."""
 
-    def __init__(self, kind: Ints, clients: int, alpha: float, balance: bool, stream: Stream) -> None:
-        self.clients, self.alpha, self.balance, self.stream = clients, alpha, balance, stream
+    def __init__(
+        self, kind: Ints, clients: int, alpha: float, balance: bool, stream: Stream
+    ) -> None:
+        self.clients = clients
+        self.alpha = alpha
+        self.balance = balance
+        self.stream = stream
         self.order, self.counts = shuffled_by_class(kind, substream(stream, 0))
         self.generator = substream(stream, 1).generator()
 
@@ -115,7 +129,8 @@ class _Draws:
         owner = np.empty(len(self.order), dtype=np.int64)
         sizes = np.zeros(self.clients, dtype=np.int64)
         start = 0
-        for count in self.counts.tolist():  # one kind at a time, so that no clients x kinds array is needed
+        # One kind at a time, so that no clients x kinds array is needed
+        for count in self.counts.tolist():
             logs = log_gammas(self.alpha, (self.clients,), self.generator)
             if self.balance:
                 logs[sizes * self.clients >= len(owner)] = -np.inf
@@ -139,7 +154,10 @@ class _Draws:
             if sizes.min() >= least:
                 return self._partition(owner, least)
             best = max(best, int(sizes.min()))
-        fewer = f"min_size <= {best}, " if best else ""
+        if best:
+            fewer = f"min_size <= {best}, "
+        else:
+            fewer = ""
         raise FedskewError(
             f"skew dirichlet: in {REDRAWS:,} draws no partition had {least} rows at every client, the smallest had "
             f"at most {best}: "

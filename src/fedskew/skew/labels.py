@@ -71,7 +71,9 @@ def domains(
     """
     group = groups_of("domains", rows)
     if (k is None) == (alone is None):
-        raise FedskewError("skew domains needs k=, the groups of each client, or alone=, the group of a single client")
+        raise FedskewError(
+            "skew domains needs k=, the groups of each client, or alone=, the group of a single client"
+        )
     if k is not None:
         return _deal("domains", "groups", group, clients, k, stream).evenly()
     return _alone(group, clients, str(alone), stream)
@@ -102,7 +104,9 @@ def two_class_dirichlet(
         sizes: equal for a Dirichlet over each client's labels, as in the paper; unequal for one over each label's
             clients
     """
-    deal = _deal("two-class-dirichlet", "labels", labels_of("two-class-dirichlet", rows), clients, 2, stream)
+    deal = _deal(
+        "two-class-dirichlet", "labels", labels_of("two-class-dirichlet", rows), clients, 2, stream
+    )
     generator = substream(stream, 4).generator()
     logs = log_gammas(alpha, (clients, 2), generator)
     if sizes == "equal":
@@ -131,15 +135,19 @@ def _alone(group: Ints, clients: int, alone: str, stream: Stream) -> Partition:
         raise FedskewError(
             f"skew domains: {clients} clients, of which the first has group {alone} and the others share {len(rest)} "
             "rows: "
-            + (f"use 2 to {len(rest) + 1} clients" if len(rest) else "the data has no other group, use another skew")
+            + (
+                f"use 2 to {len(rest) + 1} clients"
+                if len(rest)
+                else "the data has no other group, use another skew"
+            )
         )
     owner = np.zeros(len(group), dtype=np.int64)
     order, counts = shuffled_by_class(group[rest], stream)
-    starts = np.cumsum(counts) - counts  # the remainder of a group begins where that of the last one ended
-    parts = [
-        equal_parts(count, clients - 1, start % (clients - 1))
-        for count, start in zip(counts.tolist(), starts, strict=True)
-    ]
+    # The remainder of a group begins where that of the last one ended
+    starts = np.cumsum(counts) - counts
+    parts = []
+    for count, start in zip(counts.tolist(), starts, strict=True):
+        parts.append(equal_parts(count, clients - 1, start % (clients - 1)))
     owner[rest[order]] = 1 + np.concatenate(parts)
     return Partition.from_owner(owner, clients)
 
@@ -192,23 +200,33 @@ def _deal(
         holders = spread(np.minimum(counts, clients), clients * k, substream(stream, 1))
         held = _mix(_regular(holders, clients, k), substream(stream, 2)).ravel()
     shuffled = substream(stream, 3).permutation(len(held))
-    return _Deal(clients, order, counts, holders, shuffled[np.argsort(held[shuffled], kind="stable")])
+    return _Deal(
+        clients, order, counts, holders, shuffled[np.argsort(held[shuffled], kind="stable")]
+    )
 
 
 def _check_places(skew: str, what: str, counts: Ints, clients: int, k: int) -> None:
     """Raise an error if that is impossible: every label needs a client, and every slot a row."""
-    labels, free_k = len(counts), skew != "two-class-dirichlet"
+    labels = len(counts)
+    free_k = skew != "two-class-dirichlet"
     if k > labels:
-        fix = f": use k <= {labels}" if free_k else ""
+        if free_k:
+            fix = f": use k <= {labels}"
+        else:
+            fix = ""
         raise FedskewError(f"skew {skew}: {k} {what} a client, but the data has only {labels}{fix}")
     if clients * k < labels:
         raise FedskewError(
             f"skew {skew}: {clients} clients with {k} {what} each cannot have all {labels} {what}: "
-            f"use at least {-(-labels // k)} clients" + (f" or k >= {-(-labels // clients)}" if free_k else "")
+            f"use at least {-(-labels // k)} clients"
+            + (f" or k >= {-(-labels // clients)}" if free_k else "")
         )
     if _places(counts, clients) < clients * k:
         most = _most_clients(counts, clients, k)
-        fix = f"use at most {most} clients" if most * k >= labels else f"leave the rarest {what} out"
+        if most * k >= labels:
+            fix = f"use at most {most} clients"
+        else:
+            fix = f"leave the rarest {what} out"
         raise FedskewError(
             f"skew {skew}: the rarest {what} have too few rows for {clients} clients with {k} {what} each: {fix}"
             + (" or choose a smaller k" if free_k else "")
@@ -225,7 +243,11 @@ def _most_clients(counts: Ints, clients: int, k: int) -> int:
     low, high = 1, clients
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if _places(counts, middle) >= middle * k else (low, middle - 1)
+        if _places(counts, middle) >= middle * k:
+            low, high = (middle, high)
+        else:
+            low = low
+            high = middle - 1
     return low
 
 
@@ -239,7 +261,8 @@ def _drawn(labels: int, clients: int, k: int, stream: Stream) -> Ints:
         while len(drawing):  # a client that has drawn a label twice draws again
             held[drawing, column] = generator.integers(labels, size=len(drawing))
             drawing = drawing[(held[drawing, :column] == held[drawing, column, None]).any(axis=1)]
-    for label in np.setdiff1d(np.arange(labels), held):  # only where there are fewer clients than labels
+    # Only where there are fewer clients than labels
+    for label in np.setdiff1d(np.arange(labels), held):
         shared = np.bincount(held.ravel(), minlength=labels)[held] > 1
         shared[:, 0] = False
         client, column = np.argwhere(shared)[generator.integers(shared.sum())]
@@ -275,7 +298,8 @@ def _mix(held: Ints, stream: Stream) -> Ints:
     for turn in range(1, clients.bit_length() + 5):
         draw = substream(stream, turn)
         partners = draw.permutation(clients)
-        left, right = partners[:pairs], partners[pairs : 2 * pairs]
+        left = partners[:pairs]
+        right = partners[pairs : 2 * pairs]
         pool = np.sort(np.concatenate([held[left], held[right]], axis=1), axis=1)
         same = pool[:, 1:] == pool[:, :-1]
         key = substream(draw, 0).uniform(pool.size).reshape(pool.shape)

@@ -39,16 +39,20 @@ def natural(
     if groups is not None:
         present = present[np.sort(substream(stream, 0).sample(len(present), groups))]
     if not 0 <= clients <= len(present):
-        has = (
-            f"the data has {len(present)} groups" if groups is None else f"groups={groups} takes {groups} of the groups"
-        )
+        if groups is None:
+            has = f"the data has {len(present)} groups"
+        else:
+            has = f"groups={groups} takes {groups} of the groups"
         raise FedskewError(
             f"skew natural: {clients} clients, but {has}: use 1 to {len(present)} clients, or 0 (or none given) for "
             "one per group"
         )
     clients = clients or len(present)
     client_of = np.full(len(sizes), -1)
-    client_of[present] = np.arange(clients) if clients == len(present) else _pack(sizes[present], clients, stream)
+    if clients == len(present):
+        client_of[present] = np.arange(clients)
+    else:
+        client_of[present] = _pack(sizes[present], clients, stream)
     owner = client_of[group]
     held = np.flatnonzero(owner >= 0)
     packed = Partition.from_owner(owner[held], clients)

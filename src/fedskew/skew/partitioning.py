@@ -57,7 +57,10 @@ def partition_rows(spec: SkewSpec, rows: Rows, clients: int | None, seed: int) -
 def _deal(skew: Skew, rows: Rows, clients: int, seed: int) -> Partition:
     """Return the partition of the rows, or of their series."""
     stream = Stream(seed, "partition")
-    whole = None if rows.series is None else WholeSeries.of(rows)
+    if rows.series is None:
+        whole = None
+    else:
+        whole = WholeSeries.of(rows)
     if whole is not None and clients > len(whole.items):
         raise FedskewError(
             f"{len(whole.items)} series are too few for {clients} clients, as windows that overlap stay with their "
@@ -67,10 +70,14 @@ def _deal(skew: Skew, rows: Rows, clients: int, seed: int) -> Partition:
     result = skew(rows if whole is None else whole.items, clients, stream)
     if not isinstance(result, Partition):
         raise FedskewError(f"a skew must return a Partition, got {type(result).__name__}")
-    return result if whole is None else replace(whole.rows_of(result), settled=result.settled)
+    if whole is None:
+        return result
+    return replace(whole.rows_of(result), settled=result.settled)
 
 
-def client_holdout(partition: Partition, rows: Rows, share: float, seed: int) -> tuple[Partition, Partition]:
+def client_holdout(
+    partition: Partition, rows: Rows, share: float, seed: int
+) -> tuple[Partition, Partition]:
     """Return each client's rows as (training, held out): ``share`` of its rows are held out, evenly over its labels.
 
     The count is rounded, but at least one row is held out and at least one kept; a client with a single row keeps it,
@@ -97,7 +104,9 @@ def client_holdout(partition: Partition, rows: Rows, share: float, seed: int) ->
     return whole.rows_of(train), whole.rows_of(test)
 
 
-def _hold_out(partition: Partition, y: Ints, share: float, seed: int) -> tuple[Partition, Partition]:
+def _hold_out(
+    partition: Partition, y: Ints, share: float, seed: int
+) -> tuple[Partition, Partition]:
     sizes = partition.sizes
     held = np.clip(np.rint(sizes * share).astype(np.int64), 1, np.maximum(sizes - 1, 0))
     chosen = _evenly(partition, y, held, seed)
@@ -108,7 +117,8 @@ def _hold_out(partition: Partition, y: Ints, share: float, seed: int) -> tuple[P
 
 def _evenly(partition: Partition, y: Ints, wanted: Ints, seed: int) -> NDArray[np.bool_]:
     """Return which positions of ``partition.rows`` are chosen: ``wanted`` of each client, evenly over its labels."""
-    sizes, total = partition.sizes, len(partition.rows)
+    sizes = partition.sizes
+    total = len(partition.rows)
     owner = np.repeat(np.arange(partition.clients), sizes)
     order = Stream(seed, "client holdout").permutation(total)
     order = order[np.argsort(y[partition.rows[order]], kind="stable")]

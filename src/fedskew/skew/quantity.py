@@ -37,9 +37,10 @@ def quantity(
     """
     check_clients("quantity", len(rows), clients, min_size)
     generator = substream(stream, 0).generator()
-    logs = (
-        log_gammas(alpha, (clients,), generator) if law == "dirichlet" else sigma * generator.standard_normal(clients)
-    )
+    if law == "dirichlet":
+        logs = log_gammas(alpha, (clients,), generator)
+    else:
+        logs = sigma * generator.standard_normal(clients)
     sizes = at_least(apportion(len(rows), logs, generator.random()), min_size, substream(stream, 1))
     owner = np.empty(len(rows), dtype=np.int64)
     owner[substream(stream, 2).permutation(len(rows))] = np.repeat(np.arange(clients), sizes)

@@ -29,16 +29,23 @@ class WholeSeries:
             members = order[start : start + size]
             x[number] = rows.x[members].mean(axis=0, dtype=np.float64)
             y[number] = np.bincount(rows.labels[members]).argmax()
-        return cls(Rows(x, y, None if rows.group is None else rows.group[order[first]], unit=rows.unit), item)
+        return cls(
+            Rows(x, y, None if rows.group is None else rows.group[order[first]], unit=rows.unit),
+            item,
+        )
 
     def rows_of(self, items: Partition) -> Partition:
         """Return each client's items as their rows, in stored order."""
         order = np.argsort(self.item, kind="stable")
         by_item = np.split(order, np.cumsum(np.bincount(self.item))[:-1])
         none = np.zeros(0, dtype=np.int64)
-        held = ([by_item[item] for item in items.of(client).tolist()] for client in range(items.clients))
+        held = (
+            [by_item[item] for item in items.of(client).tolist()] for client in range(items.clients)
+        )
         return Partition.from_lists([np.sort(np.concatenate([none, *parts])) for parts in held])
 
     def items_of(self, rows: Partition) -> Partition:
         """Return the items of each client's rows."""
-        return Partition.from_lists([np.unique(self.item[rows.of(client)]) for client in range(rows.clients)])
+        return Partition.from_lists(
+            [np.unique(self.item[rows.of(client)]) for client in range(rows.clients)]
+        )

@@ -8,8 +8,10 @@ from fedskew.core.registry import YOURS, Choice, Composing, Registry, compose, p
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
 
-Skew: TypeAlias = Callable[..., Partition]  # (rows: Rows, clients: int, stream: Stream, *, options) -> Partition
-Treatment: TypeAlias = Callable[..., Rows]  # (rows: Rows, partition: Partition, stream: Stream, *, options) -> Rows
+# (rows: Rows, clients: int, stream: Stream, *, options) -> Partition
+Skew: TypeAlias = Callable[..., Partition]
+# (rows: Rows, partition: Partition, stream: Stream, *, options) -> Rows
+Treatment: TypeAlias = Callable[..., Rows]
 
 
 class Skews(Composing[Callable[..., Any]]):
@@ -28,22 +30,32 @@ class Skews(Composing[Callable[..., Any]]):
 
     def home(self, part: Choice) -> Registry[Any]:
         """Return the treatments' registry for a treatment, this one for a skew."""
-        return self.treatments if self._treats(part.name) else self
+        if self._treats(part.name):
+            return self.treatments
+        return self
 
     def _treats(self, name: Any) -> bool:
         return name not in self.loaded() and name in self.treatments
 
     def choose(self, spec: "str | Mapping[str, Any] | Choice") -> Choice:
         """Validate every part of a specification; without a skew, treatments follow ``iid``."""
-        parts = [(part, self._treats(_name(part))) for part in parts_of(spec, self.kind)]
-        bases = [super(Skews, self).choose(part) for part, treats in parts if not treats]
+        parts = []
+        for part in parts_of(spec, self.kind):
+            parts.append((part, self._treats(_name(part))))
+        bases = []
+        for part, treats in parts:
+            if not treats:
+                bases.append(super().choose(part))
         treatments = [self.treatments.choose(part) for part, treats in parts if treats]
         if len(bases) > 1:
             raise FedskewError(
                 f"skew {spec}: {bases[0].name} and {bases[1].name} both partition the rows: keep one; "
                 f"what may be added are treatments ({', '.join(self.treatments)})"
             )
-        cut = bases[0] if bases else Choice("iid", {})
+        if bases:
+            cut = bases[0]
+        else:
+            cut = Choice("iid", {})
         if treatments and cut.options.get("overlap"):
             raise FedskewError(
                 f"skew {spec}: with overlap=true a row has several clients, and {treatments[0].name} treats it for "
@@ -52,14 +64,20 @@ class Skews(Composing[Callable[..., Any]]):
             )
         return compose([cut, *treatments])
 
-    def settle(self, spec: "str | Mapping[str, Any] | Choice", options: Mapping[str, Any]) -> Choice:
+    def settle(
+        self, spec: "str | Mapping[str, Any] | Choice", options: Mapping[str, Any]
+    ) -> Choice:
         """Return the choice with these options of its skew."""
         first, *added = parts_of(self.choose(spec), self.kind)
         return compose([Choice(first.name, {**first.options, **options}), *added])
 
 
 def _name(part: Any) -> Any:
-    return part.name if isinstance(part, Choice) else part.get("name") if isinstance(part, Mapping) else None
+    if isinstance(part, Choice):
+        return part.name
+    if isinstance(part, Mapping):
+        return part.get("name")
+    return None
 
 
 treatments: Registry[Treatment] = Registry("treatment", "fedskew.skew")

@@ -46,7 +46,12 @@ def vop(
     check_clients("vop", len(rows), clients)
     values = chosen_column("vop", rows, column)
     kept = placed(len(rows), strength, substream(stream, 0))
-    return _in_runs(kept[ascending(values[kept], substream(stream, 1))], len(rows), clients, substream(stream, 2))
+    return _in_runs(
+        kept[ascending(values[kept], substream(stream, 1))],
+        len(rows),
+        clients,
+        substream(stream, 2),
+    )
 
 
 @skews.register("lds")
@@ -83,7 +88,9 @@ def lds(
 
 
 @skews.register("sldf")
-def sldf(rows: Rows, clients: int, stream: Stream, /, *, strength: Annotated[float, Share] = 1.0) -> Partition:
+def sldf(
+    rows: Rows, clients: int, stream: Stream, /, *, strength: Annotated[float, Share] = 1.0
+) -> Partition:
     """Same labels, different features: each label is sorted by its feature with the largest variance (SLDF, MFedBN).
 
     Every client has equally many rows of each label, to within one, and of each label another interval of the feature
@@ -97,7 +104,8 @@ def sldf(rows: Rows, clients: int, stream: Stream, /, *, strength: Annotated[flo
     """
     check_clients("sldf", len(rows), clients)
     chosen_column("sldf", rows, None)  # raises an error if all are constant
-    table, unit = columns(rows.x), units(rows)
+    table = columns(rows.x)
+    unit = units(rows)
     kept = placed(len(rows), strength, substream(stream, 0))
     order, counts = shuffled_by_class(labels_of("sldf", rows)[kept], substream(stream, 1))
     owner = np.full(len(rows), -1)
@@ -113,7 +121,9 @@ def sldf(rows: Rows, clients: int, stream: Stream, /, *, strength: Annotated[flo
 
 
 @skews.register("shards")
-def shards(rows: Rows, clients: int, stream: Stream, /, *, per_client: Annotated[int, AtLeastOne] = 2) -> Partition:
+def shards(
+    rows: Rows, clients: int, stream: Stream, /, *, per_client: Annotated[int, AtLeastOne] = 2
+) -> Partition:
     """Label skew: rows sorted by label are divided into equal shards, and each client gets some (McMahan et al. 2017).
 
     Rows of one label are in random order, and shards differ by one row at most. A shard may have two labels, so

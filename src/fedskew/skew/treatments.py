@@ -16,7 +16,14 @@ _CHUNK = 1 << 20  # random numbers drawn at a time
 
 
 @treatments.register("noise")
-def noise(rows: Rows, partition: Partition, stream: Stream, /, *, sigma: Annotated[float, NonNegative] = 0.1) -> Rows:
+def noise(
+    rows: Rows,
+    partition: Partition,
+    stream: Stream,
+    /,
+    *,
+    sigma: Annotated[float, NonNegative] = 0.1,
+) -> Rows:
     """Feature skew: client i of n gets Gaussian noise of standard deviation sigma * i / n, i = 1 … n (NIID-Bench).
 
     The first client has the least noise and the last has sigma. NIID-Bench's text calls sigma * i / n the variance,
@@ -28,7 +35,9 @@ def noise(rows: Rows, partition: Partition, stream: Stream, /, *, sigma: Annotat
         sigma: standard deviation of the noise at the last client
     """
     level = np.zeros(len(rows), dtype=np.float32)  # 0 for rows of no client
-    level[partition.rows] = np.repeat(sigma * np.arange(1, partition.clients + 1) / partition.clients, partition.sizes)
+    level[partition.rows] = np.repeat(
+        sigma * np.arange(1, partition.clients + 1) / partition.clients, partition.sizes
+    )
     x = rows.x.copy()
     generator = stream.generator()
     step = max(1, _CHUNK // max(1, x[:1].size))
@@ -40,7 +49,9 @@ def noise(rows: Rows, partition: Partition, stream: Stream, /, *, sigma: Annotat
 
 
 @treatments.register("relabel")
-def relabel(rows: Rows, partition: Partition, stream: Stream, /, *, fraction: Annotated[float, Share] = 0.5) -> Rows:
+def relabel(
+    rows: Rows, partition: Partition, stream: Stream, /, *, fraction: Annotated[float, Share] = 0.5
+) -> Rows:
     """Concept shift: some clients permute all labels, each by its own permutation.
 
     The fraction of clients is rounded, but at least one unless it is 0; they are drawn at random. Each of them
@@ -51,13 +62,18 @@ def relabel(rows: Rows, partition: Partition, stream: Stream, /, *, fraction: An
         fraction: share of the clients whose labels are permuted
     """
     if rows.target != "class":
-        raise FedskewError("treatment relabel permutes classes, and the targets are none: leave relabel out")
+        raise FedskewError(
+            "treatment relabel permutes classes, and the targets are none: leave relabel out"
+        )
     labels = np.unique(rows.y)
     if len(labels) < 2:
         raise FedskewError(
             "treatment relabel: the data has only 1 label, so there is nothing to permute: leave relabel out"
         )
-    count = max(round(fraction * partition.clients), 1) if fraction else 0
+    if fraction:
+        count = max(round(fraction * partition.clients), 1)
+    else:
+        count = 0
     y = rows.y.copy()
     for client in substream(stream, 0).sample(partition.clients, count).tolist():
         held = partition.of(client)

@@ -76,8 +76,13 @@ def feature_clusters(table: Features, wanted: int) -> list[Ints]:
     """Return the columns of each cluster, clusters in order of their first column."""
     varying = np.flatnonzero(table.min(axis=0) < table.max(axis=0))
     if len(varying) < wanted:
-        fix = f"use clusters <= {len(varying)}" if len(varying) else "use a skew by label, such as lds"
-        raise FedskewError(f"skew wgc: {wanted} clusters of features, but only {len(varying)} features vary: {fix}")
+        if len(varying):
+            fix = f"use clusters <= {len(varying)}"
+        else:
+            fix = "use a skew by label, such as lds"
+        raise FedskewError(
+            f"skew wgc: {wanted} clusters of features, but only {len(varying)} features vary: {fix}"
+        )
     if len(varying) > _MOST_FEATURES:
         raise FedskewError(
             f"skew wgc compares every pair of features, and {len(varying)} are too many (at most {_MOST_FEATURES}): "
@@ -88,7 +93,11 @@ def feature_clusters(table: Features, wanted: int) -> list[Ints]:
     from sklearn.cluster import AgglomerativeClustering
 
     distances = feature_distances(table[:, varying])
-    found = AgglomerativeClustering(n_clusters=wanted, metric="precomputed", linkage="average").fit(distances).labels_
+    found = (
+        AgglomerativeClustering(n_clusters=wanted, metric="precomputed", linkage="average")
+        .fit(distances)
+        .labels_
+    )
     first = np.sort(np.unique(found, return_index=True)[1])
     return [varying[found == found[position]] for position in first]
 
@@ -113,7 +122,8 @@ def feature_distances(table: Features) -> Floats:
 def _most_extreme(table: Features, members: list[Ints], quantile: float, stream: Stream) -> Ints:
     """Return the cluster in which each row is most extreme; -1 if it is extreme in none."""
     result = np.full(len(table), -1)
-    highest = np.full(len(table), 1 - 2 * quantile - 1e-12)  # below that, a value is not extreme; 1e-12 for rounding
+    # Below that, a value is not extreme; 1e-12 for rounding
+    highest = np.full(len(table), 1 - 2 * quantile - 1e-12)
     tied = np.zeros(len(table), dtype=np.int64)
     for number, features in enumerate(members):
         extreme = np.zeros(len(table))
@@ -131,7 +141,8 @@ def _most_extreme(table: Features, members: list[Ints], quantile: float, stream:
 def _clients_of(cluster: Ints, clusters: int, clients: int, stream: Stream) -> Ints:
     """Return the client of each row of a cluster; -1 stays."""
     owner = np.where(cluster < 0, -1, cluster % clients)
-    for number in range(min(clusters, clients - clusters)):  # the clusters that have several clients
+    # The clusters that have several clients
+    for number in range(min(clusters, clients - clusters)):
         found = np.flatnonzero(cluster == number)
         found = found[substream(stream, number).permutation(len(found))]
         owner[found] = np.resize(np.arange(number, clients, clusters), len(found))

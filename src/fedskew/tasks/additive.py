@@ -48,7 +48,10 @@ def sums_over(task: Task, outputs: Tensor, targets: Tensor, classes: int) -> Sum
 
 def added(parts: "list[Sums]") -> Sums:
     """Return the sums over the rows of all parts."""
-    return {name: sum((part[name] for part in parts[1:]), parts[0][name]) for name in parts[0]}
+    result: Sums = {}
+    for name in parts[0]:
+        result[name] = sum((part[name] for part in parts[1:]), parts[0][name])
+    return result
 
 
 def metrics_from(task: Task, sums: Mapping[str, Floats]) -> dict[str, float]:
@@ -61,12 +64,20 @@ def metrics_from(task: Task, sums: Mapping[str, Floats]) -> dict[str, float]:
 
 def _confused(task: Task, outputs: Tensor, targets: Tensor, classes: int) -> Sums:
     cells = targets.long() * classes + task.predict(outputs).long()
-    return {"confusion": torch.bincount(cells, minlength=classes**2).view(classes, classes).double().cpu().numpy()}
+    return {
+        "confusion": torch.bincount(cells, minlength=classes**2)
+        .view(classes, classes)
+        .double()
+        .cpu()
+        .numpy()
+    }
 
 
 def _of_classes(sums: Sums) -> dict[str, float]:
     matrix = sums["confusion"]
-    hits, true, predicted = np.diagonal(matrix), matrix.sum(1), matrix.sum(0)
+    hits = np.diagonal(matrix)
+    true = matrix.sum(1)
+    predicted = matrix.sum(0)
     both = true + predicted
     return {
         "accuracy": float(hits.sum() / matrix.sum()),
@@ -76,16 +87,21 @@ def _of_classes(sums: Sums) -> dict[str, float]:
 
 
 def _missed(task: Task, outputs: Tensor, targets: Tensor, classes: int) -> Sums:
-    wanted, found = targets.double(), outputs.reshape(len(outputs)).double()
+    wanted = targets.double()
+    found = outputs.reshape(len(outputs)).double()
     numbers = {"absolute": (found - wanted).abs(), "squared": (found - wanted).square()}
     numbers |= {"targets": wanted, "squared_targets": wanted.square()}
-    return {name: np.array(float(values.sum())) for name, values in numbers.items()}
+    result: Sums = {}
+    for name, values in numbers.items():
+        result[name] = np.array(float(values.sum()))
+    return result
 
 
 def _of_numbers(sums: Sums) -> dict[str, float]:
     rows = sums["rows"]
     total = sums["squared_targets"] - sums["targets"] ** 2 / rows
-    squared, known = float(sums["squared"]), total > 0
+    squared = float(sums["squared"])
+    known = total > 0
     return {
         "mae": float(sums["absolute"] / rows),
         "rmse": float(np.sqrt(squared / rows)),
@@ -94,14 +110,18 @@ def _of_numbers(sums: Sums) -> dict[str, float]:
 
 
 def _labelled(task: Task, outputs: Tensor, targets: Tensor, classes: int) -> Sums:
-    found, wanted = task.predict(outputs).bool(), targets.bool()
+    found = task.predict(outputs).bool()
+    wanted = targets.bool()
     columns = {"hits": found & wanted, "missing": wanted & ~found, "extra": found & ~wanted}
-    counted = {name: values.double().sum(0).cpu().numpy() for name, values in columns.items()}
+    counted = {}
+    for name, values in columns.items():
+        counted[name] = values.double().sum(0).cpu().numpy()
     return counted | {"exact": np.array(float((found == wanted).all(1).sum()))}
 
 
 def _of_labels(sums: Sums) -> dict[str, float]:
-    hits, wrong = sums["hits"], sums["missing"] + sums["extra"]
+    hits = sums["hits"]
+    wrong = sums["missing"] + sums["extra"]
     with np.errstate(invalid="ignore"):
         each = np.where(hits + wrong > 0, 2 * hits / (2 * hits + wrong), 0.0)
         whole = 2 * hits.sum() / (2 * hits.sum() + wrong.sum())

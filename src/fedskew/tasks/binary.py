@@ -15,7 +15,16 @@ from fedskew.core.streams import Floats, Ints
 from fedskew.data.targets import Targets
 from fedskew.tasks.losses import label_losses
 from fedskew.tasks.scores import CLASS_METRICS, CLASS_RANGES, class_measures, confusion
-from fedskew.tasks.task import BALANCED, BuiltIn, ClassWeights, Reduction, balanced_weights, numbers, reduced, tasks
+from fedskew.tasks.task import (
+    BALANCED,
+    BuiltIn,
+    ClassWeights,
+    Reduction,
+    balanced_weights,
+    numbers,
+    reduced,
+    tasks,
+)
 
 
 @tasks.register("binary")
@@ -57,12 +66,16 @@ class Binary(BuiltIn):
     def width(self, classes: int) -> int:
         """Return 1, the number of outputs for data with two classes."""
         if classes not in (0, 2):
-            raise FedskewError(f"task binary learns 2 classes, and these data have {classes}: use task=classification")
+            raise FedskewError(
+                f"task binary learns 2 classes, and these data have {classes}: use task=classification"
+            )
         return super().width(classes)
 
     def fitted(self, counts: Ints) -> "Binary":
         """Return the task with its class weights as numbers."""
-        return replace(self, class_weights=balanced_weights(counts)) if self.class_weights == BALANCED else self
+        if self.class_weights == BALANCED:
+            return replace(self, class_weights=balanced_weights(counts))
+        return self
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return whether each row's logit has the sign of its class; a logit of 0 predicts class 0."""
@@ -88,7 +101,10 @@ class Binary(BuiltIn):
         if self.class_weights is None:
             return label_losses(logits, share, reduction)
         zero, one = numbers(self.class_weights)
-        return reduced(-(one * share * F.logsigmoid(logits) + zero * (1 - share) * F.logsigmoid(-logits)), reduction)
+        return reduced(
+            -(one * share * F.logsigmoid(logits) + zero * (1 - share) * F.logsigmoid(-logits)),
+            reduction,
+        )
 
     def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:
         logits = outputs.reshape(len(outputs))

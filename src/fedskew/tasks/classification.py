@@ -67,11 +67,16 @@ class Classification(BuiltIn):
 
     def fitted(self, counts: Ints) -> "Classification":
         """Return the task with its class weights as numbers."""
-        return replace(self, class_weights=balanced_weights(counts)) if self.class_weights == BALANCED else self
+        if self.class_weights == BALANCED:
+            return replace(self, class_weights=balanced_weights(counts))
+        return self
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return whether each row's class has the largest output."""
-        predicted = outputs.argmax(-1) if outputs.dim() == 2 else outputs.mT.max(-2).indices
+        if outputs.dim() == 2:
+            predicted = outputs.argmax(-1)
+        else:
+            predicted = outputs.mT.max(-2).indices
         return predicted == targets
 
     def losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
@@ -85,7 +90,9 @@ class Classification(BuiltIn):
     def slopes(self, outputs: Tensor, targets: Tensor, share: float | Tensor = 1.0) -> Tensor:
         """Return the gradient of every row's loss with respect to its outputs, times the row's share."""
         plain = self.class_weights is None and not self.label_smoothing
-        return class_slopes(outputs, targets, share) if plain else super().slopes(outputs, targets, share)
+        if plain:
+            return class_slopes(outputs, targets, share)
+        return super().slopes(outputs, targets, share)
 
     def confusion(self, outputs: NDArray[Any], targets: Targets, classes: int) -> Ints:
         """Return how many rows of each class (down) were predicted as each class (across)."""

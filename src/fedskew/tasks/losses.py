@@ -9,13 +9,19 @@ from fedskew.tasks.task import Reduction
 
 
 def class_losses(
-    outputs: Tensor, targets: Tensor, reduction: Reduction, smoothing: float = 0.0, weights: Tensor | None = None
+    outputs: Tensor,
+    targets: Tensor,
+    reduction: Reduction,
+    smoothing: float = 0.0,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Return the cross-entropy of one class of several, with one output a class: ``[rows, classes]``.
 
     With axes in front of these, classes come before rows, as ``torch.nn`` has it: ``[clients, classes, rows]``.
     """
-    return F.cross_entropy(outputs, targets, weights, reduction=reduction, label_smoothing=smoothing)
+    return F.cross_entropy(
+        outputs, targets, weights, reduction=reduction, label_smoothing=smoothing
+    )
 
 
 def class_slopes(outputs: Tensor, targets: Tensor, share: float | Tensor = 1.0) -> Tensor:
@@ -30,7 +36,9 @@ def class_slopes(outputs: Tensor, targets: Tensor, share: float | Tensor = 1.0) 
         if outputs.shape[-1] <= loss_kernels.MOST_CLASSES:
             return loss_kernels.class_slopes(outputs, targets, share)
     slopes = outputs.mT.softmax(-2).mT  # on a CPU many times faster than over a short last axis
-    slopes.scatter_add_(-1, targets.unsqueeze(-1), slopes.new_full((), -1.0).expand(*targets.shape, 1))
+    slopes.scatter_add_(
+        -1, targets.unsqueeze(-1), slopes.new_full((), -1.0).expand(*targets.shape, 1)
+    )
     return slopes.mul_(share.unsqueeze(-1) if isinstance(share, Tensor) else share)
 
 

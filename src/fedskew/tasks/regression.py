@@ -64,7 +64,8 @@ class Regression(BuiltIn):
         return F.huber_loss(numbers, targets, reduction=reduction, delta=self.delta)
 
     def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:
-        numbers, targets = outputs.reshape(len(outputs)), targets.astype(np.float64)
+        numbers = outputs.reshape(len(outputs))
+        targets = targets.astype(np.float64)
         return {
             "mae": lambda: float(np.abs(numbers - targets).mean()),
             "rmse": lambda: float(np.sqrt(np.square(numbers - targets).mean())),

@@ -38,13 +38,24 @@ class Range(NamedTuple):
 
     def __str__(self) -> str:
         ends = {"from": self.low, "to": self.high}
-        return " ".join(["a finite number", *(f"{word} {end:g}" for word, end in ends.items() if math.isfinite(end))])
+        return " ".join(
+            [
+                "a finite number",
+                *(f"{word} {end:g}" for word, end in ends.items() if math.isfinite(end)),
+            ]
+        )
 
 
-_RANKED = dict.fromkeys(("auc", "average_precision"), Range(0, 1, undefined=True))  # of rows of one class there is none
+# Of rows of one class there is none
+_RANKED = dict.fromkeys(("auc", "average_precision"), Range(0, 1, undefined=True))
 CLASS_RANGES = {"loss": Range(0), **dict.fromkeys(CLASS_METRICS, Range(0, 1)), **_RANKED}
 LABEL_RANGES = {"loss": Range(0), **dict.fromkeys(LABEL_METRICS, Range(0, 1)), **_RANKED}
-NUMBER_RANGES = {"loss": Range(0), "mae": Range(0), "rmse": Range(0), "r2": Range(high=1, undefined=True)}
+NUMBER_RANGES = {
+    "loss": Range(0),
+    "mae": Range(0),
+    "rmse": Range(0),
+    "r2": Range(high=1, undefined=True),
+}
 
 
 def softmax(logits: Floats) -> Floats:
@@ -86,8 +97,12 @@ def confusion(targets: Ints, predicted: Ints, classes: int) -> Ints:
     for what, found in (("target", targets), ("prediction", predicted)):
         bad = found[(found < 0) | (found >= classes)]
         if len(bad):
-            raise FedskewError(f"confusion: {what} {bad[0]} is not one of {classes} classes (0 to {classes - 1})")
-    return np.bincount(targets * classes + predicted, minlength=classes**2).reshape(classes, classes)
+            raise FedskewError(
+                f"confusion: {what} {bad[0]} is not one of {classes} classes (0 to {classes - 1})"
+            )
+    return np.bincount(targets * classes + predicted, minlength=classes**2).reshape(
+        classes, classes
+    )
 
 
 def auc(scores: Floats, positive: Flags) -> float:
@@ -98,12 +113,15 @@ def auc(scores: Floats, positive: Flags) -> float:
     >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
     """
-    ordered, mine = np.sort(scores), np.sort(scores[positive])
+    ordered = np.sort(scores)
+    mine = np.sort(scores[positive])
     pairs = len(mine) * (len(scores) - len(mine))
     if not pairs or np.isnan(ordered[-1]):  # NaN is sorted to the end
         return float("nan")
     # The midrank of a score is (rows below it + rows not above it + 1) / 2; whole numbers, so the sum is exact.
-    twice = int((np.searchsorted(ordered, mine, "left") + np.searchsorted(ordered, mine, "right")).sum())
+    twice = int(
+        (np.searchsorted(ordered, mine, "left") + np.searchsorted(ordered, mine, "right")).sum()
+    )
     return (twice - len(mine) ** 2) / 2 / pairs
 
 
@@ -132,7 +150,8 @@ def average_precision(scores: Floats, positive: Flags) -> float:
     ordered = scores[order]
     if not positive.any() or np.isnan(ordered[-1]):  # NaN is sorted to the end
         return float("nan")
-    last = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)  # of the rows with each score
+    # Of the rows with each score
+    last = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)
     hits = np.cumsum(positive[order])[last]
     return float((np.diff(hits, prepend=0) * (hits / (last + 1))).sum() / hits[-1])
 
@@ -146,7 +165,9 @@ def macro_average_precision(logits: Floats, targets: Ints) -> float:
         return average_precision(logits[:, 1] - logits[:, 0], targets == 1)
     columns = np.ascontiguousarray(softmax(logits).T)
     present = np.flatnonzero(np.bincount(targets))
-    return float(np.mean([average_precision(columns[label], targets == label) for label in present]))
+    return float(
+        np.mean([average_precision(columns[label], targets == label) for label in present])
+    )
 
 
 def class_table(matrix: Ints) -> dict[str, Floats]:
@@ -158,9 +179,15 @@ def class_table(matrix: Ints) -> dict[str, Floats]:
     >>> {name: values.round(2).tolist() for name, values in class_table(np.array([[3, 1], [0, 0]])).items()}
     {'precision': [1.0, 0.0], 'recall': [0.75, nan], 'f1': [0.86, 0.0]}
     """
-    hits, true, predicted = np.diagonal(matrix).astype(np.float64), matrix.sum(1), matrix.sum(0)
+    hits = np.diagonal(matrix).astype(np.float64)
+    true = matrix.sum(1)
+    predicted = matrix.sum(0)
     with np.errstate(invalid="ignore"):
-        return {"precision": hits / predicted, "recall": hits / true, "f1": 2 * hits / (true + predicted)}
+        return {
+            "precision": hits / predicted,
+            "recall": hits / true,
+            "f1": 2 * hits / (true + predicted),
+        }
 
 
 def calibration_error(logits: Floats, predicted: Ints, right: Floats) -> float:
@@ -207,11 +234,17 @@ def label_measures(logits: Floats, targets: Flags) -> Mapping[str, Callable[[], 
 
     def over_labels(score: Callable[[Floats, Flags], float], most: int) -> float:
         """Return the mean over the labels that at least one row has, and at most so many."""
-        columns, each = np.ascontiguousarray(logits.T), targets.T
+        columns = np.ascontiguousarray(logits.T)
+        each = targets.T
         if np.isnan(columns).any():
             return float("nan")
-        found = [score(*label) for label in zip(columns, each, strict=True) if 0 < label[1].sum() <= most]
-        return float(np.mean(found)) if found else float("nan")
+        found = []
+        for label in zip(columns, each, strict=True):
+            if 0 < label[1].sum() <= most:
+                found.append(score(*label))
+        if found:
+            return float(np.mean(found))
+        return float("nan")
 
     return {
         "accuracy": lambda: float((predicted == targets).mean()),
@@ -233,7 +266,8 @@ def r2(outputs: Floats, targets: Floats) -> float:
     """
     if len(targets) < 2:
         return float("nan")
-    missed, spread = np.square(targets - outputs).sum(), np.square(targets - targets.mean()).sum()
+    missed = np.square(targets - outputs).sum()
+    spread = np.square(targets - targets.mean()).sum()
     if spread == 0 and not np.isnan(missed):
         return float(missed == 0)
     return float(1 - missed / spread)

@@ -22,9 +22,11 @@ from fedskew.data.targets import Target, Targets
 from fedskew.tasks.scores import Range
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
-RowFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one number a row
+# (outputs, targets) -> one number a row
+RowFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ClassWeights: TypeAlias = tuple[float, ...] | Literal["balanced"]
-Metric: TypeAlias = Callable[[Floats, Targets], float]  # (outputs, targets) -> a number for all rows
+# (outputs, targets) -> a number for all rows
+Metric: TypeAlias = Callable[[Floats, Targets], float]
 
 _TARGETS: dict[Target, str] = {
     "class": "whole numbers, one class a row",
@@ -32,7 +34,11 @@ _TARGETS: dict[Target, str] = {
     "labels": "a matrix of 0 and 1, one column a label",
 }
 BALANCED: Literal["balanced"] = "balanced"  # class weights from the rows of each class
-BY_TARGET: dict[Target, str] = {"class": "classification", "number": "regression", "labels": "multilabel"}
+BY_TARGET: dict[Target, str] = {
+    "class": "classification",
+    "number": "regression",
+    "labels": "multilabel",
+}
 _TRIED = 8  # rows that ``check`` tries a task on
 
 
@@ -72,7 +78,8 @@ class Task:
     outputs: int | None = None
     row_metric: str | None = None
     higher_is_better: bool = True
-    ranges: Mapping[str, Range] = MappingProxyType({})  # what the loss and metrics may be, where that is known
+    # What the loss and metrics may be, where that is known
+    ranges: Mapping[str, Range] = MappingProxyType({})
     _row_score: RowFunction | None = None
     _predictor: Callable[[Tensor], Tensor] | None = None
 
@@ -89,24 +96,41 @@ class Task:
     ) -> None:
         if target not in _TARGETS:
             raise unknown("target of a task", str(target), _TARGETS)
-        if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1):
-            raise FedskewError(f"task: outputs={outputs!r} is not a whole number from 1: give one, or None")
+        if outputs is not None and (
+            isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1
+        ):
+            raise FedskewError(
+                f"task: outputs={outputs!r} is not a whole number from 1: give one, or None"
+            )
         if (row_metric is None) != (row_score is None):
-            raise FedskewError("task: row_metric (a name) and row_score (a function) go together: give both or neither")
+            raise FedskewError(
+                "task: row_metric (a name) and row_score (a function) go together: give both or neither"
+            )
         if not isinstance(metrics, Mapping) or not metrics:
-            raise FedskewError('task: metrics needs at least one function by its name: metrics={"name": function}')
+            raise FedskewError(
+                'task: metrics needs at least one function by its name: metrics={"name": function}'
+            )
         for name in [*metrics, *([] if row_metric is None else [row_metric])]:
             if not isinstance(name, str) or not name.isidentifier() or name == "loss":
                 raise FedskewError(
                     f"task: {name!r} cannot name a metric: use letters, digits and _; loss is reported anyway"
                 )
         given = {"loss": loss, "row_score": row_score, "predict": predict}
-        for name, function in [*given.items(), *((f"metric {name}", metric) for name, metric in metrics.items())]:
-            if not callable(function) and (function is not None or name not in ("row_score", "predict")):
+        for name, function in [
+            *given.items(),
+            *((f"metric {name}", metric) for name, metric in metrics.items()),
+        ]:
+            if not callable(function) and (
+                function is not None or name not in ("row_score", "predict")
+            ):
                 raise FedskewError(f"task: {name} is {function!r}, not a function")
         self.target, self.outputs = target, outputs
-        self.row_metric, self.higher_is_better = row_metric, higher_is_better
-        self._loss, self._metrics, self._row_score, self._predictor = loss, dict(metrics), row_score, predict
+        self.row_metric = row_metric
+        self.higher_is_better = higher_is_better
+        self._loss = loss
+        self._metrics = dict(metrics)
+        self._row_score = row_score
+        self._predictor = predict
 
     @classmethod
     def label(cls) -> str:
@@ -118,7 +142,12 @@ class Task:
         if is_dataclass(self):
             return {field.name: getattr(self, field.name) for field in fields(self)}
         loss = getattr(self._loss, "__qualname__", type(self._loss).__name__)
-        return {"loss": loss, "metrics": self.metric_names, "target": self.target, "outputs": self.outputs}
+        return {
+            "loss": loss,
+            "metrics": self.metric_names,
+            "target": self.target,
+            "outputs": self.outputs,
+        }
 
     def __str__(self) -> str:
         return str(choice_of(self))
@@ -135,7 +164,9 @@ class Task:
             raise unknown("reduction", str(reduction), ("mean", "sum", "none"))
         shape = self._rows(targets)
         found = self._losses(*_flat(outputs, targets, len(shape)), reduction)
-        return found.view(shape) if reduction == "none" and len(shape) > 1 else found
+        if reduction == "none" and len(shape) > 1:
+            return found.view(shape)
+        return found
 
     def slopes(self, outputs: Tensor, targets: Tensor, share: float | Tensor = 1.0) -> Tensor:
         """Return the gradient of every row's loss with respect to its outputs, times the row's share.
@@ -146,7 +177,9 @@ class Task:
             leaf = outputs.detach().requires_grad_()
             (found,) = torch.autograd.grad(self.losses(leaf, targets, "sum"), leaf)
         return found * (
-            share.view(*share.shape, *(1,) * (found.dim() - share.dim())) if isinstance(share, Tensor) else share
+            share.view(*share.shape, *(1,) * (found.dim() - share.dim()))
+            if isinstance(share, Tensor)
+            else share
         )
 
     def width(self, classes: int) -> int:
@@ -183,7 +216,9 @@ class Task:
             return self._predictor(outputs)
         if self.target == "number":
             return outputs
-        return (outputs > 0).long() if self.target == "labels" or self._single() else outputs.argmax(-1)
+        if self.target == "labels" or self._single():
+            return (outputs > 0).long()
+        return outputs.argmax(-1)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -210,30 +245,44 @@ class Task:
         """Return the task for data with so many training rows of each class; most tasks are the same for all."""
         return self
 
-    def evaluate(self, outputs: NDArray[Any], targets: Targets, names: Iterable[str] | None = None) -> dict[str, float]:
+    def evaluate(
+        self, outputs: NDArray[Any], targets: Targets, names: Iterable[str] | None = None
+    ) -> dict[str, float]:
         """Return the metrics over some rows, all of them or those named; NaN where one is undefined, as for no rows."""
-        wanted = self.metric_names if names is None else tuple(names)
+        if names is None:
+            wanted = self.metric_names
+        else:
+            wanted = tuple(names)
         for name in wanted:
             if name not in self.metric_names:
                 raise unknown(f"metric of task {self.label()}", name, self.metric_names)
-        outputs, targets = np.asarray(outputs, dtype=np.float64), np.asarray(targets)
+        outputs = np.asarray(outputs, dtype=np.float64)
+        targets = np.asarray(targets)
         if len(outputs) != len(targets):
-            raise FedskewError(f"task {self.label()}: {len(outputs)} outputs for {len(targets)} targets, not one each")
+            raise FedskewError(
+                f"task {self.label()}: {len(outputs)} outputs for {len(targets)} targets, not one each"
+            )
         if not len(targets):
             return dict.fromkeys(wanted, float("nan"))
         with np.errstate(all="ignore"):
             measures = self._measures(outputs, targets)
-            return {name: _number(measures[name](), name, self.label()) for name in wanted}
+            result: dict[str, float] = {}
+            for name in wanted:
+                result[name] = _number(measures[name](), name, self.label())
+            return result
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Try the task on a few rows, and raise an error that names what was returned if it does not fit."""
         where = f"task {self.label()}"
-        outputs, targets = outputs[:_TRIED].detach().cpu(), targets[:_TRIED].detach().cpu()
+        outputs = outputs[:_TRIED].detach().cpu()
+        targets = targets[:_TRIED].detach().cpu()
         self._check_targets(outputs, targets, where)
         outputs = outputs.clone().requires_grad_()
         each = _tried(where, "the loss", partial(self.losses, outputs, targets, "none"))
         if not each.requires_grad:
-            raise FedskewError(f"{where}: the loss has no gradient: compute it from the outputs, differentiably")
+            raise FedskewError(
+                f"{where}: the loss has no gradient: compute it from the outputs, differentiably"
+            )
         stack = (outputs.detach().expand(2, *outputs.shape), targets.expand(2, *targets.shape))
         _tried(
             where,
@@ -249,44 +298,69 @@ class Task:
         if self.row_metric is not None:
             _tried(where, "row_score", partial(self.row_scores, outputs, targets))
         for name in self.metric_names:
-            _tried(where, f"metric {name}", partial(self.evaluate, outputs.numpy(), targets.numpy(), [name]))
+            _tried(
+                where,
+                f"metric {name}",
+                partial(self.evaluate, outputs.numpy(), targets.numpy(), [name]),
+            )
 
     # What a derived task overrides: these three, ``row_scores`` and ``predict``.
 
     def _losses(self, outputs: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
         """Return the losses of rows without axes in front."""
-        return reduced(self._one_a_row(self._loss(self._fitted(outputs, targets), targets), targets, "loss"), reduction)
+        return reduced(
+            self._one_a_row(self._loss(self._fitted(outputs, targets), targets), targets, "loss"),
+            reduction,
+        )
 
     def _measures(self, outputs: Floats, targets: Targets) -> Mapping[str, Callable[[], float]]:
         """Return a function for every metric; values that several of them need are shared."""
-        fitted = outputs.squeeze(-1) if self._single() and outputs.ndim == targets.ndim + 1 else outputs
-        return {name: partial(metric, fitted, targets) for name, metric in self._metrics.items()}
+        if self._single() and outputs.ndim == targets.ndim + 1:
+            fitted = outputs.squeeze(-1)
+        else:
+            fitted = outputs
+        result: dict[str, Callable[[], float]] = {}
+        for name, metric in self._metrics.items():
+            result[name] = partial(metric, fitted, targets)
+        return result
 
     def _check_targets(self, outputs: Tensor, targets: Tensor, where: str) -> None:
         """Raise an error for outputs or targets of another kind than the task takes."""
         kinds = {
-            "class": targets.dim() == 1 and not targets.is_floating_point() and targets.dtype != torch.bool,
+            "class": targets.dim() == 1
+            and not targets.is_floating_point()
+            and targets.dtype != torch.bool,
             "number": targets.dim() == 1 and targets.is_floating_point(),
             "labels": targets.dim() == 2 and bool(((targets == 0) | (targets == 1)).all()),
         }
         if not kinds[self.target]:
-            raise FedskewError(f"{where} takes {_TARGETS[self.target]} as targets, got {_described(targets)}")
+            raise FedskewError(
+                f"{where} takes {_TARGETS[self.target]} as targets, got {_described(targets)}"
+            )
         if not outputs.is_floating_point() or len(outputs) != len(targets) or not len(targets):
             raise FedskewError(
                 f"{where}: the model gave {_described(outputs)} for {len(targets)} rows, not numbers for each row"
             )
         if self._single() and outputs.shape[1:] not in ((), (1,)):
-            raise FedskewError(f"{where}: the model gave {_described(outputs)}, and the task has one output")
+            raise FedskewError(
+                f"{where}: the model gave {_described(outputs)}, and the task has one output"
+            )
 
     def _single(self) -> bool:
-        return self.target != "labels" and (self.outputs or (1 if self.target == "number" else 0)) == 1
+        return (
+            self.target != "labels" and (self.outputs or (1 if self.target == "number" else 0)) == 1
+        )
 
     def _fitted(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the outputs as the functions of the task get them: a single output without its axis."""
-        return outputs.squeeze(-1) if self._single() and outputs.dim() == targets.dim() + 1 else outputs
+        if self._single() and outputs.dim() == targets.dim() + 1:
+            return outputs.squeeze(-1)
+        return outputs
 
     def _rows(self, targets: Tensor) -> torch.Size:
-        return targets.shape[:-1] if self.target == "labels" else targets.shape
+        if self.target == "labels":
+            return targets.shape[:-1]
+        return targets.shape
 
     def _one_a_row(self, found: Any, targets: Tensor, what: str) -> Tensor:
         if isinstance(found, Tensor) and found.shape == self._rows(targets):
@@ -322,7 +396,10 @@ class BuiltIn(Task):
     def _check_weights(self, weights: "ClassWeights | None", classes: int) -> None:
         """Raise an error unless there is one weight for each class (or label)."""
         if weights is not None and weights != BALANCED and len(weights) != classes:
-            what = "labels" if self.target == "labels" else "classes"
+            if self.target == "labels":
+                what = "labels"
+            else:
+                what = "classes"
             raise FedskewError(
                 f"task {self.label()}: class_weights has {len(weights)} numbers for {classes} {what}: give one for each"
             )
@@ -347,14 +424,20 @@ def resolve(spec: "str | Mapping[str, Any] | Choice | type[Task] | Task") -> Tas
     if isinstance(spec, type) and issubclass(spec, BuiltIn):
         return cast(Callable[[], Task], spec)()
     if isinstance(spec, type):
-        raise FedskewError(f"{spec.__name__} is not a task by itself: give fedskew.Task(loss=..., metrics=...)")
+        raise FedskewError(
+            f"{spec.__name__} is not a task by itself: give fedskew.Task(loss=..., metrics=...)"
+        )
     choice = tasks.choose(spec)
     return tasks.get(choice.name)(**choice.options)
 
 
 def reduced(each: Tensor, reduction: Reduction) -> Tensor:
     """Return one loss for each row, or their mean or sum, as ``reduction`` says."""
-    return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
+    if reduction == "none":
+        return each
+    if reduction == "mean":
+        return each.mean()
+    return each.sum()
 
 
 def constants(values: tuple[float, ...], like: Tensor) -> Tensor:
@@ -363,7 +446,9 @@ def constants(values: tuple[float, ...], like: Tensor) -> Tensor:
     While a CUDA graph is captured nothing can be copied to the GPU: the numbers are then filled in one by one.
     """
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
-        return torch.stack([torch.full((), value, dtype=like.dtype, device=like.device) for value in values])
+        return torch.stack(
+            [torch.full((), value, dtype=like.dtype, device=like.device) for value in values]
+        )
     return torch.tensor(values, dtype=like.dtype, device=like.device)
 
 
@@ -382,20 +467,26 @@ def balanced_weights(counts: Ints) -> tuple[float, ...]:
 def numbers(weights: ClassWeights) -> tuple[float, ...]:
     """Return class weights as numbers; an error where they depend on data that the task has not seen."""
     if isinstance(weights, str):
-        raise FedskewError(f"class_weights={weights} are counted on training rows: task.fitted(rows of each class)")
+        raise FedskewError(
+            f"class_weights={weights} are counted on training rows: task.fitted(rows of each class)"
+        )
     return weights
 
 
 def _flat(outputs: Tensor, targets: Tensor, axes: int) -> tuple[Tensor, Tensor]:
     """Return both with the axes of their rows merged into one."""
-    return (outputs.flatten(0, axes - 1), targets.flatten(0, axes - 1)) if axes > 1 else (outputs, targets)
+    if axes > 1:
+        return (outputs.flatten(0, axes - 1), targets.flatten(0, axes - 1))
+    return (outputs, targets)
 
 
 def _number(found: Any, name: str, label: str) -> float:
     try:
         return float(found)
     except (TypeError, ValueError, RuntimeError):
-        raise FedskewError(f"task {label}: metric {name} returned {_described(found)}, not a number") from None
+        raise FedskewError(
+            f"task {label}: metric {name} returned {_described(found)}, not a number"
+        ) from None
 
 
 def _tried(where: str, what: str, attempt: Callable[[], Any]) -> Any:

@@ -51,7 +51,9 @@ class Threshold:
 def margins(outputs: NDArray[Any]) -> Floats:
     """Return the logit of class 1 less that of class 0, row by row."""
     logits = np.asarray(outputs, dtype=np.float64)
-    return logits[:, 1] - logits[:, 0] if logits.ndim == 2 and logits.shape[1] == 2 else logits.reshape(len(logits))
+    if logits.ndim == 2 and logits.shape[1] == 2:
+        return logits[:, 1] - logits[:, 0]
+    return logits.reshape(len(logits))
 
 
 def choose_threshold(outputs: NDArray[Any], targets: Ints, metric: ThresholdMetric) -> Threshold:
@@ -67,12 +69,15 @@ def choose_threshold(outputs: NDArray[Any], targets: Ints, metric: ThresholdMetr
     if not len(values):
         return Threshold(metric, 0.0)
     middle = (values[:-1] + values[1:]) / 2
-    middle = np.where(middle < values[1:], middle, values[:-1])  # there is none between neighbouring numbers
+    # There is none between neighbouring numbers
+    middle = np.where(middle < values[1:], middle, values[:-1])
     tried = np.concatenate([[0.0, values[0] - 1, values[-1] + 1], middle])
-    above = [
-        len(part) - np.searchsorted(part, tried, "right") for part in (_sorted(margin, targets == k) for k in (0, 1))
-    ]
-    found = _metric(metric, above[1], above[0], int((targets == 1).sum()), int((targets == 0).sum()))
+    above = []
+    for part in (_sorted(margin, targets == k) for k in (0, 1)):
+        above.append(len(part) - np.searchsorted(part, tried, "right"))
+    found = _metric(
+        metric, above[1], above[0], int((targets == 1).sum()), int((targets == 0).sum())
+    )
     best = np.flatnonzero(found == found.max())
     return Threshold(metric, float(tried[best[np.argmin(np.abs(tried[best]))]]))
 
@@ -88,7 +93,10 @@ def _metric(metric: ThresholdMetric, hits: Ints, false: Ints, ones: int, zeros: 
         right: Floats = (hits + rejected) / (ones + zeros)
         return right
     if metric == "balanced_accuracy":
-        recalls = [part / count for part, count in ((hits, ones), (rejected, zeros)) if count]
+        recalls = []
+        for part, count in ((hits, ones), (rejected, zeros)):
+            if count:
+                recalls.append(part / count)
         mean: Floats = np.mean(recalls, axis=0)
         return mean
     wrong = ones - hits + false

@@ -19,12 +19,26 @@ from fedskew.testing.check_report import (
     Passed,
     explain,
 )
-from fedskew.testing.equalities import clients_in_any_order, engines_agree, identical_clients, one_seed_one_result
-from fedskew.testing.hook_checks import hooks_are_functions, hooks_are_pure, hooks_keep_shapes, runs_everywhere
+from fedskew.testing.equalities import (
+    clients_in_any_order,
+    engines_agree,
+    identical_clients,
+    one_seed_one_result,
+)
+from fedskew.testing.hook_checks import (
+    hooks_are_functions,
+    hooks_are_pure,
+    hooks_keep_shapes,
+    runs_everywhere,
+)
 from fedskew.testing.independence import clients_are_independent
 from fedskew.testing.lab import Lab
 from fedskew.testing.option_checks import options_are_guarded
-from fedskew.testing.record_checks import bytes_are_counted, checkpoint_resumes, nan_client_is_left_out
+from fedskew.testing.record_checks import (
+    bytes_are_counted,
+    checkpoint_resumes,
+    nan_client_is_left_out,
+)
 
 Check: TypeAlias = Callable[[Lab], Passed]
 
@@ -70,12 +84,19 @@ def check(
     for name in leave_out:
         if name not in CHECKS:
             raise unknown("check", name, CHECKS)
-    used = tuple(engines) if engines is not None else (Loop(), Stacked(mode="stack"))
+    if engines is not None:
+        used = tuple(engines)
+    else:
+        used = (Loop(), Stacked(mode="stack"))
     if not used:
         raise FedskewError("engines is empty: give at least one, two to see whether they agree")
     lab = Lab(resolve(algorithm), used, device)
-    findings = tuple(_try(name, function, lab, leave_out.get(name)) for name, function in CHECKS.items())
-    report = Conformance(str(lab.algorithm), tuple(type(engine).__name__ for engine in used), findings)
+    findings = tuple(
+        _try(name, function, lab, leave_out.get(name)) for name, function in CHECKS.items()
+    )
+    report = Conformance(
+        str(lab.algorithm), tuple(type(engine).__name__ for engine in used), findings
+    )
     if raise_on_failure and not report.passed:
         raise ConformanceError(report)
     return report

@@ -37,13 +37,17 @@ class Finding:
     check: str
     outcome: Literal["passed", "failed", "not applicable"]
     detail: str  # what was compared, what is wrong, or why it does not apply
-    worst: float | None  # largest difference, relative to the size of the values where that is above 1
+    # Largest difference, relative to the size of the values where that is above 1
+    worst: float | None
     seconds: float
 
     def __str__(self) -> str:
         if self.outcome == "not applicable":
             return f"{self.check:<11}-       not applicable: {self.detail}"
-        worst = "" if self.worst is None else f" (largest difference {self.worst:.1g})"
+        if self.worst is None:
+            worst = ""
+        else:
+            worst = f" (largest difference {self.worst:.1g})"
         return f"{self.check:<11}{self.outcome:<8}{self.detail}{worst}"
 
 
@@ -69,7 +73,10 @@ class Conformance:
         return next(finding for finding in self.findings if finding.check == check)
 
     def __str__(self) -> str:
-        verdict = f"fails {len(self.failures)} checks" if self.failures else "conforms"
+        if self.failures:
+            verdict = f"fails {len(self.failures)} checks"
+        else:
+            verdict = "conforms"
         seconds = sum(finding.seconds for finding in self.findings)
         head = f"{self.algorithm} on {', '.join(self.engines)}: {verdict} ({seconds:.1f} s)"
         return "\n".join([head, *(f"  {finding}" for finding in self.findings)])
@@ -81,7 +88,9 @@ class ConformanceError(FedskewError):
     def __init__(self, report: Conformance) -> None:
         self.report = report
         failed = "; ".join(f"[{finding.check}] {finding.detail}" for finding in report.failures)
-        super().__init__(f"{report.algorithm} fails {len(report.failures)} of {len(report.findings)} checks: {failed}")
+        super().__init__(
+            f"{report.algorithm} fails {len(report.failures)} of {len(report.findings)} checks: {failed}"
+        )
 
 
 # The hooks of a method by name, each with the class whose signature it has.
@@ -89,7 +98,9 @@ HOOKS: dict[str, type[Any]] = {
     **{
         name: Algorithm
         for name, value in vars(Algorithm).items()
-        if callable(value) and not name.startswith("_") and name not in ("options", "label", "topology")
+        if callable(value)
+        and not name.startswith("_")
+        and name not in ("options", "label", "topology")
     },
     **dict.fromkeys(("client_profile", "select", "probe_rows", "configure_training"), Selection),
     "combine": Aggregator,
@@ -109,16 +120,28 @@ def hook_of(algorithm: Algorithm, hook: str, round: int = 0) -> Callable[..., An
             Aggregator: algorithm.aggregator,
             Calibrator: algorithm.calibrator,
         }
-        owner = topology if hook == "schedule_samples" else owners[HOOKS[hook]]
+        if hook == "schedule_samples":
+            owner = topology
+        else:
+            owner = owners[HOOKS[hook]]
     found: Callable[..., Any] = getattr(owner, hook)
     return found
 
 
 _ADVICE = (
     ("data-dependent control flow", "hooks must not branch on tensor values: use torch.where"),
-    (".item()", "hooks must not turn tensors into Python numbers (.item(), float(), int()): compute with the tensor"),
-    ("data pointer", "hooks must not turn tensors into arrays or lists (.numpy(), .tolist()): compute with the tensor"),
-    ("dynamic shape", "hooks must not pick entries by a mask, the result has no fixed shape: use torch.where"),
+    (
+        ".item()",
+        "hooks must not turn tensors into Python numbers (.item(), float(), int()): compute with the tensor",
+    ),
+    (
+        "data pointer",
+        "hooks must not turn tensors into arrays or lists (.numpy(), .tolist()): compute with the tensor",
+    ),
+    (
+        "dynamic shape",
+        "hooks must not pick entries by a mask, the result has no fixed shape: use torch.where",
+    ),
     ("inplace", "hooks must not change tensors in place: make a new one"),
     ("in-place", "hooks must not change tensors in place: make a new one"),
     ("random operation", "hooks must not draw random numbers"),
@@ -132,7 +155,9 @@ def explain(problem: BaseException, algorithm: type[Algorithm]) -> str:
     advice = next((f"; {remedy}" for symptom, remedy in _ADVICE if symptom in text), "")
     for frame, line in traceback.walk_tb(problem.__traceback__):
         owner = frame.f_locals.get("self")
-        if frame.f_code.co_name in HOOKS and isinstance(owner, (algorithm, Selection, Aggregator, Calibrator)):
+        if frame.f_code.co_name in HOOKS and isinstance(
+            owner, (algorithm, Selection, Aggregator, Calibrator)
+        ):
             file = Path(frame.f_code.co_filename).name
             return f"{frame.f_code.co_name} ({file}, line {line}) raised {said}{advice}"
     return f"{said}{advice}"

@@ -17,7 +17,19 @@ from fedskew.core.registry import options_of
 from fedskew.core.streams import Stream
 from fedskew.testing.check_report import ContractError, NotApplicableError, Passed
 from fedskew.testing.hook_checks import random_states
-from fedskew.testing.lab import DROPOUT, FULL, LATE, LOCAL, MERGED, PLAIN, SIZES, Difference, Lab, federation, names_of
+from fedskew.testing.lab import (
+    DROPOUT,
+    FULL,
+    LATE,
+    LOCAL,
+    MERGED,
+    PLAIN,
+    SIZES,
+    Difference,
+    Lab,
+    federation,
+    names_of,
+)
 
 WIDE, NARROW = 1e-8, 1e-3  # float64 after five rounds, float32 after two
 EXACT = 1e-10  # the same sums in another order
@@ -28,7 +40,8 @@ def engines_agree(lab: Lab) -> Passed:
     if len(lab.engines) < 2:
         raise NotApplicableError("it takes two engines that run the method")
     reference, *others = lab.engines
-    wide, narrow = Difference(), Difference()
+    wide = Difference()
+    narrow = Difference()
     for scene in lab.scenes():
         right = lab.run(5, scene, reference).everything()
         for engine in others:
@@ -38,10 +51,13 @@ def engines_agree(lab: Lab) -> Passed:
         right = lab.run(2, scene, reference, dtype="float32").everything()
         for engine in others:
             what = f"{type(engine).__name__} and {type(reference).__name__} after 2 rounds in float32 with {scene.name}"
-            narrow.compare(lab.run(2, scene, engine, dtype="float32").everything(), right, NARROW, what)
+            narrow.compare(
+                lab.run(2, scene, engine, dtype="float32").everything(), right, NARROW, what
+            )
     kinds = ", ".join(scene.name for scene in lab.scenes())
     return Passed(
-        f"{names_of(lab.engines)} after 5 rounds with {kinds}; float32 {narrow.worst:.1e} after 2", wide.worst
+        f"{names_of(lab.engines)} after 5 rounds with {kinds}; float32 {narrow.worst:.1e} after 2",
+        wide.worst,
     )
 
 
@@ -49,24 +65,35 @@ def one_seed_one_result(lab: Lab) -> Passed:
     """Check that a seed gives the same bits whatever the global generators and clocks are, and another seed others."""
     for engine in lab.engines:
         name = type(engine).__name__
-        for scene, rounds in ((scene, LATE if scene is LOCAL else 2) for scene in lab.scenes(LOCAL, DROPOUT)):
+        for scene, rounds in (
+            (scene, LATE if scene is LOCAL else 2) for scene in lab.scenes(LOCAL, DROPOUT)
+        ):
             before = random_states()
             first = lab.run(rounds, scene, engine).everything()
             if random_states() != before:
-                raise ContractError(f"{name} with {scene.name}: training moves the global random generators")
+                raise ContractError(
+                    f"{name} with {scene.name}: training moves the global random generators"
+                )
             with _other_random_numbers():
                 again = lab.run(rounds, scene, engine).everything()
-            Difference().compare(again, first, 0.0, f"{name} twice with the same seed and {scene.name}")
+            Difference().compare(
+                again, first, 0.0, f"{name} twice with the same seed and {scene.name}"
+            )
         for scene in lab.scenes(PLAIN):
             # Enough rounds for a server that takes a step for every update to hear from all clients.
             one, other = (lab.run(8, scene, engine, seed=seed) for seed in (0, 1))
-            left, right = ({**trained.model(), **trained.client_states()} for trained in (one, other))
-            if all(name in right and torch.equal(value, right[name]) for name, value in left.items()):
+            left, right = (
+                {**trained.model(), **trained.client_states()} for trained in (one, other)
+            )
+            if all(
+                name in right and torch.equal(value, right[name]) for name, value in left.items()
+            ):
                 raise ContractError(
                     f"{name}: another seed gives the same bits, neither batches nor choice of clients depend on it"
                 )
     return Passed(
-        f"all bits after {LATE} rounds of two runs in {names_of(lab.engines)}; other bits with another seed", 0.0
+        f"all bits after {LATE} rounds of two runs in {names_of(lab.engines)}; other bits with another seed",
+        0.0,
     )
 
 
@@ -77,7 +104,8 @@ def _other_random_numbers() -> Iterator[None]:
     torch.default_generator.manual_seed(1)
     np.random.seed(1)
     random.seed(1)
-    then, other = time.time() + 100_003, os.getpid() + 1
+    then = time.time() + 100_003
+    other = os.getpid() + 1
     try:
         with (
             patch("time.time", lambda: then),
@@ -94,7 +122,9 @@ def _other_random_numbers() -> Iterator[None]:
 def clients_in_any_order(lab: Lab) -> Passed:
     """Check that relabelled clients give the same weights; with full batches, as batches are drawn by client number."""
     if lab.scheduled():
-        raise NotApplicableError("the schedule draws clients by their numbers, so other numbers make another schedule")
+        raise NotApplicableError(
+            "the schedule draws clients by their numbers, so other numbers make another schedule"
+        )
     usual = federation()
     old_number = Stream(0, "conformance order").permutation(len(SIZES))
     relabelled = federation([usual.partition.of(int(client)) for client in old_number])
@@ -102,11 +132,30 @@ def clients_in_any_order(lab: Lab) -> Passed:
     for engine in lab.engines:
         for scene in lab.scenes(PLAIN, MERGED, LOCAL):
             first, second = (lab.run(2, scene, engine, fed, **FULL) for fed in (usual, relabelled))
-            numbers = None if lab.pools() else {new: int(old) for new, old in enumerate(old_number)}
-            left = {**second.model(), **second.rounds(), **second.client_states(numbers), **second.tables(numbers)}
-            seen.compare(left, first.everything(), EXACT, f"{type(engine).__name__}, clients relabelled, {scene.name}")
-    pooled = "; trivially so, the method pools all rows" if lab.pools() else ""
-    return Passed(f"weights, client states and tables after 2 rounds with relabelled clients{pooled}", seen.worst)
+            if lab.pools():
+                numbers = None
+            else:
+                numbers = {new: int(old) for new, old in enumerate(old_number)}
+            left = {
+                **second.model(),
+                **second.rounds(),
+                **second.client_states(numbers),
+                **second.tables(numbers),
+            }
+            seen.compare(
+                left,
+                first.everything(),
+                EXACT,
+                f"{type(engine).__name__}, clients relabelled, {scene.name}",
+            )
+    if lab.pools():
+        pooled = "; trivially so, the method pools all rows"
+    else:
+        pooled = ""
+    return Passed(
+        f"weights, client states and tables after 2 rounds with relabelled clients{pooled}",
+        seen.worst,
+    )
 
 
 def identical_clients(lab: Lab) -> Passed:
@@ -116,12 +165,16 @@ def identical_clients(lab: Lab) -> Passed:
             "the method pools all rows, so that three equal clients are one with three times the rows"
         )
     if lab.scheduled():
-        raise NotApplicableError("one model is trained on all samples: three times the rows are three times the steps")
+        raise NotApplicableError(
+            "one model is trained on all samples: three times the rows are three times the steps"
+        )
     if (lab.buffer_size() or 3) < 3:
         raise NotApplicableError("the server takes a step before all three have answered")
     rows = np.arange(12)
-    one, three = federation([rows]), federation([rows] * 3)
-    seen, variants = Difference(), weightings(lab.fresh())
+    one = federation([rows])
+    three = federation([rows] * 3)
+    seen = Difference()
+    variants = weightings(lab.fresh())
     for engine in lab.engines:
         for algorithm in variants:
             for scene in lab.scenes(PLAIN, MERGED, LOCAL):
@@ -130,10 +183,19 @@ def identical_clients(lab: Lab) -> Passed:
                 what = f"{type(engine).__name__}, three identical clients and one, {scene.name}"
                 seen.compare(together.model(), alone.model(), EXACT, what)
                 for client in range(3):
-                    seen.compare(together.client_states({client: 0}), alone.client_states({0: 0}), EXACT, what)
-    kinds = f" with {len(variants)} kinds of weights" if len(variants) > 1 else ""
+                    seen.compare(
+                        together.client_states({client: 0}),
+                        alone.client_states({0: 0}),
+                        EXACT,
+                        what,
+                    )
+    if len(variants) > 1:
+        kinds = f" with {len(variants)} kinds of weights"
+    else:
+        kinds = ""
     return Passed(
-        f"weights, server and client states after 2 rounds of three identical clients and of one{kinds}", seen.worst
+        f"weights, server and client states after 2 rounds of three identical clients and of one{kinds}",
+        seen.worst,
     )
 
 
@@ -142,4 +204,7 @@ def weightings(algorithm: Algorithm) -> list[Algorithm]:
     option = options_of(type(algorithm)).get("weights")
     if option is None or get_origin(option.type) is not Literal:
         return [algorithm]
-    return [replace(algorithm, **{"weights": value}) for value in get_args(option.type)]
+    result: list[Algorithm] = []
+    for value in get_args(option.type):
+        result.append(replace(algorithm, **{"weights": value}))
+    return result

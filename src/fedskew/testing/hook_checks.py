@@ -15,15 +15,29 @@ from fedskew.testing.check_report import HOOKS, ContractError, Passed, explain, 
 from fedskew.testing.lab import LATE, LOCAL, MERGED, PLAIN, SCENES, Lab, names_of, watched
 
 Leaves: TypeAlias = dict[str, Any]
-_TREES = ("init_server_state", "broadcast", "init_client_state", "linear_correction", "client_state", "payload")
+_TREES = (
+    "init_server_state",
+    "broadcast",
+    "init_client_state",
+    "linear_correction",
+    "client_state",
+    "payload",
+)
 
 
 def runs_everywhere(lab: Lab) -> Passed:
     """Check that every engine can run the hooks; engines that cannot are excluded from the checks that follow."""
-    refused = {scene.name: reason for scene in SCENES if (reason := lab.refusal(scene))}
+    refused = {}
+    for scene in SCENES:
+        if reason := lab.refusal(scene):
+            refused[scene.name] = reason
     if len(refused) == len(SCENES):
-        raise ContractError(f"the method refuses every setting tried: {next(iter(refused.values()))}")
-    scenes, problems, able = lab.scenes(), [], []
+        raise ContractError(
+            f"the method refuses every setting tried: {next(iter(refused.values()))}"
+        )
+    scenes = lab.scenes()
+    problems = []
+    able = []
     for engine in lab.engines:
         try:
             for scene in scenes:
@@ -31,11 +45,14 @@ def runs_everywhere(lab: Lab) -> Passed:
             able.append(engine)
         except Exception as problem:  # any exception of a hook is a finding about that hook
             problems.append(f"in {type(engine).__name__} {explain(problem, type(lab.algorithm))}")
-    engines, lab.engines = lab.engines, tuple(able)
+    engines = lab.engines
+    lab.engines = tuple(able)
     if problems:
         raise ContractError("; ".join(problems))
     without = "".join(f"; refused with {name}: {reason}" for name, reason in refused.items())
-    return Passed(f"2 rounds in {names_of(engines)} with {', '.join(scene.name for scene in scenes)}{without}")
+    return Passed(
+        f"2 rounds in {names_of(engines)} with {', '.join(scene.name for scene in scenes)}{without}"
+    )
 
 
 def hooks_keep_shapes(lab: Lab) -> Passed:
@@ -43,7 +60,9 @@ def hooks_keep_shapes(lab: Lab) -> Passed:
     calls = 0
     expected: dict[str, Leaves] = {}
 
-    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def around(
+        hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         nonlocal calls
         calls += 1
         result = method(*args, **kwargs)
@@ -82,7 +101,12 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
     elif hook == "linear_correction":
         _judge_correction(result, _leaves(given["view"].params))
     elif hook == "client_state":
-        _same(hook, "what init_client_state returns, or it is lost", result, expected["init_client_state"])
+        _same(
+            hook,
+            "what init_client_state returns, or it is lost",
+            result,
+            expected["init_client_state"],
+        )
     elif hook == "payload":
         for name, value in _leaves(result).items():
             if not value.is_floating_point():
@@ -91,13 +115,22 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
                 )
     elif hook == "server_update":
         if not isinstance(result, tuple) or len(result) != 2:
-            raise ContractError("server_update must return a pair: new weights and new server state")
+            raise ContractError(
+                "server_update must return a pair: new weights and new server state"
+            )
         _require_tree(hook, result[1])
         _same(hook, "the weights it was given", result[0], _leaves(given["weights"]))
-        _same(hook, "what init_server_state returns, or it is lost on resume", result[1], expected["init_server_state"])
+        _same(
+            hook,
+            "what init_server_state returns, or it is lost on resume",
+            result[1],
+            expected["init_server_state"],
+        )
     elif hook == "metrics":
         if set(result) != expected.setdefault("metrics", dict.fromkeys(result)).keys():
-            raise ContractError("metrics must have the same names in every round, they are columns of a table")
+            raise ContractError(
+                "metrics must have the same names in every round, they are columns of a table"
+            )
     elif hook == "weight":
         clients = len(given["report"].clients)
         if (
@@ -105,7 +138,9 @@ def _judge(hook: str, result: Any, given: Mapping[str, Any], expected: dict[str,
             or result.shape != (clients,)
             or not np.all(np.isfinite(result) & (result >= 0))
         ):
-            raise ContractError(f"weight must return an array of {clients} finite weights, none below 0, one a client")
+            raise ContractError(
+                f"weight must return an array of {clients} finite weights, none below 0, one a client"
+            )
     else:
         _judge_part(hook, result, given)
 
@@ -119,7 +154,11 @@ def _judge_part(hook: str, result: Any, given: Mapping[str, Any]) -> None:
     elif hook == "configure_training":
         _judge_config(result, given)
     elif hook == "schedule_samples":
-        if not len(result.rows) == len(result.clients) == (result.ends[-1] if len(result.ends) else 0):
+        if (
+            not len(result.rows)
+            == len(result.clients)
+            == (result.ends[-1] if len(result.ends) else 0)
+        ):
             raise ContractError(
                 "schedule_samples must name the client of each row, and its steps must end with the last row"
             )
@@ -129,24 +168,42 @@ def _judge_part(hook: str, result: Any, given: Mapping[str, Any]) -> None:
 
 def _judge_combine(result: Any, given: Mapping[str, Any]) -> None:
     if not isinstance(result, tuple) or len(result) != 2:
-        raise ContractError("combine must return a pair: one payload and the share of every client in it")
+        raise ContractError(
+            "combine must return a pair: one payload and the share of every client in it"
+        )
     payload, shares = result
-    _same("combine", "one client's payload", payload, {n: value[0] for n, value in _leaves(given["payloads"]).items()})
+    _same(
+        "combine",
+        "one client's payload",
+        payload,
+        {n: value[0] for n, value in _leaves(given["payloads"]).items()},
+    )
     weights = given["weights"]
     if not isinstance(shares, Tensor) or shares.shape != weights.shape or bool((shares < 0).any()):
-        raise ContractError(f"combine must say what share each of the {len(weights)} clients has, none below 0")
+        raise ContractError(
+            f"combine must say what share each of the {len(weights)} clients has, none below 0"
+        )
     if not bool((shares.sum() - 1).abs() < 1e-6):
-        raise ContractError(f"combine must give shares that sum to 1, not to {float(shares.sum()):g}")
+        raise ContractError(
+            f"combine must give shares that sum to 1, not to {float(shares.sum()):g}"
+        )
 
 
 def _judge_config(result: Any, given: Mapping[str, Any]) -> None:
-    hook, count = "configure_training", len(result.clients)
+    hook = "configure_training"
+    count = len(result.clients)
     _require_positions(hook, result.clients, len(given["pool"].sizes))
     if not np.isin(result.clients, given["chosen"]).all():
         raise ContractError(f"{hook} must take its clients from the chosen")
-    for name, values in {"batch_size": result.batch_size, "epochs": result.epochs, **result.numbers}.items():
+    for name, values in {
+        "batch_size": result.batch_size,
+        "epochs": result.epochs,
+        **result.numbers,
+    }.items():
         if not isinstance(values, np.ndarray) or values.shape != result.clients.shape:
-            raise ContractError(f"{hook}: {name} must be an array with one entry a client, {count} of them")
+            raise ContractError(
+                f"{hook}: {name} must be an array with one entry a client, {count} of them"
+            )
         if values is result.batch_size or values is result.epochs:
             _require_counts(f"{hook}: {name}", values, count, "a client")
 
@@ -155,12 +212,21 @@ def _judge_names(hook: str, result: Any, layout: Any) -> None:
     known = layout.parameters | layout.buffers
     for name in result:
         if name not in known:
-            raise ContractError(f"{hook} has {name!r}, which is no parameter or buffer of the model")
+            raise ContractError(
+                f"{hook} has {name!r}, which is no parameter or buffer of the model"
+            )
 
 
 def _require_counts(where: str, found: Any, length: int, of: str) -> None:
-    if not isinstance(found, np.ndarray) or found.shape != (length,) or found.dtype.kind != "i" or (found < 1).any():
-        raise ContractError(f"{where} must be an array of {length} whole numbers, at least 1, one {of}")
+    if (
+        not isinstance(found, np.ndarray)
+        or found.shape != (length,)
+        or found.dtype.kind != "i"
+        or (found < 1).any()
+    ):
+        raise ContractError(
+            f"{where} must be an array of {length} whole numbers, at least 1, one {of}"
+        )
 
 
 def _judge_correction(result: Any, params: Leaves) -> None:
@@ -183,13 +249,16 @@ def _require_positions(hook: str, found: Any, population: int) -> None:
     if not isinstance(found, np.ndarray) or found.dtype.kind != "i" or not len(found):
         raise ContractError(f"{hook} must return an array of positions in the pool, at least one")
     if len(np.unique(found)) != len(found) or found.min() < 0 or found.max() >= population:
-        raise ContractError(f"{hook} must return different positions below {population}, the size of the pool")
+        raise ContractError(
+            f"{hook} must return different positions below {population}, the size of the pool"
+        )
 
 
 def _require_tree(hook: str, value: Any) -> None:
     groups = value.values() if isinstance(value, dict) else [None]
     if not all(
-        isinstance(group, dict) and all(isinstance(leaf, Tensor) for leaf in group.values()) for group in groups
+        isinstance(group, dict) and all(isinstance(leaf, Tensor) for leaf in group.values())
+        for group in groups
     ):
         raise ContractError(
             f"{hook} must return named groups of named tensors, such as {{'momentum': {{'w': tensor}}}}"
@@ -199,21 +268,28 @@ def _require_tree(hook: str, value: Any) -> None:
 def _same(hook: str, like: str, found: Any, due: Leaves) -> None:
     seen = _leaves(found)
     for name in sorted(seen.keys() ^ due.keys()):
-        raise ContractError(f"{hook} must have the names of {like}: {name!r} is {'new' if name in seen else 'missing'}")
+        raise ContractError(
+            f"{hook} must have the names of {like}: {name!r} is {'new' if name in seen else 'missing'}"
+        )
     for name, value in seen.items():
         if (value.shape, value.dtype) != (due[name].shape, due[name].dtype):
             have, want = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (value, due[name]))
-            raise ContractError(f"{hook} must have the shapes and dtypes of {like}: {name!r} is {have}, not {want}")
+            raise ContractError(
+                f"{hook} must have the shapes and dtypes of {like}: {name!r} is {have}, not {want}"
+            )
 
 
 def hooks_are_pure(lab: Lab) -> Passed:
     """Check that no hook changes its arguments or the state of a global random generator."""
     calls = 0
 
-    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def around(
+        hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         nonlocal calls
         calls += 1
-        given, generators = _given(hook, args, kwargs), random_states()
+        given = _given(hook, args, kwargs)
+        generators = random_states()
         before = {name: _copy(value) for name, value in _leaves(given).items()}
         result = method(*args, **kwargs)
         for name, state in random_states().items():
@@ -224,7 +300,9 @@ def hooks_are_pure(lab: Lab) -> Passed:
         after = _leaves(given)
         for name in [*before, *after]:
             if name not in after or name not in before or not _equal(before[name], after[name]):
-                raise ContractError(f"{hook} changes its input {name}: hooks must return new tensors and dictionaries")
+                raise ContractError(
+                    f"{hook} changes its input {name}: hooks must return new tensors and dictionaries"
+                )
         return result
 
     for scene in lab.scenes(PLAIN, MERGED, LOCAL):
@@ -236,7 +314,9 @@ def hooks_are_functions(lab: Lab) -> Passed:
     """Check that a hook's result depends on its arguments only: a new, equal object returns the same."""
     calls = 0
 
-    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def around(
+        hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         nonlocal calls
         calls += 1
         result = method(*args, **kwargs)
@@ -249,7 +329,10 @@ def hooks_are_functions(lab: Lab) -> Passed:
 
     scenes = lab.scenes(PLAIN, MERGED, LOCAL)
     for scene in scenes:
-        rounds = LATE if scene is scenes[0] else 2
+        if scene is scenes[0]:
+            rounds = LATE
+        else:
+            rounds = 2
         lab.run(rounds, scene, Loop(), None, watched(lab.fresh(), around))
     return Passed(f"the same bits from a fresh object in {calls} hook calls, over {LATE} rounds")
 
@@ -270,30 +353,49 @@ def _alike(left: Any, right: Any) -> bool:
     if isinstance(left, tuple):
         return len(left) == len(right) and all(map(_alike, left, right))
     if isinstance(left, Mapping):
-        return left.keys() == right.keys() and all(_alike(value, right[name]) for name, value in left.items())
+        return left.keys() == right.keys() and all(
+            _alike(value, right[name]) for name, value in left.items()
+        )
     if is_dataclass(left):
-        return all(_alike(getattr(left, field.name), getattr(right, field.name)) for field in fields(left))
+        return all(
+            _alike(getattr(left, field.name), getattr(right, field.name)) for field in fields(left)
+        )
     return bool(left == right)
 
 
 def random_states() -> dict[str, Any]:
     """Return the states of the global generators."""
-    numpy_state = [part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
-    return {"torch": torch.get_rng_state().numpy().tobytes(), "numpy": numpy_state, "random": random.getstate()}
+    numpy_state = []
+    for part in np.random.get_state():
+        numpy_state.append(part.tobytes() if isinstance(part, np.ndarray) else part)
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": numpy_state,
+        "random": random.getstate(),
+    }
 
 
 def _leaves(value: Any) -> Leaves:
     """Return the tensors and arrays inside dictionaries and dataclasses, each by its path."""
     if isinstance(value, (Tensor, np.ndarray)):
         return {"": value}
-    inside: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        inside: Mapping[str, Any] = value
+    else:
+        inside = {}
     if is_dataclass(value):
         inside = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {f"{key}.{path}".rstrip("."): leaf for key, inner in inside.items() for path, leaf in _leaves(inner).items()}
+    result: Leaves = {}
+    for key, inner in inside.items():
+        for path, leaf in _leaves(inner).items():
+            result[f"{key}.{path}".rstrip(".")] = leaf
+    return result
 
 
 def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value.copy()
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value.copy()
 
 
 def _equal(left: Any, right: Any) -> bool:

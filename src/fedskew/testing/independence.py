@@ -20,7 +20,9 @@ def clients_are_independent(lab: Lab) -> Passed:
     _statistics_add_up(lab.fresh())
     if lab.scheduled():
         return Passed("profiles and class statistics of clients")
-    return Passed(f"profiles, weights ({_weights_alone(lab)} updates) and class statistics of clients")
+    return Passed(
+        f"profiles, weights ({_weights_alone(lab)} updates) and class statistics of clients"
+    )
 
 
 def _profile_alone(method: Algorithm) -> None:
@@ -43,7 +45,9 @@ def _weights_alone(lab: Lab) -> int:
     """Check that updates have the same weights together as one by one; returns their number."""
     recorded: list[tuple[Report, Floats]] = []
 
-    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def around(
+        hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         result = method(*args, **kwargs)
         if hook == "weight":
             recorded.append((args[0], result))
@@ -51,13 +55,15 @@ def _weights_alone(lab: Lab) -> int:
 
     (scene, *_) = lab.scenes(PLAIN, MERGED, LOCAL)
     lab.run(1, scene, Loop(), None, watched(lab.fresh(), around))
-    reports, alone = [report for report, _ in recorded], np.concatenate([weights for _, weights in recorded])
-    joined: dict[str, Any] = {
-        one.name: np.concatenate([getattr(report, one.name) for report in reports])
-        for one in fields(Report)
-        if one.name not in ("numbers", "weights")
-    }
-    numbers = {name: np.concatenate([report.numbers[name] for report in reports]) for name in reports[0].numbers}
+    reports = [report for report, _ in recorded]
+    alone = np.concatenate([weights for _, weights in recorded])
+    joined: dict[str, Any] = {}
+    for one in fields(Report):
+        if one.name not in ("numbers", "weights"):
+            joined[one.name] = np.concatenate([getattr(report, one.name) for report in reports])
+    numbers = {}
+    for name in reports[0].numbers:
+        numbers[name] = np.concatenate([report.numbers[name] for report in reports])
     together = lab.fresh().weight(replace(reports[0], **joined, numbers=numbers))
     if not np.allclose(together, alone, rtol=1e-12, atol=0):
         raise ContractError(
@@ -76,8 +82,12 @@ def _statistics_add_up(method: Algorithm) -> None:
         return
     statistics = method.calibrator.class_statistics
     draw = Stream(0, "conformance tally").generator()
-    features, labels = torch.from_numpy(draw.normal(size=(9, 4))), torch.from_numpy(draw.integers(0, CLASSES, 9))
-    whole, *parts = (statistics(features[at], labels[at], CLASSES) for at in (slice(None), slice(0, 3), slice(3, 9)))
+    features = torch.from_numpy(draw.normal(size=(9, 4)))
+    labels = torch.from_numpy(draw.integers(0, CLASSES, 9))
+    whole, *parts = (
+        statistics(features[at], labels[at], CLASSES)
+        for at in (slice(None), slice(0, 3), slice(3, 9))
+    )
     for group, tensors in whole.items():
         for name, value in tensors.items():
             added = torch.stack([part[group][name] for part in parts]).sum(0)

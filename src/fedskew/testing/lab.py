@@ -29,7 +29,8 @@ CLASSES, FEATURES, ROUNDS = 3, 6, 1000
 LATE = 6  # rounds in which state that a method hides until the fourth round becomes visible
 SIZES = (9, 5, 4, 7, 2, 6)  # batches of 4 leave last batches of 1, 1, 0, 3, 2 and 2 rows
 SINGLE_CLASS = 1  # the client with one label only
-FULL: Mapping[str, Any] = {"batch_size": 64, "per_round": None}  # all clients, with all rows in every batch
+# All clients, with all rows in every batch
+FULL: Mapping[str, Any] = {"batch_size": 64, "per_round": None}
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ PLAIN = Scene("no norm", "mlp:hidden=5", _SGD)
 MERGED = Scene("BatchNorm merged", "tabular:hidden=5", {**_SGD, "norm": "aggregate"})
 LOCAL = Scene("BatchNorm local", "tabular:hidden=5", {**_SGD, "norm": "local"})
 ADAM = Scene("Adam", "mlp:hidden=5", _ADAM)
-FLEET = Scene("a fleet with drop-outs", "mlp:hidden=5", {**_SGD, "fleet": "mixed:slow=8,dropout=0.3"})
+FLEET = Scene(
+    "a fleet with drop-outs", "mlp:hidden=5", {**_SGD, "fleet": "mixed:slow=8,dropout=0.3"}
+)
 DROPOUT = Scene("dropout", _with_dropout, _SGD)
 SCENES = (PLAIN, MERGED, LOCAL, ADAM, FLEET)
 
@@ -73,7 +76,9 @@ def federation(rows_by_client: "list[Ints] | None" = None) -> Federation:
     usual = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
     names = tuple(map(str, range(CLASSES)))
     data = Dataset("made up", made_up("train", sum(SIZES)), made_up("test", 8), names)
-    return Federation(data, Partition.from_lists(usual if rows_by_client is None else rows_by_client))
+    return Federation(
+        data, Partition.from_lists(usual if rows_by_client is None else rows_by_client)
+    )
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,11 @@ class Trained:
             if not isinstance(self.server.rounds, ScheduledRounds)
             else ("store/", "participation/")
         )
-        return {name: value for name, value in self.server.checkpoint().items() if not name.startswith(others)}
+        return {
+            name: value
+            for name, value in self.server.checkpoint().items()
+            if not name.startswith(others)
+        }
 
     def client_states(self, numbers: Mapping[int, int] | None = None) -> Tensors:
         """Return what clients keep; ``numbers`` maps the clients to include to the numbers to name them by."""
@@ -98,24 +107,36 @@ class Trained:
         for store in filter(None, (self.server.store, self.server.personal)):
             for client, called in (numbers or self._all_clients()).items():
                 for part, tensors in store.get(np.array([client])).items():
-                    found |= {f"client {called} {part}/{name}": value[0] for name, value in tensors.items()}
+                    for name, value in tensors.items():
+                        found[f"client {called} {part}/{name}"] = value[0]
         return found
 
     def tables(self, numbers: Mapping[int, int] | None = None) -> Tensors:
         """Return the rows of clients in the tables, renumbered likewise."""
         numbers = numbers or self._all_clients()
-        rows = [row for result in self.results for row in result.clients if row["client"] in numbers]
-        return {
-            f"round {row['round']} client {numbers[row['client']]} {name}": torch.tensor(value)
-            for row in rows
-            for name, value in row.items()
-            if value is not None and name != "client"
-        }
+        rows = []
+        for result in self.results:
+            for row in result.clients:
+                if row["client"] in numbers:
+                    rows.append(row)
+        found: Tensors = {}
+        for row in rows:
+            for name, value in row.items():
+                if value is not None and name != "client":
+                    found[f"round {row['round']} client {numbers[row['client']]} {name}"] = (
+                        torch.tensor(value)
+                    )
+        return found
 
     def rounds(self) -> Tensors:
         """Return the rows of rounds in the tables."""
         rows = [result.round for result in self.results]
-        return {f"round {r['round']} {name}": torch.tensor(v) for r in rows for name, v in r.items() if v is not None}
+        found: Tensors = {}
+        for r in rows:
+            for name, v in r.items():
+                if v is not None:
+                    found[f"round {r['round']} {name}"] = torch.tensor(v)
+        return found
 
     def everything(self) -> Tensors:
         """Return all that training changes and reports."""
@@ -129,7 +150,9 @@ class Lab:
     """Short trainings of one algorithm; ``engines`` are those that can run it, the reference first."""
 
     def __init__(self, algorithm: Algorithm, engines: tuple[Engine, ...], device: str) -> None:
-        self.algorithm, self.engines, self.device = algorithm, engines, device
+        self.algorithm = algorithm
+        self.engines = engines
+        self.device = device
         self._refusals: dict[str, str | None] = {}
 
     def fresh(self) -> Algorithm:
@@ -145,12 +168,23 @@ class Lab:
         **settings: Any,
     ) -> Server:
         """Return a server before its first round; it never evaluates."""
-        usual = {"rounds": ROUNDS, "eval_every": ROUNDS, "per_round": 5, "epochs": 2, "batch_size": 4, "threads": 1}
-        chosen = Settings(**{**usual, "dtype": "float64", "device": self.device, **scene.settings, **settings})
+        usual = {
+            "rounds": ROUNDS,
+            "eval_every": ROUNDS,
+            "per_round": 5,
+            "epochs": 2,
+            "batch_size": 4,
+            "threads": 1,
+        }
+        chosen = Settings(
+            **{**usual, "dtype": "float64", "device": self.device, **scene.settings, **settings}
+        )
         model = build(scene.model, (FEATURES,), CLASSES, seed=0)
         return Server(fed or federation(), model, algorithm or self.fresh(), chosen, engine)
 
-    def run(self, rounds: int, scene: Scene, engine: Engine, *args: Any, **settings: Any) -> Trained:
+    def run(
+        self, rounds: int, scene: Scene, engine: Engine, *args: Any, **settings: Any
+    ) -> Trained:
         """Return a server after some rounds."""
         server = self.server(scene, engine, *args, **settings)
         return Trained(server, [server.advance() for _ in range(rounds)])
@@ -174,7 +208,9 @@ class Lab:
         """Return the scenes that the method does not reject."""
         accepted = [scene for scene in wanted or SCENES if self.refusal(scene) is None]
         if not accepted:
-            raise NotApplicableError(f"the method rejects the settings: {self.refusal((wanted or SCENES)[0])}")
+            raise NotApplicableError(
+                f"the method rejects the settings: {self.refusal((wanted or SCENES)[0])}"
+            )
         return accepted
 
     def scheduled(self) -> bool:
@@ -204,7 +240,10 @@ class Difference:
         name, worst = max(gaps.items(), key=lambda item: item[1], default=("nothing", 0.0))
         self.worst = max(self.worst, worst)
         if worst > allowed:
-            limit = f"allowed is {allowed:g}" if allowed else "the bits must be the same"
+            if allowed:
+                limit = f"allowed is {allowed:g}"
+            else:
+                limit = "the bits must be the same"
             raise ContractError(f"{what}: {name} differs by {worst:.1e}, {limit}")
 
 
@@ -214,9 +253,12 @@ def distance(left: torch.Tensor, right: torch.Tensor) -> float:
         return float("inf")
     if left.numel() == 0 or torch.equal(left, right):
         return 0.0
-    a, b = left.detach().double().cpu(), right.detach().double().cpu()
+    a = left.detach().double().cpu()
+    b = right.detach().double().cpu()
     gap = float((a - b).abs().max() / b.abs().max().clamp_min(1.0))
-    return gap if np.isfinite(gap) else float("inf")
+    if np.isfinite(gap):
+        return gap
+    return float("inf")
 
 
 Around: TypeAlias = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -239,13 +281,17 @@ class _Watched:
             return self._topology
         if name in PARTS and value is not None:
             return _Watched(value, self._around)
-        return self._call(name, value) if name in HOOKS else value
+        if name in HOOKS:
+            return self._call(name, value)
+        return value
 
     def _topology(self, round: int) -> Topology:
         topology: Topology = self._inside.topology(round)
         if not isinstance(topology, Scheduled):
             return topology
-        return replace(topology, schedule_samples=self._call("schedule_samples", topology.schedule_samples))
+        return replace(
+            topology, schedule_samples=self._call("schedule_samples", topology.schedule_samples)
+        )
 
     def _call(self, name: str, value: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -21,8 +21,14 @@ def options_are_guarded(lab: Lab) -> Passed:
     """Check that every bad value is rejected with a message that names the option, all problems at once."""
     algorithm = lab.algorithm
     known = options_of(type(algorithm))
-    bad = [(option.name, value, option) for option in known.values() for value in bad_values(option)]
-    problems = [problem for name, value, option in bad if (problem := _accepts(algorithm, name, value, option))]
+    bad = []
+    for option in known.values():
+        for value in bad_values(option):
+            bad.append((option.name, value, option))
+    problems = []
+    for name, value, option in bad:
+        if problem := _accepts(algorithm, name, value, option):
+            problems.append(problem)
     problems += [
         *_undocumented(type(algorithm), known),
         *_not_frozen(algorithm),
@@ -32,7 +38,10 @@ def options_are_guarded(lab: Lab) -> Passed:
     if problems:
         raise ContractError("; ".join(problems))
     registered = algorithms.name_of(type(algorithm)) is not None
-    spelled = f"{algorithm} reads back" if registered else "not registered, so no spelling to read back"
+    if registered:
+        spelled = f"{algorithm} reads back"
+    else:
+        spelled = "not registered, so no spelling to read back"
     return Passed(
         f"{len(known)} option{'' if len(known) == 1 else 's'}, {len(bad)} bad values refused; frozen, documented; "
         f"{spelled}"
@@ -54,7 +63,9 @@ def bad_values(option: Option) -> list[Any]:
         values.append("neither of them")
     if option.bounds is not None and numeric:
         values += _past_the_ends(option, whole=numeric == {int})
-    return [(value,) for value in values] if get_origin(option.type) is tuple else values
+    if get_origin(option.type) is tuple:
+        return [(value,) for value in values]
+    return values
 
 
 def _kinds(kind: Any) -> Iterator[Any]:
@@ -69,7 +80,10 @@ def _kinds(kind: Any) -> Iterator[Any]:
 def _past_the_ends(option: Option, whole: bool) -> Iterator[float]:
     bounds = option.bounds
     assert bounds is not None
-    for end, open_end, away in ((bounds.low, bounds.above, -math.inf), (bounds.high, bounds.below, math.inf)):
+    for end, open_end, away in (
+        (bounds.low, bounds.above, -math.inf),
+        (bounds.high, bounds.below, math.inf),
+    ):
         if math.isinf(end):
             continue
         if whole:
@@ -84,14 +98,15 @@ def _accepts(algorithm: Algorithm, name: str, value: Any, option: Option) -> str
     try:
         type(algorithm)(**{**algorithm.options(), name: value})
     except FedskewError as refusal:
-        return (
-            None if re.search(rf"\b{name}\b", str(refusal)) else f"{shown} is refused without naming {name}: {refusal}"
-        )
+        if re.search(rf"\b{name}\b", str(refusal)):
+            return None
+        return f"{shown} is refused without naming {name}: {refusal}"
     except Exception as other:  # any other exception than the one for users
         return f"{shown} raises {type(other).__name__}, not FedskewError"
-    limit = (
-        f"it must be {option.bounds}" if option.bounds else f"it must be {option.type_name()}, Annotated with Bounds"
-    )
+    if option.bounds:
+        limit = f"it must be {option.bounds}"
+    else:
+        limit = f"it must be {option.type_name()}, Annotated with Bounds"
     return f"{shown} is accepted, {limit}; a __post_init__ must call super().__post_init__()"
 
 

@@ -44,9 +44,9 @@ def checkpoint_resumes(lab: Lab) -> Passed:
             for done in range(1, LATE + 1):
                 whole.results.append(whole.server.advance())
                 if done in STOPS:
-                    flat = {
-                        name: value.detach().contiguous().cpu() for name, value in whole.server.checkpoint().items()
-                    }
+                    flat = {}
+                    for name, value in whole.server.checkpoint().items():
+                        flat[name] = value.detach().contiguous().cpu()
                     stored[done] = tensors_to_bytes(flat)
             for done, content in stored.items():
                 size = max(size, len(content))
@@ -70,22 +70,32 @@ def bytes_are_counted(lab: Lab) -> Passed:
         raise NotApplicableError("the model itself is passed on, no hook returns what is sent")
     calibrator = lab.fresh().calibrator
     if type(lab.fresh().channel) is not Channel:
-        raise NotApplicableError("clients send something shorter than what the hook payload returns")
+        raise NotApplicableError(
+            "clients send something shorter than what the hook payload returns"
+        )
     if calibrator and calibrator.every:
-        raise NotApplicableError("in some rounds all clients send class statistics in addition to what hooks return")
+        raise NotApplicableError(
+            "in some rounds all clients send class statistics in addition to what hooks return"
+        )
     details = []
     for scene in lab.scenes(MERGED, LOCAL):
         up, down = _bytes_per_client(lab, scene)
         for engine in lab.engines:
             recorded: list[tuple[int, int]] = []
-            trained = lab.run(2, scene, engine, None, watched(lab.fresh(), _recorder(recorded, down)))
+            trained = lab.run(
+                2, scene, engine, None, watched(lab.fresh(), _recorder(recorded, down))
+            )
             for result, (all_down, extra_up) in zip(trained.results, recorded, strict=True):
                 clients = sum(client["steps"] > 0 for client in result.clients)
                 between = _statistics_bytes(trained, result)
                 losses = 8 * clients * len({"loss_before", "loss_after"} & lab.fresh().requires)
-                if lab.buffer_size():  # what pending clients received is counted when their updates arrive
+                # What pending clients received is counted when their updates arrive
+                if lab.buffer_size():
                     all_down = down * clients
-                counted = {"bytes_up": up * clients + losses + extra_up + between, "bytes_down": all_down + between}
+                counted = {
+                    "bytes_up": up * clients + losses + extra_up + between,
+                    "bytes_down": all_down + between,
+                }
                 for name, value in counted.items():
                     if result.round[name] != value:
                         raise ContractError(
@@ -98,8 +108,15 @@ def bytes_are_counted(lab: Lab) -> Passed:
 
 def _statistics_bytes(trained: Trained, result: RoundResult) -> int:
     """Return the bytes for common BatchNorm statistics: mean, variance and both gradients, 8 bytes per channel."""
-    channels = sum(value.numel() for name, value in trained.server.buffers.items() if name.endswith("running_mean"))
-    steps = [step for client in result.clients for step in range(client["steps"])]
+    channels = sum(
+        value.numel()
+        for name, value in trained.server.buffers.items()
+        if name.endswith("running_mean")
+    )
+    steps = []
+    for client in result.clients:
+        for step in range(client["steps"]):
+            steps.append(step)
     return 4 * 8 * channels * sum(map(trained.server.algorithm.batchnorm.shares_statistics, steps))
 
 
@@ -107,14 +124,20 @@ def _recorder(recorded: list[tuple[int, int]], model: int) -> Around:
     """Record for each round all that is sent down, models and numbers, and what is sent up beside the updates."""
     down, up = 0, 0
 
-    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def around(
+        hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         nonlocal down, up
         result = method(*args, **kwargs)
         if hook == "client_profile":
             up += 8 * sum(len(values) for values in result.values())
         elif hook == "configure_training":
-            chosen, probed, trains = args[1], args[2], result.clients
-            down += model * len(chosen if probed else trains) + 8 * len(result.numbers) * len(trains)
+            chosen = args[1]
+            probed = args[2]
+            trains = result.clients
+            down += model * len(chosen if probed else trains) + 8 * len(result.numbers) * len(
+                trains
+            )
             up += 8 * len(probed) * len(chosen)
         elif hook == "server_update":
             recorded.append((down, up))
@@ -128,7 +151,9 @@ def _bytes_per_client(lab: Lab, scene: Scene) -> tuple[int, int]:
     """Return the bytes that one client sends and receives, from the trees of ``payload`` and ``broadcast``."""
     trees: dict[str, Tree] = {}
 
-    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def around(
+        hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         result = method(*args, **kwargs)
         trees[hook] = result
         return result
@@ -136,11 +161,17 @@ def _bytes_per_client(lab: Lab, scene: Scene) -> tuple[int, int]:
     server = lab.run(1, scene, Loop(), None, watched(lab.fresh(), around)).server
     unsent = server.job.unsent
     up = _bytes_of(trees["payload"], unsent) + _bytes_of({"buffers": server.buffers}, unsent)
-    return up, _bytes_of({"model": server.state()}, server.job.local_names) + _bytes_of(trees["broadcast"], frozenset())
+    return up, _bytes_of({"model": server.state()}, server.job.local_names) + _bytes_of(
+        trees["broadcast"], frozenset()
+    )
 
 
 def _bytes_of(tree: Tree, without: frozenset[str]) -> int:
-    values = [value for part in tree.values() for name, value in part.items() if name not in without]
+    values = []
+    for part in tree.values():
+        for name, value in part.items():
+            if name not in without:
+                values.append(value)
     return sum(len(value.detach().cpu().numpy().tobytes()) for value in values)
 
 
@@ -149,24 +180,37 @@ def nan_client_is_left_out(lab: Lab) -> Passed:
     if lab.pools():
         raise NotApplicableError("the method pools all rows, there is no client to exclude")
     if lab.scheduled():
-        raise NotApplicableError("all clients share one model, which NaN of one client makes NaN for all")
+        raise NotApplicableError(
+            "all clients share one model, which NaN of one client makes NaN for all"
+        )
     if lab.buffer_size():
-        raise NotApplicableError("the server does not wait: without that client, updates would arrive in another order")
+        raise NotApplicableError(
+            "the server does not wait: without that client, updates would arrive in another order"
+        )
     seen = Difference()
     for engine in lab.engines:
         for scene in lab.scenes(PLAIN, MERGED):
-            with_nan, absent = _poisoned(lab, scene, engine), _absent(lab, scene, engine)
+            with_nan = _poisoned(lab, scene, engine)
+            absent = _absent(lab, scene, engine)
             what = f"{type(engine).__name__} with {scene.name}, a NaN client and none"
             excluded = [result.round["excluded"] for result in with_nan.results]
             if excluded != [1, 1]:
                 raise ContractError(
                     f"{what}: one client sends NaN, but the rounds exclude {excluded}; does payload hide NaN?"
                 )
-            others = {client: client for client in range(with_nan.server.fed.clients) if client != POISONED}
-            left, right = ({**trained.model(), **trained.client_states()} for trained in (with_nan, absent))
-            seen.compare({**left, **with_nan.tables(others)}, {**right, **absent.tables(others)}, 1e-12, what)
+            others = {}
+            for client in range(with_nan.server.fed.clients):
+                if client != POISONED:
+                    others[client] = client
+            left, right = (
+                {**trained.model(), **trained.client_states()} for trained in (with_nan, absent)
+            )
+            seen.compare(
+                {**left, **with_nan.tables(others)}, {**right, **absent.tables(others)}, 1e-12, what
+            )
     return Passed(
-        "weights, client states and tables after 2 rounds with a client of NaN rows and without that client", seen.worst
+        "weights, client states and tables after 2 rounds with a client of NaN rows and without that client",
+        seen.worst,
     )
 
 
@@ -179,7 +223,9 @@ def _poisoned(lab: Lab, scene: Scene, engine: Engine) -> Trained:
 
 
 def _absent(lab: Lab, scene: Scene, engine: Engine) -> Trained:
-    def around(hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def around(
+        hook: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         result = method(*args, **kwargs)
         if hook != "select":
             return result

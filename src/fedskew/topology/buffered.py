@@ -43,38 +43,54 @@ class BufferedRounds(ParallelRounds):
 
     def _collect(self, lr: float, collector: UpdateCollector) -> tuple[Assignment, list[Arrived]]:
         """Return the updates that arrived before the buffer was full, added to the collector."""
-        server, participation = self.server, self.server.participation
+        server = self.server
+        participation = self.server.participation
         began = participation.clock
         arrived, assignments = self.pending.collect(
             self.buffer_size, lambda turn, count, busy: self._invite(lr, turn, count, busy)
         )
         everyone = [*arrived, *self.pending.clients]
-        fresh = [client.plan for client in everyone if client.answers and not client.update]
+        fresh = []
+        for client in everyone:
+            if client.answers and not client.update:
+                fresh.append(client.plan)
         answers: dict[int, Updates] = {}
         if fresh:  # all of them start from the current weights, so they can train together
             plan = Plan.together(fresh)
             for updates in server.engine.train(server.job, server.start(plan, lr), plan):
                 answers |= {int(one.report.clients[0]): one for one in each(updates)}
-        asked = {int(number) for one in fresh for number in one.clients}
-        done = [
-            replace(client, update=answers[client.number])
-            if client.number in answers
-            else client.dropped()
-            if client.number in asked
-            else client
-            for client in everyone
-        ]
+        asked = set()
+        for one in fresh:
+            for number in one.clients:
+                asked.add(int(number))
+        done = []
+        for client in everyone:
+            done.append(
+                replace(client, update=answers[client.number])
+                if client.number in answers
+                else client.dropped()
+                if client.number in asked
+                else client
+            )
         self.pending.clients, arrived = done[len(arrived) :], done[: len(arrived)]
         stacks = []
         for client in arrived:
             if client.update:
                 staleness = {"staleness": np.array([float(server.round - client.plan.round)])}
-                report = replace(client.update.report, numbers={**client.update.report.numbers, **staleness})
+                report = replace(
+                    client.update.report, numbers={**client.update.report.numbers, **staleness}
+                )
                 stacks.append(collector.add(replace(client.update, report=report)))
         plan = Plan.together([client.plan for client in arrived])
         down, up = (
-            np.concatenate([getattr(client, name) for client in arrived]) for name in ("bytes_down", "bytes_up")
+            np.concatenate([getattr(client, name) for client in arrived])
+            for name in ("bytes_down", "bytes_up")
         )
-        others = (sum(one.others_down for one in assignments), sum(one.others_up for one in assignments))
+        others = (
+            sum(one.others_down for one in assignments),
+            sum(one.others_up for one in assignments),
+        )
         outcome = joined([client.outcome for client in arrived])
-        return Assignment(plan, outcome, began, began, participation.clock, down, up, None, *others), stacks
+        return Assignment(
+            plan, outcome, began, began, participation.clock, down, up, None, *others
+        ), stacks

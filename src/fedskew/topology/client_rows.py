@@ -10,16 +10,28 @@ from fedskew.topology.participation import Assignment
 
 
 def client_rows(
-    assignment: Assignment, arrived: list[Arrived], combined: Combined | None, extra: list[str], reported: int
+    assignment: Assignment,
+    arrived: list[Arrived],
+    combined: Combined | None,
+    extra: list[str],
+    reported: int,
 ) -> ClientTable:
     """Return one row for each client that took part in a round, also for those whose update did not arrive.
 
     ``extra`` names the numbers that are reported with an update, and ``reported`` is their size in bytes.
     """
-    plan, outcome, rest = assignment.plan, assignment.outcome, assignment.only_measured()
-    clients = np.sort(plan.clients if rest is None else np.concatenate([plan.clients, rest.clients]))
-    count, trained = len(clients), clients.searchsorted(plan.clients)
-    missed = None if rest is None else clients.searchsorted(rest.clients)
+    plan = assignment.plan
+    outcome = assignment.outcome
+    rest = assignment.only_measured()
+    clients = np.sort(
+        plan.clients if rest is None else np.concatenate([plan.clients, rest.clients])
+    )
+    count = len(clients)
+    trained = clients.searchsorted(plan.clients)
+    if rest is None:
+        missed = None
+    else:
+        missed = clients.searchsorted(rest.clients)
 
     def both(values: Numbers, of_rest: Any) -> Numbers:
         """Return numbers of the clients that trained, and of those that only measured."""
@@ -29,7 +41,8 @@ def client_rows(
             whole[missed] = of_rest
         return whole
 
-    shares, bytes_up = np.zeros(count), both(assignment.bytes_up, rest and rest.up)
+    shares = np.zeros(count)
+    bytes_up = both(assignment.bytes_up, rest and rest.up)
     if combined:
         shares[clients.searchsorted(combined.clients)] = combined.shares
     places = [clients.searchsorted(stack.report.clients) for stack in arrived]
@@ -46,12 +59,25 @@ def client_rows(
         "bytes_up": bytes_up,
         "weight": shares,
     }
-    answered = np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
-    back = [{"local_loss": s.report.loss, "local_accuracy": s.report.accuracy, **s.report.numbers} for s in arrived]
+    if places:
+        answered = np.concatenate(places)
+    else:
+        answered = np.zeros(0, dtype=np.int64)
+    back = []
+    for s in arrived:
+        back.append(
+            {"local_loss": s.report.loss, "local_accuracy": s.report.accuracy, **s.report.numbers}
+        )
 
     def reports(name: str) -> Column:
-        return Column.at(answered, np.concatenate([np.zeros(0), *(stack[name] for stack in back)]), count)
+        return Column.at(
+            answered, np.concatenate([np.zeros(0), *(stack[name] for stack in back)]), count
+        )
 
-    columns = {"client": Column(clients)} | {name: Column(values) for name, values in numbers.items()}
+    columns = {"client": Column(clients)} | {
+        name: Column(values) for name, values in numbers.items()
+    }
     columns |= {name: reports(name) for name in ("local_loss", "local_accuracy", *extra)}
-    return ClientTable(columns | {name: Column.at(trained, values, count) for name, values in plan.numbers.items()})
+    return ClientTable(
+        columns | {name: Column.at(trained, values, count) for name, values in plan.numbers.items()}
+    )

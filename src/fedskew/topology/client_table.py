@@ -26,7 +26,8 @@ class Column(NamedTuple):
             whole = np.empty_like(values)
             whole[places] = values
             return cls(whole)
-        whole, known = np.zeros(count, dtype=values.dtype), np.zeros(count, dtype=bool)
+        whole = np.zeros(count, dtype=values.dtype)
+        known = np.zeros(count, dtype=bool)
         whole[places], known[places] = values, True
         return cls(whole, known)
 
@@ -49,7 +50,10 @@ class Column(NamedTuple):
     def _with_gaps(self, entries: list[Any], gap: Any) -> list[Any]:
         if self.known is None:
             return entries
-        return [entry if known else gap for entry, known in zip(entries, self.known.tolist(), strict=True)]
+        result: list[Any] = []
+        for entry, known in zip(entries, self.known.tolist(), strict=True):
+            result.append(entry if known else gap)
+        return result
 
 
 def quoted(text: str) -> str:
@@ -59,7 +63,9 @@ def quoted(text: str) -> str:
     ('ward 7', '"ward ""7"", east"')
     """
     plain = not any(sign in text for sign in ',"\n\r')
-    return text if plain else '"' + text.replace('"', '""') + '"'
+    if plain:
+        return text
+    return '"' + text.replace('"', '""') + '"'
 
 
 class ClientTable(Sequence[Row]):
@@ -86,7 +92,8 @@ class ClientTable(Sequence[Row]):
         return list(self)[index]
 
     def __iter__(self) -> Iterator[Row]:
-        names, lists = tuple(self.columns), (column.tolist() for column in self.columns.values())
+        names = tuple(self.columns)
+        lists = (column.tolist() for column in self.columns.values())
         return (dict(zip(names, values, strict=True)) for values in zip(*lists, strict=True))
 
     def __eq__(self, other: object) -> bool:
@@ -96,4 +103,6 @@ class ClientTable(Sequence[Row]):
 
     def lines(self) -> Iterator[str]:
         """Return a line of text for each client: its numbers in the order of the columns, with commas between."""
-        return map(",".join, zip(*(column.texts() for column in self.columns.values()), strict=True))
+        return map(
+            ",".join, zip(*(column.texts() for column in self.columns.values()), strict=True)
+        )

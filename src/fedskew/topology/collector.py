@@ -73,7 +73,9 @@ class Added:
 
 def valid_clients(updates: Updates) -> Flags:
     """Return which clients of a stack have only finite numbers; an invalid client keeps its old state."""
-    return finite_clients([updates.payload, {BUFFERS: updates.buffers}, updates.kept], len(updates.report.clients))
+    return finite_clients(
+        [updates.payload, {BUFFERS: updates.buffers}, updates.kept], len(updates.report.clients)
+    )
 
 
 class UpdateCollector:
@@ -84,8 +86,12 @@ class UpdateCollector:
     the server holds.
     """
 
-    def __init__(self, algorithm: Algorithm, weights: Weights, mirrored: frozenset[str] = frozenset()) -> None:
-        self.algorithm, self.weights, self.mirrored = algorithm, weights, mirrored
+    def __init__(
+        self, algorithm: Algorithm, weights: Weights, mirrored: frozenset[str] = frozenset()
+    ) -> None:
+        self.algorithm = algorithm
+        self.weights = weights
+        self.mirrored = mirrored
         self.total = 0.0
         self.aggregator = algorithm.aggregator
         self._agreement = "update_agreement" in algorithm.requires
@@ -111,9 +117,13 @@ class UpdateCollector:
                 rows_of(updates.kept, index),
             )
         if len(keep):
-            self._accumulate(valid, self.algorithm.weight(replace(valid.report, weights=self.weights)))
+            self._accumulate(
+                valid, self.algorithm.weight(replace(valid.report, weights=self.weights))
+            )
         first = {**updates.payload, BUFFERS: updates.buffers}
-        one = {part: {name: value[0] for name, value in tensors.items()} for part, tensors in first.items()}
+        one = {}
+        for part, tensors in first.items():
+            one[part] = {name: value[0] for name, value in tensors.items()}
         return Arrived(report, valid.report.clients, valid.kept, self.algorithm.channel.bytes(one))
 
     @property
@@ -130,13 +140,19 @@ class UpdateCollector:
         for part, tensors in other.sums.items():
             sums = self._sums.setdefault(part, {})
             for name, value in tensors.items():
-                sums[name] = sums[name].add_(value) if name in sums else value
+                if name in sums:
+                    sums[name] = sums[name].add_(value)
+                else:
+                    sums[name] = value
 
     def _accumulate(self, valid: Updates, weights: Floats) -> None:
         self.total += float(weights.sum())
         self._clients.append(valid.report.clients)
         self._weights.append(weights)
-        sent = {**valid.payload, BUFFERS: encode(valid.buffers)} if valid.buffers else valid.payload
+        if valid.buffers:
+            sent = {**valid.payload, BUFFERS: encode(valid.buffers)}
+        else:
+            sent = valid.payload
         if self.aggregator.needs_all or self._agreement:
             self._stacks.append(sent)
         if self.aggregator.needs_all:
@@ -152,48 +168,79 @@ class UpdateCollector:
                 if kind not in scales:
                     scales[kind] = weights.to(value)
                 term: Tensor = torch.tensordot(scales[kind], value, dims=1)
-                sums[name] = sums[name].add_(term) if name in sums else term
+                if name in sums:
+                    sums[name] = sums[name].add_(term)
+                else:
+                    sums[name] = term
 
     def result(self) -> Combined:
         """Return the combination of all added updates.
 
         It is computed in the order of the client numbers, so it does not depend on how the engine divided the clients.
         """
-        clients, weights = np.concatenate(self._clients), np.concatenate(self._weights)
+        clients = np.concatenate(self._clients)
+        weights = np.concatenate(self._weights)
         order = np.argsort(clients, kind="stable")
-        clients, weights = clients[order], weights[order]
-        whole = self._whole(order) if self._stacks else {}
-        found = self._ruled(whole, clients, weights) if self.aggregator.needs_all else self._added_up(clients, weights)
-        return replace(found, agreement=_agreement(whole, found.payload)) if self._agreement else found
+        clients = clients[order]
+        weights = weights[order]
+        if self._stacks:
+            whole = self._whole(order)
+        else:
+            whole = {}
+        if self.aggregator.needs_all:
+            found = self._ruled(whole, clients, weights)
+        else:
+            found = self._added_up(clients, weights)
+        if self._agreement:
+            return replace(found, agreement=_agreement(whole, found.payload))
+        return found
 
     def _whole(self, order: Ints) -> Tree:
         """Return all stacks concatenated into one."""
-        parts = {
-            part: {name: torch.cat([stack[part][name] for stack in self._stacks]) for name in tensors}
-            for part, tensors in self._stacks[0].items()
-        }
+        parts = {}
+        for part, tensors in self._stacks[0].items():
+            parts[part] = {
+                name: torch.cat([stack[part][name] for stack in self._stacks]) for name in tensors
+            }
         return rows_of(parts, torch.from_numpy(order))
 
     def _added_up(self, clients: Ints, weights: Floats) -> Combined:
         mean = _divided(self._sums, self.total)
         payload = _without_buffers(mean)
-        return Combined(payload, payload, mean.get(BUFFERS, {}), clients, weights / self.total, weights)
+        return Combined(
+            payload, payload, mean.get(BUFFERS, {}), clients, weights / self.total, weights
+        )
 
     def _ruled(self, whole: Tree, clients: Ints, weights: Floats) -> Combined:
         """Return the result of the rule for all parts but those that must stay a mean."""
         mirrored = self.mirrored
-        ruled = {part: tensors for part, tensors in whole.items() if part not in mirrored}
+        ruled = {}
+        for part, tensors in whole.items():
+            if part not in mirrored:
+                ruled[part] = tensors
         found, share = self.aggregator.combine(ruled, _on_device(weights / self.total, whole))
         shares = share.double().cpu().numpy()
         weights = np.where(shares > 0, weights, 0.0)
-        mean = weighted_mean(_without_buffers(whole), _on_device(weights / weights.sum(), whole)) if mirrored else {}
-        payload = {**{part: tensors for part, tensors in mean.items() if part in mirrored}, **_without_buffers(found)}
-        return Combined(payload, mean or payload, found.get(BUFFERS, {}), clients, shares, weights[shares > 0])
+        if mirrored:
+            mean = weighted_mean(
+                _without_buffers(whole), _on_device(weights / weights.sum(), whole)
+            )
+        else:
+            mean = {}
+        payload = {
+            **{part: tensors for part, tensors in mean.items() if part in mirrored},
+            **_without_buffers(found),
+        }
+        return Combined(
+            payload, mean or payload, found.get(BUFFERS, {}), clients, shares, weights[shares > 0]
+        )
 
 
 def _agreement(whole: Tree, payload: Tree) -> Floats:
     """Return ``(1 + cosine) / 2`` of each client's update and the combined one; 1/2 where one of them is zero."""
-    mine = torch.cat([value.unsqueeze(1).flatten(1) for value in whole["delta"].values()], 1).double()
+    mine = torch.cat(
+        [value.unsqueeze(1).flatten(1) for value in whole["delta"].values()], 1
+    ).double()
     ours = torch.cat([payload["delta"][name].flatten() for name in whole["delta"]]).double()
     lengths = torch.linalg.vector_norm(mine, dim=1) * torch.linalg.vector_norm(ours)
     cosine = torch.where(lengths > 0, mine @ ours / lengths, 0.0).clamp(-1, 1)
@@ -205,15 +252,26 @@ def _without_buffers(tree: Tree) -> Tree:
 
 
 def _on_device(weights: Floats, tree: Tree) -> Tensor:
-    device = next((value.device for tensors in tree.values() for value in tensors.values()), torch.device("cpu"))
+    device = next(
+        (value.device for tensors in tree.values() for value in tensors.values()),
+        torch.device("cpu"),
+    )
     return torch.from_numpy(weights).to(device)
 
 
 def _divided(sums: Tree, total: float) -> Tree:
-    return {part: {name: value / total for name, value in tensors.items()} for part, tensors in sums.items()}
+    result: Tree = {}
+    for part, tensors in sums.items():
+        result[part] = {name: value / total for name, value in tensors.items()}
+    return result
 
 
 def _some(report: Report, keep: Ints) -> Report:
-    arrays = [one.name for one in fields(report) if one.name not in ("numbers", "weights")]
+    arrays = []
+    for one in fields(report):
+        if one.name not in ("numbers", "weights"):
+            arrays.append(one.name)
     chosen: dict[str, Any] = {name: getattr(report, name)[keep] for name in arrays}
-    return replace(report, **chosen, numbers={name: values[keep] for name, values in report.numbers.items()})
+    return replace(
+        report, **chosen, numbers={name: values[keep] for name, values in report.numbers.items()}
+    )

@@ -61,7 +61,8 @@ class RoundServer(Protocol):
     least: int
     weights: Weights
     total_weight: float
-    mirrored: frozenset[str]  # parts of the client state whose mean over all clients is part of the server state
+    # Parts of the client state whose mean over all clients is part of the server state
+    mirrored: frozenset[str]
 
     @property
     def holdings(self) -> Holdings:

@@ -35,7 +35,8 @@ class Invited:
 class ParallelRounds:
     """Rounds in which all invited clients train from the same weights, and the server waits for all of them."""
 
-    extra_columns: tuple[str, ...] = ()  # of the table of clients, in addition to those of the method
+    # Of the table of clients, in addition to those of the method
+    extra_columns: tuple[str, ...] = ()
 
     def __init__(self, server: RoundServer) -> None:
         self.server = server
@@ -54,13 +55,18 @@ class ParallelRounds:
 
     def complete(self, invited: Invited, learnt: Updates | None = None) -> RoundOutcome:
         """Aggregate what the invited clients have learnt, here if not elsewhere: the second half of a round."""
-        server, plan, start = self.server, invited.plan, invited.start
-        collector, arrived = self._collector(), list[Arrived]()
+        server = self.server
+        plan = invited.plan
+        start = invited.start
+        collector = self._collector()
+        arrived = list[Arrived]()
         if learnt:
             arrived.append(collector.add(learnt))
             server.observe(learnt)
         elif len(plan.clients):
-            arrived = train_and_add(server.engine, server.job, start, plan, collector, server.observe)
+            arrived = train_and_add(
+                server.engine, server.job, start, plan, collector, server.observe
+            )
         assignment = invited.assignment.without(_silent(plan, arrived))
         if len(plan.clients) and collector.total <= 0:
             raise DivergedError(
@@ -74,18 +80,28 @@ class ParallelRounds:
     def _collector(self) -> UpdateCollector:
         return UpdateCollector(self.server.algorithm, self.server.weights, self.server.mirrored)
 
-    def _aggregate(self, collector: UpdateCollector, assignment: Assignment, arrived: list[Arrived]) -> RoundOutcome:
+    def _aggregate(
+        self, collector: UpdateCollector, assignment: Assignment, arrived: list[Arrived]
+    ) -> RoundOutcome:
         """Update the model with the collected updates, and record what the clients did."""
         server = self.server
         least = server.algorithm.aggregator.least_updates
-        combined = collector.result() if collector.total > 0 and len(collector) >= least else None
+        if collector.total > 0 and len(collector) >= least:
+            combined = collector.result()
+        else:
+            combined = None
         if combined:
             self._update(combined.payload, combined.mean, combined.weights)
             server.buffers = combined.merged_buffers(server.buffers)
         elif not least:
-            nothing = {"delta": {name: torch.zeros_like(value) for name, value in server.shared().items()}}
+            nothing = {
+                "delta": {name: torch.zeros_like(value) for name, value in server.shared().items()}
+            }
             self._update(nothing, nothing, np.zeros(0))
-        counted = combined.counted if combined else np.zeros(0, dtype=np.int64)
+        if combined:
+            counted = combined.counted
+        else:
+            counted = np.zeros(0, dtype=np.int64)
         for stack in arrived:
             server.keep(stack, counted)
         self._record_participation(assignment, arrived, combined)
@@ -113,7 +129,9 @@ class ParallelRounds:
         server = self.server
 
         def probe(plan: Plan) -> Probed:
-            return server.engine.probe(server.job, server.start(plan, lr), plan, server.participation.selection.probe)
+            return server.engine.probe(
+                server.job, server.start(plan, lr), plan, server.participation.selection.probe
+            )
 
         turns = (server.round, turn) if turn else (server.round,)
         return server.participation.invite(server.round, count, probe, self._traffic, turns, busy)
@@ -122,7 +140,10 @@ class ParallelRounds:
     def _traffic(self) -> Traffic:
         """Return what one client receives and sends; names and shapes, and so the bytes, never change."""
         server, job = self.server, self.server.job
-        leaving = {name: value for name, value in server.state().items() if name not in job.local_names}
+        leaving = {}
+        for name, value in server.state().items():
+            if name not in job.local_names:
+                leaving[name] = value
         sent_along = server.algorithm.broadcast(server.server_state)
         down = size_in_bytes({"weights": leaving}) + size_in_bytes(sent_along)
 
@@ -146,18 +167,27 @@ class ParallelRounds:
             server.params, server.params, sent_along, kept, _Ones(one=one), server.settings.momentum,
             class_counts=one.expand(job.classes), full_gradient=server.params,
         )  # fmt: skip
-        buffers = {name: value for name, value in server.buffers.items() if name not in job.unsent}
+        buffers = {}
+        for name, value in server.buffers.items():
+            if name not in job.unsent:
+                buffers[name] = value
         payload = without(server.algorithm.payload(view), job.unsent)
         return {**payload, BUFFERS: buffers}
 
     def reported(self) -> list[str]:
         """Return the numbers that the method requires clients to report with their updates."""
-        return [name for name in ("loss_before", "loss_after") if name in self.server.algorithm.requires]
+        result: list[str] = []
+        for name in ("loss_before", "loss_after"):
+            if name in self.server.algorithm.requires:
+                result.append(name)
+        return result
 
     def _reported_bytes(self) -> int:
         return len(self.reported()) * NUMBER
 
-    def _record_participation(self, assignment: Assignment, arrived: list[Arrived], combined: Combined | None) -> None:
+    def _record_participation(
+        self, assignment: Assignment, arrived: list[Arrived], combined: Combined | None
+    ) -> None:
         if rest := assignment.only_measured():
             self.server.participation.record_missed(rest.clients[rest.late])
         valid = np.concatenate([np.zeros(0, dtype=np.int64), *(stack.valid for stack in arrived)])
@@ -167,13 +197,22 @@ class ParallelRounds:
         if combined and len(combined.agreement):
             self.server.participation.record_agreement(combined.clients, combined.agreement)
 
-    def _outcome(self, assignment: Assignment, arrived: list[Arrived], combined: Combined | None) -> RoundOutcome:
+    def _outcome(
+        self, assignment: Assignment, arrived: list[Arrived], combined: Combined | None
+    ) -> RoundOutcome:
         extra = [*self.reported(), *self.extra_columns]
-        outcome, rest = assignment.outcome, assignment.only_measured()
-        missed = int(rest.late.sum()) if rest else 0
+        outcome = assignment.outcome
+        rest = assignment.only_measured()
+        if rest:
+            missed = int(rest.late.sum())
+        else:
+            missed = 0
         metrics = {}
         if self.server.participation.selection.probe:
-            metrics["measured"] = len(assignment.measured.clients) if assignment.measured else 0
+            if assignment.measured:
+                metrics["measured"] = len(assignment.measured.clients)
+            else:
+                metrics["measured"] = 0
         return RoundOutcome(
             client_rows(assignment, arrived, combined, extra, self._reported_bytes()),
             assignment.plan.clients,

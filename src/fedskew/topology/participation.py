@@ -34,7 +34,8 @@ NUMBER = 8  # bytes of a number that is sent alone
 # Share of the deadline after which a client that has not finished its probe does not train.
 PROBE_SHARE = 0.5
 
-Probed: TypeAlias = Mapping[str, Floats]  # what clients measured, one number each; masked if a client did not answer
+# What clients measured, one number each; masked if a client did not answer
+Probed: TypeAlias = Mapping[str, Floats]
 Prober: TypeAlias = Callable[[Plan], Probed]
 
 
@@ -74,13 +75,16 @@ class Assignment:
     bytes_down: Ints  # of each client of the plan, its probe included
     bytes_up: Ints  # likewise, without the updates
     measured: Measured | None = None
-    others_down: int = 0  # bytes beside the assignment: before the first round all clients report their profiles
+    # Bytes beside the assignment: before the first round all clients report their profiles
+    others_down: int = 0
     others_up: int = 0
 
     def arrived(self) -> Plan:
         """Return the plan of the clients whose updates arrived in time."""
         arrived = self.outcome.arrived
-        return self.plan if arrived.all() else self.plan.only(np.flatnonzero(arrived))
+        if arrived.all():
+            return self.plan
+        return self.plan.only(np.flatnonzero(arrived))
 
     def without(self, silent: Ints) -> "Assignment":
         """Return the assignment with these clients dropped out."""
@@ -94,7 +98,9 @@ class Assignment:
         if self.measured is None:
             return None
         rest = ~np.isin(self.measured.clients, self.plan.clients)
-        arrays = {name: getattr(self.measured, name)[rest] for name in ("clients", "sizes", "seconds", "late")}
+        arrays = {}
+        for name in ("clients", "sizes", "seconds", "late"):
+            arrays[name] = getattr(self.measured, name)[rest]
         return replace(self.measured, **arrays)
 
 
@@ -102,9 +108,18 @@ class Participation:
     """The server's records about its clients, and the virtual clock."""
 
     def __init__(
-        self, algorithm: Algorithm, settings: Settings, fed: Federation, trained_on: Partition, fleet: Fleet, least: int
+        self,
+        algorithm: Algorithm,
+        settings: Settings,
+        fed: Federation,
+        trained_on: Partition,
+        fleet: Fleet,
+        least: int,
     ) -> None:
-        self.algorithm, self.settings, self.fleet, self.least = algorithm, settings, fleet, least
+        self.algorithm = algorithm
+        self.settings = settings
+        self.fleet = fleet
+        self.least = least
         self.sizes, self.clock = trained_on.sizes, 0.0
         self.records = Records(trained_on.clients)
         # Pooled rows are always there.
@@ -113,7 +128,8 @@ class Participation:
         # Names of random streams ("disclose", "walk", "finish") are older than the words of the code: other names would
         # give other numbers.
         self.profile = self.selection.client_profile(
-            lambda: trained_on.counts(fed.train.y, len(fed.data.classes)), Stream(settings.seed, "disclose")
+            lambda: trained_on.counts(fed.train.y, len(fed.data.classes)),
+            Stream(settings.seed, "disclose"),
         )
 
     def pool(self, round: int, members: Members | None) -> ClientPool:
@@ -130,16 +146,26 @@ class Participation:
             capacity=self.fleet.capacity,
             all_clients=self.records.standing,
         )
-        return everyone if members is None else AvailablePool(everyone, members)
+        if members is None:
+            return everyone
+        return AvailablePool(everyone, members)
 
     def free(self, clock: float, busy: Ints) -> Members | None:
         """Return the clients that can be selected at that time; None means all of them."""
         if self._varying_availability:
             return self.fleet.available(clock, busy)
-        return Members(None, 0, len(self.sizes), busy) if len(busy) else None
+        if len(busy):
+            return Members(None, 0, len(self.sizes), busy)
+        return None
 
     def invite(
-        self, round: int, count: int, probe: Prober, traffic: Traffic, turn: tuple[int, ...], busy: Ints
+        self,
+        round: int,
+        count: int,
+        probe: Prober,
+        traffic: Traffic,
+        turn: tuple[int, ...],
+        busy: Ints,
     ) -> Assignment | None:
         """Invite up to ``count`` clients that are not ``busy`` to train; returns None if no client is free.
 
@@ -154,28 +180,45 @@ class Participation:
         if len(pool) == 0:
             return None
         first = turn == (0,)
-        profile_bytes = NUMBER * len(self.profile) if first else 0
+        if first:
+            profile_bytes = NUMBER * len(self.profile)
+        else:
+            profile_bytes = 0
         sent = clock + (self._slowest_to_report(profile_bytes) if profile_bytes else 0.0)
-        chosen = selection.select(pool, min(count, len(pool)), Stream(self.settings.seed, "select", *turn))
+        chosen = selection.select(
+            pool, min(count, len(pool)), Stream(self.settings.seed, "select", *turn)
+        )
         measured, waited = None, 0.0
         probed: Probed = {}
         if selection.probe:
             rows = selection.probe_rows(pool, chosen)
-            plan = replace(self._plan(round, free, TrainConfig(chosen, rows, np.ones_like(chosen))), purpose="probe")
+            plan = replace(
+                self._plan(round, free, TrainConfig(chosen, rows, np.ones_like(chosen))),
+                purpose="probe",
+            )
             measured, waited = self._measure(plan, traffic)
             in_time = np.flatnonzero(~measured.late)
             chosen = chosen[in_time]
-            probed = probe(plan.only(in_time)) if len(in_time) else {str(name): np.zeros(0) for name in selection.probe}
+            if len(in_time):
+                probed = probe(plan.only(in_time))
+            else:
+                probed = {str(name): np.zeros(0) for name in selection.probe}
             # A client that does not answer does not train either; one that measures NaN has answered.
             silent = np.any([np.ma.getmaskarray(values) for values in probed.values()], axis=0)
             late = measured.late.copy()
             late[in_time[silent]] = True
-            measured, chosen = replace(measured, late=late), chosen[~silent]
+            measured = replace(measured, late=late)
+            chosen = chosen[~silent]
             probed = {name: np.ma.getdata(values)[~silent] for name, values in probed.items()}
         config = selection.configure_training(pool, chosen, probed, count)
         plan = self._plan(round, free, config)
-        down = NUMBER * len(config.numbers) + (0 if measured else traffic.down)  # a probe has sent the model already
-        machines, meeting = self.fleet.machines(plan.clients), traffic.meeting(plan) if traffic.meeting else None
+        # A probe has sent the model already
+        down = NUMBER * len(config.numbers) + (0 if measured else traffic.down)
+        machines = self.fleet.machines(plan.clients)
+        if traffic.meeting:
+            meeting = traffic.meeting(plan)
+        else:
+            meeting = None
         transfer = transfer_seconds(machines, down, traffic.up)
         if meeting:
             transfer += meeting.seconds(machines)
@@ -190,10 +233,14 @@ class Participation:
             round,
             waited,
         )
-        between = (
-            np.where(outcome.arrived, meeting.steps * meeting.bytes, 0) if meeting else np.zeros_like(plan.clients)
-        )
-        before = (measured.down, measured.up) if measured else (0, 0)
+        if meeting:
+            between = np.where(outcome.arrived, meeting.steps * meeting.bytes, 0)
+        else:
+            between = np.zeros_like(plan.clients)
+        if measured:
+            before = (measured.down, measured.up)
+        else:
+            before = (0, 0)
         if outcome.epochs is not plan.epochs:
             plan = replace(plan, epochs=outcome.epochs)
         return Assignment(
@@ -203,27 +250,44 @@ class Participation:
 
     def _slowest_to_report(self, profile_bytes: int) -> float:
         """Return the seconds until every client has sent a message of this size."""
-        return float(transfer_seconds(self.fleet.machines(np.arange(len(self.sizes))), 0, profile_bytes).max())
+        return float(
+            transfer_seconds(
+                self.fleet.machines(np.arange(len(self.sizes))), 0, profile_bytes
+            ).max()
+        )
 
     def _measure(self, plan: Plan, traffic: Traffic) -> tuple[Measured, float]:
         """Return the cost of measuring for the clients of a plan, and how long the server waits for them."""
-        machines, wanted = self.fleet.machines(plan.clients), self.selection.probe
+        machines = self.fleet.machines(plan.clients)
+        wanted = self.selection.probe
         rows = _times(plan.batch, 1.0 if "gradient_variance" in wanted else FORWARD_COST)
         steps = -(-plan.batch // self.settings.batch_size)
         answers = NUMBER * len(wanted)
-        time = transfer_seconds(machines, traffic.down, answers) + computing_seconds(machines, rows, steps)
-        limit = np.inf if self.fleet.deadline is None else PROBE_SHARE * self.fleet.deadline
+        time = transfer_seconds(machines, traffic.down, answers) + computing_seconds(
+            machines, rows, steps
+        )
+        if self.fleet.deadline is None:
+            limit = np.inf
+        else:
+            limit = PROBE_SHARE * self.fleet.deadline
         late = time > limit
-        waited = limit if late.any() else float(time.max())
+        if late.any():
+            waited = limit
+        else:
+            waited = float(time.max())
         return Measured(plan.clients, plan.sizes, time, late, traffic.down, answers), waited
 
     def _work(self, plan: Plan) -> Work:
         """Return the work of the clients of a plan; a personal model is trained on the same rows in addition."""
         algorithm = self.algorithm
-        models = 2 if algorithm.personal_method else 1
+        if algorithm.personal_method:
+            models = 2
+        else:
+            models = 1
         evaluations = len({"loss_before", "loss_after"} & algorithm.requires)
         passes = int("full_gradient" in algorithm.requires)
-        rows, steps = _times(plan.sizes, models - 1 + algorithm.cost_per_row), _times(plan.steps_per_epoch, models)
+        rows = _times(plan.sizes, models - 1 + algorithm.cost_per_row)
+        steps = _times(plan.steps_per_epoch, models)
         if not evaluations and not passes:
             return Work(rows, steps)
         return Work(
@@ -235,18 +299,35 @@ class Participation:
 
     def gather(self, round: int, count: int) -> tuple[float, ClientPool, Ints, Flags]:
         """Return the start of a round with a sample schedule, the pool, its clients, and which of them drop out."""
-        clock = self.fleet.next_available(self.clock) if self._varying_availability else self.clock
+        if self._varying_availability:
+            clock = self.fleet.next_available(self.clock)
+        else:
+            clock = self.clock
         free = self.free(clock, np.zeros(0, dtype=np.int64))
         pool = self.pool(round, free)
-        chosen = self.selection.select(pool, min(count, len(pool)), Stream(self.settings.seed, "select", round))
+        chosen = self.selection.select(
+            pool, min(count, len(pool)), Stream(self.settings.seed, "select", round)
+        )
         clients = np.sort(chosen if free is None else free[chosen])
-        return clock, pool, clients, drop_out(self.fleet.machines(clients), clients, self.settings.seed, round)
+        return (
+            clock,
+            pool,
+            clients,
+            drop_out(self.fleet.machines(clients), clients, self.settings.seed, round),
+        )
 
     def _plan(self, round: int, free: Members | None, config: TrainConfig) -> Plan:
-        clients = config.clients if free is None else free[config.clients]
-        sizes, enough = self.sizes[clients], np.maximum(config.batch_size, self.least)
+        if free is None:
+            clients = config.clients
+        else:
+            clients = free[config.clients]
+        sizes = self.sizes[clients]
+        enough = np.maximum(config.batch_size, self.least)
         seed = self.settings.seed
-        numbers = {**config.numbers, **self.selection.client_numbers(clients, len(self.sizes), round, seed)}
+        numbers = {
+            **config.numbers,
+            **self.selection.client_numbers(clients, len(self.sizes), round, seed),
+        }
         return Plan.draw(seed, round, clients, sizes, enough, config.epochs, self.least, numbers)
 
     def record_outcome(self, ended: float, invited: Ints, valid: Ints, training: Floats) -> None:
@@ -255,7 +336,8 @@ class Participation:
         self.records.add(invited, selected=1)
         if len(valid) < len(invited):
             completed = np.isin(invited, valid)
-            invited, training = invited[completed], training[completed]
+            invited = invited[completed]
+            training = training[completed]
         self.records.add(invited, completed=1, seconds=training)
 
     def record_agreement(self, clients: Ints, agreement: Floats) -> None:
@@ -269,7 +351,9 @@ class Participation:
     def state(self) -> Tensors:
         """Return all that changes over rounds, for clients that were ever selected; profiles are recomputed."""
         known = np.flatnonzero(self.records.arrays["selected"])
-        arrays = {"clients": known} | {name: values[known] for name, values in self.records.arrays.items()}
+        arrays = {"clients": known} | {
+            name: values[known] for name, values in self.records.arrays.items()
+        }
         return {name: torch.from_numpy(array) for name, array in arrays.items()} | {
             "clock": torch.tensor([self.clock], dtype=torch.float64)
         }

@@ -16,7 +16,8 @@ from fedskew.engine.plan import Plan
 from fedskew.fleet.clock import Outcome
 from fedskew.topology.participation import Assignment, Participation
 
-Invite: TypeAlias = Callable[[int, int, Ints], Assignment | None]  # (invitations so far, how many clients, busy ones)
+# (invitations so far, how many clients, busy ones)
+Invite: TypeAlias = Callable[[int, int, Ints], Assignment | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,35 +81,69 @@ class PendingClients:
             return {}
         plan = Plan.together([client.plan for client in self.clients])
         outcome = joined([client.outcome for client in self.clients])
-        arrays = {name: getattr(plan, name) for name in ("clients", "sizes", "batch", "epochs")}
-        arrays |= {name: getattr(outcome, name) for name in ("seconds", "training", "dropped", "late")}
+        arrays = {}
+        for name in ("clients", "sizes", "batch", "epochs"):
+            arrays[name] = getattr(plan, name)
+        for name in ("seconds", "training", "dropped", "late"):
+            arrays[name] = getattr(outcome, name)
         for name in ("bytes_down", "bytes_up"):
             arrays[name] = np.concatenate([getattr(client, name) for client in self.clients])
         arrays |= {f"number/{name}": values for name, values in plan.numbers.items()}
         arrays["round"] = np.array([client.plan.round for client in self.clients])
         arrays["arrives_at"] = np.array([client.arrives_at for client in self.clients])
-        flat = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
+        flat = {}
+        for name, values in arrays.items():
+            flat[name] = torch.from_numpy(np.ascontiguousarray(values))
         answers = [_flat(client.update) for client in self.clients if client.update]
-        names = answers[0] if answers else {}
-        return flat | {f"answers/{name}": torch.cat([answer[name] for answer in answers]) for name in names}
+        if answers:
+            names = answers[0]
+        else:
+            names = {}
+        return flat | {
+            f"answers/{name}": torch.cat([answer[name] for answer in answers]) for name in names
+        }
 
     def restore(self, state: Tensors, plan: Plan, device: torch.device) -> None:
         """Restore what ``state`` returned; ``plan`` has the seed and the rules that all plans of the run share."""
         self.clients = []
         if not state:
             return
-        arrays = {name: value.cpu().numpy() for name, value in state.items() if not name.startswith("answers/")}
+        arrays = {
+            name: value.cpu().numpy()
+            for name, value in state.items()
+            if not name.startswith("answers/")
+        }
         answers = {
-            name.removeprefix("answers/"): v.to(device) for name, v in state.items() if name.startswith("answers/")
+            name.removeprefix("answers/"): v.to(device)
+            for name, v in state.items()
+            if name.startswith("answers/")
         }
         done = 0
         for i, round in enumerate(arrays["round"].tolist()):
             one = {name: values[i : i + 1] for name, values in arrays.items()}
-            numbers = {name.removeprefix("number/"): value for name, value in one.items() if name.startswith("number/")}
-            clients, sizes, batch, epochs = (one[name] for name in ("clients", "sizes", "batch", "epochs"))
-            outcome = Outcome(one["seconds"], one["training"], one["epochs"], one["dropped"], one["late"], 0.0)
-            mine = replace(plan, round=round, clients=clients, sizes=sizes, batch=batch, epochs=epochs, numbers=numbers)
-            client = PendingClient(mine, outcome, float(one["arrives_at"][0]), one["bytes_down"], one["bytes_up"])
+            numbers = {
+                name.removeprefix("number/"): value
+                for name, value in one.items()
+                if name.startswith("number/")
+            }
+            clients, sizes, batch, epochs = (
+                one[name] for name in ("clients", "sizes", "batch", "epochs")
+            )
+            outcome = Outcome(
+                one["seconds"], one["training"], one["epochs"], one["dropped"], one["late"], 0.0
+            )
+            mine = replace(
+                plan,
+                round=round,
+                clients=clients,
+                sizes=sizes,
+                batch=batch,
+                epochs=epochs,
+                numbers=numbers,
+            )
+            client = PendingClient(
+                mine, outcome, float(one["arrives_at"][0]), one["bytes_down"], one["bytes_up"]
+            )
             if client.answers:
                 update = {name: value[done : done + 1] for name, value in answers.items()}
                 client = replace(client, update=_update(update, client.plan))
@@ -118,30 +153,43 @@ class PendingClients:
 
 def _pending(assignment: Assignment, deadline: float | None) -> list[PendingClient]:
     """Return a pending client for each client of an assignment; a late one is given up at the deadline."""
-    outcome, limit = assignment.outcome, np.inf if deadline is None else deadline
-    return [
-        PendingClient(
-            assignment.plan.only(np.array([i])),
-            _some(outcome, i),
-            assignment.sent + min(float(outcome.seconds[i]), limit),
-            assignment.bytes_down[i : i + 1],
-            assignment.bytes_up[i : i + 1],
+    outcome = assignment.outcome
+    if deadline is None:
+        limit = np.inf
+    else:
+        limit = deadline
+    result: list[PendingClient] = []
+    for i in range(len(assignment.plan.clients)):
+        result.append(
+            PendingClient(
+                assignment.plan.only(np.array([i])),
+                _some(outcome, i),
+                assignment.sent + min(float(outcome.seconds[i]), limit),
+                assignment.bytes_down[i : i + 1],
+                assignment.bytes_up[i : i + 1],
+            )
         )
-        for i in range(len(assignment.plan.clients))
-    ]
+    return result
 
 
 def _some(outcome: Outcome, i: int) -> Outcome:
     at = slice(i, i + 1)
     return Outcome(
-        outcome.seconds[at], outcome.training[at], outcome.epochs[at], outcome.dropped[at], outcome.late[at], 0.0
+        outcome.seconds[at],
+        outcome.training[at],
+        outcome.epochs[at],
+        outcome.dropped[at],
+        outcome.late[at],
+        0.0,
     )
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:
     """Return several outcomes concatenated into one."""
     names = ("seconds", "training", "epochs", "dropped", "late")
-    arrays = {name: np.concatenate([getattr(outcome, name) for outcome in outcomes]) for name in names}
+    arrays = {}
+    for name in names:
+        arrays[name] = np.concatenate([getattr(outcome, name) for outcome in outcomes])
     return Outcome(**arrays, duration=0.0)
 
 
@@ -149,10 +197,10 @@ def each(updates: Updates) -> list[Updates]:
     """Return stacked updates one by one, each as a copy."""
 
     def one(tree: Tree, i: int) -> Tree:
-        return {
-            part: {name: value.clone() for name, value in ts.items()}
-            for part, ts in rows_of(tree, slice(i, i + 1)).items()
-        }
+        result: Tree = {}
+        for part, ts in rows_of(tree, slice(i, i + 1)).items():
+            result[part] = {name: value.clone() for name, value in ts.items()}
+        return result
 
     report = updates.report
     found = []
@@ -160,7 +208,12 @@ def each(updates: Updates) -> list[Updates]:
         at = slice(i, i + 1)
         numbers = {name: values[at] for name, values in report.numbers.items()}
         mine = Report(
-            report.clients[at], report.sizes[at], report.steps[at], report.loss[at], report.accuracy[at], numbers
+            report.clients[at],
+            report.sizes[at],
+            report.steps[at],
+            report.loss[at],
+            report.accuracy[at],
+            numbers,
         )
         buffers = one({"": updates.buffers}, i)[""]
         found.append(Updates(mine, one(updates.payload, i), buffers, one(updates.kept, i)))
@@ -168,7 +221,11 @@ def each(updates: Updates) -> list[Updates]:
 
 
 def _flat(update: Updates) -> Tensors:
-    report = {"loss": update.report.loss, "accuracy": update.report.accuracy, **update.report.numbers}
+    report = {
+        "loss": update.report.loss,
+        "accuracy": update.report.accuracy,
+        **update.report.numbers,
+    }
     trees = {"payload": update.payload, "kept": update.kept, "buffers": {"": update.buffers}}
     return {f"report/{name}/": torch.from_numpy(values) for name, values in report.items()} | {
         f"{group}/{part}/{name}": value
@@ -185,6 +242,7 @@ def _update(flat: Tensors, plan: Plan) -> Updates:
         group, part, name = path.split("/", 2)
         trees[group].setdefault(part, {})[name] = value
     numbers = {part: value[""].cpu().numpy() for part, value in trees["report"].items()}
-    loss, accuracy = numbers.pop("loss"), numbers.pop("accuracy")
+    loss = numbers.pop("loss")
+    accuracy = numbers.pop("accuracy")
     report = Report(plan.clients, plan.sizes, plan.steps, loss, accuracy, numbers)
     return Updates(report, trees["payload"], trees["buffers"][""], trees["kept"])

@@ -16,7 +16,9 @@ class AvailablePool(ClientPool):
 
     def __init__(self, everyone: ClientPool, members: Members) -> None:
         plain = ("round", "sampling", "batch_size", "epochs", "all_clients")
-        vars(self).update({name: getattr(everyone, name) for name in plain}, everyone=everyone, members=members)
+        vars(self).update(
+            {name: getattr(everyone, name) for name in plain}, everyone=everyone, members=members
+        )
         vars(self)["capacity"] = lambda positions: everyone.capacity(members[positions])
 
     def __getattr__(self, name: str) -> Any:
@@ -43,11 +45,18 @@ class Records:
 
     def __init__(self, clients: int) -> None:
         blocks = -(-clients // _BLOCK)
-        kinds = {"selected": np.int64, "completed": np.int64, "seconds": np.float64, "agreement": np.float64}
+        kinds = {
+            "selected": np.int64,
+            "completed": np.int64,
+            "seconds": np.float64,
+            "agreement": np.float64,
+        }
         self._whole = {name: np.zeros(blocks * _BLOCK, dtype=kinds[name]) for name in RECORDS}
         self.arrays = {name: values[:clients] for name, values in self._whole.items()}
         nobody = vars(self._of(np.zeros(1, dtype=np.int64)))
-        self._blocks = Standing(**{name: np.repeat(value, blocks) for name, value in nobody.items()})
+        self._blocks = Standing(
+            **{name: np.repeat(value, blocks) for name, value in nobody.items()}
+        )
         self._changed = np.zeros(blocks, dtype=bool)
         self._all = self._together()
 
@@ -69,7 +78,12 @@ class Records:
 
     def _together(self) -> Standing:
         combine = {"shortest": np.min, "longest": np.max}
-        return Standing(**{name: combine.get(name, np.sum)(values) for name, values in vars(self._blocks).items()})
+        return Standing(
+            **{
+                name: combine.get(name, np.sum)(values)
+                for name, values in vars(self._blocks).items()
+            }
+        )
 
     def _of(self, blocks: Ints) -> Standing:
         return Standing.of(*(self._whole[name].reshape(-1, _BLOCK)[blocks] for name in RECORDS))

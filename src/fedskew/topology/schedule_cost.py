@@ -89,10 +89,18 @@ def _only(schedule: SampleSchedule, steps: Flags) -> SampleSchedule:
 
 def before(deadline: float | None, clock: Floats) -> int:
     """Return how many of these times are before the deadline."""
-    return len(clock) if deadline is None else int(np.searchsorted(clock, deadline, side="right"))
+    if deadline is None:
+        return len(clock)
+    return int(np.searchsorted(clock, deadline, side="right"))
 
 
 def first_samples(schedule: SampleSchedule, samples: int) -> SampleSchedule:
     """Return the schedule with only its first samples."""
     ends, visits = (values[values <= samples] for values in (schedule.ends, schedule.visits))
-    return replace(schedule, rows=schedule.rows[:samples], clients=schedule.clients[:samples], ends=ends, visits=visits)
+    return replace(
+        schedule,
+        rows=schedule.rows[:samples],
+        clients=schedule.clients[:samples],
+        ends=ends,
+        visits=visits,
+    )

@@ -45,34 +45,56 @@ class ScheduledRounds:
         all_clients, present = np.arange(server.trained_on.clients), clients[~lost]
         holdings = holdings.without(np.setdiff1d(all_clients, present))
         stream = Stream(server.settings.seed, "walk", server.round)
-        wanted = topology.schedule_samples(holdings, pool, stream) if holdings.counts.any() else NO_SAMPLES
+        wanted = (
+            topology.schedule_samples(holdings, pool, stream)
+            if holdings.counts.any()
+            else NO_SAMPLES
+        )
         wanted = steps.prepare(wanted, server)
         cost = steps.cost(wanted, server, topology.label_access, present, self.optimizer)
         scale = 1 / pool.batch_size if topology.lr_scale is None else topology.lr_scale
         model = ModelState(server.params, server.buffers, self.optimizer, lr * scale, server.round)
         resets = "optimizer_state" not in server.algorithm.requires
-        result = server.engine.run_schedule(server.job, model, cost.schedule, reset_optimizer=resets)
+        result = server.engine.run_schedule(
+            server.job, model, cost.schedule, reset_optimizer=resets
+        )
         if not all(bool(torch.isfinite(value).all()) for value in result.params.values()):
             raise DivergedError(
                 f"round {server.round + 1}: the model became NaN or infinite in a round of {len(present)} "
                 f"clients; lower lr (now {lr:g}) or check the data"
             )
-        server.params, server.buffers, self.optimizer = result.params, result.buffers, result.optimizer
+        server.params, server.buffers, self.optimizer = (
+            result.params,
+            result.buffers,
+            result.optimizer,
+        )
         outcome = self._outcome(cost, result, clients, lost, (began, clock))
         participation.record_outcome(outcome.ended, clients, present, cost.computing[clients])
         return replace(outcome, metrics={**outcome.metrics, "returned": wanted.returned})
 
     def _outcome(
-        self, cost: ScheduleCost, result: ScheduleResult, clients: Ints, lost: Flags, when: tuple[float, float]
+        self,
+        cost: ScheduleCost,
+        result: ScheduleResult,
+        clients: Ints,
+        lost: Flags,
+        when: tuple[float, float],
     ) -> RoundOutcome:
-        schedule, population = cost.schedule, len(cost.visits)
+        schedule = cost.schedule
+        population = len(cost.visits)
         samples = np.bincount(schedule.clients, minlength=population)
         step = np.repeat(np.arange(len(schedule.ends)), np.diff(schedule.ends, prepend=0))
-        steps = np.bincount(np.unique(step * population + schedule.clients) % population, minlength=population)
+        steps = np.bincount(
+            np.unique(step * population + schedule.clients) % population, minlength=population
+        )
         here = np.flatnonzero(samples[clients])  # the clients that had samples
         used = clients[here]
         loss, score = (
-            Column.at(here, per_client(schedule.clients, seen, population)[used] / samples[used], len(clients))
+            Column.at(
+                here,
+                per_client(schedule.clients, seen, population)[used] / samples[used],
+                len(clients),
+            )
             for seen in (result.losses, result.scores)
         )
         columns = {
@@ -93,7 +115,10 @@ class ScheduledRounds:
             ClientTable(
                 {name: Column(values) for name, values in columns.items()}
                 | {"local_loss": loss, "local_accuracy": score}
-                | {name: Column(values[clients].astype(np.float64)) for name, values in counts.items()}
+                | {
+                    name: Column(values[clients].astype(np.float64))
+                    for name, values in counts.items()
+                }
             ),
             clients,
             began,

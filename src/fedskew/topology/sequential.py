@@ -12,7 +12,14 @@ from fedskew.fleet.machines import Fleet
 from fedskew.schedules.sample_schedule import SampleSchedule
 from fedskew.topology.outcome import RoundServer
 from fedskew.topology.participation import NUMBER
-from fedskew.topology.schedule_cost import ScheduleCost, VisitBytes, before, first_samples, per_client, with_rows
+from fedskew.topology.schedule_cost import (
+    ScheduleCost,
+    VisitBytes,
+    before,
+    first_samples,
+    per_client,
+    with_rows,
+)
 
 
 class SequentialSteps:
@@ -23,17 +30,29 @@ class SequentialSteps:
         return with_rows(schedule, server.least)
 
     def cost(
-        self, schedule: SampleSchedule, server: RoundServer, access: LabelAccess, present: Ints, state: Tree
+        self,
+        schedule: SampleSchedule,
+        server: RoundServer,
+        access: LabelAccess,
+        present: Ints,
+        state: Tree,
     ) -> ScheduleCost:
         """Return the cost of passing the model on, and at the end to all clients if the server schedules by label."""
-        fleet, model = server.participation.fleet, size_in_bytes({"model": server.state()})
-        travels = model + (size_in_bytes(state) if "optimizer_state" in server.algorithm.requires else 0)
+        fleet = server.participation.fleet
+        model = size_in_bytes({"model": server.state()})
+        travels = model + (
+            size_in_bytes(state) if "optimizer_state" in server.algorithm.requires else 0
+        )
         load = VisitBytes(travels, travels, 0 if access == "none" else NUMBER)
         cost = sequential_cost(schedule, server.trained_on.clients, fleet, load)
-        return cost if access == "none" else with_broadcast(cost, present, fleet, model)
+        if access == "none":
+            return cost
+        return with_broadcast(cost, present, fleet, model)
 
 
-def sequential_cost(schedule: SampleSchedule, clients: int, fleet: Fleet, load: VisitBytes) -> ScheduleCost:
+def sequential_cost(
+    schedule: SampleSchedule, clients: int, fleet: Fleet, load: VisitBytes
+) -> ScheduleCost:
     """Return the cost of consecutive visits, including visits to clients that had no samples left."""
     at = schedule.clients[schedule.visits - 1]
     samples = np.diff(schedule.visits, prepend=0)
@@ -45,10 +64,17 @@ def sequential_cost(schedule: SampleSchedule, clients: int, fleet: Fleet, load: 
     waits = idle_seconds.sum()
     kept = before(fleet.deadline, waits + np.cumsum(taken))
     schedule = first_samples(schedule, int(schedule.visits[kept - 1]) if kept else 0)
-    at, taken, computing = at[:kept], taken[:kept], computing[:kept]
+    at = at[:kept]
+    taken = taken[:kept]
+    computing = computing[:kept]
     visited = np.concatenate([at, schedule.idle])
-    duration = float(waits + taken.sum()) if kept == len(samples) else float(fleet.deadline or 0.0)
-    visits, requested = (np.bincount(some, minlength=clients) for some in (visited, schedule.clients))
+    if kept == len(samples):
+        duration = float(waits + taken.sum())
+    else:
+        duration = float(fleet.deadline or 0.0)
+    visits, requested = (
+        np.bincount(some, minlength=clients) for some in (visited, schedule.clients)
+    )
     return ScheduleCost(
         schedule,
         duration,
@@ -68,7 +94,8 @@ def with_broadcast(cost: ScheduleCost, present: Ints, fleet: Fleet, size: int) -
     """
     if not len(cost.schedule.rows):
         return cost
-    machines, got = fleet.machines(present), np.zeros_like(cost.bytes_down)
+    machines = fleet.machines(present)
+    got = np.zeros_like(cost.bytes_down)
     got[present] = size
     return replace(
         cost,

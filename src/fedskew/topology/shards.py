@@ -101,17 +101,29 @@ class ShardTrainer:
             return [self._result(work, shard) for shard in work.shards]
 
     def _result(self, work: Work, shard: Shard) -> Any:
-        job, start = self.jobs[work.job], replace(work.start, kept=shard.kept)
+        job = self.jobs[work.job]
+        start = replace(work.start, kept=shard.kept)
         if work.what == "probe":
             return self.engine.probe(job, start, shard.plan, work.probe)
         if work.what == "train":
-            return [replace(updates, trained={}) for updates in self.engine.train(job, start, shard.plan)]
-        collector, seen = UpdateCollector(job.algorithm, self.weights), list[Updates]()
+            return [
+                replace(updates, trained={})
+                for updates in self.engine.train(job, start, shard.plan)
+            ]
+        collector = UpdateCollector(job.algorithm, self.weights)
+        seen = list[Updates]()
 
         def keep(updates: Updates) -> None:  # the engine may use the memory of its models again
-            seen.append(replace(updates, trained={name: value.clone() for name, value in updates.trained.items()}))
+            seen.append(
+                replace(
+                    updates,
+                    trained={name: value.clone() for name, value in updates.trained.items()},
+                )
+            )
 
-        arrived = train_and_add(self.engine, job, start, shard.plan, collector, keep if work.models else None)
+        arrived = train_and_add(
+            self.engine, job, start, shard.plan, collector, keep if work.models else None
+        )
         return AddedShard(collector.added, arrived, seen)
 
 
@@ -135,7 +147,9 @@ class Sharded:
         for _, shard in self._perform("add", job, start, plan):
             yield shard
 
-    def probe(self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]) -> dict[str, Floats]:
+    def probe(
+        self, job: Job, start: Start, plan: Plan, what: tuple[Probe, ...]
+    ) -> dict[str, Floats]:
         """Return what each client measures."""
         found: dict[str, Floats] = {name: np.zeros(len(plan.clients)) for name in what}
         for members, measured in self._perform("probe", job, start, plan, what):
@@ -158,14 +172,28 @@ class Sharded:
         probe: tuple[Probe, ...] = (),
     ) -> Iterator[tuple[Ints, Any]]:
         """Yield the clients of each shard, as places in the plan, and its result."""
-        parts = [members for members in deal((plan.sizes * plan.epochs).tolist(), SHARDS) if len(members)]
-        shards = [Shard(plan.only(part), rows_of(start.kept, torch.from_numpy(part))) for part in parts]
-        number = 0 if job is self.trainer.jobs[0] else 1
+        parts = []
+        for members in deal((plan.sizes * plan.epochs).tolist(), SHARDS):
+            if len(members):
+                parts.append(members)
+        shards = []
+        for part in parts:
+            shards.append(Shard(plan.only(part), rows_of(start.kept, torch.from_numpy(part))))
+        if job is self.trainer.jobs[0]:
+            number = 0
+        else:
+            number = 1
         common = Work(what, number, replace(start, kept={}), [], probe, self.models)
         hands = deal([shard.cost for shard in shards], self.group.size if self.group else 1)
         mine, *others = (replace(common, shards=[shards[i] for i in hand]) for hand in hands)
         answers = self._ask(others, lambda: _by_message(self.trainer.perform(_by_message(mine))))
-        results = dict(zip(np.concatenate(hands).tolist(), (one for each in answers for one in each), strict=True))
+        results = dict(
+            zip(
+                np.concatenate(hands).tolist(),
+                (one for each in answers for one in each),
+                strict=True,
+            )
+        )
         for i, part in enumerate(parts):
             yield part, results[i]
 

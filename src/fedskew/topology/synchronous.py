@@ -28,19 +28,30 @@ class SynchronousSteps:
     def prepare(self, schedule: SampleSchedule, server: RoundServer) -> SampleSchedule:
         """Return the schedule without steps of too few rows; with secure sums also without those of a single client."""
         schedule = with_rows(schedule, server.least)
-        return with_several_clients(schedule) if server.settings.secure else schedule
+        if server.settings.secure:
+            return with_several_clients(schedule)
+        return schedule
 
     def cost(
-        self, schedule: SampleSchedule, server: RoundServer, access: LabelAccess, present: Ints, state: Tree
+        self,
+        schedule: SampleSchedule,
+        server: RoundServer,
+        access: LabelAccess,
+        present: Ints,
+        state: Tree,
     ) -> ScheduleCost:
         """Return the cost of exchanging weights and gradients at every step."""
         clients = server.trained_on.clients
-        up, down = step_bytes(server.job.model, server.job.x.dtype, clients if server.settings.secure else None)
+        up, down = step_bytes(
+            server.job.model, server.job.x.dtype, clients if server.settings.secure else None
+        )
         load = VisitBytes(down, up, 0 if access == "none" else NUMBER)
         return synchronous_cost(schedule, clients, server.participation.fleet, load)
 
 
-def synchronous_cost(schedule: SampleSchedule, clients: int, fleet: Fleet, load: VisitBytes) -> ScheduleCost:
+def synchronous_cost(
+    schedule: SampleSchedule, clients: int, fleet: Fleet, load: VisitBytes
+) -> ScheduleCost:
     """Return the cost of synchronous steps: each takes as long as the slowest of its clients."""
     steps = np.repeat(np.arange(len(schedule.ends)), np.diff(schedule.ends, prepend=0))
     pairs, samples = np.unique(steps * clients + schedule.clients, return_counts=True)
@@ -48,13 +59,23 @@ def synchronous_cost(schedule: SampleSchedule, clients: int, fleet: Fleet, load:
     machines = fleet.machines(client)
     computing = computing_seconds(machines, samples, np.ones_like(samples))
     taken = transfer_seconds(machines, load.down, load.up) + computing
-    slowest = np.maximum.reduceat(taken, np.flatnonzero(np.diff(step, prepend=-1))) if len(step) else np.zeros(0)
+    if len(step):
+        slowest = np.maximum.reduceat(taken, np.flatnonzero(np.diff(step, prepend=-1)))
+    else:
+        slowest = np.zeros(0)
     kept = before(fleet.deadline, np.cumsum(slowest))
     schedule = first_samples(schedule, int(schedule.ends[kept - 1]) if kept else 0)
     there = step < kept
-    client, taken, computing = client[there], taken[there], computing[there]
-    duration = float(slowest.sum()) if kept == len(slowest) else float(fleet.deadline or 0.0)
-    visits, requested = (np.bincount(some, minlength=clients) for some in (client, schedule.clients))
+    client = client[there]
+    taken = taken[there]
+    computing = computing[there]
+    if kept == len(slowest):
+        duration = float(slowest.sum())
+    else:
+        duration = float(fleet.deadline or 0.0)
+    visits, requested = (
+        np.bincount(some, minlength=clients) for some in (client, schedule.clients)
+    )
     return ScheduleCost(
         schedule,
         duration,

@@ -17,7 +17,8 @@ from fedskew.core.errors import DivergedError, FedskewError
 from fedskew.workers.messages import Message, packed, sendable, unpacked
 
 LEADER = 0
-PATIENCE = timedelta(hours=1)  # for a process that is there and silent; one that died is noticed at once
+# For a process that is there and silent; one that died is noticed at once
+PATIENCE = timedelta(hours=1)
 
 Result = TypeVar("Result")
 
@@ -85,7 +86,10 @@ class Group:
 
     def send(self, message: Message, to: int) -> None:
         """Send a message to another process."""
-        gpu = message.gpu if self.gpus else message.gpu.cpu()
+        if self.gpus:
+            gpu = message.gpu
+        else:
+            gpu = message.gpu.cpu()
         with _noticing(to):
             dist.send(message.sizes, to)
             dist.send(message.host, to)
@@ -100,11 +104,17 @@ class Group:
             text, host, gpu = sizes.tolist()
             buffers = [_received(torch.empty(host, dtype=torch.uint8), source)]
             if gpu:
-                room = torch.empty(gpu, dtype=torch.uint8, device=self.device if self.gpus else None)
+                room = torch.empty(
+                    gpu, dtype=torch.uint8, device=self.device if self.gpus else None
+                )
                 buffers.append(_received(room, source, self.gpus))
-        return unpacked(Message(text, buffers[0], buffers[1].to(self.device) if gpu else buffers[0][:0]))
+        return unpacked(
+            Message(text, buffers[0], buffers[1].to(self.device) if gpu else buffers[0][:0])
+        )
 
-    def ask(self, questions: Sequence[Any], meanwhile: Callable[[], Result]) -> tuple[Result, list[Any]]:
+    def ask(
+        self, questions: Sequence[Any], meanwhile: Callable[[], Result]
+    ) -> tuple[Result, list[Any]]:
         """Send every worker its question, do one's own part, and return that and the answers of the workers."""
         for worker, question in zip(self.workers, questions, strict=True):
             self.send(packed(question), worker)
@@ -135,10 +145,17 @@ def _noticing(other: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:
-        who = "the leading process" if other == LEADER else f"worker {other}"
+        if other == LEADER:
+            who = "the leading process"
+        else:
+            who = f"worker {other}"
         if time.monotonic() - began >= PATIENCE.total_seconds():
-            raise WorkerLostError(f"{who} has been silent for {PATIENCE}: look whether its machine is up") from problem
-        raise WorkerLostError(f"{who} is gone: it was killed, or its memory was not enough") from problem
+            raise WorkerLostError(
+                f"{who} has been silent for {PATIENCE}: look whether its machine is up"
+            ) from problem
+        raise WorkerLostError(
+            f"{who} is gone: it was killed, or its memory was not enough"
+        ) from problem
 
 
 @contextmanager

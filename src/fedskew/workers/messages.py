@@ -18,9 +18,11 @@ from torch import Tensor
 
 from fedskew.core.errors import FedskewError
 
-_ALIGNMENT = 64  # bytes: tensors begin where they would in memory of their own, so that kernels compute the same bits
+# Bytes: tensors begin where they would in memory of their own, so that kernels compute the same bits
+_ALIGNMENT = 64
 _HOST, _GPU = "cpu", "cuda"
-_SMALL = 4096  # bytes of an array that is copied on arrival, so that it does not keep the whole buffer in memory
+# Bytes of an array that is copied on arrival, so that it does not keep the whole buffer in memory
+_SMALL = 4096
 _WHOLE = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 _TENSORS = (*_WHOLE, "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _ARRAYS = (*_WHOLE, "float16", "float32", "float64", "complex64", "complex128")
@@ -81,8 +83,15 @@ class _Encoder:
             self.found[_HOST].append((self._place(array, _HOST), array))
             return {"scalar": len(self.places) - 1}
         if _sendable.get(kind.__name__) is kind:
-            return {"object": [kind.__name__, {f.name: self.value(getattr(thing, f.name)) for f in fields(thing)}]}
-        raise FedskewError(f"an object of type {_described(thing)} cannot be sent to another process")
+            return {
+                "object": [
+                    kind.__name__,
+                    {f.name: self.value(getattr(thing, f.name)) for f in fields(thing)},
+                ]
+            }
+        raise FedskewError(
+            f"an object of type {_described(thing)} cannot be sent to another process"
+        )
 
     def _number(self, thing: Tensor | NDArray[Any], home: str) -> int:
         if id(thing) not in self.known:
@@ -100,7 +109,9 @@ class _Encoder:
 class _Decoder:
     """Makes the object of JSON values again; its tensors and arrays are parts of the buffers."""
 
-    def __init__(self, places: list[tuple[str, int, str, list[int]]], buffers: dict[str, Tensor]) -> None:
+    def __init__(
+        self, places: list[tuple[str, int, str, list[int]]], buffers: dict[str, Tensor]
+    ) -> None:
         self.places, self.buffers = places, buffers
         self.known: dict[int, Any] = {}  # tensors and arrays by their number
         self.makers: dict[str, Callable[[Any], Any]] = {
@@ -127,16 +138,24 @@ class _Decoder:
     def _object(self, content: Any) -> Any:
         name, values = content
         if name not in _sendable:
-            raise FedskewError(f"another process has sent a {name}, which is not known here: use the same version")
+            raise FedskewError(
+                f"another process has sent a {name}, which is not known here: use the same version"
+            )
         return _sendable[name](**{field: self.value(one) for field, one in values.items()})
 
     def _part(self, number: int, names: tuple[str, ...], library: Any) -> Any:
         if number not in self.known:
             home, place, name, shape = self.places[number]
             assert name in names
-            dtype = np.dtype(name) if library is np else getattr(torch, name)
+            if library is np:
+                dtype = np.dtype(name)
+            else:
+                dtype = getattr(torch, name)
             part = _part(self.buffers[home], place, dtype, tuple(shape))
-            self.known[number] = part.copy() if isinstance(part, np.ndarray) and part.nbytes <= _SMALL else part
+            if isinstance(part, np.ndarray) and part.nbytes <= _SMALL:
+                self.known[number] = part.copy()
+            else:
+                self.known[number] = part
         return self.known[number]
 
 
@@ -161,18 +180,24 @@ def packed(thing: Any) -> Message:
 def unpacked(message: Message) -> Any:
     """Return the object of a message; its tensors are contiguous, whatever they were on the other side."""
     value, places = json.loads(message.host[: message.text].numpy().tobytes())
-    return _Decoder(places, {_HOST: message.host[_aligned(message.text) :], _GPU: message.gpu}).value(value)
+    return _Decoder(
+        places, {_HOST: message.host[_aligned(message.text) :], _GPU: message.gpu}
+    ).value(value)
 
 
 def _name(thing: Any) -> str:
     """Return the name of a dtype, without the name of its library."""
-    return str(thing.dtype).removeprefix("torch.") if isinstance(thing, Tensor) else thing.dtype.name
+    return (
+        str(thing.dtype).removeprefix("torch.") if isinstance(thing, Tensor) else thing.dtype.name
+    )
 
 
 def _described(thing: Any) -> str:
     kind = type(thing)
     name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-    return f"{name} of dtype {thing.dtype}" if isinstance(thing, (Tensor, np.ndarray, np.generic)) else name
+    if isinstance(thing, (Tensor, np.ndarray, np.generic)):
+        return f"{name} of dtype {thing.dtype}"
+    return name
 
 
 def _fill(buffer: Tensor, values: list[tuple[int, Tensor | NDArray[Any]]]) -> None:
@@ -185,7 +210,9 @@ def _fill(buffer: Tensor, values: list[tuple[int, Tensor | NDArray[Any]]]) -> No
 
 def _part(buffer: Tensor, place: int, dtype: Any, shape: tuple[int, ...]) -> Any:
     mine = buffer[place : place + math.prod(shape) * dtype.itemsize]
-    return mine.view(dtype).view(shape) if isinstance(dtype, torch.dtype) else mine.numpy().view(dtype).reshape(shape)
+    if isinstance(dtype, torch.dtype):
+        return mine.view(dtype).view(shape)
+    return mine.numpy().view(dtype).reshape(shape)
 
 
 def _aligned(place: int) -> int:

@@ -38,9 +38,13 @@ class ArraySilo:
         validation: how validation rows are drawn, if any are
     """
 
-    def __init__(self, name: str, path: Path, options: Mapping[str, Any], validation: Split | None) -> None:
+    def __init__(
+        self, name: str, path: Path, options: Mapping[str, Any], validation: Split | None
+    ) -> None:
         if options["label"] != LABEL:
-            raise FedskewError(f"{path} holds arrays, with the targets in {LABEL}: say label={LABEL}")
+            raise FedskewError(
+                f"{path} holds arrays, with the targets in {LABEL}: say label={LABEL}"
+            )
         arrays, target = read_npz(path), options["target"]
         loose = list(loose_parts(name, path, arrays, target).values())
         if len(loose) == 1:
@@ -64,11 +68,14 @@ class ArraySilo:
 
     def add_up(self, fills: Mapping[str, float]) -> dict[str, Moments]:
         """Return the moments of some columns or channels, by their numbers."""
-        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused when all are added up
+        # What is too large is refused when all are added up
+        with np.errstate(over="ignore", invalid="ignore"):
             found = moments_of(self.train.x, merged=True)
         columns = {str(number): moments for number, moments in enumerate(found)}
         if odd := [title for title in fills if title not in columns]:
-            raise FedskewError(f"add_up: {odd[0]!r} is no column of x, which has {len(columns)}: start a new run")
+            raise FedskewError(
+                f"add_up: {odd[0]!r} is no column of x, which has {len(columns)}: start a new run"
+            )
         return {title: columns[title] for title in fills}
 
     def converted(self, scaling: Scaling) -> Dataset:
@@ -96,9 +103,13 @@ def _targets(name: str, parts: list[Loose], target: Target) -> tuple[list[Target
     """Return the targets of all parts, and how many rows there are of each class or label."""
     if target == "labels":
         if len({len(part.y) for part in parts}) > 1:
-            raise FedskewError(f"{name}: y and y_test have other numbers of labels: give files of one kind")
+            raise FedskewError(
+                f"{name}: y and y_test have other numbers of labels: give files of one kind"
+            )
         matrices = [label_matrix(name, part.y) for part in parts]
-        return [*matrices], dict(zip(parts[0].y, np.concatenate(matrices).sum(axis=0).tolist(), strict=True))
+        return [*matrices], dict(
+            zip(parts[0].y, np.concatenate(matrices).sum(axis=0).tolist(), strict=True)
+        )
     columns = [part.y["0"] for part in parts]
     if target == "number":
         return [numbers(name, LABEL, column) for column in columns], {}
@@ -109,10 +120,13 @@ def fit_arrays(name: str, silos: Silos, request: Request) -> Scaling:
     """Fit one scaling for the arrays of all silos, from their moments."""
     described = silos.describe(request)
     shape = _one_shape(name, described)
-    offset, factor = np.zeros(shape[0]), np.ones(shape[0])
+    offset = np.zeros(shape[0])
+    factor = np.ones(shape[0])
     if request.standardize:
         fills = dict.fromkeys(map(str, range(shape[0])), 0.0)
-        offset, deviation = merged_moments([[part[title] for title in fills] for part in silos.add_up(fills)])
+        offset, deviation = merged_moments(
+            [[part[title] for title in fills] for part in silos.add_up(fills)]
+        )
         if not np.isfinite([offset, deviation]).all():
             raise FedskewError(f"{name}: x holds numbers too large to add up: scale them")
         factor = factor_of(deviation)
@@ -126,7 +140,9 @@ def _one_shape(name: str, described: Sequence[Description]) -> tuple[int, ...]:
     assert first.shape is not None  # for type checkers
     for one in described:
         if one.shape is None:
-            raise FedskewError(f"{name}: {first.name} holds arrays, and {one.name} a table: give files of one kind")
+            raise FedskewError(
+                f"{name}: {first.name} holds arrays, and {one.name} a table: give files of one kind"
+            )
         if one.shape != first.shape:
             raise FedskewError(
                 f"{name}: {one.name} has rows of shape {one.shape}, and {first.name} has rows of shape {first.shape}: "

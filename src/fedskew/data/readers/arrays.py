@@ -45,12 +45,17 @@ class Arrays:
         train, test, held = self.parted(name, validation)
         notes = self.notes
         if isinstance(self.test, Split):
-            notes += (split_note(self.test, train.target) + (", by each client for itself" if self.silos else ""),)
+            notes += (
+                split_note(self.test, train.target)
+                + (", by each client for itself" if self.silos else ""),
+            )
         offset, factor = self._fit(train)
         if self.scaled is not None:
             train = replace(train, unit=1 / factor)
         target = Label(("y",), train.target, self.classes)
-        scaling = Scaling(train.x.shape[1:], tuple(offset.tolist()), tuple(factor.tolist()), target, self.features)
+        scaling = Scaling(
+            train.x.shape[1:], tuple(offset.tolist()), tuple(factor.tolist()), target, self.features
+        )
         return Dataset(
             name=name,
             train=replace(train, x=scaling.encode(train.x)),
@@ -60,7 +65,8 @@ class Arrays:
             classes=self.classes,
             groups=self.groups,
             features=self.features,
-            notes=notes + self._scale_notes(offset, factor, "channels" if train.x.ndim > 2 else "columns"),
+            notes=notes
+            + self._scale_notes(offset, factor, "channels" if train.x.ndim > 2 else "columns"),
             silos=(described := self.described(train, test) if self.silos else ()),
             differences=differences(comparable(scaling), described),
         )
@@ -83,20 +89,30 @@ class Arrays:
         """Return what each client tells about itself: its classes and, of a table, the quartiles of its columns."""
         result = []
         for client, own in zip(self.groups, self._pieces(train), strict=True):
-            x, number = train.x[own], self.groups.index(client)
+            x = train.x[own]
+            number = self.groups.index(client)
             columns: dict[str, ColumnFacts] = {}
             if x.ndim == 2:
                 titles = self.features or tuple(map(str, range(x.shape[1])))
                 ends = np.quantile(x, [0, 0.25, 0.5, 0.75, 1], axis=0).T.tolist()
-                columns = {
-                    title: ColumnFacts("number", str(low), 0, low, high, (first, middle, third))
-                    for title, (low, first, middle, third, high) in zip(titles, ends, strict=True)
-                }
+                columns = {}
+                for title, (low, first, middle, third, high) in zip(titles, ends, strict=True):
+                    columns[title] = ColumnFacts(
+                        "number", str(low), 0, low, high, (first, middle, third)
+                    )
             classes: dict[str, int] = {}
             if train.target == "class":
-                more = test.y[test.group == number] if test.group is not None else test.y[:0]
-                counts = np.bincount(np.concatenate([train.y[own], more]), minlength=len(self.classes)).tolist()
-                classes = {name: count for name, count in zip(self.classes, counts, strict=True) if count}
+                if test.group is not None:
+                    more = test.y[test.group == number]
+                else:
+                    more = test.y[:0]
+                counts = np.bincount(
+                    np.concatenate([train.y[own], more]), minlength=len(self.classes)
+                ).tolist()
+                classes = {}
+                for name, count in zip(self.classes, counts, strict=True):
+                    if count:
+                        classes[name] = count
             result.append(Description(client, len(own), columns, classes, x.shape[1:]))
         return tuple(result)
 
@@ -104,12 +120,18 @@ class Arrays:
         """Return the rows of each client, or all of them."""
         if not self.silos or part.group is None:
             return [np.arange(len(part))]
-        return [np.flatnonzero(part.group == number) for number in range(len(self.groups))]
+        result: list[Ints] = []
+        for number in range(len(self.groups)):
+            result.append(np.flatnonzero(part.group == number))
+        return result
 
     def _set_aside(self, name: str, part: Rows, split: Split) -> tuple[Rows, Rows]:
         kept, held = [], []
         for number, rows in enumerate(self._pieces(part)):
-            where = f"{name}: {self.groups[number]}" if self.silos else name
+            if self.silos:
+                where = f"{name}: {self.groups[number]}"
+            else:
+                where = name
             own = split.rows(where, part.take(rows).strata if self.silos else part.strata)
             kept.append(rows[own[0]])
             held.append(rows[own[1]])
@@ -118,9 +140,12 @@ class Arrays:
     def _fit(self, train: Rows) -> tuple[Floats, Floats]:
         """Return what to subtract from and then multiply with every entry of the second axis."""
         x = train.x
-        offset, factor = np.zeros(x.shape[1]), np.full(x.shape[1], 1 / self.full_scale)
+        offset = np.zeros(x.shape[1])
+        factor = np.full(x.shape[1], 1 / self.full_scale)
         if self.scaled is not None:
-            mean, deviation = moments(*[x[rows] for rows in self._pieces(train)] if self.silos else [x])
+            mean, deviation = moments(
+                *[x[rows] for rows in self._pieces(train)] if self.silos else [x]
+            )
             offset[self.scaled] = mean[self.scaled]
             factor[self.scaled] = factor_of(deviation)[self.scaled]
         return offset, factor
@@ -128,18 +153,23 @@ class Arrays:
     def _scale_notes(self, offset: Floats, factor: Floats, what: str) -> tuple[str, ...]:
         if self.scaled is None or not self.scaled.any():
             return ()
-        count, total = int(self.scaled.sum()), len(self.scaled)
+        count = int(self.scaled.sum())
+        total = len(self.scaled)
         note = f"{count} of {total} {what} standardised with the mean and deviation of the training rows"
         if what == "channels" and count <= 3:
             means = ", ".join(f"{value:.4f}" for value in offset[self.scaled] / self.full_scale)
-            deviations = ", ".join(f"{value:.4f}" for value in 1 / factor[self.scaled] / self.full_scale)
+            deviations = ", ".join(
+                f"{value:.4f}" for value in 1 / factor[self.scaled] / self.full_scale
+            )
             note += f" ({means}; {deviations})"
         return (note,)
 
 
 def scaled_pixels(x: Numbers, scale: PixelScale) -> NDArray[np.bool_] | None:
     """Return the channels of images to standardise: all of them, or none where pixels are between 0 and 1."""
-    return everything(x) if scale == "standard" else None
+    if scale == "standard":
+        return everything(x)
+    return None
 
 
 def everything(x: Numbers) -> NDArray[np.bool_]:
@@ -166,7 +196,9 @@ def moments(*parts: Numbers) -> tuple[Floats, Floats]:
 def merged_moments(parts: Sequence[Sequence[Moments]]) -> tuple[Floats, Floats]:
     """Return mean and standard deviation of every entry of the second axis from the moments of all parts."""
     merged = [Moments.merged(same) for same in zip(*parts, strict=True)]
-    mean, deviation = (np.array([getattr(one, what) for one in merged]) for what in ("mean", "deviation"))
+    mean, deviation = (
+        np.array([getattr(one, what) for one in merged]) for what in ("mean", "deviation")
+    )
     # Rounding leaves a constant column with a deviation of about 1e-16 of its value: that is still constant.
     return mean, np.where(deviation <= 1e-12 * np.abs(mean), 0.0, deviation)
 
@@ -175,11 +207,19 @@ def moments_of(x: Numbers, merged: bool) -> list[Moments]:
     """Return the moments of every entry of the second axis, in two passes; merging needs the mean's error as well."""
     axes = (0, *range(2, x.ndim))
     count = max(1, x.size // max(1, x.shape[1]))
-    mean = sum((x[rows].sum(axis=axes, dtype=np.float64) for rows in chunks(x)), np.zeros(x.shape[1])) / count
-    centre, squares, error = _along_second_axis(mean, x.ndim), np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    mean = (
+        sum((x[rows].sum(axis=axes, dtype=np.float64) for rows in chunks(x)), np.zeros(x.shape[1]))
+        / count
+    )
+    centre = _along_second_axis(mean, x.ndim)
+    squares = np.zeros(x.shape[1])
+    error = np.zeros(x.shape[1])
     for rows in chunks(x):
         apart = x[rows] - centre
-        error += apart.sum(axis=axes) / count if merged else 0
+        if merged:
+            error += apart.sum(axis=axes) / count
+        else:
+            error += 0
         squares = squares + (apart**2).sum(axis=axes)
     columns = zip(mean.tolist(), error.tolist(), squares.tolist(), strict=True)
     return [Moments(count, *column) for column in columns]
@@ -194,7 +234,10 @@ def factor_of(deviation: Floats) -> Floats:
 def comparable(scaling: Scaling) -> Schema:
     """Return the columns of a table of numbers as those of a schema, for comparing clients; images have none."""
     titles = scaling.features or tuple(map(str, range(scaling.shape[0])))
-    columns = tuple(Numeric(title, 0.0, 0.0, 1.0) for title in titles) if len(scaling.shape) == 1 else ()
+    if len(scaling.shape) == 1:
+        columns = tuple(Numeric(title, 0.0, 0.0, 1.0) for title in titles)
+    else:
+        columns = ()
     return Schema(columns, scaling.label)
 
 

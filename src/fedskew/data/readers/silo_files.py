@@ -66,7 +66,8 @@ def silos(
         target: what the label column holds: a class, a number to predict, or (labels) 0 or 1 in each of its columns
     """
     record = _record(paths)
-    files, recorded = files_of(paths, record), record.get("data", {})
+    files = files_of(paths, record)
+    recorded = record.get("data", {})
     options: dict[str, Any] = {
         "drop": drop,
         "categorical": categorical,
@@ -75,40 +76,49 @@ def silos(
         "separator": separator,
         "target": target,
     }
-    options |= {name: _typed(recorded[name]) for name in _RECORDED if name in recorded}
+    for name in _RECORDED:
+        if name in recorded:
+            options[name] = _typed(recorded[name])
     if recorded.get("group"):
-        options["drop"] = (*options["drop"], recorded["group"])  # it says which client a row belongs to
+        # It says which client a row belongs to
+        options["drop"] = (*options["drop"], recorded["group"])
     label = label or recorded.get("label")
-    common = Path(paths[0]).expanduser() / record["test"] if record.get("test") else None
+    if record.get("test"):
+        common = Path(paths[0]).expanduser() / record["test"]
+    else:
+        common = None
     split = Split("test", test, split_seed)
     if all(map(is_arrays, files.values())):
         return _arrays(files, common, split, options, record)
     if label is None:
         raise FedskewError(f"{', '.join(paths)}: label= is missing: the column with the class")
-    tables, tests, test_table = _tables(files, label, options), _tests(files), None
+    tables = _tables(files, label, options)
+    tests = _tests(files)
+    test_table = None
     if common is not None and not tests:
         texts = texts_of(label, options["target"], options["categorical"])
         test_table = read_table(common, _there(common, options), options["separator"], texts=texts)
-    made = {
-        client: Table(
-            train=frame,
-            test=tables.get(client + TEST, split if test_table is None else None),
-            label=label,
-            standardize=options["standardize"],
-            categorical=options["categorical"],
-            max_categories=options["max_categories"],
-            window=window,
-            stride=stride,
-            target=options["target"],
-        )
-        for client, frame in tables.items()
-        if client not in tests
-    }
+    made = {}
+    for client, frame in tables.items():
+        if client not in tests:
+            made[client] = Table(
+                train=frame,
+                test=tables.get(client + TEST, split if test_table is None else None),
+                label=label,
+                standardize=options["standardize"],
+                categorical=options["categorical"],
+                max_categories=options["max_categories"],
+                window=window,
+                stride=stride,
+                target=options["target"],
+            )
     return SiloTables(made, test_table)
 
 
 def _typed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(value)
+    return value
 
 
 # -- which files -------------------------------------------------------------------------------------------------------
@@ -127,12 +137,17 @@ def is_arrays(path: Path) -> bool:
 def holds_tables(folder: Path) -> bool:
     """Return whether a folder has tables or arrays of clients, and no folders in it, as one of images has."""
     inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    return any(path.name.lower().endswith(ENDINGS) for path in inside) and not any(path.is_dir() for path in inside)
+    return any(path.name.lower().endswith(ENDINGS) for path in inside) and not any(
+        path.is_dir() for path in inside
+    )
 
 
 def _record(paths: tuple[str, ...]) -> dict[str, Any]:
     """Return what a folder of ``fedskew split`` records about its files; empty for other paths."""
-    folders = [path for path in paths if (Path(path).expanduser() / RECORD).is_file()]
+    folders = []
+    for path in paths:
+        if (Path(path).expanduser() / RECORD).is_file():
+            folders.append(path)
     if not folders:
         return {}
     file = Path(folders[0]).expanduser() / RECORD
@@ -152,7 +167,9 @@ def files_of(paths: Iterable[str], record: Mapping[str, Any] | None = None) -> d
         for file in _expanded(path, record or {}):
             name = _name(file)
             if name in found and found[name] != file:
-                raise FedskewError(f"{found[name]} and {file} both name the client {name!r}: rename one of them")
+                raise FedskewError(
+                    f"{found[name]} and {file} both name the client {name!r}: rename one of them"
+                )
             found[name] = file
     return dict(sorted(found.items()))
 
@@ -162,37 +179,59 @@ def _expanded(path: str, record: Mapping[str, Any]) -> list[Path]:
     if is_pattern(path):
         files = [Path(name) for name in glob.glob(str(place))]  # noqa: PTH207 - of a whole path, also an absolute one
     elif place.is_dir():
-        apart = {record.get("test"), f"nobody{record['ending']}"} if record else set()
-        files = [file for file in place.iterdir() if file.name.lower().endswith(ENDINGS) and file.name not in apart]
+        if record:
+            apart = {record.get("test"), f"nobody{record['ending']}"}
+        else:
+            apart = set()
+        files = []
+        for file in place.iterdir():
+            if file.name.lower().endswith(ENDINGS) and file.name not in apart:
+                files.append(file)
         files = [file for file in files if not record or file.name != "partition.npz"]
     else:
         files = [place]
     if not files:
-        raise FedskewError(f"{path}: no file of that name; expected files that end in {', '.join(ENDINGS)}")
+        raise FedskewError(
+            f"{path}: no file of that name; expected files that end in {', '.join(ENDINGS)}"
+        )
     for file in files:
         if not file.name.lower().endswith(ENDINGS):
-            raise FedskewError(f"{file} is none of {', '.join(ENDINGS)}: leave it out, or write a narrower pattern")
+            raise FedskewError(
+                f"{file} is none of {', '.join(ENDINGS)}: leave it out, or write a narrower pattern"
+            )
     return sorted(files)
 
 
 def _name(file: Path) -> str:
-    ending = next(ending for ending in sorted(ENDINGS, key=len, reverse=True) if file.name.lower().endswith(ending))
+    ending = next(
+        ending
+        for ending in sorted(ENDINGS, key=len, reverse=True)
+        if file.name.lower().endswith(ending)
+    )
     return file.name[: -len(ending)]
 
 
 def _tests(names: Iterable[str]) -> set[str]:
     """Return the names that are test files of another."""
     every = set(names)
-    return {name for name in every if name.endswith(TEST) and name.removesuffix(TEST) in every}
+    result: set[str] = set()
+    for name in every:
+        if name.endswith(TEST) and name.removesuffix(TEST) in every:
+            result.add(name)
+    return result
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _tables(files: Mapping[str, Path], label: str, options: Mapping[str, Any]) -> "dict[str, Frame]":
+def _tables(
+    files: Mapping[str, Path], label: str, options: Mapping[str, Any]
+) -> "dict[str, Frame]":
     if odd := [path for path in files.values() if is_arrays(path)]:
         raise FedskewError(f"{odd[0]} holds arrays, and other files tables: give files of one kind")
-    columns = {name: column_names(path, options["separator"]) for name, path in files.items()}
+    columns = {}
+    for name, path in files.items():
+        columns[name] = column_names(path, options["separator"])
     every = dict.fromkeys(column for names in columns.values() for column in names)
     for column in options["drop"]:
         need_column("all files", column, every)
@@ -220,7 +259,10 @@ def _arrays(
 ) -> Arrays:
     """Return the arrays of all clients as one, with the client as the group of a row."""
     encoded = record.get("files") == "arrays"  # as models see them, with numbered classes
-    target: Target = record.get("target_kind", "class") if encoded else options["target"]
+    if encoded:
+        target: Target = record.get("target_kind", "class")
+    else:
+        target = options["target"]
     tests = _tests(files)
     clients = [name for name in files if name not in tests]
     loose: dict[str, Loose] = {}
@@ -234,26 +276,45 @@ def _arrays(
         loose[TEST] = part_from(str(common), pick(common, read_npz(common), "")[:2], target)
     elif tested and len(tested) < len(clients):
         lacking = next(name for name in clients if name not in tested)
-        raise FedskewError(f"{files[lacking]} has no test rows, and {files[tested[0]]} has: give all of them, or none")
-    rows, classes = client_parts("silos", loose, target, tuple(record["classes"]) if encoded else ())
+        raise FedskewError(
+            f"{files[lacking]} has no test rows, and {files[tested[0]]} has: give all of them, or none"
+        )
+    rows, classes = client_parts(
+        "silos", loose, target, tuple(record["classes"]) if encoded else ()
+    )
 
     def joined(ending: str) -> Rows:
-        return Rows.joined([_grouped(rows[name + ending], number) for number, name in enumerate(clients)])
+        return Rows.joined(
+            [_grouped(rows[name + ending], number) for number, name in enumerate(clients)]
+        )
 
-    test: Rows | Split = joined(TEST) if tested else rows.get(TEST, split)
+    if tested:
+        test: Rows | Split = joined(TEST)
+    else:
+        test = rows.get(TEST, split)
     train = joined("")
-    scaled = everything(train.x) if options["standardize"] and not encoded else None
-    features = tuple(record["features"]) if encoded else ()
+    if options["standardize"] and not encoded:
+        scaled = everything(train.x)
+    else:
+        scaled = None
+    if encoded:
+        features = tuple(record["features"])
+    else:
+        features = ()
     return Arrays(train, test, classes, tuple(clients), features, scaled=scaled, silos=True)
 
 
 def refuse_windows(path: Path, arrays: Mapping[str, Any]) -> None:
     """Raise an error for windows from which test rows would be drawn, which would overlap with others."""
     if "series" in arrays:
-        raise FedskewError(f"{path} holds windows that overlap, and no test rows: split again with test=0.2, say")
+        raise FedskewError(
+            f"{path} holds windows that overlap, and no test rows: split again with test=0.2, say"
+        )
 
 
-def loose_parts(name: str, path: Path, arrays: Mapping[str, Any], target: Target) -> dict[str, Loose]:
+def loose_parts(
+    name: str, path: Path, arrays: Mapping[str, Any], target: Target
+) -> dict[str, Loose]:
     """Return the rows of a client's NPZ file by its name, and its test rows, if it has some."""
     found = {name: part_from(str(path), pick(path, arrays, "")[:2], target)}
     if "x_test" in arrays:

@@ -92,13 +92,19 @@ class Table:
                 f"{where}: window={self.window} takes the commonest class of its rows, and target={self.target} has "
                 "none: leave one of them out"
             )
-        frames = (self.train,) if self.test is None or isinstance(self.test, Split) else (self.train, self.test)
+        frames = (
+            (self.train,)
+            if self.test is None or isinstance(self.test, Split)
+            else (self.train, self.test)
+        )
         for frame in frames:
             if not len(frame):
                 raise FedskewError(f"{where}: a table without rows")
             lacking = [column for column in self.train.columns if column not in frame.columns]
             if lacking:
-                raise FedskewError(f"{where}: the test table lacks column {lacking[0]!r} of the training table")
+                raise FedskewError(
+                    f"{where}: the test table lacks column {lacking[0]!r} of the training table"
+                )
         if all(column in (*self.targets, self.group) for column in self.train.columns):
             raise FedskewError(f"{where}: no feature column is left beside the label and the group")
         group = None
@@ -122,7 +128,9 @@ class Table:
         columns = [frame[self.label] for frame in frames]
         return (number_labels if alone else number_groups)(where, what, columns)[0][0]
 
-    def _set_aside(self, where: str, rows: Ints, y: Targets, group: Ints | None, split: Split) -> tuple[Ints, Ints]:
+    def _set_aside(
+        self, where: str, rows: Ints, y: Targets, group: Ints | None, split: Split
+    ) -> tuple[Ints, Ints]:
         if self.window:
             return split_series(where, rows, group, split)
         no_features: Features = np.empty((len(y), 0), dtype=np.float32)
@@ -141,10 +149,12 @@ class SiloTables:
     def build(self, name: str, validation: Split | None) -> Dataset:
         """Split every table for itself, fit one schema on the training rows of all, and convert."""
         clients = tuple(sorted(self.tables))
-        parts = [self.tables[client].parted(f"{name}: {client}", client, validation) for client in clients]
-        groups: list[list[Ints | None]] = [
-            [np.full(len(frame), number) for frame in part.frames] for number, part in enumerate(parts)
-        ]
+        parts = []
+        for client in clients:
+            parts.append(self.tables[client].parted(f"{name}: {client}", client, validation))
+        groups: list[list[Ints | None]] = []
+        for number, part in enumerate(parts):
+            groups.append([np.full(len(frame), number) for frame in part.frames])
         data = _build(name, parts, groups, clients, self.test)
         return replace(data, notes=self.notes + data.notes)
 
@@ -171,20 +181,26 @@ class Parted:
     def silo(self) -> TableSilo:
         """Return what answers for the training rows."""
         left_out = (*self.table.targets, self.table.group)
-        return TableSilo(self.client, self.frames[0], self.kept, left_out, self.frames[1:], self.where)
+        return TableSilo(
+            self.client, self.frames[0], self.kept, left_out, self.frames[1:], self.where
+        )
 
     def rows(self, schema: Schema, groups: "list[Ints | None]") -> dict[str, Rows]:
         """Return the rows of each part."""
         for frame in self.frames[1:]:
             schema.check(f"{self.where}: the test table", frame)
-        whole = [
-            Rows(schema.encode(frame), schema.label.encode(self.where, frame), group)
-            for frame, group in zip(self.frames, groups, strict=True)
-        ]
+        whole = []
+        for frame, group in zip(self.frames, groups, strict=True):
+            whole.append(Rows(schema.encode(frame), schema.label.encode(self.where, frame), group))
         rows = {"train": whole[0].take(self.kept)}
         if self.tested is not None or len(whole) > 1:
-            rows["test"] = whole[-1] if self.tested is None else whole[0].take(self.tested)
-        return rows if self.held is None else {**rows, "validation": whole[0].take(self.held)}
+            if self.tested is None:
+                rows["test"] = whole[-1]
+            else:
+                rows["test"] = whole[0].take(self.tested)
+        if self.held is None:
+            return rows
+        return {**rows, "validation": whole[0].take(self.held)}
 
 
 def _build(
@@ -195,7 +211,8 @@ def _build(
     test: "Frame | None" = None,
 ) -> Dataset:
     """Fit one schema on the training rows of all tables, and convert all rows."""
-    table, several = parts[0].table, bool(parts[0].client)
+    table = parts[0].table
+    several = bool(parts[0].client)
     fitted = fit(name, LocalSilos([part.silo for part in parts]), table.request(several))
     return _converted(name, parts, groups, group_names, fitted, test)
 
@@ -217,7 +234,9 @@ def _converted(
         rows["test"] = Rows(schema.encode(test), schema.label.encode("the test table", test))
     rows["train"] = replace(rows["train"], unit=schema.unit if table.standardize else None)
     if table.window:
-        rows = {part: _windows(f"{name}: {part}", some, table, schema) for part, some in rows.items()}
+        rows = {
+            part: _windows(f"{name}: {part}", some, table, schema) for part, some in rows.items()
+        }
     return Dataset(
         name=name,
         train=rows["train"],
@@ -234,9 +253,13 @@ def _converted(
 
 
 def _windows(where: str, rows: Rows, table: Table, schema: Schema) -> Rows:
-    result = cut_windows(rows, table.window, table.stride or table.window, len(schema.label.classes))
+    result = cut_windows(
+        rows, table.window, table.stride or table.window, len(schema.label.classes)
+    )
     if not len(result):
-        raise FedskewError(f"{where}: no {table.window} consecutive rows for one window; choose a smaller window=")
+        raise FedskewError(
+            f"{where}: no {table.window} consecutive rows for one window; choose a smaller window="
+        )
     return result
 
 
@@ -244,26 +267,43 @@ def _notes(schema: Schema, parts: Sequence[Parted], groups: int) -> tuple[str, .
     notes, table = [], parts[0].table
     if isinstance(table.test, Split):
         notes.append(_split_note(table, table.test, groups, bool(parts[0].client)))
-    scaled = sum(isinstance(column, Numeric) for column in schema.columns) if table.standardize else 0
+    if table.standardize:
+        scaled = sum(isinstance(column, Numeric) for column in schema.columns)
+    else:
+        scaled = 0
     if scaled:
-        notes.append(f"{scaled} numeric columns standardised with the mean and deviation of the training rows")
+        notes.append(
+            f"{scaled} numeric columns standardised with the mean and deviation of the training rows"
+        )
     commas = dict.fromkeys(
-        title for part in parts for frame in part.frames for title in frame.attrs.get(DECIMAL_COMMAS, ())
+        title
+        for part in parts
+        for frame in part.frames
+        for title in frame.attrs.get(DECIMAL_COMMAS, ())
     )
     if commas:
         notes.append(f"decimal commas in {', '.join(commas)}: read as numbers")
     for column in schema.columns:
         if isinstance(column, Categories) and column.pooled:
-            notes.append(f"column {column.name!r}: the {column.pooled} rarest categories pooled as {OTHER!r}")
-    frames = [frame for part in parts for frame in part.frames]
-    missing = {
-        column.name: sum(column.missing(frame) for frame in frames if column.name in frame.columns)
-        for column in schema.columns
-    }
+            notes.append(
+                f"column {column.name!r}: the {column.pooled} rarest categories pooled as {OTHER!r}"
+            )
+    frames = []
+    for part in parts:
+        for frame in part.frames:
+            frames.append(frame)
+    missing = {}
+    for column in schema.columns:
+        missing[column.name] = sum(
+            column.missing(frame) for frame in frames if column.name in frame.columns
+        )
     missing = {name: count for name, count in missing.items() if count}
     if missing:
         listed = ", ".join(f"{name} ({count})" for name, count in list(missing.items())[:5])
-        more = f" and {len(missing) - 5} more columns" if len(missing) > 5 else ""
+        if len(missing) > 5:
+            more = f" and {len(missing) - 5} more columns"
+        else:
+            more = ""
         notes.append(
             f"{sum(missing.values())} missing or infinite values in {listed}{more}: "
             f"numbers filled with the training median, text with {MISSING!r}"
@@ -274,7 +314,12 @@ def _notes(schema: Schema, parts: Sequence[Parted], groups: int) -> tuple[str, .
 def _split_note(table: Table, split: Split, groups: int, several: bool) -> str:
     if not table.window:
         note = split_note(split, table.target)
-        return f"{note}, by each client for itself" if several else note
-    how = "whole groups" if groups > 1 and not several else "the end of the series"
+        if several:
+            return f"{note}, by each client for itself"
+        return note
+    if groups > 1 and not several:
+        how = "whole groups"
+    else:
+        how = "the end of the series"
     share = f"a share of about {split.share:g}"
     return f"no published split: {how} ({share}) held out for test, no window lies in two parts"

@@ -153,15 +153,22 @@ def read_table(
     else:
         frame = read_csv(path, drop, separator)
         left_out = {title for title in texts if title is not None}
-        frame = with_decimal_commas(str(path), frame, left_out, partial(_columns_as_text, path, separator))
+        frame = with_decimal_commas(
+            str(path), frame, left_out, partial(_columns_as_text, path, separator)
+        )
     if not len(frame):
         raise FedskewError(f"{path} has no rows")
     return frame
 
 
-def texts_of(label: str, target: Target, categorical: Iterable[str], group: str | None = None) -> set[str | None]:
+def texts_of(
+    label: str, target: Target, categorical: Iterable[str], group: str | None = None
+) -> set[str | None]:
     """Return the columns of a table that hold no numbers, whatever they look like."""
-    classes = label_columns(label, target) if target == "class" else ()
+    if target == "class":
+        classes = label_columns(label, target)
+    else:
+        classes = ()
     return {*classes, *categorical, group}
 
 
@@ -170,7 +177,9 @@ def _columns_as_text(path: Path, separator: Separator, columns: list[str]) -> "F
     import pandas as pd
 
     with reading(path), open_unpacked(path) as file:
-        return pd.read_csv(file, sep=_SEPARATORS[separator], index_col=False, usecols=columns, dtype=str)
+        return pd.read_csv(
+            file, sep=_SEPARATORS[separator], index_col=False, usecols=columns, dtype=str
+        )
 
 
 def read_csv(path: Path, drop: Iterable[str] = (), separator: Separator = "comma") -> "Frame":
@@ -200,14 +209,18 @@ def _csv_header(path: Path, separator: Separator) -> list[str]:
     with reading(path), open_unpacked(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         try:
-            names = next((fields for fields in text_table.reader(text, delimiter=sign) if fields), [])
+            names = next(
+                (fields for fields in text_table.reader(text, delimiter=sign) if fields), []
+            )
         except text_table.Error as error:
             raise FedskewError(
                 f"{path} has no header line that can be read ({error}): write the names of its columns"
             ) from None
     if not names:
         raise FedskewError(f"{path} is empty")
-    other = next((name for name in ("comma", "semicolon", "tab") if _SEPARATORS[name] in names[0]), None)
+    other = next(
+        (name for name in ("comma", "semicolon", "tab") if _SEPARATORS[name] in names[0]), None
+    )
     if len(names) == 1 and other:
         raise FedskewError(
             f"{path} has one column, as {names[0]!r} is one name: say separator={other}, or write {separator}s"
@@ -221,7 +234,9 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
         raise FedskewError(
             f"{path} has {len(names):,} columns, more than {_MOST_COLUMNS:,}: is it a table, separator and all?"
         )
-    twice = next((name for name, count in Counter(names).items() if count > 1 and name.strip()), None)
+    twice = next(
+        (name for name, count in Counter(names).items() if count > 1 and name.strip()), None
+    )
     if twice is not None:
         raise FedskewError(f"{path}: column {twice!r} is there twice: rename one or take it out")
 
@@ -256,9 +271,9 @@ def read_parquet(path: Path, drop: Iterable[str] = (), named: Iterable[str | Non
         except pyarrow.ArrowException as error:
             raise FedskewError(f"{path} is not a Parquet file or damaged: {error}") from None
         frame: Frame = table.to_pandas()
-        return frame.reset_index([level for level in frame.index.names if level in set(named) - {None}]).reset_index(
-            drop=True
-        )
+        return frame.reset_index(
+            [level for level in frame.index.names if level in set(named) - {None}]
+        ).reset_index(drop=True)
 
 
 def _parquet() -> Any:
@@ -273,7 +288,8 @@ def _read_columns(path: Path, file: Any, drop: set[str]) -> Any:
     """Return the columns of a Parquet file that are not dropped, if they hold single values and fit into memory."""
     from pyarrow import types
 
-    schema, size = file.schema_arrow, 8 * file.metadata.num_rows * file.metadata.num_columns
+    schema = file.schema_arrow
+    size = 8 * file.metadata.num_rows * file.metadata.num_columns
     for column in drop:
         need_column(str(path), column, schema.names)
     _check_header(path, schema.names)

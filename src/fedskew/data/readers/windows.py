@@ -28,7 +28,8 @@ def _groups_to_hold(group: Ints, split: Split) -> Ints:
     """Return random groups as long as they fit into the share; at least one is held and at least one is kept."""
     groups, sizes = np.unique(group, return_counts=True)
     order = split.stream.permutation(len(groups))
-    room, chosen = len(group) * split.share, []
+    room = len(group) * split.share
+    chosen = []
     for position in order:
         if sizes[position] <= room:
             chosen.append(position)
@@ -43,23 +44,37 @@ def cut_windows(rows: Rows, window: int, stride: int, classes: int) -> Rows:
     On a tie it is the lowest label. With ``stride < window`` neighbours share rows: then ``series`` is the group of
     each window (0 without groups).
     """
-    series = np.zeros(len(rows), dtype=np.int64) if rows.group is None else rows.group
+    if rows.group is None:
+        series = np.zeros(len(rows), dtype=np.int64)
+    else:
+        series = rows.group
     order = np.argsort(series, kind="stable")
     ordered = rows.take(order)
     _, first, length = np.unique(series[order], return_index=True, return_counts=True)
-    starts = [np.arange(begin, begin + count - window + 1, stride) for begin, count in zip(first, length, strict=True)]
+    starts = []
+    for begin, count in zip(first, length, strict=True):
+        starts.append(np.arange(begin, begin + count - window + 1, stride))
     start: Ints = np.concatenate([*starts, np.zeros(0, dtype=np.int64)])
     columns = rows.x.shape[1]
     x: Features = np.zeros((0, columns, window), dtype=np.float32)
     if len(start):
-        x = np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(ordered.x, window, axis=0)[start])
-    group = None if ordered.group is None else ordered.group[start]
-    overlapping = series[order][start] if stride < window else None
+        x = np.ascontiguousarray(
+            np.lib.stride_tricks.sliding_window_view(ordered.x, window, axis=0)[start]
+        )
+    if ordered.group is None:
+        group = None
+    else:
+        group = ordered.group[start]
+    if stride < window:
+        overlapping = series[order][start]
+    else:
+        overlapping = None
     return Rows(x, _majority(ordered.y, start, window, classes), group, overlapping, rows.unit)
 
 
 def _majority(y: Ints, start: Ints, window: int, classes: int) -> Ints:
-    best, most = np.zeros(len(start), dtype=np.int64), np.zeros(len(start), dtype=np.int64)
+    best = np.zeros(len(start), dtype=np.int64)
+    most = np.zeros(len(start), dtype=np.int64)
     for label in range(classes):
         seen = np.concatenate([[0], np.cumsum(y == label)])
         count = seen[start + window] - seen[start]

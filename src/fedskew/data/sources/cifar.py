@@ -11,14 +11,31 @@ from fedskew.data.readers.arrays import Arrays, Numbers, PixelScale, scaled_pixe
 from fedskew.data.source import Download, Source, find, register
 
 _PIXELS = 3 * 32 * 32
-_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 _TRAIN_10 = tuple(f"cifar-10-batches-bin/data_batch_{number}.bin" for number in range(1, 6))
 _TEST_10 = "cifar-10-batches-bin/test_batch.bin"
 _LICENCE = "none stated, cite Krizhevsky 2009"
 
 
 def _archive(folder: str, file: str, size: int, digest: str) -> Download:
-    return Download(folder, (f"https://www.cs.toronto.edu/~kriz/{file}",), f"sha256:{digest}", size, archive=file)
+    return Download(
+        folder,
+        (f"https://www.cs.toronto.edu/~kriz/{file}",),
+        f"sha256:{digest}",
+        size,
+        archive=file,
+    )
 
 
 _ARCHIVE_10 = _archive(
@@ -49,7 +66,8 @@ def cifar10(*, scale: PixelScale = "standard") -> Arrays:
     Args:
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
-    train, test = _records("cifar10", _TRAIN_10, 1, 0, 10), _records("cifar10", (_TEST_10,), 1, 0, 10)
+    train = _records("cifar10", _TRAIN_10, 1, 0, 10)
+    test = _records("cifar10", (_TEST_10,), 1, 0, 10)
     return Arrays(train, test, _CLASSES, scaled=scaled_pixels(train.x, scale), full_scale=255)
 
 
@@ -61,21 +79,35 @@ def cifar10(*, scale: PixelScale = "standard") -> Arrays:
         downloads=(_ARCHIVE_100,),
     ),
 )
-def cifar100(*, labels: Literal["fine", "coarse"] = "fine", scale: PixelScale = "standard") -> Arrays:
+def cifar100(
+    *, labels: Literal["fine", "coarse"] = "fine", scale: PixelScale = "standard"
+) -> Arrays:
     """Small photographs in 100 classes (or 20 superclasses), 32x32 colour, 50,000 + 10,000, published split.
 
     Args:
         labels: fine for the 100 classes, coarse for the 20 superclasses
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
-    column, count = (1, 100) if labels == "fine" else (0, 20)
+    if labels == "fine":
+        column, count = (1, 100)
+    else:
+        column, count = (0, 20)
     train, test = (
-        _records("cifar100", (f"cifar-100-binary/{part}.bin",), 2, column, count) for part in ("train", "test")
+        _records("cifar100", (f"cifar-100-binary/{part}.bin",), 2, column, count)
+        for part in ("train", "test")
     )
-    return Arrays(train, test, _class_names(labels, count), scaled=scaled_pixels(train.x, scale), full_scale=255)
+    return Arrays(
+        train,
+        test,
+        _class_names(labels, count),
+        scaled=scaled_pixels(train.x, scale),
+        full_scale=255,
+    )
 
 
-def _records(name: str, files: tuple[str, ...], label_bytes: int, column: int, classes: int) -> Rows:
+def _records(
+    name: str, files: tuple[str, ...], label_bytes: int, column: int, classes: int
+) -> Rows:
     size = label_bytes + _PIXELS
     batches = []
     for file in files:
@@ -87,13 +119,22 @@ def _records(name: str, files: tuple[str, ...], label_bytes: int, column: int, c
             )
         batches.append(content.reshape(-1, size))
         if batches[-1][:, column].max() >= classes:
-            raise FedskewError(f"{path} holds the label {batches[-1][:, column].max()}, expected 0 … {classes - 1}")
+            raise FedskewError(
+                f"{path} holds the label {batches[-1][:, column].max()}, expected 0 … {classes - 1}"
+            )
     records: Numbers = np.concatenate(batches)
-    return Rows(records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, column].astype(np.int64))
+    return Rows(
+        records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, column].astype(np.int64)
+    )
 
 
 def _class_names(labels: str, count: int) -> tuple[str, ...]:
     """Return the names in the official archive's text file, or numbers where only the .bin files were copied."""
     path = find("cifar100", "cifar-100-binary/train.bin").with_name(f"{labels}_label_names.txt")
-    names = tuple(read_text(path).split()) if path.exists() else ()
-    return names if len(names) == count else tuple(str(number) for number in range(count))
+    if path.exists():
+        names = tuple(read_text(path).split())
+    else:
+        names = ()
+    if len(names) == count:
+        return names
+    return tuple(str(number) for number in range(count))

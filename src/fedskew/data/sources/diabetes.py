@@ -9,7 +9,9 @@ from fedskew.data.readers.arrays import Arrays, everything
 from fedskew.data.source import Source, TestShare, register
 
 
-@register("diabetes", Source("states no licence of its own, part of scikit-learn; Efron et al. 2004"))
+@register(
+    "diabetes", Source("states no licence of its own, part of scikit-learn; Efron et al. 2004")
+)
 def diabetes(*, test: TestShare = 0.2, split_seed: int = 0, standardize: bool = True) -> Arrays:
     """Progression of diabetes after a year, a number from 25 to 346; 442 patients, 10 columns, built in (scikit-learn).
 

@@ -44,7 +44,11 @@ def femnist(*, scale: PixelScale = "standard") -> Arrays:
     number = {name: position for position, name in enumerate(names)}
     train, test = (
         Rows(
-            x, y, np.repeat([number[writer] for writer, _ in writers], [count for _, count in writers]).astype(np.int64)
+            x,
+            y,
+            np.repeat(
+                [number[writer] for writer, _ in writers], [count for _, count in writers]
+            ).astype(np.int64),
         )
         for x, y, writers in parts
     )
@@ -75,7 +79,9 @@ def _writers(file: Path) -> list[tuple[str, Any, Any]]:
                 f"{file} is not whole JSON (line {error.lineno}, column {error.colno}): get it again"
             ) from None
         try:
-            found = [(str(writer), *_writer(content["user_data"][writer])) for writer in content["users"]]
+            found = []
+            for writer in content["users"]:
+                found.append((str(writer), *_writer(content["user_data"][writer])))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FedskewError(
                 f"{file} is not LEAF's FEMNIST: users with 784 pixels x and labels y expected ({error})"
@@ -86,7 +92,8 @@ def _writers(file: Path) -> list[tuple[str, Any, Any]]:
 
 
 def _writer(data: dict[str, Any]) -> tuple[Any, Any]:
-    x, y = np.asarray(data["x"], dtype=np.float64).reshape(-1, 1, 28, 28), data["y"]
+    x = np.asarray(data["x"], dtype=np.float64).reshape(-1, 1, 28, 28)
+    y = data["y"]
     if len(x) != len(y):
         raise ValueError(f"{len(x)} images but {len(y)} labels")
     for label in y:

@@ -17,7 +17,9 @@ _FOLDER = "UCI HAR Dataset"
 _ACTIVITIES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING")
 _SUBJECTS = tuple(str(number) for number in range(1, 31))
 _SIGNALS = tuple(
-    f"Inertial Signals/{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+    f"Inertial Signals/{sensor}_{axis}"
+    for sensor in ("body_acc", "body_gyro", "total_acc")
+    for axis in "xyz"
 )
 _COMPACT = "uci-har-inertial.npz"
 _LICENCE = "CC BY 4.0 at UCI, its README prohibits commercial use; Anguita et al. ESANN 2013"
@@ -29,7 +31,8 @@ _DOWNLOAD = Download(
     archive="UCI HAR Dataset.zip",
 )
 _OVERLAP = (
-    "the windows overlap by half, so a random split puts neighbours into both parts; the published one is by subject"
+    "the windows overlap by half, so a random split puts neighbours into both parts; "
+    "the published one is by subject"
 )
 
 
@@ -40,7 +43,9 @@ def _files(part: str, *kinds: str) -> tuple[str, ...]:
 @register(
     "uci-har",
     Source(
-        _LICENCE, files=(*_files("train", "X"), *_files("test", "X"), f"{_FOLDER}/features.txt"), downloads=(_DOWNLOAD,)
+        _LICENCE,
+        files=(*_files("train", "X"), *_files("test", "X"), f"{_FOLDER}/features.txt"),
+        downloads=(_DOWNLOAD,),
     ),
 )
 def uci_har(
@@ -62,7 +67,10 @@ def uci_har(
     """
     features = _feature_names(find("uci-har", f"{_FOLDER}/features.txt"))
     train = _rows("uci-har", "train", ("X",), len(features))
-    scaled = np.ones(len(features), dtype=np.bool_) if standardize else None
+    if standardize:
+        scaled = np.ones(len(features), dtype=np.bool_)
+    else:
+        scaled = None
     if part == "train":
         assert train.group is not None
         present, group = np.unique(train.group, return_inverse=True)
@@ -113,9 +121,12 @@ def uci_har_inertial() -> Arrays:
 def _rows(name: str, part: str, kinds: tuple[str, ...], width: int, otherwise: str = "") -> Rows:
     """Return one part in the official layout: features (files, width), and the activity and subject of every row."""
     *values, labels, subjects = (find(name, file, otherwise) for file in _files(part, *kinds))
-    y, group = _whole_numbers(labels, len(_ACTIVITIES)), _whole_numbers(subjects, len(_SUBJECTS))
+    y = _whole_numbers(labels, len(_ACTIVITIES))
+    group = _whole_numbers(subjects, len(_SUBJECTS))
     if len(y) != len(group):
-        raise FedskewError(f"{name}: {len(y)} activities in {labels} but {len(group)} subjects in {subjects}")
+        raise FedskewError(
+            f"{name}: {len(y)} activities in {labels} but {len(group)} subjects in {subjects}"
+        )
     x: Features = np.empty((len(y), len(kinds), width), dtype=np.float32)
     for position, path in enumerate(values):
         numbers = _numbers(path)
@@ -135,7 +146,9 @@ def _numbers(path: Path) -> Features:
         try:
             numbers: Features = np.fromfile(path, dtype=np.float32, sep=" ")
         except (DeprecationWarning, ValueError):
-            raise FedskewError(f"{path} holds something that is not a number: get it again") from None
+            raise FedskewError(
+                f"{path} holds something that is not a number: get it again"
+            ) from None
     if not numbers.size:
         raise FedskewError(f"{path} is empty: get it again")
     return numbers
@@ -157,7 +170,10 @@ def _from_one(where: str, values: Any, most: int) -> Ints:
 
 def _feature_names(path: Path) -> tuple[str, ...]:
     """Return the names in lines "1 tBodyAcc-mean()-X"; the number is kept where a name occurs several times."""
-    lines = [line.split(maxsplit=1) for line in read_bytes(path).decode(errors="replace").splitlines() if line.strip()]
+    lines = []
+    for line in read_bytes(path).decode(errors="replace").splitlines():
+        if line.strip():
+            lines.append(line.split(maxsplit=1))
     if any(len(line) != 2 for line in lines):
         raise FedskewError(f"{path} is not a list of numbered feature names")
     names = [name for _, name in lines]
@@ -166,12 +182,18 @@ def _feature_names(path: Path) -> tuple[str, ...]:
 
 def _compact(path: Path) -> tuple[Rows, Rows]:
     arrays = read_npz(path)
-    lacking = [name for name in ("x", "y", "subject", "split") if name not in arrays]
+    lacking = []
+    for name in ("x", "y", "subject", "split"):
+        if name not in arrays:
+            lacking.append(name)
     if lacking or arrays["x"].ndim != 3 or arrays["x"].shape[2] != len(_SIGNALS):
         raise FedskewError(f"{path}: expected x (rows, 128, 9), y, subject and split")
     with reading(path):
-        y, group = _from_one(f"{path}: y", arrays["y"], 6), _from_one(f"{path}: subject", arrays["subject"], 30)
+        y = _from_one(f"{path}: y", arrays["y"], 6)
+        group = _from_one(f"{path}: subject", arrays["subject"], 30)
     if not len(arrays["x"]) == len(y) == len(group) == len(arrays["split"]):
         raise FedskewError(f"{path}: x, y, subject and split have different lengths")
     whole = Rows(arrays["x"].transpose(0, 2, 1), y, group)
-    return whole.take(np.flatnonzero(arrays["split"] == 0)), whole.take(np.flatnonzero(arrays["split"] == 1))
+    return whole.take(np.flatnonzero(arrays["split"] == 0)), whole.take(
+        np.flatnonzero(arrays["split"] == 1)
+    )

@@ -41,7 +41,8 @@ class Picture(NamedTuple):
         manual=(
             "download https://drive.google.com/open?id=1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE (linked from the "
             "Dassl.pytorch "
-            "project) and put its images as {root}/PACS/<domain>/<class>/*.jpg with the domains " + ", ".join(_DOMAINS)
+            "project) and put its images as {root}/PACS/<domain>/<class>/*.jpg with the domains "
+            + ", ".join(_DOMAINS)
         ),
     ),
 )
@@ -60,7 +61,10 @@ def pacs(
         split_seed: seed of the split
         scale: pixels of mean 0 and deviation 1 over the training rows (standard), or from 0 to 1 (unit)
     """
-    pictures = [picture for domain in _DOMAINS for picture in _by_folder(find("pacs", f"PACS/{domain}"), group=domain)]
+    pictures = []
+    for domain in _DOMAINS:
+        for picture in _by_folder(find("pacs", f"PACS/{domain}"), group=domain):
+            pictures.append(picture)
     return _arrays(pictures, Split("test", test, split_seed), size, scale)
 
 
@@ -68,7 +72,9 @@ def pacs(
     "digits-dg",
     Source(
         "that of its parts (MNIST, MNIST-M, SVHN, SYN), research use; Zhou et al. 2020",
-        files=tuple(f"digits_dg/{domain}/{part}" for domain in _DIGIT_DOMAINS for part in ("train", "val")),
+        files=tuple(
+            f"digits_dg/{domain}/{part}" for domain in _DIGIT_DOMAINS for part in ("train", "val")
+        ),
         manual=(
             "download https://drive.google.com/open?id=15V7EsHfCcfbKgsDmzQKj_DfXt_XYp_P7 (linked from the "
             "Dassl.pytorch "
@@ -92,7 +98,9 @@ def digits_dg(*, size: Annotated[int, AtLeastOne] = 32, scale: PixelScale = "sta
         ]
         for part in ("train", "val")
     )
-    return _arrays(train, test, size, scale, notes=("the published validation images serve as test rows",))
+    return _arrays(
+        train, test, size, scale, notes=("the published validation images serve as test rows",)
+    )
 
 
 @register(
@@ -100,7 +108,8 @@ def digits_dg(*, size: Annotated[int, AtLeastOne] = 32, scale: PixelScale = "sta
     Source(
         "research use (ImageNet terms); Stanford CS231n",
         files=tuple(
-            f"tiny-imagenet-200/{file}" for file in ("wnids.txt", "train", "val/val_annotations.txt", "val/images")
+            f"tiny-imagenet-200/{file}"
+            for file in ("wnids.txt", "train", "val/val_annotations.txt", "val/images")
         ),
         downloads=(
             Download(
@@ -121,8 +130,13 @@ def tiny_imagenet(*, scale: PixelScale = "standard") -> Arrays:
     """
     name, folder = "tiny-imagenet", "tiny-imagenet-200"
     classes = sorted(read_text(find(name, f"{folder}/wnids.txt")).split())
-    train = [picture for wnid in classes for picture in _files(find(name, f"{folder}/train/{wnid}/images"), wnid)]
-    annotations, images = find(name, f"{folder}/val/val_annotations.txt"), find(name, f"{folder}/val/images")
+    train = [
+        picture
+        for wnid in classes
+        for picture in _files(find(name, f"{folder}/train/{wnid}/images"), wnid)
+    ]
+    annotations = find(name, f"{folder}/val/val_annotations.txt")
+    images = find(name, f"{folder}/val/images")
     test = []
     for number, line in enumerate(read_text(annotations).splitlines(), 1):
         file, _, rest = line.partition("\t")
@@ -132,7 +146,9 @@ def tiny_imagenet(*, scale: PixelScale = "standard") -> Arrays:
                 f"{annotations}: line {number} does not name an image and one of the {len(classes)} classes"
             )
         test.append(Picture(images / file, wnid))
-    return _arrays(train, test, 64, scale, notes=("the published validation images serve as test rows",))
+    return _arrays(
+        train, test, 64, scale, notes=("the published validation images serve as test rows",)
+    )
 
 
 @datasets.register("images")
@@ -165,7 +181,11 @@ def images(
     if test_path is None and parted:
         test_path, folder = str(folder / "test"), folder / "train"
         notes = ("the folders train and test are taken as the split",)
-    tested = Split("test", test, split_seed) if test_path is None else _layout(Path(test_path).expanduser(), layout)
+    tested = (
+        Split("test", test, split_seed)
+        if test_path is None
+        else _layout(Path(test_path).expanduser(), layout)
+    )
     return _arrays(_layout(folder, layout), tested, size, scale, color, notes)
 
 
@@ -174,15 +194,25 @@ def _layout(folder: Path, layout: str) -> list[Picture]:
         raise FedskewError(f"{folder} is not a folder")
     if layout == "class":
         return _by_folder(folder)
-    return [picture for group in _subfolders(folder) for picture in _by_folder(group, group.name)]
+    result: list[Picture] = []
+    for group in _subfolders(folder):
+        for picture in _by_folder(group, group.name):
+            result.append(picture)
+    return result
 
 
 def _by_folder(folder: Path, group: str = "") -> list[Picture]:
-    return [picture for inner in _subfolders(folder) for picture in _files(inner, inner.name, group)]
+    result: list[Picture] = []
+    for inner in _subfolders(folder):
+        for picture in _files(inner, inner.name, group):
+            result.append(picture)
+    return result
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    found = sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
+    found = sorted(
+        inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith(".")
+    )
     if not found:
         raise FedskewError(f"{folder} has no folders in it, expected one per class")
     return found
@@ -190,7 +220,9 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _files(folder: Path, label: str, group: str = "") -> list[Picture]:
     files = sorted(
-        file for file in folder.iterdir() if file.suffix.lower() in _ENDINGS and not file.name.startswith(".")
+        file
+        for file in folder.iterdir()
+        if file.suffix.lower() in _ENDINGS and not file.name.startswith(".")
     )
     if not files:
         raise FedskewError(f"{folder} has no images in it ({', '.join(sorted(_ENDINGS))})")
@@ -205,23 +237,30 @@ def _arrays(
     color: str = "rgb",
     notes: tuple[str, ...] = (),
 ) -> Arrays:
-    parts = [train] if isinstance(test, Split) else [train, test]
+    if isinstance(test, Split):
+        parts = [train]
+    else:
+        parts = [train, test]
     classes, groups = (
-        sorted({getattr(picture, kind) for part in parts for picture in part}) for kind in ("label", "group")
+        sorted({getattr(picture, kind) for part in parts for picture in part})
+        for kind in ("label", "group")
     )
     if len(classes) < 2:
         raise FedskewError(
             f"{train[0].path.parent.parent} holds one class only ({classes[0]}); there is nothing to learn"
         )
     named = groups != [""]
-    rows = [
-        Rows(
-            _read(part, size, "RGB" if color == "rgb" else "L"),
-            np.array([classes.index(picture.label) for picture in part], dtype=np.int64),
-            np.array([groups.index(picture.group) for picture in part], dtype=np.int64) if named else None,
+    rows = []
+    for part in parts:
+        rows.append(
+            Rows(
+                _read(part, size, "RGB" if color == "rgb" else "L"),
+                np.array([classes.index(picture.label) for picture in part], dtype=np.int64),
+                np.array([groups.index(picture.group) for picture in part], dtype=np.int64)
+                if named
+                else None,
+            )
         )
-        for part in parts
-    ]
     return Arrays(
         train=rows[0],
         test=test if isinstance(test, Split) else rows[1],
@@ -235,12 +274,19 @@ def _arrays(
 
 def _read(pictures: Sequence[Picture], size: int, mode: str) -> Numbers:
     """Return all images as (rows, channels, height, width); decoding runs in threads, as Pillow releases the GIL."""
-    where, channels = pictures[0].path.parent, len(mode)
+    where = pictures[0].path.parent
+    channels = len(mode)
     must_fit(
-        f"{where}: {len(pictures)} images of size={size}", len(pictures) * channels * size**2, "choose a smaller size="
+        f"{where}: {len(pictures)} images of size={size}",
+        len(pictures) * channels * size**2,
+        "choose a smaller size=",
     )
     first = _pixels(pictures[0].path, size, mode)
-    must_fit(f"{where}: {len(pictures)} images", len(pictures) * first.size, "give a smaller size= or fewer images")
+    must_fit(
+        f"{where}: {len(pictures)} images",
+        len(pictures) * first.size,
+        "give a smaller size= or fewer images",
+    )
     result = np.empty((len(pictures), *first.shape), dtype=np.uint8)
 
     def fill(position: int) -> None:
@@ -264,7 +310,8 @@ def _pixels(path: Path, size: int, mode: str) -> NDArray[np.uint8]:
 
     logging.getLogger("PIL").addHandler(_QUIET)
     with reading(path), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's warnings: either the pixels are read, or there is an error
+        # Pillow's warnings: either the pixels are read, or there is an error
+        warnings.simplefilter("ignore")
         try:
             with Image.open(path) as image:
                 if image.width * image.height > _MOST_PIXELS:
@@ -280,4 +327,6 @@ def _pixels(path: Path, size: int, mode: str) -> NDArray[np.uint8]:
             if isinstance(error, (FedskewError, FileNotFoundError)):
                 raise
             raise FedskewError(f"{path} is not a readable image: {error}") from None
-    return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]
+    if pixels.ndim == 3:
+        return pixels.transpose(2, 0, 1)
+    return pixels[None]

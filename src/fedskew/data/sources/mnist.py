@@ -20,13 +20,31 @@ _FILES = (
     "t10k-labels-idx1-ubyte.gz",
 )
 _TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
-_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 
 
-def _downloads(folder: str, addresses: tuple[str, ...], files: dict[str, tuple[int, str]]) -> tuple[Download, ...]:
+def _downloads(
+    folder: str, addresses: tuple[str, ...], files: dict[str, tuple[int, str]]
+) -> tuple[Download, ...]:
     """Return the downloads of files with their size and SHA-256."""
     return tuple(
-        Download(f"{folder}/{file}", tuple(address + file for address in addresses), f"sha256:{digest}", size)
+        Download(
+            f"{folder}/{file}",
+            tuple(address + file for address in addresses),
+            f"sha256:{digest}",
+            size,
+        )
         for file, (size, digest) in files.items()
     )
 
@@ -61,13 +79,18 @@ _QMNIST = _downloads(
             463_024,
             "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
         ),
-        "qmnist-test-labels-idx2-int.gz": (526_800, "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06"),
+        "qmnist-test-labels-idx2-int.gz": (
+            526_800,
+            "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
+        ),
     },
 )
 
 
 def _source(licence: str, downloads: tuple[Download, ...]) -> Source:
-    return Source(licence, files=tuple(download.path for download in downloads), downloads=downloads)
+    return Source(
+        licence, files=tuple(download.path for download in downloads), downloads=downloads
+    )
 
 
 @register("mnist", _source("commonly stated as CC BY-SA 3.0; LeCun, Cortes, Burges", _MNIST))
@@ -105,7 +128,8 @@ def qmnist(*, scale: PixelScale = "standard") -> Arrays:
     assert isinstance(test, Rows)
     writers = [
         _writers("qmnist/qmnist-train-labels-idx2-int.gz", train.y),
-        _writers("qmnist/qmnist-test-labels-idx2-int.gz", test.y),  # the first 10,000 of its 60,000 are MNIST's
+        # The first 10,000 of its 60,000 are MNIST's
+        _writers("qmnist/qmnist-test-labels-idx2-int.gz", test.y),
     ]
     names, numbers = np.unique(np.concatenate(writers), return_inverse=True)
     return Arrays(
@@ -123,22 +147,33 @@ def _images(name: str, folder: str, classes: tuple[str, ...], scale: PixelScale)
     paths = [find(name, f"{folder}/{file}") for file in _FILES]
     parts = []
     for images, labels in (paths[:2], paths[2:]):
-        x, y = read_idx(images, 3), read_idx(labels, 1).astype(np.int64)
+        x = read_idx(images, 3)
+        y = read_idx(labels, 1).astype(np.int64)
         if len(x) != len(y):
-            raise FedskewError(f"{name}: {len(x)} images in {images} but {len(y)} labels in {labels}")
+            raise FedskewError(
+                f"{name}: {len(x)} images in {images} but {len(y)} labels in {labels}"
+            )
         if len(y) and y.max() >= len(classes):
-            raise FedskewError(f"{name}: {labels} holds the label {y.max()}, expected 0 … {len(classes) - 1}")
+            raise FedskewError(
+                f"{name}: {labels} holds the label {y.max()}, expected 0 … {len(classes) - 1}"
+            )
         parts.append(Rows(x[:, None], y))
-    return Arrays(parts[0], parts[1], classes, scaled=scaled_pixels(parts[0].x, scale), full_scale=255)
+    return Arrays(
+        parts[0], parts[1], classes, scaled=scaled_pixels(parts[0].x, scale), full_scale=255
+    )
 
 
 def _writers(file: str, y: Ints) -> Ints:
     path = find("qmnist", file)
     table = read_idx(path, 2)
     if len(table) < len(y) or table.shape[1] < 3:
-        raise FedskewError(f"qmnist: {path} holds {table.shape} numbers, expected at least {(len(y), 3)}")
+        raise FedskewError(
+            f"qmnist: {path} holds {table.shape} numbers, expected at least {(len(y), 3)}"
+        )
     if not np.array_equal(table[: len(y), 0], y):
-        raise FedskewError(f"qmnist: the classes in {path} are not those of the files in mnist/: get both again")
+        raise FedskewError(
+            f"qmnist: the classes in {path} are not those of the files in mnist/: get both again"
+        )
     return table[: len(y), 2].astype(np.int64)
 
 
@@ -146,11 +181,18 @@ def read_idx(path: Path, dimensions: int) -> Numbers:
     """Return the array of an idx file: two zero bytes, a type, the number of dimensions, their sizes, the values."""
     content = read_bytes(path)
     start = 4 + 4 * dimensions
-    if len(content) < start or content[:2] != b"\0\0" or content[2] not in _TYPES or content[3] != dimensions:
+    if (
+        len(content) < start
+        or content[:2] != b"\0\0"
+        or content[2] not in _TYPES
+        or content[3] != dimensions
+    ):
         raise FedskewError(
             f"{path} is not an idx file with {dimensions} dimensions: it begins with {content[:4].hex(' ')}"
         )
-    shape = [int(size) for size in np.frombuffer(content, dtype=">u4", offset=4, count=dimensions)]
+    shape = []
+    for size in np.frombuffer(content, dtype=">u4", offset=4, count=dimensions):
+        shape.append(int(size))
     kind = _TYPES[content[2]]
     expected = math.prod(shape) * kind.itemsize
     if len(content) - start != expected:

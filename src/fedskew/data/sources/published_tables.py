@@ -14,7 +14,15 @@ from fedskew.data.readers.table import Table
 from fedskew.data.readers.user_files import read_csv
 from fedskew.data.source import Download, Source, TestShare, find, register
 
-_COVERS = ("Spruce/Fir", "Lodgepole Pine", "Ponderosa Pine", "Cottonwood/Willow", "Aspen", "Douglas-fir", "Krummholz")
+_COVERS = (
+    "Spruce/Fir",
+    "Lodgepole Pine",
+    "Ponderosa Pine",
+    "Cottonwood/Willow",
+    "Aspen",
+    "Douglas-fir",
+    "Krummholz",
+)
 _COVTYPE_NUMERIC = (
     "Elevation",
     "Aspect",
@@ -88,12 +96,19 @@ def _numeric_table(path: Path, columns: int) -> "np.ndarray[tuple[int, int], np.
         except pd.errors.EmptyDataError:
             raise FedskewError(f"{path} is empty: get it again") from None
         except (pd.errors.ParserError, ValueError) as error:
-            raise FedskewError(f"{path} is not a table of {columns} numbers a line: {error}") from None
+            raise FedskewError(
+                f"{path} is not a table of {columns} numbers a line: {error}"
+            ) from None
     values = frame.to_numpy()
     short = np.flatnonzero(np.isnan(values).any(axis=1))
     if values.shape[1] != columns or len(short):
-        where = f"line {short[0] + 1}" if len(short) else f"{values.shape[1]} columns"
-        raise FedskewError(f"{path} is not a table of {columns} numbers a line ({where}): it is cut off or damaged")
+        if len(short):
+            where = f"line {short[0] + 1}"
+        else:
+            where = f"{values.shape[1]} columns"
+        raise FedskewError(
+            f"{path} is not a table of {columns} numbers a line ({where}): it is cut off or damaged"
+        )
     return values
 
 
@@ -111,7 +126,9 @@ _UNSW = "UNSW_NB15_{}-set.csv"
         ),
     ),
 )
-def unsw_nb15(*, part: Literal["all", "train"] = "all", test: TestShare = 0.2, split_seed: int = 0) -> Table:
+def unsw_nb15(
+    *, part: Literal["all", "train"] = "all", test: TestShare = 0.2, split_seed: int = 0
+) -> Table:
     """Network flows: normal traffic and nine kinds of attack, 42 features, published split.
 
     Args:
@@ -161,7 +178,8 @@ def nf_unsw_nb15(*, test: TestShare = 0.2, split_seed: int = 0) -> Table:
         split_seed: seed of the split
     """
     frame = read_csv(
-        find("nf-unsw-nb15", "nf-unsw-nb15/NF-UNSW-NB15.csv"), drop=("IPV4_SRC_ADDR", "IPV4_DST_ADDR", "Label")
+        find("nf-unsw-nb15", "nf-unsw-nb15/NF-UNSW-NB15.csv"),
+        drop=("IPV4_SRC_ADDR", "IPV4_DST_ADDR", "Label"),
     )
     return Table(train=frame, test=Split("test", test, split_seed), label="Attack")
 
@@ -204,7 +222,9 @@ def vehicles(
     folder = find("vehicles", "vehicles")
     paths = sorted(folder.glob("*.csv"))
     if not paths:
-        raise FedskewError(f"vehicles: there is no .csv file in {folder}; put those of the Kaggle archive there")
+        raise FedskewError(
+            f"vehicles: there is no .csv file in {folder}; put those of the Kaggle archive there"
+        )
     frames = [read_csv(path, drop or ()) for path in paths]
     for path, frame in zip(paths, frames, strict=True):
         if list(frame.columns) != list(frames[0].columns):
@@ -213,7 +233,11 @@ def vehicles(
             )
     whole = pd.concat(frames, ignore_index=True)
     if drop is None:
-        whole = whole.drop(columns=[name for name in whole.columns if "time" in name.lower() or "date" in name.lower()])
+        whole = whole.drop(
+            columns=[
+                name for name in whole.columns if "time" in name.lower() or "date" in name.lower()
+            ]
+        )
     named = [name for name in whole.columns if name.lower() == "label"]
     group = None
     if len(paths) > 1:
@@ -240,7 +264,9 @@ def vehicles(
         ),
     ),
 )
-def driving_behavior(*, window: Annotated[int, NonNegative] = 0, stride: Annotated[int, NonNegative] = 0) -> Table:
+def driving_behavior(
+    *, window: Annotated[int, NonNegative] = 0, stride: Annotated[int, NonNegative] = 0
+) -> Table:
     """Driving style (slow, normal, aggressive) from a phone's accelerometer and gyroscope, 3,644 + 3,084 rows.
 
     Args:
@@ -248,7 +274,10 @@ def driving_behavior(*, window: Annotated[int, NonNegative] = 0, stride: Annotat
         stride: rows from one window to the next, 0 for the length of the window
     """
     train, test = (
-        read_csv(find("driving-behavior", f"driving-behavior/{part}_motion_data.csv"), drop=("Timestamp",))
+        read_csv(
+            find("driving-behavior", f"driving-behavior/{part}_motion_data.csv"),
+            drop=("Timestamp",),
+        )
         for part in ("train", "test")
     )
     return Table(train=train, test=test, label="Class", window=window, stride=stride)
