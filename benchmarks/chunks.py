@@ -5,9 +5,9 @@ import numpy as np
 from fedskew.core.streams import Stream
 from fedskew.data.dataset import Rows
 from fedskew.data.partition import Partition
-from fedskew.schedules.holdings import Holdings
-from fedskew.schedules.label_schedule import label_schedule
-from fedskew.schedules.sample_schedule import schedule_singles
+from fedskew.sample_schedules.holdings import Holdings
+from fedskew.sample_schedules.label_schedule import label_schedule
+from fedskew.sample_schedules.sample_schedule import schedule_singles
 from fedskew.skew.dirichlet import dirichlet
 
 ROWS, CLASSES, CLIENTS, SPLITS = 50_000, 10, 10, 8

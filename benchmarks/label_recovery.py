@@ -12,14 +12,14 @@ from scipy.optimize import linear_sum_assignment
 import fedskew as fs
 from fedskew.batchnorm.exact import Hub, Party, SynchronousStep, presence
 from fedskew.batchnorm.turns import in_turn
-from fedskew.batchnorm.wire import unpack
 from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.label_privacy.protocol_client import rounded
 from fedskew.label_privacy.secure_sum import Dealer, Masks
 from fedskew.models.build import build
-from fedskew.schedules.holdings import Holdings
-from fedskew.schedules.label_schedule import frequencies, label_schedule
-from fedskew.schedules.sample_schedule import schedule_batches
+from fedskew.sample_schedules.holdings import Holdings
+from fedskew.sample_schedules.label_schedule import frequencies, label_schedule
+from fedskew.sample_schedules.sample_schedule import schedule_batches
+from fedskew.transport.frames import unpack
 
 SEEDS, STEPS, BATCH, LR = range(5), 150, 30, 0.1
 TRIES = (5, 10, 15, 20, 30, 50, 100, 150)  # steps after which the server tries

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from benchmarks.workloads import ALL, Workload, interleaved
-from fedskew.runs.crew import with_workers
+from fedskew.runs.worker_processes import with_workers
 
 COUNTS = (None, 1, 2)
 

@@ -26,7 +26,7 @@ from fedskew.core.trees import Tree
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "picture" not in request.node.name:
-        monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+        monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
 
 @pytest.fixture(scope="module")

@@ -367,14 +367,14 @@ def test_settings_that_no_machine_can_do(
     ],
 )
 def test_a_list_of_runs_that_makes_no_sense(here: Path, content: str) -> None:
-    from fedskew.runs import sweep as several
+    from fedskew.study import sweep as several
 
     (here / "group.json").write_text(content)
     refused(lambda: several.read(here), "group.json")
 
 
 def test_a_thousand_seeds_are_read_at_once() -> None:
-    from fedskew.runs import sweep as several
+    from fedskew.study import sweep as several
 
     began = time.process_time()
     assert (

@@ -62,8 +62,8 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.data.dataset import Dataset as Dataset
     from fedskew.data.federation import Federation as Federation
     from fedskew.data.partition import Partition as Partition
-    from fedskew.export.split_folder import load_split as load_split
     from fedskew.heterogeneity.heterogeneity import measure as measure
+    from fedskew.nodes.split_folder import load_split as load_split
     from fedskew.runs.callbacks import Callback as Callback
     from fedskew.tasks.binary import Binary as Binary
     from fedskew.tasks.classification import Classification as Classification
@@ -95,7 +95,7 @@ _PUBLIC = {
     "check": "fedskew.testing",
     "compare": "fedskew.api",
     "load": "fedskew.api",
-    "load_split": "fedskew.export.split_folder",
+    "load_split": "fedskew.nodes.split_folder",
     "measure": "fedskew.heterogeneity.heterogeneity",
     "open_run": "fedskew.api",
     "resume": "fedskew.api",

@@ -152,10 +152,10 @@ def compare(
         settings: everything in ``fedskew.Experiment``, by name
     """
     from fedskew.report.comparison_files import record_comparison, write_comparison
-    from fedskew.report.comparison_table import Target, comparison
-    from fedskew.runs import sweep
     from fedskew.runs.folder import GROUP
-    from fedskew.runs.jobs import checked_jobs
+    from fedskew.study import sweep
+    from fedskew.study.comparison_table import Target, comparison
+    from fedskew.study.jobs import checked_jobs
 
     for name in settings:
         if name not in (known := {field.name for field in fields(Experiment)}):

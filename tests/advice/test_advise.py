@@ -12,10 +12,10 @@ from scipy import stats
 from torch import nn
 
 import fedskew as fs
-from fedskew.advice import trials
 from fedskew.advice.advise import GOALS, Advice, Gain, advise
 from fedskew.cli import app
 from fedskew.data.federation import Federation
+from fedskew.study import trials
 
 LITTLE = {"minutes": 60.0, "seeds": 3, "rounds": 2, "lr": 0.1}
 

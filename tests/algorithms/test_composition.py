@@ -18,9 +18,9 @@ from fedskew.cli import app as cli
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, Composition, NonNegative
 from fedskew.core.trees import Tree
-from fedskew.runs import sweep as several
 from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.folder import CLIENTS, CONFIG, FINAL_CLIENTS, MODEL, ROUNDS
+from fedskew.study import sweep as several
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run the command line in an empty folder, with words as a shell would pass them, and return its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
     def run(command: str, *algorithms: str) -> Any:
         words = [word for algorithm in algorithms for word in ("--algorithm", algorithm)]

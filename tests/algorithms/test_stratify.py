@@ -10,7 +10,6 @@ import fedskew as fs
 from fedskew.algorithms.contract import resolve
 from fedskew.algorithms.selection import ClientPool
 from fedskew.batchnorm.exact import Hub, step_bytes
-from fedskew.batchnorm.wire import unpack
 from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError, Interrupted
 from fedskew.core.streams import Stream
@@ -19,10 +18,11 @@ from fedskew.data.partition import Partition
 from fedskew.engine.loop import Loop
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import build
-from fedskew.schedules.holdings import Holdings
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.holdings import Holdings
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.server.server import Server
 from fedskew.topology.schedule_cost import with_several_clients
+from fedskew.transport.frames import unpack
 
 SETTINGS = {"model": "mlp", "folder": False, "device": "cpu", "threads": 1, "eval_every": 100}
 

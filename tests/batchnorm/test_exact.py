@@ -22,9 +22,9 @@ from fedskew.batchnorm.exact import (
     synchronous_step,
 )
 from fedskew.batchnorm.turns import in_turn
-from fedskew.batchnorm.wire import Frame, Kind, unpack
 from fedskew.core.errors import FedskewError
 from fedskew.models.build import build
+from fedskew.transport.frames import Frame, Kind, unpack
 
 LR = 0.1
 

@@ -36,7 +36,7 @@ SMALL = "--model logreg --clients 4 --rounds 2"
 
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
 
 def config(folder: str | Path) -> dict[str, Any]:
@@ -508,7 +508,7 @@ def test_import_is_light() -> None:
     assert not {"torch", "numpy", "pandas", "matplotlib", "typer", "rich"} & loaded_by(
         "import fedskew"
     )
-    loaded = loaded_by("import fedskew.api, fedskew.runs.sweep")
+    loaded = loaded_by("import fedskew.api, fedskew.study.sweep")
     assert "torch" in loaded
     assert not {"pandas", "matplotlib", "sklearn", "typer", "rich", "tensorboard"} & loaded
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fedskew.cli import app as cli
-from fedskew.export.split_folder import load_split
+from fedskew.nodes.split_folder import load_split
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
 
 @pytest.fixture
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.export.split_figure.draw_split", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.split_figure.draw_split", lambda *args: b"picture")
 
 
 MY = "--data my.csv --label y --drop id"

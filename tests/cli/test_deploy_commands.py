@@ -322,8 +322,8 @@ def test_an_app_is_configuration_and_says_how_to_run_it(
     app = tomllib.loads(Path("out/app/pyproject.toml").read_text())
     assert app["project"]["dependencies"] == []
     assert set(app["tool"]["flwr"]["app"]["components"].values()) == {
-        "fedskew.apps.server_app:app",
-        "fedskew.apps.client_app:app",
+        "fedskew.cli.server_app:app",
+        "fedskew.deploy.client_app:app",
     }
     config = app["tool"]["flwr"]["app"]["config"]
     assert Experiment(**tomllib.loads(config.pop("experiment"))) == Experiment(

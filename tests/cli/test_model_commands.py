@@ -16,7 +16,7 @@ Command = Callable[[str], Any]
 def trained(
     fedskew: Command, hospitals: dict[str, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
 ) -> Command:
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
     for name, frame in hospitals.items():
         frame.to_csv(f"{name}.csv", index=False, sep=";")
     with pytest.warns(UserWarning, match="hospital"):

@@ -109,7 +109,7 @@ def own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Command:
     """Return the command line, with a file ``own.py`` in its folder; every call begins as a new process would."""
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
     (tmp_path / "own.py").write_text(CODE)
 
     def call(command: str) -> Any:

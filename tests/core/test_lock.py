@@ -102,7 +102,7 @@ def test_a_second_resume_is_refused_and_damages_nothing(tmp_path: Path):
 
 
 def test_a_group_has_one_writer_too(tmp_path: Path):
-    from fedskew.runs import sweep as several
+    from fedskew.study import sweep as several
 
     wanted = several.members({"rounds": 1, "model": "logreg"}, ["fedavg"], [0])
     several.create(tmp_path / "group", wanted)
@@ -132,7 +132,7 @@ def test_a_folder_that_is_being_made_has_one_maker(tmp_path: Path):
 def test_two_runs_that_want_one_name_get_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Check that another process may take the name between the test and the creation of the folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
     exists, lied = Path.exists, []
 
     def not_there_yet(path: Path, *args: object, **more: object) -> bool:

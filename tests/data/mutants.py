@@ -17,8 +17,8 @@ from PIL import Image
 import fedskew as fs
 from fedskew.core.config import Experiment, read_file
 from fedskew.data import load
-from fedskew.export.split_folder import load_split, read_origin, save_split
 from fedskew.fleet.machines import fleets
+from fedskew.nodes.split_folder import load_split, read_origin, save_split
 from fedskew.runs.experiment import check_choices
 
 ROWS = 24

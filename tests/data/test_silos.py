@@ -294,7 +294,7 @@ def test_npz_files_equal_their_pooled_rows(tmp_path: Path) -> None:
 def test_a_folder_that_split_wrote(
     folder: Path, hospitals: Frames, fedskew, monkeypatch, options: str
 ) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("fedskew.export.split_figure.draw_split", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.split_figure.draw_split", lambda *args: b"picture")
     pd.concat([frame.assign(site=name) for name, frame in hospitals.items()]).to_csv(
         "all.csv", index=False
     )

@@ -12,11 +12,11 @@ import fedskew as fs
 from fedskew.algorithms.contract import resolve
 from fedskew.core.config import Settings
 from fedskew.data.federation import Federation
-from fedskew.deploy.hollow import federation_of
 from fedskew.deploy.node import Node, alone
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.deploy.remote_server import RemoteServer
 from fedskew.deploy.requests import Tell, from_bytes, to_bytes
+from fedskew.deploy.rowless_federation import federation_of
 from fedskew.models.build import build
 from fedskew.server.server import Server
 from fedskew.tasks.task import resolve as resolve_task

@@ -11,7 +11,7 @@ import pandas as pd
 
 import fedskew as fs
 from fedskew.data.schema import Schema
-from fedskew.runs import silo_node
+from fedskew.deploy import silo_node
 from fedskew.runs.run import Run
 
 PLANTED = 31337.4242

@@ -14,9 +14,9 @@ import fedskew as fs
 from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
 from fedskew.data.schema import Scaling
+from fedskew.deploy.deployment import run_on_nodes
 from fedskew.deploy.flower_processes import node_process
 from fedskew.deploy.remote_clients import Nodes
-from fedskew.runs.deployment import run_on_nodes
 from fedskew.runs.run import Run
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -15,17 +15,17 @@ from tests.deploy.silos import SETTINGS, SilosInProcess, write_silos
 from tests.deploy.test_faults import BAD, answering, column, left_out, sums
 
 import fedskew as fs
-from fedskew.batchnorm.wire import Frame, Kind, unpack
 from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
 from fedskew.deploy.checks import checked_sums, finite
+from fedskew.deploy.deployment import run_on_nodes
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.deploy.requests import Scored, Waiting, from_bytes, in_tensor, out_of_tensor, to_bytes
 from fedskew.engine.job import ScheduleResult, Updates
 from fedskew.runs import folder as on_disk
-from fedskew.runs.deployment import run_on_nodes
 from fedskew.tasks.additive import sums_over
 from fedskew.tasks.multilabel import Multilabel
+from fedskew.transport.frames import Frame, Kind, unpack
 
 Change = Callable[[Any], Any]
 HUGE = 10**4000  # more than any float

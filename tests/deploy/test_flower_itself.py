@@ -76,7 +76,7 @@ def test_only_the_processes_of_a_node_know_its_secret(tmp_path: Path):
 _FORKED = """
 import multiprocessing, sys, time
 from types import SimpleNamespace
-from fedskew.apps import message_processes
+from fedskew.deploy import message_processes
 
 if __name__ == "__main__":
     spec = SimpleNamespace(runtime_api_address=sys.argv[1], token="t", insecure=True, parent_pid=None)

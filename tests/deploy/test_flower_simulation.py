@@ -11,8 +11,8 @@ from tests.deploy.test_parity import ALONE, METHODS
 import fedskew as fs
 from fedskew.core.errors import FedskewError
 from fedskew.deploy.flower_grid import GridTransport, simulated
-from fedskew.runs import crew
-from fedskew.runs.simulated_node import answer
+from fedskew.deploy.simulated_node import answer
+from fedskew.runs import worker_processes as crew
 
 pytest.importorskip("flwr", reason="needs fedskew[flower]")
 # Ray leaves the end of its processes to the collector of garbage.

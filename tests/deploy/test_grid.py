@@ -18,8 +18,8 @@ from fedskew.deploy.flower_grid import (
     none_too_large,
     try_again,
 )
-from fedskew.deploy.message_sizes import BODY, LARGEST, OBJECTS, PART
 from fedskew.deploy.requests import Refusal, from_bytes
+from fedskew.transport.message_sizes import BODY, LARGEST, OBJECTS, PART
 
 flwr = pytest.importorskip("flwr.app", reason="needs fedskew[flower]")
 

@@ -12,7 +12,7 @@ import pytest
 
 from fedskew.deploy import guarded_link
 from fedskew.deploy.guarded_link import AT_ONCE, STRANGER, BoundedBodies, OnlyNodes, main
-from fedskew.deploy.message_sizes import BODY, LARGEST, OBJECTS, PART
+from fedskew.transport.message_sizes import BODY, LARGEST, OBJECTS, PART
 
 
 def answered(path: str, client: Any, kind: str = "http") -> list[Any]:

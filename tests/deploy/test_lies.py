@@ -15,10 +15,10 @@ from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
 from fedskew.data.fitting import ColumnFacts, Description, Moments, Request
 from fedskew.data.readers.table import Table
+from fedskew.deploy.deployment import run_on_nodes
 from fedskew.deploy.fit_checks import checked_description
 from fedskew.deploy.remote_clients import Nodes
 from fedskew.deploy.requests import Facts, from_bytes, to_bytes
-from fedskew.runs.deployment import run_on_nodes
 
 LIAR = 1
 Change = Callable[[Any], Any]

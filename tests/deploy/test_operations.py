@@ -15,14 +15,14 @@ from tests.deploy.silos import NAMES, SETTINGS, SilosInProcess, write_silos
 
 pytest.importorskip("flwr", reason="needs fedskew[flower]")
 
-from fedskew.apps import server_app
+from fedskew.cli import server_app
 from fedskew.core.config import to_toml
 from fedskew.core.errors import FedskewError
 from fedskew.core.lock import locked
 from fedskew.deploy.requests import Refusal, to_bytes
+from fedskew.report.event_log import EventLog, append_line, read_events, recording
 from fedskew.report.prometheus import PATH, serving_metrics
-from fedskew.runs.event_log import EventLog, append_line, read_events, recording
-from fedskew.runs.status import status
+from fedskew.report.status import status
 
 PLANTED, GONE = "31337.4242", "Error: Node Unavailable"
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="[a-z_]+",?)+)\})? ([-+.\w]+)')
@@ -52,7 +52,7 @@ class Watched(SilosInProcess):
 
 @pytest.fixture
 def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
     (tmp_path / "data").mkdir()
     found = Watched(write_silos(tmp_path / "data", numbers=False), tmp_path / "state")
     monkeypatch.setattr(server_app, "try_again", lambda grid: None)

@@ -10,7 +10,7 @@ from tests.deploy.conftest import CLIENTS, Pair
 import fedskew as fs
 from fedskew.algorithms.contract import algorithms
 from fedskew.core.errors import FedskewError
-from fedskew.deploy.hollow import positions_of
+from fedskew.deploy.rowless_federation import positions_of
 
 METHODS = [
     name

@@ -22,9 +22,9 @@ from tests.deploy.silos import (
 import fedskew as fs
 from fedskew.core.config import Experiment
 from fedskew.core.errors import FedskewError
+from fedskew.deploy.deployment import run_on_nodes
 from fedskew.deploy.remote_clients import Nodes
-from fedskew.runs.deployment import run_on_nodes
-from fedskew.runs.prediction import features
+from fedskew.inference.prediction import features
 from fedskew.runs.run import Run
 
 
@@ -194,7 +194,7 @@ def test_an_unexpected_error_is_named_and_its_text_stays_with_the_silo(
     def broken(*about: Any) -> None:
         raise ValueError(f"could not convert {PLANTED}")
 
-    monkeypatch.setattr("fedskew.runs.silo_node.facts_of", broken)
+    monkeypatch.setattr("fedskew.deploy.silo_node.facts_of", broken)
     with pytest.raises(
         FedskewError, match="a ValueError, which is told in the log of the node"
     ) as stopped:
@@ -206,7 +206,7 @@ def test_an_unexpected_error_is_named_and_its_text_stays_with_the_silo(
 def test_another_version_is_refused(
     started: Callable[..., Run], silos: SilosInProcess, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fedskew.runs.silo_node.__version__", "0.0.1")
+    monkeypatch.setattr("fedskew.deploy.silo_node.__version__", "0.0.1")
     with pytest.raises(
         FedskewError,
         match=r"node hospital_A runs fedskew 0.0.1, and the server .*: install the same",

@@ -23,7 +23,7 @@ from fedskew.engine.stacked import Stacked
 from fedskew.fleet.machines import fleets
 from fedskew.label_privacy.agreement import Agreement, Exchange
 from fedskew.models.build import build
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.server.label_holders import protocol_bytes, protocol_seconds
 from fedskew.server.server import Server
 from fedskew.topology.schedule_cost import NO_SAMPLES, VisitBytes, with_rows

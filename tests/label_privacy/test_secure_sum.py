@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from fedskew.batchnorm.exact import Hub, Party, presence, step_bytes, synchronous_step
 from fedskew.batchnorm.turns import in_turn
-from fedskew.batchnorm.wire import Frame, Kind, unpack
 from fedskew.core.errors import FedskewError
 from fedskew.label_privacy.secure_sum import Dealer, Masks, opened
 from fedskew.models.build import build
+from fedskew.transport.frames import Frame, Kind, unpack
 
 CLIENTS = 12
 

@@ -37,7 +37,7 @@ window.addEventListener("load", () => {
 
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
 
 def browse(page: Path, folder: Path, width: int = 1280, *options: str) -> tuple[str, str]:

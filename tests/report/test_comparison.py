@@ -20,13 +20,13 @@ from fedskew.cli.run_command import COMPARED
 from fedskew.core.config import read_file
 from fedskew.report.comparison_figures import COLUMN, PAGE, draw_ranks
 from fedskew.report.comparison_files import in_latex, in_markdown
-from fedskew.report.comparison_table import Target, comparison
 from fedskew.report.page import report
-from fedskew.runs import sweep
 from fedskew.runs.execute import facts
 from fedskew.runs.folder import resume_command
-from fedskew.runs.significance import ranks
 from fedskew.server.server import Server
+from fedskew.study import sweep
+from fedskew.study.comparison_table import Target, comparison
+from fedskew.study.significance import ranks
 
 SMALL = {"rounds": 3, "clients": 4, "model": "logreg", "threads": 1}
 

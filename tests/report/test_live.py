@@ -37,7 +37,7 @@ BITS = (
 
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
     monkeypatch.setattr(live, "_EVERY", 0.0)
     monkeypatch.setattr(live, "_SHARE", 1e9)  # a new version after every round
     monkeypatch.setattr(live, "_LAST", 0.1)

@@ -19,7 +19,7 @@ import fedskew as fs
 from fedskew.core.errors import FedskewError
 from fedskew.report.charts import heat_map, histogram, lorenz
 from fedskew.report.page import report
-from fedskew.report.run_data import RunData
+from fedskew.study.run_data import RunData
 
 SIZE = 3_000_000
 NASTY = "<script>alert(1)</script>"
@@ -27,7 +27,7 @@ NASTY = "<script>alert(1)</script>"
 
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
 
 def federation(clients: int = 8) -> fs.Federation:
@@ -251,7 +251,7 @@ def test_many_clients_are_aggregated(tmp_path: Path) -> None:
 
 def test_many_rounds_are_thinned_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = trained(tmp_path / "run", rounds=40)
-    monkeypatch.setattr("fedskew.report.run_data.CELLS", 100)
+    monkeypatch.setattr("fedskew.study.run_data.CELLS", 100)
     report([folder])
     page = Page(folder / "report.html")
     numbers = page.json["tables"]["rounds"]["round"]

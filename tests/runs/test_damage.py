@@ -47,7 +47,7 @@ def folders(fed: fs.Federation, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """Return one run that was stopped and one that finished."""
     place = tmp_path_factory.mktemp("damage")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+        patch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
         train(fed, place / "finished")
         with pytest.raises(Crash):
             train(fed, place / "stopped", stop=3)
@@ -85,7 +85,7 @@ def damage(folder: Path, draw: random.Random) -> str:
 def test_random_damage_is_refused_or_put_right(
     kind: str, fed: fs.Federation, folders: Path, tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
     expected = {name: (folders / "finished" / name).read_bytes() for name in BITS}
     draw, refused = random.Random(kind), 0
     for number in range(DAMAGES):

@@ -21,10 +21,10 @@ import fedskew as fs
 from fedskew.core.errors import Interrupted
 from fedskew.data.dataset import Dataset, Rows
 from fedskew.runs import runner
-from fedskew.runs import sweep as several
 from fedskew.runs.folder import CLIENTS, FINAL_CLIENTS, MODEL, ROUNDS, SUMMARY, RunFolder
 from fedskew.runs.runner import CheckpointInterval
 from fedskew.server.server import Server
+from fedskew.study import sweep as several
 
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)
 
@@ -198,7 +198,7 @@ def test_a_picture_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
     def fail(*args: object) -> bytes:
         raise ValueError("Expected end of text, found '$'\n  (at char 0)")
 
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", fail)
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", fail)
     fed = fs.split(fs.load("digits"), "iid", clients=3)
     with pytest.warns(
         UserWarning,
@@ -255,7 +255,7 @@ METHODS = ["fedavg", "fedavgm:server_lr=9e18", "fedprox"]
 @pytest.fixture(autouse=True)
 def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "picture" not in request.node.name and "odd_names" not in request.node.name:
-        monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+        monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
 
 def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):

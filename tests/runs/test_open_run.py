@@ -51,7 +51,7 @@ def scores(*parts: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
 
 @pytest.fixture(scope="module")

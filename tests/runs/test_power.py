@@ -71,7 +71,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 def fedskew(*arguments: str) -> "subprocess.Popen[str]":
     quiet = (
-        "import fedskew.runs.figures as p; p.draw_run = lambda *a: b'picture'; "
+        "import fedskew.plots.run_figure as p; p.draw_run = lambda *a: b'picture'; "
         "from fedskew.cli.app import main; main()"
     )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -55,11 +55,11 @@ METHODS = {"norm=local": KEPT_BY_CLIENTS, "fedadam": KEPT_BY_SERVER, "local": KE
 # written.
 SERVER = """
 import contextlib, json, os, signal, sys, time
-import fedskew.runs.sweep, fedskew.runs.figures, sklearn.datasets, torch
+import fedskew.study.sweep, fedskew.plots.run_figure, sklearn.datasets, torch
 from fedskew.cli import app as cli
 
 torch.func.grad(torch.sum)(torch.zeros(2))  # its first call imports half of PyTorch
-fedskew.runs.figures.draw_run = lambda *args: b"picture"
+fedskew.plots.run_figure.draw_run = lambda *args: b"picture"
 
 def child(job):
     os.chdir(job["cwd"])
@@ -266,7 +266,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable figures, which take longer than all the rest."""
-    monkeypatch.setattr("fedskew.runs.figures.draw_run", lambda *args: b"picture")
+    monkeypatch.setattr("fedskew.plots.run_figure.draw_run", lambda *args: b"picture")
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from fedskew.core.errors import DivergedError
 from fedskew.engine.job import Start
 from fedskew.server.worker import Begin, Gpus, Numbers, serve
 from fedskew.topology.shards import Work
-from fedskew.workers.group import Failure, WorkerLostError
-from fedskew.workers.messages import packed, unpacked
+from fedskew.transport.group import Failure, WorkerLostError
+from fedskew.transport.messages import packed, unpacked
 
 BEGIN = Begin("cpu", Numbers(*[torch.zeros(1).numpy()] * 4, []))
 WORK = Work("train", 0, Start({}, {}, {}, {}, 0.1), [])

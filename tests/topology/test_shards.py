@@ -13,7 +13,7 @@ from fedskew.models.build import build
 from fedskew.server.server import Server
 from fedskew.server.worker import Inputs, Numbers
 from fedskew.topology.shards import Sharded, ShardTrainer, Work, deal
-from fedskew.workers.messages import packed, unpacked
+from fedskew.transport.messages import packed, unpacked
 
 METHODS = [
     "fedavg", "scaffold", "moon", "fedprox:mu=0.1 + krum:attackers=1", "fedavg + median", "ditto", "fedbn",

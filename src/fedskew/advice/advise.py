@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedskew.advice.trials import Scores, Trials
 from fedskew.algorithms.contract import resolve
 from fedskew.batchnorm.masked import has_batch_norm
 from fedskew.core.config import Settings
@@ -18,7 +17,8 @@ from fedskew.heterogeneity.heterogeneity import measure
 from fedskew.heterogeneity.result import Heterogeneity
 from fedskew.models.build import ModelSpec
 from fedskew.runs.execute import prepare
-from fedskew.runs.significance import paired_interval
+from fedskew.study.significance import paired_interval
+from fedskew.study.trials import Scores, Trials
 
 WORTH = 0.01  # of FedAvg's score: a smaller gain counts as none
 DISTANCE = "hellinger"

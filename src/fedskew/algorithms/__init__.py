@@ -86,8 +86,8 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from fedskew.core.trees import Tensors as Tensors
     from fedskew.core.trees import Tree as Tree
     from fedskew.models.layout import Layout as Layout
-    from fedskew.schedules.holdings import Holdings as Holdings
-    from fedskew.schedules.sample_schedule import SampleSchedule as SampleSchedule
+    from fedskew.sample_schedules.holdings import Holdings as Holdings
+    from fedskew.sample_schedules.sample_schedule import SampleSchedule as SampleSchedule
 
 # Name -> module, imported on first access.
 _CONTRACT = {
@@ -126,8 +126,8 @@ _CONTRACT = {
         ("AtLeastOne", "Bounds", "NonNegative", "PartialShare", "Positive", "Share"),
         "fedskew.core.registry",
     ),
-    "Holdings": "fedskew.schedules.holdings",
-    "SampleSchedule": "fedskew.schedules.sample_schedule",
+    "Holdings": "fedskew.sample_schedules.holdings",
+    "SampleSchedule": "fedskew.sample_schedules.sample_schedule",
     "FedskewError": "fedskew.core.errors",
 }
 

@@ -9,9 +9,9 @@ from fedskew.algorithms.topologies import LabelAccess, Sequential, Synchronous, 
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import AtLeastOne, Positive
 from fedskew.core.streams import Ints, Stream, substream
-from fedskew.schedules.holdings import Holdings
-from fedskew.schedules.label_schedule import frequencies, label_schedule
-from fedskew.schedules.sample_schedule import (
+from fedskew.sample_schedules.holdings import Holdings
+from fedskew.sample_schedules.label_schedule import frequencies, label_schedule
+from fedskew.sample_schedules.sample_schedule import (
     SampleSchedule,
     schedule_batches,
     schedule_clients,

@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 
 from fedskew.algorithms.selection import ClientPool
 from fedskew.core.streams import Stream
-from fedskew.schedules.holdings import Holdings
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.holdings import Holdings
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 
 LabelAccess: TypeAlias = Literal["none", "counts", "shares"]
 

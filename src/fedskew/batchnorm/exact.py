@@ -26,7 +26,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.batchnorm.masked import replace_batch_norms
 from fedskew.batchnorm.turns import in_turn
-from fedskew.batchnorm.wire import Frame, Kind, check, frame_bytes, unpack
 from fedskew.core.errors import FedskewError
 from fedskew.core.trees import Tensors
 from fedskew.label_privacy.secure_sum import Masks, opened
@@ -34,6 +33,7 @@ from fedskew.models.layout import layout
 from fedskew.models.parameters import trainable
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.task import Task
+from fedskew.transport.frames import Frame, Kind, check, frame_bytes, unpack
 
 Ask: TypeAlias = Callable[[bytes], bytes]  # send the hub a message, wait for its answer
 

@@ -98,8 +98,8 @@ def _run_the_command() -> Any:
     """Run the command; of several processes that torchrun has started, only the first runs it, with their help."""
     if workers_of_torchrun() is None:
         return app(standalone_mode=False)
-    from fedskew.runs.crew import join_torchrun, leave_torchrun
     from fedskew.runs.execute import server_of
+    from fedskew.runs.worker_processes import join_torchrun, leave_torchrun
 
     def imported_server(config: Mapping[str, Any]) -> "Server":
         given = typer.main.get_command(app).make_context("fedskew", sys.argv[1:])

@@ -13,8 +13,8 @@ from fedskew.cli.run_command import CHOSEN, ENDING, settings_from, with_settings
 from fedskew.core.errors import FedskewError, Interrupted
 
 if TYPE_CHECKING:
-    from fedskew.report.comparison_table import Comparison
-    from fedskew.runs.sweep import Member
+    from fedskew.study.comparison_table import Comparison
+    from fedskew.study.sweep import Member
 
 SOME_FAILED = 1  # exit code
 
@@ -50,9 +50,9 @@ def compare(
     fedskew compare experiment.toml --target accuracy=0.9 --jobs 2
     fedskew compare runs/A runs/B --out both
     """
-    from fedskew.report.comparison_table import Target
-    from fedskew.runs import sweep
-    from fedskew.runs.jobs import checked_jobs
+    from fedskew.study import sweep
+    from fedskew.study.comparison_table import Target
+    from fedskew.study.jobs import checked_jobs
 
     for path in paths or []:
         if not path.exists():
@@ -117,9 +117,9 @@ def _compare_finished(
 ) -> None:
     """Compare runs that are there, and write the files into the folder of the comparison or a new one."""
     from fedskew.report.comparison_files import record_comparison
-    from fedskew.report.comparison_table import comparison
     from fedskew.runs.execute import fresh_folder
     from fedskew.runs.folder import GROUP
+    from fedskew.study.comparison_table import comparison
 
     found = comparison(folders, target)
     if len(folders) == 1 and (folders[0] / GROUP).is_file():
@@ -142,10 +142,10 @@ def run_group(
 ) -> None:
     """Run the members of a comparison that are not finished yet, write its files, and print the table of all."""
     from fedskew.report.comparison_files import write_comparison
-    from fedskew.report.comparison_table import comparison
     from fedskew.report.page import PageWriter
-    from fedskew.runs import sweep
     from fedskew.runs.folder import resume_command
+    from fedskew.study import sweep
+    from fedskew.study.comparison_table import comparison
 
     with show_comparison(wanted) as callbacks_of:
         try:

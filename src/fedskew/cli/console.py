@@ -145,7 +145,7 @@ class Progress:
     @property
     def details(self) -> list[str]:
         """Return the local loss of the last round, and what was lost, sent and simulated so far."""
-        from fedskew.runs.figures import SIZES, TIMES
+        from fedskew.plots.run_figure import SIZES, TIMES
 
         if not self.row:
             return []
@@ -176,7 +176,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _in_units(value: float, units: Mapping[str, float]) -> str:
-    from fedskew.runs.figures import unit_for
+    from fedskew.plots.run_figure import unit_for
 
     unit = unit_for(value, units)
     number = value / units[unit]
@@ -476,9 +476,9 @@ def print_summary(
     ``varied`` are the hyper-parameters and conditions that have a column, in which the runs of a comparison differ,
     ``first`` is a sentence before the table, and ``notes`` are those after it; by default, why cells are empty.
     """
-    from fedskew.runs import sweep as several
     from fedskew.runs.folder import PAGE, to_json
     from fedskew.runs.summary import without_shared_score
+    from fedskew.study import sweep as several
 
     console = console_for(stderr=as_json)
     failed = [row for row in summaries if "failed" in row]

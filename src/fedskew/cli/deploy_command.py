@@ -56,9 +56,9 @@ def deploy(
     fedskew deploy experiment.toml --nodes 3 --server fl.example.org:8000 --keys keys --out deployment
     """
     from fedskew.core.config import read_file
+    from fedskew.deploy.deployment import check_experiment
     from fedskew.deploy.flower_app import Deployment
     from fedskew.deploy.flower_grid import need_flower
-    from fedskew.runs.deployment import check_experiment
 
     if (keys is None) != insecure:
         raise FedskewError(

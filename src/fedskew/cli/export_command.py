@@ -9,7 +9,7 @@ from fedskew.cli.command import Once
 from fedskew.core.errors import unknown
 
 if TYPE_CHECKING:
-    from fedskew.runs.exported_model import Format
+    from fedskew.inference.exported_model import Format
 
 
 def add_to(app: typer.Typer) -> None:
@@ -47,7 +47,7 @@ def export(
     """
     if format not in ("torch", "onnx"):
         raise unknown("format", format, ("torch", "onnx"))
-    from fedskew.runs.exported_model import export_model
+    from fedskew.inference.exported_model import export_model
     from fedskew.runs.open_run import open_run
 
     done = export_model(open_run(folder), out, cast("Format", format), client)

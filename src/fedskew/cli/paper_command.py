@@ -82,7 +82,7 @@ def paper(
     from fedskew.papers.rerun import rerun
     from fedskew.papers.results import Results
     from fedskew.papers.verdicts import verdicts
-    from fedskew.runs.sweep import parse_seeds
+    from fedskew.study.sweep import parse_seeds
 
     console = console_for()
     if name is None:

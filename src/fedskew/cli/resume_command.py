@@ -46,8 +46,8 @@ def resume(
 
     workers = workers_of_torchrun() or workers
     if (folder / GROUP).is_file():
-        from fedskew.runs import sweep as several
-        from fedskew.runs.jobs import checked_jobs
+        from fedskew.study import sweep as several
+        from fedskew.study.jobs import checked_jobs
 
         wanted = several.read(folder)
         checked_jobs(jobs, workers)

@@ -80,7 +80,7 @@ def run(
     from fedskew.report.page import PageWriter
     from fedskew.runs.choices import spell
     from fedskew.runs.experiment import run_experiment, run_or_resume
-    from fedskew.runs.sweep import choices_of
+    from fedskew.study.sweep import choices_of
 
     values = settings_from(file, data, {**given, "algorithm": algorithm, "skew": skew})
     values |= {

@@ -12,9 +12,9 @@ from fedskew.core.registry import Choice, parse
 
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
-    from fedskew.export.split_folder import Files, Origin
     from fedskew.heterogeneity.result import Heterogeneity
     from fedskew.heterogeneity.study import Convention
+    from fedskew.nodes.split_folder import Files, Origin
 
 
 def _option(name: str, metavar: str, text: str) -> Any:
@@ -119,8 +119,8 @@ def split(
     fedskew split --data my.csv --label y --skew dirichlet:alpha=0.3 --clients 4 --out nodes
     fedskew split --data my.csv --label y --skew dirichlet --target hellinger=0.6 --clients 4 --out nodes
     """
-    from fedskew.export.split_figure import draw_split
-    from fedskew.export.split_folder import must_not_exist, save_split
+    from fedskew.nodes.split_folder import must_not_exist, save_split
+    from fedskew.plots.split_figure import draw_split
 
     if index and npz:
         raise FedskewError("--index and --npz clash: give one of them")
@@ -256,11 +256,11 @@ def _partition(
     bins: int | None,
 ) -> "tuple[Origin, Federation, dict[str, Any]]":
     from fedskew import api
-    from fedskew.export.split_folder import read_origin
-    from fedskew.heterogeneity.target import Target as Wanted
-    from fedskew.heterogeneity.target import find
+    from fedskew.nodes.split_folder import read_origin
     from fedskew.runs.choices import spell
     from fedskew.runs.federate import DEFAULT_CLIENTS, usual_skew
+    from fedskew.skew.target import Target as Wanted
+    from fedskew.skew.target import find
 
     if target is None:
         wanted = None
@@ -289,7 +289,7 @@ def _partition(
 def _print_split(
     out: Path, fed: "Federation", found: "Heterogeneity", made_by: Mapping[str, Any], as_json: bool
 ) -> None:
-    from fedskew.export.split_folder import unassigned_rows
+    from fedskew.nodes.split_folder import unassigned_rows
     from fedskew.runs.folder import to_json
 
     if as_json:
@@ -335,7 +335,7 @@ def _check_picture(picture: Path | None) -> None:
 
 
 def _measure_folder(folder: Path, convention: str, picture: Path | None, as_json: bool) -> None:
-    from fedskew.export.split_folder import load_split
+    from fedskew.nodes.split_folder import load_split
 
     fed = load_split(folder)
     _show(fed, f"{folder}", {"folder": str(folder)}, convention, picture, as_json)
@@ -351,8 +351,8 @@ def _show(
 ) -> None:
     from fedskew.core.notebook import few
     from fedskew.core.writing import write_atomically
-    from fedskew.export.split_figure import draw_split
     from fedskew.heterogeneity.heterogeneity import measure as measured
+    from fedskew.plots.split_figure import draw_split
     from fedskew.runs.folder import to_json
 
     # measure raises an error for an unknown convention
@@ -384,9 +384,9 @@ def _measure_sweep(
     """Print one row per value of the option, and draw all matrices on one page."""
     from fedskew import api
     from fedskew.core.writing import write_atomically
-    from fedskew.export.split_figure import draw_sweep
-    from fedskew.export.split_folder import read_origin
     from fedskew.heterogeneity.heterogeneity import measure as measured
+    from fedskew.nodes.split_folder import read_origin
+    from fedskew.plots.split_figure import draw_sweep
     from fedskew.runs.choices import spell
     from fedskew.runs.folder import to_json
 

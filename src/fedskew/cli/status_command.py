@@ -10,8 +10,8 @@ from fedskew.cli.console import console_for, duration, escape, headline, shown
 from fedskew.core.notebook import few
 
 if TYPE_CHECKING:
+    from fedskew.report.status import Status
     from fedskew.runs.folder import Row
-    from fedskew.runs.status import Status
 
 _NAMED = 10  # clients
 
@@ -32,8 +32,8 @@ def status(
     \b
     fedskew status runs/NAME
     """
+    from fedskew.report.status import status as found
     from fedskew.runs.folder import to_json
-    from fedskew.runs.status import status as found
 
     now = found(folder)
     if as_json:

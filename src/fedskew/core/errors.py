@@ -51,3 +51,11 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> Fedsk
     else:
         hint = ""
     return FedskewError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}{more}")
+
+
+class UnansweredError(FedskewError):
+    """Raised where a run cannot go on without answers; ``plain`` is the message without the words of nodes."""
+
+    def __init__(self, plain: str, reasons: str) -> None:
+        super().__init__(f"{plain}: {reasons}" if reasons else f"{plain} in time")
+        self.plain = plain

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedskew.algorithms.contract import Report
-from fedskew.batchnorm.wire import Kind, unpack
 from fedskew.core.errors import FedskewError
 from fedskew.core.streams import Floats, Ints
 from fedskew.core.trees import Tensors, Tree, tensors_of, unsqueezed
@@ -22,6 +21,7 @@ from fedskew.tasks.additive import COUNTED, OUTCOMES, SIZES, Sums
 from fedskew.tasks.scores import Range
 from fedskew.tasks.task import Task
 from fedskew.topology.collector import BUFFERS, valid_clients
+from fedskew.transport.frames import Kind, unpack
 
 _LOSSES = ("loss_before", "loss_after")  # that a client reports where a method needs them
 _SQUARES = {"square", "change"}  # parts of an optimiser's state that are means of squares

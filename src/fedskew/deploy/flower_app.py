@@ -12,8 +12,8 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.writing import write_atomically, writing
 from fedskew.deploy.certificates import CA, check_certificate
 from fedskew.deploy.flower_processes import FLOWER, check_address
+from fedskew.runs.folder import APP, RUN
 
-APP, RUN = "app", "run"  # in the folder of a deployment
 _PROJECT = """# Written by fedskew deploy: nothing but configuration, the two apps are in the installed package.
 [build-system]
 requires = ["hatchling"]
@@ -32,8 +32,8 @@ packages = ["."]
 publisher = "fedskew"
 
 [tool.flwr.app.components]
-serverapp = "fedskew.apps.server_app:app"
-clientapp = "fedskew.apps.client_app:app"
+serverapp = "fedskew.cli.server_app:app"
+clientapp = "fedskew.deploy.client_app:app"
 
 [tool.flwr.app.config]
 {config}"""

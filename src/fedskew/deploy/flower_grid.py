@@ -11,8 +11,8 @@ from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 from fedskew.core.errors import FedskewError
-from fedskew.deploy.message_sizes import LARGEST, PART
 from fedskew.deploy.requests import Refusal, to_bytes
+from fedskew.transport.message_sizes import LARGEST, PART
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from fedskew.deploy.message_sizes import BODY, OBJECTS
+from fedskew.transport.message_sizes import BODY, OBJECTS
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Call: TypeAlias = Callable[..., Awaitable[Any]]

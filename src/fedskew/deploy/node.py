@@ -47,7 +47,7 @@ from fedskew.engine.device import computing
 from fedskew.engine.job import LOCAL, WHOLE, ScheduleResult, Start, Updates, fresh_client, make_job
 from fedskew.engine.loop import Loop, train_client, train_meeting
 from fedskew.engine.scheduled import run_schedule
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.server.calibration import statistics_of
 from fedskew.server.evaluation import Evaluator
 from fedskew.server.server import jobs_of

@@ -46,7 +46,7 @@ def _answering() -> "subprocess.Popen[bytes]":
     ]
     command = [
         "-m",
-        "fedskew.apps.message_processes",
+        "fedskew.deploy.message_processes",
         "--insecure",
         *told,
         "--parent-pid",

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.core.errors import FedskewError
+from fedskew.core.errors import FedskewError, UnansweredError
 from fedskew.core.streams import Ints
 from fedskew.data import fitting
 from fedskew.deploy.fit_checks import checked_counts, checked_moments, ends_of, inside
-from fedskew.deploy.message_sizes import LARGEST
 from fedskew.deploy.requests import FRESH, Question, Refusal, Request, Version, from_bytes, to_bytes
+from fedskew.transport.message_sizes import LARGEST
 
 Kinds: TypeAlias = type[Any] | tuple[type[Any], ...]
 # A client and its answer -> the answer to use; an error refuses it
@@ -23,14 +23,6 @@ Check: TypeAlias = Callable[[int, Any], Any]
 Unanswered: TypeAlias = Callable[[str, Mapping[str, str]], None]
 CHECKPOINTS = 2  # that stay on a server's disk
 SILENT, REFUSED = "no answer in time", "the node refused: the output of the run has its words"
-
-
-class UnansweredError(FedskewError):
-    """Raised where a run cannot go on without answers; ``plain`` is the message without the words of nodes."""
-
-    def __init__(self, plain: str, reasons: str) -> None:
-        super().__init__(f"{plain}: {reasons}" if reasons else f"{plain} in time")
-        self.plain = plain
 
 
 class Transport(Protocol):

@@ -32,7 +32,7 @@ from fedskew.deploy.requests import Measure, Step, Train, Visit, Waiting, in_ten
 from fedskew.engine.job import Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.loop import settled
 from fedskew.engine.plan import Plan
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.tasks.scores import Range
 from fedskew.tasks.task import Task
 from fedskew.topology.collector import BUFFERS

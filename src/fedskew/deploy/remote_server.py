@@ -23,10 +23,10 @@ from fedskew.deploy.checks import (
     fits,
     most_bytes,
 )
-from fedskew.deploy.hollow import positions_of
 from fedskew.deploy.remote_clients import Nodes, Versions
 from fedskew.deploy.remote_engine import RemoteEngine
 from fedskew.deploy.requests import Evaluate, Scored, Statistics
+from fedskew.deploy.rowless_federation import positions_of
 from fedskew.engine.job import Start
 from fedskew.engine.plan import Plan
 from fedskew.server.calibration import statistics_of

@@ -17,7 +17,7 @@ from fedskew.data import fitting
 from fedskew.engine.job import ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.plan import Plan
 from fedskew.tasks.additive import Sums
-from fedskew.workers.messages import Message, packed, sendable, unpacked
+from fedskew.transport.messages import Message, packed, sendable, unpacked
 
 FRESH = -1  # the version of what a client keeps before its first round
 

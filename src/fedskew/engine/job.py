@@ -26,7 +26,7 @@ from fedskew.engine.optimizer import Optimizer
 from fedskew.engine.plan import Plan
 from fedskew.models.layout import Layout, head_module, layout
 from fedskew.models.parameters import trainable
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.tasks.classification import Classification
 from fedskew.tasks.task import Task
 

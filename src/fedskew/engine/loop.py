@@ -39,7 +39,7 @@ from fedskew.engine.plan import Plan
 from fedskew.engine.scheduled import run_schedule
 from fedskew.label_privacy.secure_sum import Dealer, Masks
 from fedskew.models.parameters import load_weights, trainable
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.tasks.task import Task
 
 GRADIENTS_AT_ONCE = 64 << 20  # bytes of per-row gradients that are in memory together

@@ -21,7 +21,7 @@ from fedskew.engine.cost import measure_cost
 from fedskew.engine.device import products_in, random_layers
 from fedskew.engine.job import Job, ModelState, ScheduleResult
 from fedskew.models.parameters import load_weights, trainable
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 
 _ROWS_AT_ONCE = 4096  # rows that are gathered ahead of the steps that use them
 _STEPS_AT_ONCE = 64  # steps in one CUDA graph

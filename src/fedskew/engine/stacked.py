@@ -32,7 +32,7 @@ from fedskew.engine.probe import StackedProbe
 from fedskew.engine.scheduled import run_schedule
 from fedskew.engine.shapes import Room
 from fedskew.engine.stack import Stack
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 
 _CPU_MEMORY = 2 << 30
 _STACKS_KEPT = 4  # of a job on a GPU, for rounds of different shapes

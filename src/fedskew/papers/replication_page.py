@@ -12,7 +12,7 @@ from fedskew.papers.paper_tables import Entry, Paper, PaperTable, papers, tables
 from fedskew.papers.replication_figures import draw_table
 from fedskew.papers.results import Results
 from fedskew.papers.verdicts import Outcome, Verdict, verdict
-from fedskew.runs.significance import FEWEST_BLOCKS
+from fedskew.study.significance import FEWEST_BLOCKS
 
 FOLDER = "replication"  # of the results, beside the page of the same name
 _ENDINGS = ("svg", "png")

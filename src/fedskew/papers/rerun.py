@@ -24,10 +24,10 @@ from fedskew.papers.measurements import MEASUREMENTS
 from fedskew.papers.paper_tables import Entry, PaperTable
 from fedskew.papers.results import Result, Results
 from fedskew.runs import folder as on_disk
-from fedskew.runs import sweep
 from fedskew.runs.callbacks import CallbackSpec
 from fedskew.runs.folder import RunFolder
-from fedskew.runs.sweep import Member, Partitions
+from fedskew.study import sweep
+from fedskew.study.sweep import Member, Partitions
 
 UNFINISHED = "unfinished"  # folder with the runs of cells that have not ended
 POINTS = 25  # of a curve that are kept

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from fedskew.papers.comparison import Measured
 from fedskew.papers.paper_tables import Claim, Value
-from fedskew.runs.significance import FEWEST_BLOCKS, paired_interval
+from fedskew.study.significance import FEWEST_BLOCKS, paired_interval
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from fedskew.papers.comparison import Measured, measured
 from fedskew.papers.paper_tables import Claim, PaperTable, Value
 from fedskew.papers.results import Result, Results
 from fedskew.papers.rivals import against, cases_of
-from fedskew.runs.significance import FEWEST_BLOCKS
+from fedskew.study.significance import FEWEST_BLOCKS
 
 _ROUNDING = 1e-9  # below which a difference is none
 Outcome = Literal[

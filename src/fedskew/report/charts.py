@@ -12,7 +12,7 @@ import numpy as np
 
 from fedskew.core.streams import Floats, Ints
 from fedskew.heterogeneity.fairness import Numbers
-from fedskew.runs.figures import COLOURS, FATES, NAMES, SHARES
+from fedskew.plots.run_figure import COLOURS, FATES, NAMES, SHARES
 
 Option = dict[str, Any]
 MOST_BARS = 250  # one bar a client up to here, a histogram above

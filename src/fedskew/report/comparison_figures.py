@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedskew.core.drawing import as_written
+from fedskew.plots.drawing import as_written
+from fedskew.plots.run_figure import SHARES
 from fedskew.report.charts import PALETTE
-from fedskew.report.comparison_table import Comparison
-from fedskew.report.run_data import RunData
-from fedskew.runs.figures import SHARES
-from fedskew.runs.significance import Ranks
 from fedskew.runs.summary import mean_and_std
+from fedskew.study.comparison_table import Comparison
+from fedskew.study.run_data import RunData
+from fedskew.study.significance import Ranks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

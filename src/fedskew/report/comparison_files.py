@@ -7,12 +7,12 @@ from pathlib import Path
 
 from fedskew.core.writing import write_atomically
 from fedskew.report.comparison_figures import draw_curves, draw_ranks
-from fedskew.report.comparison_table import Comparison
 from fedskew.report.page import comparison_page
 from fedskew.runs.folder import GROUP, PAGE
 from fedskew.runs.runner import only_warned
-from fedskew.runs.significance import said_p
-from fedskew.runs.sweep import record_target
+from fedskew.study.comparison_table import Comparison
+from fedskew.study.significance import said_p
+from fedskew.study.sweep import record_target
 
 CSV, MARKDOWN, LATEX = "comparison.csv", "comparison.md", "comparison.tex"
 CURVES, RANKS = "curves", "critical_difference"

@@ -15,19 +15,19 @@ from typing import Any
 
 from fedskew.core.config import read_file
 from fedskew.core.streams import Ints
+from fedskew.plots.run_figure import shown_clients
 from fedskew.report.loopback import ADDRESS, LoopbackServer
 from fedskew.report.page import live_content, live_page, run_content
-from fedskew.report.run_data import Holdings, RunData
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.execute import facts
-from fedskew.runs.figures import shown_clients
 from fedskew.runs.folder import Row, RunFolder, to_json
 from fedskew.runs.open_run import Record
 from fedskew.runs.run import Run
 from fedskew.runs.runner import client_weights, only_warned
 from fedskew.runs.summary import summarise
 from fedskew.server.server import RoundResult, Server
+from fedskew.study.run_data import Holdings, RunData
 
 _EVERY = 2.0  # seconds between two versions, at least
 _SHARE = 0.05  # of the time of a run that it takes, at most

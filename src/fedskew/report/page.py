@@ -17,24 +17,25 @@ from fedskew import __version__
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError
 from fedskew.core.writing import write_atomically
+from fedskew.plots.run_figure import NAMES
 from fedskew.report import charts
 from fedskew.report.charts import Option
 from fedskew.report.markup import Markup, escaped, joined, shown, table, tag
-from fedskew.report.run_data import PROFILE, RunData, name_of, spelled
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import Callback
 from fedskew.runs.choices import from_python
-from fedskew.runs.figures import NAMES
 from fedskew.runs.folder import RunFolder, to_json
 from fedskew.runs.open_run import Record, open_run
 from fedskew.runs.run import Run
 from fedskew.runs.runner import only_warned
-from fedskew.runs.significance import said_p
 from fedskew.runs.summary import without_shared_score
+from fedskew.study.compared_runs import Compared
+from fedskew.study.run_data import PROFILE, RunData, name_of, spelled
+from fedskew.study.significance import said_p
 from fedskew.tasks.scores import class_table
 
 if TYPE_CHECKING:
-    from fedskew.report.comparison_table import Comparison
+    from fedskew.study.comparison_table import Comparison
 
 _ROWS = 50  # of a table that says what a chart shows
 _WHOLE = 60  # rows of a comparison that are shown at once
@@ -211,7 +212,7 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     place = out or folders[0] / on_disk.PAGE
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise FedskewError(f"--out {out} is no file in an existing folder: give another")
-    from fedskew.report.comparison_table import comparison
+    from fedskew.study.comparison_table import comparison
 
     if len(folders) == 1 and not (folders[0] / on_disk.GROUP).is_file():
         content = _of_run(RunData(open_run(folders[0])))
@@ -573,7 +574,7 @@ def comparison_page(table_of: "Comparison") -> bytes:
             else:
                 called = title
             figures.append(
-                page.chart(name, called, option, says, found.numbers(column, labels), 380)
+                page.chart(name, called, option, says, _means_by_round(found, column, labels), 380)
             )
     page.section("curves", "Curves", tag("div", *figures, class_="grid"))
     same = {name: spelled(value) for name, value in found.common().items()}
@@ -637,3 +638,19 @@ def _significance(page: _Page, found: "Comparison") -> None:
         "ranks", "Critical differences", option, says, listed, 90 + 32 * len(ranks.means)
     )
     page.section("significance", "Significance", by, tag("div", figure, numbers, class_="grid"))
+
+
+def _means_by_round(found: Compared, column: str, labels: Mapping[str, str]) -> Markup:
+    """Return the means of a column in up to 50 rounds, by label."""
+    by_round = {}
+    for label, name in labels.items():
+        if column in found.tables[label]:
+            by_round[name] = dict(
+                zip(found.tables[label]["round"], found.tables[label][column], strict=True)
+            )
+    rounds = sorted({number for one in by_round.values() for number in one})
+    some = rounds[:: -(-len(rounds) // 50)]
+    rows = []
+    for number in some:
+        rows.append([number, *(one.get(number) for one in by_round.values())])
+    return table(column, ["round", *by_round], rows)

@@ -16,24 +16,23 @@ from torch import nn
 from fedskew.algorithms.contract import Algorithm, algorithms, choice_of, resolve
 from fedskew.algorithms.topologies import Scheduled
 from fedskew.core.config import AUTO, Experiment, Settings, read_file, to_toml
-from fedskew.core.errors import FedskewError
+from fedskew.core.errors import FedskewError, UnansweredError
 from fedskew.core.lock import locked
 from fedskew.core.registry import Choice
 from fedskew.core.streams import Ints
 from fedskew.data.federation import Federation
 from fedskew.data.partition import Partition
 from fedskew.deploy.node import Node, alone
-from fedskew.deploy.remote_clients import Nodes, UnansweredError
+from fedskew.deploy.remote_clients import Nodes
 from fedskew.deploy.remote_server import RemoteServer
 from fedskew.engine.stacked import Stacked
 from fedskew.models.build import ModelSpec, build
 from fedskew.models.parameters import load_weights, trainable
-from fedskew.runs import figures
+from fedskew.plots import run_figure as figures
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec, EarlyStopping, as_callbacks
 from fedskew.runs.checkpoint import Checkpoints, to_bytes
 from fedskew.runs.choices import FROM_PYTHON, as_table, brief, described, from_python
-from fedskew.runs.crew import with_workers
 from fedskew.runs.environment import check_imports, check_same, environment
 from fedskew.runs.federate import federate
 from fedskew.runs.folder import Row, RunFolder
@@ -49,6 +48,7 @@ from fedskew.runs.runner import (
 )
 from fedskew.runs.summary import SHARED_MODEL, predictions_of_one_class, summarise
 from fedskew.runs.trackers import check_trackers, tracking
+from fedskew.runs.worker_processes import with_workers
 from fedskew.server.calibration import check_head
 from fedskew.server.evaluation import one_class_rate
 from fedskew.server.server import Server

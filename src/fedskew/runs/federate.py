@@ -11,10 +11,10 @@ from fedskew.data import catalogue
 from fedskew.data.convert import from_arrays, from_frames
 from fedskew.data.dataset import Dataset, Split
 from fedskew.data.federation import Federation
-from fedskew.heterogeneity.target import find
 from fedskew.runs.choices import as_table
 from fedskew.skew.partitioning import SkewSpec, client_holdout, partition_rows
 from fedskew.skew.skews import skews
+from fedskew.skew.target import find
 from fedskew.tasks.task import Task, resolve
 
 DEFAULT_CLIENTS = 10

@@ -47,6 +47,7 @@ ROUNDS, CLIENTS, TIMING, FINAL_CLIENTS = (
 )
 MODEL, SUMMARY, PICTURE, PAGE = "model.safetensors", "summary.json", "picture.png", "report.html"
 EVENTS = "events.jsonl"  # what happened in a run on nodes, one line an event
+APP, RUN = "app", "run"  # in the folder of a deployment
 GROUP = "group.json"  # the runs of a comparison, in the folder around them
 CONFUSION, OWN_CONFUSION, CLASSES = "confusion.csv", "confusion_own.csv", "classes.csv"
 CLIENT_CLASSES = "client_classes.csv"

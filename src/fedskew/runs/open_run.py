@@ -1,6 +1,7 @@
 """A finished run read from its folder, for all formats of run folders; several runs as one table."""
 
 import copy
+import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import nn
 
 from fedskew.core.config import read_file
 from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.files import reading
 from fedskew.core.notebook import facts_as_html, one_line
 from fedskew.core.trees import Tensors
 from fedskew.data.federation import MOST_LISTED
@@ -21,13 +23,13 @@ from fedskew.data.partition import Partition
 from fedskew.data.readers.user_files import Separator
 from fedskew.data.schema import Pipeline, pipeline_from
 from fedskew.engine.job import WHOLE, shared_model
+from fedskew.inference.prediction import predict, separator_of
 from fedskew.models.build import build
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.checkpoint import own_part
 from fedskew.runs.choices import from_python
 from fedskew.runs.folder import FORMAT, Row, RunFolder, read_manifest
-from fedskew.runs.prediction import predict, separator_of, threshold_in
 from fedskew.runs.run import class_frame, confusion_frame, facts_of, no_global_model, said_of
 from fedskew.runs.summary import SHARED_MODEL
 from fedskew.server.server import models_away
@@ -286,3 +288,13 @@ def _open(folder: Path) -> Record:
     return Record(
         disk.path, version, read_file(disk.path / on_disk.CONFIG), disk.read_json(on_disk.SUMMARY)
     )
+
+
+def threshold_in(folder: Path) -> Threshold | None:
+    """Return the threshold that a run chose and wrote into its folder, if it did."""
+    path = folder / on_disk.THRESHOLDS
+    if not path.is_file():
+        return None
+    with reading(path):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return Threshold(stored["metric"], float(stored["logit"]))

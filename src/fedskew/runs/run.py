@@ -14,10 +14,10 @@ from fedskew.core.errors import FedskewError
 from fedskew.core.notebook import facts_as_html, one_line
 from fedskew.data.readers.user_files import Separator
 from fedskew.data.schema import Pipeline
+from fedskew.inference.prediction import predict, separator_of
 from fedskew.models.parameters import load_weights
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import Row, RunFolder
-from fedskew.runs.prediction import predict, separator_of
 from fedskew.server.server import Server
 from fedskew.tasks.scores import class_table
 from fedskew.tasks.task import Task

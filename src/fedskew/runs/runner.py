@@ -16,7 +16,7 @@ from fedskew.runs.callbacks import Callback
 from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import Row, RunFolder
 from fedskew.server.server import RoundResult, Server
-from fedskew.workers.group import WorkerLostError
+from fedskew.transport.group import WorkerLostError
 
 Result = TypeVar("Result")
 

@@ -15,7 +15,7 @@ from fedskew.data.partition import Partition
 from fedskew.fleet.clock import transfer_seconds
 from fedskew.fleet.machines import Fleet
 from fedskew.label_privacy.agreement import Agreement, Exchange, agree
-from fedskew.schedules.holdings import Holdings
+from fedskew.sample_schedules.holdings import Holdings
 
 
 def label_holdings(

@@ -41,7 +41,7 @@ from fedskew.fleet.machines import fleets
 from fedskew.label_privacy.agreement import Agreement
 from fedskew.models.layout import layout
 from fedskew.models.parameters import trainable
-from fedskew.schedules.holdings import Holdings
+from fedskew.sample_schedules.holdings import Holdings
 from fedskew.server.calibration import new_head, statistics_of
 from fedskew.server.client_store import ClientStore, home_of
 from fedskew.server.evaluation import (

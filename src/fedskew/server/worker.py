@@ -24,8 +24,8 @@ from fedskew.engine.job import make_job
 from fedskew.server.server import Server, jobs_of, make_engine
 from fedskew.tasks.task import Task
 from fedskew.topology.shards import Sharded, ShardTrainer, Work
-from fedskew.workers.group import LEADER, Failure, Group, WorkerLostError
-from fedskew.workers.messages import packed, sendable
+from fedskew.transport.group import LEADER, Failure, Group, WorkerLostError
+from fedskew.transport.messages import packed, sendable
 
 
 class Hole:

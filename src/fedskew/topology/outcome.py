@@ -10,7 +10,7 @@ from fedskew.core.trees import Tensors, Tree
 from fedskew.data.partition import Partition
 from fedskew.engine.job import Engine, Job, Start, Updates
 from fedskew.engine.plan import Plan
-from fedskew.schedules.holdings import Holdings
+from fedskew.sample_schedules.holdings import Holdings
 from fedskew.topology.client_table import ClientTable, Row
 from fedskew.topology.collector import Arrived
 from fedskew.topology.participation import Participation

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedskew.core.streams import Floats, Ints
 from fedskew.fleet.clock import Flags
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 
 NO_SAMPLES = SampleSchedule(*(np.zeros(0, dtype=np.int64),) * 4)  # if all clients drop out
 

@@ -9,7 +9,7 @@ from fedskew.core.streams import Ints
 from fedskew.core.trees import Tree, size_in_bytes
 from fedskew.fleet.clock import computing_seconds, transfer_seconds
 from fedskew.fleet.machines import Fleet
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.topology.outcome import RoundServer
 from fedskew.topology.participation import NUMBER
 from fedskew.topology.schedule_cost import (

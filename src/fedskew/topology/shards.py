@@ -20,10 +20,10 @@ from fedskew.core.trees import Tree, rows_of
 from fedskew.engine.device import computing
 from fedskew.engine.job import Engine, Job, ModelState, ScheduleResult, Start, Updates
 from fedskew.engine.plan import Plan
-from fedskew.schedules.sample_schedule import SampleSchedule
+from fedskew.sample_schedules.sample_schedule import SampleSchedule
 from fedskew.topology.collector import Added, Arrived, UpdateCollector
-from fedskew.workers.group import Group
-from fedskew.workers.messages import packed, sendable, unpacked
+from fedskew.transport.group import Group
+from fedskew.transport.messages import packed, sendable, unpacked
 
 
 def deal(costs: Sequence[int], hands: int) -> list[Ints]:

@@ -1,1 +1,0 @@
-"""The two apps that Flower runs: on the server, and on every node."""

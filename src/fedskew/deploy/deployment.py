@@ -1,0 +1,253 @@
+"""A run whose clients are silos on their own machines: one schema for all of them, then rounds as in simulation."""
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew import __version__
+from fedskew.algorithms.contract import Algorithm, resolve
+from fedskew.core.config import Experiment
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import reading
+from fedskew.core.registry import Choice, parse
+from fedskew.data.catalogue import choose
+from fedskew.data.dataset import Dataset, Rows, datasets
+from fedskew.data.differences import differences
+from fedskew.data.federation import Federation
+from fedskew.data.fitting import ASKED, Description, Request, fit
+from fedskew.data.readers.array_silo import fit_arrays
+from fedskew.data.readers.arrays import comparable
+from fedskew.data.schema import Pipeline, Scaling
+from fedskew.deploy.fit_checks import checked_description, checked_facts
+from fedskew.deploy.remote_clients import Nodes, RemoteSilos
+from fedskew.deploy.remote_server import refuse, sent_metrics
+from fedskew.deploy.requests import Facts, Question, Tell
+from fedskew.deploy.rowless_federation import federation_of, hollow_targets
+from fedskew.runs import folder as on_disk
+from fedskew.runs.callbacks import CallbackSpec
+from fedskew.runs.choices import as_table
+from fedskew.runs.execute import resuming, starting
+from fedskew.runs.folder import RunFolder
+from fedskew.runs.run import Run
+from fedskew.runs.runner import alone
+from fedskew.tasks.task import BY_TARGET
+from fedskew.tasks.task import resolve as resolve_task
+
+
+def run_on_nodes(
+    nodes: Nodes,
+    count: int,
+    experiment: Experiment,
+    folder: Path,
+    callbacks: "CallbackSpec | Iterable[CallbackSpec]" = (),
+) -> Run:
+    """Run an experiment with the silos of so many nodes, or go on with it if the folder holds it already."""
+    method = resolve(experiment.algorithm)
+    _refuse_noise(method)
+    known, choice = _recorded(folder), silo_options(experiment.data)
+    seed = experiment.seed if experiment.split_seed is None else experiment.split_seed
+    options = {name: value for name, value in choice.options.items() if name != "paths"}
+    nodes.about |= {
+        "run": known["run"] if known else uuid.uuid4().hex,
+        "options": json.dumps(options),
+    }
+    nodes.about |= {"validation": experiment.validation, "seed": seed, "version": __version__}
+    request = Request(**{name: options[name] for name in ASKED}, compared=True)
+    described = _meet(nodes, count, request)
+    names = [one.name for one in described]
+    if known and known["clients"] != names:
+        raise FedskewError(
+            f"{folder} is a run of {', '.join(known['clients'])}, and there are {', '.join(names)}: start the same"
+        )
+    silos = RemoteSilos(nodes, described)
+    arrays = any(one.shape is not None for one in described)
+    pipeline = (
+        fit_arrays("nodes", silos, request) if arrays else fit("nodes", silos, request).schema
+    )
+    if known:
+        _check_schema(folder, pipeline)
+    facts = _facts(nodes, described, pipeline, request, experiment.validation > 0)
+    fed = _federation(described, facts, pipeline, choice, experiment, seed)
+    settings = replace(experiment.settings(), engine="flower")
+    if known:
+        return alone(resuming(folder, fed, callbacks=callbacks, nodes=nodes))
+    return alone(starting(fed, experiment.model, method, settings, folder, callbacks, nodes=nodes))
+
+
+def check_experiment(values: Mapping[str, Any], nodes: int) -> None:
+    """Refuse settings with which no run on so many nodes could begin."""
+    experiment = Experiment(**values)
+    target: Any = silo_options(experiment.data).options["target"]
+    for name in ("skew", "clients", "client_test", "bins"):
+        if name in values:
+            raise FedskewError(
+                f"{name}={values[name]}: clients are nodes, with the rows that they have: leave it out"
+            )
+    settings = experiment.settings()
+    task = resolve_task(BY_TARGET[target] if settings.task == "auto" else settings.task)
+    if task.target != target:
+        raise FedskewError(
+            f"task={settings.task} needs data=silos:target={task.target}, and it is {target}"
+        )
+    sent_metrics(task, settings)
+    method = resolve(experiment.algorithm)
+    refuse(method, settings)
+    _refuse_noise(method)
+    if settings.per_round is not None and settings.per_round > nodes:
+        raise FedskewError(
+            f"per_round={settings.per_round} is more than the {nodes} nodes: lower it or leave it out"
+        )
+
+
+def _refuse_noise(method: Algorithm) -> None:
+    """Refuse noise that would hide nothing: it comes from the seed of the run, which all parties have."""
+    if "secret_noise" in method.requires:
+        raise FedskewError(
+            f"algorithm {method.label()}: its noise is drawn from the seed of the run, which the server and every node "
+            "have, and would hide nothing: leave it out (dp, epsilon), or simulate the run"
+        )
+
+
+def silo_options(data: str | Mapping[str, Any]) -> Choice:
+    """Return how the tables of silos are read: ``silos:label=outcome``, without the paths, which each node has."""
+    if isinstance(data, str):
+        given = parse(data, "data set")
+    else:
+        given = Choice(
+            str(data.get("name")), {name: value for name, value in data.items() if name != "name"}
+        )
+    if given.name != "silos":
+        raise FedskewError(
+            f"data={data}: every node has its own file, so say how to read it: data=silos:label=COLUMN"
+        )
+    choice = datasets.full(choose({"name": "silos", **given.options, "paths": ("a file each",)}))
+    if choice.options.get("label") is None:
+        raise FedskewError(
+            f"data={data}: label= is missing: the column with the class, data=silos:label=COLUMN"
+        )
+    return choice
+
+
+def _meet(nodes: Nodes, count: int, request: Request) -> list[Description]:
+    """Return what the nodes tell of themselves, in the order by which clients are numbered from now on."""
+    questions = dict.fromkeys(range(count), Question("describe", request))
+    met: list[Description] = nodes.everybody(
+        questions, Description, lambda client, told: checked_description(told, request)
+    )
+    names = [one.name for one in met]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise FedskewError(
+            f"several nodes are named {min(twice)}: start them with names of their own"
+        )
+    assert nodes.transport
+    nodes.names = sorted(names)
+    nodes.transport.renumber([names.index(name) for name in nodes.names])
+    return sorted(met, key=lambda one: one.name)
+
+
+def _recorded(folder: Path) -> dict[str, Any] | None:
+    """Return what a run folder says of its nodes; None if there is no such folder."""
+    if not folder.exists():
+        return None
+    RunFolder.open(folder)
+    path = folder / on_disk.OF_NODES
+    if not path.exists():
+        raise FedskewError(f"{folder} is a run without nodes: choose another folder")
+    with reading(path):
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+
+def _check_schema(folder: Path, pipeline: Pipeline) -> None:
+    """Refuse to go on with files that make other features of their rows than when the run began."""
+    began = RunFolder.open(folder).read_json(on_disk.PIPELINE)
+    if odd := [
+        name
+        for name, value in pipeline.to_json().items()
+        if json.dumps(value) != json.dumps(began.get(name))
+    ]:
+        raise FedskewError(
+            f"{folder}: the nodes' files give another schema ({', '.join(odd)}) than when the run began: put the files "
+            "back or start a new run"
+        )
+
+
+def _facts(
+    nodes: Nodes,
+    described: list[Description],
+    pipeline: Pipeline,
+    request: Request,
+    validation: bool,
+) -> list[Facts]:
+    """Tell the nodes the schema, and return the numbers of their rows."""
+    nodes.about["schema"] = json.dumps(pipeline.to_json())
+    facts: list[Facts] = nodes.everybody(
+        dict.fromkeys(range(len(described)), Tell()),
+        Facts,
+        lambda client, told: checked_facts(
+            told, described[client], request, pipeline.label, validation
+        ),
+    )
+    nodes.about["counts"] = json.dumps(np.sum([one.train for one in facts], axis=0).tolist())
+    return facts
+
+
+def _federation(
+    described: list[Description],
+    facts: list[Facts],
+    pipeline: Pipeline,
+    choice: Choice,
+    experiment: Experiment,
+    seed: int,
+) -> Federation:
+    """Return the federation of the nodes: the schema of what they told, and the numbers of their rows."""
+    names = [one.name for one in described]
+    fed = federation_of(_described(described, pipeline), facts)
+    recipe = {
+        "data": as_table("data", Choice("silos", {**choice.options, "paths": tuple(names)})),
+        "validation": experiment.validation,
+        "skew": "natural",
+        "clients": len(names),
+        "split_seed": seed,
+        "client_test": 0.0,
+        "bins": None,
+    }
+    return replace(fed, recipe=recipe)
+
+
+def _described(described: list[Description], pipeline: Pipeline) -> Dataset:
+    """Return a data set of no more than what all silos agree about."""
+    classes = pipeline.label.classes
+    target = pipeline.label.target
+    if isinstance(pipeline, Scaling):
+        shape = pipeline.shape
+        schema = comparable(pipeline)
+    else:
+        width = len(pipeline.features)
+        schema = pipeline
+        if schema.window:
+            shape = (width, schema.window)
+        else:
+            shape = (width,)
+    one, none = (
+        Rows(
+            np.zeros((rows, *shape), np.float32),
+            hollow_targets(target, np.zeros(rows, np.int64), len(classes)),
+        )
+        for rows in (1, 0)
+    )
+    return Dataset(
+        name="nodes",
+        train=one,
+        test=none,
+        classes=classes,
+        features=pipeline.features,
+        differences=differences(schema, described),
+        silos=tuple(described),
+        schema=pipeline,
+    )

@@ -1,1 +1,0 @@
-"""Files for real nodes: each client's rows, and the figure of a partition."""

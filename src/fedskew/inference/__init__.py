@@ -1,0 +1,1 @@
+"""Models in use: predictions for new rows, and models exported to files."""

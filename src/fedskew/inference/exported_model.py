@@ -1,0 +1,417 @@
+"""A trained model for use without fedskew: a program of torch.export or an ONNX file, with the preprocessing inside.
+
+Of a table, the program takes the numbers as they are, missing ones as NaN, and for every text column the place of the
+category in the list that is stored with the program. Each program is run on made rows, which no training saw, and
+compared with the model before it is written.
+"""
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Stream
+from fedskew.core.writing import write_atomically
+from fedskew.data.cells import MISSING
+from fedskew.data.dataset import Features
+from fedskew.data.schema import Categories, Numeric, Pipeline, Schema
+from fedskew.inference.prediction import Trained, outputs_of, probabilities, threshold_for
+from fedskew.models.parameters import trainable
+from fedskew.tasks.task import BuiltIn, Task
+
+Format: TypeAlias = Literal["torch", "onnx"]
+ENDINGS: Mapping[Format, str] = {"torch": ".pt2", "onnx": ".onnx"}
+TOLERANCE = 1e-4  # of an output, between the program and the model
+ROWS = (64, 1, 7)  # made rows on which they are compared
+_UNKNOWN = "\x00"  # a text that is no category
+_DESCRIBED = "pipeline.json"  # what is stored with the program
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the description that is stored with the program, and the largest difference to the model."""
+
+    described: Mapping[str, Any]
+    difference: float
+
+
+def export_model(
+    run: Trained, path: Path, format: Format, client: int | str | None = None
+) -> Exported:
+    """Write the model of a run, or of one of its clients, as a program.
+
+    Args:
+        run: what ``train`` or ``open_run`` returned
+        path: a new file, which ends in .pt2 or .onnx
+        format: torch for torch.export, onnx for ONNX (needs fedskew[onnx])
+        client: whose model; by default the global one
+    """
+    if path.suffix != ENDINGS[format]:
+        raise FedskewError(
+            f"{path}: a file of format {format} ends in {ENDINGS[format]}, or it is not read as one"
+        )
+    if path.exists():
+        raise FedskewError(f"{path} exists already: remove it or choose another")
+    pipeline, task = run.pipeline, run.task
+    model = run.model_in_use(client).cpu().eval()
+    program = _program(pipeline, model, task)
+    described = {
+        "inputs": _inputs(pipeline),
+        "output": program.output,
+        "pipeline": pipeline.to_json(),
+    }
+    if (threshold := threshold_for(run, client)) is not None:
+        described["threshold"] = {
+            "class": pipeline.label.classes[1],
+            "probability": threshold.probability,
+        }
+    if format == "torch":
+        write = _torch_program
+    else:
+        write = _onnx_program
+    content, call = write(program, described)
+    difference = max(_difference(call, pipeline, model, task, rows, run.threads) for rows in ROWS)
+    if not difference <= TOLERANCE:
+        raise FedskewError(
+            f"the {format} program differs from the model by {difference:g}: nothing was written"
+        )
+    write_atomically(path, content)
+    return Exported(described, difference)
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
+
+
+class _Program(nn.Module):
+    """A model with its preprocessing before it and, where outputs are logits, probabilities after it."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model = model
+        self.logits = isinstance(task, BuiltIn) and task.target != "number"
+        self.several = task.target == "labels"
+        self.dtype = next(iter(trainable(model).values())).dtype
+        if self.logits:
+            self.output = "probabilities"
+        else:
+            self.output = "outputs"
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Return the output for features."""
+        outputs: Tensor = self.model(x.to(self.dtype))
+        if not self.logits:
+            return outputs
+        if self.several:
+            return outputs.sigmoid()
+        if outputs.shape[1] > 1:
+            return outputs.softmax(1)
+        return torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], 1)
+
+
+class _ArrayProgram(_Program):
+    """A program that takes arrays, and scales them."""
+
+    offset: Tensor
+    factor: Tensor
+
+    def __init__(self, model: nn.Module, task: Task, offset: Tensor, factor: Tensor) -> None:
+        super().__init__(model, task)
+        self.register_buffer("offset", offset)
+        self.register_buffer("factor", factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for rows as they are."""
+        return self.finish((x - self.offset) * self.factor)
+
+
+class _TableProgram(_Program):
+    """A program that takes numbers and categories of a table's rows."""
+
+    fill: Tensor
+    mean: Tensor
+    deviation: Tensor
+    order: Tensor
+
+    def __init__(self, model: nn.Module, task: Task, schema: Schema) -> None:
+        super().__init__(model, task)
+        numeric, texts = _columns(schema)
+        for name in ("fill", "mean", "deviation"):
+            values = [getattr(column, name) for column in numeric]
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
+        self.sizes = [len(column.features) for column in texts]
+        titles = [column.name for column in numeric] + [
+            title for column in texts for title in column.features
+        ]
+        place = {title: number for number, title in enumerate(titles)}
+        self.register_buffer("order", torch.tensor([place[title] for title in schema.features]))
+
+    def scaled(self, numbers: Tensor) -> Tensor:
+        """Return numbers with gaps filled, standardised, in single precision."""
+        filled = torch.where(torch.isfinite(numbers), numbers, self.fill)
+        return ((filled - self.mean) / self.deviation).float()
+
+    def indicators(self, categories: Tensor) -> Tensor:
+        """Return one column a category."""
+        each = []
+        for at, size in enumerate(self.sizes):
+            each.append(categories[:, at : at + 1] == torch.arange(size))
+        return torch.cat(each, 1).float()
+
+    def both(self, parts: list[Tensor]) -> Tensor:
+        """Return the output for the features, brought into the order of the training."""
+        return self.finish(torch.cat(parts, 1).index_select(1, self.order))
+
+
+class _Numbers(_TableProgram):
+    """A program for a table of numbers."""
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Return the output for rows as they are."""
+        return self.both([self.scaled(numbers)])
+
+
+class _Texts(_TableProgram):
+    """A program for a table of categories."""
+
+    def forward(self, categories: Tensor) -> Tensor:
+        """Return the output for rows of category numbers."""
+        return self.both([self.indicators(categories)])
+
+
+class _Mixed(_TableProgram):
+    """A program for a table of numbers and categories."""
+
+    def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
+        """Return the output for rows of numbers and category numbers."""
+        return self.both([self.scaled(numbers), self.indicators(categories)])
+
+
+def _program(pipeline: Pipeline, model: nn.Module, task: Task) -> _Program:
+    if isinstance(pipeline, Schema) and not pipeline.window:
+        numeric, texts = _columns(pipeline)
+        kind = _Mixed if numeric and texts else _Numbers if numeric else _Texts
+        return kind(model, task, pipeline).eval()
+    one = torch.ones(1)
+    if isinstance(pipeline, Schema):  # windows are cut from encoded rows
+        return _ArrayProgram(model, task, 0 * one, one).eval()
+    along = (1, -1) + (1,) * (len(pipeline.shape) - 1)
+    offset, factor = (
+        torch.tensor(values).view(along) for values in (pipeline.offset, pipeline.factor)
+    )
+    return _ArrayProgram(model, task, offset, factor).eval()
+
+
+def _columns(schema: Schema) -> tuple[list[Numeric], list[Categories]]:
+    numeric = [column for column in schema.columns if isinstance(column, Numeric)]
+    return numeric, [column for column in schema.columns if isinstance(column, Categories)]
+
+
+def _inputs(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """Return what the program takes: one entry for each input."""
+    if not isinstance(pipeline, Schema):
+        return [{"name": "x", "type": "float32", "shape": ["rows", *pipeline.shape]}]
+    if pipeline.window:
+        shape = ["rows", len(pipeline.features), pipeline.window]
+        return [
+            {"name": "x", "type": "float32", "shape": shape, "columns": list(pipeline.features)}
+        ]
+    numeric, texts = _columns(pipeline)
+    inputs: list[dict[str, Any]] = []
+    if numeric:
+        names = [column.name for column in numeric]
+        inputs.append(
+            {"name": "numbers", "type": "float64", "shape": ["rows", len(names)], "columns": names}
+        )
+    if texts:
+        columns = []
+        for column in texts:
+            columns.append(
+                {
+                    "name": column.name,
+                    "categories": list(column.values),
+                    "other": _other(column),
+                    "missing": _place(column, MISSING),
+                }
+            )
+        inputs.append(
+            {
+                "name": "categories",
+                "type": "int64",
+                "shape": ["rows", len(columns)],
+                "columns": columns,
+            }
+        )
+    return inputs
+
+
+def _other(column: Categories) -> int:
+    """Return the number of a category that was not seen in training."""
+    if column.pooled:
+        return len(column.values)
+    return -1
+
+
+def _place(column: Categories, value: str) -> int:
+    if value in column.values:
+        return column.values.index(value)
+    return _other(column)
+
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+
+Call: TypeAlias = Callable[[list[Tensor]], NDArray[Any]]
+
+
+def _examples(
+    described: Mapping[str, Any],
+) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
+    """Return inputs of the right types and shapes, and that their first axis may have any length."""
+    rows = torch.export.Dim("rows")
+    inputs = described["inputs"]
+    examples = tuple(
+        torch.zeros((3, *one["shape"][1:]), dtype=getattr(torch, one["type"])) for one in inputs
+    )
+    return examples, tuple({0: rows} for _ in inputs)
+
+
+def _torch_program(program: _Program, described: Mapping[str, Any]) -> tuple[bytes, Call]:
+    examples, shapes = _examples(described)
+    try:
+        exported = torch.export.export(program, examples, dynamic_shapes=shapes)
+    except Exception as problem:  # whatever a user's module cannot do
+        raise _cannot("torch", program, problem) from problem
+    call = exported.module()
+    exported.example_inputs = None  # they would be stored as a pickle
+    file = io.BytesIO()
+    torch.export.save(exported, file, extra_files={_DESCRIBED: json.dumps(described)})
+
+    def run(given: list[Tensor]) -> NDArray[Any]:
+        with torch.no_grad():
+            found: NDArray[Any] = call(*given).numpy()
+        return found
+
+    return file.getvalue(), run
+
+
+def _onnx_program(program: _Program, described: Mapping[str, Any]) -> tuple[bytes, Call]:
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch.onnx needs it
+    except ImportError:
+        raise FedskewError("ONNX needs further packages: pip install 'fedskew[onnx]'") from None
+    (examples, shapes), names = _examples(described), [one["name"] for one in described["inputs"]]
+    try:
+        with _silence():
+            made = torch.onnx.export(
+                program,
+                examples,
+                dynamo=True,
+                input_names=names,
+                output_names=[program.output],
+                dynamic_shapes=shapes,
+                verbose=False,
+            )
+    except Exception as problem:  # whatever a user's module cannot do
+        raise _cannot("onnx", program, problem) from problem
+    model = cast(Any, made).model_proto
+    onnx.helper.set_model_props(model, {_DESCRIBED: json.dumps(described)})
+    content: bytes = model.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+    def run(given: list[Tensor]) -> NDArray[Any]:
+        fed = {}
+        for name, value in zip(names, given, strict=True):
+            fed[name] = value.numpy()
+        found: NDArray[Any] = session.run(None, fed)[0]
+        return found
+
+    return content, run
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep back what the exporter says about itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _cannot(format: Format, program: _Program, problem: Exception) -> FedskewError:
+    reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+    return FedskewError(f"{type(program.model).__name__} cannot be exported to {format}: {reason}")
+
+
+# -- the check ---------------------------------------------------------------------------------------------------------
+
+
+def _difference(
+    call: Call, pipeline: Pipeline, model: nn.Module, task: Task, rows: int, threads: int
+) -> float:
+    """Return the largest difference between the program and the model, preprocessing included, on made rows."""
+    given, x = _made(pipeline, rows)
+    outputs = outputs_of(model, x, threads)
+    plain = isinstance(task, BuiltIn) and task.target != "number"
+    wanted = (probabilities(task, outputs) if plain else outputs).double().numpy()
+    found = call(given).astype(np.float64)
+    if found.shape != wanted.shape:
+        return np.inf
+    return float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
+
+
+def _made(pipeline: Pipeline, rows: int) -> tuple[list[Tensor], Features]:
+    """Return made rows as the inputs of the program, and as features of the model."""
+    draw = Stream(0, "export check", rows).generator()
+    if not isinstance(pipeline, Schema):
+        offset = np.array(pipeline.offset)
+        factor = np.array(pipeline.factor)
+        along = (1, -1) + (1,) * (len(pipeline.shape) - 1)
+        x = draw.normal(size=(rows, *pipeline.shape)) / factor.reshape(along) + offset.reshape(
+            along
+        )
+        single = x.astype(np.float32)
+        return [torch.from_numpy(single)], pipeline.encode(single)
+    if pipeline.window:
+        x = draw.normal(size=(rows, len(pipeline.features), pipeline.window)).astype(np.float32)
+        return [torch.from_numpy(x)], x
+    return _made_table(pipeline, rows, draw)
+
+
+def _made_table(
+    schema: Schema, rows: int, draw: np.random.Generator
+) -> tuple[list[Tensor], Features]:
+    import pandas as pd
+
+    numeric, texts = _columns(schema)
+    columns: dict[str, Any] = {}
+    given = []
+    for column in numeric:
+        values = column.mean + 2 * column.deviation * draw.normal(size=rows)
+        columns[column.name] = np.where(draw.random(rows) < 0.2, np.nan, values)
+    if numeric:
+        given.append(torch.from_numpy(np.stack([columns[column.name] for column in numeric], 1)))
+    codes = []
+    for text in texts:
+        choices = [*text.values, _UNKNOWN]
+        drawn = draw.integers(len(choices), size=rows)
+        columns[text.name] = [None if choices[at] == MISSING else choices[at] for at in drawn]
+        codes.append([_place(text, choices[at]) for at in drawn])
+    if texts:
+        given.append(torch.tensor(codes).T.contiguous())
+    return given, schema.encode(pd.DataFrame(columns))

@@ -1,0 +1,237 @@
+"""A trained model in use: new rows become features as the training rows did, and outputs become named predictions."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.files import read_npz
+from fedskew.data.dataset import Features, Rows
+from fedskew.data.readers.user_files import Separator, read_table
+from fedskew.data.readers.windows import cut_windows
+from fedskew.data.schema import Categories, Pipeline, Scaling, Schema
+from fedskew.engine.device import computing
+from fedskew.engine.inference import Inference
+from fedskew.models.parameters import trainable
+from fedskew.tasks.task import BuiltIn, Task
+from fedskew.tasks.thresholds import Threshold
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PREDICTION = "prediction"  # the column with the predicted class or number
+
+
+class Trained(Protocol):
+    """A finished run: how new data become features, the task, and the models."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Return how new data become features."""
+
+    @property
+    def task(self) -> Task:
+        """Return the task."""
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads the run computed with: other numbers of them give other last bits."""
+
+    @property
+    def separator(self) -> Separator:
+        """Return what is between the columns of its CSV files."""
+
+    @property
+    def threshold(self) -> Threshold | None:
+        """Return the threshold of the global model, if one was chosen."""
+
+    @property
+    def personalised(self) -> bool:
+        """Return whether clients have models, or parts of them, of their own."""
+
+    def model_in_use(self, client: int | str | None) -> nn.Module:
+        """Return the model of a client, or the global one."""
+
+
+def predict(
+    run: Trained,
+    data: Any,
+    client: int | str | None = None,
+    proba: bool = False,
+    name: str = "the data",
+) -> "pd.DataFrame":
+    """Return one row for each row of the data: the predicted class or number, or a column of 0 and 1 a label.
+
+    With ``proba`` there is also a column ``p(NAME)`` for each class or label. Errors begin with ``name``.
+    """
+    import pandas as pd
+
+    pipeline, task = run.pipeline, run.task
+    if proba:
+        refuse_probabilities(task)
+    x = features(pipeline, name, data)
+    outputs = outputs_of(run.model_in_use(client), x, run.threads)
+    names = pipeline.label.classes
+    decided = decide(task, outputs, threshold_for(run, client))
+    columns: dict[str, Any]
+    if task.target == "labels":
+        columns = {name: decided[:, place] for place, name in enumerate(names)}
+    else:
+        columns = {
+            PREDICTION: np.array(names, dtype=object)[decided]
+            if task.target == "class"
+            else decided
+        }
+    if proba:
+        found = probabilities(task, outputs).numpy()
+        columns |= {f"p({name})": found[:, place] for place, name in enumerate(names)}
+    same_rows = hasattr(data, "index") and len(x) == len(data)
+    return pd.DataFrame(columns, index=data.index if same_rows else None)
+
+
+def predict_file(
+    run: Trained, path: Path, client: int | str | None = None, proba: bool = False
+) -> str:
+    """Return the predictions for the rows of a file as CSV, with the number of the row (of a window: its first).
+
+    Warns of columns that are unlike those of the training rows.
+    """
+    data = read_rows(path, run.pipeline, run.separator)
+    found = predict(run, data, client, proba, str(path))
+    for doubt in run.pipeline.doubts(data) if isinstance(run.pipeline, Schema) else ():
+        warnings.warn(f"{path}: {doubt}", stacklevel=2)
+    if isinstance(run.pipeline, Schema):
+        step = run.pipeline.stride or run.pipeline.window or 1
+    else:
+        step = 1
+    # A label may have that name
+    found.insert(0, "row", np.arange(len(found)) * step, allow_duplicates=True)
+    return found.to_csv(index=False, lineterminator="\n")
+
+
+def features(pipeline: Pipeline, name: str, data: Any) -> Features:
+    """Return the features of new rows: a data frame, or an array where the model was trained on arrays.
+
+    Raises an error, with the name of the column, for data that do not fit.
+    """
+    named = hasattr(data, "columns")
+    if named:
+        frame = data.set_axis([str(column) for column in data.columns], axis=1)
+    else:
+        frame = data
+    if isinstance(pipeline, Scaling):
+        if named:
+            x: NDArray[Any] = pipeline.array(name, frame)
+        else:
+            x = np.asarray(data)
+        pipeline.check(name, x)
+        with np.errstate(over="ignore"):
+            scaled = pipeline.encode(x)
+        if not np.isfinite(scaled).all():
+            raise FedskewError(f"{name}: x holds numbers too large for single precision")
+        return scaled
+    if not named:
+        raise FedskewError(
+            f"{name}: the model was trained on a table: give a data frame, got {type(data).__name__}"
+        )
+    pipeline.check(name, frame)
+    encoded = pipeline.encode(frame)
+    if not np.isfinite(encoded).all():
+        place = int(np.argmin(np.isfinite(encoded).all(axis=0)))
+        raise FedskewError(
+            f"{name}: column {pipeline.features[place]!r} holds numbers too large for single precision"
+        )
+    if not pipeline.window:
+        return encoded
+    rows = Rows(encoded, np.zeros(len(encoded), dtype=np.int64))
+    return cut_windows(rows, pipeline.window, pipeline.stride or pipeline.window, 1).x
+
+
+def read_rows(path: Path, pipeline: Pipeline, separator: Separator = "comma") -> Any:
+    """Read new rows: a CSV or Parquet file or, where the model was trained on arrays, the array x of an NPZ file."""
+    if isinstance(pipeline, Schema):
+        if path.suffix == ".npz":
+            raise FedskewError(
+                f"{path} holds arrays, and the model was trained on a table: give a CSV or Parquet file"
+            )
+        texts = []
+        for column in pipeline.columns:
+            if isinstance(column, Categories):
+                texts.append(column.name)
+        return read_table(path, (), separator, texts=(*texts, *pipeline.label.columns))
+    if path.suffix != ".npz":
+        if pipeline.features:
+            return read_table(path, (), separator)
+        raise FedskewError(f"{path}: the model was trained on arrays: give an NPZ file with x")
+    arrays = read_npz(path)
+    if "x" not in arrays:
+        raise FedskewError(
+            f"{path} has no array 'x', it holds {', '.join(sorted(arrays)) or 'nothing'}"
+        )
+    return arrays["x"]
+
+
+def outputs_of(model: nn.Module, x: Features, threads: int) -> Tensor:
+    """Return the outputs of a model for all rows, computed on the CPU exactly as the evaluation of a run does."""
+    model = model.cpu()
+    rows = torch.from_numpy(x).to(next(iter(trainable(model).values())).dtype)
+    if not len(rows):
+        raise FedskewError("there are no rows to predict")
+    state = {**trainable(model), **dict(model.named_buffers())}
+    with computing(threads):
+        found = []
+        for outputs, _ in Inference(model, rows).outputs(state, rows, torch.arange(len(rows))):
+            found.append(outputs)
+    return torch.cat(found).clone()
+
+
+def decide(task: Task, outputs: Tensor, threshold: Threshold | None = None) -> NDArray[Any]:
+    """Return predictions from outputs: numbers of classes, numbers, or a matrix of 0 and 1."""
+    if threshold is None:
+        decided: NDArray[Any] = task.predict(outputs).numpy()
+    else:
+        decided = threshold.predict(outputs.numpy())
+    return decided
+
+
+def threshold_for(run: Trained, client: int | str | None) -> Threshold | None:
+    """Return the chosen threshold where the model of a client is the global one, for which it was chosen."""
+    if client is not None and run.personalised:
+        return None
+    return run.threshold
+
+
+def refuse_probabilities(task: Task) -> None:
+    """Raise an error for a task whose outputs are no logits."""
+    if task.target == "number" or not isinstance(task, BuiltIn):
+        if task.target == "number":
+            what = "predicts numbers"
+        else:
+            what = "is your own"
+        raise FedskewError(
+            f"probabilities: task {task.label()} {what}, and has none: leave them out"
+        )
+
+
+def probabilities(task: Task, outputs: Tensor) -> Tensor:
+    """Return the probability of each class or label, from the logits."""
+    outputs = outputs.double()
+    if task.target == "labels":
+        return outputs.sigmoid()
+    if outputs.shape[1] > 1:
+        return outputs.softmax(1)
+    return torch.cat([(-outputs).sigmoid(), outputs.sigmoid()], 1)
+
+
+def separator_of(config: Mapping[str, Any]) -> Separator:
+    """Return what a configuration says is between the columns of CSV files."""
+    data = config.get("data")
+    if isinstance(data, Mapping):
+        return cast(Separator, data.get("separator", "comma"))
+    return "comma"

@@ -1,0 +1,1 @@
+"""Split folders for real nodes: each client's rows as files."""

@@ -1,0 +1,538 @@
+"""A split on disk for real nodes: one file per client in the format of the input, the partition, its heterogeneity."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeAlias, overload
+
+import numpy as np
+
+from fedskew import __version__
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.files import read_npz, reading
+from fedskew.core.registry import Choice
+from fedskew.core.streams import Ints
+from fedskew.core.writing import writing
+from fedskew.data import catalogue
+from fedskew.data.dataset import Dataset, Rows, Split, datasets
+from fedskew.data.federation import Federation
+from fedskew.data.partition import Partition
+from fedskew.data.readers.table import Table
+from fedskew.data.targets import Targets
+from fedskew.heterogeneity.heterogeneity import measure
+from fedskew.heterogeneity.result import Heterogeneity
+from fedskew.nodes.client_files import Columns, Lines, Numbers, Stack, Stored
+from fedskew.runs.folder import PARTITION, new_folder, to_json
+
+Files: TypeAlias = Literal["same", "arrays", "index"]
+RECORD, HETEROGENEITY, PICTURE = "split.json", "heterogeneity.json", "picture"
+
+_OWN = ("csv", "parquet", "npz", "images")  # readers of files that have no published test part
+_ENDINGS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz", "arrays": ".npz", "index": ".npy"}
+_SEPARATORS = {"comma": b",", "semicolon": b";", "tab": b"\t", "space": b" "}
+_NEEDED = (
+    "data",
+    "clients",
+    "files",
+    "ending",
+    "test",
+    "name",
+    "classes",
+    "groups",
+    "features",
+    "fingerprint",
+)
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+# -- the input -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A data set to split, and the number in its file of every training and every test row.
+
+    ``test`` is empty where the test rows do not come from that file, or there are none.
+    """
+
+    data: Dataset
+    choice: Choice
+    train: Ints
+    test: Ints
+
+
+def read_origin(spec: "str | Mapping[str, Any] | Choice") -> Origin:
+    """Read a data set to split: all rows of a user's own file go to the clients, unless it has ``test=``.
+
+    A published data set keeps its test part; so does an NPZ file with x_test and a folder of images with a folder test.
+    """
+    choice = catalogue.choose(spec)
+    if choice.name not in _OWN:
+        return _origin(catalogue.load(choice), choice)
+    raw: Any = datasets.get(choice.name)(**choice.options)
+    if not isinstance(raw.test, Split):
+        return _origin(raw.build(str(choice), None), choice)
+    whole = _all_rows(raw, str(choice))
+    if "test" not in choice.options:
+        return _origin(whole, choice)
+    data = raw.build(str(choice), None)
+    if whole.train.x.ndim > 2 and isinstance(raw, Table):
+        return _origin(data, choice)  # windows have no number in the file
+    return Origin(data, choice, *raw.test.rows(str(choice), whole.train.strata))
+
+
+def _origin(data: Dataset, choice: Choice) -> Origin:
+    return Origin(data, choice, np.arange(len(data.train)), _NONE)
+
+
+def _all_rows(raw: Any, name: str) -> Dataset:
+    """Return the data set with every row as a training row; the test part is a placeholder."""
+    if isinstance(raw, Table):
+        raw = replace(raw, test=raw.train if raw.window else raw.train.head(1))
+    else:
+        raw = replace(raw, test=raw.train.take(np.zeros(1, dtype=np.int64)))
+    data: Dataset = raw.build(name, None)
+    return replace(data, test=data.test.take(_NONE))
+
+
+# -- in which form -----------------------------------------------------------------------------------------------------
+
+
+def _separator(choice: Choice) -> bytes:
+    return _SEPARATORS[choice.options.get("separator", "comma")]
+
+
+def _open(kind: str, path: Path, choice: Choice) -> Any:
+    if kind == "csv":
+        return Lines.read(path, _separator(choice))
+    if kind == "parquet":
+        return Columns.read(path)
+    return Stack.read(path)
+
+
+def _kind_of(path: Path) -> str:
+    """Return the format of a table by its first bytes, as the reader of tables does."""
+    with reading(path), path.open("rb") as file:
+        if file.read(4) == b"PAR1":
+            return "parquet"
+        return "csv"
+
+
+def _kind(origin: Origin, files: Files) -> str:
+    """Return the format of the written files: that of the input, or arrays where it has none of its own."""
+    choice = origin.choice
+    if files == "index":
+        return "index"
+    if (
+        files == "arrays"
+        or choice.name not in ("csv", "parquet", "npz")
+        or choice.options.get("window")
+    ):
+        return "arrays"
+    if choice.name == "npz":
+        return "npz"
+    return _kind_of(_path(choice))
+
+
+def _path(choice: Choice, option: str = "path") -> Path:
+    return Path(choice.options[option]).expanduser()
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of the files of a split; those of clients have the clients' names, if these can be names of files."""
+
+    clients: int
+    ending: str
+    called: tuple[str, ...] = ()
+
+    def client(self, number: int, part: str = "") -> str:
+        """Return the name of a client's file, or of the file with its held-out rows (``part="-test"``)."""
+        if self.called:
+            return f"{self.called[number]}{part}{self.ending}"
+        return f"client-{number:0{max(3, len(str(self.clients - 1)))}d}{part}{self.ending}"
+
+    @property
+    def test(self) -> str:
+        """Return the name of the file with the test rows."""
+        return f"test{self.ending}"
+
+    @property
+    def unassigned(self) -> str:
+        """Return the name of the file with the training rows of no client."""
+        return f"nobody{self.ending}"
+
+
+def _file_names(fed: Federation) -> tuple[str, ...]:
+    """Return the names of the clients if all of them can be names of files, different ones on every machine."""
+    if not fed.named:
+        return ()
+    names = fed.client_names
+    lower = {name.lower() for name in names}
+    fit = all(
+        re.fullmatch(r"\w[\w .-]{0,98}\w|\w", name, re.ASCII) and not name.endswith("-test")
+        for name in names
+    )
+    if fit and len(lower) == len(names) and not lower & {"test", "nobody", "partition"}:
+        return names
+    return ()
+
+
+def must_not_exist(folder: Path) -> None:
+    """Raise an error if the folder exists: a split never changes existing files."""
+    with writing(folder):
+        if folder.exists():
+            raise FedskewError(f"{folder} exists already: remove it, or choose another with --out")
+
+
+def save_split(
+    folder: "str | os.PathLike[str]",
+    origin: Origin,
+    fed: Federation,
+    made_by: Mapping[str, Any],
+    *,
+    files: Files = "same",
+    pictures: Sequence[str] = ("png",),
+    draw: "Callable[[Federation, Heterogeneity, str], bytes] | None" = None,
+) -> Heterogeneity:
+    """Write a split; the folder appears only when it is complete.
+
+    Args:
+        folder: a new folder
+        origin: what ``read_origin`` returned
+        fed: its partition
+        made_by: skew, seed and other facts to record
+        files: ``same`` keeps the input's format and values, ``arrays`` writes the models' input, ``index`` row numbers
+            only
+        pictures: formats to draw the split in
+        draw: the function that draws it
+    """
+    place = Path(folder)
+    kind = _kind(origin, files)
+    must_not_exist(place)
+    if fed.treated is not None and kind != "arrays":
+        raise FedskewError(
+            f"skew {made_by.get('skew')} changes values, which "
+            f"{'row numbers' if kind == 'index' else f'{kind} files'} cannot "
+            "show, as they keep the input as it is: write arrays with --npz, or leave the treatment out"
+        )
+    if kind == "csv" and _path(origin.choice).suffix == ".gz":
+        packed = ".gz"
+    else:
+        packed = ""
+    names = Names(fed.clients, _ENDINGS[kind] + packed, _file_names(fed))
+    stored = _store(kind, origin, fed)
+    found = measure(fed)
+    if draw:
+        drawn = {ending: draw(fed, found, ending) for ending in pictures}
+    else:
+        drawn = {}
+    with new_folder(place) as part:
+        for name, rows in _files(names, origin, fed, kind):
+            stored.write(part / name, rows)
+        test = _write_test(part, names, origin, fed, kind, stored)
+        _write_partition(part / PARTITION, origin, fed)
+        record = _record(origin, fed, made_by, kind, names.ending, test)
+        if names.called:
+            record |= {"names": list(names.called)}
+        (part / RECORD).write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
+        (part / HETEROGENEITY).write_text(
+            to_json(found.as_dict(), indent=2) + "\n", encoding="utf-8"
+        )
+        for ending, content in drawn.items():
+            (part / f"{PICTURE}.{ending}").write_bytes(content)
+    return found
+
+
+def _store(kind: str, origin: Origin, fed: Federation) -> Stored:
+    """Return the rows to write from, with one entry for every row that was read."""
+    if kind == "index":
+        return Numbers()
+    if kind == "arrays":
+        return Stack.of(fed.train)
+    path = _path(origin.choice)
+    rows = len(origin.train) + len(origin.test)
+    stored: Stored = _open(kind, path, origin.choice)
+    if len(stored) != rows:
+        raise FedskewError(
+            f"{path} cannot be split by lines: {rows} rows, but {len(stored)} lines (a quotation mark inside a "
+            "field?): "
+            "write arrays with --npz, or convert it to Parquet"
+        )
+    return stored
+
+
+def _files(names: Names, origin: Origin, fed: Federation, kind: str) -> Iterator[tuple[str, Ints]]:
+    """Yield every file of training rows, with the numbers of its rows in the store, in stored order."""
+    if kind == "arrays":
+        numbers = np.arange(len(fed.train))
+    else:
+        numbers = origin.train
+    if fed.held_out is None:
+        parts = {"": fed.partition}
+    else:
+        parts = {"": fed.partition, "-test": fed.held_out}
+    for part, partition in parts.items():
+        for client in range(partition.clients):
+            yield names.client(client, part), numbers[np.sort(partition.of(client))]
+    unassigned = unassigned_rows(fed)
+    if len(unassigned):
+        yield names.unassigned, numbers[unassigned]
+
+
+def unassigned_rows(fed: Federation) -> Ints:
+    """Return the training rows of no client; there are some with ``overlap=true`` or ``natural:groups=``."""
+    free = np.ones(len(fed.train), dtype=np.bool_)
+    free[fed.partition.rows] = False
+    if fed.held_out is not None:
+        free[fed.held_out.rows] = False
+    return np.flatnonzero(free)
+
+
+def _write_test(
+    folder: Path, names: Names, origin: Origin, fed: Federation, kind: str, stored: Stored
+) -> str | None:
+    """Write the test rows, if there are any, and return the name of their file."""
+    name, rows = names.test, origin.test
+    if not len(rows) or kind == "arrays":
+        if kind == "index" or not len(fed.test):
+            return None
+        stored, name = _store_of_test(kind, name, origin, fed)
+        rows = np.arange(len(fed.test))
+    stored.write(folder / name, rows)
+    return name
+
+
+def _store_of_test(kind: str, name: str, origin: Origin, fed: Federation) -> tuple[Stored, str]:
+    """Return the test rows that are not among the rows of the file, and their file's name."""
+    if kind == "arrays":
+        return Stack.of(fed.test), name
+    if "test_path" not in origin.choice.options:
+        return Stack.read(_path(origin.choice), "_test"), name
+    path = _path(origin.choice, "test_path")
+    if kind == "npz":
+        other = kind
+    else:
+        other = _kind_of(path)
+    return _open(other, path, origin.choice), f"test{_ENDINGS[other]}"
+
+
+def _write_partition(path: Path, origin: Origin, fed: Federation) -> None:
+    """Write what ``Partition.load`` reads, the held-out rows, and the numbers of all rows in the input."""
+    arrays: dict[str, Any] = {
+        "rows": fed.partition.rows,
+        "offsets": fed.partition.offsets,
+        "train": origin.train,
+        "test": origin.test,
+    }
+    if fed.held_out is not None:
+        arrays |= {"held_out_rows": fed.held_out.rows, "held_out_offsets": fed.held_out.offsets}
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def _record(
+    origin: Origin,
+    fed: Federation,
+    made_by: Mapping[str, Any],
+    kind: str,
+    ending: str,
+    test: str | None,
+) -> dict[str, Any]:
+    options = dict(origin.choice.options)
+    # Nothing but the input itself holds the rows, so it must be found again from anywhere
+    if kind == "index":
+        options |= {
+            name: str(_path(origin.choice, name).resolve())
+            for name in ("path", "test_path")
+            if name in options
+        }
+    return {
+        "fedskew": __version__,
+        "data": {"name": origin.choice.name, **options},
+        **made_by,
+        "clients": fed.clients,
+        "rows": len(fed.partition.rows),
+        "files": kind,
+        "ending": ending,
+        "test": test,
+        "name": fed.data.name,
+        "classes": list(fed.data.classes),
+        "target_kind": fed.data.target,
+        "groups": list(fed.data.groups),
+        "features": list(fed.data.features),
+        "fingerprint": fed.fingerprint,
+    }
+
+
+# -- reading back ------------------------------------------------------------------------------------------------------
+
+
+@overload
+def load_split(folder: "str | os.PathLike[str]") -> Federation: ...
+
+
+@overload
+def load_split(folder: "str | os.PathLike[str]", client: int | str) -> Dataset: ...
+
+
+def load_split(
+    folder: "str | os.PathLike[str]", client: int | str | None = None
+) -> "Federation | Dataset":
+    """Read what ``fedskew split`` wrote: the whole split or, given a ``client``, that client's data set.
+
+    A client's data set has its rows for training and, for test, the rows that it holds out or else the test rows of
+    the split. Its labels are numbered and its features encoded as those of all clients are. From arrays (``--npz``)
+    that takes the client's own file, split.json and test.npz only; from the other formats it takes all files.
+
+    Args:
+        folder: the folder of ``--out``
+        client: number of a client, from 0, or its name
+    """
+    place = Path(folder)
+    record = _read_record(place)
+    if isinstance(client, str):
+        if client not in record.get("names", ()):
+            raise unknown(f"client of {place}", client, record.get("names", ()))
+        client = int(record["names"].index(client))
+    if client is not None and not 0 <= client < record["clients"]:
+        raise FedskewError(
+            f"{place} has no client {client}: the clients are 0 … {record['clients'] - 1}"
+        )
+    if client is not None and record["files"] == "arrays":
+        return _one_client(place, record, client)
+    partition, held_out, where = _read_partition(place / PARTITION)
+    data = _read_data(place, record, partition, held_out, where).with_bins(record.get("bins"))
+    fed = Federation(data, partition, held_out)
+    if fed.fingerprint != record["fingerprint"]:
+        raise FedskewError(
+            f"{place}: its rows are not those that were written: a file was changed, split again"
+        )
+    if client is None:
+        return fed
+    if fed.held_out is None:
+        own = None
+    else:
+        own = fed.train.take(np.sort(fed.held_out.of(client)))
+    return _of_client(fed.data, fed.train.take(np.sort(fed.partition.of(client))), own, client)
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    path = folder / RECORD
+    if not path.is_file():
+        raise FedskewError(f"{folder} is not a folder that fedskew split wrote: it has no {RECORD}")
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = set(_NEEDED) - set(record)
+    except (OSError, ValueError, TypeError) as problem:
+        raise FedskewError(f"{path} cannot be read: {problem}") from None
+    if missing:
+        raise FedskewError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
+    return record
+
+
+def _names_of(record: Mapping[str, Any]) -> Names:
+    return Names(record["clients"], record["ending"], tuple(record.get("names", ())))
+
+
+def _read_partition(path: Path) -> tuple[Partition, Partition | None, tuple[Ints, Ints]]:
+    """Return the partition, the held-out rows, and the numbers of the training and the test rows in the input."""
+    partition = Partition.load(path)
+    stored = read_npz(path)
+    held_out = None
+    if "held_out_rows" in stored:
+        held_out = Partition(stored["held_out_rows"], stored["held_out_offsets"])
+    return partition, held_out, (stored.get("train", _NONE), stored.get("test", _NONE))
+
+
+def _read_data(
+    folder: Path,
+    record: Mapping[str, Any],
+    partition: Partition,
+    held_out: Partition | None,
+    where: tuple[Ints, Ints],
+) -> Dataset:
+    choice = catalogue.choose(record["data"])
+    kind = record["files"]
+    if kind == "index":
+        return read_origin(choice).data
+    names = _names_of(record)
+    train = where[0]
+    blank = Federation(_nothing(record, len(train)), partition, held_out)
+    numbered = dict(_files(names, Origin(blank.data, choice, *where), blank, kind))
+    if kind != "arrays" and len(where[1]):
+        numbered[names.test] = where[1]
+    parts = [_open(kind, folder / name, choice) for name in numbered]
+    for name, part in zip(numbered, parts, strict=True):
+        if len(part) != len(numbered[name]):
+            raise FedskewError(
+                f"{folder / name} has {len(part)} rows, but {len(numbered[name])} were written: split again"
+            )
+    joined = type(parts[0]).join(parts)
+    order = np.unique(np.concatenate(list(numbered.values())), return_index=True)[1]
+    if kind == "arrays":
+        return replace(
+            blank.data, train=joined.rows(order), test=_test_rows(folder, record, joined)
+        )
+    with TemporaryDirectory() as scratch:
+        file = Path(scratch, f"data{record['ending']}")
+        joined.write(file, order)
+        options: dict[str, Any] = {**choice.options, "path": str(file)}
+        if record["test"] and not len(where[1]):
+            options["test_path"] = str(folder / record["test"])
+        data = read_origin(Choice(choice.name, options)).data
+    return replace(data, name=record["name"])
+
+
+def _nothing(record: Mapping[str, Any], rows: int) -> Dataset:
+    """Return the data set without its features."""
+    classes, groups, features = (tuple(record[part]) for part in ("classes", "groups", "features"))
+    target = record.get("target_kind", "class")  # a folder of an older version has classes
+    if target == "labels":
+        y: Targets = np.zeros((rows, len(classes)), dtype=np.uint8)
+    else:
+        y = np.zeros(rows, dtype=np.float32 if target == "number" else np.int64)
+    empty = Rows(np.zeros((rows, 1), dtype=np.float32), y)
+    return Dataset(
+        record["name"], empty, empty.take(_NONE), classes, groups=groups, features=features
+    )
+
+
+def _test_rows(folder: Path, record: Mapping[str, Any], like: Stack) -> Rows:
+    if record["test"] is None:
+        return like.rows(_NONE)
+    stored = Stack.read(folder / record["test"])
+    return stored.rows(np.arange(len(stored)))
+
+
+def _one_client(folder: Path, record: Mapping[str, Any], client: int) -> Dataset:
+    names = _names_of(record)
+    stored = Stack.read(folder / names.client(client))
+    train = stored.rows(np.arange(len(stored)))
+    file = folder / names.client(client, "-test")
+    own = None
+    if file.exists():
+        held = Stack.read(file)
+        own = held.rows(np.arange(len(held)))
+    data = replace(
+        _nothing(record, 1),
+        train=train,
+        test=_test_rows(folder, record, stored) if own is None else own,
+    )
+    return _of_client(data, train, own, client)
+
+
+def _of_client(data: Dataset, train: Rows, own: Rows | None, client: int) -> Dataset:
+    return replace(
+        data,
+        name=f"{data.name}, client {client}",
+        train=train,
+        test=data.test if own is None else own,
+    )

@@ -1,0 +1,230 @@
+"""How a run stands, from its folder alone: whether it goes on, how far it is, and whom it waits for."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedskew.core.config import read_file
+from fedskew.core.errors import FedskewError
+from fedskew.core.lock import holder
+from fedskew.plots.run_figure import NAMES
+from fedskew.report.event_log import read_events
+from fedskew.runs import folder as on_disk
+from fedskew.runs.folder import APP, RUN, Row, RunFolder
+from fedskew.study.sweep import FAILED, read
+
+RECENT = 50  # rounds, from whose time the time left is told
+_SCORE = re.compile(rf"(?:{'|'.join(sorted(NAMES, key=len, reverse=True))})_\w+")
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run stands.
+
+    Args:
+        folder: the run folder
+        state: running, stopped (it can be gone on with), finished, or failed (a run of a comparison that diverged)
+        process: the process at work in the folder; None if there is none
+        algorithm: name of the method
+        round: rounds that have ended
+        rounds: rounds of the run
+        metrics: scores of the global and of clients' models when they were evaluated last
+        evaluated: the round of that
+        seconds_per_round: mean of the last 50 rounds
+        seconds_left: if rounds go on like that; None after the last
+        seconds_since_write: for how long nothing has been written
+        clients: clients of the last round
+        dropped: those of them that dropped out or did not answer, by name, or number if they have none
+        late: likewise, those that came after the deadline
+        excluded: how many updates of the last round were NaN or infinite
+        nodes: names of the nodes of a run on machines of their own
+        unanswered: of these, in the last round and since then: who did not answer what, and why
+        error: why it has stopped, where that is known
+        then: what to do next; None while it runs
+    """
+
+    folder: str
+    state: Literal["running", "stopped", "finished", "failed"]
+    process: str | None
+    algorithm: str
+    round: int
+    rounds: int
+    metrics: dict[str, float]
+    evaluated: int | None
+    seconds_per_round: float | None
+    seconds_left: float | None
+    seconds_since_write: float
+    clients: int | None
+    dropped: list[str]
+    late: list[str]
+    excluded: int
+    nodes: list[str]
+    unanswered: list[Row]
+    error: str | None
+    then: str | None
+
+
+def status(folder: Path) -> Status:
+    """Return how a run stands: one that goes on, was stopped or has ended; nothing is changed."""
+    if (folder / on_disk.GROUP).is_file():
+        names = ", ".join(str(folder / member.name) for member in read(folder)[:3])
+        raise FedskewError(
+            f"{folder} is a comparison of several runs: name one of them, such as {names}"
+        )
+    _check_begun(folder)
+    disk = RunFolder.open(folder)
+    process = holder(folder)  # first: a run that ends meanwhile is then finished
+    config = read_file(folder / on_disk.CONFIG)
+    rows = disk.table(on_disk.ROUNDS, growing=not disk.finished)
+    if rows:
+        round = rows[-1]["round"]
+    else:
+        round = 0
+    rounds = int(config.get("rounds", 0))
+    seconds = []
+    for row in disk.last_rows(on_disk.TIMING, round - RECENT + 1):
+        seconds.append(row["seconds"])
+    if seconds:
+        each = sum(seconds) / len(seconds)
+    else:
+        each = None
+    silent = max(0.0, time.time() - _written(folder))
+    state = _state(disk, process)
+    left = None
+    if each is not None and state in ("running", "stopped") and round < rounds:
+        left = max(0.0, each * (rounds - round) - (silent if process else 0.0))
+    evaluated, metrics = _scores(rows)
+    if (folder / on_disk.OF_NODES).exists():
+        nodes = disk.read_json(on_disk.OF_NODES)["clients"]
+    else:
+        nodes = []
+    if rows:
+        last = disk.last_rows(on_disk.CLIENTS, round)
+    else:
+        last = []
+    events = read_events(folder)
+    return Status(
+        folder=str(folder),
+        state=state,
+        process=process,
+        algorithm=_name(config.get("algorithm")),
+        round=round,
+        rounds=rounds,
+        metrics=metrics,
+        evaluated=evaluated,
+        seconds_per_round=each,
+        seconds_left=left,
+        seconds_since_write=silent,
+        clients=rows[-1].get("clients") if rows else None,
+        dropped=_whose(last, "dropped", round),
+        late=_whose(last, "late", round),
+        excluded=(rows[-1].get("excluded") or 0) if rows else 0,
+        nodes=nodes,
+        unanswered=_unanswered(events, round),
+        error=_error(disk, state, events),
+        then=_then(disk, state, bool(nodes)),
+    )
+
+
+def _check_begun(folder: Path) -> None:
+    """Raise an error for the folder of a deployment, and for a run of one that has no folder yet."""
+    if (folder / APP).is_dir() and (folder / RUN / on_disk.CONFIG).is_file():
+        raise FedskewError(f"{folder} is a deployment: its run is {folder / RUN}")
+    for run in (folder, folder / RUN):
+        if (run.parent / APP).is_dir() and not run.exists():
+            raise FedskewError(
+                f"{run} is not there yet: the run has not been started, waits for its nodes or agrees with them on a "
+                "schema, or stopped before that: see the output of flwr run"
+            )
+
+
+def _state(
+    disk: RunFolder, process: str | None
+) -> Literal["running", "stopped", "finished", "failed"]:
+    if disk.finished:
+        return "finished"
+    if process:
+        return "running"
+    if (disk.path / FAILED).exists():
+        return "failed"
+    return "stopped"
+
+
+def _then(disk: RunFolder, state: str, nodes: bool) -> str | None:
+    """Return what to do with a run that is not at work."""
+    match state:
+        case "finished":
+            if (disk.path / on_disk.PAGE).exists():
+                return f"its page is {disk.path / on_disk.PAGE}"
+            return None
+        case "stopped":
+            return "go on with it: " + (
+                "flwr run APP --stream" if nodes else on_disk.resume_command(disk.path)
+            )
+        case "failed":
+            return f"run it again: {on_disk.resume_command(disk.path)} --retry"
+    return None
+
+
+def _error(disk: RunFolder, state: str, events: Sequence[Row]) -> str | None:
+    """Return why a run has stopped, if a comparison or the log of its events says so."""
+    if state == "failed":
+        return str(disk.read_json(FAILED).get("failed"))
+    if events and state == "stopped" and events[-1]["event"] == "error":
+        return str(events[-1].get("reason"))
+    return None
+
+
+def _unanswered(events: Sequence[Row], round: int) -> list[Row]:
+    """Return what was not answered in this round and later, or before the first, since the run was started last."""
+    found: list[Row] = []
+    for event in events:
+        if event["event"] == "start":
+            found = []
+        elif event["event"] == "unanswered" and event.get("round", round) >= round:
+            found.append({name: event.get(name) for name in ("round", "client", "asked", "reason")})
+    return found
+
+
+def _written(folder: Path) -> float:
+    """Return when something was written last, in seconds since 1970."""
+    written = folder.stat().st_mtime
+    for path in (
+        folder / on_disk.CHECKPOINTS,
+        *(path for path in folder.iterdir() if path.is_file()),
+    ):
+        # A file that is being written may have got its name just now
+        with suppress(FileNotFoundError):
+            written = max(written, path.stat().st_mtime)
+    return written
+
+
+def _scores(rows: Sequence[Row]) -> tuple[int | None, dict[str, float]]:
+    """Return the scores of the last evaluation, and its round."""
+    for row in reversed(rows):
+        found = {}
+        for name, value in row.items():
+            if value is not None and _SCORE.fullmatch(name):
+                found[name] = value
+        if found:
+            return row["round"], found
+    return None, {}
+
+
+def _whose(rows: Sequence[Row], fate: str, round: int) -> list[str]:
+    """Return the clients of a round with this fate."""
+    result: list[str] = []
+    for row in rows:
+        if row["round"] == round and row.get(fate):
+            result.append(str(row.get(on_disk.NAME, row["client"])))
+    return result
+
+
+def _name(choice: Any) -> str:
+    if isinstance(choice, Mapping):
+        return str(choice.get("class") or choice.get("name"))
+    return str(choice)

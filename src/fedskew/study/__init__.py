@@ -1,0 +1,1 @@
+"""Many runs: plan them, execute them, judge them, show them."""

@@ -1,0 +1,328 @@
+"""Several runs side by side: what they do not share, and their curves as means over seeds."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.core.config import read_file
+from fedskew.core.errors import FedskewError
+from fedskew.core.registry import Choice
+from fedskew.plots.run_figure import SIZES, TIMES, unit_for
+from fedskew.runs.choices import from_python
+from fedskew.runs.folder import CONFIG, GROUP, RunFolder, resume_command
+from fedskew.runs.open_run import open_run
+from fedskew.runs.summary import mean_and_std
+from fedskew.study import sweep
+from fedskew.study.run_data import CELLS, Columns, RunData, name_of
+from fedskew.study.setting import Setting
+
+_NOT_NAMED = {  # settings that are named otherwise, or do not change what a run finds
+    "algorithm", "seed", "split_seed", "threads", "workers", "device", "engine", "memory", "checkpoint_every",
+    "tensorboard", "mlflow", "wandb",
+}  # fmt: skip
+# Not the method's
+_CONDITIONS = {"data", "skew", "clients", "validation", "client_test", "bins", "task", "fleet"}
+_SAID = 6  # methods in the sentence about a chart
+_PARTS = {
+    "test": "test",
+    "own_test": "personal models, test",
+    "validation": "validation",
+    "train": "training",
+}
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A run that diverged: its name, why, and what it was."""
+
+    name: str
+    reason: str
+    setting: Setting
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Runs that are shown together; those that ``failed`` have no curves, but a reason."""
+
+    runs: Sequence[RunData]
+    failed: Sequence[FailedRun]
+    twice: Sequence[str] = ()  # folders of runs that are here already
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """Return what every run was, and then every failed one."""
+        return [*map(Setting.of_run, self.runs), *(run.setting for run in self.failed)]
+
+    @cached_property
+    def _different(self) -> dict[str, str | None]:
+        """The settings in which runs differ, beside method and seed, with the value of most runs."""
+        result: dict[str, str | None] = {}
+        for name in dict.fromkeys(name for one in self.settings for name in one.values):
+            (value, count), *others = Counter(
+                str(one.values.get(name)) for one in self.settings
+            ).most_common()
+            if others and name not in _NOT_NAMED:
+                if 2 * count > len(self.settings):
+                    result[name] = value
+                else:
+                    result[name] = None
+        return result
+
+    @property
+    def different_settings(self) -> list[str]:
+        """Return the settings of the training in which runs differ."""
+        return [name for name in self._different if name not in _CONDITIONS]
+
+    @property
+    def different_conditions(self) -> list[str]:
+        """Return the conditions in which runs differ, such as the skew."""
+        return [name for name in self._different if name in _CONDITIONS]
+
+    def label_of(self, one: Setting, conditions: bool = True) -> str:
+        """Return the method of a run, with the settings in which it differs from most runs; seeds have one label."""
+        values = {}
+        for name in self._different:
+            if conditions or name not in _CONDITIONS:
+                values[name] = str(one.values.get(name))
+        named = []
+        for name, value in values.items():
+            if value != self._different[name]:
+                named.append(f"{name}={value}")
+        return ", ".join([self._algorithm(one), *named])
+
+    def _algorithm(self, one: Setting) -> str:
+        """Return the method of a run with the options that some run of that method was given."""
+        options = [(name, one.options.get(name)) for name in self._options[one.method]]
+        if " + " in one.method or None in (value for _, value in options):
+            return one.algorithm
+        return str(Choice(one.method, dict(options)))
+
+    @cached_property
+    def _options(self) -> dict[str, list[str]]:
+        """The options of every method that some run was given."""
+        found: dict[str, dict[str, None]] = {}
+        for one in self.settings:
+            found.setdefault(one.method, {}).update(dict.fromkeys(one.given_options))
+        return {method: list(names) for method, names in found.items()}
+
+    @property
+    def title(self) -> str:
+        """Return which methods are compared, and on what data."""
+        methods = list(dict.fromkeys(str(run.summary["algorithm"]) for run in self.runs))
+        data = list(dict.fromkeys(name_of(run.summary["data"]) for run in self.runs))
+        return " on ".join(
+            ", ".join(names[:4]) + (", …" if len(names) > 4 else "") for names in (methods, data)
+        )
+
+    @cached_property
+    def labels(self) -> dict[str, list[RunData]]:
+        """Return the runs of every label."""
+        result: dict[str, list[RunData]] = {}
+        for run, setting in zip(self.runs, self.settings, strict=False):
+            result.setdefault(self.label_of(setting), []).append(run)
+        return result
+
+    @cached_property
+    def panels(self) -> dict[str, dict[str, str]]:
+        """Return the labels of the runs under the same conditions, with what they are called beside these."""
+        result: dict[str, dict[str, str]] = {}
+        for _, setting in zip(self.runs, self.settings, strict=False):
+            title = ", ".join(
+                f"{name} {setting.values.get(name)}" for name in self.different_conditions
+            )
+            result.setdefault(title, {})[self.label_of(setting)] = self.label_of(setting, False)
+        return result
+
+    @cached_property
+    def _units(self) -> tuple[str, str]:
+        """The units of bytes and of simulated time that suit all runs."""
+        sent = max(run.summary["bytes_down"] + run.summary["bytes_up"] for run in self.runs)
+        return unit_for(sent, SIZES), unit_for(
+            max(run.rounds["clock"][-1] for run in self.runs), TIMES
+        )
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """Return what the curves can be drawn against: column and title."""
+        size, time = self._units
+        return {
+            "round": "round",
+            "sent": f"sent so far, both ways ({size})",
+            "clock": f"simulated time ({time})",
+        }
+
+    @cached_property
+    def tables(self) -> dict[str, Columns]:
+        """Return the curves of every label: means over its seeds, and mean ± standard deviation as low and high."""
+        most = max(1, CELLS // (len(self.labels) * 3 * (len(self.columns()) + 1)))
+        result: dict[str, Columns] = {}
+        for label, runs in self.labels.items():
+            result[label] = self._curves(runs, most)
+        return result
+
+    def _curves(self, runs: Sequence[RunData], most: int) -> Columns:
+        count = min(len(run.rounds["round"]) for run in runs)
+        at = np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+        size, time = self._units
+        sent = []
+        for run in runs:
+            sent.append(np.cumsum(np.add(run.rounds["bytes_down"], run.rounds["bytes_up"]))[at])
+        clock = [np.array(run.rounds["clock"])[at] for run in runs]
+        result: Columns = {
+            "round": [runs[0].rounds["round"][i] for i in at],
+            "sent": (np.mean(sent, 0) / SIZES[size]).tolist(),
+            "clock": (np.mean(clock, 0) / TIMES[time]).tolist(),
+        }
+        for name in self.columns():
+            if not all(name in run.rounds for run in runs):
+                continue
+            rows = []
+            for i in at:
+                rows.append([run.rounds[name][i] for run in runs])
+            known = []
+            for row in rows:
+                known.append(mean_and_std(row) if None not in row else (None, None))
+            result[name] = [mean for mean, _ in known]
+            if len(runs) > 1:
+                result[f"{name} low"] = [
+                    None if m is None or s is None else m - s for m, s in known
+                ]
+                result[f"{name} high"] = [
+                    None if m is None or s is None else m + s for m, s in known
+                ]
+        return result
+
+    def columns(self) -> dict[str, str]:
+        """Return the curves that at least one run has: the metric that decides on test rows first."""
+        found = {}
+        for metric in dict.fromkeys([*(run.metric for run in self.runs), "loss"]):
+            for part, title in _PARTS.items():
+                name = f"{part}_{metric}"
+                if any(
+                    any(value is not None for value in run.rounds.get(name, []))
+                    for run in self.runs
+                ):
+                    found[name] = f"{title} {metric}"
+        return found
+
+    def metric_of(self, column: str) -> str:
+        """Return the metric of a column."""
+        return next(
+            column.removeprefix(f"{part}_") for part in _PARTS if column.startswith(f"{part}_")
+        )
+
+    def ends(self, column: str, labels: Mapping[str, str]) -> str:
+        """Say where the curves of some labels end, the first ones if there are many."""
+        known = {}
+        for label, name in labels.items():
+            known[name] = [
+                value for value in self.tables[label].get(column, []) if value is not None
+            ]
+        ends = []
+        for name, values in known.items():
+            if values:
+                ends.append(f"{name} {values[-1]:.4g}")
+        if len(ends) > _SAID:
+            more = f"; and {len(ends) - _SAID} more"
+        else:
+            more = ""
+        return f"At the end: {'; '.join(ends[:_SAID])}{more}."
+
+    def warnings(self) -> list[str]:
+        """Return warnings about the comparison and about its runs."""
+        summaries = [run.summary for run in self.runs]
+        found = sweep.warnings_of([str(row["algorithm"]) for row in summaries], summaries)
+        found += [f"{run.name} failed: {run.reason}" for run in self.failed]
+        found += self.counted_once()
+        if len({run.metric for run in self.runs}) > 1:
+            found.append("The runs go by different metrics; the table has that of the first.")
+        for run in self.runs:
+            own = run.summary.get("warnings", [])
+            for text in run.warnings():
+                if text not in own:
+                    found.append(f"{run.record.folder.name}: {text}")
+        return found
+
+    def counted_once(self) -> list[str]:
+        """Return a warning about runs that were given twice, if any was."""
+        if len(self.twice) > _SAID:
+            more = f" and {len(self.twice) - _SAID} more"
+        else:
+            more = ""
+        names = ", ".join(self.twice[:_SAID]) + more
+        if self.twice:
+            return [f"{names}: the same method, settings and seed as another run, counted once"]
+        return []
+
+    def common(self) -> dict[str, Any]:
+        """Return the settings that all runs share."""
+        skipped = {*self._different, "algorithm", "seed"}
+        first = self.runs[0].record.config
+        result: dict[str, Any] = {}
+        for name, value in first.items():
+            if name not in skipped and all(
+                run.record.config.get(name) == value for run in self.runs
+            ):
+                result[name] = value
+        return result
+
+
+def compared(folders: Sequence[Path]) -> Compared:
+    """Return the runs of these folders; the folder of a comparison stands for all its runs."""
+    runs = dict[str, RunData]()
+    failed = dict[str, FailedRun]()
+    twice = []
+    for folder in folders:
+        if (folder / GROUP).is_file():
+            inside = [folder / member.name for member in sweep.read(folder)]
+        else:
+            inside = [folder]
+        if folder not in inside and not all(map(Path.exists, inside)):
+            raise FedskewError(f"{folder} is not finished: resume it ({resume_command(folder)})")
+        for place in inside:
+            if (place / sweep.FAILED).is_file():
+                reason = str(RunFolder(place).read_json(sweep.FAILED).get("failed"))
+                broken = FailedRun(place.name, reason, Setting.of_config(read_file(place / CONFIG)))
+                if failed.setdefault(_identity(broken.setting), broken) is not broken:
+                    twice.append(str(place))
+            else:
+                run = RunData(open_run(place))
+                if runs.setdefault(_identity(Setting.of_run(run), run), run) is not run:
+                    twice.append(str(place))
+    if not runs:
+        raise FedskewError("no run has finished: nothing to report")
+    tasks = {
+        str(run.summary.get("task", "classification")).partition(":")[0]: run
+        for run in runs.values()
+    }
+    if len(tasks) > 1:
+        names = " and ".join(f"{run.record.folder} ({task})" for task, run in tasks.items())
+        raise FedskewError(
+            f"{names} have different tasks and no score in common: compare runs of one task"
+        )
+    return Compared(list(runs.values()), list(failed.values()), twice)
+
+
+def _identity(setting: Setting, run: RunData | None = None) -> str:
+    """Return what is the same of two runs only if one of them tells nothing new.
+
+    Python objects are not written down whole, so that runs with one of them must have the same curves as well.
+    """
+    values = {}
+    for name, value in setting.values.items():
+        if name not in _NOT_NAMED - {"seed", "split_seed"}:
+            values[name] = value
+    python = run is not None and any(map(from_python, setting.config.values()))
+    return repr(
+        (
+            setting.method,
+            setting.options,
+            sorted(values.items()),
+            run.rounds if run and python else None,
+        )
+    )

@@ -1,0 +1,391 @@
+"""What the page of a run needs from its folder: small tables, whatever the number of clients and rounds."""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from fedskew.core.errors import FedskewError
+from fedskew.core.streams import Floats, Ints
+from fedskew.engine.job import WHOLE
+from fedskew.heterogeneity.effects import cramers_v
+from fedskew.heterogeneity.fairness import gini
+from fedskew.plots.run_figure import NAMES, SIZES, TIMES, unit_for
+from fedskew.runs import folder as on_disk
+from fedskew.runs.folder import Row, RunFolder
+from fedskew.runs.open_run import Record
+from fedskew.runs.summary import SHARED_MODEL
+
+Columns = dict[str, list[Any]]
+CELLS = 40_000  # numbers of the curves; with more, rounds at even steps are shown
+LISTED = 10  # clients that are named as left behind
+_FATES = ("excluded", "dropped", "late")
+_USUAL = {  # columns of the table of rounds that are not a method's own
+    "round", "clients", *_FATES, "lr", "local_loss", "local_accuracy", "bytes_down", "bytes_up", "simulated_seconds",
+    "clock", "seconds",
+}  # fmt: skip
+PROFILE = ("score", "entropy", "reliability", "speed", "consistency")  # of clients, in 0 … 1
+# Over the clients of a round
+_SUMS, _SPREADS = ("vulnerable", "hostile"), ("variance", "staleness")
+_SHARED = re.compile(  # numbers of a shared model
+    r"(\w+_to_90_percent_of_(last|best)_)?(calibrated_)?(train|validation|test)_(?!majority_rate)\w+"
+    r"|client_\w+_of_global_model_mean|backdoor_success(_last)?"
+)
+_PARTS = "|".join(sorted({*NAMES, "calibrated_train"}, key=len, reverse=True))
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A finished run as the page shows it."""
+
+    record: Record
+    disk: RunFolder = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "disk", RunFolder(self.record.folder))
+
+    @cached_property
+    def summary(self) -> Row:
+        """Return the summary of the run; older versions scored a shared model also where clients share no whole one."""
+        found = self.record.summary
+        if self.record.shared_model == WHOLE:
+            return found
+        kept = {}
+        for name, value in found.items():
+            if not _SHARED.fullmatch(name):
+                kept[name] = value
+        return {**kept, SHARED_MODEL: self.record.shared_model}
+
+    @cached_property
+    def environment(self) -> Row:
+        """Return versions, device and imports of the run."""
+        return self.disk.read_json(on_disk.ENVIRONMENT)
+
+    @property
+    def metric(self) -> str:
+        """Return the metric that decides."""
+        return str(self.summary.get("metric", "accuracy"))
+
+    @cached_property
+    def rounds(self) -> Columns:
+        """Return the table of rounds by columns, with the numbers of each round about its clients."""
+        rows = self.disk.table(on_disk.ROUNDS)
+        if rows:
+            names = list(rows[0])
+        else:
+            names = []
+        if self.record.shared_model != WHOLE:
+            names = [name for name in names if not _SHARED.fullmatch(name)]
+        columns = {}
+        for name in names:
+            columns[name] = [row[name] for row in rows]
+        return {**columns, **self._over_clients(columns.get("round", []))}
+
+    @cached_property
+    def curves(self) -> Columns:
+        """Return what the curves show: some rounds if there are very many, among them the best and the last."""
+        rounds = self.rounds
+        sent = np.cumsum(np.add(rounds["bytes_down"], rounds["bytes_up"]))
+        columns: Columns = {"round": rounds["round"]}
+        for name, spent, units in (
+            ("sent", sent.tolist(), SIZES),
+            ("clock", rounds["clock"], TIMES),
+        ):
+            if spent[-1]:
+                unit = unit_for(spent[-1], units)
+                columns[f"{name} ({unit})"] = [value / units[unit] for value in spent]
+        for name in rounds:
+            if name in (*_FATES, "clients") or self._is_drawn(name):
+                columns[name] = rounds[name]
+        best = self.summary.get(f"test_{self.metric}_best_round")
+        if best is not None:
+            scores = zip(rounds["round"], rounds[f"test_{self.metric}"], strict=True)
+            columns["best round"] = [score if number == best else None for number, score in scores]
+        count = len(rounds["round"])
+        step = max(1, -(-len(rounds["round"]) * len(columns) // CELLS))
+        kept = {
+            *range(0, count, step),
+            count - 1,
+            *([rounds["round"].index(best)] if best is not None else []),
+        }
+        result: Columns = {}
+        for name, values in columns.items():
+            result[name] = [values[i] for i in sorted(kept)]
+        return result
+
+    def _is_drawn(self, name: str) -> bool:
+        return name not in _USUAL and any(value is not None for value in self.rounds[name])
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """Return what the curves can be drawn against: column and title."""
+        titles = {"round": "round", "sent": "sent so far, both ways", "clock": "simulated time"}
+        result: dict[str, str] = {}
+        for name in self.curves:
+            if name.split(" ")[0] in titles:
+                result[name] = name.replace(name.split(" ")[0], titles[name.split(" ")[0]], 1)
+        return result
+
+    @property
+    def metrics(self) -> list[str]:
+        """Return the metrics of the curves, the one that decides first and the loss second."""
+        found = (re.fullmatch(rf"(?:{_PARTS})_(\w+)", name) for name in self.curves)
+        names = dict.fromkeys(match[1] for match in found if match)
+        return sorted(names, key=lambda name: (name != self.metric, name != "loss"))
+
+    @property
+    def own_columns(self) -> list[str]:
+        """Return the columns of the table of rounds that only this method has."""
+        mine = []
+        for name in self.curves:
+            if name in self.rounds and name not in (*_USUAL, *self._client_columns):
+                mine.append(name)
+        result: list[str] = []
+        for name in mine:
+            if not re.fullmatch(rf"(?:{_PARTS})_\w+", name):
+                result.append(name)
+        return result
+
+    @cached_property
+    def _client_columns(self) -> dict[str, tuple[str, str]]:
+        """The columns of numbers over the clients of a round: by name, the column of clients.csv and what is done."""
+        if not (self.disk.path / on_disk.CLIENTS).exists():
+            return {}
+        there = set(self.disk.header(on_disk.CLIENTS))
+        found = {f"{name} clients": (name, "sum") for name in _SUMS if name in there}
+        for name in (*PROFILE, *_SPREADS):
+            if name in there:
+                found[f"mean {name}"] = (name, "mean")
+        return found | {f"largest {name}": (name, "max") for name in _SPREADS if name in there}
+
+    def _over_clients(self, rounds: Sequence[int]) -> Columns:
+        """Sums, means and maxima over the clients of each round, of the columns that the method has."""
+        result: Columns = {}
+        if self._client_columns:
+            number = self._clients["round"].astype(np.int64)
+        else:
+            number = np.zeros(0, np.int64)
+        for title, (column, how) in self._client_columns.items():
+            values = self._clients[column]
+            known = np.isfinite(values)
+            at = np.searchsorted(rounds, number[known])
+            values = values[known]
+            counts = np.bincount(at, minlength=len(rounds))
+            if how == "max":
+                numbers = np.full(len(rounds), -np.inf)
+                np.maximum.at(numbers, at, values)
+            else:
+                numbers = np.bincount(at, values, minlength=len(rounds))
+                if how == "mean":
+                    numbers = numbers / np.maximum(counts, 1)
+                else:
+                    numbers = numbers
+            result[title] = [
+                float(value) if count else None
+                for value, count in zip(numbers.tolist(), counts, strict=True)
+            ]
+        return result
+
+    @cached_property
+    def _clients(self) -> dict[str, Floats]:
+        """The columns of clients.csv that are shown."""
+        more = dict.fromkeys(column for column, _ in self._client_columns.values())
+        return self.disk.columns(on_disk.CLIENTS, ["round", "client", "steps", "weight", *more])
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Return the rows of each client."""
+        return self.record.partition.sizes
+
+    @cached_property
+    def participation(self) -> tuple[Ints, Floats]:
+        """Return in how many rounds each client trained, and its weights in total; pooled data is one client."""
+        client = self._clients["client"].astype(np.int64)
+        pooled = (
+            self.summary["clients_per_round"] == 1
+            and not client.any()
+            and not self.summary["late_updates"]
+        )
+        if pooled and not self.summary["gini_of_client_weights"]:
+            population = 1
+        else:
+            population = len(self.sizes)
+        trained = np.bincount(client[self._clients["steps"] > 0], minlength=population).astype(
+            np.int64
+        )
+        weights = np.bincount(client, np.nan_to_num(self._clients["weight"]), minlength=population)
+        return trained, weights.astype(np.float64)
+
+    @cached_property
+    def holdings(self) -> "Holdings | None":
+        """Return who holds what; None for folders of older versions."""
+        path = self.disk.path / on_disk.CLIENT_CLASSES
+        if not path.exists():
+            return None
+        corner, clients, names, counts = on_disk.counts_from_csv(path)
+        return Holdings(
+            corner.partition("/")[2],
+            clients,
+            names,
+            np.array(counts, np.int64).reshape(len(clients), -1),
+        )
+
+    @cached_property
+    def final(self) -> list[Row]:
+        """Return one row per client about its model at the end."""
+        return self.disk.table(on_disk.FINAL_CLIENTS)
+
+    @cached_property
+    def client_metric(self) -> str | None:
+        """Return the metric of the clients that is shown: the one that decides where clients have it, or the loss."""
+        known = (name for name in (self.metric, "accuracy", "loss") if self._scored(name))
+        return next(known, None)
+
+    def _scored(self, metric: str) -> list[Row]:
+        result: list[Row] = []
+        for row in self.final:
+            if row.get(metric) is not None and np.isfinite(row[metric]):
+                result.append(row)
+        return result
+
+    def scores(self) -> Floats:
+        """Return the metric of every client that has one."""
+        metric = str(self.client_metric)
+        return np.array([row[metric] for row in self._scored(metric)], np.float64)
+
+    def left_behind(self) -> list[Row]:
+        """Return the quarter of the clients with the worst metric, at most ten, the worst first."""
+        metric = str(self.client_metric)
+        low_is_good = metric == "loss" or (metric == self.metric and self.sign < 0)
+        ordered = sorted(self._scored(metric), key=lambda row: row[metric], reverse=low_is_good)
+        return ordered[: min(-(-len(ordered) // 4), LISTED)]
+
+    @cached_property
+    def sign(self) -> int:
+        """Return -1 where low values of the metric that decides are good."""
+        return self.sign_of(self.metric)
+
+    def sign_of(self, metric: str) -> int:
+        """Return -1 where low values are good: as the task has it or, of a task that is not here, as the curve has."""
+        with suppress(FedskewError):
+            if metric == "loss":
+                return -1
+            return self.record.task.headline(metric).sign
+        best = self.summary.get(f"test_{metric}_best")
+        scores = self.rounds.get(f"test_{metric}", [])
+        known = [score for score in scores if score is not None]
+        if known and best == min(known) and best != max(known):
+            return -1
+        return 1
+
+    @cached_property
+    def confusion(self) -> tuple[list[str], list[list[int]]] | None:
+        """Return the names of the classes and the confusion matrix of the global model on the test rows."""
+        path = self.disk.path / on_disk.CONFUSION
+        if self.record.shared_model != WHOLE or not path.exists():
+            return None
+        return on_disk.matrix_from_csv(path)
+
+    @property
+    def has_batchnorm(self) -> bool:
+        """Return whether the model has running statistics."""
+        path = self.disk.path / on_disk.MODEL
+        try:
+            with safe_open(path, "np") as file:
+                return any(name.endswith("running_mean") for name in file.keys())  # noqa: SIM118 - it is no mapping
+        except (OSError, SafetensorError) as problem:
+            raise FedskewError(f"{path} cannot be read: {problem}") from None
+
+    def facts(self) -> dict[str, str]:
+        """Return the heterogeneity that follows from the partition and from who holds what."""
+        sizes = self.sizes
+        found = {
+            "rows of a client": f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}",
+            "Gini coefficient of the sizes": f"{gini(sizes):.3f}",
+        }
+        if self.holdings is not None:
+            found |= self.holdings.facts()
+        return found
+
+    def warnings(self) -> list[str]:
+        """Return what a reader should know before trusting the numbers."""
+        summary, config = self.summary, self.record.config
+        found = [str(text) for text in summary.get("warnings", [])]
+        reasons = {
+            "excluded": "were NaN or infinite and were left out",
+            "dropped": "were lost because the client dropped out",
+            "late": "missed the deadline",
+        }
+        for fate, reason in reasons.items():
+            if count := summary[f"{fate}_updates"]:
+                found.append(f"{count:,} of {summary['updates']:,} updates {reason}.")
+        for part in ("train", "test"):
+            losses = []
+            for loss in self.rounds.get(f"{part}_loss", []):
+                if loss is not None:
+                    losses.append(loss)
+            if losses and not losses[-1] <= min(losses[0], 2 * min(losses)):
+                found.append(
+                    f"The loss on {part} rows diverges: {losses[-1]:.4g} after the last round, {losses[0]:.4g} after "
+                    f"the first, {min(losses):.4g} at best."
+                )
+        if self.has_batchnorm:
+            found.append(
+                f"The model has BatchNorm. The setting is norm={config.get('norm')}; methods with a rule of their own "
+                "(fedbn, mfedbn, fedtan, stratify-batch) go by that."
+            )
+        if "threshold" in summary:
+            found.append(
+                f"The second class is predicted above a probability of {summary['threshold']:.4g}, chosen on the "
+                "validation rows; metrics without “thresholded” use 0.5."
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """How many training rows of each class some clients hold; ``title`` says what the columns are."""
+
+    title: str
+    clients: list[str]
+    names: list[str]
+    counts: Ints
+
+    def facts(self) -> dict[str, str]:
+        """Return how unlike the labels of clients are."""
+        held = (self.counts > 0).sum(1)
+        found = {
+            f"{self.title}: how many a client holds": f"{held.mean():.3g} of {len(self.names)} on average"
+        }
+        if self.title != "label":
+            found[f"Cramér's V of client and {self.title}"] = (
+                f"{cramers_v(self.counts):.3f} (0: same shares, 1: apart)"
+            )
+        return found
+
+
+def spelled(choice: Any) -> str:
+    """Return a choice with all its options."""
+    if not isinstance(choice, Mapping):
+        return str(choice)
+    options = ", ".join(f"{name}={value}" for name, value in choice.items() if name != "name")
+    if options:
+        return f"{choice.get('name')}: {options}"
+    return str(choice.get("name"))
+
+
+def name_of(data: Any) -> str:
+    """Return the name of a data set in a title: of files their path alone.
+
+    >>> name_of("silos:paths=hospital_*.csv,label=outcome"), name_of("digits"), name_of("csv:path=my.csv,label=y")
+    ('hospital_*.csv', 'digits', 'my.csv')
+    """
+    found = re.search(r":(?:.*,)?paths?=([^,]+)", str(data))
+    if found:
+        return found[1]
+    return str(data)

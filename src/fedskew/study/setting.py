@@ -1,0 +1,106 @@
+"""What a run was: its method with the options as values, and its settings with the choices in short."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from fedskew.core.config import Experiment
+from fedskew.core.registry import parts_of
+from fedskew.runs.choices import brief
+from fedskew.study.run_data import RunData, spelled
+
+_SHORT = ("data", "skew", "model", "task", "fleet")
+_SETTINGS = {field.name for field in fields(Experiment)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The method of a run without what is at its default, its whole configuration, and its choices in short."""
+
+    algorithm: str
+    config: Mapping[str, Any]
+    short: Mapping[str, str]
+
+    @staticmethod
+    def of_run(run: RunData) -> "Setting":
+        """Return what a finished run was."""
+        summary = run.summary
+        short = {kind: str(summary[kind]) for kind in _SHORT if kind in summary}
+        return Setting(str(summary["algorithm"]), run.record.config, short)
+
+    @staticmethod
+    def of_config(config: Mapping[str, Any]) -> "Setting":
+        """Return what a run was of which there is only the configuration."""
+        short = {kind: brief(kind, config[kind]) for kind in _SHORT if kind in config}
+        return Setting(brief("algorithm", config["algorithm"]), config, short)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Return all settings but the method: numbers as they are, choices in short."""
+        plain = {
+            name: spelled(value)
+            if isinstance(value, Mapping)
+            else None
+            if value == "none"
+            else value
+            for name, value in self.config.items()
+            if name != "algorithm"
+        }
+        return {**plain, **self.short}
+
+    @property
+    def method(self) -> str:
+        """Return the method without its options."""
+        return " + ".join(part.name for part in parts_of(self.algorithm, "algorithm"))
+
+    @property
+    def given_options(self) -> list[str]:
+        """Return the names of the method's options that are not at their defaults."""
+        return list(
+            _merged([(part.name, part.options) for part in parts_of(self.algorithm, "algorithm")])
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return all options of the method as numbers and texts."""
+        table = self.config["algorithm"]
+        if isinstance(table, Mapping):
+            return _merged(
+                [(self.method, {key: table[key] for key in table if key not in ("name", "class")})]
+            )
+        return _merged([(part.name, part.options) for part in parts_of(table, "algorithm")])
+
+
+def _merged(parts: list[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the options of all parts of a method; a name that is also another's is preceded by that of its part."""
+    result: dict[str, Any] = {}
+    for method, options in parts:
+        others = set()
+        for other, more in parts:
+            if other != method:
+                for name in more:
+                    others.add(name)
+        for name, value in options.items():
+            if name not in others and name not in _SETTINGS:
+                clear = name
+            else:
+                clear = f"{method}.{name}"
+            result[clear] = _number(value)
+    return result
+
+
+def _number(value: Any) -> Any:
+    """Return a number that was written as text as a number, and anything else as it is.
+
+    >>> _number("3"), _number("0.5"), _number("median")
+    (3, 0.5, 'median')
+    """
+    for kind in (int, float):
+        try:
+            if isinstance(value, str):
+                return kind(value)
+            return value
+        except ValueError:
+            continue
+    return value

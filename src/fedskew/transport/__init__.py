@@ -1,0 +1,1 @@
+"""Messages between processes and nodes: one codec and its limits."""

@@ -1,1 +1,0 @@
-"""Several processes that train the clients of one run: what they send each other."""
