@@ -367,19 +367,18 @@ def test_settings_that_no_machine_can_do(
     ],
 )
 def test_a_list_of_runs_that_makes_no_sense(here: Path, content: str) -> None:
-    from fedskew.study import sweep as several
+    from fedskew.study.study_folder import read_members
 
     (here / "group.json").write_text(content)
-    refused(lambda: several.read(here), "group.json")
+    refused(lambda: read_members(here), "group.json")
 
 
 def test_a_thousand_seeds_are_read_at_once() -> None:
-    from fedskew.study import sweep as several
+    from fedskew.study.grid import parse_seeds
+    from fedskew.study.study_plan import members_of
 
     began = time.process_time()
-    assert (
-        len(several.members({"model": "logreg"}, ["fedavg"], several.parse_seeds("0-999"))) == 1_000
-    )
+    assert len(members_of({"model": "logreg"}, ["fedavg"], parse_seeds("0-999"))) == 1_000
     assert time.process_time() - began < 30
 
 

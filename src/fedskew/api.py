@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedskew.algorithms.contract import Algorithm, resolve
-from fedskew.core.config import Experiment, Settings
+from fedskew.core.config import Settings
 from fedskew.core.errors import FedskewError, unknown
 from fedskew.data.federation import Federation
 from fedskew.models.build import ModelSpec
@@ -151,62 +151,48 @@ def compare(
         or_resume: continue the comparison in ``out``, if it is the same
         settings: everything in ``fedskew.Experiment``, by name
     """
-    from fedskew.report.comparison_files import record_comparison, write_comparison
-    from fedskew.runs.folder import GROUP
-    from fedskew.study import sweep
-    from fedskew.study.comparison_table import Target, comparison
-    from fedskew.study.jobs import checked_jobs
+    from fedskew.report.comparison_files import WRITERS
+    from fedskew.study.compare import compare as compare_methods
+    from fedskew.study.compare import compare_finished
 
-    for name in settings:
-        if name not in (known := {field.name for field in fields(Experiment)}):
-            raise unknown("setting", name, known)
-    chosen = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid}
-    values = {**settings, **{name: value for name, value in chosen.items() if value is not None}}
-    if target is None:
-        asked = None
-    else:
-        asked = Target.of(target)
-    if out is None:
-        place = None
-    else:
+    values: dict[str, Any] = dict(settings)
+    own = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid}
+    values |= {name: value for name, value in own.items() if value is not None}
+    place = None
+    if out is not None:
         place = Path(out)
-    if folders and values:
-        raise FedskewError(
-            f"{next(iter(values))}: finished runs are compared as they are, leave it out"
-        )
-    places: list[Path] = []
     if folders:
-        places = []
-        for some in folders:
-            for one in some if isinstance(some, (list, tuple)) else [some]:
-                places.append(_folder_of(one))
-        if not places:
+        if values:
             raise FedskewError(
-                "compare([]) has no run: give folders of finished runs, or settings by name"
+                f"{next(iter(values))}: finished runs are compared as they are, leave it out"
             )
-        found = comparison(places, asked)
-        if place:
-            record_comparison(found, place, places)
+        places = _folders_of(folders)
+        outcome = compare_finished(places, WRITERS.comparison, target=target, out=place)
     else:
-        wanted = sweep.plan(values)
-        processes = checked_jobs(jobs, values.get("workers"))
-        if asked is None:
-            wish, metric = (None, "")
-        else:
-            wish = str(target)
-            metric = asked.metric or ""
-        place = sweep.prepared(place, wanted, or_resume, wish, metric)
-        sweep.run_all(place, wanted, lambda member: [], writers=[PageWriter()], jobs=processes)
-        found = comparison([place], asked)
-        write_comparison(found, place)
-    frame = found.frame()
-    if place is None and len(places) == 1 and (places[0] / GROUP).is_file():
-        place = places[0]
-    if place is None:
-        frame.attrs["folder"] = None
-    else:
-        frame.attrs["folder"] = str(place)
+        values |= {"target": target, "jobs": jobs}
+        outcome = compare_methods(values, WRITERS, out=place, or_resume=or_resume)
+    if outcome.found is None:
+        raise FedskewError(f"{outcome.folder}: no run has finished: nothing to report")
+    frame = outcome.found.frame()
+    frame.attrs["folder"] = None
+    if outcome.folder:
+        frame.attrs["folder"] = str(outcome.folder)
     return frame
+
+
+def _folders_of(given: Sequence[Any]) -> list[Path]:
+    """Return the folders of runs, of which several may be in one list."""
+    places = []
+    for some in given:
+        if isinstance(some, (list, tuple)):
+            places += [_folder_of(one) for one in some]
+        else:
+            places.append(_folder_of(some))
+    if not places:
+        raise FedskewError(
+            "compare([]) has no run: give folders of finished runs, or settings by name"
+        )
+    return places
 
 
 def _folder_of(given: Any) -> Path:

@@ -20,7 +20,7 @@ from fedskew.core.registry import Choice, Composition, NonNegative
 from fedskew.core.trees import Tree
 from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.folder import CLIENTS, CONFIG, FINAL_CLIENTS, MODEL, ROUNDS
-from fedskew.study import sweep as several
+from fedskew.study.study_folder import read_members
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ def test_a_file_may_name_a_composition(call: Callable[..., Any]):
         'algorithm = ["fedprox:mu=0.5 + clip:norm=1", "median"]\nrounds = 1\nmodel = "logreg"\n'
     )
     assert call("compare experiment.toml --clients 3 --out done --device cpu") == 0
-    assert [member.algorithm for member in several.read(Path("done"))] == [
+    assert [member.algorithm for member in read_members(Path("done"))] == [
         "fedprox:mu=0.5 + clip:norm=1.0",
         "median",
     ]

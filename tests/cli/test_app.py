@@ -508,7 +508,7 @@ def test_import_is_light() -> None:
     assert not {"torch", "numpy", "pandas", "matplotlib", "typer", "rich"} & loaded_by(
         "import fedskew"
     )
-    loaded = loaded_by("import fedskew.api, fedskew.study.sweep")
+    loaded = loaded_by("import fedskew.api, fedskew.study.compare")
     assert "torch" in loaded
     assert not {"pandas", "matplotlib", "sklearn", "typer", "rich", "tensorboard"} & loaded
 

@@ -102,13 +102,15 @@ def test_a_second_resume_is_refused_and_damages_nothing(tmp_path: Path):
 
 
 def test_a_group_has_one_writer_too(tmp_path: Path):
-    from fedskew.study import sweep as several
+    from fedskew.study import study_folder, study_runs
+    from fedskew.study.study_plan import Plan, members_of
 
-    wanted = several.members({"rounds": 1, "model": "logreg"}, ["fedavg"], [0])
-    several.create(tmp_path / "group", wanted)
+    plan = Plan(members_of({"rounds": 1, "model": "logreg"}, ["fedavg"], [0]))
+    study_folder.create(tmp_path / "group", plan)
+    study = study_folder.Study(tmp_path / "group", plan)
     first = holder(tmp_path / "group")
     with pytest.raises(FedskewError, match=f"is being written by process {first.pid}"):
-        several.run_all(tmp_path / "group", wanted, lambda member: None)
+        study_runs.execute(study, study_runs.Execution())
     first.kill()
     first.communicate()
 

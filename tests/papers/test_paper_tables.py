@@ -10,7 +10,7 @@ from fedskew.papers.measurements import MEASUREMENTS
 from fedskew.papers.paper_tables import PaperTable, _table, choose, papers, tables_of
 from fedskew.papers.rerun import _here, values_of
 from fedskew.runs.experiment import check_choices
-from fedskew.study.sweep import parse_seeds
+from fedskew.study.grid import parse_seeds
 
 TABLES = [table for paper in papers() for table in tables_of(paper)]
 

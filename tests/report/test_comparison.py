@@ -24,9 +24,11 @@ from fedskew.report.page import report
 from fedskew.runs.execute import facts
 from fedskew.runs.folder import resume_command
 from fedskew.server.server import Server
-from fedskew.study import sweep
-from fedskew.study.comparison_table import Target, comparison
+from fedskew.study import study_folder
+from fedskew.study.comparison_table import comparison
 from fedskew.study.significance import ranks
+from fedskew.study.study_plan import plan_of
+from fedskew.study.target_score import Target
 
 SMALL = {"rounds": 3, "clients": 4, "model": "logreg", "threads": 1}
 
@@ -88,24 +90,24 @@ def test_the_numbers_by_hand(folder: Path) -> None:
 
 def test_significance_is_paired_over_seeds_and_skews(folder: Path) -> None:
     found = comparison([folder])
-    assert {label: len(blocks) for label, blocks in found.scores.items()} == dict.fromkeys(
-        ["fedavg", "fedprox:mu=0.01", "fedprox:mu=10.0"], 6
-    )
+    assert {
+        label: len(blocks) for label, blocks in found.judgement.scores.items()
+    } == dict.fromkeys(["fedavg", "fedprox:mu=0.01", "fedprox:mu=10.0"], 6)
     frame = found.frame()
     assert frame.attrs["compared_by"] == "test_accuracy_last"
     slow = frame[frame["mu"] == 10.0]
-    best = found.verdict.best
+    best = found.judgement.verdict.best
     assert best in ("fedavg", "fedprox:mu=0.01")  # so large a mu holds the model still
-    assert set(slow["p_value"]) == {found.verdict.p_values["fedprox:mu=10.0"]}
+    assert set(slow["p_value"]) == {found.judgement.verdict.p_values["fedprox:mu=10.0"]}
     mine = [
         row["test_accuracy_last"]
-        for one in found.configurations
+        for one in found.rows.configurations
         if one.label == best
         for row in one.rows
     ]
     theirs = [
         row["test_accuracy_last"]
-        for one in found.configurations
+        for one in found.rows.configurations
         if one.options["mu"] == 10.0
         for row in one.rows
     ]
@@ -113,7 +115,7 @@ def test_significance_is_paired_over_seeds_and_skews(folder: Path) -> None:
         statistics.mean(theirs) - statistics.mean(mine)
     )
     assert not frame["winner"].any()  # fedavg and a tiny mu are the same
-    assert found.verdict.says.startswith("No method is ahead: ")
+    assert found.judgement.verdict.says.startswith("No method is ahead: ")
 
 
 def test_the_files(folder: Path) -> None:
@@ -193,7 +195,7 @@ def test_names_are_text_in_every_file(folder: Path, tmp_path: Path) -> None:
     for seed in range(3):
         shutil.copytree(folder / f"fedavg-iid-s{seed}", place / f"s{seed}")
     found = comparison([place / f"s{seed}" for seed in range(3)])
-    for run in found.runs.runs:
+    for run in found.rows.runs.runs:
         run.summary["algorithm"] = STRANGE
         run.record.config["algorithm"] = {"name": STRANGE}
     from fedskew.report.comparison_files import latex, markdown
@@ -271,8 +273,8 @@ def test_a_file_says_all_of_it_and_jobs_give_the_same(
     Path("e.toml").write_text(FILE)
     assert fedskew("compare e.toml --out one") == 0
     assert fedskew("compare e.toml --out two --jobs 2") == 0
-    assert len(sweep.read(Path("one"))) == 12
-    for member in sweep.read(Path("one")):
+    assert len(study_folder.read_members(Path("one"))) == 12
+    for member in study_folder.read_members(Path("one")):
         for name in ("rounds.csv", "clients.csv", "model.safetensors"):
             assert (
                 Path("one", member.name, name).read_bytes()
@@ -390,14 +392,8 @@ def test_every_command_of_the_page(fedskew: Callable[[str], Any]) -> None:
         command = line.partition("#")[0].strip()
         assert fedskew(command.removeprefix("fedskew ")) == 0, command
     Path("page.toml").write_text(blocks("toml")[0])
-    wanted = sweep.plan(
-        {
-            name: value
-            for name, value in read_file(Path("page.toml"), COMPARED).items()
-            if name != "target"
-        }
-    )
-    assert len(wanted) == 2 * 5 * (2 + 3)
+    plan = plan_of(read_file(Path("page.toml"), COMPARED))
+    assert len(plan.members) == 2 * 5 * (2 + 3)
     exec(compile(blocks("python")[0], "compare.md", "exec"), {})
     assert len(list(Path("runs").iterdir())) == 1
 
@@ -654,7 +650,7 @@ def test_a_target_in_python_is_recorded_and_checked_before_training(tmp_path: Pa
         )
     assert not (tmp_path / "y").exists()
     fs.compare(algorithm=["local", "fedper"], out=tmp_path / "y", **{**SMALL, "model": "mlp"})
-    sweep.record_target(tmp_path / "y", "0.5")  # as an older version did
+    study_folder.record_target(tmp_path / "y", Target(0.5))  # as an older version did
     assert fs.compare(tmp_path / "y").attrs["target"] is None
 
 
@@ -776,7 +772,7 @@ def test_ctrl_c_while_the_choices_are_checked(
     def stopped(*args: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "check", stopped)
+    monkeypatch.setattr(study_folder, "check", stopped)
     assert fedskew("compare --rounds 1") == 130
     assert "interrupted before the first run: nothing was written" in capsys.readouterr().err
 

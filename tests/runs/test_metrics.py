@@ -19,7 +19,7 @@ from fedskew.core.errors import FedskewError
 from fedskew.data.dataset import Rows
 from fedskew.engine.loop import Loop
 from fedskew.runs.summary import predictions_of_one_class
-from fedskew.study.sweep import warnings_of
+from fedskew.study.overview import warnings_of
 from fedskew.tasks.task import Headline, resolve
 
 QUIET: dict[str, Any] = {"device": "cpu", "threads": 1, "folder": False}

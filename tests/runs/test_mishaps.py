@@ -24,7 +24,11 @@ from fedskew.runs import runner
 from fedskew.runs.folder import CLIENTS, FINAL_CLIENTS, MODEL, ROUNDS, SUMMARY, RunFolder
 from fedskew.runs.runner import CheckpointInterval
 from fedskew.server.server import Server
-from fedskew.study import sweep as several
+from fedskew.study import study_folder
+from fedskew.study.member import Member
+from fedskew.study.study_folder import Study
+from fedskew.study.study_plan import Plan, members_of
+from fedskew.study.study_runs import FAILED, Execution, execute
 
 BITS = (ROUNDS, CLIENTS, FINAL_CLIENTS, MODEL)
 
@@ -259,26 +263,28 @@ def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_diverging_run_is_recorded_and_the_others_go_on(tmp_path: Path):
-    wanted = several.members(DIVERGES, METHODS, [0])
-    several.create(tmp_path / "group", wanted)
-    found = several.run_all(tmp_path / "group", wanted, lambda member: [])
+    wanted = members_of(DIVERGES, METHODS, [0])
+    plan = Plan(wanted)
+    study_folder.create(tmp_path / "group", plan)
+    study = Study(tmp_path / "group", plan)
+    found = execute(study, Execution())
     assert [("failed" in row) for row in found] == [False, True, False]
     assert found[1]["failed"].startswith("fedavgm-server-lr-9e18-s0: round ")
     assert "NaN or infinite" in found[1]["failed"]
     stored = json.loads((tmp_path / "group" / SUMMARY).read_text())
     assert stored["runs"][1] == found[1]
     assert list(stored["means"]) == ["fedavg", "fedprox"]
-    failed = tmp_path / "group" / wanted[1].name / several.FAILED
+    failed = tmp_path / "group" / wanted[1].name / FAILED
     written = failed.stat().st_mtime_ns
-    assert several.run_all(tmp_path / "group", wanted, lambda member: []) == found
+    assert execute(study, Execution()) == found
     assert failed.stat().st_mtime_ns == written  # it was not tried again
     tried: list[str] = []
 
-    def callbacks(member: several.Member) -> list[Any]:
+    def callbacks(member: Member) -> list[Any]:
         tried.append(member.name)
         return []
 
-    several.run_all(tmp_path / "group", wanted, callbacks, retry=True)
+    execute(study, Execution(callbacks, retry=True))
     assert tried == [wanted[1].name]
     assert failed.exists()
 

@@ -55,7 +55,7 @@ METHODS = {"norm=local": KEPT_BY_CLIENTS, "fedadam": KEPT_BY_SERVER, "local": KE
 # written.
 SERVER = """
 import contextlib, json, os, signal, sys, time
-import fedskew.study.sweep, fedskew.plots.run_figure, sklearn.datasets, torch
+import fedskew.study.compare, fedskew.plots.run_figure, sklearn.datasets, torch
 from fedskew.cli import app as cli
 
 torch.func.grad(torch.sum)(torch.zeros(2))  # its first call imports half of PyTorch

@@ -15,8 +15,10 @@ from fedskew.engine.together import Together
 from fedskew.runs.checkpoint import Checkpoints
 from fedskew.runs.folder import RunFolder
 from fedskew.server.server import Server
-from fedskew.study import sweep as several
 from fedskew.study.side_by_side import fits
+from fedskew.study.study_folder import read_members
+from fedskew.study.study_plan import members_of
+from fedskew.study.study_runs import _groups
 
 TABLES = ("rounds.csv", "clients.csv", "clients_final.csv", "model.safetensors")
 
@@ -118,7 +120,7 @@ def test_a_run_of_a_grid_has_the_numbers_of_a_run_on_its_own(
         ("--algorithm fedprox --grid mu=", "grid 'mu=': '' is not a number"),
         (
             "--algorithm fedprox --grid nu=1",
-            "unknown number of fedprox or of its training in --grid 'nu'",
+            "unknown number of fedprox or of its training in grid 'nu'",
         ),
         (
             "--algorithm fedprox --algorithm fedavg --grid nu=1",
@@ -126,19 +128,19 @@ def test_a_run_of_a_grid_has_the_numbers_of_a_run_on_its_own(
         ),
         (
             "--algorithm fedprox --grid weights=1",
-            "unknown number of fedprox or of its training in --grid 'weights'",
+            "unknown number of fedprox or of its training in grid 'weights'",
         ),
         (
             "--algorithm fedprox --grid rounds=1,2",
-            "unknown number of fedprox or of its training in --grid 'rounds'",
+            "unknown number of fedprox or of its training in grid 'rounds'",
         ),
         ("--algorithm fedprox --grid mu=1 --grid mu=2", "grid: mu is given twice"),
         ("--algorithm fedprox --grid mu=1,1.0", "fedprox-mu-1-s0 is given twice"),
         (
             "--algorithm fedprox:mu=1 --grid mu=1",
-            "mu is given twice: in --grid, and as fedprox:mu=1.0",
+            "mu is given twice: in grid, and as fedprox:mu=1.0",
         ),
-        ("--lr 0.1 --grid lr=1,2", "lr is given twice: in --grid, and as a setting"),
+        ("--lr 0.1 --grid lr=1,2", "lr is given twice: in grid, and as a setting"),
         ("--algorithm fedprox --grid mu=1,-1", "mu=-1 is out of range, it must be >= 0"),
         ("--grid lr=0", "lr=0 is out of range, it must be > 0"),
     ],
@@ -153,7 +155,7 @@ def test_bad_grids(
 
 def test_a_grid_of_a_composition_and_whole_numbers() -> None:
     grid = {"mu": [0.5], "attackers": [1.0, 2.0]}
-    found = several.members({}, ["fedprox + krum"], [0], grid)
+    found = members_of({}, ["fedprox + krum"], [0], grid)
     assert [member.values["algorithm"] for member in found] == [
         "fedprox:mu=0.5 + krum:attackers=1",
         "fedprox:mu=0.5 + krum:attackers=2",
@@ -354,16 +356,16 @@ def test_only_runs_of_one_kind_fit_in_one_stack(
 
 def test_groups_differ_in_numbers_only() -> None:
     algorithms = ["fedprox", "fedprox:mu=1", "fedprox:weights=uniform", "fedavg", "fedrep"]
-    groups = several._groups(several.members({}, algorithms, [0, 1]))
+    groups = _groups(members_of({}, algorithms, [0, 1]))
     assert sorted(len(group) for group in groups) == [2, 2, 2, 4]
-    many = several._groups(several.members({}, ["fedavg"], range(40)))
+    many = _groups(members_of({}, ["fedavg"], range(40)))
     assert [len(group) for group in many] == [16, 16, 8]
 
 
 def test_a_list_without_numbers_is_read_and_a_damaged_one_is_not(tmp_path: Path) -> None:
     entry = {"name": "fedavg-s0", "algorithm": "fedavg", "values": {}}
     (tmp_path / "group.json").write_text(json.dumps([entry]))
-    assert several.read(tmp_path)[0].label == "fedavg"
+    assert read_members(tmp_path)[0].label == "fedavg"
     (tmp_path / "group.json").write_text(json.dumps([{**entry, "varied": {"mu": "x"}}]))
     with pytest.raises(fs.FedskewError, match="is damaged"):
-        several.read(tmp_path)
+        read_members(tmp_path)

@@ -1,6 +1,6 @@
 """The command ``fedskew compare``: methods x hyper-parameters x skews x seeds in one go, or runs that are finished."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +10,11 @@ from fedskew.cli.command import Once
 from fedskew.cli.comparison_progress import show_comparison
 from fedskew.cli.console import print_summary
 from fedskew.cli.run_command import CHOSEN, ENDING, settings_from, with_settings
-from fedskew.core.errors import FedskewError, Interrupted
+from fedskew.core.errors import FedskewError
 
 if TYPE_CHECKING:
+    from fedskew.study.compare import Outcome
     from fedskew.study.comparison_table import Comparison
-    from fedskew.study.sweep import Member
 
 SOME_FAILED = 1  # exit code
 
@@ -50,155 +50,99 @@ def compare(
     fedskew compare experiment.toml --target accuracy=0.9 --jobs 2
     fedskew compare runs/A runs/B --out both
     """
-    from fedskew.study import sweep
-    from fedskew.study.comparison_table import Target
-    from fedskew.study.jobs import checked_jobs
+    from fedskew.report.comparison_files import WRITERS
+    from fedskew.study.compare import compare as compare_methods
 
-    for path in paths or []:
+    places = paths or []
+    for path in places:
         if not path.exists():
             raise FedskewError(f"{path}: there is no such folder or file")
-    folders = [path for path in paths or [] if path.is_dir()]
+    own = {"algorithm": algorithm, "skew": skew, "seeds": seeds, "grid": grid, "jobs": jobs}
+    folders = [path for path in places if path.is_dir()]
     if folders:
-        more = {
-            "data": data,
-            "algorithm": algorithm,
-            "skew": skew,
-            "seeds": seeds,
-            "grid": grid,
-            "jobs": jobs,
-        }
-        asked = []
-        for name, value in {**given, **more, "or-resume": or_resume}.items():
-            if value:
-                asked.append(f"--{name}")
-        others = [*(str(path) for path in paths or [] if path not in folders), *asked]
-        if others:
-            raise FedskewError(f"{others[0]}: finished runs are compared as they are, leave it out")
-        _compare_finished(folders, out, target, as_json)
+        _refuse_settings(places, {**given, "data": data, **own, "or-resume": or_resume})
+        print_comparison(_compare_finished(folders, out, target), as_json)
         return
-    if paths and len(paths) > 1:
-        raise FedskewError(f"{paths[1]}: give one experiment file, or folders of finished runs")
-    values = settings_from(
-        paths[0] if paths else None, data, {**given, "algorithm": algorithm, "skew": skew}
-    )
-    if seeds is not None or given["seed"] is not None:
-        values.pop("seeds" if seeds is None else "seed", None)
-    if seeds is not None and given["seed"] is not None:
-        raise FedskewError(f"--seed {given['seed']} clashes with --seeds {seeds}: give one of them")
-    for name, one in (("seeds", seeds), ("grid", grid)):
-        if one is not None:
-            values[name] = one
-    in_file = {}
-    for name, usual in (("target", None), ("jobs", 1)):
-        in_file[name] = values.pop(name, usual)
-    if target is None:
-        wish = in_file["target"]
-    else:
-        wish = target
-    if wish is None:
-        metric = ""
-    else:
-        metric = Target.of(wish).metric or ""
-    processes = checked_jobs(in_file["jobs"] if jobs is None else jobs, values.get("workers"))
+    if len(places) > 1:
+        raise FedskewError(f"{places[1]}: give one experiment file, or folders of finished runs")
     if or_resume and out is None:
         raise FedskewError("--or-resume needs --out: give the folder to resume")
-    wanted = sweep.plan(values)
-    try:
-        place = sweep.prepared(out, wanted, or_resume, None if wish is None else str(wish), metric)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted before the first run: nothing was written, give the command again"
-        ) from None
-    run_group(place, wanted, as_json, jobs=processes)
+    if seeds is not None and given["seed"] is not None:
+        raise FedskewError(f"--seed {given['seed']} clashes with --seeds {seeds}: give one of them")
+    file = None
+    if places:
+        file = places[0]
+    values = settings_from(file, data, {**given, **own, "target": target})
+    if seeds is not None:
+        values.pop("seed", None)  # of the file
+    elif given["seed"] is not None:
+        values.pop("seeds", None)
+    outcome = compare_methods(values, WRITERS, out=out, or_resume=or_resume, watch=show_comparison)
+    print_comparison(outcome, as_json)
 
 
-def _compare_finished(
-    folders: Sequence[Path], out: Path | None, target: str | None, as_json: bool
-) -> None:
+def _refuse_settings(paths: Sequence[Path], given: Mapping[str, Any]) -> None:
+    """Refuse what would change runs that have finished."""
+    others = [str(path) for path in paths if not path.is_dir()]
+    others += [f"--{name}" for name, value in given.items() if value]
+    if others:
+        raise FedskewError(f"{others[0]}: finished runs are compared as they are, leave it out")
+
+
+def _compare_finished(folders: Sequence[Path], out: Path | None, target: str | None) -> "Outcome":
     """Compare runs that are there, and write the files into the folder of the comparison or a new one."""
-    from fedskew.report.comparison_files import record_comparison
+    from fedskew.report.comparison_files import WRITERS
     from fedskew.runs.execute import fresh_folder
-    from fedskew.runs.folder import GROUP
-    from fedskew.study.comparison_table import comparison
+    from fedskew.study.compare import compare_finished, own_folder
 
-    found = comparison(folders, target)
-    if len(folders) == 1 and (folders[0] / GROUP).is_file():
-        own = folders[0]
-    else:
-        own = None
-    place = out or own or fresh_folder("compare")
-    record_comparison(found, place, folders)
-    _print(found, place, {}, as_json)
+    place = out or own_folder(folders) or fresh_folder("compare")
+    return compare_finished(folders, WRITERS.comparison, target=target, out=place)
 
 
-def run_group(
-    place: Path,
-    wanted: "list[Member]",
-    as_json: bool,
-    *,
-    jobs: int = 1,
-    retry: bool = False,
-    force: bool = False,
-) -> None:
-    """Run the members of a comparison that are not finished yet, write its files, and print the table of all."""
-    from fedskew.report.comparison_files import write_comparison
-    from fedskew.report.page import PageWriter
-    from fedskew.runs.folder import resume_command
-    from fedskew.study import sweep
-    from fedskew.study.comparison_table import comparison
-
-    with show_comparison(wanted) as callbacks_of:
-        try:
-            summaries = sweep.run_all(
-                place,
-                wanted,
-                callbacks_of,
-                writers=[PageWriter()],
-                retry=retry,
-                force=force,
-                jobs=jobs,
-            )
-        except KeyboardInterrupt as stop:
-            code = getattr(stop, "code", 130)
-            raise Interrupted(f"interrupted; resume with: {resume_command(place)}", code) from None
-    result = sweep.overview(wanted, summaries)
-    if all("failed" in row for row in summaries):
-        print_summary([member.algorithm for member in wanted], summaries, place, result, as_json)
-        raise typer.Exit(SOME_FAILED)
-    found = comparison([place])
-    write_comparison(found, place)
-    _print(found, place, result, as_json)
-
-
-def _print(found: "Comparison", place: Path, result: "dict[str, Any]", as_json: bool) -> None:
+def print_comparison(outcome: "Outcome", as_json: bool) -> None:
     """Print the table of all runs, who is ahead, and what was written; exit with an error if a run failed."""
+    found = outcome.found
+    assert outcome.folder
+    if found is None:
+        rows = outcome.runs["runs"]
+        methods = [row["algorithm"] for row in rows]
+        print_summary(methods, rows, outcome.folder, outcome.runs, as_json)
+        raise typer.Exit(SOME_FAILED)
+    _print_table(found, outcome.folder, outcome.runs, as_json)
+    if found.rows.runs.failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _print_table(found: "Comparison", place: Path, runs: "dict[str, Any]", as_json: bool) -> None:
+    """Print one line a configuration, with the notes of the comparison."""
     from fedskew.report.comparison_files import files_of
 
     methods = list[str]()
     rows = list[dict[str, Any]]()
     columns = list[dict[str, Any]]()
-    # The target is there instead
-    if found.target:
-        left_out = "rounds_to_90_percent_of_last_test_accuracy"
-    else:
-        left_out = ""
-    for one, line in zip(found.configurations, found.lines(), strict=True):
-        seeds = line[len(found.head()) - len(found.columns) - 2]
-        kept = []
-        for row in one.rows:
-            kept.append({name: value for name, value in row.items() if name != left_out})
-        for row in (*kept, *({"failed": reason} for reason in one.failed)):
+    seeds_at = len(found.head()) - len(found.columns) - 2
+    for one, line in zip(found.rows.configurations, found.lines(), strict=True):
+        failed: list[dict[str, Any]] = [{"failed": reason} for reason in one.failed]
+        for row in (*one.rows, *failed):
             methods.append(line[0])
-            columns.append({**one.options, **one.conditions, "seeds": seeds, "p": line[-1]})
-            rows.append(row)
-    notes = [text for text in (*found.findings(), found.no_ranks) if text]
+            columns.append(
+                {**one.options, **one.conditions, "seeds": line[seeds_at], "p": line[-1]}
+            )
+            rows.append(_without_second_target(row, found))
+    notes = [text for text in (*found.findings(), found.judgement.no_ranks) if text]
     notes.append(f"tables and figures: {', '.join(path.name for path in files_of(place))}")
     frame = found.frame()
-    table = {"rows": frame.astype(object).where(frame.notna(), None).to_dict("records")}
-    result = {**result, "comparison": {**table, **frame.attrs}}
-    print_summary(methods, rows, place, result, as_json, columns, notes, found.goal)
-    if found.runs.failed:
-        raise typer.Exit(SOME_FAILED)
+    table = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    result: dict[str, Any] = {**runs, "comparison": {"rows": table, **frame.attrs}}
+    print_summary(methods, rows, place, result, as_json, columns, notes, found.judgement.goal)
+
+
+def _without_second_target(row: "dict[str, Any]", found: "Comparison") -> "dict[str, Any]":
+    """Return a row without the target of a single run, where the comparison has one."""
+    kept = dict(row)
+    if found.rows.target:
+        kept.pop("rounds_to_90_percent_of_last_test_accuracy", None)
+    return kept
 
 
 _OWN: dict[str, tuple[Any, Any]] = {

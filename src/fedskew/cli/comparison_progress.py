@@ -11,7 +11,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from fedskew.runs.callbacks import CallbackSpec
-    from fedskew.study.sweep import Member
+    from fedskew.study.member import Member
 
 _EVERY = 10.0  # seconds between two lines, where there is no terminal
 

@@ -478,7 +478,7 @@ def print_summary(
     """
     from fedskew.runs.folder import PAGE, to_json
     from fedskew.runs.summary import without_shared_score
-    from fedskew.study import sweep as several
+    from fedskew.study.overview import warnings_of
 
     console = console_for(stderr=as_json)
     failed = [row for row in summaries if "failed" in row]
@@ -505,7 +505,7 @@ def print_summary(
         console.print(f"\n{escape(note)}", soft_wrap=True)
     for row in failed:
         console.print(f"\nfailed: {escape(row['failed'])}", soft_wrap=True)
-    for warned in several.warnings_of([method for method, _ in kinds], summaries):
+    for warned in warnings_of([method for method, _ in kinds], summaries):
         console.print(f"\n{escape(warned)}", soft_wrap=True)
     if lost := _lost(summaries):
         console.print(f"\n{lost}", soft_wrap=True)

@@ -82,7 +82,7 @@ def paper(
     from fedskew.papers.rerun import rerun
     from fedskew.papers.results import Results
     from fedskew.papers.verdicts import verdicts
-    from fedskew.study.sweep import parse_seeds
+    from fedskew.study.grid import parse_seeds
 
     console = console_for()
     if name is None:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from fedskew.cli.command import Once
-from fedskew.cli.compare_command import run_group
+from fedskew.cli.compare_command import print_comparison
+from fedskew.cli.comparison_progress import show_comparison
 from fedskew.cli.console import print_summary, show_progress
 from fedskew.core.config import workers_of_torchrun
 
@@ -46,16 +47,13 @@ def resume(
 
     workers = workers_of_torchrun() or workers
     if (folder / GROUP).is_file():
-        from fedskew.study import sweep as several
-        from fedskew.study.jobs import checked_jobs
+        from fedskew.report.comparison_files import WRITERS
+        from fedskew.study.compare import carry_out
+        from fedskew.study.study_folder import open_study
 
-        wanted = several.read(folder)
-        checked_jobs(jobs, workers)
-        if workers:
-            wanted = several.with_workers(wanted, workers)
-        else:
-            wanted = wanted
-        run_group(folder, wanted, as_json, jobs=jobs, retry=retry, force=force)
+        study = open_study(folder, jobs, workers)
+        outcome = carry_out(study, WRITERS, watch=show_comparison, retry=retry, force=force)
+        print_comparison(outcome, as_json)
         return
     disk = RunFolder.open(folder)
     if disk.finished:

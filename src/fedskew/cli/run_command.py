@@ -80,7 +80,7 @@ def run(
     from fedskew.report.page import PageWriter
     from fedskew.runs.choices import spell
     from fedskew.runs.experiment import run_experiment, run_or_resume
-    from fedskew.study.sweep import choices_of
+    from fedskew.study.grid import several
 
     values = settings_from(file, data, {**given, "algorithm": algorithm, "skew": skew})
     values |= {
@@ -88,9 +88,7 @@ def run(
         for name, some in zip(COMPARED, (seeds, grid, target, jobs), strict=True)
         if some is not None
     }
-    chosen = {
-        name: choices_of(values, name, "") for name in ("algorithm", "skew") if name in values
-    }
+    chosen = {name: several(name, values[name]) for name in ("algorithm", "skew") if name in values}
     many = [name for name in chosen if len(chosen[name]) > 1] + [
         name for name in COMPARED if name in values
     ]

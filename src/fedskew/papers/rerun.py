@@ -26,8 +26,13 @@ from fedskew.papers.results import Result, Results
 from fedskew.runs import folder as on_disk
 from fedskew.runs.callbacks import CallbackSpec
 from fedskew.runs.folder import RunFolder
-from fedskew.study import sweep
-from fedskew.study.sweep import Member, Partitions
+from fedskew.study import study_folder
+from fedskew.study.grid import parse_seeds
+from fedskew.study.member import Member
+from fedskew.study.partitions import Partitions
+from fedskew.study.study_folder import Study
+from fedskew.study.study_plan import Plan
+from fedskew.study.study_runs import Execution, execute
 
 UNFINISHED = "unfinished"  # folder with the runs of cells that have not ended
 POINTS = 25  # of a curve that are kept
@@ -54,7 +59,7 @@ def rerun(
     if seeds is not None:
         wanted = seeds
     else:
-        wanted = sweep.parse_seeds(table.seeds)
+        wanted = parse_seeds(table.seeds)
     (folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
     for case in table.cases:
         if cases and case.name not in cases:
@@ -138,11 +143,12 @@ def _train(
         members.append(
             Member(f"{slug(method.name)}-s{seed}", method.name, {**values, "seed": seed})
         )
-    if place.exists() and sweep.read(place) != members:
+    plan = Plan(members)
+    if place.exists() and study_folder.read_members(place) != members:
         shutil.rmtree(place)  # of an earlier version of the table
     if not place.exists():
-        sweep.check(members, partitions)
-        sweep.create(place, members)
+        study_folder.check(plan, partitions)
+        study_folder.create(place, plan)
     with watch(
         [f"{case.name}: {member.name}" for member in members], members[0].experiment().rounds
     ) as callbacks_of:
@@ -151,7 +157,7 @@ def _train(
             found: list[CallbackSpec] = callbacks_of(f"{case.name}: {member.name}")
             return found
 
-        summaries = sweep.run_all(place, members, callbacks, partitions=partitions)
+        summaries = execute(Study(place, plan), Execution(callbacks, partitions=partitions))
     now = configuration(table, case, method)
     return [
         _result(table, Result(case.name, method.name, seed, now), place / member.name, summary)

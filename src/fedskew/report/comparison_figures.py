@@ -53,7 +53,7 @@ def draw_curves(found: Comparison) -> dict[str, bytes]:
             axes.set_title(_short(title), fontsize=_SIZE)
         axes.set_xlabel("round", fontsize=_SIZE)
         axes.set_ylabel(_title(found) if number % across == 0 else "", fontsize=_SIZE)
-        if found.metric in SHARES:
+        if found.rows.metric in SHARES:
             axes.set_ylim(top=min(1.0, axes.get_ylim()[1]))
         axes.locator_params(axis="x", integer=True, nbins=6)
         axes.margins(x=0.01)
@@ -70,20 +70,20 @@ def _panels(found: Comparison) -> dict[str, dict[str, list[RunData]]]:
     """Return the runs with curves by condition and method."""
     result: dict[str, dict[str, list[RunData]]] = {}
     column = _column(found)
-    for run, setting in zip(found.runs.runs, found.runs.settings, strict=False):
+    for run, setting in zip(found.rows.runs.runs, found.rows.runs.settings, strict=False):
         if _has(run, column):
-            title = ", ".join(str(setting.values.get(name)) for name in found.conditions)
-            result.setdefault(title, {}).setdefault(found.runs.label_of(setting, False), []).append(
-                run
-            )
+            title = ", ".join(str(setting.values.get(name)) for name in found.rows.conditions)
+            result.setdefault(title, {}).setdefault(
+                found.rows.runs.label_of(setting, False), []
+            ).append(run)
     return dict(list(result.items())[:_PANELS])
 
 
 def _column(found: Comparison) -> str:
     """Return the one column that is drawn: of the shared model, unless there is only the mean of the clients' own."""
-    shared = f"test_{found.metric}"
-    own = f"own_test_{found.metric}"
-    if any(_has(run, shared) for run in found.runs.runs):
+    shared = f"test_{found.rows.metric}"
+    own = f"own_test_{found.rows.metric}"
+    if any(_has(run, shared) for run in found.rows.runs.runs):
         return shared
     return own
 
@@ -93,7 +93,7 @@ def _has(run: RunData, column: str) -> bool:
 
 
 def _title(found: Comparison) -> str:
-    return f"test {found.metric}" + (
+    return f"test {found.rows.metric}" + (
         " (mean of own models)" if _column(found).startswith("own_") else ""
     )
 

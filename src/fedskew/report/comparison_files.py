@@ -7,12 +7,12 @@ from pathlib import Path
 
 from fedskew.core.writing import write_atomically
 from fedskew.report.comparison_figures import draw_curves, draw_ranks
-from fedskew.report.page import comparison_page
-from fedskew.runs.folder import GROUP, PAGE
+from fedskew.report.page import PageWriter, comparison_page
+from fedskew.runs.folder import PAGE
 from fedskew.runs.runner import only_warned
+from fedskew.study.compare import Writers
 from fedskew.study.comparison_table import Comparison
-from fedskew.study.significance import said_p
-from fedskew.study.sweep import record_target
+from fedskew.study.significance import Ranks, said_p
 
 CSV, MARKDOWN, LATEX = "comparison.csv", "comparison.md", "comparison.tex"
 CURVES, RANKS = "curves", "critical_difference"
@@ -31,7 +31,10 @@ def write_comparison(found: Comparison, folder: Path) -> None:
     with only_warned(str(folder / PAGE)):
         write_atomically(folder / PAGE, comparison_page(found))
     with only_warned(f"the figures in {folder}"):
-        drawn = {CURVES: draw_curves(found), RANKS: draw_ranks(found.ranks) if found.ranks else {}}
+        drawn = {
+            CURVES: draw_curves(found),
+            RANKS: draw_ranks(found.judgement.ranks) if found.judgement.ranks else {},
+        }
         for name, files in drawn.items():
             for ending in ("svg", "pdf"):
                 if ending in files:
@@ -41,25 +44,13 @@ def write_comparison(found: Comparison, folder: Path) -> None:
                     (folder / f"{name}.{ending}").unlink(missing_ok=True)
 
 
-def record_comparison(found: Comparison, folder: Path, compared: Sequence[Path]) -> None:
-    """Write the files of a comparison of finished runs; a given target is recorded if the folder is that of these runs.
-
-    A target that cannot be looked for raises an error before anything is written.
-    """
-    target = found.target
-    folder.mkdir(parents=True, exist_ok=True)
-    if target and found.given and list(compared) == [folder] and (folder / GROUP).is_file():
-        record_target(folder, str(found.asked))
-    write_comparison(found, folder)
-
-
 def markdown(found: Comparison) -> str:
     """Return the table with its notes; names are text, whatever they contain."""
     lines = []
     for line in (found.head(), *found.lines()):
         lines.append([in_markdown(cell) for cell in line])
-    for line, one in zip(lines[1:], found.configurations, strict=True):
-        if one.label == found.verdict.winner:
+    for line, one in zip(lines[1:], found.rows.configurations, strict=True):
+        if one.label == found.judgement.verdict.winner:
             line[0] = f"**{line[0]}**"
     rule = []
     for text in found.texts():
@@ -71,25 +62,32 @@ def markdown(found: Comparison) -> str:
     goal, *others = _notes(found)
     notes = [f"- {in_markdown(text)}" for text in (*others, *meanings)]
     return "\n".join(
-        [f"# {in_markdown(found.runs.title)}", "", in_markdown(goal), "", *rows, "", *notes, ""]
+        [
+            f"# {in_markdown(found.rows.runs.title)}",
+            "",
+            in_markdown(goal),
+            "",
+            *rows,
+            "",
+            *notes,
+            "",
+        ]
     )
 
 
 def _notes(found: Comparison) -> list[str]:
-    if found.ranks is None:
-        said = ""
-    else:
-        said = _ranks(found)
-    return [*found.notes(), said or found.no_ranks]
+    ranks = found.judgement.ranks
+    if ranks is None:
+        return [*found.notes(), found.judgement.no_ranks]
+    return [*found.notes(), _ranks(ranks)]
 
 
-def _ranks(found: Comparison) -> str:
+def _ranks(ranks: Ranks) -> str:
     """Return the mean ranks in words."""
-    assert found.ranks
-    means = ", ".join(f"{name} {mean:.2f}" for name, mean in found.ranks.means.items())
+    means = ", ".join(f"{name} {mean:.2f}" for name, mean in ranks.means.items())
     return (
-        f"Mean ranks over {found.ranks.blocks} blocks: {means}; Friedman's test p = {said_p(found.ranks.p)}, critical "
-        f"difference {found.ranks.distance:.2f} (Nemenyi)."
+        f"Mean ranks over {ranks.blocks} blocks: {means}; Friedman's test p = {said_p(ranks.p)}, critical "
+        f"difference {ranks.distance:.2f} (Nemenyi)."
     )
 
 
@@ -97,11 +95,11 @@ def latex(found: Comparison) -> str:
     """Return the table for LaTeX with the package booktabs, with its notes as comments."""
     head = [in_latex(title) for title in found.head()]
     rows = [list(map(in_latex, line)) for line in found.lines()]
-    for row, one in zip(rows, found.configurations, strict=True):
-        if one.label == found.verdict.winner:
+    for row, one in zip(rows, found.rows.configurations, strict=True):
+        if one.label == found.judgement.verdict.winner:
             row[0] = rf"\textbf{{{row[0]}}}"
     comments = []
-    for text in (found.runs.title, *_notes(found)):
+    for text in (found.rows.runs.title, *_notes(found)):
         comments.append(f"% {' '.join(text.split())}")
     form = "".join("l" if text else "r" for text in found.texts())
     return "\n".join(
@@ -143,3 +141,8 @@ def files_of(folder: Path) -> Iterable[Path]:
         *(f"{name}.{ending}" for name in (CURVES, RANKS) for ending in ("svg", "pdf")),
     )
     return [folder / name for name in names if (folder / name).is_file()]
+
+
+WRITERS = Writers(
+    [PageWriter()], write_comparison
+)  # a page for each run, and all files of the comparison

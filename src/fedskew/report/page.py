@@ -533,7 +533,7 @@ def _again(run: RunData) -> list[Markup]:
 
 def comparison_page(table_of: "Comparison") -> bytes:
     """Return the page of several runs."""
-    found = table_of.runs
+    found = table_of.rows.runs
     page = _Page(found.title, dict(found.tables))
     notes = [tag("li", text) for text in table_of.notes()]
     meanings = tag(
@@ -549,7 +549,7 @@ def comparison_page(table_of: "Comparison") -> bytes:
         table("Methods", head, lines, texts),
         class_="whole" if len(lines) <= _WHOLE else "long",
     )
-    first = tag("p", f"{table_of.goal} {table_of.verdict.says}")
+    first = tag("p", f"{table_of.judgement.goal} {table_of.judgement.verdict.says}")
     page.section("results", "Results", first, rows, tag("ul", *notes[2:]), meanings)
     warned = [tag("li", text) for text in found.warnings()]
     page.section("warnings", "Warnings", tag("ul", *warned) if warned else tag("p", "None."))
@@ -598,36 +598,42 @@ def comparison_page(table_of: "Comparison") -> bytes:
 
 def _score_first(found: "Comparison", line: list[str]) -> list[str]:
     """Return a row of the table with the score that decides and p right after the method, for narrow screens."""
-    if found.score not in found.columns:
+    if found.judgement.score not in found.columns:
         return line
     method, *cells, p = line
-    place = len(cells) - len(found.columns) + list(found.columns).index(found.score)
+    place = len(cells) - len(found.columns) + list(found.columns).index(found.judgement.score)
     return [method, cells.pop(place), p, *cells]
 
 
 def _significance(page: _Page, found: "Comparison") -> None:
     """Whether methods differ beyond noise."""
+    judged = found.judgement
     by = tag(
         "p",
-        f"{found.verdict.says} Methods are compared by {found.score_said}, paired over seeds and conditions.",
+        f"{judged.verdict.says} Methods are compared by {judged.score_said}, "
+        "paired over seeds and conditions.",
     )
     pairs = []
-    for label in found.scores:
-        if label in found.verdict.differences:
+    for label in found.judgement.scores:
+        if label in found.judgement.verdict.differences:
             pairs.append(
                 [
                     label,
-                    f"{0.0 - found.sign * found.verdict.differences[label]:+.4g}",
-                    found.verdict.p_values.get(label),
+                    f"{0.0 - found.rows.sign * found.judgement.verdict.differences[label]:+.4g}",
+                    found.judgement.verdict.p_values.get(label),
                 ]
             )
     numbers = table(
-        f"Difference to {found.verdict.best}", ["method", "difference", "p, corrected"], pairs
+        f"Difference to {found.judgement.verdict.best}",
+        ["method", "difference", "p, corrected"],
+        pairs,
     )
-    if found.ranks is None:
-        page.section("significance", "Significance", by, numbers, tag("p", found.no_ranks))
+    if found.judgement.ranks is None:
+        page.section(
+            "significance", "Significance", by, numbers, tag("p", found.judgement.no_ranks)
+        )
         return
-    ranks = found.ranks
+    ranks = found.judgement.ranks
     says = (
         f"Mean ranks over {ranks.blocks} blocks (seeds and conditions). Friedman's test: p = {said_p(ranks.p)}. Two "
         f"methods differ if their mean ranks are more than {ranks.distance:.2f} apart (Nemenyi's test, 5 %)."

@@ -15,7 +15,8 @@ from fedskew.plots.run_figure import NAMES
 from fedskew.report.event_log import read_events
 from fedskew.runs import folder as on_disk
 from fedskew.runs.folder import APP, RUN, Row, RunFolder
-from fedskew.study.sweep import FAILED, read
+from fedskew.study.study_folder import read_members
+from fedskew.study.study_runs import FAILED
 
 RECENT = 50  # rounds, from whose time the time left is told
 _SCORE = re.compile(rf"(?:{'|'.join(sorted(NAMES, key=len, reverse=True))})_\w+")
@@ -71,7 +72,7 @@ class Status:
 def status(folder: Path) -> Status:
     """Return how a run stands: one that goes on, was stopped or has ended; nothing is changed."""
     if (folder / on_disk.GROUP).is_file():
-        names = ", ".join(str(folder / member.name) for member in read(folder)[:3])
+        names = ", ".join(str(folder / member.name) for member in read_members(folder)[:3])
         raise FedskewError(
             f"{folder} is a comparison of several runs: name one of them, such as {names}"
         )

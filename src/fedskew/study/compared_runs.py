@@ -17,9 +17,11 @@ from fedskew.runs.choices import from_python
 from fedskew.runs.folder import CONFIG, GROUP, RunFolder, resume_command
 from fedskew.runs.open_run import open_run
 from fedskew.runs.summary import mean_and_std
-from fedskew.study import sweep
+from fedskew.study.overview import warnings_of
 from fedskew.study.run_data import CELLS, Columns, RunData, name_of
 from fedskew.study.setting import Setting
+from fedskew.study.study_folder import read_members
+from fedskew.study.study_runs import FAILED
 
 _NOT_NAMED = {  # settings that are named otherwise, or do not change what a run finds
     "algorithm", "seed", "split_seed", "threads", "workers", "device", "engine", "memory", "checkpoint_every",
@@ -236,7 +238,7 @@ class Compared:
     def warnings(self) -> list[str]:
         """Return warnings about the comparison and about its runs."""
         summaries = [run.summary for run in self.runs]
-        found = sweep.warnings_of([str(row["algorithm"]) for row in summaries], summaries)
+        found = warnings_of([str(row["algorithm"]) for row in summaries], summaries)
         found += [f"{run.name} failed: {run.reason}" for run in self.failed]
         found += self.counted_once()
         if len({run.metric for run in self.runs}) > 1:
@@ -279,14 +281,14 @@ def compared(folders: Sequence[Path]) -> Compared:
     twice = []
     for folder in folders:
         if (folder / GROUP).is_file():
-            inside = [folder / member.name for member in sweep.read(folder)]
+            inside = [folder / member.name for member in read_members(folder)]
         else:
             inside = [folder]
         if folder not in inside and not all(map(Path.exists, inside)):
             raise FedskewError(f"{folder} is not finished: resume it ({resume_command(folder)})")
         for place in inside:
-            if (place / sweep.FAILED).is_file():
-                reason = str(RunFolder(place).read_json(sweep.FAILED).get("failed"))
+            if (place / FAILED).is_file():
+                reason = str(RunFolder(place).read_json(FAILED).get("failed"))
                 broken = FailedRun(place.name, reason, Setting.of_config(read_file(place / CONFIG)))
                 if failed.setdefault(_identity(broken.setting), broken) is not broken:
                     twice.append(str(place))

@@ -13,9 +13,13 @@ import pytest
 import fedskew as fs
 from fedskew.cli import app as cli
 from fedskew.data.partition import Partition
+from fedskew.runs import federate as reading
 from fedskew.runs.folder import RunFolder
 from fedskew.server.server import Server
-from fedskew.study import sweep as several
+from fedskew.study import study_folder
+from fedskew.study.grid import parse_seeds
+from fedskew.study.overview import means
+from fedskew.study.study_plan import Plan, members_of
 
 COMMON = {"rounds": "2", "model": "logreg", "clients": "4"}
 
@@ -88,16 +92,16 @@ def test_a_table_in_which_clients_count_unlike_is_warned_of(
 
 
 def test_one_seed_has_a_mean_and_no_deviation() -> None:
-    wanted = several.members(COMMON, ["fedavg"], [5])
-    assert several.means(wanted, [{"test_accuracy_last": 0.5, "seed": 5, "data": "digits"}]) == {
+    wanted = members_of(COMMON, ["fedavg"], [5])
+    assert means(wanted, [{"test_accuracy_last": 0.5, "seed": 5, "data": "digits"}]) == {
         "fedavg": {"test_accuracy_last": {"mean": 0.5, "std": None}}
     }
 
 
 def test_what_only_some_runs_have_has_no_mean() -> None:
-    wanted = several.members(COMMON, ["fedavg"], [0, 1])
+    wanted = members_of(COMMON, ["fedavg"], [0, 1])
     rows = [{"a": 1.0, "rounds_to_90": 3}, {"a": 2.0, "rounds_to_90": None}]
-    assert list(several.means(wanted, rows)["fedavg"]) == ["a"]
+    assert list(means(wanted, rows)["fedavg"]) == ["a"]
 
 
 def test_methods_meet_on_the_same_cuts(fedskew: Callable[[str], Any]) -> None:
@@ -162,17 +166,16 @@ def test_split_seed_holds_the_cut_still(fedskew: Callable[[str], Any]) -> None:
 def test_data_is_read_no_more_than_needed(
     validation: str, reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, load = 0, several.federate.__globals__["load"]
+    count, load = 0, reading.load
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal count
         count += 1
         return load(*args, **kwargs)
 
-    monkeypatch.setitem(several.federate.__globals__, "load", counted)
-    several.check(
-        several.members({**COMMON, "validation": validation}, ["fedavg", "fedprox"], [0, 1])
-    )
+    monkeypatch.setattr(reading, "load", counted)
+    members = members_of({**COMMON, "validation": validation}, ["fedavg", "fedprox"], [0, 1])
+    study_folder.check(Plan(members))
     assert count == reads
 
 
@@ -224,7 +227,7 @@ def test_resume_skips_what_is_finished_and_goes_on_with_the_rest(
 
 
 @pytest.mark.parametrize(
-    "moment", ["fedskew.server.server.Server.complete", "fedskew.study.sweep.federate"]
+    "moment", ["fedskew.server.server.Server.complete", "fedskew.study.partitions.federate"]
 )
 def test_ctrl_c_names_the_group_to_resume(
     moment: str,
@@ -232,7 +235,7 @@ def test_ctrl_c_names_the_group_to_resume(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(several, "check", lambda wanted, **more: None)
+    monkeypatch.setattr(study_folder, "check", lambda plan: None)
 
     def stop(*args: Any) -> Any:
         raise KeyboardInterrupt
@@ -290,17 +293,17 @@ def test_folders_never_meet(fedskew: Callable[[str], Any]) -> None:
     [("3", [3]), ("0-2", [0, 1, 2]), ("0,3, 7", [0, 3, 7]), ("1-2,5-6", [1, 2, 5, 6])],
 )
 def test_seeds(text: str, seeds: list[int]) -> None:
-    assert several.parse_seeds(text) == seeds
+    assert parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize("text", ["", "a", "2-1", "-1", "1-", "1--2", "0.5", "1,,2"])
 def test_no_seeds(text: str) -> None:
     with pytest.raises(fs.FedskewError, match="is not a number or a range such as 0-4"):
-        several.parse_seeds(text)
+        parse_seeds(text)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[3]", '[{"name": "a"}]'])
 def test_a_damaged_list_of_runs(content: str, tmp_path: Path) -> None:
     (tmp_path / "group.json").write_text(content)
     with pytest.raises(fs.FedskewError, match=r"group\.json cannot be read"):
-        several.read(tmp_path)
+        study_folder.read_members(tmp_path)

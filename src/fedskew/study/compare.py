@@ -1,0 +1,116 @@
+"""Compare methods: what the command line and ``fedskew.compare`` both call.
+
+A comparison is planned, frozen on disk, executed, judged and written. What writes its page and its figures is passed
+in, because that lies above.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fedskew.core.errors import Interrupted
+from fedskew.runs.callbacks import Callback
+from fedskew.runs.folder import GROUP, Row, resume_command
+from fedskew.study.comparison_table import Comparison, comparison
+from fedskew.study.overview import overview
+from fedskew.study.study_folder import Study, freeze, record_target
+from fedskew.study.study_plan import plan_of
+from fedskew.study.study_runs import Execution, Watch, execute, unwatched
+from fedskew.study.target_score import Target
+
+ComparisonWriter: TypeAlias = Callable[[Comparison, Path], None]
+
+
+@dataclass(frozen=True)
+class Writers:
+    """What writes the files of every run, and those of the comparison."""
+
+    run: Sequence[Callback]
+    comparison: ComparisonWriter
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A comparison that was made.
+
+    Args:
+        folder: where it is, if it was written
+        runs: the summaries of all its runs, their means and warnings; empty for runs that had finished before
+        found: what follows from the runs; None if all of them failed
+    """
+
+    folder: Path | None
+    runs: Row
+    found: Comparison | None
+
+
+def compare(
+    given: Mapping[str, Any],
+    writers: Writers,
+    *,
+    out: Path | None = None,
+    or_resume: bool = False,
+    watch: Watch = unwatched,
+) -> Outcome:
+    """Compare methods x numbers x skews x seeds; ``given`` are the settings by name that ``plan_of`` takes.
+
+    Everything is checked, and recorded in the folder, before the first run.
+    """
+    return carry_out(freeze(plan_of(given), out, or_resume), writers, watch=watch)
+
+
+def carry_out(
+    study: Study,
+    writers: Writers,
+    *,
+    watch: Watch = unwatched,
+    retry: bool = False,
+    force: bool = False,
+) -> Outcome:
+    """Run what a study has left to run, judge all its runs, and write its files."""
+    members = study.plan.members
+    with watch(members) as callbacks:
+        try:
+            summaries = execute(study, Execution(callbacks, writers.run, retry, force))
+        except KeyboardInterrupt as stop:
+            code = getattr(stop, "code", 130)
+            again = resume_command(study.folder)
+            raise Interrupted(f"interrupted; resume with: {again}", code) from None
+    runs = overview(members, summaries)
+    if all("failed" in row for row in summaries):
+        return Outcome(study.folder, runs, None)
+    found = comparison([study.folder])
+    writers.comparison(found, study.folder)
+    return Outcome(study.folder, runs, found)
+
+
+def compare_finished(
+    folders: Sequence[Path],
+    write: ComparisonWriter,
+    *,
+    target: "Target | str | float | None" = None,
+    out: Path | None = None,
+) -> Outcome:
+    """Judge runs that are there; nothing is trained, and nothing written without ``out``.
+
+    A given target is recorded if ``out`` is the folder of the runs. One that cannot be looked for raises an error
+    before anything is written.
+    """
+    found = comparison(folders, target)
+    own = own_folder(folders)
+    if out is None:
+        return Outcome(own, {}, found)
+    sought = found.rows.target  # refuses a target that no run has followed
+    out.mkdir(parents=True, exist_ok=True)
+    if sought and found.rows.asked and found.rows.given and out == own:
+        record_target(out, found.rows.asked)
+    write(found, out)
+    return Outcome(out, {}, found)
+
+
+def own_folder(folders: Sequence[Path]) -> Path | None:
+    """Return the folder of the comparison, if the runs are those of one."""
+    if len(folders) == 1 and (folders[0] / GROUP).is_file():
+        return folders[0]
+    return None

@@ -1,0 +1,72 @@
+"""All runs of a study in one file: their summaries, the means over seeds, and warnings."""
+
+from collections.abc import Sequence
+
+from fedskew.runs.folder import Row
+from fedskew.runs.summary import mean_and_std
+from fedskew.study.member import Member
+
+
+def overview(members: Sequence[Member], summaries: Sequence[Row]) -> Row:
+    """Return the summaries of all runs, their means over seeds, and warnings about the comparison."""
+    methods = [member.algorithm for member in members]
+    return {
+        "runs": list(summaries),
+        "means": means(members, summaries),
+        "warnings": warnings_of(methods, summaries),
+    }
+
+
+def warnings_of(methods: Sequence[str], summaries: Sequence[Row]) -> list[str]:
+    """Return the warnings about a comparison and about its runs."""
+    found = []
+    unequal = unequal_weights(methods, summaries)
+    if unequal:
+        found.append(unequal)
+    seeds: dict[str, list[str]] = {}
+    texts: dict[str, str] = {}
+    for row in summaries:
+        for text in row.get("warnings", []):
+            seeds.setdefault(row["algorithm"], []).append(str(row["seed"]))
+            texts.setdefault(row["algorithm"], text)
+    for method, text in texts.items():
+        if len(summaries) > 1:
+            found.append(f"{text} (seed {', '.join(seeds[method])})")
+        else:
+            found.append(text)
+    return found
+
+
+def unequal_weights(methods: Sequence[str], summaries: Sequence[Row]) -> str:
+    """Return a warning if the aggregation weights differ between methods; empty if they do not.
+
+    Factors that a method itself applies to the weights are not compared.
+    """
+    found: dict[str, list[str]] = {}
+    for method, summary in zip(methods, summaries, strict=True):
+        base = str(summary.get("weights", "")).split(" ")[0]
+        if base in ("size", "uniform") and method not in found.setdefault(base, []):
+            found[base].append(method)
+    if len(found) < 2:
+        return ""
+    sides = " but ".join(f"{base} in {', '.join(names)}" for base, names in found.items())
+    return f"the aggregation weights differ, {sides}: on heterogeneous clients that can decide a ranking (weights)"
+
+
+def means(members: Sequence[Member], summaries: Sequence[Row]) -> dict[str, Row]:
+    """Return mean and standard deviation (n - 1) over the seeds of every number, for every method.
+
+    Failed runs are not included; a method without finished runs is omitted.
+    """
+    by_label: dict[str, list[Row]] = {}
+    for member, row in zip(members, summaries, strict=True):
+        if "failed" not in row:
+            by_label.setdefault(member.label, []).append(row)
+    found: dict[str, Row] = {}
+    for label, rows in by_label.items():
+        found[label] = {}
+        for key in rows[0]:
+            if key != "seed" and all(isinstance(row.get(key), (int, float)) for row in rows):
+                mean, std = mean_and_std([row[key] for row in rows])
+                found[label][key] = {"mean": mean, "std": std}
+    return found

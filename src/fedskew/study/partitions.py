@@ -1,0 +1,35 @@
+"""The federations of a study: data is read once, and each partition is made once."""
+
+from fedskew.core.config import Experiment
+from fedskew.data.federation import Federation
+from fedskew.runs.federate import federate
+
+MOST = 16  # partitions that are kept
+_MEMORY = 4 << 30  # bytes of data sets that depend on the seed
+
+
+class Partitions:
+    """The federations of a study; data is read once, or once for every seed if rows are set aside by it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], Federation] = {}
+
+    def of(self, experiment: Experiment) -> Federation:
+        """Return the federation of this experiment."""
+        seed = experiment.split_seed
+        if seed is None:
+            seed = experiment.seed
+        key = str(experiment.skew), seed
+        if key not in self._known:
+            self._known[key] = self._made(experiment)
+        return self._known[key]
+
+    def _made(self, experiment: Experiment) -> Federation:
+        data = None
+        if self._known and not experiment.validation:
+            data = next(reversed(self._known.values())).data
+        held = sum(fed.data.train.x.nbytes for fed in self._known.values())
+        too_large = experiment.validation and held > _MEMORY
+        if too_large or len(self._known) >= MOST:
+            self._known.clear()
+        return federate(experiment, data)

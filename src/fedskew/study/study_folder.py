@@ -1,0 +1,223 @@
+"""A study on disk: the list of its runs and its target, frozen before the first run."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedskew.algorithms.contract import resolve
+from fedskew.core.config import AUTO, Experiment
+from fedskew.core.errors import FedskewError, Interrupted, unknown
+from fedskew.core.files import reading
+from fedskew.core.writing import write_atomically
+from fedskew.runs.choices import spell
+from fedskew.runs.execute import fresh_folder, prepare
+from fedskew.runs.federate import DEFAULT_SKEW
+from fedskew.runs.folder import GROUP, TakenError, must_be_new, new_folder, resume_command
+from fedskew.study.jobs import checked_jobs
+from fedskew.study.member import Member
+from fedskew.study.partitions import Partitions
+from fedskew.study.study_plan import Plan
+from fedskew.study.target_score import Target
+
+TARGET = "target.txt"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A plan that is frozen in a folder."""
+
+    folder: Path
+    plan: Plan
+
+
+def freeze(plan: Plan, folder: Path | None, or_resume: bool = False) -> Study:
+    """Return the study of a plan, after all checks, in a new folder: nothing of it changes from now on.
+
+    With ``or_resume`` the folder may hold the study already, if it has the same runs; a given target replaces its own.
+    """
+    if or_resume and folder is None:
+        raise FedskewError("or_resume needs out: give the folder to resume")
+    try:
+        if or_resume and folder and folder.exists():
+            must_be_the_same(folder, plan.members)
+            if plan.target:
+                check(plan)
+                record_target(folder, plan.target)
+            return Study(folder, plan)
+        if folder:
+            must_be_new(folder)
+        check(plan)
+        return Study(_create_somewhere(folder, plan), plan)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted before the first run: nothing was written, give the command again"
+        ) from None
+
+
+def open_study(folder: Path, jobs: int = 1, workers: int | None = None) -> Study:
+    """Return the study of a folder, to go on with it; ``workers`` is their number, if runs have some."""
+    members = read_members(folder)
+    checked_jobs(jobs, workers)
+    if workers:
+        members = with_workers(members, workers)
+    return Study(folder, Plan(members, target_of(folder), jobs))
+
+
+def check(plan: Plan, partitions: Partitions | None = None) -> None:
+    """Raise before the first run the errors that would stop a later one; every partition and model is made once."""
+    partitions = partitions or Partitions()
+    without_shared_model = []
+    for member in plan.members:
+        experiment = member.experiment()
+        with named_in_errors(member):
+            fed = partitions.of(experiment)
+            method = resolve(experiment.algorithm)
+            server, _ = prepare(fed, experiment.model, method, experiment.settings())
+            if plan.target:
+                _check_followed(plan.target, server.evaluator.names)
+            if not server.has_common_model:
+                without_shared_model.append(server.job.shared_model)
+    if plan.target and len(without_shared_model) == len(plan.members):
+        raise FedskewError(
+            f"a target is a score of a shared model on test rows, and {without_shared_model[0]}: leave it out"
+        )
+
+
+def _check_followed(target: Target, names: Sequence[str]) -> None:
+    if target.metric and target.metric not in names:
+        more = "; others are followed with metrics=..."
+        raise unknown("metric of the target", target.metric, names, more)
+
+
+@contextmanager
+def named_in_errors(member: Member) -> Iterator[None]:
+    """Name the run in its errors."""
+    try:
+        yield
+    except FedskewError as problem:
+        raise type(problem)(f"{member.name}: {problem}") from problem
+
+
+def create(folder: Path, plan: Plan) -> None:
+    """Create the folder of a study, with the list of its runs and the target that they are to reach."""
+    with new_folder(folder) as part:
+        (part / GROUP).write_text(_listed(plan.members), encoding="utf-8")
+        if plan.target:
+            (part / TARGET).write_text(f"{plan.target}\n", encoding="utf-8")
+
+
+def _create_somewhere(folder: Path | None, plan: Plan) -> Path:
+    """Create and return the folder of a study; without a given folder, names are tried until one is free."""
+    if folder:
+        create(folder, plan)
+        return folder
+    words = _words(plan.members[0].experiment())
+    while True:
+        place = fresh_folder("compare", *words)
+        try:
+            create(place, plan)
+        except TakenError:
+            continue
+        return place
+
+
+def _words(experiment: Experiment) -> list[str]:
+    """Return the data and the skew, which name a folder."""
+    data = spell("data", experiment.data)
+    skew = experiment.skew
+    if skew == AUTO and data.startswith("silos:"):
+        skew = "natural"
+    elif skew == AUTO:
+        skew = DEFAULT_SKEW
+    return [data, spell("skew", skew)]
+
+
+def target_of(folder: Path) -> Target | None:
+    """Return the target that the runs of a study are to reach, if one was given."""
+    path = folder / TARGET
+    if not path.is_file():
+        return None
+    with reading(path):
+        return Target.of(path.read_text(encoding="utf-8").strip())
+
+
+def record_target(folder: Path, target: Target) -> None:
+    """Record another target that the runs of a study are to reach."""
+    write_atomically(folder / TARGET, f"{target}\n".encode())
+
+
+def _listed(members: Sequence[Member]) -> str:
+    return json.dumps([asdict(member) for member in members], indent=2) + "\n"
+
+
+def must_be_the_same(folder: Path, members: Sequence[Member]) -> None:
+    """Raise an error if the folder holds another study."""
+    there = _by_one_worker(read_members(folder))
+    if _listed(there) != _listed(_by_one_worker(members)):
+        raise FedskewError(
+            f"{folder} holds other runs than these: choose another folder, or resume what it holds ("
+            f"{resume_command(folder)})"
+        )
+
+
+def with_workers(members: Sequence[Member], workers: int) -> list[Member]:
+    """Return runs with another number of workers, which gives the same results; an error for runs without any."""
+    changed = []
+    for member in members:
+        if member.experiment().workers is None:
+            raise FedskewError(
+                f"{member.name} began without workers, which add up clients in another order: resume it without"
+            )
+        changed.append(replace(member, values={**member.values, "workers": workers}))
+    return changed
+
+
+def _by_one_worker(members: Sequence[Member]) -> list[Member]:
+    """Return runs that are equal if they differ in their number of workers only."""
+    changed = []
+    for member in members:
+        if member.experiment().workers is None:
+            changed.append(member)
+        else:
+            changed += with_workers([member], 1)
+    return changed
+
+
+def read_members(folder: Path) -> list[Member]:
+    """Return the runs of a study."""
+    path = folder / GROUP
+    with reading(path):
+        members = []
+        for entry in json.loads(path.read_text(encoding="utf-8")):
+            member = Member(**entry)
+            damage = _damage(member)
+            if damage:
+                raise FedskewError(f"{path} is damaged: {damage}")
+            members.append(member)
+    if not members:
+        raise FedskewError(f"{path} cannot be read: it names no run")
+    return members
+
+
+def _damage(member: Member) -> str:
+    """Return what is wrong with a run that was read from a file; empty if nothing is."""
+    if not isinstance(member.algorithm, str) or not isinstance(member.values, dict):
+        return f"{member.name!r} needs an algorithm and values"
+    if not isinstance(member.skew, str):
+        return f"the skew of {member.name!r} is no text"
+    if not _are_numbers(member.varied):
+        return f"what {member.name!r} varies are no numbers"
+    if not re.fullmatch(r"[A-Za-z0-9.+-]+", member.name) or not member.name.strip("."):
+        return f"the run {member.name!r} is no name of a folder in it"
+    strange = set(member.values) - {field.name for field in fields(Experiment)}
+    if strange:
+        return f"{member.name} has the unknown settings {', '.join(sorted(strange))}"
+    return ""
+
+
+def _are_numbers(varied: Mapping[str, Any]) -> bool:
+    return isinstance(varied, dict) and all(isinstance(n, float) for n in varied.values())

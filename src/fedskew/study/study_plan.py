@@ -1,0 +1,204 @@
+"""The plan of a study: values alone, from which all its runs follow, checked before the first of them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any
+
+from fedskew.algorithms.contract import algorithms as methods
+from fedskew.core.config import AUTO, Experiment
+from fedskew.core.errors import FedskewError, unknown
+from fedskew.core.registry import Choice, compose, parts_of
+from fedskew.runs.choices import brief, spell
+from fedskew.runs.experiment import check_choices
+from fedskew.study.grid import MOST_SEEDS, Grid, combinations_of, grid_of, seeds_of, several
+from fedskew.study.jobs import checked_jobs
+from fedskew.study.member import Member, name_of_member
+from fedskew.study.target_score import Target
+
+GRID_SETTINGS = ("lr", "momentum", "weight_decay", "clip_norm")  # beside the method's own options
+_OWN = ("algorithm", "skew", "seeds", "grid", "target", "jobs")  # what is a study's, not a run's
+_EXACT = 2**53  # whole numbers below are exact, and written in digits
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study before its first run.
+
+    Args:
+        members: its runs
+        target: the score that they are to reach, if one was given
+        jobs: processes for what cannot be trained in one stack
+    """
+
+    members: Sequence[Member]
+    target: Target | None = None
+    jobs: int = 1
+
+
+def plan_of(given: Mapping[str, Any]) -> Plan:
+    """Return the plan of settings by name; bad names, choices and numbers are errors.
+
+    ``algorithm`` and ``skew`` may be lists. ``seeds`` are whole numbers or a text such as ``0-4``, ``grid`` has numbers
+    by name, or texts such as ``mu=0,0.01,0.1``. ``target`` and ``jobs`` are those of the plan; all other names are
+    settings of an experiment.
+    """
+    known = {field.name for field in fields(Experiment)}
+    settings = {}
+    for name, value in given.items():
+        if name not in _OWN:
+            settings[name] = value
+        if name not in _OWN and name not in known:
+            raise unknown("setting", name, {*known, *_OWN})
+    target = None
+    if given.get("target") is not None:
+        target = Target.of(given["target"])
+    jobs = checked_jobs(given.get("jobs", 1), settings.get("workers"))
+    seeds = _seeds(given.get("seeds"), settings)
+    algorithms = [
+        spell("algorithm", one) for one in several("algorithm", given.get("algorithm", "fedavg"))
+    ]
+    skews = [_skew(one) for one in several("skew", given.get("skew", AUTO))]
+    if len(skews) == 1:
+        if "skew" in given:
+            settings["skew"] = skews[0]
+        skews = []
+    grid = grid_of(given.get("grid") or {})
+    return Plan(members_of(settings, algorithms, seeds, grid, skews), target, jobs)
+
+
+def _seeds(given: Any, settings: Mapping[str, Any]) -> list[int]:
+    if given is None:
+        return [Experiment(**settings).seed]
+    if "seed" in settings:
+        raise FedskewError(f"seed={settings['seed']} clashes with seeds={given}: give one of them")
+    return seeds_of(given)
+
+
+def _skew(given: Any) -> str:
+    if given == AUTO:
+        return AUTO
+    return spell("skew", given)
+
+
+def members_of(
+    values: Mapping[str, Any],
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    grid: Grid | None = None,
+    skews: Sequence[str] = (),
+) -> list[Member]:
+    """Return all methods with all numbers of the grid, all seeds and all skews; bad choices are errors.
+
+    A name of the grid is a setting of the training that is a number, or an option of a method: methods without it have
+    their runs once. Without several skews they are part of the values.
+    """
+    if len(seeds) > MOST_SEEDS:
+        raise FedskewError(
+            f"{len(seeds):,} seeds are more than a group holds: give at most {MOST_SEEDS:,} at a time"
+        )
+    applied = _applied(algorithms, grid or {})
+    members = []
+    for skew, seed, algorithm in product(skews or [""], seeds, algorithms):
+        for numbers in combinations_of(applied[algorithm]):
+            name = name_of_member(algorithm, numbers, skew, seed)
+            chosen = {**values, **_with_numbers(algorithm, numbers, values), "seed": seed}
+            if skew:
+                chosen["skew"] = skew
+            members.append(Member(name, algorithm, chosen, numbers, skew))
+    _refuse_doubles(members)
+    return members
+
+
+def _refuse_doubles(members: Sequence[Member]) -> None:
+    """Raise an error for a run that is given twice, also in another spelling."""
+    names = Counter(member.name for member in members)
+    for name, count in names.items():
+        if count > 1:
+            raise FedskewError(
+                f"{name} is given twice: give every algorithm, number, skew and seed once"
+            )
+    known: dict[str, Member] = {}
+    for member in members:
+        experiment = member.experiment()
+        check_choices(experiment)
+        same = known.setdefault(repr(_in_short(experiment)), member)
+        if same is not member:
+            raise FedskewError(
+                f"{same.label} is given twice, also as {member.label}: give every algorithm, number, skew and seed once"
+            )
+
+
+def _in_short(experiment: Experiment) -> Experiment:
+    """Return an experiment that is the same in all spellings of its method and skew."""
+    skew = experiment.skew
+    if skew != AUTO:
+        skew = brief("skew", skew)
+    return replace(experiment, algorithm=brief("algorithm", experiment.algorithm), skew=skew)
+
+
+def _applied(algorithms: Sequence[str], grid: Grid) -> dict[str, Grid]:
+    """Return which numbers of the grid apply to every method; a name that applies to none is an error."""
+    own: dict[str, set[str]] = {}
+    for algorithm in algorithms:
+        own[algorithm] = set[str]().union(*_numeric_options(algorithm))
+    known = set(GRID_SETTINGS).union(*own.values())
+    for name in grid:
+        if name not in known:
+            raise unknown(
+                f"number of {' or '.join(algorithms)} or of its training in grid", name, known
+            )
+    applied: dict[str, Grid] = {}
+    for algorithm, names in own.items():
+        applied[algorithm] = {}
+        for name, numbers in grid.items():
+            if name in names or name in GRID_SETTINGS:
+                applied[algorithm][name] = numbers
+    return applied
+
+
+def _numeric_options(algorithm: str) -> list[set[str]]:
+    """Return the names of the numeric options of every part of a method."""
+    found = []
+    for part in parts_of(methods.choose(algorithm), methods.kind):
+        names = set()
+        for option in methods.home(part).options(part.name).values():
+            if option.numeric:
+                names.add(option.name)
+        found.append(names)
+    return found
+
+
+def _with_numbers(
+    algorithm: str, numbers: Mapping[str, float], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the method and the settings with these numbers."""
+    parts = parts_of(methods.choose(algorithm), methods.kind)
+    options = _numeric_options(algorithm)
+    settings: dict[str, Any] = {}
+    for name, number in numbers.items():
+        at = _part_with(name, options)
+        if at is None:
+            if name in values:
+                raise FedskewError(f"{name} is given twice: in grid, and as a setting")
+            settings[name] = _plain(number)
+        else:
+            if name in parts[at].options:
+                raise FedskewError(f"{name} is given twice: in grid, and as {algorithm}")
+            parts[at] = Choice(parts[at].name, {**parts[at].options, name: _plain(number)})
+    return {**settings, "algorithm": spell("algorithm", str(compose(parts)))}
+
+
+def _part_with(name: str, options: Sequence[set[str]]) -> int | None:
+    """Return the first part of a method that has such an option; None for a setting."""
+    for place, known in enumerate(options):
+        if name in known:
+            return place
+    return None
+
+
+def _plain(number: float) -> int | float:
+    if number.is_integer() and abs(number) < _EXACT:
+        return int(number)
+    return number

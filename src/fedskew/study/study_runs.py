@@ -1,0 +1,277 @@
+"""The runs of a study: each is begun, resumed or left as it ended.
+
+Runs of one method that differ in their seed, learning rate and numeric options are trained side by side, where a stack
+of the clients of all of them is faster than one run after the other.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from fedskew.algorithms.contract import resolve
+from fedskew.core.errors import DivergedError
+from fedskew.core.lock import locked
+from fedskew.core.writing import write_atomically
+from fedskew.engine.together import numeric_options
+from fedskew.runs.callbacks import Callback, CallbackSpec, as_callbacks
+from fedskew.runs.environment import check_imports
+from fedskew.runs.execute import prepare, resuming, starting
+from fedskew.runs.folder import ENVIRONMENT, SUMMARY, Row, RunFolder, to_json
+from fedskew.runs.run import Run
+from fedskew.runs.runner import CheckpointInterval, Steps
+from fedskew.server.server import RoundResult
+from fedskew.study.jobs import Tell, in_processes
+from fedskew.study.member import Member
+from fedskew.study.overview import overview
+from fedskew.study.partitions import Partitions
+from fedskew.study.side_by_side import fits, side_by_side
+from fedskew.study.study_folder import Study, named_in_errors
+
+FAILED = "failed.json"
+MOST_TOGETHER = 16  # runs that are trained side by side: all of them are in memory
+CallbacksOf: TypeAlias = Callable[[Member], list[CallbackSpec]]
+Watch: TypeAlias = Callable[[Sequence[Member]], AbstractContextManager[CallbacksOf]]
+
+
+@contextmanager
+def unwatched(members: Sequence[Member]) -> Iterator[CallbacksOf]:
+    """Watch no run."""
+    yield lambda member: []
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the runs of a study are executed.
+
+    Args:
+        callbacks: those of a run, which are called in this process
+        writers: what writes files where a run ends
+        retry: run those again that failed
+        force: use the last intact checkpoints, and accept a changed configuration
+        partitions: what several studies on the same partitions share
+    """
+
+    callbacks: CallbacksOf = lambda member: []
+    writers: Sequence[Callback] = ()
+    retry: bool = False
+    force: bool = False
+    partitions: Partitions | None = None
+
+
+def execute(study: Study, how: Execution) -> list[Row]:
+    """Run, resume or skip every run of a study; return their summaries, and write them with means to its folder.
+
+    A run that diverges is recorded as failed, with its reason, and the others continue; it is run again only with
+    ``retry``. With several jobs, what cannot be trained in one stack is trained in as many processes.
+    """
+    folder = study.folder
+    members = study.plan.members
+    with locked(folder):
+        for member in members:
+            if (folder / member.name).exists():
+                begun = RunFolder(folder / member.name)
+                check_imports(begun.path, begun.read_json(ENVIRONMENT), how.force)
+        groups = []
+        for group in _groups(members):
+            left = [member for member in group if _is_to_run(folder / member.name, how.retry)]
+            if left:
+                groups.append(left)
+        if study.plan.jobs > 1:
+            found = _run_in_processes(study, groups, how)
+        else:
+            found = _run_here(study, groups, how)
+        summaries = []
+        for member in members:
+            summaries.append(found.get(member.name) or _recorded(folder / member.name))
+        content = to_json(overview(members, summaries), indent=2) + "\n"
+        write_atomically(folder / SUMMARY, content.encode())
+        return summaries
+
+
+def _groups(members: Sequence[Member]) -> list[list[Member]]:
+    """Return the members that may be trained in one stack: they differ in seed, learning rate and numeric options."""
+    alike: dict[str, list[Member]] = {}
+    for member in members:
+        experiment = member.experiment()
+        method = resolve(experiment.algorithm)
+        same = replace(experiment, seed=0, lr=1.0, algorithm="fedavg")
+        numeric = numeric_options(method)
+        options = {name: value for name, value in method.options().items() if name not in numeric}
+        alike.setdefault(repr((same, method.label(), options)), []).append(member)
+    groups = []
+    for some in alike.values():
+        for start in range(0, len(some), MOST_TOGETHER):
+            groups.append(some[start : start + MOST_TOGETHER])
+    return groups
+
+
+def _is_to_run(place: Path, retry: bool) -> bool:
+    """Return whether a member is to be run or resumed: it has neither finished nor failed."""
+    if place.exists() and RunFolder.open(place).finished:
+        return False
+    return retry or not (place / FAILED).exists()
+
+
+def _recorded(place: Path) -> Row:
+    """Return the summary of a member that ended earlier; for a failed one, its name and the reason."""
+    if (place / FAILED).exists():
+        return RunFolder(place).read_json(FAILED)
+    return RunFolder(place).read_json(SUMMARY)
+
+
+def _run_here(study: Study, groups: Sequence[Sequence[Member]], how: Execution) -> dict[str, Row]:
+    """Run groups in this process, one after the other."""
+    partitions = how.partitions or Partitions()
+    found: dict[str, Row] = {}
+    for group in groups:
+
+        def callbacks(member: Member) -> list[CallbackSpec]:
+            return [*how.writers, *how.callbacks(member)]
+
+        found |= _Group(study.folder, group, how.force).run(partitions, callbacks)
+    return found
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What one process is given: some runs, trained in one stack where they can be."""
+
+    group: "_Group"
+    writers: Sequence[Callback]
+
+
+def _run_in_processes(
+    study: Study, groups: Sequence[Sequence[Member]], how: Execution
+) -> dict[str, Row]:
+    """Run groups in several processes; those that gain nothing from one stack are single runs."""
+    partitions = how.partitions or Partitions()
+    tasks = []
+    members: dict[str, Member] = {}
+    for group in groups:
+        apart = [[member] for member in group]
+        if _gain_from_a_stack(group[0], partitions):
+            apart = [list(group)]
+        for some in apart:
+            tasks.append(_Work(_Group(study.folder, some, how.force), how.writers))
+        members |= {member.name: member for member in group}
+    watching: dict[str, list[Callback]] = {}
+
+    def told(message: tuple[str, RoundResult, int]) -> None:
+        name, result, rounds = message
+        if name not in watching:
+            watching[name] = as_callbacks(how.callbacks(members[name]))
+        for callback in watching[name]:
+            callback.on_round_end(result, rounds)
+
+    found: dict[str, Row] = {}
+    for some_rows in in_processes(_run_one, tasks, study.plan.jobs, told):
+        found |= some_rows
+    return found
+
+
+def _gain_from_a_stack(member: Member, partitions: Partitions) -> bool:
+    """Return whether runs like this one gain from one stack."""
+    experiment = member.experiment()
+    with named_in_errors(member):
+        fed = partitions.of(experiment)
+        method = resolve(experiment.algorithm)
+        server, _ = prepare(fed, experiment.model, method, experiment.settings())
+        return fits(server)
+
+
+def _run_one(work: _Work, tell: Tell) -> dict[str, Row]:
+    """Run some members in a process of its own, which tells after every round."""
+
+    def callbacks(member: Member) -> list[CallbackSpec]:
+        def show(result: RoundResult, rounds: int) -> None:
+            tell((member.name, result, rounds))
+
+        return [*work.writers, show]
+
+    return work.group.run(Partitions(), callbacks)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Members that are trained side by side."""
+
+    folder: Path
+    members: Sequence[Member]
+    force: bool
+
+    def run(self, partitions: Partitions, callbacks: CallbacksOf) -> dict[str, Row]:
+        """Run or resume them, and return the summaries of those that finished, by name.
+
+        They make checkpoints after the same rounds, and go on from the last one that all of them have.
+        """
+        first = self.members[0].experiment()
+        interval = CheckpointInterval(first.checkpoint_every, first.rounds)
+        latest = self._latest_checkpoint()
+        runs = []
+        for member in self.members:
+            runs.append(self._steps(member, partitions, callbacks, interval, latest))
+        found: dict[str, Row] = {}
+        for member, run in zip(self.members, side_by_side(runs), strict=True):
+            if not isinstance(run, DivergedError):
+                found[member.name] = run.summary
+        return found
+
+    def _latest_checkpoint(self) -> int:
+        """Return the round of the last checkpoint that all begun members have, 0 if there is none."""
+        rounds = []
+        for member in self.members:
+            place = self.folder / member.name
+            if place.exists():
+                rounds.append(max(RunFolder(place).checkpoints(), default=0))
+        return min(rounds, default=0)
+
+    def _steps(
+        self,
+        member: Member,
+        partitions: Partitions,
+        callbacks: CallbacksOf,
+        interval: CheckpointInterval,
+        latest: int,
+    ) -> "Steps[Run]":
+        """Begin or resume one member; if it diverges, that is recorded."""
+        place = self.folder / member.name
+        (place / FAILED).unlink(missing_ok=True)
+        experiment = member.experiment()
+        method = resolve(experiment.algorithm)
+        try:
+            with named_in_errors(member):
+                fed = partitions.of(experiment)
+                watching = callbacks(member)
+                if place.exists():
+                    return (
+                        yield from resuming(
+                            place,
+                            fed,
+                            callbacks=watching,
+                            force=self.force,
+                            workers=experiment.workers,
+                            interval=interval,
+                            latest=latest,
+                            picture=False,
+                        )
+                    )
+                settings = experiment.settings()
+                return (
+                    yield from starting(
+                        fed,
+                        experiment.model,
+                        method,
+                        settings,
+                        place,
+                        watching,
+                        None,
+                        interval,
+                        False,
+                    )
+                )
+        except DivergedError as problem:
+            row = {"algorithm": member.algorithm, "seed": experiment.seed, "failed": str(problem)}
+            RunFolder(place).write_json(FAILED, row)
+            raise
