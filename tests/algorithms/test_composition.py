@@ -1,5 +1,6 @@
 """Methods with additions: read, spelled, rejected, created once, and run, resumed and listed like any other."""
 
+import copy
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, replace
@@ -21,6 +22,7 @@ from fedskew.core.trees import Tree
 from fedskew.runs.choices import FROM_PYTHON
 from fedskew.runs.folder import CLIENTS, CONFIG, FINAL_CLIENTS, MODEL, ROUNDS
 from fedskew.study.study_folder import read_members
+from fedskew.study.study_plan import members_of
 
 
 @dataclass(frozen=True)
@@ -329,3 +331,43 @@ def test_a_plus_without_spaces_is_explained():
         match=r"'fedavg\+krum': a plus between parts has a space on each side: fedavg \+ krum",
     ):
         resolve("fedavg+krum")
+
+
+def test_two_parts_with_an_option_of_the_same_name():
+    both = resolve("fedavg + attack:share=0.3 + topk:share=0.25")
+    assert str(both).count("share=") == 2
+    assert (both.own(fs.Attack).share, both.own(fs.TopK).share) == (0.3, 0.25)
+    assert (resolve(str(both)), copy.deepcopy(both)) == (both, both)
+    assert fs.FedAvg() + fs.Attack(share=0.3) + fs.TopK(share=0.25) == both
+    clipped = resolve("mfedbn:norm=global + clip:norm=2.5")
+    assert (clipped.own(fs.MFedBN).norm, clipped.own(fs.Clip).norm) == ("global", 2.5)
+    assert clipped.batchnorm.frozen
+    assert clipped.aggregator.norm == 2.5
+
+
+def test_an_option_of_one_part_changes_that_part_alone():
+    fed = fs.split(fs.load("digits"), "iid", clients=4)
+
+    def sent(spec: str) -> float:
+        return float(
+            fs.train(fed, "logreg", spec, rounds=1, folder=False).rounds["bytes_up"].iloc[-1]
+        )
+
+    one = sent("fedavg + attack:share=0.5 + topk:share=0.1")
+    assert sent("fedavg + attack:share=0.25 + topk:share=0.1") == one
+    assert sent("fedavg + attack:share=0.5 + topk:share=0.2") > 1.5 * one
+
+
+def test_a_composition_with_an_option_of_both_conforms():
+    report = fs.check("mfedbn + clip:norm=0.1")
+    assert {finding.outcome for finding in report.findings} == {"passed"}
+
+
+def test_a_number_of_one_part_in_a_grid():
+    method = "fedavg + attack:share=0.2 + topk"
+    members = members_of({}, [method], [0], {"topk.share": [0.1, 0.2]})
+    assert [resolve(one.values["algorithm"]).own(fs.TopK).share for one in members] == [0.1, 0.2]
+    with pytest.raises(FedskewError, match=r"'share'.*attack\.share.*topk\.share"):
+        members_of({}, ["fedavg + attack + topk"], [0], {"share": [0.1]})
+    with pytest.raises(FedskewError, match=r"attack\.share is given twice"):
+        members_of({}, [method], [0], {"attack.share": [0.1]})

@@ -1,10 +1,10 @@
 """Compositions of a method with additions: ``fedprox:mu=0.1 + krum:attackers=2`` is one class with two bases."""
 
 from collections.abc import Mapping
-from dataclasses import fields, make_dataclass
+from dataclasses import field, fields, make_dataclass
 from functools import cache
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedskew.core.errors import FedskewError
 from fedskew.core.registry import Choice, Composing, compose, parts_of
@@ -47,13 +47,61 @@ def composed(parts: "tuple[type[Algorithm], ...]") -> "type[Algorithm]":
     _refuse_what_does_not_go_together(parts, f"algorithm {spelling}")
     bases = tuple(sorted(parts, key=lambda part: not part.addition))
     name = "+".join(part.__name__ for part in parts)
+    places = _places_of_options(parts, f"algorithm {spelling}")
     about = {
         "parts": parts,
+        "places": places,
         "addition": all(part.addition for part in parts),
         "__doc__": f"{spelling}, put together.",
     }
-    made: type[Algorithm] = make_dataclass(name, (), bases=bases, namespace=about, frozen=True)
+    declared = _declared(parts, places)
+    made: type[Algorithm] = make_dataclass(
+        name, declared, bases=bases, namespace=about, frozen=True
+    )
     return made
+
+
+Places = dict["type[Algorithm]", dict[str, str]]  # of a part -> its option -> the field that has it
+
+
+def _places_of_options(parts: "tuple[type[Algorithm], ...]", where: str) -> Places:
+    """Return in which field each option of each part is.
+
+    An option of a name that several parts have is in a field of its own, if its part reads it by ``own``. One part may
+    read it as it is written; two of these do not go together.
+    """
+    owners: dict[str, list[type[Algorithm]]] = {}
+    for part in parts:
+        for option in fields(part):
+            owners.setdefault(option.name, []).append(part)
+    places: Places = {part: {} for part in parts}
+    for name, those in owners.items():
+        plain = [part for part in those if len(those) == 1 or name not in part.read_by_part]
+        if len(plain) > 1:
+            raise FedskewError(
+                f"{where}: {plain[0].label()} and {plain[1].label()} both have an option {name}: leave one "
+                "of them out"
+            )
+        for part in those:
+            places[part][name] = name
+            if part not in plain:
+                places[part][name] = f"{part.label()}_{name}".replace("-", "_")
+    return places
+
+
+def _declared(parts: "tuple[type[Algorithm], ...]", places: Places) -> "list[tuple[str, Any, Any]]":
+    """Return the fields of a composed class for options whose names several parts have."""
+    declared = []
+    moved = {name for part in parts for name, place in places[part].items() if place != name}
+    for part in parts:
+        for option in fields(part):
+            if option.name in moved:
+                default = field(default=option.default)
+                declared.append((places[part][option.name], option.type, default))
+    used = {place for some in places.values() for place in some.values()}
+    for name in moved - used:
+        declared.append((name, ClassVar[Any], None))  # no option of the whole any more
+    return declared
 
 
 def _refuse_what_does_not_go_together(parts: "tuple[type[Algorithm], ...]", where: str) -> None:
@@ -66,12 +114,3 @@ def _refuse_what_does_not_go_together(parts: "tuple[type[Algorithm], ...]", wher
     for one, other in permutations(parts, 2):
         if one.addition and issubclass(other, one):
             raise FedskewError(f"{where}: {one.label()} is in it twice: keep one")
-    owner: dict[str, str] = {}
-    for part in parts:
-        for option in fields(part):
-            if option.name in owner:
-                raise FedskewError(
-                    f"{where}: {owner[option.name]} and {part.label()} both have an option {option.name}: leave one "
-                    "of them out"
-                )
-            owner[option.name] = part.label()

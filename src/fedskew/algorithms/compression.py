@@ -63,13 +63,14 @@ class TopK(Compression):
     """
 
     addition: ClassVar[bool] = True
+    read_by_part: ClassVar[frozenset[str]] = frozenset({"share"})
 
     share: Annotated[float, Bounds(0, 1, above=True)] = 0.1
 
     @property
     def channel(self) -> Channel:
         """Return a channel for places and values."""
-        return SparseChannel(self.share)
+        return SparseChannel(self.own(TopK).share)
 
     def init_client_state(self, weights: Tensors) -> Tree:
         """Return the method's client state, and nothing unsent."""
@@ -97,7 +98,7 @@ class TopK(Compression):
         if not due:
             return {}
         flat = torch.cat([value.flatten() for value in due.values()])
-        places = flat.abs().topk(_count(self.share, len(flat))).indices
+        places = flat.abs().topk(_count(self.own(TopK).share, len(flat))).indices
         kept = torch.zeros_like(flat).scatter(0, places, flat.gather(0, places))
         pieces = torch.split(kept, [value.numel() for value in due.values()])
         result: Tensors = {}

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import add
-from typing import Any, ClassVar, Literal, TypeAlias
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 from torch import Tensor
@@ -29,6 +30,7 @@ from fedskew.core.streams import Floats, Ints, Stream
 from fedskew.core.trees import Tensors, Tree
 from fedskew.models.layout import Layout
 
+Part = TypeVar("Part", bound="Algorithm")
 Weights: TypeAlias = Literal["size", "uniform"]
 Requirement: TypeAlias = Literal[
     "features",  # the batch has the inputs of the model's head
@@ -195,6 +197,10 @@ class Algorithm:
     addition: ClassVar[bool] = False
     # Of a method with additions, what it is composed of
     parts: ClassVar[tuple["type[Algorithm]", ...]] = ()
+    # Of these, in which field each option is: part -> option -> field
+    places: ClassVar[Mapping["type[Algorithm]", Mapping[str, str]]] = {}
+    # Options that the class reads by ``own``, so that another part may have one of the same name
+    read_by_part: ClassVar[frozenset[str]] = frozenset()
     # Computation of one training row relative to FedAvg's, for the simulated clock
     cost_per_row: ClassVar[float] = 1.0
 
@@ -202,17 +208,22 @@ class Algorithm:
         for part in self.parts or (type(self),):
             values = validate(part, self._options_of(part), f"algorithm {part.label()}")
             for name, value in values.items():
-                object.__setattr__(self, name, value)
+                object.__setattr__(self, self._place(part, name), value)
 
     def __add__(self, other: "Algorithm") -> "Algorithm":
         """Return this method with an addition, or with several: ``FedProx(mu=0.1) + Krum(attackers=2)``."""
         if not isinstance(other, Algorithm):
             return NotImplemented
-        parts = []
+        kinds: list[type[Algorithm]] = []
+        for one in (self, other):
+            kinds += one.parts or (type(one),)
+        made = composed(tuple(kinds))
+        values = {}
         for one in (self, other):
             for part in one.parts or (type(one),):
-                parts.append(part)
-        return composed(tuple(parts))(**self.options(), **other.options())
+                for name, value in one._options_of(part).items():
+                    values[made.places[part][name]] = value
+        return made(**values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make it again in another process, where a class with additions must be composed first."""
@@ -222,8 +233,15 @@ class Algorithm:
         """Return the hyper-parameters by name."""
         return self._options_of(type(self))
 
+    def own(self, part: "type[Part]") -> "Part":
+        """Return the options of one part of this method, also where another part has one of the same name."""
+        return cast(Part, SimpleNamespace(**self._options_of(part)))
+
     def _options_of(self, part: "type[Algorithm]") -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(part)}
+        return {one.name: getattr(self, self._place(part, one.name)) for one in fields(part)}
+
+    def _place(self, part: "type[Algorithm]", option: str) -> str:
+        return self.places.get(part, {}).get(option, option)
 
     @classmethod
     def label(cls) -> str:

@@ -107,10 +107,11 @@ class Clip(Algorithm):
     """
 
     addition: ClassVar[bool] = True
+    read_by_part: ClassVar[frozenset[str]] = frozenset({"norm"})
 
     norm: Annotated[float, Positive] = 10.0
 
     @property
     def aggregator(self) -> Aggregator:
         """Return the rule that clips updates."""
-        return ClippedUpdates(super().aggregator, self.norm)
+        return ClippedUpdates(super().aggregator, self.own(Clip).norm)

@@ -159,14 +159,20 @@ def _applied(algorithms: Sequence[str], grid: Grid) -> dict[str, Grid]:
 
 
 def _numeric_options(algorithm: str) -> list[set[str]]:
-    """Return the names of the numeric options of every part of a method."""
+    """Return the names of the numeric options of every part of a method, such as ``share`` and ``topk.share``.
+
+    A name that several parts have is there with its part alone.
+    """
+    parts = parts_of(methods.choose(algorithm), methods.kind)
+    named = []
+    for part in parts:
+        options = methods.home(part).options(part.name).values()
+        named.append({option.name for option in options if option.numeric})
+    times = Counter(name for names in named for name in names)
     found = []
-    for part in parts_of(methods.choose(algorithm), methods.kind):
-        names = set()
-        for option in methods.home(part).options(part.name).values():
-            if option.numeric:
-                names.add(option.name)
-        found.append(names)
+    for part, names in zip(parts, named, strict=True):
+        plain = {name for name in names if times[name] == 1}
+        found.append(plain | {f"{part.name}.{name}" for name in names})
     return found
 
 
@@ -184,9 +190,10 @@ def _with_numbers(
                 raise FedskewError(f"{name} is given twice: in grid, and as a setting")
             settings[name] = _plain(number)
         else:
-            if name in parts[at].options:
+            option = name.rpartition(".")[2]
+            if option in parts[at].options:
                 raise FedskewError(f"{name} is given twice: in grid, and as {algorithm}")
-            parts[at] = Choice(parts[at].name, {**parts[at].options, name: _plain(number)})
+            parts[at] = Choice(parts[at].name, {**parts[at].options, option: _plain(number)})
     return {**settings, "algorithm": spell("algorithm", str(compose(parts)))}
 
 

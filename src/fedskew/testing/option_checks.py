@@ -20,17 +20,20 @@ UNKNOWN = "no_such_option"
 def options_are_guarded(lab: Lab) -> Passed:
     """Check that every bad value is rejected with a message that names the option, all problems at once."""
     algorithm = lab.algorithm
-    known = options_of(type(algorithm))
-    bad = []
-    for option in known.values():
-        for value in bad_values(option):
-            bad.append((option.name, value, option))
-    problems = []
-    for name, value, option in bad:
-        if problem := _accepts(algorithm, name, value, option):
-            problems.append(problem)
+    options = refused = 0
+    problems: list[str] = []
+    for part in algorithm.parts or (type(algorithm),):
+        alone = part(**vars(algorithm.own(part)))
+        known = options_of(part)
+        options += len(known)
+        problems += _undocumented(part, known)
+        for option in known.values():
+            for value in bad_values(option):
+                refused += 1
+                problem = _accepts(alone, option.name, value, option)
+                if problem:
+                    problems.append(problem)
     problems += [
-        *_undocumented(type(algorithm), known),
         *_not_frozen(algorithm),
         *_unknown(algorithm),
         *_misspelled(algorithm),
@@ -43,7 +46,7 @@ def options_are_guarded(lab: Lab) -> Passed:
     else:
         spelled = "not registered, so no spelling to read back"
     return Passed(
-        f"{len(known)} option{'' if len(known) == 1 else 's'}, {len(bad)} bad values refused; frozen, documented; "
+        f"{options} option{'' if options == 1 else 's'}, {refused} bad values refused; frozen, documented; "
         f"{spelled}"
     )
 
